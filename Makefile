@@ -13,7 +13,7 @@ help: ## Say what each target does (the default)
 
 setup: $(INSTALLED) ## Make .venv from requirements.lock and install protlm into it
 
-demo: $(INSTALLED) ## Run the main job on the shipped sample: prepare, train, evaluate, embed, look inside
+demo: $(INSTALLED) ## Run the whole workflow on the shipped sample: prepare, train, evaluate, embed, look inside
 	@$(PYTHON) -m protlm.data_prep.demo
 
 test: $(INSTALLED) ## Run the tests, less those marked slow
@@ -45,7 +45,7 @@ format: $(INSTALLED) ## Rewrite the code in the house format
 
 docs: $(INSTALLED) ## Write the tables of docs/mechanisms.md and docs/settings.md
 	$(PYTHON) -m protlm.attention.docs_table docs/mechanisms.md
-	$(PYTHON) -m protlm.commands.settings docs/settings.md
+	$(PYTHON) -m protlm.config.settings docs/settings.md
 
 site: $(INSTALLED) ## Build the site of the documentation in build/site
 	$(PYTHON) -m sphinx -W --keep-going --quiet -c docs . build/site

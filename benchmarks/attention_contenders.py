@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.attention_passes import DTYPES, HEAD_DIM, MODEL_DIM, NUM_HEADS, Attend, Case
 from benchmarks.harness import UnavailableError
 from protlm.attention import Attention, create
-from protlm.paths import conf_dir
+from protlm.system.paths import conf_dir
 
 SDPA, PERFORMER_PYTORCH = "SDPA", "performer-pytorch"
 

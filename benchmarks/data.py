@@ -40,13 +40,13 @@ from benchmarks.harness import (
     write_json,
 )
 from protlm.build import build_data, open_data
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_split
 from protlm.data_prep import prepare, split
-from protlm.errors import exit_with_message
-from protlm.paths import check_output
+from protlm.system.errors import exit_with_message
+from protlm.system.paths import check_output
 
 PEER, OURS = "Biopython", "protlm"
 THOROUGH = Pace(seconds=60.0, fewest=5, most=5)

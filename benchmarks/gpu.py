@@ -22,8 +22,8 @@ from typing import IO, Any
 import torch
 
 from benchmarks.gpu_page import page_text
-from protlm.errors import UserError, exit_with_message
-from protlm.paths import check_output, complete_file
+from protlm.system.errors import UserError, exit_with_message
+from protlm.system.paths import check_output, complete_file
 
 MOST_SECONDS = 530.0
 SECONDS_OF_A_LENGTH = 3.0

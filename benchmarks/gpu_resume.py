@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from protlm.checkpoints.format import latest, load_training, step_of
-from protlm.checkpoints.metrics import METRICS, read_metrics
+from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.data_prep import prepare, split
-from protlm.errors import ExitCode
-from protlm.paths import sample_dir
+from protlm.system.errors import ExitCode
+from protlm.system.paths import sample_dir
 
 Process = subprocess.Popen[bytes]
 

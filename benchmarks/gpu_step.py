@@ -18,18 +18,14 @@ from torch import Tensor
 from benchmarks import harness
 from benchmarks.attention_passes import timed
 from benchmarks.harness import Pace, emulates_bfloat16, machine, take_turns
-from protlm.attention.linearized.features import FeatureMap
-from protlm.attention.linearized.generalized import GeneralizedFeatures
-from protlm.attention.linearized.positive import PositiveFeatures
 from protlm.attention.linearized.selection import Case, failure
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.network import build_network
 from protlm.model.objective import target_sums
-from protlm.model.transformer import num_parameters
-from protlm.training.compilation import compile_blocks
+from protlm.model.transformer import build_network, num_parameters
+from protlm.training.callbacks.hooks import compile_blocks
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.optimization import build_optimizer
 
@@ -128,17 +124,9 @@ def kernels(device: torch.device) -> None:
 def _checked(case: KernelCase, device: torch.device) -> str:
     """Compares the fused kernels of a case with PyTorch in float64; returns what is wrong."""
     name, dtype, width, features, causal = case
-    rows_RK = torch.randn(features, width, device=device)
-    x_BHLK = torch.empty(1, 1, 1, width, dtype=dtype, device=device)
-
-    def feature_map(precise: torch.dtype) -> FeatureMap:
-        rows = rows_RK.to(precise)
-        if name == "softmax":
-            return PositiveFeatures(rows)
-        return GeneralizedFeatures(rows, kernel="relu", epsilon=1e-3)
-
-    sizes = Case.of(x_BHLK, x_BHLK, x_BHLK, rows_RK, causal=causal)
-    return failure(feature_map, sizes)
+    return failure(
+        Case(device, dtype, dtype, dtype, width, width, features, name == "softmax", causal)
+    )
 
 
 def _kernel(case: KernelCase, reason: str) -> dict[str, Any]:

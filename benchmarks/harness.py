@@ -23,8 +23,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from protlm.paths import complete_file
-from protlm.training.precision import resolved_precision
+from protlm.system.paths import complete_file
+from protlm.training.launch import resolved_precision
 
 # A contender's function runs once and returns its cost in seconds per unit of work.
 Run = Callable[[], float]

@@ -23,10 +23,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from protlm.attention.linearized.fused import launch as launching
-from protlm.attention.linearized.fused.causal import causal_attention
-from protlm.attention.linearized.fused.relu import relu_attention
-from protlm.attention.linearized.fused.softmax import softmax_attention
+from protlm.attention.linearized.fused import blocks
+from protlm.attention.linearized.fused.attention import attention
 
 
 @dataclass(frozen=True)
@@ -109,26 +107,19 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
     x = torch.zeros(1, 256, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
     mask, rows_RK = torch.ones(1, 256, dtype=torch.bool), torch.zeros(128, width)
     bias_R = rows_RK[:, 0].contiguous()
-    hopper = mock.patch.object(launching, "is_hopper", lambda _: card == "sm_90")
+    hopper = mock.patch.object(blocks, "is_hopper", lambda _: card == "sm_90")
     with _target(card), hopper, mock.patch.object(JITFunction, "__getitem__", launch):
-        if causal:
-            softmax = causal_attention(x, x, x, mask, rows_RK, bias_R, 0.0)
-            relu = causal_attention(x, x, x, mask, rows_RK, None, 1e-3)
-        else:
-            softmax = softmax_attention(x, x, x, mask, rows_RK, bias_R)
-            relu = relu_attention(x, x, x, mask, rows_RK, 1e-3)
-        for out, *_ in (softmax, relu):
-            out.float().sum().backward()
+        for bias in (bias_R, None):
+            out_BHLC, *_ = attention(x, x, x, mask, rows_RK, bias, 1e-3, causal)
+            out_BHLC.float().sum().backward()
     return compiled
 
 
 def _name(kernel: Any, arguments: Sequence[Any]) -> str:
-    module = kernel.fn.__module__.rpartition(".")[2].partition("_")[0]
-    if module == "causal":
-        # Constants c are those of the softmax kernel.
-        bias = arguments[kernel.arg_names.index("bias")]
-        module += " relu" if bias is None else " softmax"
-    return f"{module}: {kernel.fn.__name__}"
+    mode = kernel.fn.__module__.rpartition(".")[2].partition("_")[0]
+    # Constants c are those of the softmax kernel.
+    bias = arguments[kernel.arg_names.index("bias")]
+    return f"{mode} {'relu' if bias is None else 'softmax'}: {kernel.fn.__name__}"
 
 
 @contextmanager

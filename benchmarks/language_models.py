@@ -17,8 +17,8 @@ from protlm.config import Activation, ModelConfig, Positions
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.network import build_network
 from protlm.model.objective import target_sums
+from protlm.model.transformer import build_network
 
 ESM = "ESM (Hugging Face)"
 PERFORMER_LM_256 = "PerformerLM (performer-pytorch) m=256"

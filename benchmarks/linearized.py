@@ -32,18 +32,18 @@ from benchmarks.harness import (
     take_turns,
     write_json,
 )
-from protlm.allocator import keep_freed_memory
 from protlm.build import describe
 from protlm.checkpoints.format import Checkpoint
-from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
+from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert
 from protlm.data.vocabulary import STANDARD
 from protlm.loading import model_of
 from protlm.model.embedding import Embedder
-from protlm.model.network import build_network
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import build_network
+from protlm.system.processes import keep_freed_memory
 
 ORIGINAL = "softmax"
 MODELS = (ORIGINAL, "performer_relu", "performer_softmax", "hedgehog")

@@ -5,7 +5,6 @@ memory and writes its results; exact attention is one kernel, as it is on CUDA.
 """
 
 from collections import Counter
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -18,8 +17,8 @@ from torch.utils.flop_counter import flop_registry
 
 from benchmarks.pretended_cuda import PretendedCuda
 from protlm.attention import create
-from protlm.attention.linearized import chunks, selection
-from protlm.paths import conf_dir
+from protlm.attention.linearized import selection
+from protlm.system.paths import conf_dir
 
 WIDTH, NUM_HEADS, POSITIONS = 64, 8, 8192
 # They allocate, without reading or writing.
@@ -134,7 +133,7 @@ def traced(
     hidden_BLD = torch.empty(batch, length, model_dim, **shape)
     mask_BL = torch.empty(batch, length, dtype=torch.bool, device="meta")
     counter = CostCounter()
-    with _without_values(), _CudaWithFlash(counter), counter:
+    with _without_kernels(), _CudaWithFlash(counter), counter:
         heads = (x.transpose(1, 2) for x in (q, k, v))
         out = mechanism(*heads, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal)
         torch.autograd.backward([out], [torch.empty_like(out)])
@@ -143,9 +142,6 @@ def traced(
     return Traced(counter.num_bytes / number, operations)  # pyright: ignore[reportArgumentType]
 
 
-def _without_values() -> ExitStack:
-    """Answers what depends on values: no fused kernels, and no references that rise."""
-    stack = ExitStack()
-    stack.enter_context(patch.object(selection, "is_usable", lambda *_: False))
-    stack.enter_context(patch.object(chunks, "may_rise", lambda _: False))
-    return stack
+def _without_kernels() -> Any:
+    """Answers what depends on a card: no fused kernels."""
+    return patch.object(selection, "is_usable", lambda *_: False)

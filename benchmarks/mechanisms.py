@@ -33,10 +33,10 @@ from benchmarks.harness import (
     write_json,
 )
 from protlm.attention import mechanism, names
-from protlm.errors import exit_with_message
 from protlm.loading import pick_device
-from protlm.paths import check_output
 from protlm.plots import save_figure
+from protlm.system.errors import exit_with_message
+from protlm.system.paths import check_output
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16_384, 32_768)
 QUICK_LENGTHS = (128, 256)

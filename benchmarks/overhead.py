@@ -20,16 +20,16 @@ import torch
 
 from benchmarks.harness import Comparison, machine, median_table, show, speed_table, write_json
 from protlm.build import build_data, build_module, open_data
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.data.dataset import Batch
 from protlm.data_prep import prepare, split
-from protlm.errors import exit_with_message
-from protlm.model.network import build_network
 from protlm.model.objective import target_sums
-from protlm.paths import check_output, sample_dir
+from protlm.model.transformer import build_network
+from protlm.system.errors import exit_with_message
+from protlm.system.paths import check_output, sample_dir
+from protlm.training.launch import resolved_precision
 from protlm.training.module import LanguageModeling
-from protlm.training.precision import resolved_precision
 from protlm.training.run import train
 
 TRAINER, BARE = "trainer", "bare loop"

@@ -21,7 +21,7 @@ from benchmarks.mechanism_costs import WIDTH, traced
 from protlm.attention import names
 
 ROWS = 128, 256
-# Features of a block in the forward and in the backward pass (`fused.launch`).
+# Features of a block in the forward and in the backward pass (`fused.blocks`).
 BLOCKS = 64, 32
 # Positions of a chunk of causal attention.
 CHUNK = 64
@@ -113,7 +113,7 @@ def fused_causal(rows: int, *, is_exponential: bool) -> Cost:
     # dO, dv, then q, k, v, dO, dk.
     memory = (2 + 4 + 2 + 6 + 2 + 4 + 5) * vectors + 7 * rows * (2 * WIDTH + 4 + 4) / CHUNK
     cache = memory + 4 * rows * WIDTH * 4 / CHUNK + 3 * 2 * vectors * (rows / 32 - 1)
-    exponentials = 13 * rows if is_exponential else 0
+    exponentials = 11 * rows if is_exponential else 0
     return Cost(memory, cache, bfloat16=29 * pair, tf32=3 * pair, exponentials=exponentials)
 
 

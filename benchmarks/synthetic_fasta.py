@@ -15,8 +15,8 @@ import numpy as np
 from rich.progress import track
 
 from protlm.data.records import Tally, read_records
-from protlm.errors import exit_with_message
-from protlm.paths import check_output, complete_file, sample_dir
+from protlm.system.errors import exit_with_message
+from protlm.system.paths import check_output, complete_file, sample_dir
 
 SAMPLE = sample_dir() / "uniprot_sample.fasta.gz"
 _RECORDS_OF_A_CHUNK = 20_000

@@ -40,8 +40,8 @@ from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchingStrategy
 from protlm.data.dataset import Batch
-from protlm.errors import exit_with_message
-from protlm.paths import check_output
+from protlm.system.errors import exit_with_message
+from protlm.system.paths import check_output
 
 LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16_384), (64, 128)
 TOKENS, QUICK_TOKENS = 4096, 512

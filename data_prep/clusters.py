@@ -1,23 +1,146 @@
-"""Splits that keep clusters of similar sequences together, given a table of MMseqs2."""
+"""Clusters of similar sequences: the table of MMseqs2, and splits that keep them together."""
 
+import re
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
 from protlm.data.records import Record
+from protlm.data.tables import read_clusters
+from protlm.system.errors import InputDataError
+from protlm.system.paths import complete_file, sha256_of
 
-from .cluster_table import ClusterTable, cluster_rows, member_name, name_hash
 from .families import OOD_FAMILY, HeldOutFamilies
-from .split import TEST, TRAIN, VALID, HashSplit
+from .split import TRAIN, HashSplit
 
-UNCLUSTERED = "held out by its own name, because it is missing from the cluster table"
+UNCLUSTERED = "missing from the cluster table; its split was chosen from its own name"
 PULLED = "held out because its cluster holds a member of a held-out family"
 
-_SIDES = (TRAIN, VALID, TEST, OOD_FAMILY)
-_CODE_MASK = len(_SIDES) - 1
+_BITS = 16
+# Members in two clusters that are searched for; the first is enough for the message.
+_MOST_CONFLICTS = 1_000
+# Names that MMseqs2 shortens when it reads FASTA: "sp|P12345|AATM_RABIT" becomes P12345.
+_DATABASE_NAME = re.compile(r"(?:sp|tr|gb|ref|pdb|bbs|lcl|cl)\|([^|\s]+)")
+
+
+@final
+class ClusterTable:
+    """The clusters of a table, identified by 64-bit hashes of the representatives' names.
+
+    Hashes of members and their representatives are sorted in memory: 16 bytes for each row, and
+    about 40 while they are sorted. Forked processes share them.
+
+    Args:
+        path: representative and member, separated by a tab, plain or gzip, without a header: the
+            `cluster.tsv` of MMseqs2.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._stored = path, Path()
+        members, clusters = array("Q"), array("Q")
+        last, cluster = "", 0
+        for _, representative, member in read_clusters(path):
+            if representative != last:
+                last, cluster = representative, name_hash(representative)
+            members.append(name_hash(member))
+            clusters.append(cluster)
+        self._sort(np.frombuffer(members, np.uint64), np.frombuffer(clusters, np.uint64))
+        self.sha256 = sha256_of(path)
+
+    def __len__(self) -> int:
+        """Returns the number of members of all clusters."""
+        return len(self._members)
+
+    def __getstate__(self) -> dict[str, Any]:
+        assert self._stored.is_file(), "only a stored table can be sent to another process"
+        return {"path": self.path, "sha256": self.sha256, "_stored": self._stored}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._keep(*np.memmap(self._stored, np.uint64, "r").reshape(2, -1))
+
+    def store(self, path: Path) -> None:
+        """Writes the sorted rows to a file, which other processes and machines map into memory."""
+        with complete_file(path, overwrite=True) as temporary, temporary.open("xb") as out:
+            out.write(self._members.data)
+            out.write(self._clusters.data)
+        self._stored = path.absolute()
+
+    def cluster_of(self, hashed: int) -> int | None:
+        """Returns the cluster of the name with this hash; None if the table does not list it."""
+        members, first = self._members.data, hashed >> (64 - _BITS)
+        place = bisect_left(members, hashed, self._starts[first], self._starts[first + 1])
+        if place == len(members) or members[place] != hashed:
+            return None
+        return int(self._clusters[place])
+
+    def clusters_of(self, identifiers: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the cluster of each record, uint64, and whether the table lists it, bool.
+
+        A record that the table does not list forms a cluster by itself.
+        """
+        hashes = np.array([name_hash(one) for one in identifiers], np.uint64)
+        places = np.searchsorted(self._members, hashes)
+        places[places == len(self)] = 0
+        is_listed = self._members[places] == hashes
+        return np.where(is_listed, self._clusters[places], hashes), is_listed
+
+    def _sort(self, members: np.ndarray, clusters: np.ndarray) -> None:
+        """Keeps the rows sorted by member, each member once."""
+        order = np.argsort(members, kind="stable")
+        members, clusters = members[order], clusters[order]
+        is_new = np.ones(len(members), bool)
+        is_new[1:] = members[1:] != members[:-1]
+        is_conflict = ~is_new[1:] & (clusters[1:] != clusters[:-1])
+        if is_conflict.any():
+            self._refuse_conflicts(members[1:][is_conflict])
+        if not is_new.all():
+            members, clusters = members[is_new], clusters[is_new]
+        self._keep(members, clusters)
+
+    def _keep(self, members: np.ndarray, clusters: np.ndarray) -> None:
+        self._members, self._clusters = members, clusters
+        # The first row of each value of the highest bits, which shortens a search in memory.
+        values = np.arange(1 << _BITS, dtype=np.uint64) << np.uint64(64 - _BITS)
+        self._starts = [*np.searchsorted(members, values).tolist(), len(members)]
+
+    def _refuse_conflicts(self, members: np.ndarray) -> None:
+        """Rejects members that are in two clusters, but not two names with the same hash."""
+        wanted = set(members[:_MOST_CONFLICTS].tolist())
+        first: dict[int, tuple[int, str, str]] = {}
+        for number, *names in read_clusters(self.path):
+            representative, member = map(member_name, names)
+            key = name_hash(member)
+            if key not in wanted:
+                continue
+            other_number, other, name = first.setdefault(key, (number, representative, member))
+            if name == member and other != representative:
+                raise InputDataError(
+                    f"{self.path}, line {number}: {member} is in two clusters, of {representative} "
+                    f"here and of {other} in line {other_number}; each identifier may be in one"
+                )
+
+
+def member_name(identifier: str) -> str:
+    """Returns the name that MMseqs2 gives to a record.
+
+    >>> member_name("sp|P12345|AATM_RABIT"), member_name("P12345")
+    ('P12345', 'P12345')
+    """
+    if "|" in identifier and (match := _DATABASE_NAME.match(identifier)):
+        return match[1]
+    return identifier
+
+
+def name_hash(identifier: str) -> int:
+    """Returns the BLAKE2b-64 hash of MMseqs2's name of a record as a big-endian number."""
+    encoded = member_name(identifier).encode("utf-8", "surrogateescape")
+    return int.from_bytes(blake2b(encoded, digest_size=8).digest(), "big")
 
 
 @final
@@ -28,24 +151,20 @@ class ClusterSplit:
     list is split by its own name, as a cluster of one. A cluster that contains a member of a
     held-out family goes to `test_ood_family` as a whole: its other members most likely belong to
     the family without being annotated, and would leak the held-out sequences into training.
-
-    Only two kinds of names are kept in memory: the members of held-out clusters, and the members of
-    train clusters whose own names would be held out. They are about 4 %, at 8 bytes each.
-
-    Args:
-        table: the clusters.
-        fractions: fractions of `valid` and `test` among the clusters.
-        families: families to hold out as well.
     """
 
     def __init__(
         self, table: ClusterTable, fractions: HashSplit, families: HeldOutFamilies | None = None
     ) -> None:
-        self._table, self._sha256, self._fractions = table.path.name, table.sha256, fractions
-        self._members = _held_out_members(table, fractions, families)
+        self._table, self._fractions = table, fractions
+        self._pulled = _clusters_with(families, table.path) if families else frozenset[int]()
 
     def split_of(self, record: Record, digest: bytes) -> str:
-        return self._side_of_member(name_hash(member_name(record.identifier)))
+        hashed = name_hash(record.identifier)
+        cluster = self._table.cluster_of(hashed)
+        if cluster in self._pulled:
+            return OOD_FAMILY
+        return self._fractions.side_of((hashed if cluster is None else cluster).to_bytes(8, "big"))
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
         """Notes that a record was held out by its own name, or because of a cluster's family."""
@@ -53,7 +172,7 @@ class ClusterSplit:
             return ()
         if split == OOD_FAMILY:
             return (PULLED,)
-        is_listed = self._listed_side(name_hash(member_name(record.identifier))) is not None
+        is_listed = self._table.cluster_of(name_hash(record.identifier)) is not None
         return () if is_listed else (UNCLUSTERED,)
 
     def describe(self) -> dict[str, Any]:
@@ -61,52 +180,15 @@ class ClusterSplit:
             "by": "blake2b-64 of the cluster's representative",
             "valid_fraction": self._fractions.valid_fraction,
             "test_fraction": self._fractions.test_fraction,
-            "table": self._table,
-            "sha256": self._sha256,
+            "table": self._table.path.name,
+            "sha256": self._table.sha256,
         }
 
-    def _side_of_member(self, hashed: int) -> str:
-        return self._listed_side(hashed) or self._fractions.side_of(hashed.to_bytes(8, "big"))
 
-    def _listed_side(self, hashed: int) -> str | None:
-        """Returns the split of a member that is kept in memory."""
-        key = hashed & ~_CODE_MASK
-        index = bisect_left(self._members, key)
-        if index < len(self._members) and self._members[index] & ~_CODE_MASK == key:
-            return _SIDES[self._members[index] & _CODE_MASK]
-        return None
-
-
-def _held_out_members(
-    table: ClusterTable, fractions: HashSplit, families: HeldOutFamilies | None
-) -> array:
-    """Returns sorted keys: the first 62 bits of a name's hash, and the number of its split.
-
-    For TrEMBL, the probability that any two of its names collide is about one in a thousand.
-    """
-    pulled = _clusters_of(table, families) if families else np.zeros(0, np.uint64)
-    found = []
-    for members, clusters in table.rows():
-        sides = _sides(clusters, fractions)
-        sides[np.isin(clusters, pulled)] = _SIDES.index(OOD_FAMILY)
-        train = _SIDES.index(TRAIN)
-        kept = (sides != train) | (_sides(members, fractions) != train)
-        found.append(members[kept] & ~np.uint64(_CODE_MASK) | sides[kept])
-    return array("Q", np.sort(np.concatenate(found)).tobytes())
-
-
-def _sides(hashes: np.ndarray, fractions: HashSplit) -> np.ndarray:
-    """Returns the numbers of the splits of names, uint64."""
-    end_of_valid, end_of_test = fractions.ends
-    held_out = np.where(hashes < end_of_valid, _SIDES.index(VALID), _SIDES.index(TEST))
-    return np.where(hashes >= end_of_test, _SIDES.index(TRAIN), held_out).astype(np.uint64)
-
-
-def _clusters_of(table: ClusterTable, families: HeldOutFamilies) -> np.ndarray:
-    """Returns the clusters that contain a member of the families, uint64."""
+def _clusters_with(families: HeldOutFamilies, table: Path) -> frozenset[int]:
     found = {
         representative
-        for _, representative, member in cluster_rows(table.path)
-        if families.families_of(member)
+        for _, representative, member in read_clusters(table)
+        if families.families_of(member_name(member))
     }
-    return np.array([name_hash(representative) for representative in found], np.uint64)
+    return frozenset(map(name_hash, found))

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, final
 
 from protlm.data.records import Record
-from protlm.errors import InputDataError, UserError
-from protlm.paths import sha256_of
+from protlm.data.tables import excerpt, read_rows
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sha256_of
 
 from .split import SplitRule
-from .tables import excerpt, read_rows
 
 OOD_FAMILY = "test_ood_family"
 # The families that the Performer paper (arXiv 2009.14794) held out of TrEMBL.
@@ -90,12 +90,7 @@ class HeldOutFamilies:
 
 @final
 class FamilySplit:
-    """A split rule that sends held-out families to `test_ood_family`.
-
-    Args:
-        families: the held-out families.
-        otherwise: the rule for all other records.
-    """
+    """A split rule that sends held-out families to `test_ood_family`."""
 
     def __init__(self, families: HeldOutFamilies, otherwise: SplitRule) -> None:
         self._families, self._otherwise = families, otherwise
@@ -121,23 +116,13 @@ class FamilySplit:
 
 
 def families_without_records(rule: dict[str, Any], noted: Mapping[str, int]) -> tuple[str, ...]:
-    """Returns the held-out families without any record.
-
-    Args:
-        rule: description of a split rule.
-        noted: counts of its notes.
-    """
+    """Returns the held-out families without any record."""
     families = rule.get("families", ()) if rule.get("by") == _BY else ()
     return tuple(family for family in families if _NOTE.format(family) not in noted)
 
 
 def refuse_empty_hold_out(rule: dict[str, Any], noted: Mapping[str, int]) -> None:
-    """Rejects a data set whose held-out families have no record.
-
-    Args:
-        rule: description of a split rule.
-        noted: counts of its notes.
-    """
+    """Rejects a data set whose held-out families have no record."""
     absent = families_without_records(rule, noted)
     if absent and len(absent) == len(rule["families"]):
         raise InputDataError(

@@ -2,27 +2,25 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from rich.table import Table
 
+from protlm.data.relatives import SKETCH_SIZE, K, KmerIndex, batches, sketch
 from protlm.data.shards.data_set import SplitReader, open_split, read_manifest
-from protlm.errors import UserError, one_of
-from protlm.paths import check_output, complete_file
-from protlm.terminal import JobProgress, console
+from protlm.system.errors import UserError, one_of
+from protlm.system.paths import check_output, complete_file
+from protlm.system.terminal import JobProgress, console
 
-from .mmseqs import find_mmseqs
-from .mmseqs_search import MAX_E_VALUE, highest_identities
-from .sketch import SKETCH_SIZE, K, SketchIndex, sketch
+from .mmseqs import MAX_E_VALUE, find_mmseqs, highest_identities
 from .split import TRAIN
 
 # Number of sequences of a larger split that are compared, sampled by their hashes. This estimates
 # a fraction to within half a percent.
 _MAX_COMPARED = 50_000
-_BATCH_RESIDUES = 1 << 20
 # Further fractions that have a row in the table, in tenths.
 _LEVELS = (9, 5, 2)
 
@@ -133,10 +131,10 @@ def _search(
     """Counts identical sequences per split, and finds the best match of each sketch."""
     wanted = np.unique(np.concatenate([one.digests for one in held_out.values()]))
     is_found = np.zeros(len(wanted), bool)
-    index = SketchIndex([kmers for one in held_out.values() for kmers in one.sketches])
+    index = KmerIndex([kmers for one in held_out.values() for kmers in one.sketches])
     with JobProgress("train sequences compared", len(train)) as progress:
         done = 0
-        for batch in _batches(train):
+        for batch in batches(train[i] for i in range(len(train))):
             digests = _digests(batch)
             places = np.searchsorted(wanted[:-1], digests)
             is_found[places[wanted[places] == digests]] = True
@@ -154,19 +152,6 @@ def _search_homologues(train: SplitReader, held_out: dict[str, _HeldOut]) -> dic
     queries = [tokens for one in held_out.values() for tokens in one.compared]
     sequences = (train[i] for i in range(len(train)))
     return _by_split(highest_identities(queries, sequences), held_out)
-
-
-def _batches(reader: SplitReader) -> Iterator[list[np.ndarray]]:
-    batch: list[np.ndarray] = []
-    num_residues = 0
-    for i in range(len(reader)):
-        batch.append(reader[i])
-        num_residues += len(batch[-1])
-        if num_residues >= _BATCH_RESIDUES:
-            yield batch
-            batch, num_residues = [], 0
-    if batch:
-        yield batch
 
 
 def _by_split(values: np.ndarray, held_out: dict[str, _HeldOut]) -> dict[str, np.ndarray]:
@@ -212,7 +197,6 @@ def _table(results: dict[str, SplitLeakage], options: LeakageOptions) -> Table:
 
 
 def _limits(options: LeakageOptions) -> str:
-    """Explains the numbers and their limits."""
     identity = options.min_shared ** (1 / K)
     text = (
         f"{K}-mers: the fraction of a sequence's {K}-mers, by a sketch of {SKETCH_SIZE}, that one "

@@ -1,7 +1,6 @@
 """Clustering of the sources by MMseqs2 linclust, in time linear in their size."""
 
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,19 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
-from protlm.errors import InputDataError, UserError
-from protlm.paths import complete_file, existing_file, explain_os_error
-from protlm.terminal import printable
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.paths import existing_file
+from protlm.system.terminal import printable
+from protlm.system.work_folder import Kind, unfinished, work_folder
 
-from .cluster_table import member_name
+from .clusters import member_name
 from .duplicates import DigestSet
 from .encode import DIGEST_BYTES
-from .interruption import sigterm_as_interrupt
-from .lock import BuildLock, clear_folder
 from .mmseqs import find_mmseqs, run_mmseqs
 
 # As in UniRef: the fraction of a member that aligns with the longer representative.
 _COVERAGE = ("-c", "0.8", "--cov-mode", "1")
+# The folder is always removed: what MMseqs2 leaves there cannot be continued.
+_CLUSTERING = Kind("clustering", "being built", "--out", has_finished=lambda folder: False)
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,6 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
     """Writes the cluster table next to `out`, or returns the table of an earlier run.
 
     Its name has a hash of the sources' states and of the settings: `OUT.clusters-1a2b3c4d.tsv`.
-
-    Args:
-        sources: sequence files of any format.
-        out: the data set to make; temporary files are written to its disk.
-        clustering: options of the clustering.
     """
     if Path("-") in sources:
         raise UserError(
@@ -66,35 +62,23 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
         print(printable(f"using the clusters of an earlier run: {table}"), file=sys.stderr)
         return table
     find_mmseqs()
-    folder = table.with_name(f"{table.name}.partial").absolute()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = BuildLock(folder, break_lock=clustering.break_lock)
-    except OSError as error:
-        raise explain_os_error(error, folder) from error
-    with sigterm_as_interrupt():
-        try:
-            clear_folder(folder)
-            print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
-            with complete_file(table) as temporary:
-                made = _linclust(sources, folder, clustering)
-                # A process that took over writes here too, and its table may be incomplete.
-                lock.check()
-                made.replace(temporary)
-                if _fingerprint(sources, clustering) != fingerprint:
-                    raise InputDataError(
-                        "a source changed while it was clustered; when it is complete, type the "
-                        "same command again"
-                    )
-        finally:
-            if lock.is_held:
-                shutil.rmtree(folder)
-            lock.release()
+    folder = unfinished(table.absolute())
+    with (
+        sigterm_as_interrupt(),
+        work_folder(folder, {}, _CLUSTERING, break_lock=clustering.break_lock) as work,
+    ):
+        print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
+        made = _linclust(sources, folder, clustering)
+        if _fingerprint(sources, clustering) != fingerprint:
+            raise InputDataError(
+                "a source changed while it was clustered; when it is complete, type the same "
+                "command again"
+            )
+        work.publish(made, table)
     return table
 
 
 def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> Path:
-    """Clusters in `folder`, and returns the table."""
     fasta, clusters = folder / "sources.fasta", folder / "linclust"
     # MMseqs2 reads the records as protlm does, whatever their format, with the same identifiers.
     with fasta.open("x", encoding="utf-8") as file:
@@ -111,11 +95,7 @@ def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> 
 
 
 class _Names:
-    """Rejects two sequences with the same name, because the cluster table has only names.
-
-    Args:
-        folder: folder for tables of digests that are too large for memory.
-    """
+    """Rejects two sequences with the same name, because the cluster table has only names."""
 
     def __init__(self, folder: Path) -> None:
         self._names = DigestSet(folder / "names.table")

@@ -10,12 +10,12 @@ from pathlib import Path
 from protlm.data.records import MAX_LISTED
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import Counts, Manifest, ShardEntry, read_manifest
-from protlm.errors import UserError
-from protlm.paths import check_output, complete_folder
-from protlm.terminal import printable
+from protlm.data.shards.writer import write_clusters
+from protlm.system.errors import UserError
+from protlm.system.paths import check_output, complete_folder
+from protlm.system.terminal import printable
+from protlm.system.work_folder import difference
 
-from .messages import difference
-from .prepare import index_clusters
 from .report import Report, read_rejected, write_rejected
 
 
@@ -24,10 +24,6 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
 
     Sequences that occur in two parts are kept in both. Clusters are kept if all parts have those
     of the same table.
-
-    Args:
-        parts: the data sets, in the order of their sequences in the result.
-        out: the data set to make.
     """
     check_output(out)
     if len({os.path.realpath(part) for part in parts}) != len(parts) or not parts:
@@ -48,7 +44,6 @@ def merge_into(directory: Path, parts: Sequence[Path]) -> Report:
 
 
 def _warn_of_sources_in_common(parts: Sequence[Path], manifests: Sequence[Manifest]) -> None:
-    """Warns of parts made from the same source, whose sequences will be duplicated."""
     first: dict[str, tuple[Path, str]] = {}
     for part, manifest in zip(parts, manifests, strict=True):
         for source in manifest.sources:
@@ -62,7 +57,6 @@ def _warn_of_sources_in_common(parts: Sequence[Path], manifests: Sequence[Manife
 
 
 def _warn_of_lost_clusters(parts: Sequence[Path], manifests: Sequence[Manifest]) -> None:
-    """Warns if some part has clusters and the merged data set will not."""
     tables = [_table(manifest) for manifest in manifests]
     if len(set(tables)) == 1:
         return
@@ -86,7 +80,6 @@ def _in_words(table: tuple[str, str] | None) -> str:
 
 
 def _mergeable(parts: Sequence[Path], *, verify: str) -> list[Manifest]:
-    """Returns the manifests of data sets that were split by the same rule."""
     manifests = [read_manifest(part) for part in parts]
     for part, manifest in zip(parts, manifests, strict=True):
         if manifest.split_rule != manifests[0].split_rule:
@@ -108,7 +101,7 @@ def _merge(parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path
         sources=tuple(source for manifest in manifests for source in manifest.sources),
         counts=_sum([manifest.counts for manifest in manifests]),
         split_rule=manifests[0].split_rule,
-        clusters=index_clusters(directory, splits, table) if table and is_one_table else None,
+        clusters=write_clusters(directory, splits, table) if table and is_one_table else None,
     )
     merged.write(directory)
     report = Report.of(merged)
@@ -120,7 +113,6 @@ def _merge(parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path
 def _link(
     parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path
 ) -> dict[str, tuple[ShardEntry, ...]]:
-    """Links the shards under new numbers, and returns their entries by split."""
     splits: dict[str, list[ShardEntry]] = {}
     for part, manifest in zip(parts, manifests, strict=True):
         for split, shards in manifest.splits.items():

@@ -1,28 +1,30 @@
 """From sequence files to a data set: read, select, split, encode, write; resumable at any time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from protlm.data.records import ReadOptions, Tally
-from protlm.data.shards.cluster_writer import write_cluster_index
-from protlm.data.shards.manifest import Clusters, Counts, Manifest, ShardEntry
-from protlm.errors import UserError
-from protlm.terminal import JobProgress
+from protlm.data.shards.manifest import MANIFEST, Counts, Manifest, ShardEntry
+from protlm.data.shards.writer import write_clusters
+from protlm.system.errors import UserError
+from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.shares import Submission, in_order
+from protlm.system.terminal import JobProgress
+from protlm.system.work_folder import refuse_finished
 
-from .cluster_table import ClusterTable
-from .encode import Encoder
+from .clusters import ClusterTable
+from .encode import Encoder, Selection
 from .families import refuse_empty_hold_out
-from .interruption import sigterm_as_interrupt
-from .reject_rate import refuse_too_many_rejects, warn_of_rejects
-from .report import Report, write_rejected
+from .merge import merge_into
+from .report import Report, refuse_too_many_rejects, warn_of_rejects, write_rejected
 from .segments import OpenSegment, known_before
-from .select import Selection
-from .sources import Place, SourceReader, check_formats, find_sources, refuse_inside
+from .sources import STANDARD_INPUT, Place, SourceReader, check_formats, find_sources, refuse_inside
 from .split import SplitRule
-from .work_folder import Plan, WorkFolder, refuse_finished, work_folder
-from .workers import in_order
+from .work_folder import DATA_SET, BuildFolder, Plan, build_folder
 
 _MAX_WORKERS = 256
 
@@ -41,7 +43,8 @@ class PrepareOptions:
         reading: which deviations from the formats are accepted.
         restart: discards an unfinished build and starts over.
         break_lock: takes over the lock of a dead process of another machine.
-        is_part: the data set will be merged with others, so it may lack held-out families.
+        is_part: the data set will be merged with others, so it may lack held-out families, and no
+            report is printed.
     """
 
     workers: int = 1
@@ -82,11 +85,12 @@ def prepare(
     split_rule: SplitRule,
     clusters: ClusterTable | None = None,
     options: PrepareOptions | None = None,
+    submission: Submission | None = None,
 ) -> Report:
     """Converts sequence files to a data set of verified shards, and prints a report.
 
-    The same call resumes a killed build. The bytes of the data set depend only on the sources, the
-    split rule, the clusters and the settings.
+    The same call resumes a killed build, and its unfinished jobs. The bytes of the data set depend
+    only on the sources, the split rule, the clusters and the settings.
 
     Args:
         sources: files or folders of FASTA, Swiss-Prot flat files or UniProt XML, plain or gzip,
@@ -95,28 +99,37 @@ def prepare(
         split_rule: assigns records to splits.
         clusters: assigns records to clusters, if the data set is to store them.
         options: all other options.
+        submission: prepares each source in a job of its own, and merges the parts.
     """
     options = options or PrepareOptions()
-    refuse_finished(out)
+    refuse_finished(out, DATA_SET)
     refuse_inside(sources, out)
-    settings = {**options.settings(), "--executor": None}
-    plan = Plan(find_sources(sources), settings, split_rule.describe(), table_of(clusters))
+    if submission and (options.deduplicate or STANDARD_INPUT in sources):
+        what = "--deduplicate" if options.deduplicate else "standard input"
+        raise UserError(f"--executor runs one job per file, which excludes {what}")
+    settings = {**options.settings(), "--executor": submission and submission.executor.value}
+    table = None if clusters is None else (clusters.path.name, clusters.sha256)
+    plan = Plan(find_sources(sources), settings, split_rule.describe(), table)
+    encoder = Encoder(options.selection, split_rule, clusters)
     with (
         sigterm_as_interrupt(),
-        work_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
+        build_folder(out, plan, restart=options.restart, break_lock=options.break_lock) as work,
     ):
         if not work.journal.segments:
             check_formats(plan.sources, options.reading)
-        _build(work, plan, Encoder(options.selection, split_rule, clusters), options)
-        report = _conclude(work, plan)
+        if submission is not None:
+            report = _build_by_jobs(work, plan, encoder, options, submission)
+        else:
+            _build(work, plan, encoder, options)
+            report = _conclude(work, plan)
         if not options.is_part:
             refuse_empty_hold_out(report.split_rule, report.counts.noted)
-    report.print()
+    if not options.is_part:
+        report.print()
     return report
 
 
-def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptions) -> None:
-    """Writes all segments that are not finished yet."""
+def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOptions) -> None:
     segments = work.journal.segments
     start = segments[-1].end if segments else Place()
     entries = [entry for segment in segments for entry in segment.sources]
@@ -127,8 +140,11 @@ def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptio
     reader = SourceReader(plan.sources, reading, start, entries)
     known = known_before(work) if options.deduplicate else None
     segment, totals, is_warned = OpenSegment(known), _totals(work), False
-    with JobProgress("records", None, done=totals.records) as progress:
-        for place, block in in_order(encoder, reader.blocks(), options.workers):
+    with (
+        JobProgress("records", None, done=totals.records, quiet=options.is_part) as progress,
+        closing(in_order(encoder, reader.blocks(), options.workers)) as encoded,
+    ):
+        for place, block in encoded:
             segment.add(block)
             progress.update(totals.records + segment.tally.records)
             is_warned = is_warned or warn_of_rejects(totals, segment.tally, options.max_reject_rate)
@@ -141,37 +157,42 @@ def _build(work: WorkFolder, plan: Plan, encoder: Encoder, options: PrepareOptio
     segment.write(work, end, reader.entries)
 
 
-def _totals(work: WorkFolder) -> Tally:
-    """Returns the counts of all finished segments."""
+def _build_by_jobs(
+    work: BuildFolder,
+    plan: Plan,
+    encoder: Encoder,
+    options: PrepareOptions,
+    submission: Submission,
+) -> Report:
+    """Prepares each source in a job, unless its part exists already, and merges the parts."""
+    parts = work.path / "parts"
+    parts.mkdir(exist_ok=True)
+    if encoder.clusters is not None:
+        encoder.clusters.store(work.path / "clusters.sorted")
+    pairs = [
+        (source.path.absolute(), (parts / f"{number:05d}").absolute())
+        for number, source in enumerate(plan.sources)
+    ]
+    make = partial(_make_part, encoder, replace(options, restart=False, is_part=True))
+    submission.run(make, pairs, work.path / "jobs", options.workers)
+    return merge_into(work.data, [part for _, part in pairs])
+
+
+def _make_part(encoder: Encoder, options: PrepareOptions, pair: tuple[Path, Path]) -> None:
+    source, part = pair
+    if not (part / MANIFEST).is_file():
+        rule, clusters = encoder.split_rule, encoder.clusters
+        prepare([source], part, split_rule=rule, clusters=clusters, options=options)
+
+
+def _totals(work: BuildFolder) -> Tally:
     totals = Tally()
     for segment in work.journal.segments:
         totals.add(segment.tally)
     return totals
 
 
-def table_of(clusters: ClusterTable | None) -> tuple[str, str] | None:
-    """Returns the name and the SHA-256 of a cluster table."""
-    return None if clusters is None else (clusters.path.name, clusters.sha256)
-
-
-def index_clusters(
-    directory: Path, splits: Mapping[str, Sequence[ShardEntry]], table: tuple[str, str]
-) -> Clusters:
-    """Writes the cluster index of each split of a data set whose shards are complete.
-
-    Args:
-        directory: the folder of the data set.
-        splits: the shards of each split.
-        table: name and SHA-256 of the cluster table.
-    """
-    indexes = {
-        split: write_cluster_index(directory, split, shards) for split, shards in splits.items()
-    }
-    return Clusters(*table, indexes)
-
-
-def _conclude(work: WorkFolder, plan: Plan) -> Report:
-    """Writes the manifest and the report of a data set whose shards are complete."""
+def _conclude(work: BuildFolder, plan: Plan) -> Report:
     segments, totals = work.journal.segments, _totals(work)
     splits: dict[str, tuple[ShardEntry, ...]] = {}
     for split in sorted({split for segment in segments for split in segment.shards}):
@@ -184,7 +205,7 @@ def _conclude(work: WorkFolder, plan: Plan) -> Report:
         dict(totals.changed),
         dict(totals.noted),
     )
-    clusters = plan.clusters and index_clusters(work.data, splits, plan.clusters)
+    clusters = plan.clusters and write_clusters(work.data, splits, plan.clusters)
     manifest = Manifest(splits, sources, counts, plan.split_rule, clusters)
     manifest.write(work.data)
     report = Report.of(manifest)

@@ -4,16 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protlm.errors import UserError
-from protlm.paths import OUTPUT_FAULTS, explain_os_error
+from protlm.system.errors import UserError
+from protlm.system.work_folder import refuse_finished
 
-from .cluster_table import ClusterTable
-from .clusters import ClusterSplit
+from .clusters import ClusterSplit, ClusterTable
 from .families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies
 from .linclust import Clustering, cluster_sources
 from .prepare import PrepareOptions
 from .split import HashSplit, SplitRule, TableSplit
-from .work_folder import refuse_finished
+from .work_folder import DATA_SET
 
 
 @dataclass(frozen=True)
@@ -49,17 +48,11 @@ def make_rule(
     """Builds the split rule, and the clusters that the data set stores, if any.
 
     Reads the tables, and clusters the sources if requested.
-
-    Args:
-        options: options of the split rule.
-        sources: the sequence files.
-        out: the data set to make.
-        building: options of the build.
     """
     _check(options)
     fractions = HashSplit(options.valid_fraction, options.test_fraction)
     # Tables and clusters may take hours, so an output that cannot be written is reported first.
-    refuse_finished(out)
+    refuse_finished(out, DATA_SET)
     if options.split_table is not None:
         return TableSplit(options.split_table), _clusters(options, sources, out, building)
     families = _held_out_families(options)
@@ -80,7 +73,6 @@ def _held_out_families(options: SplitOptions) -> HeldOutFamilies | None:
 def _clusters(
     options: SplitOptions, sources: Sequence[Path], out: Path, building: PrepareOptions
 ) -> ClusterTable | None:
-    """Returns the clusters of the given table, or of a table that is created now."""
     path = options.cluster_table
     if options.cluster:
         clustering = Clustering(
@@ -89,17 +81,7 @@ def _clusters(
             building.break_lock,
         )
         path = cluster_sources(sources, out, clustering)
-    if path is None:
-        return None
-    near = out.absolute().parent
-    while not near.exists():
-        near = near.parent
-    try:
-        return ClusterTable(path, near=near)
-    except OSError as error:
-        if error.errno in OUTPUT_FAULTS:
-            raise explain_os_error(error, out) from error
-        raise
+    return None if path is None else ClusterTable(path)
 
 
 def _unless_default(value: float, default: float) -> float | None:

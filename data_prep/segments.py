@@ -10,13 +10,12 @@ import numpy as np
 from protlm.data.records import Tally
 from protlm.data.shards.manifest import SourceEntry
 from protlm.data.shards.writer import PackedSequences, write_shard
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 
 from .duplicates import DigestSet
 from .encode import EncodedBlock
-from .journal import Segment
 from .sources import Place
-from .work_folder import WorkFolder
+from .work_folder import BuildFolder, Segment
 
 DUPLICATE = "duplicate sequence"
 # Short sequences take more memory than their residues: identifiers, offsets and digests.
@@ -61,7 +60,7 @@ class OpenSegment:
         self.tally.filtered[DUPLICATE] += num_copies
         return block.keep(is_new)
 
-    def write(self, work: WorkFolder, end: Place, sources: Sequence[SourceEntry]) -> None:
+    def write(self, work: BuildFolder, end: Place, sources: Sequence[SourceEntry]) -> None:
         """Writes a shard for each split that has a sequence, and then the journal's entry.
 
         Args:
@@ -91,9 +90,9 @@ class OpenSegment:
         return hashlib.sha256(digests).hexdigest()
 
 
-def known_before(work: WorkFolder) -> DigestSet:
+def known_before(work: BuildFolder) -> DigestSet:
     """Returns the digests of all sequences in the finished segments."""
-    known = DigestSet(work.known_digests)
+    known = DigestSet(work.path / "digests.table")
     for number in range(len(work.journal.segments)):
         known.add(work.read_first_seen(number))
     return known

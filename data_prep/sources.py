@@ -1,18 +1,15 @@
 """The source files of a data set: found, read from a position on, and rejected if they change."""
 
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from protlm.data.records import Block, ReadOptions, SequenceFile
+from protlm.data.records.source import STANDARD_INPUT, fast_zlib
 from protlm.data.shards.manifest import SourceEntry
-from protlm.errors import InputDataError, UserError
-from protlm.paths import existing_file
-
-STANDARD_INPUT = Path("-")
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import existing_file
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,7 @@ class Place:
 
     def after(self, block: Block) -> "Place":
         """Returns the position after the next block."""
-        return Place(self.source, self.blocks + 1, _zlib().crc32(block.data, self.crc32))
+        return Place(self.source, self.blocks + 1, fast_zlib().crc32(block.data, self.crc32))
 
 
 def list_files(paths: Sequence[Path]) -> list[Path]:
@@ -103,7 +100,6 @@ def check_formats(sources: Sequence[Source], options: ReadOptions) -> None:
 
 
 def _files_of(path: Path) -> list[Path]:
-    """Returns the file itself, or all files of a folder."""
     try:
         if not path.is_dir():
             return [path]
@@ -131,12 +127,6 @@ class SourceReader:
     """Reads the sources from a position on, block by block.
 
     `entries` contains the manifest entry of each source that was read completely.
-
-    Args:
-        sources: the files in order.
-        options: which deviations from the formats are accepted.
-        start: position at which to begin.
-        entries: manifest entries of the sources before it.
     """
 
     def __init__(
@@ -189,12 +179,3 @@ def _changed(source: Source) -> InputDataError:
         f"{what} changed while it was read, or differs from what was read before; when it is "
         "complete, type the same command with --restart"
     )
-
-
-def _zlib() -> ModuleType:
-    """Returns Intel's implementation if it is installed, which is ten times faster."""
-    try:
-        from isal import isal_zlib
-    except ImportError:
-        return zlib
-    return isal_zlib

@@ -6,14 +6,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, final
 
-import numpy as np
-
 from protlm.data.records import Record
 from protlm.data.shards.manifest import is_split_name
-from protlm.errors import InputDataError, UserError
-from protlm.paths import sha256_of
-
-from .tables import excerpt, read_rows
+from protlm.data.tables import excerpt, read_rows
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sha256_of
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 _COLUMNS = ("accession", "split")
@@ -27,12 +24,7 @@ class SplitRule(Protocol):
     """
 
     def split_of(self, record: Record, digest: bytes) -> str | None:
-        """Returns the name of the split, or None for a record that is in no split.
-
-        Args:
-            record: the record.
-            digest: BLAKE2b-128 of its sequence.
-        """
+        """Returns the split, or None for no split; `digest` is the BLAKE2b-128 of its sequence."""
         ...
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
@@ -51,10 +43,6 @@ class HashSplit:
 
     The split depends only on the sequence: it does not change when a file is reordered or extended.
     Homologs may be separated; if that matters, split by family or by cluster.
-
-    Args:
-        valid_fraction: fraction of the sequences in `valid`.
-        test_fraction: fraction of the sequences in `test`; the others are in `train`.
     """
 
     valid_fraction: float
@@ -73,15 +61,6 @@ class HashSplit:
         if digest >= self._end_of_test:
             return TRAIN
         return VALID if digest < self._end_of_valid else TEST
-
-    @property
-    def ends(self) -> tuple[np.uint64, np.uint64]:
-        """The upper bounds of the hashes of `valid` and of `test`.
-
-        The first 8 bytes of a hash are read as a big-endian number.
-        """
-        ends = (self._end_of_valid, self._end_of_test)
-        return np.uint64(int.from_bytes(ends[0], "big")), np.uint64(int.from_bytes(ends[1], "big"))
 
     @cached_property
     def _end_of_valid(self) -> bytes:

@@ -25,6 +25,6 @@ def load(path: "str | Path", *, device: str = "cpu") -> "Model":
 
     from protlm.interface import Model
     from protlm.loading import load_model
-    from protlm.paths import in_home
+    from protlm.system.paths import in_home
 
     return Model.of(load_model(Path(in_home(str(path))), device=device))

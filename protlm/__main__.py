@@ -1,9 +1,9 @@
 """Runs the command `protlm` as `python -m protlm`."""
 
-from protlm.processes import ignore_modules_of_working_folder
+from protlm.system.processes import ignore_modules_of_working_folder
 
 ignore_modules_of_working_folder()
 
-from protlm.cli import main  # noqa: E402
+from protlm.cli.main import main  # noqa: E402
 
 main()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from protlm import attention
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
-from protlm.composition import to_plain
 from protlm.config import (
     DataConfig,
     MixtureConfig,
@@ -22,20 +21,19 @@ from protlm.config import (
     Sampling,
     TrainConfig,
 )
+from protlm.config.composition import to_plain
 from protlm.data.batching.buckets import LengthBuckets
-from protlm.data.batching.curriculum import Curriculum
 from protlm.data.batching.mixture import Mixture, integer_weights
 from protlm.data.batching.packing import Packing
-from protlm.data.batching.plan import BatchingStrategy
-from protlm.data.batching.rank_slice import RankSlice
+from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankSlice
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model, read_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError, UserError
 
 if TYPE_CHECKING:
     from protlm.training.datamodule import SequenceData
@@ -48,16 +46,7 @@ def load_initial_weights(
     """Loads the weights of a trained model: a run, a checkpoint, an exported or a foreign model.
 
     The mechanism of attention may be another one if its weights have the same shapes. The same
-    mechanism must have the same options.
-
-    Args:
-        network: as returned by `build_network`.
-        model: its settings.
-        mechanism: the name and the options of its attention.
-        path: the trained model.
-
-    Returns:
-        The source of the trained model, if it was imported or converted.
+    mechanism must have the same options. Returns the source of an imported or converted model.
     """
     found = read_model(path)
     if differing := _architecture_differences(found.description, model, mechanism):
@@ -229,7 +218,7 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
 
 def masking_schedule(config: TrainConfig) -> MaskingSchedule | None:
     """Returns the masking of each training step, or None for the causal objective."""
-    from protlm.training.schedule import decay_steps
+    from protlm.training.optimization import decay_steps
 
     objective, max_steps = config.objective, config.trainer.max_steps
     if objective.name is Objective.causal:

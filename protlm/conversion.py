@@ -10,11 +10,10 @@ from torch import Tensor
 from protlm.attention import mechanism, option_differences
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
-from protlm.errors import UserError
 from protlm.loading import model_of
-from protlm.model.network import build_network
-from protlm.model.selfattention import BoundedNorm, NormsByKind, keep_stored_norms
-from protlm.model.transformer import ProteinLM
+from protlm.model.selfattention import BoundedNorm, FreeNorm, NormsByKind
+from protlm.model.transformer import ProteinLM, build_network
+from protlm.system.errors import UserError
 
 _MECHANISM = ".attention.mechanism."
 _BLOCK = re.compile(r"^blocks\.\d+\.")
@@ -22,13 +21,7 @@ _BLOCK = re.compile(r"^blocks\.\d+\.")
 
 @dataclass(frozen=True)
 class Conversion:
-    """A converted model, and what of its weights is not that of the original.
-
-    Attributes:
-        checkpoint: the model with the new mechanism.
-        initialized: names of the weights that the original lacks, which are new.
-        left_out: names of the weights of the original that the new mechanism has no use for.
-    """
+    """A converted model, with the names of new weights, and of those of the original not used."""
 
     checkpoint: Checkpoint
     initialized: tuple[str, ...]
@@ -38,12 +31,8 @@ class Conversion:
 def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None) -> Conversion:
     """Replaces the attention mechanism of a model, and keeps all weights outside of it.
 
-    The weights and the random projections of the new mechanism are a function of the seed.
-
-    Args:
-        found: the model.
-        attention: the new mechanism: its name and its options.
-        seed: the seed; None for that of the model.
+    The weights and the random projections of the new mechanism are a function of the seed, which
+    is that of the model if None is given.
     """
     described, hash_ = found.description, model_of(found).hash
     options = dict(attention)
@@ -52,8 +41,7 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     _check(found, name, options)
     seed = described.seed if seed is None else seed
     network = build_network(described.model, {"name": name, **options}, seed=seed)
-    old = _norms_by_kind(network, found)
-    keep_stored_norms(network, old)
+    old = _with_norms_of(network, found)
     new = network.state_dict()
     kept = {n: v for n, v in old.items() if _MECHANISM not in n and n in new}
     _check_shapes(name, kept, new)
@@ -78,20 +66,22 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     )
 
 
-def _norms_by_kind(network: ProteinLM, found: Checkpoint) -> dict[str, Tensor]:
-    """Returns the weights, with query-key norms split by kind of head where the network has those.
+def _with_norms_of(network: ProteinLM, found: Checkpoint) -> dict[str, Tensor]:
+    """Returns the weights, with query-key norms as the network has them, by kind of head or free.
 
     A bounded norm s is a free one with the gain s K^(-1/4).
     """
     weights, model = dict(found.weights), found.description.model
+    factor = (model.model_dim // model.num_heads) ** -0.25
     for name, norm in network.named_modules():
+        if isinstance(norm, FreeNorm) and f"{name}.scale" in weights:
+            weights[f"{name}.gain"] = BoundedNorm.norms(weights.pop(f"{name}.scale")) * factor
         if isinstance(norm, NormsByKind):
             exact, num_exact = f"{name}.exact.gain", len(norm.exact.gain)
             if (gain_H := weights.pop(f"{name}.gain", None)) is not None:
                 weights[exact] = gain_H[:num_exact]
             if (scale_H := weights.pop(f"{name}.scale", None)) is not None:
-                norm_H = BoundedNorm.norms(scale_H[:num_exact])
-                weights[exact] = norm_H * (model.model_dim // model.num_heads) ** -0.25
+                weights[exact] = BoundedNorm.norms(scale_H[:num_exact]) * factor
                 weights[f"{name}.linear.scale"] = scale_H[num_exact:]
     return weights
 

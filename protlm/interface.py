@@ -8,17 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.commands.inputs import Duplicates, Proteins
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.downstream.estimators import Estimator, default_estimator, score
-from protlm.downstream.mutations import is_mutant, parse_mutant, parse_sequence
-from protlm.downstream.predictions import Predictor
-from protlm.embedded_file import EmbeddedFile, embed_all
-from protlm.errors import InputDataError, UserError, refuse_unknown
-from protlm.model.embedding import Embedder, Vectors, batches
+from protlm.downstream.estimators import Estimator, Predictor, default_estimator, score
+from protlm.downstream.variants import is_mutant, parse_mutant, parse_sequence
+from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, embed_all
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError, refuse_unknown
 
 _TOKENS_PER_BATCH = 4_096
 _MASK = "<mask>"

@@ -2,22 +2,17 @@
 
 import os
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from protlm import interop
+from protlm.checkpoints import checks
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints import weight_checks
-from protlm.checkpoints.description import ModelDescription
-from protlm.config import QueryKeyWidth
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.selfattention import keep_stored_norms
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
+from protlm.system.errors import InputDataError, UserError
 
 
 def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:
@@ -31,15 +26,13 @@ def load_model(path: Path, *, device: str = "cpu") -> PretrainedModel:
 def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> PretrainedModel:
     """Builds a model that was read."""
     described = found.description
-    weight_checks.check_sizes(found.path, described.model, found.weights)
+    checks.check_sizes(found.path, described.model, found.weights)
 
     def rebuild(seed: int) -> ProteinLM:
-        network = build_network(described.model, described.attention_config, seed=seed)
-        keep_stored_norms(network, found.weights)
-        return network
+        return build_network(described.model, described.attention_config, seed=seed)
 
     try:
-        with weight_checks.LimitedMemory(found.path, found.weights):
+        with checks.LimitedMemory(found.path, found.weights):
             network = rebuild(described.seed)
         network.load_state_dict(found.weights)
     except InputDataError:
@@ -77,28 +70,10 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
             f"{path} is a run of protlm finetune; its model is {inner}: type -m {inner}"
         )
     found = interop.read(path) if interop.is_foreign(path) else checkpoints.read(path)
-    weight_checks.check_numbers(found.path, found.weights)
+    checks.check_numbers(found.path, found.weights)
     if found.description.vocabulary != VOCABULARY.hash:
         raise InputDataError(f"{found.path} was trained with another vocabulary than protlm has")
-    refuse_bounded_exact_heads(found.path, found.description, found.weights)
     return found
-
-
-def refuse_bounded_exact_heads(
-    path: Path, description: ModelDescription, names: Iterable[str]
-) -> None:
-    """Rejects a hybrid whose exact heads had the query-key norms of its linear mechanism."""
-    model = description.model
-    has_norms = model.qk_norm and model.qk_norm_width is QueryKeyWidth.head
-    # `gain` alone: the norms of both kinds of heads are free, now as then.
-    known = (".query_norm.exact.gain", ".query_norm.gain")
-    is_known = any(name.endswith(known) for name in names)
-    if description.attention == "hybrid" and has_norms and not is_known:
-        raise InputDataError(
-            f"{path} is attention=hybrid with model.qk_norm=true of an earlier version, in which "
-            "its exact heads had the norms of its linear heads, whose bound kept them from "
-            "looking at single positions; train it again, or use that version of protlm"
-        )
 
 
 def pick_device(name: str) -> torch.device:

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 
-from protlm.processes import ignore_modules_of_working_folder
+from protlm.system.processes import ignore_modules_of_working_folder
 
 _SECONDS = 1.0
 

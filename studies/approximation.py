@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from protlm.paths import complete_file
 from protlm.plots import save_figure
+from protlm.system.paths import complete_file
 from studies.estimates import (
     IID,
     ORTHOGONAL,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention import Attention, create
+from protlm.attention.base import Context
 
 UNIFORM = "uniform"
 ORTHOGONAL, IID = "orthogonal", "iid"
@@ -29,19 +30,10 @@ class UniformAttention(Attention):
     supports_bidirectional = True
     supports_causal = False
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        """Returns the mean of the values at the positions of `mask_BL`, at each of them."""
-        assert not causal
-        mask_B1L1 = mask_BL[:, None, :, None]
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        """Returns the mean of the values at the true positions, at each of them."""
+        assert not context.causal
+        mask_B1L1 = context.mask_BL[:, None, :, None]
         sum_BH1C = v_BHLC.masked_fill(~mask_B1L1, 0).sum(dim=2, keepdim=True)
         return sum_BH1C / mask_B1L1.sum(dim=2, keepdim=True) * mask_B1L1
 

@@ -27,14 +27,13 @@ from pathlib import Path
 import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.analysis.precision import SEPARATIONS, precision
-from protlm.analysis.structure_groups import nearest_in_sequence
+from protlm.analysis.precision import SEPARATIONS, nearest_in_sequence, precision
 from protlm.analysis.structures import read_structure
-from protlm.checkpoints.shipped import DEFAULT
+from protlm.checkpoints.format import DEFAULT
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.evaluation.base import NO_SPLIT
 from protlm.loading import read_model
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 from studies import alignments
 from studies.alignments import aligned_columns, factored_attention, inverse_covariance, potts
 from studies.settings import keep_settings

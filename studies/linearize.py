@@ -20,8 +20,8 @@ import numpy as np
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.format import CHECKPOINTS, checkpoint_name
 from protlm.commands.train import train
-from protlm.composition import compose, to_plain
 from protlm.config import TrainConfig
+from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert
 from protlm.data.shards.data_set import open_split
 from protlm.evaluation.accuracy import Accuracy

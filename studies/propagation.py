@@ -22,9 +22,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from protlm.errors import UserError, exit_with_message
-from protlm.paths import complete_file, sample_dir
 from protlm.plots import save_figure
+from protlm.system.errors import UserError, exit_with_message
+from protlm.system.paths import complete_file, sample_dir
 from studies.replacement import (
     ACCURACY,
     CUMULATIVE,

@@ -139,7 +139,7 @@ def make(arm: Arm, given: argparse.Namespace, threads: int) -> None:
     training = [*arm.overrides(given.data, given.steps), f"data.valid_dir={given.valid}"]
     commands = (
         [sys.executable, "-m", "protlm.train", *training],
-        [sys.executable, "-m", "protlm.commands.evaluate", *arm.evaluation(given.valid)],
+        [sys.executable, "-m", "protlm", "evaluate", *arm.evaluation(given.valid)],
     )
     (arm.folder / VALID.table).unlink(missing_ok=True)
     with arm.log.open("w", encoding="utf-8") as log:

@@ -15,11 +15,11 @@ from protlm.analysis.replacement import Mechanism, favor, with_attention
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel, TokenBatch
+from protlm.system.errors import UserError
 from studies.estimates import UniformAttention
 
 SOFTMAX, UNIFORM, POSITIVE, OPTIMAL = "softmax", "uniform", "positive", "OPRF"

@@ -20,11 +20,11 @@ from typing import Any
 
 from protlm import evaluation
 from protlm.commands.evaluate import evaluate, provenance
-from protlm.composition import compose
 from protlm.config import EvaluateConfig
-from protlm.errors import UserError
+from protlm.config.composition import compose
 from protlm.loading import load_model
-from protlm.paths import complete_file, sample_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import complete_file, sample_dir
 from studies.settings import keep_settings
 from studies.tables import markdown
 

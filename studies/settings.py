@@ -5,7 +5,7 @@ import json
 import sys
 from pathlib import Path
 
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 
 
 def keep_settings(given: argparse.Namespace, *names: str) -> None:

@@ -25,9 +25,9 @@ from rich.table import Table
 
 from benchmarks.figures import styles
 from protlm.attention import mechanism, names
-from protlm.errors import InputDataError, exit_with_message
-from protlm.paths import complete_file, sample_dir
 from protlm.plots import save_figure
+from protlm.system.errors import InputDataError, exit_with_message
+from protlm.system.paths import complete_file, sample_dir
 
 STEPS, QUICK_STEPS, LOG_EVERY = 300, 20, 10
 # The last of the steps are averaged.

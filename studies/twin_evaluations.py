@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 from studies.twin_tables import Column
 
 # Rows of this length hold one protein each; longer ones hold joined proteins.
@@ -34,7 +34,7 @@ def evaluate(run: Path, objective: str, given: argparse.Namespace) -> None:
         joined = f"concatenated={str(given.length != LENGTH).lower()}"
         options = (f"max_length={given.length}", joined, f"per_sequence={sums}")
         command = [
-            *(sys.executable, "-m", "protlm.commands.evaluate"),
+            *(sys.executable, "-m", "protlm", "evaluate"),
             *(f"checkpoint={run}", f"evaluation=[{objective}]"),
             *(f"data.dir={data}", "data.verify=sizes", f"split=[{','.join(splits)}]"),
             *(f"evaluation.{objective}.{option}" for option in options),

@@ -33,9 +33,8 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.errors import one_of
-from protlm.plots import save_figure
-from protlm.plots.panels import BLUE, GREEN, ORANGE
+from protlm.plots import BLUE, GREEN, ORANGE, save_figure
+from protlm.system.errors import one_of
 from studies.settings import keep_settings
 from studies.twin_evaluations import EVALUATED, LENGTH, columns, evaluate
 from studies.twin_tables import (

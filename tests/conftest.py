@@ -3,7 +3,7 @@
 import gc
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -52,34 +52,28 @@ def _is_local(address: Any) -> bool:
 @pytest.fixture(scope="session", autouse=True)
 def no_network() -> Iterator[None]:
     """Fails a test that connects to another machine."""
-    connect, connect_ex = socket.socket.connect, socket.socket.connect_ex
-    sendto, getaddrinfo = socket.socket.sendto, socket.getaddrinfo
+    getaddrinfo = socket.getaddrinfo
 
     def refuse_foreign(family: int, address: Any) -> None:
         if family in {socket.AF_INET, socket.AF_INET6} and not _is_local(address):
             # Not an OSError, which a library that tolerates a missing network would handle.
             pytest.fail(f"a test connects to the network: {address}")
 
-    def local_connect(self: socket.socket, address: Any) -> None:
-        refuse_foreign(self.family, address)
-        connect(self, address)
+    def local(call: Callable[..., Any]) -> Callable[..., Any]:
+        def guarded(self: socket.socket, *arguments: Any) -> Any:
+            # The address comes last.
+            refuse_foreign(self.family, arguments[-1])
+            return call(self, *arguments)
 
-    def local_connect_ex(self: socket.socket, address: Any) -> int:
-        refuse_foreign(self.family, address)
-        return connect_ex(self, address)
-
-    def local_sendto(self: socket.socket, data: Any, *rest: Any) -> int:
-        refuse_foreign(self.family, rest[-1])
-        return sendto(self, data, *rest)
+        return guarded
 
     def local_getaddrinfo(host: Any, *rest: Any, **named: Any) -> Any:
         refuse_foreign(socket.AF_INET, (host,))
         return getaddrinfo(host, *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(socket.socket, "connect", local_connect)
-        patch.setattr(socket.socket, "connect_ex", local_connect_ex)
-        patch.setattr(socket.socket, "sendto", local_sendto)
+        for name in ("connect", "connect_ex", "sendto"):
+            patch.setattr(socket.socket, name, local(getattr(socket.socket, name)))
         patch.setattr(socket, "getaddrinfo", local_getaddrinfo)
         yield
 

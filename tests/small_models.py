@@ -1,15 +1,27 @@
-"""Models with random weights, in float64: small, but none of their predictions are alike."""
+"""Models with random weights, in float64: small, but none of their predictions are alike.
+
+And networks by settings, what models compute one row at a time, and the shortest structures.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
 
 from protlm.checkpoints.description import ModelDescription
-from protlm.config import ModelConfig, Norm, Objective, Positions
+from protlm.config import ModelConfig, Norm, Objective, Positions, TrainConfig
+from protlm.config.composition import compose
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
+from protlm.system.paths import sample_dir
 
 
 def small_model(
-    attention: str, objective: str = "masked", *, max_length: int | None = None
+    attention: str, objective: str = "masked", *, max_length: int | None = None, **options: Any
 ) -> PretrainedModel:
     """A model of any length, or with a table of `max_length` positions."""
     config = ModelConfig(
@@ -23,15 +35,77 @@ def small_model(
     )
 
     def rebuild(seed: int) -> ProteinLM:
-        return build_network(config, {"name": attention}, seed=seed).double()
+        return build_network(config, {"name": attention, **options}, seed=seed).double()
 
     description = ModelDescription(
         VOCABULARY.hash,
         Objective(objective),
         config,
         attention,
-        {},
+        options,
         seed=1,
         max_length=config.max_length,
     )
     return PretrainedModel(rebuild(1), description, rebuild=rebuild)
+
+
+def network_of(*settings: str, **model: Any) -> ProteinLM:
+    """The `tiny` network by settings as they are typed, and by values of `model`."""
+    if "max_length" in model:
+        settings += (f"data.max_length={model['max_length']}",)
+    typed = {name: str(x).lower() if isinstance(x, bool) else x for name, x in model.items()}
+    settings += tuple(f"model.{name}={value}" for name, value in typed.items())
+    sizes = [] if any(one.startswith("model=") for one in settings) else ["model=tiny"]
+    config = compose(TrainConfig, [*sizes, "run_dir=unused", "data.dir=unused", *settings])
+    network = build_network(config.model, config.attention, seed=0)
+    network.activation_checkpointing = config.trainer.activation_checkpointing
+    return network.eval()
+
+
+def random_tokens(length: int, batch: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    """Residues, the same every time, and a mask without padding."""
+    generator = torch.Generator().manual_seed(0)
+    tokens_BL = torch.randint(4, 24, (batch, length), generator=generator)
+    return tokens_BL, torch.ones(batch, length, dtype=torch.bool)
+
+
+def tokens_of(sequence: str) -> list[int]:
+    """The tokens of a protein, one by one."""
+    return [VOCABULARY.cls, *(VOCABULARY[letter] for letter in sequence), VOCABULARY.eos]
+
+
+def log_p_of(model: PretrainedModel, tokens: Sequence[int]) -> np.ndarray:
+    """The log-probabilities of one row of tokens, LV."""
+    tokens_1L = torch.tensor([list(tokens)])
+    mask_1L = torch.ones_like(tokens_1L, dtype=torch.bool)
+    with torch.inference_mode():
+        logits_1LV = model.network(tokens_1L, mask_1L, causal=model.causal).logits_BLV
+    return logits_1LV[0].double().log_softmax(-1).numpy()
+
+
+def watched_batches(model: PretrainedModel, patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """The tokens of each pass from now on."""
+    batches: list[torch.Tensor] = []
+    forward = model.network.forward
+
+    def watched(tokens_BL: torch.Tensor, *rest: object, **named: object) -> object:
+        batches.append(tokens_BL)
+        return forward(tokens_BL, *rest, **named)
+
+    patch.setattr(model.network, "forward", watched)
+    return batches
+
+
+def shortest_structures(part: str, number: int) -> list[Path]:
+    """The files of the shortest shipped structures of `test` or `fit`."""
+    files = (sample_dir() / "structures" / part).glob("*.gz")
+    return sorted(files, key=lambda file: file.stat().st_size)[:number]
+
+
+def structure_folder(folder: Path, part: str, number: int) -> str:
+    """A new folder of the shortest structures, in the name of the part."""
+    folder = folder / part
+    folder.mkdir()
+    for file in shortest_structures(part, number):
+        (folder / file.name).symlink_to(file)
+    return str(folder)

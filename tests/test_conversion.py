@@ -1,5 +1,6 @@
 """Models with another attention: what is kept, what is new, and how close the outputs are."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
+import protlm
+from protlm.attention.hedgehog import Hedgehog
 from protlm.build import describe
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint, export
-from protlm.composition import compose, to_plain
+from protlm.commands import checkpoint as command
 from protlm.config import TrainConfig
+from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert
-from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model, model_of
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
+from protlm.system.errors import InputDataError, UserError
+from tests.fixtures.commands import SHORT_TRAINING, commands_of
 
+DOCUMENT = Path(__file__).parents[1] / "docs" / "linearize.md"
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLG", "MKVL", "GSHMLEDPVDAYWQ"]
 
 
@@ -48,6 +54,14 @@ def logits(checkpoint: Checkpoint) -> Tensor:
     batch = model.tokenize(SEQUENCES)
     model.network.double()
     return model(batch).logits_BLV[batch.mask_BL]
+
+
+def queries_and_keys(checkpoint: Checkpoint) -> tuple[Tensor, Tensor]:
+    model = model_of(checkpoint)
+    batch = model.tokenize(SEQUENCES)
+    inputs = model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False)
+    _, first = next(iter(inputs))
+    return first.q_BHLK, first.k_BHLK
 
 
 def test_all_other_weights_are_kept(untrained: Callable[..., Checkpoint]) -> None:
@@ -106,6 +120,7 @@ def test_weights_without_a_use_are_named(untrained: Callable[..., Checkpoint]) -
         (),
         ("blocks.*.attention.mechanism.redraw_index",),
     )
+    torch.testing.assert_close(*map(queries_and_keys, (done.checkpoint, back.checkpoint)))
 
 
 @pytest.mark.parametrize("bounded", [False, True])
@@ -124,15 +139,9 @@ def test_exact_heads_of_a_hybrid_keep_the_norms_of_softmax(
     scales = [f"blocks.*.attention.{x}_norm.linear.scale" for x in ("query", "key")]
     norms = tuple(name for name in done.initialized if "_norm" in name)
     assert norms == (() if bounded else tuple(scales))
-    models = [model_of(original), model_of(done.checkpoint)]
-    batch = models[0].tokenize(SEQUENCES)
-    before, after = (
-        next(model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))[1]
-        for model in models
-    )
     heads = slice(None) if bounded else slice(1)
-    torch.testing.assert_close(before.q_BHLK[:, heads], after.q_BHLK[:, heads])
-    torch.testing.assert_close(before.k_BHLK[:, heads], after.k_BHLK[:, heads])
+    for before, after in zip(*map(queries_and_keys, (original, done.checkpoint)), strict=True):
+        torch.testing.assert_close(before[:, heads], after[:, heads])
 
 
 def test_a_second_conversion_keeps_the_first_origin(untrained: Callable[..., Checkpoint]) -> None:
@@ -195,3 +204,54 @@ def test_damaged_weights_are_refused(untrained: Callable[..., Checkpoint]) -> No
     del original.weights["blocks.1.attention.value.weight"]
     with pytest.raises(InputDataError, match="does not match its description"):
         convert(original, options("hedgehog"), seed=None)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_document(
+    protlm_in_process: Callable,
+    train_tiny: Callable[..., Path],
+    tiny_data: Path,
+    tmp_path: Path,
+) -> None:
+    train_tiny(tmp_path / "runs" / "softmax", "attention=softmax", "trainer.max_steps=2")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine").symlink_to(tiny_data)
+    commands = commands_of(DOCUMENT)
+    assert [words[1] for words in commands] == [
+        "checkpoint", "train", "train", "evaluate", "checkpoint", "train",
+        "data", "generate", "prepare", "train",
+    ]  # fmt: skip
+    printed = {}
+    for program, *words in commands:
+        assert program == "protlm"
+        few = ["20" if word == "5000" else word for word in words]
+        done = protlm_in_process(
+            *few, *(("model=tiny", *SHORT_TRAINING) if words[0] == "train" else ()), cwd=tmp_path
+        )
+        assert done.returncode == 0, done.stderr
+        printed[words[-1]] = done
+    swap = printed["runs/swapped"]
+    assert swap.stdout == "runs/swapped\n"
+    maps = (f"blocks.*.attention.mechanism.{name}_map" for name in ("query", "key"))
+    assert swap.stderr == f"initialized: {', '.join(maps)}\nleft out: none\n"
+    model = protlm.load(tmp_path / "runs" / "linear")
+    assert isinstance(model.network.mechanism(1), Hedgehog)
+    favor = protlm.load(tmp_path / "runs" / "favor").description.attention_options
+    assert (favor["num_features"], favor["redraw_every"]) == (512, None)
+    info = protlm_in_process("checkpoint", "info", "runs/favor", cwd=tmp_path).stdout
+    assert re.search(r"source.converted_from +softmax", info)
+    original = protlm.load(tmp_path / "runs" / "softmax").hash
+    assert re.search(rf"source.converted_hash +{original}", info)
+
+
+def test_a_damaged_model_is_no_error_of_usage(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = command.read_model(tiny_run)
+    del damaged.weights["blocks.1.attention.value.weight"]
+    monkeypatch.setattr(command, "read_model", lambda _: damaged)
+    with pytest.raises(InputDataError, match="does not match its description"):
+        command.convert_model(
+            tiny_run, tmp_path / "new", attention="hedgehog", settings=(), seed=None
+        )
+    assert list(tmp_path.iterdir()) == []

@@ -1,42 +1,50 @@
-"""README, documents, notebooks and shipped files are correct: links, commands, versions."""
+"""README, documents, notebooks and the site are correct: words, links, commands, versions."""
 
+import inspect
 import json
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
+import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-import protlm
-from protlm.commands.settings import settings_of, with_tables
-from protlm.composition import compose
+import protlm.attention
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
+from protlm.config.settings import settings_of, with_tables
 from protlm.interface import Model
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-FOLDERS = [
-    "benchmarks",
-    "conf",
-    "data_prep",
-    "docs",
-    "notebooks",
-    "protlm",
-    "slurm",
-    "studies",
-    "tests",
-]
+FOLDERS = ["benchmarks", "conf", "data_prep", "docs", "notebooks", "protlm", "slurm"]
+FOLDERS += ["studies", "tests"]
 CELLS = 15
 
 # Options and variables that point an installer at one index, and folders of one machine.
 PRIVATE = re.compile(
     r"--(?:extra-)?index[-]url|--find[-]links|_INDEX[_]URL"
     + "".join("|" + re.escape(f"{folder}/") for folder in (ROOT, Path.home()) if folder.name)
+)
+
+# Paraphrases that CONTRIBUTING.md replaces, and British spelling.
+PHRASES = re.compile(
+    r"\b(?:whoever|nobody|for ever|none of ours|half a dozen|without a word|stands? (?:in|for) the"
+    r"|go(?:es)? on|takes? up|gives? back|comes? to be|lets? go|so many|is told"
+    r"|is no (?:setting|flag|name|number|protein)|mends?|mended|heeds?|vouche?[sd]?)\b",
+    re.IGNORECASE,
+)
+BRITISH = re.compile(
+    r"\b\w*(?:colour|behaviour|neighbour|favour|centre|licence|defence)\w*\b"
+    r"|\b\w*(?:normal|token|initial|recogn|optim|general|real|minim|maxim)is(?:e|ed|es|ing|ation)\b"
+    r"|\b(?:grey|learnt|labelled|cancelled|modelled)\b",
+    re.IGNORECASE,
 )
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -77,19 +85,29 @@ def test_notebooks_are_short_and_clean() -> None:
         assert not [cell for cell in code if cell["outputs"] or cell["execution_count"]], path.name
 
 
-def test_no_file_names_a_folder_of_this_machine_or_an_index() -> None:
+def lines_that_match(pattern: re.Pattern[str], kinds: str, *exempt: Path) -> list[str]:
+    """The places and lines of the project's own files of some kinds."""
     files = [path for folder in [".ci", *FOLDERS] for path in (ROOT / folder).rglob("*")]
     files += [path for path in ROOT.iterdir() if path.name != ".git"]
-    kinds = {"", ".cfg", ".ipynb", ".lock", ".md", ".py", ".toml", ".txt", ".yaml", ".yml"}
-    kinds |= {".sbatch", ".sh"}
-    found = [
+    return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in files
-        if path.is_file() and path.suffix in kinds
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if PRIVATE.search(line)
+        if path.is_file() and path.suffix in kinds.split(" ") and path not in exempt
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if pattern.search(line)
     ]
-    assert found == []
+
+
+def test_no_file_names_a_folder_of_this_machine_or_an_index() -> None:
+    kinds = " .cfg .ipynb .lock .md .py .toml .txt .yaml .yml .sbatch .sh"
+    assert lines_that_match(PRIVATE, kinds) == []
+
+
+@pytest.mark.parametrize("phrases", [PHRASES, BRITISH], ids=["paraphrases", "spelling"])
+def test_prose_is_plain(phrases: re.Pattern[str]) -> None:
+    # But for the table of what not to write, and this list.
+    exempt = (ROOT / "CONTRIBUTING.md", Path(__file__))
+    assert lines_that_match(phrases, ".md .py .sh .yaml .ipynb", *exempt) == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -162,3 +180,28 @@ def test_the_settings_of_training_in_documents_are_settings() -> None:
         plain = [setting.replace("$seed", "0") for setting in settings]
         if "data=mixture" not in plain and not any(s.startswith("-") for s in plain):
             compose(TrainConfig, plain)
+
+
+def public(cls: type) -> set[str]:
+    """The names of a class's own public methods and properties, inherited ones of protlm too."""
+    owners = [base for base in cls.__mro__ if base.__module__.startswith("protlm")]
+    names = {name for base in owners for name in vars(base) if not name.startswith("_")}
+    return {n for n in names if not isinstance(inspect.getattr_static(cls, n), type | str | bool)}
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_complete(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", "."]
+    done = subprocess.run(
+        [*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "index.html").is_file()
+    inventory = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    listed = {line.split()[0] for line in zlib.decompress(inventory).decode().splitlines()}
+    wanted = {f"protlm.interface.Model.{name}" for name in public(Model)} | {"protlm.load"}
+    wanted |= {f"protlm.attention.{name}" for name in protlm.attention.__all__} - {
+        "protlm.attention.Attention"
+    }
+    wanted |= {f"protlm.attention.base.Attention.{name}" for name in ("forward", "attention_map")}
+    assert wanted - listed == set()

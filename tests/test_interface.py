@@ -17,9 +17,9 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding.options import EmbedOptions
 from protlm.data.records import Record
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.interface import Model
 from protlm.model.embedding import Embedder
+from protlm.system.errors import InputDataError, UserError
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "mkv", "ACDEFGHIKLMNPQRSTVWY"]
 
@@ -107,9 +107,7 @@ def test_masked_residues_are_predicted(model: Model) -> None:
         assert p == pytest.approx(float(p_V[VOCABULARY[letter]]), abs=1e-6)
 
 
-def test_mistakes_are_one_sentence(
-    model: Model, train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_mistakes_are_one_sentence(model: Model, causal_run: Path) -> None:
     with pytest.raises(UserError, match=r"write embed\(\[sequence\]\)"):
         model.embed("MKV")
     with pytest.raises(UserError, match=r"write score\(wild_type, \[mutant\]\)"):
@@ -129,9 +127,8 @@ def test_mistakes_are_one_sentence(
         model.embed(["MKV"], pooling="median")
     with pytest.raises(InputDataError, match="MKV has no <mask>"):
         model.predict_masked(["MKV"])
-    causal = train_tiny(tmp_path / "causal", "objective=causal", "trainer.max_steps=2")
     with pytest.raises(UserError, match="needs a masked model"):
-        protlm.load(causal).predict_masked(["M<mask>V"])
+        protlm.load(causal_run).predict_masked(["M<mask>V"])
 
 
 # What people hold in place of a list of text, and can mean only one thing by.

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from protlm.analysis.structures import contact_map, read_structure
-from protlm.errors import OutputError, UserError
-from protlm.paths import sample_dir
 from protlm.plots import attention_grid, contact_figure, loss_curve, save_figure, scan_figure
+from protlm.system.errors import OutputError, UserError
+from protlm.system.paths import sample_dir
 from tests.marks import slow_but
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
@@ -40,22 +40,6 @@ def points(axes: Axes, label: str) -> np.ndarray:
     return np.asarray(collection.get_offsets())
 
 
-def test_chosen_heads_keep_their_numbers() -> None:
-    from protlm.plots import attention_grid
-
-    figure = attention_grid({1: np.full((2, 5, 5), 0.2)}, title="x", heads=[2, 4])
-    assert [axes.get_title() for axes in figure.axes] == ["layer 1 head 2", "layer 1 head 4"]
-
-
-def test_no_prediction_is_said_and_not_drawn() -> None:
-    from protlm.plots import contact_figure
-
-    contacts_LL = np.eye(30, k=10, dtype=np.int8) + np.eye(30, k=-10, dtype=np.int8)
-    figure = contact_figure(np.full((30, 30), 0.02), contacts_LL, title="x")
-    assert "no prediction" in figure.axes[0].get_title()
-    assert "P@L" not in figure.axes[0].get_title()
-
-
 def test_a_loss_curve_shows_training_validation_and_baseline() -> None:
     figure = loss_curve(rows(), baseline=2.9)
     [axes] = figure.axes
@@ -79,9 +63,6 @@ def test_the_baseline_of_a_loss_curve_stands_in_the_log() -> None:
     assert (set(dashed.get_ydata()), dashed.get_linestyle()) == ({2.8}, "--")
     assert set(loss_curve(logged, baseline=2.9).axes[0].lines[-1].get_ydata()) == {2.9}
     assert "residue frequencies" not in legend(loss_curve(rows()))
-
-
-def test_a_loss_curve_takes_what_there_is() -> None:
     only_valid = [{"step": 1.0, "valid_loss": 2.0, "train_loss": float("nan")}]
     assert legend(loss_curve(only_valid)) == ["validation"]
     assert len(loss_curve([{"step": 1.0, "train_loss": 3.0}]).axes[0].lines) == 2
@@ -110,6 +91,8 @@ def test_odd_attention_maps_can_be_drawn(tmp_path: Path) -> None:
     uneven = {1: np.ones((1, 4, 4)), 2: np.ones((2, 4, 4))}
     for name, given in {"one": one, "zero": zero, "uneven": uneven}.items():
         save_figure(attention_grid(given, title=name), tmp_path / f"{name}.png")
+    figure = attention_grid({1: np.full((2, 5, 5), 0.2)}, title="x", heads=[2, 4])
+    assert [axes.get_title() for axes in figure.axes] == ["layer 1 head 2", "layer 1 head 4"]
     with pytest.raises(UserError, match="no attention map"):
         attention_grid({}, title="none")
 
@@ -142,6 +125,9 @@ def test_contacts_of_a_protein_without_structure(tmp_path: Path) -> None:
     assert legend(figure) == ["top L predictions"]
     assert figure.axes[0].get_title() == "unknown"
     assert len(points(figure.axes[0], "top L predictions")) == 40
+    # Without any prediction, no precision is shown.
+    title = contact_figure(np.full((30, 30), 0.02), np.eye(30, k=10), title="x").axes[0].get_title()
+    assert "no prediction" in title and "P@L" not in title
 
 
 @pytest.mark.parametrize("suffix", slow_but(["png", "pdf", "svg"], "png"))

@@ -1,33 +1,21 @@
-"""Bootstrap intervals."""
+"""95 % intervals by the bootstrap: percentiles over units drawn with replacement."""
 
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import repeat, starmap
 from typing import Any
 
 import numpy as np
 
-_RESAMPLES = 1000
+RESAMPLES = 1000
 
 
-def ratio_interval(
-    totals: np.ndarray, counts: np.ndarray | None = None, *, seed: int = 0
-) -> dict[str, Any]:
-    """Returns Σ totals / Σ counts over proteins, with a 95 % percentile interval over proteins.
-
-    Args:
-        totals: the total of each protein, for instance the correct predictions. For a paired
-            comparison, the difference of two totals.
-        counts: the count of each protein; by default 1, which makes the ratio a mean.
-        seed: seed of the resampling, 1,000 times.
-
-    Returns:
-        {"mean", "low", "high", "count"}, where `count` is the number of proteins.
-    """
-    totals = np.asarray(totals, dtype=np.float64)
-    counts = np.ones(len(totals)) if counts is None else np.asarray(counts, dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(len(totals), size=(_RESAMPLES, len(totals)))
-    sums, sizes = totals[drawn].sum(axis=1), counts[drawn].sum(axis=1)
-    low, high = bounds(sums[sizes > 0] / sizes[sizes > 0])
-    mean = float(totals.sum() / counts.sum())
-    return {"mean": mean, "low": low, "high": high, "count": len(totals)}
+def draws(size: int, *, seed: int, number: int = RESAMPLES) -> Iterator[np.ndarray]:
+    """Yields resamples: as many of the numbers 0 to `size` - 1, drawn with replacement, int64."""
+    draw = partial(np.random.default_rng(seed).integers, size, size=size)
+    return starmap(draw, repeat((), number))
 
 
 def bounds(values: np.ndarray) -> tuple[float, float]:
@@ -37,3 +25,60 @@ def bounds(values: np.ndarray) -> tuple[float, float]:
         return np.nan, np.nan
     low, high = np.quantile(defined, [0.025, 0.975])
     return float(low), float(high)
+
+
+def ratio_interval(
+    totals: np.ndarray, counts: np.ndarray | None = None, *, seed: int = 0
+) -> dict[str, Any]:
+    """Returns Σ totals / Σ counts over proteins, with its interval over proteins.
+
+    Counts are 1 by default, which makes the ratio a mean; `count` is the number of proteins. For a
+    paired comparison, the totals are differences of two totals.
+    """
+    totals = np.asarray(totals, dtype=np.float64)
+    counts = np.ones(len(totals)) if counts is None else np.asarray(counts, dtype=np.float64)
+    drawn = np.stack([*draws(len(totals), seed=seed)])
+    sums, sizes = totals[drawn].sum(axis=1), counts[drawn].sum(axis=1)
+    low, high = bounds(sums[sizes > 0] / sizes[sizes > 0])
+    mean = float(totals.sum() / counts.sum())
+    return {"mean": mean, "low": low, "high": high, "count": len(totals)}
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Metrics by name, NaN where undefined, and those of each resample, [resamples, metrics].
+
+    The resamples are the same for all that are compared.
+    """
+
+    values: Mapping[str, float]
+    resampled: np.ndarray
+
+    def interval(self, name: str) -> tuple[float, float]:
+        """Returns the bounds of the interval of a metric; NaN if it is undefined."""
+        return bounds(self._column(name))
+
+    def less(self, other: "Metrics", name: str) -> dict[str, float | None]:
+        """Returns the difference of a metric from that of another, and its paired interval."""
+        difference = self.values[name] - other.values[name]
+        return plain_interval(difference, *bounds(self._column(name) - other._column(name)))
+
+    def to_plain(self) -> dict[str, dict[str, float | None]]:
+        """Returns the value and the bounds of each metric for JSON."""
+        return {
+            name: plain_interval(value, *self.interval(name)) for name, value in self.values.items()
+        }
+
+    def _column(self, name: str) -> np.ndarray:
+        return self.resampled[:, list(self.values).index(name)]
+
+
+def plain_interval(value: float, low: float, high: float) -> dict[str, float | None]:
+    """Returns {"value", "low", "high"} for JSON."""
+    named = {"value": value, "low": low, "high": high}
+    return {name: finite_or_none(number) for name, number in named.items()}
+
+
+def finite_or_none(value: float) -> float | None:
+    """Returns the number, or None for NaN and infinity, which JSON does not have."""
+    return value if math.isfinite(value) else None

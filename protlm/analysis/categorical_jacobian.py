@@ -14,11 +14,7 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 
 _LETTERS = [VOCABULARY[letter] for letter in STANDARD]
-
-
 _NUM = len(_LETTERS)
-
-
 # Bytes of the rows of the Jacobian that are held in memory, in two blocks.
 _MAX_BYTES = 1 << 29
 
@@ -33,17 +29,10 @@ def jacobian_contacts(
 ) -> np.ndarray:
     """Returns the dependence of each pair of positions of a protein, float64 LL, symmetric.
 
-    Takes 20 L passes over the protein as long as two blocks of rows, 1,600 L bytes a position, fit
-    into `max_bytes`; for a longer protein the blocks are recomputed for every pair of them. A
-    causal model predicts a residue from those before it, so that only the half of the Jacobian
-    with i < j is nonzero.
-
-    Args:
-        model: any mechanism and objective.
-        sequence: residues.
-        tokens_per_batch: rows times length of a pass, at most.
-        max_bytes: bytes of the rows held in memory.
-        bfloat16: compute matrix products in bfloat16, which is faster where the device has them.
+    Takes 20 L passes over the protein, in bfloat16 products if asked, as long as two blocks of
+    rows, 1,600 L bytes a position, fit into `max_bytes`; for a longer protein the blocks are
+    recomputed for every pair of them. A causal model predicts a residue from those before it, so
+    that only the half of the Jacobian with i < j is nonzero.
     """
     rows = _Rows(model, sequence, tokens_per_batch, bfloat16=bfloat16)
     length = len(sequence)

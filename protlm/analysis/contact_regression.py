@@ -5,22 +5,25 @@ average product (APC, Dunn et al. 2008), and the regression is fitted to a few p
 structure.
 """
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.head_statistics import residue_blocks
-from protlm.errors import InputDataError
+from protlm.analysis.head_statistics import residue_rows
+from protlm.analysis.precision import MIN_SEPARATION
+from protlm.analysis.structures import Protein, Structure, contact_map
 from protlm.model.pretrained import PretrainedModel
-
-MIN_SEPARATION = 6
-
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json
+from protlm.system.paths import complete_file
 
 # The strength of the L1 penalty in Rao et al. 2020.
 INVERSE_PENALTY = 0.15
-
-
 # Maps are float32; the correction adds up their errors.
 _ROUNDING = 8 * float(np.finfo(np.float32).eps)
 # Rows of a map that are in memory in float64.
@@ -43,10 +46,8 @@ def apc(maps: np.ndarray) -> np.ndarray:
 def features(maps: np.ndarray) -> np.ndarray:
     """Returns the inputs of the regression: symmetrized, corrected maps, float32 [heads, L, L].
 
-    Values within the rounding of the maps become 0, so that a uniform map has no features.
-
-    Args:
-        maps: maps [..., L, L], without the special tokens.
+    The maps, [..., L, L], have no special tokens. Values within their rounding become 0, so that a
+    uniform map has no features.
     """
     maps = maps.reshape(-1, *maps.shape[-2:])
     found = np.empty(maps.shape, np.float32)
@@ -81,6 +82,14 @@ def head_features(model: PretrainedModel, sequence: str) -> np.ndarray:
     return np.stack([feature_LL for _, feature_LL in _each_head(model, sequence)])
 
 
+def examples(
+    model: PretrainedModel, structures: Iterable[Structure]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the `head_features` and the contact map of each structure, one at a time in memory."""
+    for structure in structures:
+        yield head_features(model, structure.sequence), contact_map(structure)
+
+
 def _each_head(
     model: PretrainedModel, sequence: str, used_H: np.ndarray | None = None
 ) -> Iterator[tuple[int, np.ndarray]]:
@@ -89,11 +98,11 @@ def _each_head(
     used = np.ones(model.num_layers * heads) if used_H is None else used_H
     layers = [n for n in range(1, model.num_layers + 1) if used[(n - 1) * heads : n * heads].any()]
     maps_HLL = np.empty((heads, length, length), np.float32)
-    for layer, blocks in residue_blocks(model, sequence, layers):
+    for layer, blocks in residue_rows(model, sequence, layers):
         start = 0
-        for block_HML in blocks:
-            end = start + block_HML.shape[1]
-            maps_HLL[:, start:end] = block_HML.float().cpu().numpy()
+        for rows in blocks:
+            end = start + rows.shape[1]
+            maps_HLL[:, start:end] = rows[:, :, 1:-1].float().cpu().numpy()
             start = end
         for head in np.flatnonzero(used[(layer - 1) * heads : layer * heads]).tolist():
             yield (layer - 1) * heads + head, features(maps_HLL[head])[0]
@@ -103,13 +112,9 @@ def _each_head(
 class ContactRegression:
     """L1-penalized logistic regression from heads to contacts, over pairs 6 or more apart.
 
-    H in its suffixes counts the heads of all layers.
-
-    Args:
-        seed: seed of the solver's order of coordinates.
-        scaled: divide the features of each head by their standard deviation before the fit. The
-            paper does not; then the penalty removes every head whose maps are nearly flat, as
-            those of linear attention are.
+    H in its suffixes counts the heads of all layers. If scaled, the features of each head are
+    divided by their standard deviation before the fit. In the paper they are not; then the penalty
+    removes every head whose maps are nearly flat, as those of linear attention are.
     """
 
     def __init__(self, *, seed: int = 0, scaled: bool = True) -> None:
@@ -167,7 +172,6 @@ class ContactRegression:
         return int(np.count_nonzero(self.weights_H))
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values for `from_dict`."""
         return {
             "seed": self.seed,
             "weights": self.weights_H.tolist(),
@@ -176,7 +180,6 @@ class ContactRegression:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ContactRegression":
-        """Creates the regression from the values of `to_dict`."""
         regression = cls(seed=int(values["seed"]))
         regression.weights_H = np.array(values["weights"], dtype=np.float64)
         regression.intercept = float(values["intercept"])
@@ -185,21 +188,7 @@ class ContactRegression:
         return regression
 
 
-class HasSequence(Protocol):
-    """A protein: a name and letters."""
-
-    @property
-    def identifier(self) -> str:
-        """The name."""
-        ...
-
-    @property
-    def sequence(self) -> str:
-        """The letters."""
-        ...
-
-
-def check_disjoint(fit: Sequence[HasSequence], test: Sequence[HasSequence]) -> None:
+def check_disjoint(fit: Sequence[Structure | Protein], test: Sequence[Structure | Protein]) -> None:
     """Raises `InputDataError` if a sequence is in the fit and in the test."""
     fitted = {protein.sequence: protein.identifier for protein in fit}
     for protein in test:
@@ -215,3 +204,42 @@ def _pairs(features_HLL: np.ndarray, contacts_LL: np.ndarray) -> tuple[np.ndarra
     known = contacts_LL[rows, columns] >= 0
     rows, columns = rows[known], columns[known]
     return features_HLL[:, rows, columns].T, contacts_LL[rows, columns]
+
+
+@dataclass(frozen=True)
+class SavedFit:
+    """A regression on the heads of a model, with the hashes of its weights and of the proteins."""
+
+    regression: ContactRegression
+    model_hash: str
+    fitted_to: frozenset[str]
+
+    def saw(self, sequence: str) -> bool:
+        """Returns whether a structure of this sequence is among those of the fit."""
+        return digest(sequence) in self.fitted_to
+
+
+def digest(sequence: str) -> str:
+    """Returns the SHA-256 of a sequence, in hexadecimal."""
+    return hashlib.sha256(sequence.encode()).hexdigest()
+
+
+def write_fit(fit: SavedFit, path: Path) -> None:
+    """Writes a fit."""
+    hashes = {"model_hash": fit.model_hash, "fitted_to": sorted(fit.fitted_to)}
+    content = {**hashes, **fit.regression.to_dict()}
+    with complete_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def read_fit(path: Path) -> SavedFit:
+    """Reads a fit."""
+    try:
+        fit = read_json(path, "a saved fit")
+        fitted_to = frozenset(map(str, fit.get("fitted_to", ())))
+        return SavedFit(ContactRegression.from_dict(fit), fit["model_hash"], fitted_to)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputDataError(
+            f"{path} is not a fit that protlm contacts saved; give a NAME.fit.json file, or a "
+            "folder of structures"
+        ) from error

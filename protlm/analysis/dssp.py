@@ -17,18 +17,14 @@ _LONGEST_PEPTIDE_BOND = 2.5
 _MIN_BRIDGE = 3
 
 
-def secondary_structure(backbone_L43: np.ndarray, is_proline_L: np.ndarray) -> str:
-    """Returns the state of each residue: H for helix, E for strand, C for coil.
+def secondary_structure(backbone_L43: np.ndarray, sequence: str) -> str:
+    """Returns the state of each residue, a string of `STATES`; unresolved residues are C.
 
-    Args:
-        backbone_L43: coordinates of N, CA, C and O in ångström, float64; NaN where unresolved.
-        is_proline_L: whether a residue is a proline, which donates no hydrogen.
-
-    Returns:
-        A string of `STATES`, one letter a residue; unresolved residues are C.
+    The backbone has the coordinates of N, CA, C and O in ångström, NaN where unresolved. Prolines
+    of the sequence donate no hydrogen.
     """
     length = len(backbone_L43)
-    bond_LL = hydrogen_bonds(backbone_L43, is_proline_L)
+    bond_LL = hydrogen_bonds(backbone_L43, sequence)
     linked_L = np.append(_is_linked(backbone_L43), False)
     states = np.full(length, COIL)
     states[_in_strands(*_bridges(bond_LL, linked_L), linked_L)] = STRAND
@@ -43,13 +39,14 @@ def secondary_structure(backbone_L43: np.ndarray, is_proline_L: np.ndarray) -> s
     return "".join(states)
 
 
-def hydrogen_bonds(backbone_L43: np.ndarray, is_proline_L: np.ndarray) -> np.ndarray:
+def hydrogen_bonds(backbone_L43: np.ndarray, sequence: str) -> np.ndarray:
     """Finds bonds of C=O (row) and N-H (column), with an energy below -0.5 kcal/mol, bool LL."""
     n_L3, _, c_L3, o_L3 = np.moveaxis(backbone_L43, 1, 0)
     length = len(backbone_L43)
     h_L3 = np.full((length, 3), np.nan)
     carbonyl_L3 = c_L3[:-1] - o_L3[:-1]
     carbonyl_L3 = carbonyl_L3 / np.linalg.norm(carbonyl_L3, axis=-1, keepdims=True)
+    is_proline_L = np.array([letter == "P" for letter in sequence])
     gives_L = _is_linked(backbone_L43) & ~is_proline_L[1:]
     h_L3[1:][gives_L] = (n_L3[1:] + _NH_ANGSTROM * carbonyl_L3)[gives_L]
 
@@ -66,7 +63,6 @@ def hydrogen_bonds(backbone_L43: np.ndarray, is_proline_L: np.ndarray) -> np.nda
 
 
 def _is_linked(backbone_L43: np.ndarray) -> np.ndarray:
-    """Returns whether a peptide bond joins each residue to the next, bool [L-1]."""
     return np.linalg.norm(backbone_L43[:-1, 2] - backbone_L43[1:, 0], axis=-1) < (
         _LONGEST_PEPTIDE_BOND
     )

@@ -49,67 +49,49 @@ def head_statistics(blocks: Iterable[Tensor]) -> dict[str, Tensor]:
         blocks: consecutive blocks of the rows of a map, HML, from the first row to the last, rows
             and columns of residues only and not normalized again.
     """
-    sums = None
+    sums = HeadSums()
     for block_HML in blocks:
-        sums = sums or _Sums(block_HML)
         sums.add(block_HML)
-    assert sums is not None, "no block of rows"
-    return {name: value.cpu() for name, value in sums.statistics().items()}
+    return sums.statistics()
 
 
 def sink_mass(rows_HML: Tensor) -> Tensor:
-    """Returns the weight on `<cls>` and `<eos>` in each row, float64 HM.
-
-    Args:
-        rows_HML: rows of a map whose first and last columns are these tokens.
-    """
+    """Returns the weight on `<cls>` and `<eos>`, the outer columns, in each row, float64 HM."""
     return rows_HML[:, :, 0].double() + rows_HML[:, :, -1].double()
 
 
-@final
-class ResidueBlocks:
-    """The map of a layer in blocks of rows, HML, of residues only; it can be read once."""
+def residue_rows(
+    model: PretrainedModel,
+    sequence: str,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Iterator[tuple[int, Iterator[Tensor]]]:
+    """Yields the number of each layer, and the rows of its map at residues, in blocks.
 
-    def __init__(self, rows: Iterator[tuple[slice, Tensor]], length: int) -> None:
-        self._rows, self._length = rows, length
-        self._sinks: list[Tensor] = []
-
-    def __iter__(self) -> Iterator[Tensor]:
-        """Yields the blocks, from the first row to the last."""
-        for rows, block in self._rows:
-            first, last = max(rows.start, 1), min(rows.stop, self._length + 1)
-            of_residues_HML = block[:, first - rows.start : last - rows.start]
-            self._sinks.append(sink_mass(of_residues_HML))
-            yield of_residues_HML[:, :, 1:-1]
-
-    def sink_mass(self) -> Tensor:
-        """Returns the mean `sink_mass` of the rows that were read, float64 H on the CPU."""
-        return torch.cat(self._sinks, dim=1).mean(dim=1).cpu()
-
-
-def residue_blocks(
-    model: PretrainedModel, sequence: str, layers: Sequence[int] | None = None
-) -> Iterator[tuple[int, ResidueBlocks]]:
-    """Yields the number of each layer, by default of all, and its map in blocks.
-
-    The blocks must be read before the next layer is requested.
+    The first and the last column are `<cls>` and `<eos>`. The blocks must be read before the next
+    layer is requested. The default is all layers and all heads.
     """
     length = len(sequence)
     block = max(1, min(256, _BLOCK_ENTRIES // ((length + 2) * model.num_heads)))
-    batch = model.tokenize([sequence])
-    rows_of_layers = model.attention_row_blocks(batch, layers, block=block)
-    for layer, of_layer in groupby(rows_of_layers, key=lambda found: found[0]):
-        yield layer, ResidueBlocks(((rows, map_BHML[0]) for _, rows, map_BHML in of_layer), length)
+    found = model.attention_row_blocks(model.tokenize([sequence]), layers, heads, block=block)
+    for layer, of_layer in groupby(found, key=lambda one: one[0]):
+        blocks = (
+            map_BHML[0, :, max(1 - rows.start, 0) : length + 1 - rows.start]
+            for _, rows, map_BHML in of_layer
+        )
+        yield layer, blocks
 
 
 @final
-class _Sums:
-    """Sums over the rows of a map that have been added."""
+class HeadSums:
+    """Sums over the rows of a map of residues that have been added, from the first to the last."""
 
-    def __init__(self, block_HML: Tensor) -> None:
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def _begin(self, block_HML: Tensor) -> None:
         heads, _, self.length = block_HML.shape
         zeros = torch.zeros(heads, self.length, dtype=torch.float64, device=block_HML.device)
-        self.rows = 0
         self.lowest_H = zeros[:, 0].clone()
         self.counted_H = zeros[:, 0].clone()
         self.entropy_H, self.keys_H = zeros[:, 0].clone(), zeros[:, 0].clone()
@@ -121,6 +103,8 @@ class _Sums:
 
     def add(self, block_HML: Tensor) -> None:
         """Adds the next rows."""
+        if not self.rows:
+            self._begin(block_HML)
         assert block_HML.shape[2] == self.length, "blocks of different maps"
         a_HML = block_HML.double()
         rows_M = torch.arange(self.rows, self.rows + a_HML.shape[1], device=a_HML.device)
@@ -161,7 +145,7 @@ class _Sums:
 
     def statistics(self) -> dict[str, Tensor]:
         """Returns the statistics of `head_statistics`."""
-        assert self.rows == self.length, "the blocks are not the rows of a square map"
+        assert self.rows and self.rows == self.length, "the blocks are not rows of a square map"
         offsets_O = torch.arange(-MAX_OFFSET, MAX_OFFSET + 1, device=self.offsets_HO.device)
         profile_HO = self.offsets_HO / (self.length - offsets_O.abs()).clamp(min=0)
 
@@ -169,7 +153,7 @@ class _Sums:
             places = [MAX_OFFSET + sign * d for d in distances for sign in (-1, 1)]
             return profile_HO[:, places].nan_to_num(0.0).sum(dim=1)
 
-        return {
+        found = {
             **self._of_distributions(),
             "symmetry": self._symmetry(),
             "neighbor_mass": at(1),
@@ -177,6 +161,7 @@ class _Sums:
             "helix_mass": at(3, 4),
             "offset_profile": profile_HO,
         }
+        return {name: value.cpu() for name, value in found.items()}
 
     def _of_distributions(self) -> dict[str, Tensor]:
         counted_H1 = self.counted_H[:, None]

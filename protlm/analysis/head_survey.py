@@ -1,35 +1,37 @@
-"""All heads of a model over some proteins: statistics, pooled maps, and contact precision."""
+"""What heads attend to: statistics over proteins, groups of similar maps, pairs with a property.
 
-from collections.abc import Iterable, Iterator, Sequence
+Similarity is the correlation of maps that are pooled to a fixed size. The attention to pairs with a
+property is p(f) = Σ f(i, j) a_ij / Σ a_ij over the pairs of residues of all proteins (Vig et al.
+2021, arXiv 2006.15222, section 3), with f(i, j) = f(j) for a property of the residue that is
+attended to; with a threshold θ, a_ij is replaced by 1 if a_ij ≥ θ and 0 otherwise.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.analysis.contact_regression import MIN_SEPARATION, features
-from protlm.analysis.head_clusters import PooledMap
-from protlm.analysis.head_statistics import head_statistics, residue_blocks
-from protlm.analysis.precision import precision
-from protlm.analysis.proteins import Protein
+from protlm.analysis.contact_regression import features
+from protlm.analysis.head_statistics import HeadSums, residue_rows, sink_mass
+from protlm.analysis.precision import precision_at
+from protlm.analysis.structures import Protein
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.errors import UserError
+from protlm.system.terminal import watched
 
-ALL_SEPARATIONS = (MIN_SEPARATION, None)
+POOLED = 64
 
 
 @final
 @dataclass
 class HeadSurvey:
-    """The results of every protein, first axis of the arrays.
+    """The `head_statistics` and `sink_mass` of proteins, [proteins, N, H], and pooled maps HPP.
 
-    Attributes:
-        statistics: the `head_statistics` and `sink_mass` by name, [proteins, N, H];
-            `offset_profile` has O more.
-        precisions: P@L of the map of each head alone, symmetrized and corrected, over pairs 6 or
-            more apart, [proteins, N, H]; NaN without a pair; empty without structures.
-        pooled: the pooled maps of all heads, HPP, of each protein.
+    The precisions are P@L of the map of each head alone, symmetrized and corrected, over pairs 6 or
+    more apart, [proteins, N, H]: NaN without a pair, empty without structures.
     """
 
     statistics: dict[str, np.ndarray]
@@ -48,26 +50,20 @@ class HeadSurvey:
 
 
 def survey_heads(model: PretrainedModel, proteins: Sequence[Protein], what: str) -> HeadSurvey:
-    """Measures all heads on each protein.
+    """Measures all heads on each protein: all proteins have structures, or none has.
 
     Without structures, memory is linear in the length; with them, the maps of one layer are held.
-
-    Args:
-        model: the model.
-        proteins: the proteins; all of them have structures, or none has.
-        what: the name of the job for the display of progress.
+    `what` names the job for the display of progress.
     """
     statistics: dict[str, list[np.ndarray]] = {}
     precisions, pooled = [], []
-    with JobProgress(what, len(proteins)) as progress:
-        for done, protein in enumerate(proteins, start=1):
-            layers, maps, alone = _of_protein(model, protein)
-            for name in layers[0]:
-                values = torch.stack([layer[name] for layer in layers]).numpy()
-                statistics.setdefault(name, []).append(values)
-            pooled.append(np.concatenate(maps))
-            precisions += [np.array(alone)] if alone else []
-            progress.update(done)
+    for protein in watched(what, proteins):
+        layers, maps, alone = _of_protein(model, protein)
+        for name in layers[0]:
+            values = torch.stack([layer[name] for layer in layers]).numpy()
+            statistics.setdefault(name, []).append(values)
+        pooled.append(np.concatenate(maps))
+        precisions += [np.array(alone)] if alone else []
     stacked = {name: np.stack(values) for name, values in statistics.items()}
     return HeadSurvey(stacked, np.array(precisions), pooled)
 
@@ -76,31 +72,218 @@ def _of_protein(
     model: PretrainedModel, protein: Protein
 ) -> tuple[list[dict[str, Tensor]], list[np.ndarray], list[list[float]]]:
     statistics, pooled, precisions = [], [], []
-    for _, blocks in residue_blocks(model, protein.sequence):
-        watched, kept = PooledMap(), []
-        source = blocks if protein.structure is None else _kept(blocks, kept)
-        found = head_statistics(watched.watch(source))
-        statistics.append({**found, "sink_mass": blocks.sink_mass()})
-        pooled.append(watched.means())
-        if protein.structure is not None:
-            map_HLL = torch.cat(kept, dim=1)
-            kept.clear()
-            precisions.append(head_precisions(map_HLL, protein.contacts()))
+    for _, blocks in residue_rows(model, protein.sequence):
+        sums, cells, sinks, kept = HeadSums(), PooledMap(), [], []
+        for rows in blocks:
+            block_HML = rows[:, :, 1:-1]
+            sums.add(block_HML)
+            cells.add(block_HML)
+            sinks.append(sink_mass(rows))
+            if protein.structure is not None:
+                kept.append(block_HML.float().cpu())
+        sink_H = torch.cat(sinks, dim=1).mean(dim=1).cpu()
+        statistics.append({**sums.statistics(), "sink_mass": sink_H})
+        pooled.append(cells.means())
+        if kept:
+            precisions.append(head_precisions(torch.cat(kept, dim=1), protein.contacts()))
     return statistics, pooled, precisions
-
-
-def _kept(blocks: Iterable[Tensor], kept: list[Tensor]) -> Iterator[Tensor]:
-    for block_HML in blocks:
-        kept.append(block_HML.float().cpu())
-        yield block_HML
 
 
 def head_precisions(map_HLL: Tensor, contacts_LL: np.ndarray) -> list[float]:
     """Returns P@L of each head's corrected map over pairs 6 or more apart."""
-    found = []
     # One head at a time, because the correction needs several float64 copies.
-    for map_LL in map_HLL:
-        scores_LL = features(map_LL.numpy()[None, None])[0]
-        hits, count = precision(scores_LL, contacts_LL, separation=ALL_SEPARATIONS, divisor=1)
-        found.append(hits / count if count else np.nan)
-    return found
+    return [precision_at(features(map_LL.numpy())[0], contacts_LL) for map_LL in map_HLL]
+
+
+@final
+class PooledMap:
+    """A map of any length, averaged in P × P cells of about equal size, P = 64 at most."""
+
+    def __init__(self) -> None:
+        self._sums: Tensor | None = None
+        self._rows = 0
+
+    def add(self, block_HML: Tensor) -> None:
+        """Adds the next rows."""
+        heads, rows, length = block_HML.shape
+        size = min(POOLED, length)
+        columns_L = torch.arange(length, device=block_HML.device) * size // length
+        if self._sums is None:
+            self._counts = torch.bincount(columns_L, minlength=size).double()
+            self._sums = self._counts.new_zeros(heads, size, size)
+        narrow_HMP = self._sums.new_zeros(heads, rows, size)
+        narrow_HMP.index_add_(2, columns_L, block_HML.double())
+        self._sums.index_add_(1, columns_L[self._rows : self._rows + rows], narrow_HMP)
+        self._rows += rows
+
+    def means(self) -> np.ndarray:
+        """Returns the averages, float64 HPP."""
+        assert self._sums is not None, "no block of rows"
+        return (self._sums / self._counts[:, None] / self._counts).cpu().numpy()
+
+
+def head_distances(pooled: Iterable[np.ndarray]) -> np.ndarray:
+    """Returns 1 - the correlation of two heads' pooled maps HPP, averaged over proteins, HH.
+
+    H counts the heads of all layers. The correlation with a constant map is 0.
+    """
+    distances = []
+    for maps_HPP in pooled:
+        flat = maps_HPP.reshape(len(maps_HPP), -1)
+        flat = flat - flat.mean(axis=1, keepdims=True)
+        norms = np.linalg.norm(flat, axis=1, keepdims=True)
+        unit = np.where(norms > 1e-12, flat / np.where(norms == 0, 1, norms), 0.0)
+        distances.append(1.0 - unit @ unit.T)
+    mean_HH = np.mean(distances, axis=0)
+    np.fill_diagonal(mean_HH, 0.0)
+    return mean_HH
+
+
+def head_clusters(distances_HH: np.ndarray, number: int) -> np.ndarray:
+    """Returns the cluster of each head, from 1, by average linkage; int64 H.
+
+    Clusters are numbered in the order of their first heads.
+    """
+    from sklearn.cluster import AgglomerativeClustering
+
+    number = min(number, len(distances_HH))
+    if len(distances_HH) == 1:
+        return np.ones(1, dtype=np.int64)
+    model = AgglomerativeClustering(n_clusters=number, metric="precomputed", linkage="average")
+    labels = model.fit_predict(distances_HH)
+    order = {label: place for place, label in enumerate(dict.fromkeys(labels.tolist()), start=1)}
+    return np.array([order[label] for label in labels.tolist()])
+
+
+# Random sign changes of a test, and the smallest p-value that they can give.
+FLIPS = 20_000
+LOWEST_P = 1 / (FLIPS + 1)
+_FLIPS_AT_ONCE = 100
+
+
+def check_threshold(threshold: float) -> None:
+    """Raises UserError if θ is not a possible weight."""
+    if not 0 < threshold <= 1:
+        raise UserError(f"threshold={threshold} must be above 0 and at most 1")
+
+
+@final
+class PropertySums(NamedTuple):
+    """Sums over the pairs of one protein, float64, of the heads of all layers in order.
+
+    Attributes:
+        observed: Σ f a, [heads, properties].
+        expected: the mean of Σ f a when weights are permuted among pairs with the same |i - j|.
+        total: Σ a, [heads].
+        observed_arcs: Σ f over the pairs with a ≥ θ, [heads, properties].
+        total_arcs: the pairs with a ≥ θ, [heads].
+    """
+
+    observed: np.ndarray
+    expected: np.ndarray
+    total: np.ndarray
+    observed_arcs: np.ndarray
+    total_arcs: np.ndarray
+
+
+def property_sums(
+    model: PretrainedModel,
+    sequence: str,
+    properties: np.ndarray,
+    known_LL: np.ndarray,
+    *,
+    threshold: float,
+) -> PropertySums:
+    """Returns the sums of the maps of a model on one protein; special tokens are left out.
+
+    `properties` has f(i, j) of each property, [properties, L, L]; `known_LL` are the pairs that
+    count, and the threshold is θ.
+    """
+    f = torch.from_numpy(properties & known_LL).double().flatten(1)
+    known = torch.tensor(known_LL).double().flatten()
+    layers = [
+        _of_map(torch.cat(list(blocks), dim=1)[:, :, 1:-1].double().cpu(), f, known, threshold)
+        for _, blocks in residue_rows(model, sequence)
+    ]
+    return PropertySums(*(torch.cat(parts).numpy() for parts in zip(*layers, strict=True)))
+
+
+def _of_map(map_HLL: Tensor, f: Tensor, known: Tensor, threshold: float) -> tuple[Tensor, ...]:
+    a = map_HLL.flatten(1) * known
+    arcs = (map_HLL.flatten(1) >= threshold) * known
+    observed, observed_arcs = a @ f.T, arcs @ f.T
+    length = map_HLL.shape[1]
+    positions_L = torch.arange(length)
+    separation = (positions_L[:, None] - positions_L).abs().flatten()
+
+    def by_separation(values: Tensor) -> Tensor:
+        sums = values.new_zeros(len(values), length)
+        return sums.index_add_(1, separation, values)
+
+    pairs = by_separation(known[None])
+    frequency = by_separation(f) / pairs.clamp(min=1)
+    expected = by_separation(a) @ frequency.T
+    return observed, expected, a.sum(dim=1), observed_arcs, arcs.sum(dim=1)
+
+
+def summed(sums: list[PropertySums]) -> PropertySums:
+    """Returns the sums of all proteins."""
+    return PropertySums(*(np.sum(parts, axis=0) for parts in zip(*sums, strict=True)))
+
+
+def sign_flip_p_values(differences: np.ndarray, *, seed: int = 0) -> np.ndarray:
+    """Returns two-sided p-values for the heads of each property, [heads, properties].
+
+    The differences d are of each protein, [proteins, heads, properties]. The hypothesis is that
+    they are symmetric around 0. The signs of whole proteins are flipped at random, because the
+    pairs of one protein are not independent. The statistic of a head is |t| = |Σ d| / √Σ d², which
+    is compared with the largest of all heads after each of `FLIPS` flips (Westfall and Young 1993,
+    max-T). A p-value is therefore already corrected for the number of heads. None is below
+    `LOWEST_P`.
+    """
+    # Flips do not change Σ d². A head without differences has the statistic 0.
+    scale = np.sqrt(np.square(differences).sum(axis=0))
+    scaled = differences / np.where(scale > 0, scale, 1.0)
+    observed = np.abs(scaled.sum(axis=0))
+    flat = scaled.reshape(len(scaled), -1)
+    generator = np.random.default_rng(seed)
+    exceeded = np.zeros(observed.shape)
+    for _ in range(0, FLIPS, _FLIPS_AT_ONCE):
+        signs = generator.choice([-1.0, 1.0], size=(_FLIPS_AT_ONCE, len(flat)))
+        largest = np.abs(signs @ flat).reshape(-1, *observed.shape).max(axis=1)
+        # A sum with all signs unchanged must count in spite of its rounding.
+        exceeded += (largest[:, None] >= observed * (1 - 1e-9)).sum(axis=0)
+    return (exceeded + 1) / (FLIPS + 1)
+
+
+def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:
+    """Returns the attention rollout of one position to each input token, float64 L.
+
+    Abnar and Zuidema 2020 (arXiv 2005.00928, section 3): with A the mean map of the heads of a
+    layer, Ã = (A + I) / 2, its rows normalized, and the rollout is the product Ã_N ... Ã_1.
+
+    Position 0 is `<cls>`, n the nth residue, and the last is `<eos>`. Its row is propagated from
+    the last layer to the first, whose maps are read in blocks of rows; this takes a pass through
+    the network for each layer. Residual connections count as one half; values and feed-forward
+    layers are ignored.
+    """
+    batch = model.tokenize([sequence])
+    row_L = torch.zeros(batch.tokens_BL.shape[1], dtype=torch.float64, device=model.device)
+    row_L[position] = 1.0
+    for layer in range(model.num_layers, 0, -1):
+        before_L = torch.zeros_like(row_L)
+        for _, rows, map_BHML in model.attention_row_blocks(batch, [layer]):
+            mean_ML = map_BHML[0].double().mean(dim=0)
+            weights_M = row_L[rows] / (mean_ML.sum(dim=1) + 1.0)
+            before_L[rows] += weights_M
+            before_L += weights_M @ mean_ML
+        row_L = before_L
+        # An estimate of weights may be negative; rounding in float32 is not meant.
+        if not row_L.min() > -1e-6:
+            raise UserError(
+                "rollout multiplies distributions over positions, and rows of the maps of "
+                f"attention={model.description.attention} are not: weights may be negative "
+                "(docs/mechanisms.md); use a model with another attention, or read its maps: "
+                "protlm attention"
+            )
+    return row_L.cpu()

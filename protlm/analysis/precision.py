@@ -3,25 +3,37 @@
 As in the contact notebook of ESM (Rao et al. 2020, doi:10.1101/2020.12.15.422761).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.errors import InputDataError
+from protlm.analysis.structures import Structure, contact_map
+from protlm.data.tables import read_labels
+from protlm.system.errors import InputDataError
 
-# Half-open ranges of j - i; None means unbounded.
+# Half-open ranges of j - i; None means unbounded. Nearer pairs count nowhere.
 SEPARATIONS: dict[str, tuple[int, int | None]] = {
     "short": (6, 12),
     "medium": (12, 24),
     "long": (24, None),
 }
+MIN_SEPARATION = 6
+ALL_SEPARATIONS = (MIN_SEPARATION, None)
 DIVISORS = {"P@L": 1, "P@L/2": 2, "P@L/5": 5}
+METRIC, *_OTHERS = DIVISORS
+MODEL, NEAREST = "model", "nearest_in_sequence"
+# The headings of `table_rows`, after that of the predictors.
+COLUMNS = ("range", METRIC, "95 %", *_OTHERS, "proteins")
 DEFINITION = (
     "contact: Cβ-Cβ < 8 Å, Cβ imputed where it is missing; separations: short 6 to 11, "
     "medium 12 to 23, long 24 and more; mean over proteins with such pairs, 95 % bootstrap interval"
 )
+
+# P@L of each protein by separation and divisor, as `precisions` returns it.
+Precisions = Mapping[str, Mapping[str, np.ndarray]]
 
 
 def top_pairs(
@@ -35,9 +47,6 @@ def top_pairs(
 
     L is the number of resolved residues; unresolved pairs are excluded. Ties are broken at random
     with a fixed seed. A range with fewer pairs returns all of them.
-
-    Args:
-        separation: j - i is at least the first and, unless it is None, less than the second.
     """
     low, high = separation
     rows, columns = np.triu_indices(len(contacts_LL), low)
@@ -57,7 +66,7 @@ def precision(
     contacts_LL: np.ndarray,
     *,
     separation: tuple[int, int | None],
-    divisor: int,
+    divisor: int = 1,
 ) -> tuple[int, int]:
     """Returns the contacts among the `top_pairs` and floor(L / divisor), whose ratio is P@L.
 
@@ -69,6 +78,17 @@ def precision(
     return int(contacts_LL[rows, columns].sum()), asked
 
 
+def precision_at(
+    probabilities_LL: np.ndarray,
+    contacts_LL: np.ndarray,
+    separation: tuple[int, int | None] = ALL_SEPARATIONS,
+    divisor: int = 1,
+) -> float:
+    """Returns the ratio of `precision`, by default P@L of all pairs; NaN without a pair."""
+    hits, asked = precision(probabilities_LL, contacts_LL, separation=separation, divisor=divisor)
+    return hits / asked if asked else np.nan
+
+
 def _num_resolved(contacts_LL: np.ndarray) -> int:
     return int((contacts_LL >= 0).any(axis=1).sum())
 
@@ -78,18 +98,14 @@ def precisions(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Computes the precision of each protein from probabilities and contact maps.
 
-    Returns:
-        {"short" | "medium" | "long": {"P@L" | "P@L/2" | "P@L/5": float64 [proteins]}}; NaN for
-        proteins without a pair in the range, or of fewer than `divisor` residues.
+    It is NaN for proteins without a pair in the range, or of fewer than `divisor` residues.
     """
-    rows = []
-    for probabilities_LL, contacts_LL in proteins:
-        for separation in SEPARATIONS.values():
-            for divisor in DIVISORS.values():
-                hits, count = precision(
-                    probabilities_LL, contacts_LL, separation=separation, divisor=divisor
-                )
-                rows.append(hits / count if count else np.nan)
+    rows = [
+        precision_at(probabilities_LL, contacts_LL, separation, divisor)
+        for probabilities_LL, contacts_LL in proteins
+        for separation in SEPARATIONS.values()
+        for divisor in DIVISORS.values()
+    ]
     table = np.array(rows).reshape(-1, len(SEPARATIONS), len(DIVISORS))
     if np.isnan(table).all():
         raise InputDataError("no structure is long enough to be scored; give longer ones")
@@ -102,15 +118,17 @@ def precisions(
 def scores(
     proteins: Iterable[tuple[np.ndarray, np.ndarray]], *, seed: int = 0
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Computes precision by range and number of pairs from probabilities and contact maps.
+    """Returns the `mean_precision` of the `precisions`."""
+    return _means(precisions(proteins), slice(None), seed)
 
-    Returns:
-        {"short" | "medium" | "long": {"P@L" | "P@L/2" | "P@L/5": {"mean", "low", "high",
-        "count"}}}: as `mean_precision` of the `precisions`.
-    """
+
+def _means(found: Precisions, members: np.ndarray | slice, seed: int) -> dict[str, dict[str, Any]]:
     return {
-        name: {label: mean_precision(values, seed=seed) for label, values in by_divisor.items()}
-        for name, by_divisor in precisions(proteins).items()
+        name: {
+            label: mean_precision(values[members], seed=seed)
+            for label, values in by_divisor.items()
+        }
+        for name, by_divisor in found.items()
     }
 
 
@@ -131,3 +149,101 @@ def left_out(number: int, counted: int, separation: str) -> list[str]:
     """Returns a line on the proteins without a pair in a range, if there are any."""
     line = f"left out of P@L, without a pair {separation}: {number - counted} of {number} proteins"
     return [line] if number > counted else []
+
+
+def read_groups(path: Path | None, structures: Sequence[Structure]) -> list[str] | None:
+    """Reads the group of each structure from a table; None without a table."""
+    if path is None:
+        return None
+    group_of = read_labels(path, "structure", "group")
+    if missing := [s.identifier for s in structures if s.identifier not in group_of]:
+        raise InputDataError(
+            f"{path} has no group for {missing[0]}, and {len(missing) - 1} more are missing; add a "
+            "row for each structure"
+        )
+    return [group_of[structure.identifier] for structure in structures]
+
+
+def nearest_in_sequence(structures: Sequence[Structure]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns, without a model, pairs ranked by nearness in the sequence, and their contacts.
+
+    Contacts become rarer with the separation, so of any range the nearest pairs are above chance.
+    """
+    found = []
+    for structure in structures:
+        positions = np.arange(len(structure.sequence), dtype=np.float64)
+        found.append((-np.abs(positions[:, None] - positions), contact_map(structure)))
+    return found
+
+
+def group_scores(
+    predictors: Mapping[str, Precisions], group_of: list[str] | None, *, seed: int
+) -> dict[str, Any]:
+    """Returns the scores of each predictor, of all structures and `by_group` where there are any.
+
+    `over_best_baseline` has for each range P@L of the model less that of the baseline with the
+    highest mean, with a paired 95 % bootstrap interval over proteins. Baselines are the predictors
+    that do not use the model's weights, whose names do not begin with `MODEL`.
+    """
+    result = _scores(predictors, slice(None), seed)
+    if group_of is not None:
+        names = np.array(group_of)
+        result["by_group"] = {
+            group: _scores(predictors, names == group, seed) for group in sorted(set(group_of))
+        }
+    return result
+
+
+def _scores(
+    predictors: Mapping[str, Precisions], members: np.ndarray | slice, seed: int
+) -> dict[str, Any]:
+    found = {who: _means(one, members, seed) for who, one in predictors.items()}
+    baselines = [who for who in predictors if not who.startswith(MODEL)]
+    over = {}
+    for separation in SEPARATIONS:
+        means = {who: found[who][separation][METRIC]["mean"] for who in baselines}
+        best = max(means, key=lambda who: means[who] or 0)
+        model, baseline = (predictors[who][separation][METRIC] for who in (MODEL, best))
+        compared = mean_precision((model - baseline)[members], seed=seed)
+        over[separation] = {"baseline": best, "metric": METRIC, **compared}
+    return {**found, "over_best_baseline": over}
+
+
+def table_rows(values: Mapping[str, Any], predictors: Sequence[str]) -> list[tuple[str, ...]]:
+    """Formats the cells of `COLUMNS` after the predictor, for all structures and each group."""
+    rows = []
+    for suffix, part in _parts(values):
+        for who in predictors:
+            for separation, by_divisor in part[who].items():
+                first, *others = (by_divisor[divisor] for divisor in DIVISORS)
+                cells = [percent(one["mean"]) for one in others]
+                interval = f"{percent(first['low'])} to {percent(first['high'])}"
+                count = str(first["count"])
+                rows.append(
+                    (f"{who}{suffix}", separation, percent(first["mean"]), interval, *cells, count)
+                )
+    return rows
+
+
+def caption(values: Mapping[str, Any]) -> str:
+    """Returns lines on the model and the best baselines, and on the structures left out."""
+    lines = []
+    for suffix, part in _parts(values):
+        for separation, over in part["over_best_baseline"].items():
+            mean, low, high = (percent(over[name], "+.1%") for name in ("mean", "low", "high"))
+            lines.append(
+                f"{over['metric']} of the model less that of {over['baseline']}, "
+                f"{separation}{suffix}: {mean} ({low} to {high})"
+            )
+    for name, found in values[MODEL].items():
+        lines += left_out(values["num_test"], found[METRIC]["count"], f"of {name} range")
+    if too_long := values["left_out"]:
+        limit = values["max_residues"]
+        lines.append(f"left out, longer than {limit} residues: {', '.join(too_long)}")
+    return "\n".join(lines)
+
+
+def _parts(values: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Returns the suffix of names and the scores, of all structures and of each group."""
+    groups = values.get("by_group", {})
+    return [("", values), *((f", {group}", part) for group, part in groups.items())]

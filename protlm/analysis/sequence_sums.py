@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from protlm.analysis.bootstrap import bounds, draws
 from protlm.model.objective import perplexity
-from protlm.paths import complete_file
+from protlm.system.paths import complete_file
 
 BASELINES = ("empirical", "three_mers")
 # Smaller groups do not count in a mean over groups: one short protein would be worth hundreds.
 FEWEST_IN_GROUP = 5
-_RESAMPLES = 1000
 
 
 @dataclass(frozen=True)
@@ -82,16 +82,13 @@ def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict
     totals = np.stack(
         [np.bincount(numbers, values) for values in (sums.nats, sums.correct, sums.targets)]
     )
-    generator = np.random.default_rng(seed)
-    size = totals.shape[1]
-    drawn = [totals[:, generator.integers(size, size=size)].sum(axis=1) for _ in range(_RESAMPLES)]
-    nats, correct, targets = np.array(drawn).T
+    found = [totals[:, drawn].sum(axis=1) for drawn in draws(totals.shape[1], seed=seed)]
+    nats, correct, targets = np.array(found).T
     there = targets > 0
-    accuracy = correct[there] / targets[there]
     perplexities = np.exp(np.minimum(nats[there] / targets[there], 700.0))
     return {
-        "accuracy": np.quantile(accuracy, [0.025, 0.975]).tolist(),
-        "perplexity": np.quantile(perplexities, [0.025, 0.975]).tolist(),
+        "accuracy": [*bounds(correct[there] / targets[there])],
+        "perplexity": [*bounds(perplexities)],
     }
 
 

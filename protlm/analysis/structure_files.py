@@ -12,7 +12,7 @@ import numpy as np
 
 from protlm.data.records.format_detection import structure_format
 from protlm.data.records.source import ByteSource
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 if TYPE_CHECKING:
     from Bio.PDB.Model import Model
@@ -22,7 +22,7 @@ _MAX_BYTES = 1 << 27
 _ATOMS = ("ATOM  ", "HETATM", "ANISOU")
 # A peptide bond is 1.33 Å long; the next nearest C and N of a chain are over 3 Å apart.
 _PEPTIDE_BOND_ANGSTROM = 2.0
-# Without these atoms, neighbors are told by CA, which are 3.8 Å apart.
+# Without these atoms, neighbors are recognized by CA atoms, which are 3.8 Å apart.
 _CA_ANGSTROM = 4.3
 # Columns of mmCIF that may be missing, and what is taken for them.
 _OPTIONAL = {"pdbx_PDB_ins_code": " ", "label_alt_id": " ", "occupancy": "1", "group_PDB": ""}

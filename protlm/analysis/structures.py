@@ -1,12 +1,13 @@
-"""Protein chains of PDB and mmCIF files: sequences, Cβ atoms and contacts."""
+"""Protein chains of PDB and mmCIF files, their Cβ atoms and contacts; proteins of evaluations."""
 
 import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
@@ -17,10 +18,13 @@ from protlm.analysis.structure_files import (
     read_model,
     residue_letters,
 )
+from protlm.data.records import Tally, read_records
 from protlm.data.records.format_detection import structure_format
 from protlm.data.records.source import STANDARD_INPUT, ByteSource
-from protlm.errors import InputDataError, one_of
-from protlm.terminal import printable
+from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError, one_of
+from protlm.system.paths import existing_file, sample_dir
+from protlm.system.terminal import printable
 
 if TYPE_CHECKING:
     from Bio.PDB.Chain import Chain
@@ -41,16 +45,11 @@ _CB_BOND, _CB_ANGLE, _CB_DIHEDRAL = 1.522, 1.927, -2.143
 @final
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """One protein chain.
+    """One protein chain, the identifier of which is the name of its file without endings.
 
-    Attributes:
-        identifier: the file's name without .pdb, .ent, .cif, .mmcif and .gz, such as `1fuk_A`.
-        sequence: one letter a residue, also of those without coordinates; X where unknown.
-        cb_L3: Cβ coordinates in ångström, float64; NaN where unresolved.
-        backbone_L43: coordinates of N, CA, C and O.
-        chain: the chain's identifier in the file.
-        other_chains: the identifiers of the other protein chains of the file.
-        notes: what the user should know of the file, a line each.
+    The sequence has one letter a residue, also of those without coordinates, X where unknown. Of Cβ
+    and of the backbone, N, CA, C and O, it has coordinates in ångström, NaN where unresolved. The
+    file has the `other_chains` of proteins, too; `notes` are lines on it for the user.
     """
 
     identifier: str
@@ -63,11 +62,6 @@ class Structure:
 
     def __len__(self) -> int:
         return len(self.sequence)
-
-    @property
-    def is_resolved(self) -> np.ndarray:
-        """For each residue whether its Cβ is known, bool [L]."""
-        return ~np.isnan(self.cb_L3[:, 0])
 
 
 def is_structure(path: Path) -> bool:
@@ -95,17 +89,13 @@ def structure_files(directory: Path) -> list[Path]:
 
 
 def read_structure(path: Path, chain: str | None = None) -> Structure:
-    """Reads one chain of the first model of a PDB or mmCIF file.
+    """Reads one chain of the first model of a PDB or mmCIF file, by default the first protein.
 
     The sequence is that of SEQRES, or of the entity in mmCIF, also of residues without coordinates;
     caps such as ACE are left out. Without it, X fills gaps where the chain is broken, as many as
     the numbering skips. Modified residues become the residue they derive from (MSE is M, HSD is H);
     of alternative residues and atoms the one of highest occupancy is used; waters and ligands are
-    ignored.
-
-    Args:
-        path: a PDB or mmCIF file, also gzipped.
-        chain: the chain's identifier, in mmCIF `auth_asym_id`; by default the first protein one.
+    ignored. In mmCIF chains are those of `auth_asym_id`.
     """
     model, sequences, notes = read_model(path)
     chains = {chain.id: residues for chain in model if (residues := _residues(chain))}
@@ -125,6 +115,25 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
     return Structure(
         _ENDING.sub("", path.name), letters, cb_L3, backbone_L43, chosen, others, tuple(notes)
     )
+
+
+def read_chain(path: Path, chain: str | None) -> Structure | None:
+    """Reads the chain that a user asks for; None if the file is not a structure.
+
+    Prints the notes on it and, if none is asked for, which of several is used.
+    """
+    if not is_structure(path):
+        if chain is not None:
+            raise UserError(f"--chain {chain} needs a PDB or mmCIF file; {path} is a sequence file")
+        return None
+    structure = read_structure(existing_file(path, "a sequence file or a structure"), chain)
+    if chain is None and structure.other_chains:
+        others = ", ".join(structure.other_chains)
+        message = f"{path}: chain {structure.chain} is used; --chain takes another: {others}"
+        print(printable(message), file=sys.stderr)
+    for note in structure.notes:
+        print(printable(f"{path}, {note}"), file=sys.stderr)
+    return structure
 
 
 def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) -> np.ndarray:
@@ -276,3 +285,75 @@ def read_folder(
             "give shorter ones or raise max_residues"
         )
     return short, [s.identifier for s in structures if len(s) > max_residues]
+
+
+def structures_folder(setting: str, shipped: str = "test") -> Path:
+    """Returns the folder of structures of a setting: `sample` is a shipped one, `test` or `fit`."""
+    return sample_dir() / "structures" / shipped if setting == "sample" else Path(setting)
+
+
+def check_limit(name: str, value: int) -> None:
+    """Refuses a limit that no protein is within."""
+    if value < 1:
+        raise UserError(f"{name}={value} excludes every protein; give 1 or more")
+
+
+def longest_read(model: PretrainedModel, max_residues: int) -> int:
+    """Returns the largest number of residues that a setting and the model allow."""
+    return min(max_residues, model.max_residues or max_residues)
+
+
+class Protein(NamedTuple):
+    """A sequence, with its structure where it is known."""
+
+    identifier: str
+    sequence: str
+    structure: Structure | None = None
+
+    def contacts(self) -> np.ndarray:
+        """Returns the `contact_map`."""
+        assert self.structure is not None
+        return contact_map(self.structure)
+
+
+@final
+@dataclass(frozen=True)
+class ProteinChoice:
+    """The settings that choose proteins: the first ones of structures, or of a sequence file.
+
+    Relatives among them are not left out, while intervals and p-values over proteins treat them as
+    independent: give a file or folder without close homologs. Longer proteins are excluded, as are
+    those longer than the model accepts. `shipped` is as for `structures_folder`.
+    """
+
+    structures: str
+    max_proteins: int
+    max_residues: int
+    sequences: str | None = None
+    shipped: str = "test"
+
+    def __post_init__(self) -> None:
+        check_limit("max_proteins", self.max_proteins)
+        check_limit("max_residues", self.max_residues)
+
+    def read(self, model: PretrainedModel) -> list[Protein]:
+        """Reads the proteins."""
+        limit = longest_read(model, self.max_residues)
+        if self.sequences is None:
+            found, _ = read_folder(structures_folder(self.structures, self.shipped), limit)
+            return [Protein(s.identifier, s.sequence, s) for s in found[: self.max_proteins]]
+        tally, path = Tally(), Path(self.sequences)
+        short = (r for r in read_records(path, tally) if len(r.sequence) <= limit)
+        proteins = [Protein(r.identifier, r.sequence) for r in islice(short, self.max_proteins)]
+        tally.warn_of_rejected(path)
+        if not proteins:
+            raise InputDataError(
+                f"{path} has no protein of at most {limit} residues; give shorter ones or raise "
+                "max_residues"
+            )
+        return proteins
+
+
+def sequences_of(proteins: Sequence[Protein]) -> list[str]:
+    """Returns the sequences."""
+    return [protein.sequence for protein in proteins]

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protlm.analysis.relatives import unrelated
 from protlm.data.records import Feature, ReadOptions, SequenceFile, Tally
-from protlm.errors import InputDataError
-from protlm.terminal import JobProgress
+from protlm.data.relatives import unrelated
+from protlm.system.errors import InputDataError
+from protlm.system.terminal import JobProgress
 
 # The kinds in flat files and in XML. BINDING includes METAL, NP_BIND and CA_BIND since 2022.
 _KINDS = {
@@ -63,14 +63,10 @@ class AnnotatedProtein(NamedTuple):
 
 
 class Annotated(NamedTuple):
-    """Proteins with features, in the order in which they were drawn, and counts.
+    """Proteins with features, in the order in which they were drawn, without relatives.
 
-    Attributes:
-        proteins: without relatives of one drawn before.
-        num_in_file: those of the file that could be drawn.
-        num_drawn: these proteins, and the relatives that were left out.
-        left_out: the features that were left out in the file, by reason.
-        rejected: the records that could not be read, by reason.
+    And counts: of the proteins of the file that could be drawn, of those drawn, and by reason of
+    features left out in the file and of records rejected.
     """
 
     proteins: list[AnnotatedProtein]
@@ -83,16 +79,11 @@ class Annotated(NamedTuple):
 def read_annotated(path: Path, *, max_proteins: int, max_residues: int, seed: int) -> Annotated:
     """Draws proteins that have one of the features at certain positions, without relatives.
 
-    The proteins of the file are ordered by a hash of the seed and their accessions, whatever their
-    order in the file, and those `unrelated` to an earlier one are taken; after ten times
-    `max_proteins` there are no more. Features of unknown or uncertain positions or of another
-    isoform, and disulfide bonds to other chains, are left out. Warns of rejected records.
-
-    Args:
-        path: a Swiss-Prot flat file or UniProt XML, plain or gzip.
-        max_proteins: the largest number of proteins.
-        max_residues: longer proteins are excluded.
-        seed: seed of the draw.
+    The proteins of the file, Swiss-Prot or UniProt XML, are ordered by a hash of the seed and their
+    accessions, whatever their order in the file, and those `unrelated` to an earlier one are taken;
+    after ten times `max_proteins` there are no more. Features of unknown or uncertain positions or
+    of another isoform, and disulfide bonds to other chains, are left out. Warns of rejected
+    records.
     """
     left_out, tally = Counter[str](), Tally()
     places = count()
@@ -119,7 +110,6 @@ def read_annotated(path: Path, *, max_proteins: int, max_residues: int, seed: in
 def _proteins(
     path: Path, max_residues: int, left_out: Counter[str], tally: Tally
 ) -> Iterator[AnnotatedProtein]:
-    """Yields the proteins of a file that are short enough and have usable features."""
     with (
         SequenceFile(path, ReadOptions(features=True)) as file,
         JobProgress(f"reading {path.name}", None) as progress,

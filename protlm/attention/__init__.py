@@ -7,12 +7,12 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_type_hints
 
 from protlm.attention.base import Attention
-from protlm.config.fields import check_types
-from protlm.errors import UserError, one_of
-from protlm.paths import conf_dir
+from protlm.config.fields import Range, check_types
+from protlm.system.errors import UserError, one_of, refuse_unknown
+from protlm.system.paths import conf_dir
 
 __all__ = ["Attention", "create", "mechanism", "names", "option_differences", "options_of_layer"]
 
@@ -25,11 +25,7 @@ def names() -> list[str]:
 
 
 def mechanism(name: str) -> type[Attention]:
-    """Returns the class of a mechanism.
-
-    Raises:
-        UserError: the mechanism does not exist.
-    """
+    """Returns the class of a mechanism."""
     # The name comes from a config or a checkpoint: it must not reach any module but these.
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name not in names():
         raise UserError(f"attention={name} does not exist; there are: {one_of(names())}")
@@ -49,9 +45,6 @@ def option_differences(
     """Returns the options in which two mechanisms of one name are different functions.
 
     Each with its value in `found` and in `asked`, where a missing option has its default.
-
-    Raises:
-        UserError: there is no such mechanism.
     """
     cls = mechanism(name)
     defaults = {key: p.default for key, p in inspect.signature(cls).parameters.items()}
@@ -70,11 +63,7 @@ def option_differences(
 def options_of_layer(
     name: str, options: Mapping[str, Any], *, layer: int, num_layers: int
 ) -> dict[str, Any]:
-    """Returns the options of one layer, numbered from 0, where lists have a value for each layer.
-
-    Raises:
-        UserError: there is no such mechanism, or a list has another length than `num_layers`.
-    """
+    """Returns the options of a layer, numbered from 0: lists may have a value for each layer."""
     chosen = dict(options)
     for option in mechanism(name).per_layer_options:
         values = options.get(option)
@@ -98,16 +87,10 @@ def create(
     max_length: int,
     seed: int = 0,
 ) -> Attention:
-    """Builds a mechanism.
+    """Builds a mechanism; options are those of its YAML file, without the name.
 
-    Args:
-        name: one of `names()`.
-        options: the settings of the mechanism, as in its YAML file, without the name.
-        num_heads: heads H.
-        head_dim: width K of a query and a key.
-        model_dim: width D of the input of a block.
-        max_length: the longest input, for mechanisms with tables of positions.
-        seed: the seed of random projections, together with the redraw index.
+    `max_length` is the longest input, for tables of positions, and random projections depend on
+    `seed` and the redraw index.
 
     Raises:
         UserError: an unknown name or option, a value of the wrong type, or an impossible setting.
@@ -115,11 +98,16 @@ def create(
     cls = mechanism(name)
     accepted = list(inspect.signature(cls).parameters)
     allowed = [p for p in accepted if p not in _FROM_THE_MODEL]
+    if "kernel" in options and "kernel" not in allowed and "backend" in allowed:
+        raise UserError(
+            "attention.kernel is now called attention.backend; type "
+            f"attention.backend={options['kernel']}"
+        )
     if unknown := sorted(set(options) - set(allowed)):
         raise UserError(
             f"attention.{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
         )
-    check_types(cls, options, section="attention")
+    _check_options(cls, options)
     sizes = {
         "num_heads": num_heads,
         "head_dim": head_dim,
@@ -131,3 +119,26 @@ def create(
         return cls(**{key: sizes[key] for key in accepted if key in sizes}, **options)
     except TypeError as error:
         raise UserError(f"attention={name}: {error}; settings: {one_of(allowed)}") from error
+
+
+def _check_options(kind: type, options: Mapping[str, Any]) -> None:
+    """Refuses options of a type or value that a constructor does not allow.
+
+    Beside the types these are ranges, `window: Annotated[int, even(2)] = 512`, or the members of an
+    enumeration, `sharing: Annotated[str, Sharing] = "layers"`. Null is compared with types alone.
+    """
+    check_types(kind, options, section="attention")
+    defaults = inspect.signature(kind).parameters
+    annotations = get_type_hints(kind.__init__, include_extras=True)
+    for option, value in options.items():
+        for allowed in getattr(annotations[option], "__metadata__", ()):
+            if value is None:
+                continue
+            if not isinstance(allowed, Range):
+                refuse_unknown(f"attention.{option}", value, allowed)
+            elif value not in allowed:
+                default = defaults[option].default
+                raise UserError(
+                    f"attention.{option}={value} must be {allowed.expected(value)}; "
+                    f"type attention.{option}={'null' if default is None else default}"
+                )

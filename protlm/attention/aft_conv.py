@@ -2,16 +2,21 @@
 
 import math
 from functools import partial
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
-from protlm.attention.aft.base import Mixer
-from protlm.attention.aft.decoding import WindowedAttentionFree
-from protlm.attention.aft.windows import WindowWeights, block_size, offsets, windowed_means
+from protlm.attention.attention_free import (
+    Mixer,
+    WindowedAttentionFree,
+    WindowWeights,
+    block_size,
+    offsets,
+    windowed_means,
+)
+from protlm.attention.base import odd
 from protlm.attention.ops.numerics import upcast
-from protlm.errors import UserError
 
 
 @final
@@ -22,11 +27,12 @@ class AftConv(WindowedAttentionFree):
 
         Y_i = σ(q_i) ⊙ Σ_j e^(x_j + w_(i-j)) v_j / Σ_j e^(x_j + w_(i-j)),
 
-    over all j or, in causal mode, j ≤ i. w has s values for each head and is 0 beyond them (Zhai et
-    al., arXiv 2105.14103, section 3, "AFT-conv"; the paper writes it as convolutions of e^x v and
-    of e^x with e^w - 1, added to the sums of both). A kernel covers i - (s-1)/2 to i + (s-1)/2 or,
-    in causal mode, i - s + 1 to i, and its values are in this order. w = γ (z - mean z) / std z + β
-    for each head, where γ = β = 0 initially: this is AFT-simple with one exponent for a head.
+    over all j or, in causal mode, j ≤ i. w has s = `kernel_size` values for each head and is 0
+    beyond (Zhai et al., arXiv 2105.14103, section 3, "AFT-conv"; the paper writes it as
+    convolutions of e^x v and of e^x with e^w - 1, added to the sums of both). A kernel covers
+    i - (s-1)/2 to i + (s-1)/2 or, in causal mode, i - s + 1 to i, and its values are in this order.
+    w = γ (z - mean z) / std z + β for each head, where γ = β = 0 initially: this is AFT-simple with
+    one exponent for a head.
 
     The paper projects the input to one number for each head. The sum over a key's channels is the
     same class of functions, and leaves no parameter of the model unused. Near and far terms are
@@ -34,23 +40,14 @@ class AftConv(WindowedAttentionFree):
     becomes 0 if w alone makes it e^69 times smaller than 1 or than the largest weight of its row.
     Distances replace positions, and rotary positions are not applied. Decoding keeps the last s
     positions and the sums over all positions before them.
-
-    Args:
-        num_heads: heads; each has a kernel.
-        kernel_size: s, odd; the paper has 11 and 15.
     """
 
     map_meaning: ClassVar[str] = "the weight of value j in output i before the gate"
     cost: ClassVar[str] = "L s K"
     advice: ClassVar[str] = "motifs: a convolution over residues plus the composition; any length"
 
-    def __init__(self, *, num_heads: int, kernel_size: int = 11) -> None:
+    def __init__(self, *, num_heads: int, kernel_size: Annotated[int, odd(3)] = 11) -> None:
         super().__init__()
-        if kernel_size < 3 or kernel_size % 2 == 0:
-            raise UserError(
-                f"attention.kernel_size={kernel_size} must be odd and at least 3; "
-                "type attention.kernel_size=11"
-            )
         self.kernel_size = self._window = kernel_size
         self.kernel = nn.Parameter(torch.randn(num_heads, kernel_size))
         # One-dimensional, because weight decay acts on matrices.

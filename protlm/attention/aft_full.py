@@ -1,17 +1,22 @@
 """AFT-full: the attention-free transformer with a bias of every pair (arXiv 2105.14103, eq. 2)."""
 
 from functools import partial
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from protlm.attention.aft.base import AttentionFree, Mixer
-from protlm.attention.aft.positions import PositionBiases, rows_of_biases
-from protlm.attention.aft.sums import SoftmaxSums, floor_of, triangle
-from protlm.attention.aft.windows import power_of_two
+from protlm.attention.attention_free import (
+    AttentionFree,
+    Mixer,
+    PositionBiases,
+    power_of_two,
+    rows_of_biases,
+)
+from protlm.attention.ops.numerics import recomputed
+from protlm.attention.ops.sums import SoftmaxSums, floor_of, triangle
+from protlm.config.fields import at_least
 
 # Rows that are computed together: a power of two, as the triangle at their end requires.
 _ROWS = 256
@@ -21,23 +26,19 @@ _ROWS = 256
 class AftFull(AttentionFree):
     """A gated mean of all values by softmax(k + w) in every channel, w learned for each pair.
 
-    Y_i = σ(q_i) ⊙ Σ_j e^(k_j + w_ij) ⊙ v_j / Σ_j e^(k_j + w_ij), over all j or, in causal mode,
-    j ≤ i, where w_ij = u_i·v_j is the same for all channels (Zhai et al., arXiv 2105.14103, eq. 2
-    and section 3, "Parameterization"). Heads are only groups of channels. Learned positions are
-    recommended in addition to w; rotary positions are not applied. Time grows with L², memory with
-    L. In float32 a weight becomes 0 if w alone makes it e^69 times smaller than the largest of its
-    row. There is no step-by-step form of bounded size, because every row weighs every position
-    differently.
-
-    Args:
-        max_length: number of rows of u and v; longer inputs are rejected.
-        rank: width d' of u and v; the paper has 64 to 256.
+    Y_i = σ(q_i) ⊙ Σ_j e^(k_j + w_ij) ⊙ v_j / Σ_j e^(k_j + w_ij), over all j or, in causal mode, j ≤
+    i, where w_ij = u_i·v_j of width `rank` is the same for all channels (Zhai et al., arXiv
+    2105.14103, eq. 2 and section 3, "Parameterization"). Heads are only groups of channels. Learned
+    positions are recommended in addition to w; rotary positions are not applied. Time grows with
+    L², memory with L. In float32 a weight becomes 0 if w alone makes it e^69 times smaller than the
+    largest of its row. There is no step-by-step form of bounded size, because every row weighs
+    every position differently.
     """
 
     cost: ClassVar[str] = "L² K"
     advice: ClassVar[str] = "short proteins of one family, where positions are comparable"
 
-    def __init__(self, *, max_length: int, rank: int = 128) -> None:
+    def __init__(self, *, max_length: int, rank: Annotated[int, at_least(1)] = 128) -> None:
         super().__init__()
         self.max_length = max_length
         self.biases = PositionBiases(max_length=max_length, rank=rank)
@@ -56,16 +57,12 @@ class AftFull(AttentionFree):
         length = values.shape[2]
         means = [
             # The weights of a block of rows are recomputed in the backward pass, not stored.
-            checkpoint(
+            recomputed(
                 _means_of_rows,
                 slice(start, min(start + _ROWS, length)),
                 # Passed, so that the recomputation uses the same tables as this pass.
                 (self.biases.u, self.biases.v),
-                exponents,
-                values,
-                causal,
-                use_reentrant=False,
-                preserve_rng_state=False,
+                *(exponents, values, causal),
             )
             for start in range(0, length, _ROWS)
         ]

@@ -1,46 +1,50 @@
 """AFT-local: the attention-free transformer with biases of near pairs (arXiv 2105.14103)."""
 
 from functools import partial
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from protlm.attention.aft.base import Mixer
-from protlm.attention.aft.decoding import WindowedAttentionFree
-from protlm.attention.aft.positions import PositionBiases
-from protlm.attention.aft.windows import WindowWeights, block_size, offsets, windowed_means
+from protlm.attention.attention_free import (
+    Mixer,
+    PositionBiases,
+    WindowedAttentionFree,
+    WindowWeights,
+    block_size,
+    offsets,
+    rows_of_biases,
+    windowed_means,
+)
 from protlm.attention.ops.numerics import upcast
-from protlm.attention.ops.options import require_at_least
+from protlm.config.fields import at_least
 
 
 @final
 class AftLocal(WindowedAttentionFree):
     """A gated mean of all values by softmax(k + w) in every channel, w learned for near pairs.
 
-    Y_i = σ(q_i) ⊙ Σ_j e^(k_j + w_ij) ⊙ v_j / Σ_j e^(k_j + w_ij), over all j or, in causal mode,
-    j ≤ i, where w_ij = u_i·v_j if |i - j| < s, and 0 (not -∞) elsewhere: distant positions count as
-    in AFT-simple (Zhai et al., arXiv 2105.14103, section 3, "AFT-local"). s ≥ L is AFT-full. Heads
-    are only groups of channels. Learned positions are recommended in addition to w; rotary
-    positions are not applied. Near and far terms are summed separately, because the difference
-    e^w - 1 of the shorter formula would cancel where w is very negative. In float32 a weight
-    becomes 0 if w alone makes it e^69 times smaller than 1 or than the largest weight of its row.
-    Decoding keeps the last s positions and the sums over all positions before them.
-
-    Args:
-        max_length: number of rows of u and v; longer inputs are rejected.
-        window: s; i and j are near if they are less than s positions apart.
-        rank: width d' of u and v; the paper has 64 to 256.
+    Y_i = σ(q_i) ⊙ Σ_j e^(k_j + w_ij) ⊙ v_j / Σ_j e^(k_j + w_ij), over all j or, in causal mode, j ≤
+    i, where w_ij = u_i·v_j if |i - j| < s = `window`, and 0 (not -∞) elsewhere: distant positions
+    count as in AFT-simple (Zhai et al., arXiv 2105.14103, section 3, "AFT-local"). s ≥ L is
+    AFT-full. Heads are only groups of channels. Learned positions are recommended in addition to w;
+    rotary positions are not applied. Near and far terms are summed separately, because the
+    difference e^w - 1 of the shorter formula would cancel where w is very negative. In float32 a
+    weight becomes 0 if w alone makes it e^69 times smaller than 1 or than the largest weight of its
+    row. Decoding keeps the last s positions and the sums over all positions before them.
     """
 
     cost: ClassVar[str] = "L s K"
     advice: ClassVar[str] = "a cheap mixer of neighbors and composition; no content-based pairs"
 
-    def __init__(self, *, max_length: int, window: int = 32, rank: int = 128) -> None:
+    def __init__(
+        self,
+        *,
+        max_length: int,
+        window: Annotated[int, at_least(1)] = 32,
+        rank: Annotated[int, at_least(1)] = 128,
+    ) -> None:
         super().__init__()
-        require_at_least(
-            "window", window, 1, example=32, otherwise="attention=aft_simple for no window"
-        )
         self.max_length = max_length
         self.window = self._window = min(window, max_length)
         self.biases = PositionBiases(max_length=max_length, rank=rank)
@@ -52,7 +56,7 @@ class AftLocal(WindowedAttentionFree):
         return partial(windowed_means, WindowWeights.of(bias), causal=causal)
 
     def _bias(self, rows: slice, length: int, *, causal: bool) -> Tensor:
-        bias_ML = self.biases.rows(rows, length)
+        bias_ML = rows_of_biases(rows, length, self.biases.u, self.biases.v)
         position_L = torch.arange(length, device=bias_ML.device)
         return self._near(bias_ML, position_L[rows, None] - position_L, causal=causal)[None]
 

@@ -5,10 +5,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor
 
-from protlm.attention.aft.base import AttentionFree, Mixer
-from protlm.attention.aft.sums import SoftmaxSums
+from protlm.attention.attention_free import AttentionFree, Mixer
 from protlm.attention.base import Recurrent
 from protlm.attention.ops.numerics import upcast
+from protlm.attention.ops.sums import SoftmaxSums
 
 
 @final

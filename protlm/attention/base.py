@@ -1,15 +1,26 @@
 """The interface of an attention mechanism, which mixes value vectors across positions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from protlm.attention.ops.numerics import accum_dtype
-from protlm.errors import UserError
+from protlm.config.fields import Range
+from protlm.system.errors import UserError
+
+
+def even(low: int) -> Range:
+    """Returns the even numbers from `low` on, for an option `Annotated[int, even(2)]`."""
+    return Range(f"even and at least {low}", lambda x: x >= low and x % 2 == 0)
+
+
+def odd(low: int) -> Range:
+    """Returns the odd numbers from `low` on."""
+    return Range(f"odd and at least {low}", lambda x: x >= low and x % 2 == 1)
 
 
 class QueryKeyNorms(StrEnum):
@@ -23,19 +34,35 @@ class QueryKeyNorms(StrEnum):
     none = "none"
 
 
+class Context(NamedTuple):
+    """What a mechanism is given beside queries, keys and values.
+
+    Attributes:
+        hidden_BLD: the normalized input of the block, for gates and projections.
+        mask_BL: true at residues and special tokens, false at padding. Inputs at padding, even
+            NaN, do not affect outputs at other positions. Outputs at padding are 0, and so is a
+            row without visible keys.
+        causal: whether position i sees only positions up to and including i.
+    """
+
+    hidden_BLD: Tensor
+    mask_BL: Tensor
+    causal: bool
+
+
 class Attention(nn.Module, ABC):
     """An attention mechanism, which mixes value vectors across positions, per head.
 
     A mechanism is one module `protlm/attention/NAME.py` that defines one subclass, and one file
-    `conf/attention/NAME.yaml` with its name and the constructor's keyword arguments. The
-    constructor may also have the parameters `num_heads`, `head_dim`, `model_dim`, `max_length` and
-    `seed`, which the model provides. The first line of the class docstring summarizes the idea; it
-    is listed in `docs/mechanisms.md` with the class attributes.
+    `conf/attention/NAME.yaml` with its name and the constructor's keyword arguments, which it
+    explains. The constructor may also have the parameters `num_heads`, `head_dim`, `model_dim`,
+    `max_length` and `seed`, which the model provides. The first line of the class docstring
+    summarizes the idea; it is listed in `docs/mechanisms.md` with the class attributes.
     """
 
-    # Class attributes; an instance overrides them where settings exclude a mode.
-    supports_bidirectional: bool
-    supports_causal: bool
+    # The modes that a mechanism supports; an instance overrides them where settings exclude one.
+    supports_bidirectional: bool = True
+    supports_causal: bool = True
     # Whether keys are the queries; the model then has no key projection.
     shares_query_key: ClassVar[bool] = False
     # The effect of `model.qk_norm=true` on queries and keys; an instance may override it.
@@ -69,6 +96,36 @@ class Attention(nn.Module, ABC):
         return {name: value for name, value in options.items() if name not in cls.runtime_options}
 
     @abstractmethod
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        """Returns the mixed values, BHLC, in the dtype of `v_BHLC`.
+
+        Queries and keys have rotary positions already (but see `takes_rotary`), and are not yet
+        scaled.
+        """
+
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        """Returns some rows of the map, BHML, in float32 (float64 for float64 queries).
+
+        The default is exact for every mechanism that is linear in its values, and needs memory
+        in proportion to the number of rows. It runs `mix` with one value channel per row, and
+        takes the gradient of channel c of output row c: that gradient in channel c of the values is
+        the row (the transpose of the map on identity values, arXiv 2009.14794, C.4).
+        """
+        batch, heads, length, _ = q_BHLK.shape
+        dtype = accum_dtype(q_BHLK)
+        # Tensors made in inference mode have to be copied before they can have gradients.
+        with torch.inference_mode(False), torch.enable_grad():
+            q_BHLK, k_BHLK = (x.detach().clone().to(dtype) for x in (q_BHLK, k_BHLK))
+            hidden_BLD, mask_BL = context.hidden_BLD.detach().clone(), context.mask_BL.clone()
+            positions = torch.arange(length, device=q_BHLK.device)[rows]
+            v_BHLM = q_BHLK.new_zeros(batch, heads, length, len(positions)).requires_grad_()
+            context = Context(hidden_BLD, mask_BL, context.causal)
+            out_BHLM = self.mix(q_BHLK, k_BHLK, v_BHLM, context)
+            pick_BHLM = torch.zeros_like(out_BHLM)
+            pick_BHLM[:, :, positions, torch.arange(len(positions), device=q_BHLK.device)] = 1
+            (map_BHLM,) = torch.autograd.grad(out_BHLM, v_BHLM, pick_BHLM)
+        return map_BHLM.mT
+
     def forward(
         self,
         q_BHLK: Tensor,
@@ -79,19 +136,9 @@ class Attention(nn.Module, ABC):
         mask_BL: Tensor,
         causal: bool,
     ) -> Tensor:
-        """Returns the mixed values, BHLC, in the dtype of `v_BHLC`.
-
-        Args:
-            q_BHLK: queries, rotary positions already applied (but see `takes_rotary`), not yet
-                scaled.
-            k_BHLK: keys, likewise.
-            v_BHLC: values.
-            hidden_BLD: the normalized input of the block, for gates and projections.
-            mask_BL: true at residues and special tokens, false at padding. Inputs at padding, even
-                NaN, do not affect outputs at other positions. Outputs at padding are 0, and so is a
-                row without visible keys.
-            causal: whether position i sees only positions up to and including i.
-        """
+        """Returns the mixed values by `mix`; the other arguments are those of a `Context`."""
+        self._refuse_longer(mask_BL.shape[1])
+        return self.mix(q_BHLK, k_BHLK, v_BHLC, Context(hidden_BLD, mask_BL, causal))
 
     def attention_map(
         self,
@@ -103,36 +150,33 @@ class Attention(nn.Module, ABC):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """Returns the map, BHLL, or a block of its rows; see `map_meaning` for its entries.
-
-        The default is exact for every mechanism that is linear in its values, and needs memory
-        in proportion to the number of rows. It runs `forward` with one value channel per row, and
-        takes the gradient of channel c of output row c: that gradient in channel c of the values is
-        the row (the transpose of the map on identity values, arXiv 2009.14794, C.4).
-        """
-        batch, heads, length, _ = q_BHLK.shape
+        """Returns the map, BHLL, or a block of its rows; see `map_meaning` for its entries."""
+        self._refuse_longer(mask_BL.shape[1])
         rows = slice(None) if rows is None else rows
-        dtype = accum_dtype(q_BHLK)
-        # Tensors made in inference mode have to be copied before they can have gradients.
-        with torch.inference_mode(False), torch.enable_grad():
-            q_BHLK, k_BHLK = (x.detach().clone().to(dtype) for x in (q_BHLK, k_BHLK))
-            hidden_BLD, mask_BL = hidden_BLD.detach().clone(), mask_BL.clone()
-            positions = torch.arange(length, device=q_BHLK.device)[rows]
-            v_BHLM = q_BHLK.new_zeros(batch, heads, length, len(positions)).requires_grad_()
-            out_BHLM = self.forward(
-                q_BHLK, k_BHLK, v_BHLM, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
-            )
-            pick_BHLM = torch.zeros_like(out_BHLM)
-            pick_BHLM[:, :, positions, torch.arange(len(positions), device=q_BHLK.device)] = 1
-            (map_BHLM,) = torch.autograd.grad(out_BHLM, v_BHLM, pick_BHLM)
-        return map_BHLM.mT
+        return self.map_rows(q_BHLK, k_BHLK, Context(hidden_BLD, mask_BL, causal), rows)
+
+    def attention_rows(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        *,
+        hidden_BLD: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+        block: int = 256,
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yields the map in blocks of rows, BHML, where L×L would not fit in memory.
+
+        Memory is B × H × block × L; the other arguments are those of `attention_map`.
+        """
+        length = q_BHLK.shape[2]
+        for start in range(0, length, block):
+            rows = slice(start, min(start + block, length))
+            rest = {"hidden_BLD": hidden_BLD, "mask_BL": mask_BL, "causal": causal}
+            yield rows, self.attention_map(q_BHLK, k_BHLK, **rest, rows=rows)
 
     def _refuse_longer(self, length: int) -> None:
-        """Rejects an input that is longer than the tables of the mechanism.
-
-        Raises:
-            UserError: more than `max_length` positions.
-        """
+        """Rejects an input that is longer than the tables of the mechanism."""
         if self.max_length is not None and length > self.max_length:
             raise UserError(
                 f"{length} positions exceed the {self.max_length} that this attention has tables "

@@ -1,19 +1,24 @@
 """BigBird: blocks that see their neighbors, random blocks and global positions (2007.14062)."""
 
 from dataclasses import replace
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 from torch import Tensor
 
-from protlm.attention.base import Attention
-from protlm.attention.ops.block_sparse import SelectedBlocksAttention, Selection
+from protlm.attention.base import Attention, Context, odd
+from protlm.attention.ops.block_sparse import (
+    FixedBlocks,
+    SelectedBlocksAttention,
+    Selection,
+    draw_blocks,
+    hash_keys,
+)
 from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks
 from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.options import require_at_least
-from protlm.attention.ops.random_blocks import FixedBlocks, draw_blocks, hash_keys
-from protlm.errors import UserError
+from protlm.attention.ops.numerics import zero_padding
+from protlm.config.fields import at_least
+from protlm.system.errors import UserError
 
 
 @final
@@ -22,12 +27,13 @@ class BigBird(Attention):
 
         out_i = Σ_{j ∈ A(i)} exp(q_i·k_j / √K) v_j / Σ_{j ∈ A(i)} exp(q_i·k_j / √K)
 
-    Positions are cut into blocks of b. A(i) is every position where i is global. Elsewhere it is
-    the union, each position once, of the position's own block with ⌊w/2⌋ blocks on either side, of
-    r random blocks, drawn for this block and head, and of the global positions (Zaheer et al.,
-    arXiv 2007.14062, section 2 and appendix D). ITC, the default, makes the blocks at both ends
-    global; ETC is `global_blocks=0, random_blocks=0` and some `num_global`. `global_positions` adds
-    residues by their numbers; the docstring of `Longformer` shows how to find those of a motif.
+    Positions are cut into blocks of b = `block_size`. A(i) is every position where i is global.
+    Elsewhere it is the union, each position once, of the position's own block with ⌊w/2⌋ blocks on
+    either side (w = `window_blocks`), of r = `random_blocks` random ones, drawn for this block and
+    head, and of the global positions (Zaheer et al., arXiv 2007.14062, section 2 and appendix D).
+    ITC, the default, makes the blocks at both ends global; ETC is `global_blocks=0,
+    random_blocks=0` and some `num_global`. `global_positions` adds residues by their numbers; the
+    docstring of `Longformer` shows how to find those of a motif.
 
     A sample's n blocks end with its last true position, regardless of its padding. Random blocks
     are distinct, exclude those of the window and the global ones, and are all the remaining blocks
@@ -43,21 +49,8 @@ class BigBird(Attention):
     ones, without relative positions, because the model provides tokens and positions. Random blocks
     never repeat other blocks; the released code lets them, and counts those twice. Where padding
     comes first, blocks are counted from the first position, global tokens from the first true one.
-
-    Args:
-        num_heads: heads, each with its own random blocks.
-        block_size: positions b in a block.
-        window_blocks: blocks w of the window, the block of the query included; odd.
-        global_blocks: blocks at either end whose positions see all and are seen by all.
-        num_global: true positions at the start that see all and are seen by all; `<cls>` first.
-        random_blocks: random blocks r that a block sees.
-        global_positions: residue numbers, from 1, of further global positions. A number counts the
-            true positions after the first one, `<cls>`; shorter sequences do not have it.
-        seed: determines the random blocks.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     # The 2 block_size global_blocks + num_global global positions count as keys and as queries.
     cost: ClassVar[str] = (
         "L (block_size (window_blocks + random_blocks + 4 global_blocks) + 2 num_global) K"
@@ -69,24 +62,15 @@ class BigBird(Attention):
         self,
         *,
         num_heads: int,
-        block_size: int = 64,
-        window_blocks: int = 3,
-        global_blocks: int = 1,
-        num_global: int = 0,
-        random_blocks: int = 3,
+        block_size: Annotated[int, at_least(1)] = 64,
+        window_blocks: Annotated[int, odd(1)] = 3,
+        global_blocks: Annotated[int, at_least(0)] = 1,
+        num_global: Annotated[int, at_least(0)] = 0,
+        random_blocks: Annotated[int, at_least(0)] = 3,
         global_positions: list[int] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require_at_least("block_size", block_size, 1, example=64)
-        require_at_least("global_blocks", global_blocks, 0, example=1)
-        require_at_least("num_global", num_global, 0, example=0)
-        require_at_least("random_blocks", random_blocks, 0, example=3)
-        if window_blocks < 1 or window_blocks % 2 == 0:
-            raise UserError(
-                f"attention.window_blocks={window_blocks} must be odd: a block and as many on "
-                "either side; try attention.window_blocks=3"
-            )
         residues = check_residue_numbers(global_positions)
         sees_others = window_blocks > 1 or global_blocks or num_global or random_blocks or residues
         if not sees_others:
@@ -102,16 +86,8 @@ class BigBird(Attention):
         self.residues = residues
         self.register_buffer("hash_key", hash_keys(seed, num_heads))
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
         q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
         num_blocks_B = self._num_blocks(mask_BL)
         tokens = self._global_tokens(mask_BL, num_blocks_B, causal=causal)
@@ -157,12 +133,7 @@ class BigBird(Attention):
         return GlobalTokens.of(is_global_BL, ends + self.num_global + len(self.residues))
 
     def _selection(
-        self,
-        mask_BL: Tensor,
-        tokens: GlobalTokens,
-        num_blocks_B: Tensor,
-        *,
-        causal: bool,
+        self, mask_BL: Tensor, tokens: GlobalTokens, num_blocks_B: Tensor, *, causal: bool
     ) -> Selection:
         """Selects what every block sees, each position once: global ones not in their blocks."""
         length = mask_BL.shape[1]

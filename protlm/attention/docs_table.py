@@ -4,24 +4,23 @@ python -m protlm.attention.docs_table docs/mechanisms.md writes it into the page
 """
 
 import sys
-from collections.abc import Iterator
+import textwrap
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
 
 from protlm.attention import Attention, create, mechanism, names
-from protlm.attention.base import Recurrent, SharesParameters, State
-from protlm.errors import UserError, exit_with_message
-from protlm.paths import complete_file, conf_dir
+from protlm.attention.base import Recurrent, SharesParameters
+from protlm.system.errors import UserError
+from protlm.system.paths import conf_dir
 
 BEGIN = "<!-- The table below is written by `make docs`. -->"
 END = "<!-- The table above is written by `make docs`. -->"
 
 # The sizes of the presets with 36 layers, and heads of 64.
-NUM_HEADS, HEAD_DIM, MODEL_DIM, MAX_LENGTH = 8, 64, 512, 1024
+SIZES = {"num_heads": 8, "head_dim": 64, "model_dim": 512, "max_length": 1024}
 
 _HEADER = (
     "`attention=`",
@@ -35,31 +34,23 @@ _HEADER = (
 )
 
 
-def table() -> str:
-    """Returns a Markdown table of all mechanisms, with the options of their YAML files."""
-    rows = [_row(name) for name in names()]
-    lines = [_HEADER, ("---",) * len(_HEADER), *rows]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-
-
-def maps() -> str:
-    """Lists the mechanisms whose maps have another meaning than the default."""
-    meanings = {name: mechanism(name).map_meaning for name in names()}
-    return "\n".join(
-        f"- `{name}`: {meaning}."
-        for name, meaning in meanings.items()
-        if meaning != Attention.map_meaning
-    )
-
-
 def with_table(page: str) -> str:
     """Returns the page with the table and the list of maps between its two marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise UserError(f"the page has no place for the table: add {BEGIN} and {END} to it")
-    rule = f"Entry (i, j) of a map is {Attention.map_meaning}, except in these mechanisms:"
-    made = f"{table()}\n\n{rule}\n\n{maps()}"
+    lines = [_HEADER, ("---",) * len(_HEADER), *(_row(name) for name in names())]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    usual = Attention.map_meaning
+    meanings = {name: mechanism(name).map_meaning for name in names()}
+    maps = "\n".join(
+        textwrap.fill(f"- `{name}`: {meaning}.", 100, subsequent_indent="  ")
+        for name, meaning in meanings.items()
+        if meaning != usual
+    )
+    rule = f"Entry (i, j) of a map is {usual}, except in these mechanisms:"
+    made = f"{table}\n\n{rule}\n\n{maps}"
     return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
 
 
@@ -68,18 +59,10 @@ def _row(name: str) -> tuple[str, ...]:
     shipped = yaml.safe_load((conf_dir() / "attention" / f"{name}.yaml").read_text())
     options = {key: value for key, value in shipped.items() if key != "name"}
     torch.manual_seed(0)
-    made = create(
-        name,
-        options,
-        num_heads=NUM_HEADS,
-        head_dim=HEAD_DIM,
-        model_dim=MODEL_DIM,
-        max_length=MAX_LENGTH,
-    )
-    idea = (cls.__doc__ or "").partition("\n")[0].rstrip(".")
+    made = create(name, options, **SIZES)
     return (
         f"`{name}`",
-        idea,
+        (cls.__doc__ or "").partition("\n")[0].rstrip("."),
         _modes(made),
         cls.cost,
         "any" if made.max_length is None else "`model.max_length`",
@@ -90,9 +73,9 @@ def _row(name: str) -> tuple[str, ...]:
 
 
 def _modes(made: Attention) -> str:
-    modes = {"bidirectional": made.supports_bidirectional, "causal": made.supports_causal}
-    able = [mode for mode, can in modes.items() if can]
-    return "both" if len(able) == len(modes) else able[0]
+    if made.supports_bidirectional and made.supports_causal:
+        return "both"
+    return "causal" if made.supports_causal else "bidirectional"
 
 
 def _parameters(made: Attention) -> str:
@@ -101,40 +84,25 @@ def _parameters(made: Attention) -> str:
     return f"{count:,}{', shared by all layers' if shared else ''}" if count else "0"
 
 
+@torch.no_grad()
 def _state(made: Attention) -> str:
     if not isinstance(made, Recurrent):
         return "none"
-    few, many = (_state_size(made, positions) for positions in (1, 300))
-    return f"{few // NUM_HEADS:,}" if few == many else "grows with L"
-
-
-@torch.no_grad()
-def _state_size(made: Recurrent[Any], positions: int) -> int:
-    x_BHK, hidden_BD = torch.ones(1, NUM_HEADS, HEAD_DIM), torch.ones(1, MODEL_DIM)
-    state = made.initial_state(x_BHK, x_BHK)
-    for _ in range(positions):
+    x_BHK = torch.ones(1, SIZES["num_heads"], SIZES["head_dim"])
+    hidden_BD = torch.ones(1, SIZES["model_dim"])
+    state, sizes = made.initial_state(x_BHK, x_BHK), []
+    for _ in range(300):
         state, _ = made.step(state, x_BHK, x_BHK, x_BHK, hidden_BD=hidden_BD)
-    return sum(x.numel() for x in _tensors(state))
+        sizes.append(_num_elements(state))
+    return f"{sizes[0] // SIZES['num_heads']:,}" if sizes[0] == sizes[-1] else "grows with L"
 
 
-def _tensors(state: State) -> Iterator[Tensor]:
+def _num_elements(state: object) -> int:
     if isinstance(state, Tensor):
-        yield state
-        return
-    for part in vars(state).values():
-        if isinstance(part, Tensor) or hasattr(part, "__dict__"):
-            yield from _tensors(part)
-
-
-def main() -> None:
-    """Writes the table into the given page."""
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
-        raise UserError("type: python -m protlm.attention.docs_table docs/mechanisms.md")
-    path = Path(sys.argv[1])
-    page = with_table(path.read_text(encoding="utf-8"))
-    with complete_file(path, overwrite=True) as partial:
-        partial.write_text(page, encoding="utf-8")
+        return state.numel()
+    return sum(_num_elements(part) for part in getattr(state, "__dict__", {}).values())
 
 
 if __name__ == "__main__":
-    exit_with_message(main)
+    path = Path(sys.argv[1])
+    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")

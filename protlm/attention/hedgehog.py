@@ -5,12 +5,10 @@ from typing import ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Recurrent
+from protlm.attention.base import Attention, Context, Recurrent
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.exponential_pairs import ExponentialPairs
-from protlm.attention.linearized.normalization import Denominator
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import accum_dtype, no_autocast
+from protlm.attention.linearized.positive import ExponentialPairs
+from protlm.attention.ops.numerics import accum_dtype, no_autocast, zero_padding
 
 
 @final
@@ -20,16 +18,10 @@ class Hedgehog(Attention, Recurrent[Tensor]):
     Queries and keys have different matrices W, K×K, which start as the identity (section 4.1). x is
     not scaled by K^(-1/4): W learns its scale. The features are trained to imitate the softmax
     attention of a trained model (`objective=distillation`), or with the model. Nothing is random.
-    Outputs and gradients do not overflow for large queries and keys: linear attention subtracts the
-    largest logit of each feature (docs/decisions/0019).
-
-    Args:
-        num_heads: heads, each with its matrices.
-        head_dim: width K of a query and a key; there are 2K features.
+    Outputs and gradients do not overflow for large queries and keys: linear attention subtracts a
+    logit of each feature (docs/decisions/0019).
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     cost: ClassVar[str] = "L K²"
     advice: ClassVar[str] = "weights of a trained softmax model, if it is trained further"
     matrices: ClassVar[tuple[str, ...]] = ("query_map", "key_map")
@@ -39,34 +31,14 @@ class Hedgehog(Attention, Recurrent[Tensor]):
         identity_HKK = torch.eye(head_dim).repeat(num_heads, 1, 1)
         self.query_map = nn.Parameter(identity_HKK)
         self.key_map = nn.Parameter(identity_HKK.clone())
-        self.linear = Performer(
-            feature_map=lambda _: ExponentialPairs(),
-            num_features=2 * head_dim,
-            projection=None,
-            normalizer=Denominator(),
-            redraw_every=None,
-            seed=0,
-        )
+        self.linear = Performer(feature_map=lambda _: ExponentialPairs(), num_features=2 * head_dim)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        mask_BL = context.mask_BL
         # The gradient of a matrix is a sum over all positions: padding must be 0, not NaN.
-        return self.linear(
-            _mapped(zero_padding(q_BHLK, mask_BL), self.query_map),
-            _mapped(zero_padding(k_BHLK, mask_BL), self.key_map),
-            v_BHLC,
-            hidden_BLD=hidden_BLD,
-            mask_BL=mask_BL,
-            causal=causal,
-        )
+        q_BHLK = _mapped(zero_padding(q_BHLK, mask_BL), self.query_map)
+        k_BHLK = _mapped(zero_padding(k_BHLK, mask_BL), self.key_map)
+        return self.linear.mix(q_BHLK, k_BHLK, v_BHLC, context)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         return self.linear.initial_state(k_BHK, v_BHC)

@@ -3,22 +3,17 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from protlm.attention import create, mechanism, names
-from protlm.attention.base import Attention, Recurrent, State
-from protlm.attention.ops.masking import visible_keys, zero_padding
-from protlm.attention.ops.windows import (
-    Window,
-    WindowCache,
-    check_window,
-    softmax_weights,
-    window_softmax,
-)
-from protlm.errors import UserError, one_of
+from protlm.attention.base import Attention, Context, Recurrent, State, even
+from protlm.attention.ops.blocks import Window, window_softmax
+from protlm.attention.ops.key_value_cache import KeyValueCache
+from protlm.attention.ops.numerics import softmax_weights, visible_keys, zero_padding
+from protlm.system.errors import UserError, one_of
 
 _LINEAR = "performer_relu"
 # Recurrent too, but softmax over some positions, as the heads with windows already are.
@@ -30,7 +25,7 @@ _NOT_LINEAR = ("hybrid", "long_short", "longformer", "softmax")
 class HybridState:
     """The last positions, for heads with windows, and the state of the linear mechanism."""
 
-    window: WindowCache
+    window: KeyValueCache
     linear: State
 
     def __getitem__(self, rows_B: Tensor) -> "HybridState":
@@ -53,22 +48,8 @@ class Hybrid(Attention, Recurrent[HybridState]):
     Rotary positions are applied to all heads, because the windows need them, even where the
     mechanism alone would not get them. `model.qk_norm=true` normalizes the heads with windows as
     those of softmax, and the others as the mechanism requires.
-
-    Args:
-        num_heads: heads H of both kinds together.
-        head_dim: width K of queries, keys and values.
-        model_dim: width D of the hidden input.
-        max_length: the longest input, for mechanisms with tables of positions.
-        local_heads: number of heads with a window, the first ones.
-        window: positions w that a query sees besides its own; even.
-        mechanism: name of the linear mechanism.
-        options: settings of the linear mechanism; the others have the constructor's defaults.
-        seed: seed of the linear mechanism's random projections.
     """
 
-    # Unless the linear mechanism does not support the mode.
-    supports_bidirectional = True
-    supports_causal = True
     cost: ClassVar[str] = "L window K; in the other heads that of the linear mechanism"
     is_map_times_values = False
     advice: ClassVar[str] = "long proteins: exact weights nearby and a map over all pairs"
@@ -84,13 +65,12 @@ class Hybrid(Attention, Recurrent[HybridState]):
         model_dim: int,
         max_length: int,
         local_heads: int = 1,
-        window: int = 256,
+        window: Annotated[int, even(2)] = 256,
         mechanism: str = _LINEAR,
         options: dict[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        check_window(window)
         if num_heads < 2:
             raise UserError(
                 f"attention=hybrid needs two heads or more, not model.num_heads={num_heads}; "
@@ -103,15 +83,9 @@ class Hybrid(Attention, Recurrent[HybridState]):
             )
         self.local_heads = self.num_exact_heads = local_heads
         self.window = window
-        self.linear = _create_linear(
-            mechanism,
-            options or {},
-            num_heads=num_heads - local_heads,
-            head_dim=head_dim,
-            model_dim=model_dim,
-            max_length=max_length,
-            seed=seed,
-        )
+        sizes = {"num_heads": num_heads - local_heads, "head_dim": head_dim, "model_dim": model_dim}
+        sizes |= {"max_length": max_length, "seed": seed}
+        self.linear = _create_linear(mechanism, options or {}, sizes)
         self.supports_bidirectional = self.linear.supports_bidirectional
         self.supports_causal = self.linear.supports_causal
         self.max_length = self.linear.max_length
@@ -119,21 +93,12 @@ class Hybrid(Attention, Recurrent[HybridState]):
 
     @classmethod
     def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Attention.stored_options`; the linear mechanism may have such options too."""
         linear = mechanism(options.get("mechanism", _LINEAR))
         nested = options.get("options")
         return {**options, "options": linear.stored_options(nested)} if nested else dict(options)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
         local, others = zip(*(self._split(x) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
         near = window_softmax(
             *(zero_padding(x, mask_BL) for x in local),
@@ -143,22 +108,10 @@ class Hybrid(Attention, Recurrent[HybridState]):
         far = self.linear(*others, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal)
         return torch.cat([zero_padding(near, mask_BL), far], dim=1)
 
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the maps of the heads with windows, then those of the linear mechanism."""
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        _, mask_BL, causal = context
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
-        far = self.linear.attention_map(
-            far_q, far_k, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal, rows=rows
-        )
-        rows = slice(None) if rows is None else rows
+        far = self.linear.map_rows(far_q, far_k, context, rows)
         position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
         sees = Window.of(self.window, causal=causal).sees(position_L - position_L[rows, None])
         near = softmax_weights(
@@ -171,22 +124,15 @@ class Hybrid(Attention, Recurrent[HybridState]):
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> HybridState:
         (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)
         return HybridState(
-            WindowCache.empty(near_k, near_v, self.window),
+            KeyValueCache.empty(near_k, near_v, self.window + 1),
             self._recurrent().initial_state(far_k, far_v),
         )
 
     def step(
-        self,
-        state: HybridState,
-        q_BHK: Tensor,
-        k_BHK: Tensor,
-        v_BHC: Tensor,
-        *,
-        hidden_BD: Tensor,
+        self, state: HybridState, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
     ) -> tuple[HybridState, Tensor]:
-        """See `Recurrent.step`; time and memory do not depend on the number of positions before."""
         near, far = zip(*(self._split(x) for x in (q_BHK, k_BHK, v_BHC)), strict=True)
-        window = state.window.append(*near[1:])
+        window = state.window.append(*near[1:], slot=state.window.ring_slot())
         linear, far_out = self._recurrent().step(state.linear, *far, hidden_BD=hidden_BD)
         out_BHC = torch.cat([window.attend(near[0]), far_out], dim=1)
         return HybridState(window, linear), out_BHC
@@ -200,16 +146,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
         return self.linear
 
 
-def _create_linear(
-    name: str,
-    options: Mapping[str, Any],
-    *,
-    num_heads: int,
-    head_dim: int,
-    model_dim: int,
-    max_length: int,
-    seed: int,
-) -> Attention:
+def _create_linear(name: str, options: Mapping[str, Any], sizes: Mapping[str, int]) -> Attention:
     """Builds the linear mechanism; its errors name settings as the user wrote them."""
     if name not in names() or name in _NOT_LINEAR or not issubclass(mechanism(name), Recurrent):
         allowed = [
@@ -220,15 +157,7 @@ def _create_linear(
             f"there are: {one_of(allowed)}"
         )
     try:
-        return create(
-            name,
-            options,
-            num_heads=num_heads,
-            head_dim=head_dim,
-            model_dim=model_dim,
-            max_length=max_length,
-            seed=seed,
-        )
+        return create(name, options, **sizes)
     except UserError as error:
         message = re.sub(r"\battention\.(?=[a-z_]+\b)", "attention.options.", str(error))
         message = message.replace("attention=", "attention.mechanism=")

@@ -4,8 +4,7 @@ from functools import partial
 from typing import ClassVar, final
 
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.generalized import GeneralizedFeatures
-from protlm.attention.linearized.normalization import Denominator
+from protlm.attention.linearized.features import GeneralizedFeatures
 
 
 @final
@@ -17,9 +16,6 @@ class LinearAttention(Performer):
     estimate softmax. Nothing is random, and nothing is added to the denominator: for x < 0,
     elu(x) + 1 = exp(x) is computed as such, and is above 0 down to x = -87 in float32. A row with a
     sum of weights below 1e-30 is 0.
-
-    Args:
-        head_dim: width K of a query and a key, and the number of features.
     """
 
     cost: ClassVar[str] = "L K²"
@@ -29,8 +25,4 @@ class LinearAttention(Performer):
         super().__init__(
             feature_map=partial(GeneralizedFeatures, kernel="elu", epsilon=0.0),
             num_features=head_dim,
-            projection=None,
-            normalizer=Denominator(),
-            redraw_every=None,
-            seed=0,
         )

@@ -1,17 +1,15 @@
 """Linformer: attention to learned mixtures of positions (Wang et al., arXiv 2006.04768)."""
 
 from enum import StrEnum
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, SharesParameters
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import no_autocast, upcast
-from protlm.attention.ops.options import require_at_least
-from protlm.errors import refuse_unknown
+from protlm.attention.base import Attention, Context, SharesParameters
+from protlm.attention.ops.numerics import no_autocast, upcast, zero_padding
+from protlm.config.fields import at_least
 
 
 class Sharing(StrEnum):
@@ -27,13 +25,14 @@ class Sharing(StrEnum):
 class Linformer(Attention, SharesParameters):
     """Keys and values projected along the sequence to P learned mixtures of positions.
 
-    O = softmax(q (E k)ᵀ / √K) F v with learned E and F, each P × max_length and sliced to the first
-    L columns (section 4). Keys and values at padding are set to 0 before they are projected, and
-    the projected ones are never masked: a short protein attends to P mixtures as a long one does.
-    Columns belong to positions of the tensor, so nothing is learned about positions that no
-    training sequence had. There is no causal form, because the projection mixes all positions. A
-    row's weights on values, softmax(..) F, may be negative and need not sum to 1. All computations
-    are in float32 or better: with less, gradients are off by more than 1 %.
+    O = softmax(q (E k)ᵀ / √K) F v with learned E and F, each P × max_length with P =
+    `projected_length`, and sliced to the first L columns (section 4). Keys and values at padding
+    are set to 0 before they are projected, and the projected ones are never masked: a short protein
+    attends to P mixtures as a long one does. Inputs longer than `max_length` are rejected. Columns
+    belong to positions of the tensor, so nothing is learned about positions that no training
+    sequence had. There is no causal form, because the projection mixes all positions. A row's
+    weights on values, softmax(..) F, may be negative and need not sum to 1. All computations are in
+    float32 or better: with less, gradients are off by more than 1 %.
 
     With rotary positions it is rotated keys that are mixed: the rotation comes before E. A mixture
     then has no position itself, and scores depend on absolute positions, not on distances alone.
@@ -41,16 +40,8 @@ class Linformer(Attention, SharesParameters):
 
     The entries of E and F are drawn from N(0, 1/P), as in Theorem 2, without its factors δ and
     e^(-δ), which training can learn.
-
-    Args:
-        num_heads: heads H, for `sharing=none`.
-        max_length: number of columns of E and F; longer inputs are rejected.
-        projected_length: number of mixtures P; k in the paper.
-        sharing: `none`: E and F for every head. `heads`: one E and one F for all heads of a layer.
-            `key_value`: in addition E = F. `layers`: in addition one E for all layers.
     """
 
-    supports_bidirectional = True
     supports_causal = False
     matrices = ("key_projection", "value_projection")
     cost: ClassVar[str] = "L P K"
@@ -62,12 +53,10 @@ class Linformer(Attention, SharesParameters):
         *,
         num_heads: int,
         max_length: int,
-        projected_length: int = 256,
-        sharing: str = "layers",
+        projected_length: Annotated[int, at_least(1)] = 256,
+        sharing: Annotated[str, Sharing] = "layers",
     ) -> None:
         super().__init__()
-        refuse_unknown("attention.sharing", sharing, Sharing)
-        require_at_least("projected_length", projected_length, 1, example=256)
         self.max_length = max_length
         self.sharing = Sharing(sharing)
         shape = (num_heads if sharing == Sharing.none else 1, projected_length, max_length)
@@ -84,17 +73,8 @@ class Linformer(Attention, SharesParameters):
             self.key_projection = None
             self._owner = (first,)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        self._refuse_longer(mask_BL.shape[1])
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        mask_BL = context.mask_BL
         keys, values = self._projections()
         with no_autocast(v_BHLC):
             # Queries too: NaN in a padded row, although its output is 0, would reach gradients.

@@ -2,26 +2,132 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.aft.sums import SoftmaxSums
-from protlm.attention.base import Attention, Recurrent
-from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks
-from protlm.attention.ops.chunk_summaries import (
-    History,
-    Pattern,
-    Segments,
-    summaries,
-    summary_weights,
+from protlm.attention.base import Attention, Context, Recurrent
+from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks, with_margins
+from protlm.attention.ops.key_value_cache import KeyValueCache
+from protlm.attention.ops.numerics import (
+    at_once,
+    no_autocast,
+    upcast,
+    visible_softmax,
+    zero_padding,
 )
-from protlm.attention.ops.masking import visible_softmax, zero_padding
-from protlm.attention.ops.numerics import no_autocast, upcast
-from protlm.attention.ops.options import require_at_least
-from protlm.attention.ops.two_rings import TwoRings
+from protlm.attention.ops.sums import SoftmaxSums
+from protlm.config.fields import at_least
+
+# Past summaries are copied to every block of queries: smaller blocks would copy too much.
+_LEAST_BLOCK = 64
+
+
+def summary_weights(scores_BHLP: Tensor, mask_BL: Tensor, chunk: int) -> Tensor:
+    """Computes the weights of positions in the P summaries of their chunk, BHSMP: a softmax.
+
+    Padding has zero weight; an all-padding chunk is weighted uniformly.
+    """
+    floor = torch.finfo(scores_BHLP.dtype).min
+    scores_BHLP = scores_BHLP.masked_fill(~mask_BL[:, None, :, None], floor)
+    return to_blocks(scores_BHLP, chunk, value=floor).softmax(dim=3)
+
+
+def summaries(x_BHLK: Tensor, weights_BHSMP: Tensor) -> Tensor:
+    """Computes weighted means of the positions of every chunk, BHSPK; `x_BHLK` is 0 at padding."""
+    return weights_BHSMP.mT @ to_blocks(x_BHLK, weights_BHSMP.shape[3])
+
+
+@final
+@dataclass(frozen=True)
+class Pattern:
+    """A pattern of the positions and chunk summaries that each of L queries sees.
+
+    Bidirectionally: a segment with half a segment on each side, and one chunk for all. Causally: a
+    window that ends at the query, and the chunks before its own. The positions and summaries
+    gathered for a block of queries include all that one of its queries sees; masks hide the others.
+
+    `block` is a segment, or whole chunks, so that summaries can be split into blocks as well;
+    `reach` is the number of chunks before its own that a causal query sees, None for all.
+    """
+
+    length: int
+    window: int
+    chunk: int
+    block: int
+    reach: int | None
+
+    @classmethod
+    def segments(cls, length: int, window: int) -> "Pattern":
+        """Creates the bidirectional pattern; of an odd segment, the half after it is larger."""
+        window = min(window, length)
+        return cls(length, window, chunk=length, block=window, reach=None)
+
+    @classmethod
+    def history(cls, length: int, window: int, chunk: int, memory: int | None) -> "Pattern":
+        """Creates the causal pattern, of a window that includes the query itself.
+
+        `memory` is rounded up to chunks; None for all positions before the chunk of a query.
+        """
+        reach = -(-(length if memory is None else memory) // chunk)
+        # Clipped to the length of the sequence, which only saves work.
+        window, chunk = min(window, length), min(chunk, length)
+        chunks = -(-max(window, min(_LEAST_BLOCK, length)) // chunk)
+        return cls(length, window, chunk, block=chunk * chunks, reach=reach)
+
+    def near_in_blocks(self, x_BHLK: Tensor) -> Tensor:
+        """Gathers positions for every block of queries, BHSMK; zeros beyond the ends."""
+        half = self.window // 2
+        before, after = (half, self.window - half) if self.reach is None else (self.window - 1, 0)
+        return with_margins(to_blocks(x_BHLK, self.block), before=before, after=after)
+
+    def far_in_blocks(self, x_BHSK: Tensor) -> Tensor:
+        """Gathers summaries of S chunks for every block of queries; zeros beyond the ends."""
+        if self.reach is None:
+            return x_BHSK[:, :, None].expand(-1, -1, -(-self.length // self.block), -1, -1)
+        chunks = to_blocks(x_BHSK, self.block // self.chunk)
+        return with_margins(chunks, before=min(self.reach, x_BHSK.shape[2] - 1), after=0)
+
+    def sees_position(self, query: Tensor, position: Tensor) -> Tensor:
+        if self.reach is not None:
+            return (query - self.window < position) & (position <= query)
+        start = query // self.window * self.window - self.window // 2
+        return (start <= position) & (position < start + 2 * self.window)
+
+    def sees_chunk(self, query: Tensor, chunk: Tensor) -> Tensor:
+        own = query // self.chunk
+        if self.reach is None:
+            return own == chunk
+        return (own - self.reach <= chunk) & (chunk < own)
+
+    def visible_in_blocks(self, mask_BL: Tensor, rank: int) -> Tensor:
+        """Returns which summaries, then positions, queries of a block see: (B, 1, S, M, keys)."""
+        position = torch.arange(self.length, device=mask_BL.device)[None, None, :, None]
+        has_residue = self._has_residue(mask_BL)
+        chunk = torch.arange(has_residue.shape[2], device=mask_BL.device)[None, None, :, None]
+        query = to_blocks(position, self.block)
+        near = self.sees_position(query, self.near_in_blocks(position).mT)
+        near = near & self.near_in_blocks(mask_BL[:, None, :, None]).mT
+        far = self.sees_chunk(query, self.far_in_blocks(chunk).mT)
+        far = far & self.far_in_blocks(has_residue).mT
+        return torch.cat([far.repeat_interleave(rank, dim=-1), near], dim=-1)
+
+    def visible_in_rows(self, mask_BL: Tensor, rows: slice, rank: int) -> Tensor:
+        """Returns the same for rows of the map, (B, 1, M, S · rank + L)."""
+        position = torch.arange(self.length, device=mask_BL.device)
+        query = position[rows, None]
+        has_residue = self._has_residue(mask_BL).mT
+        chunk = torch.arange(has_residue.shape[3], device=mask_BL.device)
+        near = self.sees_position(query, position) & mask_BL[:, None, None, :]
+        far = self.sees_chunk(query, chunk) & has_residue
+        both = torch.cat([far.repeat_interleave(rank, dim=-1), near], dim=-1)
+        return both & mask_BL[:, None, rows, None]
+
+    def _has_residue(self, mask_BL: Tensor) -> Tensor:
+        return to_blocks(mask_BL[:, None, :, None], self.chunk).any(dim=3)
+
 
 # Elements of the copies of keys and values on a CPU: few enough for its caches, and for the memory
 # that the C library reuses, since it requests every tensor of more than 32 MiB from the system.
@@ -34,9 +140,9 @@ _FarAndNear = tuple[Tensor, Tensor]
 @final
 @dataclass(frozen=True)
 class LongShortState:
-    """The window and the summaries of earlier chunks, and the sums of the current chunk."""
+    """The window and, in slots after it, the summaries; and the sums of the current chunk."""
 
-    seen: TwoRings
+    seen: KeyValueCache
     current: SoftmaxSums
 
     def __getitem__(self, rows_B: Tensor) -> "LongShortState":
@@ -48,16 +154,17 @@ class LongShort(Attention, Recurrent[LongShortState]):
     """One softmax over the residues nearby and a few learned summaries of all others.
 
     out_i = softmax(q_i [K̄ | K_i]ᵀ / √K) [V̄ | V_i] with the keys and values K_i, V_i near position
-    i and compressed ones K̄ = Pᵀ K, V̄ = Pᵀ V. The r columns of P are a softmax over positions of
-    x W_p, where x is the block's input and each head has its own W_p (sections 3.2 and 3.3). A
-    position may be seen twice, directly and in summaries. DualLN (section 3.4): K_i and V_i pass
-    one LayerNorm, K̄ and V̄ another, each over all heads together; values are as wide as keys.
+    i and compressed ones K̄ = Pᵀ K, V̄ = Pᵀ V. The r = `rank` columns of P are a softmax over
+    positions of x W_p, where x is the block's input and each head has its own W_p (sections 3.2 and
+    3.3). A position may be seen twice, directly and in summaries. DualLN (section 3.4): K_i and V_i
+    pass one LayerNorm, K̄ and V̄ another, each over all heads together; values are as wide as keys.
 
-    Bidirectional: near positions are those of the query's own segment of w and of half a segment on
-    each side, and P is a softmax over the whole sequence. Causal: near positions are the query's
-    own and the w - 1 before it, every chunk of l positions has its own P and r summaries, and
-    position i sees the summaries of earlier chunks. The part of its own chunk before its window is
-    not visible: a window of at least one chunk leaves no such gap.
+    Bidirectional: near positions are those of the query's own segment of w = `window` and of half a
+    segment on each side (if w is odd, one position more after it than before it), and P is a
+    softmax over the whole sequence. Causal: near positions are the query's own and the w - 1 before
+    it, every chunk of l = `chunk` positions has its own P and r summaries, and position i sees the
+    summaries of earlier chunks. The part of its own chunk before its window is not visible: a
+    window of at least one chunk leaves no such gap.
 
     Segments, windows and chunks consist of positions in the tensor; padding in them has no weight,
     and a chunk of padding has no summary. Decoding keeps one window, the summaries within `memory`
@@ -65,9 +172,9 @@ class LongShort(Attention, Recurrent[LongShortState]):
 
     Deviations from the paper:
 
-    - `memory` bounds how far back summaries are seen. The paper's history is a cache of the same
-      number of positions. Without a bound the causal form costs L² r / l, and the state that
-      decoding keeps grows by r keys and values for every l positions.
+    - `memory`, rounded up to chunks, bounds how far back summaries are seen. The paper's history is
+      a cache of the same number of positions. Without a bound the causal form costs L² r / l, and
+      the state that decoding keeps grows by r keys and values for every l positions.
     - There are no relative positions of Transformer-XL, because the model provides positions.
       Rotary positions are applied to keys before they are summarized.
     - Compressed keys and values are normalized once, LN(Pᵀ K), as in the paper and the released
@@ -76,23 +183,8 @@ class LongShort(Attention, Recurrent[LongShortState]):
     - The released code has an optional convolution of the values and a separate branch for a `cls`
       token; neither is implemented.
     - Attention weights have no dropout.
-
-    Args:
-        num_heads: heads.
-        head_dim: width K of a query and a key, and C of a value.
-        model_dim: width D of the block's input.
-        window: positions w of a segment or, in causal mode, of a window; if odd, a segment sees
-            one position more after it than before it.
-        rank: summaries r of a head, of the sequence or, in causal mode, of every chunk; 0 for none.
-        chunk: positions l of a chunk; for the causal form.
-        memory: positions before the query's chunk whose summaries it sees, rounded up to chunks;
-            None for all. For the causal form.
-        dual_norm: whether keys and values pass the two LayerNorms; without them the mechanism is
-            linear in the values.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     matrices = ("projection",)
     cost: ClassVar[str] = (
         "L ((2 window + rank) K + rank D); causal L ((window + rank memory / chunk) K + rank D)"
@@ -110,17 +202,13 @@ class LongShort(Attention, Recurrent[LongShortState]):
         num_heads: int,
         head_dim: int,
         model_dim: int,
-        window: int = 128,
-        rank: int = 16,
-        chunk: int = 128,
-        memory: int | None = 2048,
+        window: Annotated[int, at_least(1)] = 128,
+        rank: Annotated[int, at_least(0)] = 16,
+        chunk: Annotated[int, at_least(1)] = 128,
+        memory: Annotated[int | None, at_least(1)] = 2048,
         dual_norm: bool = True,
     ) -> None:
         super().__init__()
-        require_at_least("window", window, 1, example=128)
-        require_at_least("rank", rank, 0, example=16)
-        require_at_least("chunk", chunk, 1, example=128)
-        require_at_least("memory", memory, 1, example=2048)
         self.window, self.rank, self.chunk, self.memory = window, rank, chunk, memory
         self.near_norm = nn.LayerNorm(num_heads * head_dim) if dual_norm else None
         self.far_norm = nn.LayerNorm(num_heads * head_dim) if dual_norm and rank else None
@@ -129,17 +217,11 @@ class LongShort(Attention, Recurrent[LongShortState]):
         weight = torch.empty(model_dim, num_heads * rank).uniform_(-bound, bound)
         self.projection = nn.Parameter(weight) if rank else None
         self._num_heads = num_heads
+        # Chunks whose summaries decoding keeps; None for all.
+        self._most_groups = None if memory is None else -(-memory // chunk)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
         with no_autocast(v_BHLC):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)
@@ -148,7 +230,9 @@ class LongShort(Attention, Recurrent[LongShortState]):
                 for x in (k_BHLK, v_BHLC)
             )
             visible = pattern.visible_in_blocks(mask_BL, self.rank)
-            heads = _heads_at_once(q_BHLK)
+            # On a GPU the keys of all heads are copied to blocks together.
+            numbers = q_BHLK[:, 0].numel()
+            heads = at_once(q_BHLK, numbers, cpu=_CPU_NUMBERS, gpu=q_BHLK.numel())
             parts = zip(*(x.split(heads, dim=1) for x in (q_BHLK, *k, *v)), strict=True)
             outs = []
             for q, far_k, near_k, far_v, near_v in parts:
@@ -158,21 +242,9 @@ class LongShort(Attention, Recurrent[LongShortState]):
             return torch.cat(outs, dim=1)
 
     @torch.no_grad()
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
-
-        The weight of a summary is distributed over its positions in proportion to P.
-        """
-        rows = slice(None) if rows is None else rows
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        """The weight of a summary is distributed over its positions in proportion to P."""
+        hidden_BLD, mask_BL, causal = context
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
         with no_autocast(q_BHLK):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)
@@ -187,8 +259,8 @@ class LongShort(Attention, Recurrent[LongShortState]):
             return near_weights + through.flatten(3)[..., : pattern.length]
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> LongShortState:
-        groups = None if self.memory is None else -(-self.memory // self.chunk)
-        seen = TwoRings.empty(k_BHK, v_BHC, window=self.window, rank=self.rank, groups=groups)
+        slots = self.window + self.rank * (self._most_groups or 1)
+        seen = KeyValueCache.empty(k_BHK.to(v_BHC.dtype), v_BHC, slots)
         values = torch.cat([upcast(k_BHK), upcast(v_BHC)], dim=-1)[:, :, None]
         values = values.expand(-1, -1, self.rank, -1)
         return LongShortState(seen, SoftmaxSums.none(values[..., :1], values))
@@ -203,12 +275,11 @@ class LongShort(Attention, Recurrent[LongShortState]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[LongShortState, Tensor]:
-        """See `Recurrent.step`; time and memory are bounded where `memory` is."""
         with no_autocast(v_BHC):
             k, v = upcast(k_BHK), upcast(v_BHC)
             near = (_normalized(x, self.near_norm) for x in (k, v))
-            seen = state.seen.append_position(*near)
-            out_BHC = seen.attend(q_BHK).to(v_BHC.dtype)
+            seen = state.seen.append(*near, slot=state.seen.length % self.window)
+            out_BHC = seen.attend(q_BHK, self._visible_slots(seen)).to(v_BHC.dtype)
             if self.rank == 0:
                 return LongShortState(seen, state.current), out_BHC
             scores_BHP1 = self._scores(hidden_BD)[..., None]
@@ -216,19 +287,33 @@ class LongShort(Attention, Recurrent[LongShortState]):
             current = state.current.plus(
                 SoftmaxSums(scores_BHP1, values, torch.ones_like(scores_BHP1))
             )
-            if seen.num_positions % self.chunk == 0:
+            if seen.length % self.chunk == 0:
                 far = current.mean().split([k.shape[-1], v.shape[-1]], dim=-1)
-                seen = seen.append_group(*(_normalized(x, self.far_norm) for x in far))
+                group = seen.length // self.chunk - 1
+                if self._most_groups is not None:
+                    group %= self._most_groups
+                summary = (_normalized(x, self.far_norm) for x in far)
+                slots = group * self.rank
+                seen = seen.put(*summary, slot=self.window + slots, room=slots)
                 current = SoftmaxSums.none(scores_BHP1, values)
             return LongShortState(seen, current), out_BHC
 
+    def _visible_slots(self, seen: KeyValueCache) -> Tensor:
+        """Returns which slots the last position sees, M: its window, and the summaries so far."""
+        groups = (seen.length - 1) // self.chunk
+        if self._most_groups is not None:
+            groups = min(groups, self._most_groups)
+        slot_M = torch.arange(seen.slots, device=seen.k_BHMK.device)
+        in_window_M = slot_M < min(seen.length, self.window)
+        in_groups_M = (slot_M >= self.window) & (slot_M < self.window + groups * self.rank)
+        return in_window_M | in_groups_M
+
     def _pattern(self, length: int, *, causal: bool) -> Pattern:
         if causal:
-            return History(length, self.window, self.chunk, self.memory)
-        return Segments(length, self.window)
+            return Pattern.history(length, self.window, self.chunk, self.memory)
+        return Pattern.segments(length, self.window)
 
     def _summary_weights(self, hidden_BLD: Tensor, mask_BL: Tensor, pattern: Pattern) -> Tensor:
-        """Computes P of every head and chunk, BHSMP."""
         scores = self._scores(hidden_BLD.masked_fill(~mask_BL[..., None], 0))
         return summary_weights(scores.transpose(1, 2), mask_BL, pattern.chunk)
 
@@ -272,11 +357,3 @@ def _beside_blocks(far_BHSPK: Tensor, near_BHLK: Tensor, pattern: Pattern) -> Te
     near = pattern.near_in_blocks(near_BHLK)
     # Heads come after blocks in memory, the layout of the fused kernels.
     return torch.cat([x.transpose(1, 2) for x in (far.flatten(3, 4), near)], dim=3).transpose(1, 2)
-
-
-def _heads_at_once(q_BHLK: Tensor) -> int:
-    """Returns the number of heads whose keys are copied to blocks together; all on a GPU."""
-    batch, heads, length, width = q_BHLK.shape
-    if q_BHLK.device.type != "cpu":
-        return heads
-    return max(_CPU_NUMBERS // (batch * length * width), 1)

@@ -1,48 +1,59 @@
 """Longformer: sliding windows, dilated in some heads, and global tokens (arXiv 2004.05150)."""
 
 import math
+from dataclasses import dataclass
 from itertools import groupby
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Recurrent
-from protlm.attention.ops.global_tokens import (
-    GlobalTokens,
-    GlobalTokensCache,
-    check_residue_numbers,
-    global_mask,
-)
-from protlm.attention.ops.masking import visible_keys, zero_padding
-from protlm.attention.ops.numerics import no_autocast, upcast
-from protlm.attention.ops.windows import (
-    SharedKeys,
-    Window,
-    check_dilation,
-    check_window,
+from protlm.attention.base import Attention, Context, Recurrent, even
+from protlm.attention.ops.blocks import SharedKeys, Window, window_softmax
+from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
+from protlm.attention.ops.key_value_cache import KeyValueCache
+from protlm.attention.ops.numerics import (
+    no_autocast,
     softmax_weights,
+    upcast,
+    visible_keys,
     visible_softmax,
-    window_softmax,
+    zero_padding,
 )
-from protlm.errors import UserError
+from protlm.config.fields import at_least
+from protlm.system.errors import UserError
 
 
 @final
-class Longformer(Attention, Recurrent[GlobalTokensCache]):
+@dataclass(frozen=True)
+class LongformerState:
+    """The first P positions with their hidden inputs, and a ring of the last positions.
+
+    Position P - 1 is the last global one, so that every global token finds all positions before it
+    in the first P slots. Their hidden inputs are kept for the projections of global tokens.
+    """
+
+    cache: KeyValueCache
+    hidden_BPD: Tensor
+
+    def __getitem__(self, rows_B: Tensor) -> "LongformerState":
+        return LongformerState(self.cache[rows_B], self.hidden_BPD[rows_B])
+
+
+@final
+class Longformer(Attention, Recurrent[LongformerState]):
     """Exact softmax in a sliding window, and a few global tokens that see and are seen by all.
 
         out_i = Σ_{j ∈ W(i) ∪ G} exp(q_i·k_j / √K) v_j / Σ_{j ∈ W(i) ∪ G} exp(q_i·k_j / √K)
         out_g = Σ_j exp(q'_g·k'_j / √K) v'_j / Σ_j exp(q'_g·k'_j / √K)                   g ∈ G
 
     (Beltagy et al., arXiv 2004.05150, section 3.) The window W(i) is i and the w/2 positions on
-    either side of it or, in causal mode, i and the w positions before it; positions are indices in
-    the tensor. In dilated heads the positions of a window are d apart. The global tokens G are the
-    first true positions of a sample (`<cls>` comes first) and the residues of `global_positions`. A
-    key counts once, whether it is in G, in W(i) or in both. In causal mode all sums are over
-    positions up to the row's own: a row sees the global tokens before it, and a global token sees
-    everything before it.
+    either side of it (w = `window`) or, in causal mode, i and the w positions before it; positions
+    are indices in the tensor. In dilated heads the positions of a window are d = `dilation` apart.
+    The global tokens G are the first true positions of a sample (`<cls>` comes first) and the
+    residues of `global_positions`. A key counts once, whether it is in G, in W(i) or in both. In
+    causal mode all sums are over positions up to the row's own: a row sees the global tokens before
+    it, and a global token sees everything before it.
 
     Rows of global tokens have their own projections: q' = q + x W_q, k' = k + x W_k and
     v' = v + x W_v, where x is the hidden input. The paper's q' = x W'_q starts as a copy of q =
@@ -62,23 +73,8 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
     all positions up to the last global one.
 
     Deviation from the paper: window sizes are arbitrary, not multiples of a block.
-
-    Args:
-        num_heads: heads H.
-        head_dim: width K of queries, keys and values.
-        model_dim: width D of the hidden input.
-        window: positions w that a query sees besides its own; even.
-        dilation: distance between the positions of a window in dilated heads.
-        dilated_heads: number of dilated heads, the first ones; the paper dilates 2.
-        num_global: number of true positions at the start that are global; 0 for none.
-        global_positions: residue numbers, from 1, of further global positions. A number counts the
-            true positions after the first one, `<cls>`; shorter sequences do not have it. In a
-            cropped protein or a row of concatenated ones it counts from the start of the crop or
-            row.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     matrices = ("query_global", "key_global", "value_global")
     per_layer_options: ClassVar[tuple[str, ...]] = ("window", "dilation", "dilated_heads")
     cost: ClassVar[str] = "L (window K + num_global D)"
@@ -91,18 +87,22 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
         num_heads: int,
         head_dim: int,
         model_dim: int,
-        window: int = 512,
-        dilation: int = 1,
-        dilated_heads: int = 0,
-        num_global: int = 1,
+        window: Annotated[int, even(2)] = 512,
+        dilation: Annotated[int, at_least(1)] = 1,
+        dilated_heads: Annotated[int, at_least(0)] = 0,
+        num_global: Annotated[int, at_least(0)] = 1,
         global_positions: list[int] | None = None,
     ) -> None:
         super().__init__()
-        check_window(window)
-        check_dilation(dilation, dilated_heads, num_heads)
-        if num_global < 0:
+        if dilated_heads > num_heads:
             raise UserError(
-                f"attention.num_global={num_global} must be 0 or more; try attention.num_global=1"
+                f"attention.dilated_heads={dilated_heads} must be at most the {num_heads} heads "
+                "(model.num_heads); the paper dilates 2"
+            )
+        if dilation > 1 and dilated_heads == 0:
+            raise UserError(
+                f"attention.dilation={dilation} with attention.dilated_heads=0 dilates nothing; "
+                "set attention.dilated_heads=2, or attention.dilation=1 for no gaps"
             )
         self.num_heads = num_heads
         self.model_dim = model_dim
@@ -117,49 +117,29 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
             self.key_global = nn.Parameter(torch.zeros(model_dim, width))
             self.value_global = nn.Parameter(torch.zeros(model_dim, width))
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        """See `Attention.forward`; with global tokens C = K."""
-        q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
+        given = [zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC)]
+        q_BHLK, k_BHLK, v_BHLC = given
         tokens = self._global_tokens(mask_BL)
         if tokens is None:
-            local = self._local_rows(q_BHLK, k_BHLK, v_BHLC, mask_BL, None, causal=causal)
+            local = self._local_rows(given, mask_BL, None, causal=causal)
             return zero_padding(local, mask_BL)
         visible_BPL = tokens.visible(mask_BL, causal=causal)
         seen_BLP = tokens.seen(causal=causal)
         shared = SharedKeys(tokens.take(k_BHLK), tokens.take(v_BHLC), seen_BLP)
         # Global keys are in `shared`, and not counted again in a window.
         keys_BL = mask_BL & ~tokens.is_global_BL
-        local = self._local_rows(q_BHLK, k_BHLK, v_BHLC, keys_BL, shared, causal=causal)
+        local = self._local_rows(given, keys_BL, shared, causal=causal)
         x_BLD = hidden_BLD.masked_fill(~mask_BL[..., None], 0)
         rows = tokens.take(q_BHLK), tokens.take(x_BLD[:, None]).squeeze(1)
         weights_BHPL = self._global_weights(*rows, k_BHLK, x_BLD, visible_BPL)
         rows_BHPC = self._global_means(weights_BHPL, v_BHLC, x_BLD).to(local.dtype)
         return zero_padding(tokens.put(local, rows_BHPC), mask_BL)
 
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
-
-        In the rows of global tokens an entry is the weight of v'.
-        """
-        rows = slice(None) if rows is None else rows
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        """In the rows of global tokens an entry is the weight of v'."""
+        hidden_BLD, mask_BL, causal = context
         q_BHLK, k_BHLK = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK))
         position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
         sees = self._sees(position_L - position_L[rows, None], causal=causal)
@@ -177,42 +157,40 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
         global_BHML = weights_BHPL.take_along_dim(number_BL[:, None, rows, None], dim=2)
         return torch.where(tokens.is_global_BL[:, None, rows, None], global_BHML, local_BHML)
 
-    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> GlobalTokensCache:
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> LongformerState:
         first = max([self.num_global, *(residue + 1 for residue in self.residues)])
-        slots = first + self.window * self.dilation + 1
-        k_BHMK, v_BHMC = (x.new_zeros(*x.shape[:2], slots, x.shape[2]) for x in (k_BHK, v_BHC))
-        hidden_BPD = k_BHK.new_zeros(len(k_BHK), first, self.model_dim)
-        return GlobalTokensCache(k_BHMK, v_BHMC, hidden_BPD, length=0)
+        cache = KeyValueCache.empty(k_BHK, v_BHC, first + self.window * self.dilation + 1)
+        return LongformerState(cache, k_BHK.new_zeros(len(k_BHK), first, self.model_dim))
 
     @torch.no_grad()
     def step(
         self,
-        state: GlobalTokensCache,
+        state: LongformerState,
         q_BHK: Tensor,
         k_BHK: Tensor,
         v_BHC: Tensor,
         *,
         hidden_BD: Tensor,
-    ) -> tuple[GlobalTokensCache, Tensor]:
-        """See `Recurrent.step`; time and memory do not depend on the number of positions before."""
-        state = state.append(k_BHK, v_BHC, hidden_BD)
-        x_BPD, position = state.hidden_BPD, state.length - 1
+    ) -> tuple[LongformerState, Tensor]:
+        cache, x_BPD = state.cache, state.hidden_BPD
+        position, first = cache.length, x_BPD.shape[1]
+        if position < first:
+            x_BPD[:, position] = hidden_BD
+        cache = cache.append(k_BHK, v_BHC, slot=cache.ring_slot(first))
+        state = LongformerState(cache, x_BPD)
         if position < self.num_global or position in self.residues:
-            k, v = (x[:, :, : x_BPD.shape[1]] for x in (state.k_BHMK, state.v_BHMC))
-            is_past_P = torch.arange(x_BPD.shape[1], device=k.device) <= position
+            k, v = cache.k_BHMK[:, :, :first], cache.v_BHMC[:, :, :first]
+            is_past_P = torch.arange(first, device=k.device) <= position
             rows = q_BHK[:, :, None], hidden_BD[:, None]
             is_past_B1P = is_past_P.expand(len(k), 1, -1)
             weights_BH1P = self._global_weights(*rows, k, x_BPD, is_past_B1P)
             return state, self._global_means(weights_BH1P, v, x_BPD).squeeze(2).to(v_BHC.dtype)
-        position_M = state.positions()
+        position_M = cache.ring_positions(first)
         visible_HM = self._sees(position_M - position, causal=True)
         residues = [*range(self.num_global), *self.residues]
         visible_HM[:, residues] = position_M[residues] >= 0
         visible_HM &= position_M >= 0
-        out_BH1C = F.scaled_dot_product_attention(
-            q_BHK[:, :, None], state.k_BHMK, state.v_BHMC, attn_mask=visible_HM[None, :, None]
-        )
-        return state, out_BH1C.squeeze(2).to(v_BHC.dtype)
+        return state, cache.attend(q_BHK, visible_HM)
 
     def _global_tokens(self, mask_BL: Tensor) -> GlobalTokens | None:
         """Returns the global tokens of every sample, or None where the settings choose none."""
@@ -231,23 +209,14 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
         return [dilated if head < self.dilated_heads else plain for head in range(self.num_heads)]
 
     def _local_rows(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        keys_BL: Tensor,
-        shared: SharedKeys | None,
-        *,
-        causal: bool,
+        self, given: list[Tensor], keys_BL: Tensor, shared: SharedKeys | None, *, causal: bool
     ) -> Tensor:
         """Computes all rows as if none were global, each with its window and the shared keys."""
         parts, start = [], 0
         for window, group in groupby(self._windows_of_heads(causal)):
             heads = slice(start, start + len(list(group)))
             part = window_softmax(
-                q_BHLK[:, heads],
-                k_BHLK[:, heads],
-                v_BHLC[:, heads],
+                *(x[:, heads] for x in given),
                 keys_BL=keys_BL,
                 window=window,
                 shared=None if shared is None else shared.of_heads(heads),
@@ -257,12 +226,7 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def _global_weights(
-        self,
-        q_BHPK: Tensor,
-        own_BPD: Tensor,
-        k_BHLK: Tensor,
-        x_BLD: Tensor,
-        visible_BPL: Tensor,
+        self, q_BHPK: Tensor, own_BPD: Tensor, k_BHLK: Tensor, x_BLD: Tensor, visible_BPL: Tensor
     ) -> Tensor:
         """Computes softmax(q' k'ᵀ / √K) in the rows of global tokens, BHPL, in float32 or float64.
 
@@ -284,5 +248,4 @@ class Longformer(Attention, Recurrent[GlobalTokensCache]):
             return weights_BHPL @ v + torch.einsum("bhpd,dhc->bhpc", mean, weights)
 
     def _of_heads(self, weights: Tensor, like: Tensor) -> Tensor:
-        """Returns a projection by head: (D, H, K)."""
         return weights.to(like.dtype).unflatten(1, (self.num_heads, -1))

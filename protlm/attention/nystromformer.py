@@ -1,17 +1,21 @@
 """Nyströmformer: softmax attention through landmarks (Xiong et al., arXiv 2102.03902)."""
 
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention
+from protlm.attention.base import Attention, Context, odd
 from protlm.attention.ops.blocks import from_blocks
-from protlm.attention.ops.masking import padding_bias, visible_softmax, zero_padding
-from protlm.attention.ops.numerics import no_autocast, upcast
-from protlm.attention.ops.options import require_at_least
-from protlm.errors import UserError
+from protlm.attention.ops.numerics import (
+    no_autocast,
+    padding_bias,
+    upcast,
+    visible_softmax,
+    zero_padding,
+)
+from protlm.config.fields import at_least
 
 # Output positions that the convolution computes together.
 _BLOCK = 64
@@ -21,11 +25,12 @@ _BLOCK = 64
 class Nystromformer(Attention):
     """Softmax attention approximated from P landmarks, means of segments of the sequence.
 
-    O = softmax(q k̃ᵀ / √K) Z softmax(q̃ kᵀ / √K) v + conv(v) (section 3). The landmarks q̃ and k̃ are
-    means of queries and keys over P segments of consecutive positions, and Z is the iterated
-    pseudo-inverse of A = softmax(q̃ k̃ᵀ / √K): see `pseudo_inverse`. The skip is a depthwise
-    convolution along the sequence, one kernel for all channels of a head, as in the released code.
-    Means mix the past with the future, so there is no causal form.
+    O = softmax(q k̃ᵀ / √K) Z softmax(q̃ kᵀ / √K) v + conv(v) (section 3). The landmarks q̃ and k̃
+    are means of queries and keys over P = `num_landmarks` segments of consecutive positions, and Z
+    is the iterated pseudo-inverse of A = softmax(q̃ k̃ᵀ / √K): see `pseudo_inverse`. The skip is a
+    depthwise convolution along the sequence, one kernel of `conv_kernel` positions for all channels
+    of a head, as in the released code. Means mix the past with the future, so there is no causal
+    form.
 
     With rotary positions it is rotated queries and keys that are averaged: the rotation comes
     before the landmarks. A landmark of a long segment then keeps only the channels of low
@@ -38,17 +43,8 @@ class Nystromformer(Attention):
     computations are in float32 or better, those of A and Z in float64, because Z magnifies errors.
     A row's weights may be negative, and sum to 1 only without the skip and as far as Z has
     converged.
-
-    Args:
-        num_heads: heads H, each with its own kernel.
-        num_landmarks: landmarks P; m in the paper.
-        num_iterations: iterations of the pseudo-inverse. After the paper's 6 it is still a few
-            percent from the limit. About 20 reach the limit, where outputs and gradients may be
-            thousands of times larger.
-        conv_kernel: positions that the convolution spans, an odd number; None for no skip.
     """
 
-    supports_bidirectional = True
     supports_causal = False
     cost: ClassVar[str] = "L P K + P³"
     advice: ClassVar[str] = "long proteins, softmax-like weights that vary smoothly along the chain"
@@ -60,12 +56,11 @@ class Nystromformer(Attention):
         self,
         *,
         num_heads: int,
-        num_landmarks: int = 64,
-        num_iterations: int = 6,
-        conv_kernel: int | None = 35,
+        num_landmarks: Annotated[int, at_least(1)] = 64,
+        num_iterations: Annotated[int, at_least(1)] = 6,
+        conv_kernel: Annotated[int | None, odd(1)] = 35,
     ) -> None:
         super().__init__()
-        _check(num_landmarks, num_iterations, conv_kernel)
         self.num_landmarks = num_landmarks
         self.num_iterations = num_iterations
         self.conv_weight: nn.Parameter | None = None
@@ -74,16 +69,8 @@ class Nystromformer(Attention):
             uniform = 2 * torch.rand(num_heads, conv_kernel) - 1
             self.conv_weight = nn.Parameter(uniform / conv_kernel**0.5)
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        mask_BL = context.mask_BL
         with no_autocast(v_BHLC):
             q, k, v = (upcast(zero_padding(x, mask_BL)) for x in (q_BHLK, k_BHLK, v_BHLC))
             out_BHLC = self._through_landmarks(q, k, v, mask_BL)
@@ -169,13 +156,3 @@ def _attend(q_BHLK: Tensor, k_BHMK: Tensor, v_BHMC: Tensor, visible_BM: Tensor) 
     """Computes softmax(q kᵀ / √K) v over the visible keys by torch's fused kernels."""
     bias_BM = padding_bias(visible_BM, q_BHLK.dtype)
     return F.scaled_dot_product_attention(q_BHLK, k_BHMK, v_BHMC, attn_mask=bias_BM[:, None, None])
-
-
-def _check(num_landmarks: int, num_iterations: int, conv_kernel: int | None) -> None:
-    require_at_least("num_landmarks", num_landmarks, 1, example=64)
-    require_at_least("num_iterations", num_iterations, 1, example=6)
-    if conv_kernel is not None and (conv_kernel < 1 or conv_kernel % 2 == 0):
-        raise UserError(
-            f"attention.conv_kernel={conv_kernel} must be an odd number, so that it has a center, "
-            "or null for no convolution; type attention.conv_kernel=35"
-        )

@@ -1,12 +1,13 @@
 """The Performer with the ReLU kernel (Choromanski et al., arXiv 2009.14794, A.4 and D.3)."""
 
 from functools import partial
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.generalized import GeneralizedFeatures, check_generalized
-from protlm.attention.linearized.normalization import Denominator
+from protlm.attention.linearized.features import GeneralizedFeatures
+from protlm.attention.linearized.selection import Backend
 from protlm.attention.ops.projection import Projection
+from protlm.config.fields import at_least
 
 
 @final
@@ -17,37 +18,26 @@ class PerformerRelu(Performer):
     only change the size of ε relative to the features. Rows ω_r are orthogonal in blocks
     with chi(K) norms; without a projection, φ_r(x) = relu(x_r) + ε of the coordinates of the head.
     `performer_generalized` has other kernels, projections and normalizers.
-
-    Args:
-        head_dim: width K of a query and a key.
-        num_features: rows R of the projection; None for no projection, R = K.
-        kernel_epsilon: ε, so that every row has weight.
-        redraw_every: optimizer steps between redraws; None keeps the first draw.
-        kernel: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
-            elsewhere; `torch` or `triton` always runs one of them.
-        seed: the seed of the projections, together with the redraw index.
     """
 
-    runtime_options: ClassVar[tuple[str, ...]] = ("kernel",)
+    runtime_options: ClassVar[tuple[str, ...]] = ("backend",)
     advice: ClassVar[str] = "long proteins: the cheapest map over all pairs; the default"
 
     def __init__(
         self,
         *,
         head_dim: int,
-        num_features: int | None = None,
-        kernel_epsilon: float = 1e-3,
-        redraw_every: int | None = None,
-        kernel: str = "auto",
+        num_features: Annotated[int | None, at_least(1)] = None,
+        kernel_epsilon: Annotated[float, at_least(0)] = 1e-3,
+        redraw_every: Annotated[int | None, at_least(1)] = None,
+        backend: Annotated[str, Backend] = "auto",
         seed: int = 0,
     ) -> None:
-        check_generalized("relu", kernel_epsilon)
         super().__init__(
             feature_map=partial(GeneralizedFeatures, kernel="relu", epsilon=kernel_epsilon),
             num_features=head_dim if num_features is None else num_features,
             projection=None if num_features is None else Projection(num_features, head_dim),
-            normalizer=Denominator(),
             redraw_every=redraw_every,
             seed=seed,
-            implementation=kernel,
+            backend=backend,
         )

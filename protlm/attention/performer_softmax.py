@@ -2,18 +2,23 @@
 
 from enum import StrEnum
 from functools import partial
-from typing import ClassVar, final
+from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.features import FeatureMapFactory
-from protlm.attention.linearized.normalization import normalizer_of
+from protlm.attention.linearized.features import FeatureMapFactory, TrigonometricFeatures
+from protlm.attention.linearized.normalization import Normalization, normalizer_of
 from protlm.attention.linearized.positive import PositiveFeatures, optimal_stretch
-from protlm.attention.linearized.trigonometric import TrigonometricFeatures
-from protlm.attention.ops.projection import Projection, RowNorms
-from protlm.errors import UserError, refuse_unknown
+from protlm.attention.linearized.selection import Backend
+from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
+from protlm.config.fields import Range, above, at_least
+from protlm.system.errors import UserError
 
 # Features for a larger |q̂ + k̂|² overflow float32, and no practical number of them would suffice.
 LARGEST_OPTIMAL_FOR = 200.0
+_OPTIMAL_FOR = Range(
+    f"above 0 and at most {LARGEST_OPTIMAL_FOR:g} (the mean |q̂ + k̂|² of the queries and keys)",
+    lambda x: 0 < x <= LARGEST_OPTIMAL_FOR,
+)
 
 
 class Estimator(StrEnum):
@@ -37,28 +42,12 @@ class PerformerSoftmax(Performer):
         trigonometric   exp((|q̂|² + |k̂|²)/2) cos(ω_r·(q̂ - k̂)), two features for each row
 
     The relative standard deviation of one positive weight is √((exp(|q̂ + k̂|²) - 1) / R): large
-    queries and keys need many features, and for |q̂ + k̂|² above about ln R the estimate is useless.
-    Outputs and gradients do not underflow, even for large queries and keys (docs/decisions/0019).
-
-    Args:
-        head_dim: width K of a query and a key.
-        num_features: features R of a position; pairs and sines with cosines need R/2 rows.
-        estimator: one of the four above; all but `regularized` are unbiased.
-        optimal_for: the mean |q̂ + k̂|² at which stretched positive features have their smallest
-            variance (OPRF, arXiv 2205.15317); unbiased for any value; None for FAVOR+.
-        antithetic: whether rows come in pairs ω, -ω.
-        projection: `orthogonal` rows in blocks of K, `iid`, or products of `hadamard` matrices or
-            of `givens` rotations, which are not quite uniform.
-        normalizer: `denominator` divides by the sum of the weights; `rmsnorm` by the root mean
-            square of the output.
-        denominator_floor: the smallest denominator, for `trigonometric` only.
-        redraw_every: optimizer steps between redraws; None keeps the first draw.
-        kernel: `auto` runs fused kernels on CUDA, after a check of their results, and PyTorch
-            elsewhere; `torch` or `triton` always runs one of them.
-        seed: the seed of the projections, together with the redraw index.
+    queries and keys need many features, and for |q̂ + k̂|² above about ln R the estimate is
+    useless. All but `regularized` are unbiased. Outputs and gradients do not underflow, even for
+    large queries and keys (docs/decisions/0019).
     """
 
-    runtime_options: ClassVar[tuple[str, ...]] = ("kernel",)
+    runtime_options: ClassVar[tuple[str, ...]] = ("backend",)
     advice: ClassVar[str] = (
         "weights of a trained softmax model, or the paper's model; watch the estimate"
     )
@@ -67,18 +56,17 @@ class PerformerSoftmax(Performer):
         self,
         *,
         head_dim: int,
-        num_features: int = 256,
-        estimator: str = "positive",
-        optimal_for: float | None = None,
+        num_features: Annotated[int, at_least(1)] = 256,
+        estimator: Annotated[str, Estimator] = "positive",
+        optimal_for: Annotated[float | None, _OPTIMAL_FOR] = None,
         antithetic: bool = False,
-        projection: str = "orthogonal",
-        normalizer: str = "denominator",
-        denominator_floor: float | None = None,
-        redraw_every: int | None = 1000,
-        kernel: str = "auto",
+        projection: Annotated[str, RowSampling] = "orthogonal",
+        normalizer: Annotated[str, Normalization] = "denominator",
+        denominator_floor: Annotated[float | None, above(0)] = None,
+        redraw_every: Annotated[int | None, at_least(1)] = 1000,
+        backend: Annotated[str, Backend] = "auto",
         seed: int = 0,
     ) -> None:
-        refuse_unknown("attention.estimator", estimator, Estimator)
         is_trigonometric = estimator == Estimator.trigonometric
         if is_trigonometric:
             _check_trigonometric(num_features, antithetic)
@@ -88,8 +76,12 @@ class PerformerSoftmax(Performer):
                 f"attention.estimator={estimator}, whose sums of weights are positive and scaled "
                 "by a factor of each query; set attention.denominator_floor=null"
             )
-        if optimal_for is not None:
-            _check_optimal_for(optimal_for, estimator)
+        is_stretchable = estimator in (Estimator.positive, Estimator.hyperbolic)
+        if optimal_for is not None and not is_stretchable:
+            raise UserError(
+                f"attention.optimal_for={optimal_for} is for positive features of N(0, I) rows, "
+                f"not for attention.estimator={estimator}; set attention.optimal_for=null"
+            )
         antithetic = antithetic or estimator == Estimator.hyperbolic
         super().__init__(
             feature_map=(
@@ -110,7 +102,7 @@ class PerformerSoftmax(Performer):
             ),
             redraw_every=redraw_every,
             seed=seed,
-            implementation=kernel,
+            backend=backend,
         )
         self.estimator = Estimator(estimator)
         self.is_trigonometric = is_trigonometric
@@ -122,20 +114,6 @@ def _positive(head_dim: int, optimal_for: float | None) -> FeatureMapFactory:
     if optimal_for is None:
         return PositiveFeatures
     return partial(PositiveFeatures, stretch=optimal_stretch(head_dim, optimal_for))
-
-
-def _check_optimal_for(optimal_for: float, estimator: str) -> None:
-    given = f"attention.optimal_for={optimal_for}"
-    if estimator in (Estimator.trigonometric, Estimator.regularized):
-        raise UserError(
-            f"{given} is for positive features of N(0, I) rows, not for "
-            f"attention.estimator={estimator}; set attention.optimal_for=null"
-        )
-    if not 0 < optimal_for <= LARGEST_OPTIMAL_FOR:
-        raise UserError(
-            f"{given} must be above 0 and at most {LARGEST_OPTIMAL_FOR:g} (the mean |q̂ + k̂|² of "
-            "the queries and keys), or null"
-        )
 
 
 def _check_trigonometric(num_features: int, antithetic: bool) -> None:

@@ -1,21 +1,191 @@
 """Reformer: attention within the buckets of a hash (Kitaev et al., arXiv 2001.04451)."""
 
-from typing import Any, ClassVar, NamedTuple, final
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.attention.base import Attention, RandomFeatures
-from protlm.attention.ops.lsh import Layout, Tile, draw_rotations, hash_buckets, lay_out, tiles
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import accum_dtype, no_autocast
-from protlm.attention.ops.options import require_at_least
-from protlm.errors import UserError
+from protlm.attention.base import Attention, Context, RandomFeatures
+from protlm.attention.ops.numerics import accum_dtype, at_once, no_autocast, zero_padding
+from protlm.attention.ops.projection import projection_generator
+from protlm.config.fields import Range, at_least
+
+# The elements of the weights of a tile of chunks; on a CPU they stay in cache.
+_CPU_NUMBERS, _GPU_NUMBERS = 1 << 19, 1 << 26
+
+
+def draw_rotations(
+    seed: int, index: int, *, num_hashes: int, num_heads: int, head_dim: int, num_buckets: int
+) -> Tensor:
+    """Returns draw number `index` of the Gaussian rotations, THKR in float64.
+
+    A pure function of (seed, index) and the sizes; R = ⌈num_buckets / 2⌉ columns.
+    """
+    shape = (num_hashes, num_heads, head_dim, (num_buckets + 1) // 2)
+    return torch.randn(shape, generator=projection_generator(seed, index), dtype=torch.float64)
+
+
+@torch.no_grad()
+def hash_buckets(x_BHLK: Tensor, rotations_THKR: Tensor, num_buckets: int) -> Tensor:
+    """Computes the bucket of every vector in every round, h(x) = argmax [x R; -x R] (section 2).
+
+    TBHL, numbers from 0 to num_buckets - 1. Hashes are always computed in float32, so that a
+    float64 copy of a model has the same buckets.
+    """
+    x_BHLK = x_BHLK.float()
+    batch, heads, _, _ = x_BHLK.shape
+    # The products have a column per pair of buckets, whose number grows with the longest input:
+    # one round and some of the positions are computed at a time.
+    pairs = batch * heads * rotations_THKR.shape[-1]
+    size = at_once(x_BHLK, pairs, cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
+    rounds = [
+        torch.cat([_sides(part @ rotations_HKR) for part in x_BHLK.split(size, dim=2)], dim=2)
+        for rotations_HKR in rotations_THKR.float()
+    ]
+    # A single bucket contains both sides of its rotation.
+    return torch.stack(rounds) % num_buckets
+
+
+def _sides(rotated_BHLR: Tensor) -> Tensor:
+    """Computes argmax [x R; -x R], BHL."""
+    largest_BHL, positive_BHL = rotated_BHLR.max(dim=-1)
+    smallest_BHL, negative_BHL = rotated_BHLR.min(dim=-1)
+    negative_BHL = negative_BHL + rotated_BHLR.shape[-1]
+    return torch.where(-smallest_BHL > largest_BHL, negative_BHL, positive_BHL)
+
+
+class Layout(NamedTuple):
+    """The layout of positions in each round: sorted by bucket, and each bucket starts a chunk.
+
+    The chunk of a position in its bucket, and its slot in the chunk, depend only on the earlier
+    positions of the bucket; later positions can only move whole chunks. Every round has the same
+    number of chunks, so that some are empty; chunk 0 is always empty. Positions are numbered from 0
+    to N - 1, and N denotes an empty slot.
+
+    Attributes:
+        positions: (T, chunks, size), the position in each slot.
+        slots: (T, N), the slot of each position, counted over all chunks; 0 for no slot.
+        chunk_ids: (T, N + 1). Positions with equal ids are in the same chunk. Positions whose ids
+            differ by 1 are in consecutive chunks of the same bucket.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    chunk_ids: Tensor
+
+    @property
+    def num_slots(self) -> int:
+        return self.positions[0].numel()
+
+
+def most_chunks(number: int, *, num_buckets: int, size: int) -> int:
+    """Returns the most chunks that positions need: a bucket leaves at most size - 1 slots empty."""
+    return (number + min(num_buckets, number) * (size - 1)) // size
+
+
+@torch.no_grad()
+def lay_out(buckets: Tensor, *, num_buckets: int, size: int) -> Layout:
+    """Sorts positions by bucket, then by position, and splits every bucket into chunks of `size`.
+
+    `buckets` are (T, N); a position with bucket `num_buckets` gets no slot.
+    """
+    rounds, number = buckets.shape
+    ordered, positions = buckets.sort(dim=-1, stable=True)
+    edges = torch.arange(num_buckets + 1, device=buckets.device).repeat(rounds, 1)
+    starts = torch.searchsorted(ordered, edges)
+    chunks = (starts.diff(dim=-1) + size - 1) // size
+    first_chunks = F.pad(1 + chunks.cumsum(dim=-1) - chunks, (0, 1))
+    ranks = torch.arange(number, device=buckets.device) - starts.gather(-1, ordered)
+    slots = first_chunks.gather(-1, ordered) * size + ranks
+    slots = slots.masked_fill(ordered == num_buckets, 0)
+    if buckets.device.type == "cpu":
+        num_chunks = 1 + int(chunks.sum(dim=-1).max())
+    else:
+        # Reading the number would synchronize a GPU.
+        num_chunks = 1 + most_chunks(number, num_buckets=num_buckets, size=size)
+    held = torch.full((rounds, num_chunks * size), number, device=buckets.device)
+    held.scatter_(-1, slots, positions)
+    # Positions without a slot were written to slot 0.
+    held[:, 0] = number
+    # An id is skipped between buckets, so that their chunks are not consecutive.
+    ids = (slots // size + ordered).int()
+    return Layout(
+        positions=held.unflatten(-1, (num_chunks, size)),
+        slots=torch.empty_like(slots).scatter_(-1, positions, slots),
+        chunk_ids=F.pad(torch.empty_like(ids).scatter_(-1, positions, ids), (0, 1), value=-2),
+    )
+
+
+@dataclass(frozen=True)
+class Tile:
+    """S chunks of M slots of a round; each sees L = 2M slots: the previous chunk and itself.
+
+    `positions` are those in the slots of the chunks and of the previous one, (S + 1) · M;
+    `hidden_SML` is true where a query does not see a key.
+    """
+
+    slots: slice
+    positions: Tensor
+    hidden_SML: Tensor
+
+    @property
+    def size(self) -> int:
+        return self.hidden_SML.shape[1]
+
+    @property
+    def slots_before(self) -> slice:
+        return slice(self.slots.start - self.size, self.slots.stop - self.size)
+
+    def own(self, x: Tensor) -> Tensor:
+        """Gathers the rows of x in the chunks, (S, M, width)."""
+        return x.index_select(0, self.positions[self.size :]).unflatten(0, (-1, self.size))
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Gathers the rows of x that the chunks see, (S, L, width), a view with overlaps."""
+        return x.index_select(0, self.positions).unfold(0, 2 * self.size, self.size).mT
+
+    def logits(self, q: Tensor, k: Tensor) -> Tensor:
+        """Computes q kᵀ, (S, M, L), including hidden entries."""
+        return self.own(q) @ self.seen(k).mT
+
+
+def tiles(rounds: Layout, index: int, *, causal: bool, width: int) -> Iterator[Tile]:
+    """Splits round number `index` into tiles; `width` is that of the values."""
+    positions = rounds.positions[index]
+    num_chunks, size = positions.shape
+    # Within a bucket, slots are in the order of positions. A position does not see itself.
+    own_MM = torch.ones(size, size, dtype=torch.bool, device=positions.device)
+    own_MM = own_MM.triu() if causal else own_MM.tril().triu()
+    hidden_ML = F.pad(own_MM, (size, 0))
+    weights = size * max(2 * size, width)
+    step = at_once(positions, weights, cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
+    for start in range(1, num_chunks, step):
+        stop = min(start + step, num_chunks)
+        in_tile = positions[start - 1 : stop].flatten()
+        hidden_SML = hidden_ML | ~_are_together(rounds.chunk_ids[index], in_tile, size)
+        # A pair counts in the first round in which it is visible.
+        for chunk_ids in rounds.chunk_ids[:index]:
+            hidden_SML |= _are_together(chunk_ids, in_tile, size)
+        yield Tile(slice(start * size, stop * size), in_tile, hidden_SML)
+
+
+def _are_together(chunk_ids: Tensor, positions: Tensor, size: int) -> Tensor:
+    """Returns whether queries of a tile are in the chunk of a key or in the next one, (S, M, L)."""
+    ids = chunk_ids.index_select(0, positions)
+    ids_SM1 = ids[size:].view(-1, size, 1)
+    ids_S1L = ids.unfold(0, 2 * size, size)[:, None]
+    return (ids_SM1 == ids_S1L) | (ids_SM1 == ids_S1L + 1)
+
 
 # Added to |q|², so that a query of 0 has a gradient.
 _EPSILON = 1e-12
+
+# Each column of a rotation makes two buckets.
+_ONE_OR_EVEN = Range("1 or an even number", lambda x: x == 1 or (x > 0 and x % 2 == 0))
 
 
 @final
@@ -41,30 +211,14 @@ class Reformer(Attention, RandomFeatures):
       buckets of later positions, and outputs leak information about the future. Here chunks are
       counted from the start of each bucket, by position.
     - The paper has n buckets with chunks of 2 L / n positions, twice the mean size of a bucket: n =
-      2 L / chunk. The default here is about half of that, L / chunk with L the longest input;
-      `num_buckets` sets another number.
+      2 L / chunk. The default here is about half of that, `max_length` / chunk; longer inputs work,
+      with fuller buckets. `num_buckets` sets another number.
     - The paper's eq. 1 divides by √K; the released code does so with keys of norm √K. The logits
       here are those of the released code.
     - Rotations are drawn once, or every `redraw_every` steps, not for every batch.
     - The weight of a position for itself as a last resort is exact, not a logit of -1e5.
-
-    Args:
-        num_heads: heads H; each has its own rotations.
-        head_dim: width K of a query.
-        max_length: the longest input, which determines the default number of buckets; longer inputs
-            work, with fuller buckets.
-        chunk: positions in a chunk.
-        num_hashes: rounds T of hashing; more rounds find more of the large weights.
-        num_buckets: buckets of a round, 1 or an even number, the same for all inputs. None: one for
-            each `chunk` positions of the longest input; hashing then takes time proportional to L ·
-            max_length / chunk. If most inputs are much shorter than `max_length`, a bucket has few
-            positions, and chunks are mostly empty: set it to the usual length divided by `chunk`.
-        redraw_every: optimizer steps between two draws of the rotations; None keeps the first.
-        seed: seed of the rotations, together with the redraw index.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     shares_query_key: ClassVar[bool] = True
     cost: ClassVar[str] = "num_hashes L (chunk + num_buckets) K"
     advice: ClassVar[str] = (
@@ -78,20 +232,16 @@ class Reformer(Attention, RandomFeatures):
         num_heads: int,
         head_dim: int,
         max_length: int,
-        chunk: int = 64,
-        num_hashes: int = 4,
-        num_buckets: int | None = None,
-        redraw_every: int | None = None,
+        chunk: Annotated[int, at_least(1)] = 64,
+        num_hashes: Annotated[int, at_least(1)] = 4,
+        num_buckets: Annotated[int | None, _ONE_OR_EVEN] = None,
+        redraw_every: Annotated[int | None, at_least(1)] = None,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        require_at_least("chunk", chunk, 1, example=64)
-        require_at_least("num_hashes", num_hashes, 1, example=4)
         if num_buckets is None:
             # Inputs of one chunk need one bucket, in which nothing is lost to hashing.
             num_buckets = 1 if max_length <= chunk else 2 * max(max_length // (2 * chunk), 1)
-        _check_num_buckets(num_buckets)
-        require_at_least("redraw_every", redraw_every, 1, example=1000)
         self.chunk = chunk
         self.num_buckets = num_buckets
         self.redraw_every = redraw_every
@@ -105,20 +255,10 @@ class Reformer(Attention, RandomFeatures):
         self.register_buffer("rotations", draw_rotations(seed, 0, **self._sizes).float())
 
     def redraw(self, index: int) -> None:
-        """Draws the rotations number `index`, a pure function of (seed, index), in place."""
         self.rotations.copy_(draw_rotations(self._seed, index, **self._sizes))
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        """See `Attention.forward`; keys are normalized queries."""
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
         dtype = torch.promote_types(accum_dtype(q_BHLK), accum_dtype(v_BHLC))
         # The positions of all samples and heads, followed by a row of zeros for empty slots.
         q, v = (
@@ -155,7 +295,6 @@ class _ChunkedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, *layout: Tensor) -> Tensor:
-        """Adds one round after the other to a running softmax."""
         rounds = Layout(*layout)
         floor = torch.finfo(q.dtype).min / 2
         out = torch.zeros_like(v[:-1])
@@ -187,7 +326,6 @@ class _ChunkedSoftmax(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Computes gradients tile by tile, with the weights of the softmax over all rounds."""
         (dout,) = grad_outputs
         # Only once: activation checkpointing rejects a second access.
         q, k, v, out, log_total, is_alone, *layout = ctx.saved_tensors
@@ -233,12 +371,3 @@ def _write_gradients(in_slots: list[Tensor], tile: Tile, rows: _Rows) -> None:
     for gradient, by_key in ((dk, dlogits_SML.mT @ q_SMK), (dv, weights_SML.mT @ dout_SMC)):
         gradient[tile.slots] = by_key[:, tile.size :].flatten(0, 1)
         gradient[tile.slots_before] += by_key[:, : tile.size].flatten(0, 1)
-
-
-def _check_num_buckets(num_buckets: int) -> None:
-    if num_buckets != 1 and (num_buckets < 1 or num_buckets % 2):
-        raise UserError(
-            f"attention.num_buckets={num_buckets} must be 1 or an even number, because each "
-            "rotation makes two; type attention.num_buckets=16, or null for one per chunk of the "
-            "longest input"
-        )

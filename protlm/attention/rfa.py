@@ -1,26 +1,146 @@
 """Random feature attention, RFA (Peng et al., arXiv 2103.02143)."""
 
 import math
+from collections.abc import Callable
 from enum import StrEnum
 from functools import partial
-from typing import ClassVar, final
+from typing import Annotated, Any, ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from protlm.attention.base import Attention, QueryKeyNorms, Recurrent
+from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.features import FeatureMapFactory
-from protlm.attention.linearized.gated import Gate, gated_means
-from protlm.attention.linearized.generalized import GeneralizedFeatures
+from protlm.attention.linearized.features import (
+    FeatureMap,
+    Features,
+    FourierFeatures,
+    GeneralizedFeatures,
+)
 from protlm.attention.linearized.normalization import Denominator, inverse_of_weight
-from protlm.attention.linearized.operands import Kernel
-from protlm.attention.linearized.trigonometric import FourierFeatures
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
+from protlm.attention.linearized.tiles import CHUNK, chunked, tiles
+from protlm.attention.ops.numerics import accum_dtype, no_autocast, recomputed, upcast, zero_padding
+from protlm.attention.ops.products import matrix_product
 from protlm.attention.ops.projection import Projection, RowSampling
-from protlm.errors import UserError, refuse_unknown
+from protlm.config.fields import above, at_least
+from protlm.system.errors import UserError
+
+# Gates closer to 0 or 1 than 3e-7 are not distinguished.
+_LARGEST_LOGIT = 15.0
+
+
+@final
+class Gate(nn.Module):
+    """The logits w·h + b of one gate per head, clamped to ±15.
+
+    Initially w ~ N(0, 0.02²), and b is such that 1 / (1 - g) is 8 positions in the first head and
+    512 in the last, in equal ratios: the lengths of a helix and of a protein.
+
+    Args:
+        num_heads: heads H.
+        model_dim: width D of h.
+    """
+
+    def __init__(self, *, num_heads: int, model_dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.02 * torch.randn(num_heads, model_dim))
+        memory_H = torch.logspace(3, 9, num_heads, base=2.0)
+        self.bias = nn.Parameter((memory_H - 1).log())
+
+    def forward(self, hidden_BLD: Tensor, mask_BL: Tensor) -> Tensor:
+        """Returns the logits, BHL1, in float32 (float64 for float64); b at padding."""
+        hidden_BLD = upcast(hidden_BLD.masked_fill(~mask_BL[..., None], 0))
+        with no_autocast(hidden_BLD):
+            weight, bias = self.weight.to(hidden_BLD.dtype), self.bias.to(hidden_BLD.dtype)
+            logits_BLH = F.linear(hidden_BLD, weight, bias)
+        return logits_BLH.clamp(-_LARGEST_LOGIT, _LARGEST_LOGIT).mT[..., None]
+
+
+def gated_means(
+    q_BHLK: Tensor,
+    k_BHLK: Tensor,
+    v_BHLC: Tensor,
+    gate_BHL1: Tensor,
+    mask_BL: Tensor,
+    feature_map: FeatureMap,
+) -> Tensor:
+    """Returns the gated means of φ(q_i)·φ(k_j) [v_j | 1] over j ≤ i, (B, H, L, C + 1).
+
+    The weights (1 - g_j) g_{j+1} … g_i sum to 1 - g_1 … g_i, by which the sums are divided: it
+    would cancel in the output, but not in the floor of a denominator. In the dtype of the queries;
+    they, keys and logits are finite at padding.
+    """
+    log_gate_BHL1 = zero_padding(F.logsigmoid(gate_BHL1), mask_BL)
+    values = zero_padding(F.pad(v_BHLC.to(q_BHLK.dtype), (0, 1), value=1.0), mask_BL)
+    operands = [x.flatten(0, 1)[None] for x in (q_BHLK, k_BHLK, values, log_gate_BHL1)]
+    # States and their increments are as large as the features.
+    num_features = feature_map.num_features(q_BHLK.shape[-1])
+    group, *_ = tiles(operands[0], num_features=num_features, memory_divisor=2)
+    heads, rows = group[0].heads.stop, group[0].rows.stop
+    # The gradient of a split is one tensor; each slice would have one of the whole size.
+    by_heads = zip(*(x.split(heads, dim=1) for x in operands), strict=True)
+    sums = torch.cat([_sums(tensors, rows, feature_map) for tensors in by_heads], dim=1)
+    weight_BHL1 = -torch.expm1(log_gate_BHL1.cumsum(dim=2))
+    return sums.view(values.shape) * inverse_of_weight(weight_BHL1)
+
+
+def _sums(operands: tuple[Tensor, ...], rows: int, feature_map: FeatureMap) -> Tensor:
+    q, _, values, _ = operands
+    num_features = feature_map.num_features(q.shape[-1])
+    state, sums = values.new_zeros(1, values.shape[1], num_features, values.shape[-1]), []
+    for tile in zip(*(x.split(rows, dim=2) for x in operands), strict=True):
+        out, state = recomputed(_tile_sums, *tile, state, feature_map)
+        sums.append(out)
+    return torch.cat(sums, dim=2)
+
+
+def _tile_sums(
+    q: Tensor, k: Tensor, values: Tensor, log_gate: Tensor, state: Tensor, feature_map: FeatureMap
+) -> tuple[Tensor, Tensor]:
+    length = q.shape[2]
+    phi_q, phi_k = (
+        chunked(_DifferentiableFeatures.apply(x, features))
+        for x, features in ((q, feature_map.queries), (k, feature_map.keys))
+    )
+    log_gate, values = chunked(log_gate), chunked(values)
+    written = values * -torch.expm1(log_gate)
+    log_decay = log_gate.cumsum(dim=3)
+    left, kept = log_decay.exp(), (log_decay[..., -1:, :] - log_decay).exp()
+    # Masked before the exponential, which would be infinite for the future.
+    is_future = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).triu(1)
+    decays = (log_decay - log_decay.mT).masked_fill_(is_future, -torch.inf).exp_()
+    increments = matrix_product(phi_k.mT, written * kept)
+    states = []
+    for increment, factor in zip(increments.unbind(2), left[..., -1:, :].unbind(2), strict=True):
+        states.append(state)
+        state = torch.addcmul(increment, state, factor)
+    weights = matrix_product(phi_q, phi_k.mT) * decays
+    # A single product as the last operation: recomputation ends before it.
+    sums = matrix_product(
+        torch.cat([left * phi_q, weights], dim=-1),
+        torch.cat([torch.stack(states, dim=2), written], dim=-2),
+    )
+    return sums.flatten(2, 3)[:, :, :length], state
+
+
+class _DifferentiableFeatures(torch.autograd.Function):
+    """`apply(x, features)` returns the features of x, with their pullback as gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, features: Callable[[Tensor], Features]) -> Tensor:
+        phi, ctx.pullback = features(x.contiguous())
+        # Detached: a pullback that holds the output itself would be a reference cycle.
+        return phi.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor, None]:
+        return ctx.pullback(*grad_outputs), None
+
 
 # Added to the norm that a vector is divided by, as in the code released with arXiv 2103.02143.
 _NORM_EPSILON = 1e-3
@@ -38,8 +158,8 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
     """Softmax of unit vectors by random features; optionally with a forget gate where causal.
 
     With x̂ = x / (|x| + 10⁻³), one learned scale σ for each pair of coordinates i and i + K/2 of
-    each head, initially 1, and random rows ω_r ~ N(0, I), the weight of key k for query q is the
-    mean over r of
+    each head, initially 1, and `num_features` random rows ω_r ~ N(0, I), the weight of key k for
+    query q is the mean over r of
 
         gaussian    cos(ω_r·(σ ⊙ (q̂ - k̂))), an estimate of exp(-|σ ⊙ (q̂ - k̂)|²/2)
         arccos      relu(ω_r·(σ ⊙ q̂)) relu(ω_r·(σ ⊙ k̂)), one of |x||y| (sin θ + (π - θ) cos θ) / 2π,
@@ -68,22 +188,8 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
     * Redraws: the released code draws rows per head and at every step, from a fixed set of
       matrices. Here the heads of a layer share one draw, renewed every 1,000 steps; σ makes heads
       differ. `redraw_every=1` draws at every step.
-
-    Args:
-        num_heads: heads H.
-        head_dim: width K of a query and a key.
-        model_dim: width D of the block's input, for the gate.
-        num_features: random rows; `gaussian` has two features for each.
-        kernel: `gaussian` or `arccos`.
-        gate: whether a gate makes each position forget earlier ones; causal only.
-        denominator_floor: the smallest denominator; None for no floor, with `arccos` only. The
-            Gaussian of unit vectors is at least exp(-2) = 0.14 while σ is 1.
-        redraw_every: optimizer steps between redraws; None keeps the first draw.
-        seed: the seed of the rows, together with the redraw index.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     # The mechanism makes unit vectors itself.
     qk_norm = QueryKeyNorms.none
     cost: ClassVar[str] = "L R K"
@@ -98,30 +204,33 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         num_heads: int,
         head_dim: int,
         model_dim: int,
-        num_features: int = 64,
-        kernel: str = "gaussian",
+        num_features: Annotated[int, at_least(1)] = 64,
+        kernel: Annotated[str, RfaKernel] = "gaussian",
         gate: bool = False,
-        denominator_floor: float | None = 0.1,
-        redraw_every: int | None = 1000,
+        denominator_floor: Annotated[float | None, above(0)] = 0.1,
+        redraw_every: Annotated[int | None, at_least(1)] = 1000,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        refuse_unknown("attention.kernel", kernel, RfaKernel)
-        _check_floor(denominator_floor, kernel)
         is_gaussian = kernel == RfaKernel.gaussian
+        if denominator_floor is None and is_gaussian:
+            raise UserError(
+                "attention.denominator_floor=null allows division by sums of weights that may be "
+                "negative or near 0 with attention.kernel=gaussian; type "
+                "attention.denominator_floor=0.1"
+            )
         self.supports_bidirectional = not gate
-        self._feature_map: FeatureMapFactory = (
-            FourierFeatures
-            if is_gaussian
-            else partial(GeneralizedFeatures, kernel="relu", epsilon=0.0)
-        )
         # The products of ReLU features are sums over the rows; the kernel is their mean.
         unit = 1 if is_gaussian else num_features
         self._normalizer = Denominator(
             None if denominator_floor is None else denominator_floor * unit
         )
         self.performer = Performer(
-            feature_map=self._feature_map,
+            feature_map=(
+                FourierFeatures
+                if is_gaussian
+                else partial(GeneralizedFeatures, kernel="relu", epsilon=0.0)
+            ),
             num_features=2 * num_features if is_gaussian else num_features,
             projection=Projection(num_features, head_dim, sampling=RowSampling.iid),
             normalizer=self._normalizer,
@@ -132,51 +241,24 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         self.scales = nn.Parameter(torch.ones(num_heads * math.ceil(head_dim / 2)))
         self.gate = Gate(num_heads=num_heads, model_dim=model_dim) if gate else None
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        hidden_BLD, mask_BL, causal = context
         q_BHLK, k_BHLK = self._scaled(q_BHLK, mask_BL), self._scaled(k_BHLK, mask_BL)
         if self.gate is None:
-            return self.performer(
-                q_BHLK, k_BHLK, v_BHLC, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal
-            )
+            return self.performer.mix(q_BHLK, k_BHLK, v_BHLC, context)
         assert causal, "the gate has no bidirectional form"
         gate_BHL1 = self.gate(hidden_BLD, mask_BL)
         with no_autocast(v_BHLC):
-            means = gated_means(q_BHLK, k_BHLK, v_BHLC, gate_BHL1, mask_BL, self._kernel(q_BHLK))
+            feature_map = self.performer.feature_map(accum_dtype(q_BHLK))
+            means = gated_means(q_BHLK, k_BHLK, v_BHLC, gate_BHL1, mask_BL, feature_map)
             out_BHLC, _ = self._normalizer(means)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """See `Attention.attention_map`; in float32 (float64 for float64 queries)."""
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         if self.gate is not None:
-            return super().attention_map(
-                q_BHLK, k_BHLK, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal, rows=rows
-            )
-        return self.performer.attention_map(
-            self._scaled(q_BHLK, mask_BL),
-            self._scaled(k_BHLK, mask_BL),
-            hidden_BLD=hidden_BLD,
-            mask_BL=mask_BL,
-            causal=causal,
-            rows=rows,
-        )
+            return super().map_rows(q_BHLK, k_BHLK, context, rows)
+        q_BHLK, k_BHLK = (self._scaled(x, context.mask_BL) for x in (q_BHLK, k_BHLK))
+        return self.performer.map_rows(q_BHLK, k_BHLK, context, rows)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         """Returns the sum of [v | 1]ᵀφ(k), (B, H, C + 1, R); with the gate, of [v | 1]ᵀ[φ(k) | 1].
@@ -215,27 +297,3 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             # torch sets the gradient of the norm of a zero vector to 0.
             norm_BHL1 = torch.linalg.vector_norm(x_BHLK, dim=-1, keepdim=True)
             return x_BHLK / (norm_BHL1 + _NORM_EPSILON) * upcast(scales_H1K)
-
-    def _kernel(self, x_BHLK: Tensor) -> Kernel:
-        rows_RK = self.performer.projection
-        assert rows_RK is not None
-        return Kernel(
-            feature_map=self._feature_map(rows_RK.to(accum_dtype(x_BHLK))),
-            normalizer=self._normalizer,
-            num_features=self.performer.num_features,
-            projection_RK=rows_RK,
-        )
-
-
-def _check_floor(floor: float | None, kernel: str) -> None:
-    if floor is None and kernel == RfaKernel.gaussian:
-        raise UserError(
-            "attention.denominator_floor=null allows division by sums of weights that may be "
-            "negative or near 0 with attention.kernel=gaussian; type "
-            "attention.denominator_floor=0.1"
-        )
-    if floor is not None and not 0 < floor < math.inf:
-        raise UserError(
-            f"attention.denominator_floor={floor} must be a number above 0; type "
-            "attention.denominator_floor=0.1"
-        )

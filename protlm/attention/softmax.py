@@ -1,55 +1,24 @@
 """Exact softmax attention: softmax(q kᵀ / √K) v (Vaswani et al., arXiv 1706.03762, eq. 1)."""
 
 import math
-from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.base import Attention, QueryKeyNorms, Recurrent
-from protlm.attention.ops.masking import padding_bias, visible_keys, zero_padding
-from protlm.attention.ops.windows import softmax_weights
+from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
+from protlm.attention.ops.key_value_cache import KeyValueCache
+from protlm.attention.ops.numerics import padding_bias, softmax_weights, visible_keys, zero_padding
 
 # Initial capacity of a cache, in positions.
 _ROOM = 64
 
 
 @final
-@dataclass(frozen=True)
-class KeyValueCache:
-    """Keys and values of the first `length` positions, with room for M."""
-
-    k_BHMK: Tensor
-    v_BHMC: Tensor
-    length: int
-
-    def __getitem__(self, rows_B: Tensor) -> "KeyValueCache":
-        return replace(self, k_BHMK=self.k_BHMK[rows_B], v_BHMC=self.v_BHMC[rows_B])
-
-    def append(self, k_BHK: Tensor, v_BHC: Tensor) -> "KeyValueCache":
-        """Writes one position, in place while there is room."""
-        k_BHMK, v_BHMC, room = self.k_BHMK, self.v_BHMC, self.k_BHMK.shape[2]
-        if self.length == room:
-            # Doubling copies every position about once, regardless of the final length.
-            k_BHMK, v_BHMC = (F.pad(x, (0, 0, 0, room)) for x in (k_BHMK, v_BHMC))
-        k_BHMK[:, :, self.length] = k_BHK
-        v_BHMC[:, :, self.length] = v_BHC
-        return KeyValueCache(k_BHMK, v_BHMC, self.length + 1)
-
-
-@final
 class Softmax(Attention, Recurrent[KeyValueCache]):
-    """Exact attention by torch's fused kernels: time grows with L², memory with L.
+    """Exact attention by torch's fused kernels: time grows with L², memory with L."""
 
-    Args:
-        bounded_qk_norm: with `model.qk_norm=true`, bounds the norms of queries and keys as for
-            `performer_softmax`, which can then use all weights of the trained model.
-    """
-
-    supports_bidirectional = True
-    supports_causal = True
     cost: ClassVar[str] = "L² K"
     advice: ClassVar[str] = "short proteins, and the reference for all others; exact maps"
 
@@ -58,16 +27,8 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         if bounded_qk_norm:
             self.qk_norm = QueryKeyNorms.bounded
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
         # This would synchronize with a GPU, and break a compiled graph.
         may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
         is_whole = may_look and bool(mask_BL.all())
@@ -80,24 +41,13 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         out_BHLC = out_BHLC.to(v_BHLC.dtype)
         return out_BHLC if is_whole else zero_padding(out_BHLC, mask_BL)
 
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries)."""
-        rows = slice(None) if rows is None else rows
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        _, mask_BL, causal = context
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
         return softmax_weights(q_BHMK, k_BHLK, visible_keys(mask_BL, rows, causal=causal))
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> KeyValueCache:
-        k_BHMK, v_BHMC = (x.new_zeros(*x.shape[:2], _ROOM, x.shape[2]) for x in (k_BHK, v_BHC))
-        return KeyValueCache(k_BHMK, v_BHMC, length=0)
+        return KeyValueCache.empty(k_BHK, v_BHC, _ROOM)
 
     def step(
         self,
@@ -108,15 +58,8 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         *,
         hidden_BD: Tensor,
     ) -> tuple[KeyValueCache, Tensor]:
-        """See `Recurrent.step`; time and memory grow with the number of positions before."""
-        state = state.append(k_BHK, v_BHC)
-        out_BH1C = F.scaled_dot_product_attention(
-            q_BHK[:, :, None],
-            state.k_BHMK[:, :, : state.length],
-            state.v_BHMC[:, :, : state.length],
-            scale=1 / math.sqrt(q_BHK.shape[-1]),
-        )
-        return state, out_BH1C.squeeze(2).to(v_BHC.dtype)
+        state = state.append(k_BHK, v_BHC, slot=state.length)
+        return state, state.attend(q_BHK)
 
 
 def _biased_by_a_coordinate(

@@ -1,1 +1,1 @@
-"""Checkpoints: format, descriptions, checksums, shards, and the best ones of a run."""
+"""Checkpoints: format, descriptions, checks, and the best ones of a run."""

@@ -1,4 +1,4 @@
-"""Reading and writing of the checkpoints of a run and of exported models.
+"""Reading and writing of the checkpoints of a run, exported models and shipped models.
 
 Nothing is unpickled, and nothing is used unless it matches its SHA-256. A checkpoint of a run is
 the file `checkpoints/step-NNNNNNNN.ckpt`. The file `latest` beside it names the checkpoint to
@@ -8,6 +8,7 @@ resume from.
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +17,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protlm.checkpoints.checksums import check_sum, damaged_files, sum_path, write_sum, write_sums
+from protlm.checkpoints.checks import (
+    check_sum,
+    check_weights,
+    damaged_files,
+    sum_path,
+    write_sum,
+    write_sums,
+)
 from protlm.checkpoints.description import ModelDescription
-from protlm.checkpoints.shipped import find_model, similar_model
-from protlm.checkpoints.weight_checks import check_weights
-from protlm.errors import InputDataError
-from protlm.json_file import read_json
-from protlm.paths import complete_file, complete_folder
+from protlm.system.errors import InputDataError, did_you_mean
+from protlm.system.json_file import read_json
+from protlm.system.paths import complete_file, complete_folder, models_dir
 
+DEFAULT = "hybrid-6m"
+CARD = "README.md"
+RESULTS = "results.json"
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 LATEST = "latest"
@@ -33,6 +42,48 @@ DESCRIPTION = "protlm"
 AVERAGE = "average"
 NETWORK_PREFIX = "network."
 _NAME = re.compile(r"step-(\d{8,})\.ckpt")
+
+
+def shipped_models() -> list[Path]:
+    """Returns the folders of the shipped models, by name."""
+    return sorted(path.parent for path in models_dir().glob(f"*/{CARD}"))
+
+
+def default_model() -> Path:
+    """Returns the folder of the shipped model that commands use where none is named."""
+    folder = models_dir() / DEFAULT
+    if (folder / CARD).is_file():
+        return folder
+    raise InputDataError(
+        f"{DEFAULT} is not installed with protlm; name a model with -m MODEL "
+        "(evaluate: checkpoint=MODEL)"
+    )
+
+
+def announced_default(option: str) -> Path:
+    """Returns the default model, and prints on standard error that it is used.
+
+    Args:
+        option: what to type for another model.
+    """
+    folder = default_model()
+    print(f"model: {folder.name}, shipped with protlm; {option} uses another", file=sys.stderr)
+    return folder
+
+
+def find_model(path: Path) -> Path:
+    """Returns the folder of the shipped model of this name; otherwise, or if it exists, `path`.
+
+    >>> find_model(Path("runs/mine"))
+    PosixPath('runs/mine')
+    """
+    named = [folder for folder in shipped_models() if folder.name == str(path)]
+    return named[0] if named and not path.exists() else path
+
+
+def similar_model(path: Path) -> str:
+    """Returns a question that suggests the shipped model of a similar name, or ""."""
+    return did_you_mean(str(path), {folder.name: folder.name for folder in shipped_models()})
 
 
 @dataclass(frozen=True)
@@ -82,10 +133,9 @@ def set_latest(checkpoint: Path) -> None:
 
 
 def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
-    """Finds the checkpoint to resume from: the latest, or the newest undamaged one.
+    """Returns the checkpoint to resume from, if any, and one sentence for each damaged file.
 
-    Returns:
-        The checkpoint, or None if the run has none yet; and one sentence for each damaged file.
+    The latest, or the newest undamaged one.
     """
     candidates, faults = all_checkpoints(run_dir)[::-1], list[str]()
     try:
@@ -236,13 +286,7 @@ def _read_exported(directory: Path) -> Checkpoint:
 
 
 def export(checkpoint: Checkpoint, directory: Path, *, rounded: Collection[str] = ()) -> None:
-    """Writes `model.safetensors`, `config.json` and their SHA-256 checksums.
-
-    Args:
-        checkpoint: the model.
-        directory: the new folder.
-        rounded: names of the weights that are stored in bfloat16.
-    """
+    """Writes a model to a new folder with checksums; `rounded` weights are stored in bfloat16."""
     from safetensors.torch import save
 
     with complete_folder(directory) as folder:

@@ -5,22 +5,17 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.commands.inputs import Duplicates, Proteins
-from protlm.commands.outputs import (
-    ProteinFile,
-    check_figure_output,
-    check_hdf5_output,
-    entry_bytes,
-    protein_file,
-)
+from protlm.commands.hdf5_output import ProteinFile, entry_bytes, protein_file
+from protlm.commands.outputs import check_figure_output, check_hdf5_output
 from protlm.data.records import Record
-from protlm.errors import UserError, interrupt_explained
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import all_or_none, check_output
 from protlm.plots import attention_grid, save_figure
-from protlm.terminal import JobProgress, printable
+from protlm.system.errors import UserError, interrupt_explained
+from protlm.system.paths import all_or_none, check_output
+from protlm.system.terminal import JobProgress, printable
 
 # The approximate number of map entries in memory, for proteins of any length.
 _BLOCK_ENTRIES = 1 << 25
@@ -51,29 +46,21 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
         check_output(options.figure)
         check_figure_output(options.figure)
     model = load_model(model_path, device=options.device)
-    layers = options.layers or tuple(range(1, model.num_layers + 1))
-    layers = tuple(dict.fromkeys(model.layer_number(layer, first=1) for layer in layers))
-    heads = tuple(dict.fromkeys(options.heads or range(1, model.num_heads + 1)))
-    model.check_heads(heads)
+    layers, heads = model.layers_and_heads(options.layers, options.heads)
     longest, refuse = model.max_residues, Room(model).refusal
     proteins = Proteins(fasta, longest, options.duplicates, refuse=refuse)
     _check_figure(proteins, options.figure)
     num_values = sum((length + 2) ** 2 for length in proteins.lengths) * len(layers) * len(heads)
     size = entry_bytes(len(proteins) * len(layers), num_values, options.dtype)
+    skipped, renamed = proteins.without_entry(), proteins.renamed
     with (
         all_or_none() as written,
-        protein_file(
-            output,
-            model,
-            num_bytes=size,
-            skipped=proteins.without_entry(),
-            renamed=proteins.renamed,
-        ) as file,
+        protein_file(output, model, num_bytes=size, skipped=skipped, renamed=renamed) as file,
         JobProgress("attention maps", len(proteins)) as progress,
     ):
-        for done, record in enumerate(proteins, start=1):
+        for record in proteins:
             _write(file, model, record, layers, heads, options.dtype)
-            progress.update(done)
+            progress.advance(1)
         if options.figure is not None:
             _draw(model, next(iter(proteins)), layers, heads, options.figure)
             written.append(options.figure)
@@ -101,18 +88,11 @@ def _write(
 ) -> None:
     batch = model.tokenize([record.sequence])
     length = len(record.sequence) + 2
+    shape = (len(heads), length, length)
+    sequence = record.sequence if len(record.sequence) < 30_000 else ""
     for layer in layers:
-        file.add(
-            record,
-            f"layer_{layer}",
-            shape=(len(heads), length, length),
-            dtype=dtype,
-            attributes={
-                "layer": layer,
-                "heads": np.array(heads),
-                "sequence": record.sequence if len(record.sequence) < 30_000 else "",
-            },
-        )
+        own = {"layer": layer, "heads": np.array(heads), "sequence": sequence}
+        file.add(record, f"layer_{layer}", shape=shape, dtype=dtype, attributes=own)
     block = max(1, min(256, _BLOCK_ENTRIES // (length * model.num_heads)))
     for layer, rows, map_BHML in model.attention_row_blocks(batch, layers, heads, block=block):
         values = map_BHML[0].float().cpu().numpy()

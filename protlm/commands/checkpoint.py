@@ -1,4 +1,4 @@
-"""`protlm checkpoint info|verify|import|export|convert`: models and their formats."""
+"""`protlm checkpoint info|verify|import|export|convert` and `protlm models`."""
 
 import json
 import re
@@ -8,22 +8,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
+from rich.table import Table
+
 from protlm import attention as mechanisms
 from protlm import interop
+from protlm.analysis.contact_regression import read_fit
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints.best import best_checkpoints
-from protlm.commands.contact_fit import read_fit
-from protlm.composition import compose, to_plain
+from protlm.checkpoints.format import CARD, RESULTS, default_model, shipped_models
+from protlm.checkpoints.validations import best_checkpoints
 from protlm.config import BestMetric, TrainConfig
+from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert
-from protlm.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.interop import hugging_face
 from protlm.interop.base import ContactHead
-from protlm.interop.esm_export import is_esm
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
-from protlm.paths import check_output, complete_file
+from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
+from protlm.system.paths import check_output, complete_file
+from protlm.system.terminal import console
 
+_FIGURES = ("perplexity", "accuracy")
 # An option of attention as in `protlm train`; not a part of a path or of the name of a weight.
 _OPTION = re.compile(r"(?<![\w./-])attention\.")
 
@@ -79,10 +84,7 @@ def verify(path: Path) -> None:
 def export(path: Path, output: Path, dtype: str = "float32") -> None:
     """Writes `model.safetensors`, `config.json` and their checksums to a new folder.
 
-    Args:
-        path: a run, a checkpoint or an exported model.
-        output: the new folder.
-        dtype: `bfloat16` halves the file: parameters are rounded, buffers are not.
+    `bfloat16` halves the file: parameters are rounded, buffers are not.
     """
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"--dtype {dtype} is not one of float32, bfloat16")
@@ -95,13 +97,7 @@ def export(path: Path, output: Path, dtype: str = "float32") -> None:
 
 
 def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) -> None:
-    """Writes a folder that Hugging Face transformers loads.
-
-    Args:
-        path: a run, a checkpoint, an exported model or that of another program.
-        output: the new folder.
-        fit: a contact regression of the model, which becomes the contact head of an ESM.
-    """
+    """Writes a folder that Hugging Face transformers loads; `fit` is the contact head of an ESM."""
     check_output(output)
     found = read_model(path)
     # The weights are compared with the description.
@@ -109,7 +105,7 @@ def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) ->
     contacts = found.contacts if isinstance(found, interop.ForeignModel) else None
     if fit is not None:
         saved = read_fit(fit)
-        if not is_esm(found.description):
+        if not hugging_face.is_esm(found.description):
             raise UserError(
                 f"--fit {fit} needs a model with the architecture of ESM, which {path} does not "
                 "have; leave --fit out"
@@ -179,12 +175,7 @@ def convert_model(
 ) -> None:
     """Writes a model with another attention mechanism and the same other weights to a new folder.
 
-    Args:
-        path: any model.
-        output: the new folder.
-        attention: the name of the mechanism.
-        settings: its options, as OPTION=VALUE.
-        seed: the seed of its weights and projections; None for that of the model.
+    The settings are its options, as OPTION=VALUE; without a seed, that of the model is used.
     """
     check_output(output)
     found = read_model(path)
@@ -197,3 +188,30 @@ def convert_model(
     for what, names in (("initialized", done.initialized), ("left out", done.left_out)):
         print(f"{what}: {', '.join(names) or 'none'}", file=sys.stderr)
     print(output)
+
+
+def print_models() -> None:
+    """Prints a table of the shipped models, and the paths of their model cards."""
+    default = default_model()
+    table = Table("name", "parameters", "attention", "layers", "width", *_FIGURES, box=SIMPLE)
+    for folder in shipped_models():
+        model = load_model(folder)
+        described = model.description
+        table.add_row(
+            folder.name,
+            f"{num_parameters(model.network):,}",
+            f"{described.attention}, {described.objective.value}",
+            *map(str, (described.model.num_layers, described.model.model_dim)),
+            *_figures(folder),
+        )
+    console().print(table)
+    print("Masked residues of the shipped sample's split test_iid.")
+    print(f"Without -m, commands use {default.name}. Model cards:")
+    for folder in shipped_models():
+        print(f"  {folder / CARD}")
+
+
+def _figures(folder: Path) -> tuple[str, ...]:
+    results: dict[str, Any] = json.loads((folder / RESULTS).read_text(encoding="utf-8"))["sample"]
+    figures = results["results"]["test_iid"]["masked"]["model"]
+    return f"{figures['perplexity']:.2f}", f"{figures['accuracy']:.1%}"

@@ -7,38 +7,35 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from rich.box import SIMPLE
-from rich.markup import escape
-from rich.table import Table
 
-from protlm.analysis.contact_regression import BYTES_PER_PAIR, ContactRegression, head_features
-from protlm.analysis.precision import SEPARATIONS, precision
+from protlm.analysis.contact_regression import (
+    BYTES_PER_PAIR,
+    ContactRegression,
+    SavedFit,
+    digest,
+    examples,
+    read_fit,
+    write_fit,
+)
+from protlm.analysis.precision import SEPARATIONS, precision_at
 from protlm.analysis.structures import (
     contact_map,
-    is_structure,
+    read_chain,
     read_structures,
     structure_files,
 )
-from protlm.commands.chains import read_chain
-from protlm.commands.contact_fit import SavedFit, digest, read_fit, write_fit
-from protlm.commands.inputs import Duplicates, Proteins
-from protlm.commands.outputs import (
-    ProteinFile,
-    check_figure_output,
-    check_hdf5_output,
-    entry_bytes,
-    entry_name,
-    protein_file,
-)
+from protlm.commands.hdf5_output import entry_bytes, entry_name, protein_file
+from protlm.commands.outputs import check_figure_output, check_hdf5_output
 from protlm.data.records import Record
-from protlm.errors import InputDataError, UserError, interrupt_explained
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model
 from protlm.model.embedding import unless_full
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import all_or_none, check_output, existing_file, sample_dir
 from protlm.plots import contact_figure, save_figure
-from protlm.terminal import JobProgress, console, printable
+from protlm.system.errors import InputDataError, UserError, interrupt_explained
+from protlm.system.paths import all_or_none, check_output, sample_dir
+from protlm.system.terminal import JobProgress, print_table, printable
 
 _MOST_FIGURES = 100
 # Of a figure that is drawn, for each pair of residues.
@@ -49,13 +46,8 @@ _FIGURE_BYTES = 120
 class ContactOptions:
     """The settings of `protlm contacts`.
 
-    Attributes:
-        fit: a folder of structures to fit the regression on, or the JSON file of an earlier fit;
-            None fits on the shipped structures.
-        chain: the chain of the structures.
-        device: as for `protlm.loading.pick_device`.
-        figure: the PNG file to draw; of several proteins each gets its name before the suffix.
-        duplicates: the treatment of repeated identifiers in a sequence file.
+    `fit` is a folder of structures, or the JSON file of an earlier fit; None fits to the shipped
+    structures. Of several proteins, each figure has the protein's name before its suffix.
     """
 
     fit: Path | None = None
@@ -85,7 +77,7 @@ def contacts(
     """
     check_hdf5_output(output)
     saved_fit = None
-    if options.fit is None or not options.fit.is_file():
+    if not _is_saved(options.fit):
         saved_fit = output.with_suffix(".fit.json")
         check_output(saved_fit)
         structure_files(options.fit or _shipped())
@@ -94,28 +86,25 @@ def contacts(
     room = Room(model, per_pair=4 * model.num_heads + BYTES_PER_PAIR + figure_bytes)
     inputs = [_read(path, options, room) for path in sources]
     figures = _figures(inputs, options.figure)
-    if saved_fit is None:
-        assert options.fit is not None
-        fit = _load_fit(options.fit, model)
-    else:
-        fit = _fit(model, structure_files(options.fit or _shipped()))
+    fit = _fit(model, options.fit)
     with all_or_none() as written:
         if saved_fit is not None:
             write_fit(fit, saved_fit)
             written.append(saved_fit)
         rows = _predict(room, fit, inputs, figures, output, written)
     for one in inputs:
-        if isinstance(one.records, Proteins):
-            if len(inputs) > 1:
-                print(f"{one.path}:", file=sys.stderr)
-            one.records.report("predicted", further=one.too_large)
-        for name, reason in () if isinstance(one.records, Proteins) else one.too_large:
-            print(printable(f"skipped {name}: {reason}"), file=sys.stderr)
+        if not isinstance(one.records, Proteins):
+            for name, reason in one.too_large:
+                print(printable(f"skipped {name}: {reason}"), file=sys.stderr)
+            continue
+        if len(inputs) > 1:
+            print(f"{one.path}:", file=sys.stderr)
+        one.records.report("predicted", further=one.too_large)
     if not fit.regression.num_heads_used:
         print("no head carries contacts: all pairs are equally probable", file=sys.stderr)
     if saved_fit is not None:
         print(f"fit saved: --fit {saved_fit} uses it again", file=sys.stderr)
-    _print_table(rows)
+    print_table(("protein", "residues", "long-range P@L", "by chance"), rows)
     print(output)
 
 
@@ -150,10 +139,10 @@ def _predict(
                     for rows_of in (skipped, one.too_large):
                         rows_of.append((record.identifier, reason))
                     continue
-                attributes: dict[str, object] = {"heads_used": regression.num_heads_used}
-                _write(file, record, "probabilities", predicted_LL, "float32", attributes)
+                used = {"heads_used": regression.num_heads_used}
+                file.add_values(record, "probabilities", predicted_LL.astype(np.float32), used)
                 if one.contacts_LL is not None:
-                    _write(file, record, "contacts", one.contacts_LL, "int8", {})
+                    file.add_values(record, "contacts", one.contacts_LL, {})
                 name = printable(record.identifier)
                 if record.identifier in figures:
                     figure = contact_figure(predicted_LL, one.contacts_LL, title=name)
@@ -169,46 +158,23 @@ def _predict(
     return rows
 
 
-def _write(
-    file: ProteinFile,
-    record: Record,
-    name: str,
-    values_LL: np.ndarray,
-    dtype: str,
-    attributes: dict[str, object],
-) -> None:
-    file.add(record, name, shape=values_LL.shape, dtype=dtype, attributes=attributes)
-    file.write(record, name, values_LL)
-
-
 def _precision(predicted_LL: np.ndarray, contacts_LL: np.ndarray | None) -> tuple[str, str]:
     """Returns the long-range P@L, and the contacts among all such pairs: that of a random order."""
     if contacts_LL is None:
         return "", ""
-    found, asked = precision(predicted_LL, contacts_LL, separation=SEPARATIONS["long"], divisor=1)
+    found = precision_at(predicted_LL, contacts_LL, SEPARATIONS["long"])
     pairs = contacts_LL[np.triu_indices_from(contacts_LL, SEPARATIONS["long"][0])]
     pairs = pairs[pairs >= 0]
     return (
-        f"{found / asked:.1%}" if asked else "no pair",
+        "no pair" if np.isnan(found) else f"{found:.1%}",
         f"{pairs.mean():.1%}" if pairs.size else "",
     )
 
 
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    table = Table("protein", "residues", "long-range P@L", "by chance", box=SIMPLE)
-    for row in rows:
-        table.add_row(*map(escape, row))
-    console().print(table)
-
-
 def _read(path: Path, options: ContactOptions, room: Room) -> _Input:
-    longest, chain = room.model.max_residues, options.chain
-    if not is_structure(path):
-        if chain is not None:
-            raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {path} is none")
+    longest, structure = room.model.max_residues, read_chain(path, options.chain)
+    if structure is None:
         return _Input(path, Proteins(path, longest, options.duplicates, refuse=room.refusal))
-    existing_file(path, "a sequence file or a structure")
-    structure = read_chain(path, chain)
     if longest is not None and len(structure) > longest:
         raise UserError(
             f"{path} has {len(structure):,} residues, more than the {longest:,} that this model "
@@ -254,7 +220,20 @@ def _shipped() -> Path:
     return sample_dir() / "structures" / "fit"
 
 
-def _fit(model: PretrainedModel, files: list[Path]) -> SavedFit:
+def _is_saved(fit: Path | None) -> bool:
+    return fit is not None and fit.is_file()
+
+
+def _fit(model: PretrainedModel, given: Path | None) -> SavedFit:
+    """Returns the saved fit, or a new one to the structures of a folder."""
+    if given is not None and _is_saved(given):
+        fit = read_fit(given)
+        if fit.model_hash != model.hash:
+            raise UserError(
+                f"{given} was fitted with another model; leave --fit {given} out to fit this one"
+            )
+        return fit
+    files = structure_files(given or _shipped())
     structures = read_structures(files)
     longest = model.max_residues
     if longest is not None:
@@ -265,20 +244,11 @@ def _fit(model: PretrainedModel, files: list[Path]) -> SavedFit:
                 raise InputDataError(f"{message}, which this model accepts; give shorter ones")
             print(f"{message}, and are left out", file=sys.stderr)
 
-    def examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def watched_examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
         with JobProgress("residue pairs fitted", sum(len(x) ** 2 for x in structures)) as progress:
-            for structure in structures:
-                yield head_features(model, structure.sequence), contact_map(structure)
-                progress.advance(len(structure) ** 2)
+            for example in examples(model, structures):
+                yield example
+                progress.advance(len(example[1]) ** 2)
 
     fitted_to = frozenset(digest(one.sequence) for one in structures)
-    return SavedFit(ContactRegression().fit(examples()), model.hash, fitted_to)
-
-
-def _load_fit(path: Path, model: PretrainedModel) -> SavedFit:
-    fit = read_fit(path)
-    if fit.model_hash != model.hash:
-        raise UserError(
-            f"{path} was fitted with another model; leave --fit {path} out to fit this one"
-        )
-    return fit
+    return SavedFit(ContactRegression().fit(watched_examples()), model.hash, fitted_to)

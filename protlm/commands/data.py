@@ -7,13 +7,13 @@ import numpy as np
 from rich.markup import escape
 from rich.table import Table
 
-from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
+from protlm.commands.outputs import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.data.shards import data_set as shards
 from protlm.data.shards.manifest import Manifest, read_manifest
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError, one_of
-from protlm.paths import check_output
-from protlm.terminal import console, printable
+from protlm.system.errors import InputDataError, UserError, one_of
+from protlm.system.paths import check_output
+from protlm.system.terminal import console, printable
 
 _QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
 _LISTED_FAULTS = 20
@@ -81,10 +81,7 @@ def _splits_table(directory: Path, manifest: Manifest) -> Table:
 def export(directory: Path, output: Path | None, splits: Sequence[str]) -> None:
     """Writes the sequences as FASTA, each with its accession as header.
 
-    Args:
-        directory: the data set.
-        output: the new file, gzip if its name ends with .gz; None or `-` prints.
-        splits: the splits, in this order; an empty list selects all.
+    None and `-` print; no splits are all of them.
     """
     output = output or STANDARD_OUTPUT
     if output != STANDARD_OUTPUT:

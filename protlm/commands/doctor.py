@@ -3,26 +3,34 @@
 import json
 import math
 import os
+import platform
+import shutil
 import sys
+import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from protlm.commands import machine
-from protlm.commands.inputs import Duplicates, Proteins
+from protlm import __version__
 from protlm.data.batching.plan import SPECIALS
-from protlm.errors import ExitCode, UserError
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model, pick_device
-from protlm.memory import available_memory
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
-from protlm.terminal import console
+from protlm.system.errors import ExitCode, UserError
+from protlm.system.memory import available_memory
+from protlm.system.terminal import console
 
+_PACKAGES = ("torch", "pytorch-lightning", "numpy", "h5py", "scikit-learn", "safetensors")
 _LEAST_DISK = 1e9
+# Sizes of the matrices whose products are timed, and seconds for each type.
+_SIZE, _SECONDS = 512, 0.25
 # bfloat16 is reported as slow below this fraction of the speed of float32.
 _SLOW = 0.8
 _GB = 1e9
@@ -30,13 +38,7 @@ _GB = 1e9
 
 @dataclass
 class Report:
-    """What was found.
-
-    Attributes:
-        facts: by topic.
-        notes: what is slower or smaller than it could be; nothing fails.
-        problems: what would fail.
-    """
+    """Facts by topic, notes on what could be faster, and problems: what would fail."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -75,20 +77,17 @@ def doctor(
 
 
 def _check_machine(report: Report, device: torch.device) -> None:
-    facts = report.facts
-    facts["versions"] = machine.versions()
+    facts, variable = report.facts, "OMP_NUM_THREADS"
+    facts["versions"] = _versions()
     facts["device"] = str(device)
-    facts["gpus"] = machine.gpus()
-    facts["processors"] = machine.processors()
-    variable = "OMP_NUM_THREADS"
-    facts["threads"] = {
-        "torch": torch.get_num_threads(),
-        variable: os.environ.get(variable, "unset"),
-    }
+    facts["gpus"] = _gpus()
+    facts["processors"] = _processors()
+    threads = {"torch": torch.get_num_threads(), variable: os.environ.get(variable, "unset")}
+    facts["threads"] = threads
     facts["available_memory_bytes"] = available_memory()
-    facts["disks"] = machine.disks()
-    facts["encodings"] = machine.encodings()
-    speeds = machine.dtype_speeds(device)
+    facts["disks"] = _disks()
+    facts["encodings"] = _encodings()
+    speeds = _gflops(device)
     facts["gflops"] = {name: round(speed, 1) for name, speed in speeds.items()}
     if speeds["bfloat16"] < _SLOW * speeds["float32"]:
         factor = speeds["float32"] / speeds["bfloat16"]
@@ -96,9 +95,9 @@ def _check_machine(report: Report, device: torch.device) -> None:
             f"bfloat16 products are {factor:.1f} times slower than float32 on this device; keep "
             "trainer.precision=auto or 32-true"
         )
-    if facts["threads"]["torch"] > facts["processors"]:
+    if threads["torch"] > facts["processors"]:
         report.notes.append(
-            f"torch uses {facts['threads']['torch']} threads on {facts['processors']} processors; "
+            f"torch uses {threads['torch']} threads on {facts['processors']} processors; "
             f"type: export OMP_NUM_THREADS={facts['processors']}"
         )
     for folder, disk in facts["disks"].items():
@@ -113,6 +112,67 @@ def _check_machine(report: Report, device: torch.device) -> None:
             f"file names are encoded in {facts['encodings']['file_names']}; type: export "
             "LC_ALL=C.UTF-8"
         )
+
+
+def _versions() -> dict[str, str]:
+    found = {"protlm": __version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def _processors() -> int:
+    """Returns the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _gpus() -> list[dict[str, str | int]]:
+    found = []
+    for number in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(number)
+        name = torch.cuda.get_device_name(number)
+        found.append({"name": name, "total_bytes": total, "free_bytes": free})
+    return found
+
+
+def _disks() -> dict[str, dict[str, int | bool]]:
+    """Returns the facts of the disks of this folder and of the temporary one."""
+    return {
+        str(folder): {
+            "free_bytes": shutil.disk_usage(folder).free,
+            "writable": os.access(folder, os.W_OK),
+        }
+        for folder in (Path.cwd(), Path(tempfile.gettempdir()))
+    }
+
+
+def _encodings() -> dict[str, str]:
+    output = getattr(sys.stdout, "encoding", None) or "none"
+    return {"output": output, "file_names": sys.getfilesystemencoding()}
+
+
+def _gflops(device: torch.device) -> dict[str, float]:
+    """Returns the speed of products of matrices in GFLOP/s by dtype."""
+    return {str(dtype)[6:]: _speed(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
+
+
+def _speed(device: torch.device, dtype: torch.dtype) -> float:
+    a, b = (torch.ones(_SIZE, _SIZE, dtype=dtype, device=device) for _ in range(2))
+    best, end = math.inf, time.perf_counter() + _SECONDS
+    # The first product also loads kernels; the fastest one is disturbed least by other work.
+    while time.perf_counter() < end or best == math.inf:
+        start = time.perf_counter()
+        c = a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+        del c
+    return 2 * _SIZE**3 / best / 1e9
 
 
 def _check_model(report: Report, path: Path, device: torch.device) -> PretrainedModel | None:
@@ -141,7 +201,7 @@ def _check_input(report: Report, path: Path, model: PretrainedModel) -> None:
     except UserError as error:
         report.problems.append(str(error))
         return
-    longest = max(proteins.lengths, default=0)
+    longest = max(proteins.lengths)
     facts = {
         "records": proteins.num_records,
         "usable": len(proteins),
@@ -159,8 +219,12 @@ def _check_input(report: Report, path: Path, model: PretrainedModel) -> None:
             f"{longer:,} proteins are longer than the {trained_on:,} residues of the training; "
             "they are read whole, but the model has not seen such lengths"
         )
-    if longest:
-        _check_memory(report, model, longest)
+    room = Room(model, short=0)
+    facts["bytes_for_longest"] = room.needs(longest)
+    if refusal := room.refusal(longest):
+        report.problems.append(
+            f"the longest protein: {refusal}; leave it out, or use another device"
+        )
 
 
 def _faults(path: Path, proteins: Proteins) -> Iterator[str]:
@@ -179,25 +243,13 @@ def _faults(path: Path, proteins: Proteins) -> Iterator[str]:
         )
 
 
-def _check_memory(report: Report, model: PretrainedModel, longest: int) -> None:
-    room = Room(model, short=0)
-    report.facts["input"]["bytes_for_longest"] = room.needs(longest)
-    if refusal := room.refusal(longest):
-        report.problems.append(
-            f"the longest protein: {refusal}; leave it out, or use another device"
-        )
-
-
 def _print(report: Report) -> None:
+    lines = [f"{_label(topic)}: {_text(topic, fact)}" for topic, fact in report.facts.items()]
+    lines += [f"note: {note}" for note in report.notes]
+    lines += [f"problem: {problem}" for problem in report.problems] or ["no problems"]
     out = console()
-    for topic, fact in report.facts.items():
-        out.print(f"{_label(topic)}: {_text(topic, fact)}", highlight=False, markup=False)
-    for note in report.notes:
-        out.print(f"note: {note}", highlight=False, markup=False)
-    for problem in report.problems:
-        out.print(f"problem: {problem}", highlight=False, markup=False)
-    if not report.problems:
-        out.print("no problems", highlight=False, markup=False)
+    for line in lines:
+        out.print(line, highlight=False, markup=False)
 
 
 def _label(name: str) -> str:

@@ -1,46 +1,39 @@
 """`protlm embed FASTA -m MODEL -o OUT.h5`: one vector, or one per residue, for every protein.
 
-Batches are finished in the folder `OUT.h5.partial`, and the output is written from there: an
-interrupted command continues after its last batch.
+The proteins are divided into parts. Finished parts are files in the folder `OUT.h5.partial`, from
+which an interrupted command continues, and from which the output is written.
 """
 
-import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from protlm.commands.embedding.compute import compute, finished
 from protlm.commands.embedding.estimate import print_estimate
-from protlm.commands.embedding.job import Job, Named
-from protlm.commands.embedding.options import EmbedOptions, Format, Share
-from protlm.commands.embedding.parts import (
-    Parts,
-    compare,
-    opened,
-    partial_folder,
-    read_fingerprint,
-)
+from protlm.commands.embedding.job import Job
+from protlm.commands.embedding.options import EmbedOptions, Format
+from protlm.commands.embedding.parts import EMBEDDING, Parts, compute, opened
 from protlm.commands.embedding.results import Results
-from protlm.commands.embedding.share_processes import (
-    check_processes,
-    compute_in_processes,
-    local_shares,
-)
 from protlm.commands.outputs import check_suffix
-from protlm.errors import InputDataError, OutputError, UserError, interrupt_explained
-from protlm.loading import load_model
-from protlm.memory import readable_size
-from protlm.paths import beside, check_output, explain_os_error
-from protlm.terminal import printable
+from protlm.data.records.source import STANDARD_INPUT
+from protlm.loading import pick_device
+from protlm.system.errors import InputDataError, OutputError, UserError, interrupt_explained
+from protlm.system.memory import readable_size
+from protlm.system.paths import beside, check_output, explain_os_error
+from protlm.system.shares import Executor, Share, Submission, here
+from protlm.system.terminal import printable
+from protlm.system.work_folder import read_begun, refuse_other, unfinished
 
-# What runs tasks as jobs: it gets a folder for what they print, and the tasks.
-RunJobs = Callable[[Path, Sequence[Any]], None]
+# Suffixes that only one format has.
+_FORMAT_OF = {".npz": Format.npz, ".parquet": Format.parquet, ".h5ad": Format.anndata}
+# Marks a folder of jobs, which is removed when the output is complete.
+_OURS = ".protlm-jobs"
 
 
 def embed(
@@ -48,9 +41,7 @@ def embed(
     model_path: Path,
     output: Path,
     options: EmbedOptions,
-    run_jobs: RunJobs | None = None,
-    *,
-    jobs_are_local: bool = False,
+    submission: Submission | None = None,
 ) -> None:
     """Embeds every record of a sequence file; records that are too long are reported.
 
@@ -59,9 +50,7 @@ def embed(
         model_path: a run, a checkpoint or an exported model.
         output: the new file, or with `--format pt` the new folder.
         options: the settings.
-        run_jobs: runs `options.processes` jobs, given a folder and the tasks; then the output is
-            written.
-        jobs_are_local: the jobs divide the GPUs and the threads of this machine.
+        submission: computes `options.processes` shares in jobs; then the output is written.
     """
     options.check()
     form = import_module(f"protlm.commands.embedding.formats.{options.format.value}")
@@ -71,76 +60,60 @@ def embed(
     otherwise = None if named is None else f"--format {named}"
     check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)
     check_output(output)
-    unfinished = partial_folder(output)
-    check_processes(fasta, options, with_jobs=run_jobs is not None)
-    if run_jobs is not None:
-        make = _local_tasks if jobs_are_local else _tasks
-        _compute_in_jobs(output, make((fasta, model_path, output), options), run_jobs)
-        # The machine that submits jobs need not have their devices.
-        options = replace(options, processes=1, merge=True, device="cpu")
+    _check_shares(fasta, options, with_jobs=submission is not None)
+    paths, folder = (fasta, model_path, output), unfinished(output)
+    # Jobs of this machine are its processes.
+    with_jobs = submission is not None and submission.executor is not Executor.LOCAL
     with interrupt_explained(
-        f"the same command continues after the last batch that is finished in {unfinished}"
+        f"the same command continues after the last batch that is finished in {folder}"
     ):
-        model = load_model(model_path, device=options.device)
-        job = Job(fasta, Named.of(model, model_path), options)
+        if submission is not None and with_jobs:
+            submission.run(partial(embed, *paths), _shares(options), _job_folder(output))
+            # The machine that submits jobs need not have their devices.
+            options = replace(options, processes=1, merge=True, device="cpu")
+        job = Job(fasta, model_path, options)
         if options.dry_run:
             _estimate(job, output)
         else:
-            _run(job, output, form, (fasta, model_path))
-    if run_jobs is not None:
+            _check_space(job, output)
+            with opened(job, output, _fingerprint(job, output)) as parts:
+                if not options.merge:
+                    _compute(job, parts, partial(_compute_beside_others, *paths))
+                if options.share is None:
+                    _write(job, parts, output, form)
+    if with_jobs:
         shutil.rmtree(_job_folder(output))
 
 
-# Suffixes that only one format has.
-_FORMAT_OF = {".npz": Format.npz, ".parquet": Format.parquet, ".h5ad": Format.anndata}
-# Marks a folder of jobs, which is removed when the output is complete.
-_OURS = ".protlm-jobs"
-_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+def device_of(device: str, number: int) -> str:
+    """Returns the device of a process, counted from 1: they take turns on the GPUs."""
+    if pick_device(device).type != "cuda" or ":" in device:
+        return device
+    return f"cuda:{(number - 1) % torch.cuda.device_count()}"
 
 
-@dataclass(frozen=True)
-class _Task:
-    """Computes a share in a job."""
-
-    fasta: Path
-    model_path: Path
-    output: Path
-    options: EmbedOptions
-
-    def run(self) -> None:
-        embed(self.fasta, self.model_path, self.output, self.options)
-
-
-@dataclass(frozen=True)
-class _LocalTask(_Task):
-    """Computes a share beside others of this machine; submitit hides its GPUs from local jobs."""
-
-    threads: int
-    visible_gpus: str | None
-
-    def run(self) -> None:
-        os.environ.pop(_VISIBLE_GPUS, None)
-        if self.visible_gpus is not None:
-            os.environ[_VISIBLE_GPUS] = self.visible_gpus
-        torch.set_num_threads(self.threads)
-        super().run()
+def _check_shares(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> None:
+    """Refuses several processes, or jobs, that would read standard input or have one share."""
+    flag = "--executor" if with_jobs else "--processes"
+    if (options.processes > 1 or with_jobs) and fasta == STANDARD_INPUT:
+        raise UserError(f"{flag} reads the sequences several times: write them to a file first")
+    if with_jobs and (options.share or options.merge or options.dry_run):
+        raise UserError(
+            "--executor computes and merges all shares, which excludes --shard, --merge and "
+            "--dry-run; type: --executor slurm --processes N"
+        )
 
 
-def _tasks(paths: tuple[Path, Path, Path], options: EmbedOptions) -> list[_Task]:
+def _shares(options: EmbedOptions) -> list[EmbedOptions]:
+    """Returns the settings of each process or job."""
     count = options.processes
     shares = [Share(number, count) for number in range(1, count + 1)]
-    return [_Task(*paths, replace(options, processes=1, share=share)) for share in shares]
+    return [replace(options, processes=1, share=share) for share in shares]
 
 
-def _local_tasks(paths: tuple[Path, Path, Path], options: EmbedOptions) -> list[_Task]:
-    threads, shares = local_shares(options)
-    visible = os.environ.get(_VISIBLE_GPUS)
-    return [_LocalTask(*paths, one, threads, visible) for one in shares]
-
-
-def _compute_in_jobs(output: Path, tasks: Sequence[_Task], run_jobs: RunJobs) -> None:
-    """Computes all shares in jobs, each in `output`.partial; the same call continues them."""
-    folder = _job_folder(output)
+def _job_folder(output: Path) -> Path:
+    """Returns the folder of what jobs print, which it creates."""
+    folder = beside(output, ".jobs")
     try:
         if folder.exists() and not (folder / _OURS).is_file():
             raise OutputError(f"{folder} exists and is not a folder of jobs of protlm; move it")
@@ -148,52 +121,29 @@ def _compute_in_jobs(output: Path, tasks: Sequence[_Task], run_jobs: RunJobs) ->
         (folder / _OURS).touch()
     except OSError as error:
         raise explain_os_error(error, folder) from error
-    with interrupt_explained("the same command continues what the jobs have not finished"):
-        run_jobs(folder, tasks)
+    return folder
 
 
-def _job_folder(output: Path) -> Path:
-    """Returns the folder of what jobs print."""
-    return beside(output, ".jobs")
+def _free_space(output: Path) -> int:
+    """Returns the free bytes of the disk of an output, whose folder need not exist yet."""
+    folder = output.absolute().parent
+    while not folder.exists():
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
 
 
 def _estimate(job: Job, output: Path) -> None:
     """Prints what a command will need, beside what is finished."""
-    parts, done = Parts(output, job.plan), {}
-    if read_fingerprint(output) is not None:
-        compare(parts.folder, _fingerprint(job, output))
-        done = {unit: finished(parts, unit) for unit in range(len(job.plan.units))}
-    print_estimate(job, output, done)
-
-
-def _run(job: Job, output: Path, form: Any, given: tuple[Path, Path]) -> None:
-    share = job.options.share or Share()
-    _check_space(job, output)
-    with opened(output, job.plan, _fingerprint(job, output), share) as parts:
-        if job.options.share is None:
-            parts.check_alone()
-        if job.options.processes > 1:
-            _say_halved(compute_in_processes(*given, output, job.options))
-        elif not job.options.merge:
-            _say_halved(compute(job, parts, share))
-        if job.options.share is not None:
-            print(printable(f"share {share.number} of {share.count} is finished"), file=sys.stderr)
-            return
-        parts.check_alone()
-        results = Results(job, parts)
-        if not len(results):
-            raise InputDataError("no protein fits into the memory of this device; use another one")
-        form.write(results, output)
-        job.proteins.report("embedded", further=results.too_large)
-        parts.remove()
+    parts, done = Parts(output, job.plan), set[int]()
+    if read_begun(parts.folder, EMBEDDING) is not None:
+        refuse_other(parts.folder, _fingerprint(job, output), EMBEDDING)
+        done = {part.number for part in job.plan.parts if parts.too_large(part) == set()}
+    print_estimate(job, _free_space(output), done)
 
 
 def _check_space(job: Job, output: Path) -> None:
-    """Refuses a disk without space for what this command adds: unfinished batches, the output."""
-    folder = output.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
-    free, needed = shutil.disk_usage(folder).free, 0
+    """Refuses a disk without space for what this command adds: unfinished parts, the output."""
+    free, needed = _free_space(output), 0
     if not job.options.merge:
         needed += Parts(output, job.plan).missing_bytes(job.options.share or Share())
     if job.options.share is None:
@@ -208,10 +158,10 @@ def _check_space(job: Job, output: Path) -> None:
 def _fingerprint(job: Job, output: Path) -> dict[str, Any]:
     fingerprint = job.fingerprint()
     if job.options.merge:
-        begun = read_fingerprint(output)
+        begun = read_begun(unfinished(output), EMBEDDING)
         if begun is None:
             raise UserError(
-                f"--merge: there is no folder {partial_folder(output)}; first run every share: "
+                f"--merge: there is no folder {unfinished(output)}; first run every share: "
                 "--shard 1/N to --shard N/N"
             )
         # The vectors may be joined on a machine without the devices that computed them.
@@ -219,7 +169,42 @@ def _fingerprint(job: Job, output: Path) -> dict[str, Any]:
     return fingerprint
 
 
-def _say_halved(number: int) -> None:
-    if number:
-        message = f"the memory of the device was full: {number:,} batches were halved"
+def _compute(job: Job, parts: Parts, in_process: Callable[[EmbedOptions], int]) -> None:
+    """Computes what is not finished: a share or everything, here or in several processes."""
+    options, share = job.options, job.options.share or Share()
+    if options.processes == 1:
+        halved = compute(job, parts, share)
+    else:
+        # They divide the threads and the GPUs of this machine.
+        shares = [
+            replace(one, device=device_of(options.device, number))
+            for number, one in enumerate(_shares(options), start=1)
+        ]
+        halved = sum(here(in_process, shares, options.processes, "use fewer --processes"))
+    if halved:
+        message = f"the memory of the device was full: {halved:,} batches were halved"
         print(message, file=sys.stderr)
+    if options.share is not None:
+        print(printable(f"share {share.number} of {share.count} is finished"), file=sys.stderr)
+
+
+def _compute_beside_others(
+    fasta: Path, model_path: Path, output: Path, options: EmbedOptions
+) -> int:
+    """Computes the share of one process; returns the number of batches that were halved."""
+    assert options.share is not None
+    torch.set_num_threads(max(1, torch.get_num_threads() // options.share.count))
+    job, is_quiet = Job(fasta, model_path, options), options.share.number > 1
+    with opened(job, output, job.fingerprint(), quiet=True) as parts:
+        return compute(job, parts, options.share, quiet=is_quiet)
+
+
+def _write(job: Job, parts: Parts, output: Path, form: Any) -> None:
+    """Writes the output, unless another share is being computed."""
+    parts.work.refuse_others()
+    results = Results(job, parts)
+    if not len(results):
+        raise InputDataError("no protein fits into the memory of this device; use another one")
+    form.write(results, output)
+    job.proteins.report("embedded", further=results.too_large)
+    parts.work.is_published = True

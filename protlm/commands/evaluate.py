@@ -1,60 +1,36 @@
 """`protlm evaluate checkpoint=RUN evaluation=[...] data.dir=DIR split=...`: JSON and a table."""
 
-import os
-import signal
-
-from protlm.processes import ignore_modules_of_working_folder
-
-if __name__ == "__main__":
-    ignore_modules_of_working_folder()
-    # The imports below take seconds; Ctrl-C ends them silently.
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
-
 import json
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.markup import escape
-from rich.table import Table
-from rich.text import Text
-
 from protlm import __version__, evaluation
-from protlm.allocator import keep_freed_memory
-from protlm.loading import load_model
-from protlm.commands.models import announced_default
-from protlm.commands.settings import print_help
-from protlm.composition import compose, through_hydra, to_plain
+from protlm.checkpoints.format import announced_default
 from protlm.config import EvaluateConfig
+from protlm.config.composition import compose, through_hydra, to_plain
+from protlm.config.settings import print_help
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, read_manifest
-from protlm.errors import UserError, exit_with_message, interrupt_explained, one_of
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
+from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import check_output, complete_file, sha256_of
-from protlm.terminal import console, printable
+from protlm.system.errors import UserError, interrupt_explained, one_of
+from protlm.system.paths import check_output, complete_file, sha256_of
+from protlm.system.terminal import print_table
 
 # The names that `protlm prepare` and the shipped split table give to the test split.
 _TEST_SPLITS = ("test", "test_iid")
 
 
-def main() -> None:
-    """Runs the command with the arguments of this process."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    keep_freed_memory()
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
-    debug = len(arguments) < len(sys.argv) - 1
-
-    def run() -> None:
-        if "--help" in arguments:
-            print_help(EvaluateConfig)
-        elif any(argument.startswith("-") for argument in arguments):
-            through_hydra(EvaluateConfig, arguments, evaluate)
-        else:
-            evaluate(compose(EvaluateConfig, arguments))
-
-    exit_with_message(run, debug=debug)
+def run(arguments: list[str]) -> None:
+    """Runs the command with what was typed after its name."""
+    if "--help" in arguments:
+        print_help(EvaluateConfig)
+    elif any(argument.startswith("-") for argument in arguments):
+        through_hydra(EvaluateConfig, arguments, evaluate)
+    else:
+        evaluate(compose(EvaluateConfig, arguments))
 
 
 @interrupt_explained("nothing was written; the same command starts again")
@@ -90,11 +66,10 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def provenance(config: EvaluateConfig) -> dict[str, Any]:
-    """Returns what decides results beside the model.
+    """Returns what decides results beside the model: {"data", "settings", "version"}.
 
-    Returns:
-        {"data", "settings", "version"}: the SHA-256 of the manifest of `data.dir`, None without a
-        data set; the settings without `checkpoint` and `output`; and the version of protlm.
+    They are the SHA-256 of the manifest of `data.dir`, None without a data set; the settings
+    without `checkpoint` and `output`; and the version of protlm.
     """
     settings = to_plain(config)
     del settings["checkpoint"], settings["output"]
@@ -159,22 +134,18 @@ def _data(config: EvaluateConfig, split: str) -> EvaluationData:
 
 def _print(evaluations: dict[str, Evaluation], results: dict[str, Any]) -> None:
     """Prints the tables of the evaluations; tables with the same columns are joined."""
-    tables: dict[tuple[str, ...], Table] = {}
+    tables: dict[tuple[str, ...], list[Sequence[str]]] = {}
     captions: dict[tuple[str, ...], dict[str, None]] = {}
     for label, made in evaluations.items():
         by_split = {split: values[label] for split, values in results.items() if label in values}
         found = made.table(by_split)
         columns = tuple(found.columns)
-        table = tables.setdefault(columns, Table(*columns, box=SIMPLE))
+        tables.setdefault(columns, []).extend(found.rows)
         captions.setdefault(columns, {}).update(dict.fromkeys(found.caption.splitlines()))
         if note := _other_objective(label, made, by_split):
             captions[columns][note] = None
-        for row in found.rows:
-            table.add_row(*(escape(printable(cell)) for cell in row))
-    for columns, table in tables.items():
-        console().print(table)
-        for line in captions[columns]:
-            console().print(Text(f"  {printable(line)}"))
+    for columns, rows in tables.items():
+        print_table(columns, rows, (f"  {line}" for line in captions[columns]))
 
 
 def _other_objective(label: str, made: Evaluation, by_split: dict[str, dict[str, Any]]) -> str:
@@ -184,7 +155,3 @@ def _other_objective(label: str, made: Evaluation, by_split: dict[str, dict[str,
     if not trained:
         return ""
     return f"{label}: the model was trained with objective={trained.pop()}, not {asked}"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,11 @@
 """`protlm finetune LABELS -m MODEL -o RUN`: a model that is trained further on labels."""
 
+import hashlib
+import json
+import os
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,41 +14,47 @@ import numpy as np
 import torch
 from torch import nn
 
-from protlm.checkpoints.checksums import write_sums
+from protlm import __version__
+from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.format import Checkpoint, export
-from protlm.commands.finetune_run import (
-    MERGED,
-    FinetuneLock,
-    check_same_run,
-    fingerprint,
-    refuse_complete,
-)
-from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
-from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream.features import embeddings
-from protlm.downstream.label_metrics import METRICS, label_scores
+from protlm.downstream.examples import Labeled, LabelOptions, read_labeled
 from protlm.downstream.linear import LinearModel, fit, trainable
-from protlm.downstream.probe_files import Probe, write_probe
+from protlm.downstream.metrics import LABEL_METRICS, label_scores
+from protlm.downstream.probe_results import (
+    Probe,
+    Result,
+    print_result,
+    write_predictions,
+    write_probe,
+    write_result,
+)
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
-from protlm.downstream.splits import Split, held_out, leakage, split_of
+from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets, Task
-from protlm.errors import ExitCode, UserError
 from protlm.loading import load_model
-from protlm.lock import FolderLock
+from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import complete_folder, sha256_of
+from protlm.system.errors import ExitCode, OutputError, UserError
+from protlm.system.lock import FolderLock
+from protlm.system.paths import complete_folder, sha256_of
+from protlm.system.work_folder import Kind, work_folder
 from protlm.training import lora
-from protlm.training.finetuning import FinetuneSettings, Finetuning, Metric
-from protlm.training.finetuning_run import check_devices, finetune
-from protlm.training.labeled_batches import LabeledTokens
+from protlm.training.finetuning import check_devices, finetune
+from protlm.training.labels import (
+    FinetuneSettings,
+    LabeledData,
+    LabeledTokens,
+    LabelLearning,
+    Metric,
+)
 from protlm.training.launch import is_first_rank
-from protlm.training.run_lock import locked
 
-ADAPTER, HEAD = "adapter", "probe"
+ADAPTER, HEAD, MERGED = "adapter", "probe", "model"
 FROZEN = "frozen"
 _VALID_FRACTION = 0.15
+_FINETUNING = Kind("fine-tuning", "being trained", "--output")
 _LOSSES = {
     Task.number: "mean_squares",
     Task.one_class: "cross_entropy",
@@ -56,15 +67,13 @@ _LOSSES = {
 class FinetuneOptions:
     """The settings of `protlm finetune`.
 
-    Attributes:
-        training: of the optimizer and the epochs.
-        rank: the rank of LoRA adapters; None trains all weights.
-        targets: the layers that get adapters.
+    `targets` are the layers that get LoRA adapters; without a rank, all weights are trained.
     """
 
     training: FinetuneSettings
     rank: int | None = None
     targets: tuple[str, ...] = lora.TARGETS
+    break_lock: bool = False
 
 
 def finetune_labels(
@@ -78,15 +87,8 @@ def finetune_labels(
 ) -> Result | None:
     """Trains a model on labels, compares it with a probe of the frozen one, and writes it.
 
-    The same command continues an interrupted run.
-
-    Args:
-        labels: a table or a FASTA file of labels of whole proteins, or of residues.
-        model_path: a run, a checkpoint or an exported model.
-        output: the folder of the run; gets the merged model, its head and the adapters.
-        options: the settings.
-        reading: how labels are read and split.
-        device: as for `protlm.loading.pick_device`.
+    The same command continues an interrupted run. The output gets the merged model, its head and
+    the adapters.
     """
     check_devices(options.training)
     refuse_complete(output)
@@ -100,18 +102,18 @@ def finetune_labels(
     if options.training.devices > 1:
         # All ranks have to train on the same proteins, whatever memory each has.
         room = Room(model, short=sys.maxsize)
-    proteins = read_examples(labels, room, reading)
-    targets = targets_from(labels, proteins, reading)
-    clusters = clusters_of(proteins, reading)
     seed = options.training.seed
-    split = _with_valid(split_of(proteins.examples, clusters, seed=seed), seed)
-    leaked = leakage(proteins.examples, split, clusters)
-    work = _Work(model, [one.sequence for one in proteins.examples], targets, split, options)
-    settings = {"model": model.hash, "labels": sha256_of(labels), **_settings(work)}
-    with locked(output, FinetuneLock) as lock:
-        check_same_run(output, settings)
+    labeled = read_labeled(labels, room, reading, seed=seed, valid_fraction=_VALID_FRACTION)
+    work = _Work(model, labeled, options)
+    begun_with = {
+        "the model": model.hash,
+        "the file of labels": sha256_of(labels),
+        **_typed(options),
+        **fingerprint(labeled),
+    }
+    with run_folder(output, begun_with, break_lock=options.break_lock) as lock:
         found = _found(replace(work, lock=lock), output)
-        result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
+        result = Result(model_path.name, model.hash, labeled, found)
         _write(work, result, output)
     print_result(result)
     print(output)
@@ -123,11 +125,19 @@ class _Work:
     """What is trained, and on what."""
 
     model: PretrainedModel
-    sequences: list[str]
-    targets: Targets
-    split: Split
+    labeled: Labeled
     options: FinetuneOptions
     lock: FolderLock | None = None
+
+    @property
+    def targets(self) -> Targets:
+        """The labels."""
+        return self.labeled.targets
+
+    @property
+    def split(self) -> Split:
+        """The sides of the proteins."""
+        return self.labeled.split
 
     @property
     def probing(self) -> ProbeOptions:
@@ -137,11 +147,14 @@ class _Work:
         return ProbeOptions(layers, options.training.tokens_per_batch, options.training.seed)
 
 
-def _settings(work: _Work) -> dict[str, Any]:
-    """Returns all that must be equal in a run that is continued."""
-    options = asdict(work.options)
-    trained_on = fingerprint(work.sequences, work.targets, work.split)
-    return options.pop("training") | options | trained_on
+def _typed(options: FinetuneOptions) -> dict[str, Any]:
+    """Returns the settings by their flags."""
+    training = asdict(options.training)
+    return {
+        **{f"--{name.replace('_', '-')}": value for name, value in training.items()},
+        "--lora": options.rank,
+        "--lora-targets": ",".join(options.targets),
+    }
 
 
 def _found(work: _Work, output: Path) -> dict[str, Predictor]:
@@ -153,7 +166,7 @@ def _found(work: _Work, output: Path) -> dict[str, Predictor]:
         width = work.model.description.model.model_dim
         # It gets the weights of the first rank.
         sys.exit(_train(work, nn.Linear(width, len(work.targets.classes) or 1), output))
-    compared = probe(work.model, work.sequences, work.targets, work.split, work.probing)
+    compared = probe(work.model, work.labeled.sequences, work.targets, work.split, work.probing)
     head = _head(work, compared[MODEL])
     if code := _train(work, head, output):
         print(f"stopped; the same command continues {output}", file=sys.stderr)
@@ -176,14 +189,6 @@ def _write(work: _Work, result: Result, output: Path) -> None:
     export(Checkpoint(output, model.description, weights), output / MERGED)
 
 
-def _with_valid(split: Split, seed: int) -> Split:
-    """Returns the split; without proteins in `valid`, groups of `train` are moved there."""
-    if split.valid.size:
-        return split
-    is_out = held_out(split.groups[split.train], _VALID_FRACTION, seed=seed)
-    return replace(split, train=split.train[~is_out], valid=split.train[is_out])
-
-
 def _head(work: _Work, frozen: Predictor) -> nn.Linear:
     """Returns a head that is fitted to the frozen embeddings of `train`."""
     targets, proteins = work.targets, work.split.train
@@ -204,7 +209,7 @@ def _states(work: _Work, proteins: np.ndarray) -> np.ndarray:
     model, places = work.model, work.targets.places
     (states,) = embeddings(
         model,
-        [work.sequences[row] for row in proteins],
+        [work.labeled.sequences[row] for row in proteins],
         layers=[model.num_layers],
         tokens_per_batch=work.options.training.tokens_per_batch,
         places=None if places is None else [places[row] for row in proteins],
@@ -215,7 +220,7 @@ def _states(work: _Work, proteins: np.ndarray) -> np.ndarray:
 def _labeled(work: _Work, proteins: np.ndarray) -> LabeledTokens:
     targets = work.targets
     return LabeledTokens(
-        [VOCABULARY.encode(work.sequences[row]) for row in proteins],
+        [VOCABULARY.encode(work.labeled.sequences[row]) for row in proteins],
         targets.values[targets.rows_of(proteins)],
         None if targets.places is None else [targets.places[row] for row in proteins],
     )
@@ -223,7 +228,7 @@ def _labeled(work: _Work, proteins: np.ndarray) -> LabeledTokens:
 
 def _metric(task: Task) -> Metric:
     """Returns the first metric of the labels."""
-    name = METRICS[task][0]
+    name = LABEL_METRICS[task][0]
 
     def of(outputs: np.ndarray, values: np.ndarray, groups: np.ndarray) -> float:
         return label_scores(outputs, values, groups, task, resamples=0).values[name]
@@ -241,17 +246,22 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
             targets=options.targets,
             seed=options.training.seed,
         )
-    train, valid = (_labeled(work, rows) for rows in (work.split.train, work.split.valid))
-    module = Finetuning(
+    training = options.training
+    data = LabeledData(
+        *(_labeled(work, rows) for rows in (work.split.train, work.split.valid)),
+        batch_size=training.batch_size,
+        seed=training.seed,
+    )
+    module = LabelLearning(
         model.network,
         head,
         loss=_LOSSES[work.targets.task],
         metric=_metric(work.targets.task),
-        valid=valid,
+        data=data,
         causal=model.causal,
-        settings=options.training,
+        settings=training,
     )
-    code = finetune(module, train, valid, folder=output, settings=options.training, lock=work.lock)
+    code = finetune(module, data, folder=output, settings=training, lock=work.lock)
     if code or options.rank is None or not is_first_rank():
         return code
     with complete_folder(output / ADAPTER, overwrite=True) as folder:
@@ -274,3 +284,47 @@ def _tuned(work: _Work, head: nn.Linear) -> Predictor:
     units = work.split.units(groups)
     scores = label_scores(outputs, values, groups, targets.task, units=units, seed=seed)
     return Predictor(fitted, model.num_layers, None, {}, scores, outputs)
+
+
+def refuse_complete(output: Path) -> None:
+    """Makes sure that a run is not complete."""
+    # Unlike that of Path, this is false in a folder that cannot be read.
+    if os.path.exists(output / MERGED):  # noqa: PTH110
+        raise OutputError(f"{output} is complete: remove it or choose another name")
+
+
+@contextmanager
+def run_folder(
+    output: Path, begun_with: Mapping[str, Any], *, break_lock: bool
+) -> Iterator[FolderLock | None]:
+    """Yields the lock of the folder of a new run or of the same one; None on other ranks."""
+    if not is_first_rank():
+        yield None
+        return
+    with work_folder(output, begun_with, _FINETUNING, break_lock=break_lock) as work:
+        # The command says itself how to continue.
+        work.is_quiet = True
+        refuse_complete(output)
+        yield work.lock
+
+
+def fingerprint(labeled: Labeled) -> dict[str, str]:
+    """Returns hashes of what is trained on, and the versions that decide the result."""
+    targets, split = labeled.targets, labeled.split
+    labels = _digest([targets.task, *targets.classes], targets.values)
+    groups = _digest([], split.train, split.valid, split.test, split.groups)
+    return {
+        "the values of the labels (--label, --task, --min-count)": labels,
+        "the split (--cluster-table, --cluster, --seed)": groups,
+        "the sequences (--sequences)": _digest(labeled.sequences),
+        "protlm": __version__,
+        "torch": torch.__version__,
+    }
+
+
+def _digest(names: Sequence[str], *arrays: np.ndarray) -> str:
+    digest = hashlib.sha256(json.dumps(list(names)).encode())
+    for one in arrays:
+        digest.update(f"{one.dtype} {one.shape}".encode())
+        digest.update(np.ascontiguousarray(one).tobytes())
+    return digest.hexdigest()

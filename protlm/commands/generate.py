@@ -6,17 +6,17 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import TypeVar
 
-from protlm.commands.fasta_output import STANDARD_OUTPUT, fasta_file, fasta_text
-from protlm.commands.inputs import Duplicates, Proteins
+from protlm.commands.outputs import STANDARD_OUTPUT, fasta_file, fasta_text
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.vocabulary import VOCABULARY, capitals
-from protlm.errors import InputDataError, UserError
 from protlm.loading import load_model
 from protlm.model.decoding import GeneratedSequence, Sampling
 from protlm.model.gibbs import Sweeps, resample
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import check_output
-from protlm.terminal import JobProgress
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import check_output
+from protlm.system.terminal import JobProgress
 
 _NUMBER = 10
 T = TypeVar("T")
@@ -42,13 +42,7 @@ class GenerateOptions:
 
 
 def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
-    """Writes sampled proteins as FASTA; headers contain how they were sampled.
-
-    Args:
-        model_path: a run, a checkpoint or an exported model.
-        output: the new file, gzip if its name ends with .gz; `-` prints.
-        options: the settings.
-    """
+    """Writes sampled proteins as FASTA; headers contain how they were sampled."""
     is_printed = output == STANDARD_OUTPUT
     if not is_printed:
         check_output(output)

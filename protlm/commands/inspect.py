@@ -4,17 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protlm.analysis.structures import is_structure
-from protlm.commands.chains import read_chain
-from protlm.commands.contact_fit import SavedFit, read_fit
-from protlm.commands.inputs import Duplicates, Proteins
-from protlm.errors import InputDataError, UserError
+from protlm.analysis.contact_regression import SavedFit, read_fit
+from protlm.analysis.structures import read_chain
+from protlm.data.records.proteins import one_protein
+from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import load_model
-from protlm.paths import check_output, complete_file, existing_file
 from protlm.report.content import InspectedModel, page_content
-from protlm.report.page import assemble
-from protlm.report.plan import MAX_BYTES
+from protlm.report.page import assemble, check_size
 from protlm.report.protein import InspectedProtein
+from protlm.system.errors import UserError
+from protlm.system.paths import check_output, complete_file
 
 _SUFFIXES = (".html", ".htm")
 _MOST_MODELS = 2
@@ -24,13 +23,7 @@ _MOST_MODELS = 2
 class InspectOptions:
     """The settings of `protlm inspect`; layers and heads are numbered from 1; None: all.
 
-    Attributes:
-        layers: the layers to show.
-        heads: the heads to show.
-        fits: NAME.fit.json files of `protlm contacts`, each fitted to one of the models.
-        chain: the chain of a structure.
-        predictions: whether to predict every residue.
-        device: as for `protlm.loading.pick_device`.
+    Each of `fits`, NAME.fit.json files of `protlm contacts`, was fitted to one of the models.
     """
 
     layers: tuple[int, ...] | None = None
@@ -61,38 +54,25 @@ def inspect(
         with_predictions=options.predictions,
     )
     page = assemble(content).encode("utf-8")
-    assert len(page) <= MAX_BYTES, "the estimate of the size is too small"
+    check_size(len(page))
     with complete_file(output) as temporary:
         temporary.write_bytes(page)
     print(f"{output}: {len(page) / 1e6:.1f} MB")
 
 
 def _read_protein(source: Path, chain: str | None) -> InspectedProtein:
-    if is_structure(source):
-        existing_file(source, "a sequence file or a structure")
-        structure = read_chain(source, chain)
-        name = structure.identifier
+    structure = read_chain(source, chain)
+    if structure is not None:
         of = f"{source.name}, chain {structure.chain}" if structure.other_chains else source.name
-        return InspectedProtein(name, "", of, structure.sequence, structure)
-    if chain is not None:
-        raise UserError(f"--chain {chain} is for a PDB or mmCIF file, and {source} is none")
-    proteins = Proteins(source, duplicates=Duplicates.suffix)
-    if proteins.num_records != 1:
-        raise InputDataError(
-            f"{proteins.name} has {proteins.num_records:,} proteins, and a page shows one; write "
-            "one of them to a file"
-        )
-    record = next(iter(proteins))
-    name = Path(proteins.name).name
+        return InspectedProtein(structure.identifier, "", of, structure.sequence, structure)
+    record = one_protein(source, ", and a page shows one; write one of them to a file")
+    name = "standard input" if source == STANDARD_INPUT else source.name
     return InspectedProtein(record.identifier, record.header, name, record.sequence)
 
 
 def _load(path: Path, fits: dict[Path, SavedFit], options: InspectOptions) -> InspectedModel:
     model = load_model(path, device=options.device)
-    layers = options.layers or tuple(range(1, model.num_layers + 1))
-    layers = tuple(dict.fromkeys(model.layer_number(layer, first=1) for layer in layers))
-    heads = tuple(dict.fromkeys(options.heads or range(1, model.num_heads + 1)))
-    model.check_heads(heads)
+    layers, heads = model.layers_and_heads(options.layers, options.heads)
     own = [fit.regression for fit in fits.values() if fit.model_hash == model.hash]
     name = path.absolute().name
     return InspectedModel(name, model, sorted(layers), sorted(heads), own[-1] if own else None)

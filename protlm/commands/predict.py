@@ -6,17 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.commands.inputs import Duplicates, Proteins
-from protlm.commands.probe_results import output_cells, output_columns
-from protlm.commands.score_results import check_table_output, write_table
 from protlm.data.records import Record
-from protlm.downstream.features import embeddings
-from protlm.downstream.probe_files import Probe, read_probe
+from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.tables import check_table_output, write_table
+from protlm.downstream.probe_results import Probe, output_cells, output_columns, read_probe
 from protlm.downstream.tasks import Task
 from protlm.loading import load_model
+from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
 # Records whose outputs are in memory at a time.
 _WINDOW = 512
@@ -34,14 +33,7 @@ def predict(
 ) -> None:
     """Writes a row for each protein, or for each residue if the probe predicts residues.
 
-    Args:
-        fasta: a sequence file; records that are too long for the model are reported.
-        probe_dir: a folder that `protlm probe` has written.
-        model_path: the model that it was fitted on.
-        output: x.tsv or x.csv.
-        tokens_per_batch: the largest number of rows times padded length.
-        device: as for `protlm.loading.pick_device`.
-        duplicates: the treatment of repeated identifiers.
+    The model is the one that the probe was fitted on. Records that it does not accept are reported.
     """
     check_table_output(output)
     probe = read_probe(probe_dir)

@@ -1,17 +1,23 @@
 """`protlm probe LABELS -m MODEL -o PROBE`: labels predicted from frozen embeddings."""
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
-from protlm.commands.label_inputs import LabelOptions, clusters_of, read_examples, targets_from
-from protlm.commands.probe_results import Result, print_result, write_predictions, write_result
-from protlm.downstream.probe_files import Probe, write_probe
+from protlm.downstream.examples import LabelOptions, read_labeled
+from protlm.downstream.probe_results import (
+    Probe,
+    Result,
+    print_result,
+    write_predictions,
+    write_probe,
+    write_result,
+)
 from protlm.downstream.probing import MODEL, ProbeOptions, probe
-from protlm.downstream.splits import leakage, split_of
 from protlm.loading import load_model
 from protlm.model.memory import Room
-from protlm.paths import check_output, complete_folder
-from protlm.terminal import JobProgress
+from protlm.system.paths import check_output, complete_folder
+from protlm.system.terminal import JobProgress
 
 # The model, random weights, and at most four baselines.
 _PREDICTORS = 6
@@ -26,37 +32,25 @@ def probe_labels(
     *,
     device: str = "auto",
 ) -> Result:
-    """Fits a probe and its baselines, prints the metrics, and writes the probe.
-
-    Args:
-        labels: a table or a FASTA file.
-        model_path: a run, a checkpoint or an exported model.
-        output: the new folder.
-        options: the settings of the probe.
-        reading: how labels are read and split.
-        device: as for `protlm.loading.pick_device`.
-    """
+    """Fits a probe and its baselines, prints the metrics, and writes the probe, a new folder."""
     check_output(output)
     model = load_model(model_path, device=device)
     layers = dict.fromkeys(model.layer_number(layer, first=0) for layer in options.layers)
     options = replace(options, layers=tuple(layers))
-    proteins = read_examples(labels, Room(model), reading)
-    examples = proteins.examples
-    targets = targets_from(labels, proteins, reading)
-    clusters = clusters_of(proteins, reading)
-    split = split_of(examples, clusters, seed=options.seed)
-    leaked = leakage(examples, split, clusters)
+    labeled = read_labeled(labels, Room(model), reading, seed=options.seed)
+    targets = labeled.targets
     with JobProgress("predictors", _PREDICTORS) as progress:
-        names: list[str] = []
-
-        def report(name: str) -> None:
-            progress.update(len(names), name)
-            names.append(name)
-
-        sequences = [one.sequence for one in examples]
-        found = probe(model, sequences, targets, split, options, report=report)
-        progress.update(len(names))
-    result = Result(model_path.name, model.hash, proteins, targets, split, leaked, found)
+        done = count()
+        found = probe(
+            model,
+            labeled.sequences,
+            targets,
+            labeled.split,
+            options,
+            report=lambda name: progress.update(next(done), name),
+        )
+        progress.update(next(done))
+    result = Result(model_path.name, model.hash, labeled, found)
     best = found[MODEL]
     assert best.layer is not None
     fitted = Probe(targets.task, targets.classes, best.layer, model.hash, best.fitted)

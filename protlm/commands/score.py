@@ -8,54 +8,50 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.commands.inputs import one_protein
 from protlm.commands.outputs import check_figure_output
-from protlm.commands.score_results import (
-    Result,
-    averages_of,
-    check_outputs,
-    check_table_output,
-    is_table,
-    print_results,
-    report_table,
-    score_text,
-    write_json,
-    write_table,
-)
+from protlm.data.records.proteins import one_protein
+from protlm.data.tables import check_table_output, is_table, write_table
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import (
     Estimator,
+    Predictor,
     Scores,
     check_estimator,
     default_estimator,
     score,
 )
-from protlm.downstream.mutations import Substitution, Variant
-from protlm.downstream.predictions import Predictor
-from protlm.downstream.score_metrics import agreement, positions_of
-from protlm.downstream.variants import Assay, VariantTable, read_reference, read_variants
-from protlm.errors import InputDataError, UserError, interrupt_explained
+from protlm.downstream.metrics import agreement, positions_of
+from protlm.downstream.score_results import (
+    Result,
+    averages_of,
+    check_outputs,
+    print_results,
+    report_table,
+    score_text,
+    write_json,
+)
+from protlm.downstream.variants import (
+    Assay,
+    Substitution,
+    Variant,
+    VariantTable,
+    read_reference,
+    read_variants,
+)
 from protlm.loading import load_model
-from protlm.paths import all_or_none
 from protlm.plots import save_figure, scan_figure
-from protlm.terminal import printable
+from protlm.system.errors import InputDataError, UserError, interrupt_explained
+from protlm.system.paths import all_or_none
+from protlm.system.terminal import printable
 
 
 @dataclass(frozen=True)
 class ScoreOptions:
     """The settings of `protlm score`.
 
-    Attributes:
-        wild_type: a sequence file of one protein.
-        reference: ProteinGym's reference file, in place of a wild type.
-        estimators: one column each; empty takes the model's default.
-        first_residue: the number of the wild type's first residue in the column `mutant`.
-        skip_invalid: leaves the scores of rows empty that cannot be scored.
-        per_token: as for `protlm.downstream.estimators.score`.
-        tokens_per_batch: rows times length of a batch, at most.
-        json: a file for all metrics and their intervals.
-        device: as for `protlm.loading.pick_device`.
-        figure: the figure of a scan.
+    A wild type is a sequence file of one protein, and a reference that of ProteinGym in its place.
+    No estimators are the model's default. `json` gets all metrics and their intervals, and `figure`
+    is that of a scan; the others are as for `read_variants` and `score`.
     """
 
     wild_type: Path | None = None
@@ -76,11 +72,7 @@ def score_variants(
 ) -> None:
     """Writes each table with a column of scores for each estimator, and prints the metrics.
 
-    Args:
-        sources: tables of variants.
-        model_path: a run, a checkpoint or an exported model.
-        output: the new table, or a folder, which gets NAME.csv for each source.
-        options: the settings.
+    The output is the new table, or a folder, which gets NAME.csv for each source.
     """
     _refuse_sequences(sources)
     outputs = _outputs(sources, output)
@@ -91,22 +83,24 @@ def score_variants(
     predictor, estimators = _predictor(model_path, options)
     for source in sources:
         # All tables, before the first is scored, which may take hours.
-        table = _read(source, assays, options)
+        wild_type, table = _read(source, assays, options)
         report_table(source, table)
-        for estimator in estimators:
-            _check_table(source, table, estimator, predictor)
-            _check_lengths(source, table, assays[_name(source)].wild_type, predictor)
+        _check_table(source, table, wild_type, estimators, predictor)
     results = []
     for source, path in outputs.items():
-        table = _read(source, assays, options)
-        wild_type = assays[_name(source)].wild_type
+        wild_type, table = _read(source, assays, options)
         found = {
             one: score(one, predictor, wild_type, table.variants, per_token=options.per_token)
             for one in estimators
         }
         _write_scores(path, table, found)
         print(printable(f"{path} is complete"), file=sys.stderr)
-        results += [_result(_name(source), table, one, found[one]) for one in estimators]
+        positions = positions_of(table.variants)
+        for estimator, scores in found.items():
+            compared = None
+            if table.measured is not None:
+                compared = agreement(table.measured, scores.values, table.is_fit, positions)
+            results.append(Result(_name(source), estimator, scores, compared))
     means = averages_of(results, assays) if options.reference is not None else {}
     print_results(results, means)
     if options.json is not None:
@@ -120,13 +114,8 @@ def scan_protein(
 ) -> None:
     """Writes the scores of all substitutions of a protein: a row for each position.
 
-    The cells of a position whose residue is not one of the 20 amino acids are empty.
-
-    Args:
-        sources: a sequence file of one protein.
-        model_path: a run, a checkpoint or an exported model.
-        output: the new table.
-        options: the settings.
+    The source is a sequence file of one protein. The cells of a position whose residue is not one
+    of the 20 amino acids are empty.
     """
     if len(sources) > 1 or options.wild_type or options.reference or options.json:
         raise UserError(
@@ -137,7 +126,8 @@ def scan_protein(
     check_outputs([output], options.figure, "--figure")
     if options.figure is not None:
         check_figure_output(options.figure)
-    name, wild_type = one_protein(sources[0])
+    protein = one_protein(sources[0])
+    wild_type = protein.sequence
     predictor, estimators = _predictor(model_path, options)
     if len(estimators) > 1:
         raise UserError(f"--scan takes one --estimator, and {len(estimators)} were given")
@@ -158,7 +148,7 @@ def scan_protein(
     )
     with all_or_none() as written:
         if options.figure is not None:
-            title = f"{printable(name)}: {estimator}"
+            title = f"{printable(protein.identifier)}: {estimator}"
             figure = scan_figure(np.nan_to_num(scores), wild_type, title=title, first_residue=first)
             save_figure(figure, options.figure)
             written.append(options.figure)
@@ -215,16 +205,15 @@ def _refuse_sequences(sources: Sequence[Path]) -> None:
 def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:
     """Returns the wild type of each table, by the name of the table."""
     names = [_name(source) for source in sources]
-    if (options.wild_type is None) == (options.reference is None):
+    if options.wild_type is not None and options.reference is None:
+        wild_type = one_protein(options.wild_type).sequence
+        return {name: Assay(wild_type, name, "") for name in names}
+    if options.reference is None or options.wild_type is not None:
         given = "neither is" if options.wild_type is None else "both are"
         raise UserError(
             "the wild type of the variants is read from --wild-type PROTEIN.fasta or from "
             f"--reference FILE.csv (DMS_id, target_seq), and {given} given; give one of them"
         )
-    if options.wild_type is not None:
-        _, wild_type = one_protein(options.wild_type)
-        return {name: Assay(wild_type, name, "") for name in names}
-    assert options.reference is not None
     assays = read_reference(options.reference)
     for name in names:
         if name not in assays:
@@ -235,50 +224,43 @@ def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:
     return {name: assays[name] for name in names}
 
 
-def _read(source: Path, assays: Mapping[str, Assay], options: ScoreOptions) -> VariantTable:
+def _read(
+    source: Path, assays: Mapping[str, Assay], options: ScoreOptions
+) -> tuple[str, VariantTable]:
+    """Returns the wild type and the variants of a table."""
     wild_type = assays[_name(source)].wild_type
-    return read_variants(
-        source,
-        wild_type,
-        first_residue=options.first_residue,
-        skip_invalid=options.skip_invalid,
-    )
+    first, skip = options.first_residue, options.skip_invalid
+    table = read_variants(source, wild_type, first_residue=first, skip_invalid=skip)
+    return wild_type, table
 
 
 def _check_table(
-    source: Path, table: VariantTable, estimator: Estimator, predictor: Predictor
+    source: Path,
+    table: VariantTable,
+    wild_type: str,
+    estimators: Sequence[Estimator],
+    predictor: Predictor,
 ) -> None:
-    if estimator in table.columns:
-        raise UserError(
-            f"{source} already has a column {estimator}; rename the column, or leave out "
-            f"--estimator {estimator}"
-        )
-    try:
-        check_estimator(estimator, predictor, table.variants)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
-
-
-def _check_lengths(source: Path, table: VariantTable, wild_type: str, predictor: Predictor) -> None:
-    """Refuses sequences that a causal model cannot read; masked ones have windows."""
+    """Refuses columns that exist, and what an estimator or the model cannot score."""
+    for estimator in estimators:
+        if estimator in table.columns:
+            raise UserError(
+                f"{source} already has a column {estimator}; rename the column, or leave out "
+                f"--estimator {estimator}"
+            )
+        try:
+            check_estimator(estimator, predictor, table.variants)
+        except UserError as error:
+            raise UserError(f"{source}: {error}") from None
     longest = predictor.model.max_residues
-    if not predictor.model.causal or longest is None:
-        return
     indels = [variant.indel for variant in table.variants if variant.indel is not None]
     length = max(map(len, [wild_type, *indels]))
-    if length > longest:
+    # Masked models read longer sequences through windows.
+    if predictor.model.causal and longest is not None and length > longest:
         raise UserError(
             f"{source}: a sequence of {length:,} residues is longer than the {longest:,} that this "
             "model accepts; leave it out, or choose a model without this limit"
         )
-
-
-def _result(name: str, table: VariantTable, estimator: Estimator, scores: Scores) -> Result:
-    found = None
-    if table.measured is not None:
-        positions = positions_of(table.variants)
-        found = agreement(table.measured, scores.values, table.is_fit, positions)
-    return Result(name, estimator, scores, found)
 
 
 def _write_scores(path: Path, table: VariantTable, found: Mapping[Estimator, Scores]) -> None:

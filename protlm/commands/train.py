@@ -1,7 +1,6 @@
 """`protlm train [overrides]`: one training run, composed by Hydra."""
 
 import signal
-import subprocess
 import sys
 import warnings
 from dataclasses import replace
@@ -18,66 +17,70 @@ from protlm.build import (
     open_data,
 )
 from protlm.checkpoints.format import all_checkpoints
-from protlm.checkpoints.metrics import METRICS, read_metrics
-from protlm.commands.inputs import one_protein
-from protlm.commands.run_settings import (
+from protlm.checkpoints.validations import METRICS, read_metrics
+from protlm.config import Objective, Positions, TrainConfig
+from protlm.config.composition import compose, key_of, through_hydra, to_plain
+from protlm.config.settings import print_help
+from protlm.data.batching.mixture import Mixture
+from protlm.data.batching.plan import SPECIALS, forecast
+from protlm.data.records.proteins import one_protein
+from protlm.data.shards.data_set import SplitReader
+from protlm.downstream.training_scores import (
+    AssayScores,
+    StructureScores,
+)
+from protlm.model.transformer import ProteinLM, build_network, num_parameters
+from protlm.plots import loss_curve, save_figure
+from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
+from protlm.system.paths import sample_dir
+from protlm.training.callbacks.monitor import Measurement
+from protlm.training.launch import check_trainer, is_first_rank, leave_other_ranks, locked
+from protlm.training.optimization import check_schedule
+from protlm.training.run import Finished, find_checkpoint
+from protlm.training.run import train as run
+from protlm.training.run_config import (
     compose_run,
     refuse_another_run,
+    refuse_unused,
     with_fitting_warmup,
     write_config,
 )
-from protlm.commands.settings import print_help
-from protlm.commands.unused_settings import refuse_unused
-from protlm.composition import compose, key_of, through_hydra, to_plain
-from protlm.config import Objective, Positions, TrainConfig
-from protlm.data.batching.forecast import forecast
-from protlm.data.batching.mixture import Mixture
-from protlm.data.batching.plan import SPECIALS
-from protlm.data.shards.data_set import SplitReader
-from protlm.downstream.assay_probe import AssayProbe
-from protlm.downstream.structure_probe import StructureProbe
-from protlm.errors import ExitCode, UserError, exit_with_message, one_of
-from protlm.model.network import build_network
-from protlm.model.transformer import ProteinLM, num_parameters
-from protlm.paths import sample_dir
-from protlm.plots import loss_curve, save_figure
-from protlm.training.callbacks.probe import Probe
-from protlm.training.launch import is_first_rank, leave_other_ranks
-from protlm.training.run import Finished, check_trainer, find_checkpoint
-from protlm.training.run import train as run
-from protlm.training.run_lock import locked
-from protlm.training.schedule import check_schedule
 
 # Exit codes of runs that ended in the same way on all ranks.
 _CLEAN = (ExitCode.OK, ExitCode.PREEMPTED)
 # The loss of fewer validation sequences is worth a warning.
 _FEW_SEQUENCES = 30
 _SAMPLE_DATA = Path("data/uniprot_sample")
+# The flags that are not Hydra's.
+_OWN_FLAGS = ("--debug", "--break-lock")
 
 
 def main() -> None:
     """Runs the command with the arguments of this process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = sys.argv[1:]
-    debug = "--debug" in arguments
-    if debug:
-        arguments.remove("--debug")
+    debug, break_lock = (flag in arguments for flag in _OWN_FLAGS)
+    arguments = [argument for argument in arguments if argument not in _OWN_FLAGS]
     flags = {argument for argument in arguments if argument.startswith("-")}
     try:
         # Hydra's flags print; a run does not, and must not end when the reader of its output ends.
-        exit_with_message(lambda: _run(arguments, flags), debug=debug, result_on_stdout=bool(flags))
+        exit_with_message(
+            lambda: _run(arguments, flags, break_lock=break_lock),
+            debug=debug,
+            result_on_stdout=bool(flags),
+        )
     except SystemExit as end:
         if end.code in _CLEAN:
             leave_other_ranks()
         raise
 
 
-def _run(arguments: list[str], flags: set[str]) -> None:
+def _run(arguments: list[str], flags: set[str], *, break_lock: bool) -> None:
     def train_one_of_many(config: TrainConfig) -> None:
         _refuse_devices(config)
         swept = {key_of(argument) for argument in arguments if "," in argument}
         refuse_unused(arguments, to_plain(config), swept=swept)
-        train(with_fitting_warmup(config, arguments))
+        train(with_fitting_warmup(config, arguments), break_lock=break_lock)
 
     if "--help" in flags:
         print_help(TrainConfig)
@@ -89,7 +92,7 @@ def _run(arguments: list[str], flags: set[str]) -> None:
     elif flags:
         through_hydra(TrainConfig, arguments, train)
     else:
-        train(compose_run(arguments))
+        train(compose_run(arguments), break_lock=break_lock)
 
 
 def _refuse_devices(config: TrainConfig) -> None:
@@ -101,7 +104,7 @@ def _refuse_devices(config: TrainConfig) -> None:
         )
 
 
-def train(config: TrainConfig) -> None:
+def train(config: TrainConfig, *, break_lock: bool = False) -> None:
     """Trains with the given settings, or continues the run in the run directory."""
     _check(config)
     run_dir = Path(config.run_dir)
@@ -122,8 +125,8 @@ def train(config: TrainConfig) -> None:
     if starts_from is not None:
         module.check_start(config)
     train_split, valid_split = open_data(config.data)
-    probe = _probe(network, config)
-    with locked(run_dir) as lock:
+    measurement = _measurement(network, config)
+    with locked(run_dir, break_lock=break_lock) as lock:
         data = build_data(train_split, valid_split, config)
         checkpoint = find_checkpoint(module, data, config=config.trainer, run_dir=run_dir)
         if is_first_rank():
@@ -135,7 +138,7 @@ def train(config: TrainConfig) -> None:
             data,
             settings=config,
             checkpoint=checkpoint,
-            probe=probe,
+            measurement=measurement,
             lock=lock,
         )
         if is_first_rank():
@@ -199,12 +202,11 @@ def _prepare_sample_if_missing(directory: Path) -> None:
     """Makes the default data set, so that a bare `protlm train` runs anywhere."""
     if directory != _SAMPLE_DATA or directory.exists():
         return
+    from protlm.data_prep import prepare, split
+
     sample = sample_dir()
-    command = [sys.executable, "-m", "protlm", "prepare", str(sample / "uniprot_sample.fasta.gz")]
-    command += ["--out", str(directory)]
-    command += ["--split-table", str(sample / "uniprot_sample.splits.tsv.gz")]
-    if code := subprocess.run(command, check=False).returncode:
-        sys.exit(code)
+    rule = split.TableSplit(sample / "uniprot_sample.splits.tsv.gz")
+    prepare.prepare([sample / "uniprot_sample.fasta.gz"], directory, split_rule=rule)
 
 
 def _print_summary(network: ProteinLM, train_split: Mixture, config: TrainConfig) -> None:
@@ -248,18 +250,18 @@ def cannot_generate(network: ProteinLM, config: TrainConfig) -> str:
     return f"{config.attention['name']} cannot generate; docs/mechanisms.md lists those that can"
 
 
-def _probe(network: ProteinLM, config: TrainConfig) -> Probe | None:
+def _measurement(network: ProteinLM, config: TrainConfig) -> Measurement | None:
     trainer = config.trainer
-    if trainer.probe_every is None:
+    if trainer.measure_every is None:
         return None
-    structures = StructureProbe()
-    if trainer.probe_assay is None or trainer.probe_wild_type is None:
-        return Probe(structures, structures.columns)
+    structures = StructureScores()
+    if trainer.measure_assay is None or trainer.measure_wild_type is None:
+        return Measurement(structures, structures.columns)
     limit = config.model.max_length - SPECIALS if _has_limit(network, config) else None
-    _, wild_type = one_protein(Path(trainer.probe_wild_type))
+    wild_type = one_protein(Path(trainer.measure_wild_type)).sequence
     causal = config.objective.name is Objective.causal
-    assay = AssayProbe(Path(trainer.probe_assay), wild_type, causal=causal, max_residues=limit)
-    return Probe(
+    assay = AssayScores(Path(trainer.measure_assay), wild_type, causal=causal, max_residues=limit)
+    return Measurement(
         lambda model: {**structures(model), **assay(model)},
         (*structures.columns, *assay.columns),
     )

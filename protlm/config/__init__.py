@@ -20,13 +20,12 @@ from protlm.config.choices import (
     QueryKeyWidth,
     Sampling,
     Schedule,
-    Strategy,
     Verify,
     WandbMode,
 )
 from protlm.config.data import DataConfig, EvaluationDataConfig, MixtureConfig
 from protlm.config.fields import Checked, at_least, setting
-from protlm.config.model import ModelConfig, drop_removed
+from protlm.config.model import ModelConfig
 from protlm.config.training import (
     LoggerConfig,
     ObjectiveConfig,
@@ -34,10 +33,9 @@ from protlm.config.training import (
     ScheduleConfig,
     TrainerConfig,
 )
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 __all__ = [
-    "RENAMED",
     "Activation",
     "BestMetric",
     "Crop",
@@ -63,26 +61,11 @@ __all__ = [
     "Sampling",
     "Schedule",
     "ScheduleConfig",
-    "Strategy",
     "TrainConfig",
     "TrainerConfig",
     "Verify",
     "WandbMode",
-    "drop_removed",
 ]
-
-# Old names of settings: refused on the command line, but read from the config of a run.
-RENAMED = {
-    "objective.fraction": "objective.mask_fraction",
-    "objective.fraction_range": "objective.mask_fraction_range",
-    "objective.fraction_falls": "objective.mask_fraction_decays",
-    "objective.mask_share": "objective.mask_prob",
-    "objective.random_share": "objective.random_prob",
-    "schedule.final_share": "schedule.min_lr_ratio",
-    "schedule.decay_share": "schedule.decay_fraction",
-    "trainer.accumulate": "trainer.accumulate_grad_batches",
-    "trainer.spike_guard": "trainer.max_gradient_norm_ratio",
-}
 
 
 @dataclass
@@ -90,7 +73,10 @@ class TrainConfig(Checked):
     """One training run."""
 
     run_dir: str = field(
-        metadata={"help": "the folder of the run; the same command continues the run in it"}
+        metadata={
+            "help": "the folder of the run; the same command continues the run in it",
+            "decides": False,
+        }
     )
     model: ModelConfig
     data: DataConfig

@@ -111,13 +111,6 @@ class Optimizer(StrEnum):
     muon = "muon"
 
 
-class Strategy(StrEnum):
-    """How ranks share the work: a single process without ranks, or data parallel."""
-
-    auto = "auto"
-    ddp = "ddp"
-
-
 class BestMetric(StrEnum):
     """The validation metric by which the best checkpoints are chosen."""
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from protlm.config.choices import Crop, Mode, Sampling, Verify
 from protlm.config.fields import Checked, above, at_least, setting
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @dataclass
@@ -24,16 +24,19 @@ class DataConfig(Checked):
 
     _section = "data."
 
-    dir: str | None = setting("the data set that `protlm prepare` made", None)
+    dir: str | None = setting("the data set that `protlm prepare` made", None, decides=False)
     mixture: list[MixtureConfig] = setting(
         "several data sets, each with `dir`, `weight` and `split`; needs `data.dir=null` "
         "(`data=mixture` sets it)",
         [],
+        decides=False,
     )
     train_split: str = setting("the split that is trained on", "train")
-    valid_split: str = setting("the split for validation", "valid")
+    valid_split: str = setting("the split for validation", "valid", decides=False)
     valid_dir: str | None = setting(
-        "the data set of the validation split, if not `dir` or the first of the mixture", None
+        "the data set of the validation split, if not `dir` or the first of the mixture",
+        None,
+        decides=False,
     )
     sampling: Sampling = setting(
         "an epoch draws every sequence, or one sequence from each cluster", Sampling.uniform
@@ -50,8 +53,12 @@ class DataConfig(Checked):
     tokens_per_batch: int = setting(
         "padded size of a batch, over all devices together", 16_384, allowed=at_least(1)
     )
-    num_workers: int = setting("loader processes of each rank", 0, allowed=at_least(0))
-    verify: Verify = setting("verifies shards at the start by hash, or only by size", Verify.full)
+    num_workers: int = setting(
+        "loader processes of each rank", 0, allowed=at_least(0), decides=False
+    )
+    verify: Verify = setting(
+        "verifies shards at the start by hash, or only by size", Verify.full, decides=False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

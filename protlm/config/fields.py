@@ -6,7 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 _TYPE_NAMES: dict[type, str] = {
     bool: "true or false",
@@ -63,15 +63,23 @@ def above(low: float) -> Range:
     return Range(f"above {low}", lambda value: value > low)
 
 
-def setting(help: str, default: Any = MISSING, *, allowed: Range | None = None) -> Any:
+def setting(
+    help: str,
+    default: Any = MISSING,
+    *,
+    allowed: Range | None = None,
+    decides: bool | None = None,
+) -> Any:
     """Defines a setting.
 
     Args:
         help: the sentence of docs/settings.md and of `protlm train --help`.
         default: the default value; without one, the YAML files must give a value.
         allowed: the range of allowed numbers.
+        decides: whether it decides what a run learns, so that it cannot change when the run
+            continues; the default is that of its section.
     """
-    metadata = {"help": help, "allowed": allowed}
+    metadata = {"help": help, "allowed": allowed, "decides": decides}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -81,6 +89,8 @@ class Checked:
     """Settings whose numbers are compared with their allowed ranges when they are created."""
 
     _section = ""
+    # Whether its settings decide what a run learns.
+    _decides = True
 
     def __post_init__(self) -> None:
         for one in fields(self):  # pyright: ignore[reportArgumentType]
@@ -93,10 +103,7 @@ class Checked:
 def check_types(kind: type, options: Mapping[str, Any], *, section: str) -> None:
     """Compares options with the types of a constructor's parameters, as far as these are plain.
 
-    Args:
-        kind: the class.
-        options: arguments of its constructor.
-        section: what is typed before an option, for messages.
+    The section is what is typed before an option, for messages.
     """
     annotations = get_type_hints(kind.__init__)
     for option, value in options.items():

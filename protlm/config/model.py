@@ -1,9 +1,6 @@
 """Settings of the model around an attention mechanism."""
 
-from collections.abc import MutableMapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from protlm.config.choices import (
     Activation,
@@ -14,7 +11,7 @@ from protlm.config.choices import (
     QueryKeyWidth,
 )
 from protlm.config.fields import Checked, above, at_least, setting
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import UserError
 
 
 @dataclass
@@ -102,12 +99,3 @@ class ModelConfig(Checked):
             )
         if self.qk_norm_width is QueryKeyWidth.layer and not self.qk_norm:
             raise UserError("model.qk_norm_width=layer needs model.qk_norm=true")
-
-
-def drop_removed(path: Path, settings: MutableMapping[Any, Any]) -> None:
-    """Drops the setting of an earlier version from those of a stored model, if it was off."""
-    if settings.pop("reversible", False):
-        raise InputDataError(
-            f"{path} was trained with model.reversible=true, which protlm no longer has; use the "
-            "version that wrote it"
-        )

@@ -10,11 +10,10 @@ from protlm.config.choices import (
     OnSaveError,
     Optimizer,
     Schedule,
-    Strategy,
     WandbMode,
 )
 from protlm.config.fields import Checked, above, at_least, setting
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 @dataclass
@@ -41,7 +40,9 @@ class ObjectiveConfig(Checked):
         "what is learned from `teacher`: the outputs of its attention, or its predictions", None
     )
     teacher: str | None = setting(
-        "a trained model that the model imitates, if `stage` has a value (docs/linearize.md)", None
+        "a trained model that the model imitates, if `stage` has a value (docs/linearize.md)",
+        None,
+        decides=False,
     )
     teacher_weight: float = setting(
         "with `stage=logits`, the weight of the divergence from the teacher's predictions",
@@ -129,23 +130,29 @@ class TrainerConfig(Checked):
     """How long a run trains, on which devices, and what it writes."""
 
     _section = "trainer."
+    _decides = False
 
     max_steps: int = setting("optimizer steps of the whole run", allowed=at_least(1))
     tokens_per_step: int | None = setting(
         "padded size of a step, split into as many micro-batches as needed",
         None,
         allowed=at_least(1),
+        decides=True,
     )
     accumulate_grad_batches: int = setting(
-        "micro-batches of a step, if `tokens_per_step` is `null`", 1, allowed=at_least(1)
+        "micro-batches of a step, if `tokens_per_step` is `null`",
+        1,
+        allowed=at_least(1),
+        decides=True,
     )
     gradient_clip: float = setting(
-        "the largest gradient norm; `0` turns clipping off", 0.5, allowed=at_least(0)
+        "the largest gradient norm; `0` turns clipping off", 0.5, allowed=at_least(0), decides=True
     )
     ema_decay: float | None = setting(
         "decay of an exponential moving average of the weights; `null`: no average",
         None,
         allowed=at_least(0, below=1),
+        decides=True,
     )
     max_bad_steps: int = setting(
         "consecutive steps that may be skipped before the run ends", 10, allowed=at_least(1)
@@ -158,11 +165,11 @@ class TrainerConfig(Checked):
     accelerator: str = setting("`auto`, `cpu`, `gpu` or `cuda`", "auto")
     devices: int = setting("devices of each machine; on a CPU, processes", 1, allowed=at_least(1))
     num_nodes: int = setting("machines", 1, allowed=at_least(1))
-    strategy: Strategy = setting("data parallel; `auto`: only with several ranks", Strategy.auto)
     precision: str = setting(
         "`bf16-mixed` where the processor has bfloat16 products and `32-true` elsewhere; or one "
         "of the two",
         "auto",
+        decides=True,
     )
     activation_checkpointing: bool = setting(
         "recomputes activations in the backward pass instead of storing them", False
@@ -179,18 +186,18 @@ class TrainerConfig(Checked):
         allowed=above(0),
     )
     log_every: int = setting("steps between two rows of `metrics.csv`", 10, allowed=at_least(1))
-    probe_every: int | None = setting(
-        "steps between two probes for contacts and secondary structure, on shipped structures; "
-        "`null`: none",
+    measure_every: int | None = setting(
+        "steps between two measurements of contacts and secondary structure, on shipped "
+        "structures; `null`: none",
         None,
         allowed=at_least(1),
     )
-    probe_assay: str | None = setting(
-        "a table of variants in ProteinGym's format, whose zero-shot scores are probed as well",
+    measure_assay: str | None = setting(
+        "a table of variants in ProteinGym's format, whose zero-shot scores are measured as well",
         None,
     )
-    probe_wild_type: str | None = setting(
-        "a sequence file of one protein, the wild type of `probe_assay`", None
+    measure_wild_type: str | None = setting(
+        "a sequence file of one protein, the wild type of `measure_assay`", None
     )
     valid_every: int = setting("steps between two validations", 500, allowed=at_least(1))
     valid_batches: int | None = setting(
@@ -216,22 +223,24 @@ class TrainerConfig(Checked):
                 f"trainer.tokens_per_step={self.tokens_per_step} already sets the size of a step; "
                 f"leave trainer.accumulate_grad_batches={self.accumulate_grad_batches} out"
             )
-        if (self.probe_assay is None) != (self.probe_wild_type is None):
+        if (self.measure_assay is None) != (self.measure_wild_type is None):
             raise UserError(
-                f"trainer.probe_assay={self.probe_assay} and "
-                f"trainer.probe_wild_type={self.probe_wild_type} need each other; give both, a "
+                f"trainer.measure_assay={self.measure_assay} and "
+                f"trainer.measure_wild_type={self.measure_wild_type} need each other; give both, a "
                 "table of variants and a sequence file of their wild type, or neither"
             )
-        if self.probe_assay is not None and self.probe_every is None:
+        if self.measure_assay is not None and self.measure_every is None:
             raise UserError(
-                f"trainer.probe_assay={self.probe_assay} is never measured with "
-                "trainer.probe_every=null; type trainer.probe_every=1000"
+                f"trainer.measure_assay={self.measure_assay} is never measured with "
+                "trainer.measure_every=null; type trainer.measure_every=1000"
             )
 
 
 @dataclass
 class LoggerConfig(Checked):
     """Logs in addition to the CSV file, which is always written."""
+
+    _decides = False
 
     tensorboard: bool = setting("writes its files to `tensorboard/` in the run folder", False)
     wandb: WandbMode = setting("Weights & Biases", WandbMode.off)

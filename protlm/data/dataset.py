@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from protlm.data.batching.plan import SPECIALS, BatchPlan, Row, Sequences
 from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule, corrupt
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 OBJECTIVES = ("masked", "causal")
 FILLER = -1
@@ -71,7 +71,6 @@ class SequenceDataset(Dataset[Batch]):
         self._masking, self._seed = masking, seed
 
     def __getitem__(self, plan: BatchPlan) -> Batch:
-        """Returns the batch of a plan."""
         shape = (len(plan.rows), plan.length)
         tokens_BL = np.full(shape, VOCABULARY.pad, dtype=np.int64)
         targets_BL = np.full(shape, IGNORE, dtype=np.int64)
@@ -94,7 +93,6 @@ class SequenceDataset(Dataset[Batch]):
         )
 
     def _read(self, row: Row | None, rule: MaskingRule) -> tuple[np.ndarray, np.ndarray]:
-        """Returns inputs and targets of a row."""
         if row is None:
             return np.array([VOCABULARY.cls]), np.array([IGNORE])
         tokens, rng = row.read(self._sequences, seed=self._seed)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError, one_of
+from protlm.system.errors import UserError, one_of
 
 IGNORE = -100
 CROPS = ("prefix", "random")

@@ -6,13 +6,15 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from protlm.data.records.source import ByteSource
-from protlm.errors import InputDataError
-from protlm.paths import existing_file
+from protlm.data.records.source import ByteSource, TextSource
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import check_output, complete_file, existing_file
 
+_SEPARATORS = {".csv": ",", ".tsv": "\t"}
 # Tables of variants, which repeat a sequence of thousands of residues, compress by up to 130:1.
 _MOST_BYTES, _BOMB_BYTES, _BOMB_RATIO = 1 << 31, 1 << 26, 200
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -73,6 +75,27 @@ def write_rows(file: IO[str], delimiter: str, rows: Iterable[Sequence[str]]) -> 
     writer.writerows([f"'{one}" if _FORMULA.match(one) else one for one in row] for row in rows)
 
 
+def is_table(output: Path) -> bool:
+    """Returns whether a name is that of a table."""
+    return output.suffix.lower() in _SEPARATORS
+
+
+def check_table_output(output: Path) -> None:
+    """Refuses a name that is not that of a table."""
+    check_output(output)
+    if not is_table(output):
+        raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.csv')}")
+
+
+def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
+    """Writes a table, comma-separated or, if its name ends with .tsv, tab-separated."""
+    with (
+        complete_file(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="") as file,
+    ):
+        write_rows(file, _SEPARATORS[path.suffix.lower()], chain([[*header]], rows))
+
+
 def read_table(
     path: Path, what: str, names: Sequence[str] = ()
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
@@ -96,6 +119,48 @@ def read_table(
             "one of each"
         )
     return columns, lines
+
+
+def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number, from 1, and the fields of each line that is not blank.
+
+    Fields are separated by tabs; lines are read one by one, since a table may exceed the memory.
+    """
+    is_empty = True
+    # Tables are read more than once, so standard input is not allowed.
+    with TextSource(existing_file(path, what), what) as source:
+        for number, line in enumerate(source.text, start=1):
+            fields = line.rstrip("\n").split("\t")
+            if fields != [""]:
+                is_empty = False
+                yield number, fields
+    if is_empty:
+        raise InputDataError(f"{path}, line 1: the table is empty; give {what}")
+
+
+def read_clusters(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Yields the line number, the representative and the member of each row of a cluster table.
+
+    Args:
+        path: the `cluster.tsv` of MMseqs2, plain or gzip, without a header.
+    """
+    for number, fields in read_rows(path, "a cluster table"):
+        if len(fields) != 2 or not all(fields):
+            raise InputDataError(
+                f"{path}, line {number}: {excerpt(fields)} is not a representative and a member, "
+                "separated by a tab (the cluster.tsv of MMseqs2)"
+            )
+        yield number, fields[0], fields[1]
+
+
+def excerpt(fields: list[str]) -> str:
+    """Formats a line for messages, with tabs and control characters escaped, and truncated.
+
+    >>> print(excerpt(["P1", "train"]))
+    'P1\\ttrain'
+    """
+    line = "\t".join(fields)
+    return f"{line!r:.80}"
 
 
 def read_labels(path: Path, key: str, column: str) -> dict[str, str]:

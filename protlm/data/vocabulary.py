@@ -8,7 +8,7 @@ from typing import final
 
 import numpy as np
 
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 
 @final

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     # Type checkers do not follow __path__; these modules are imported from outside data_prep.
     from data_prep import (
-        interruption,
+        encode,
         leakage,
         merge,
-        mmseqs_clusters,
+        mmseqs,
         prepare,
         rules,
-        select,
-        source_jobs,
         sources,
         split,
-        submission,
     )
 
 __path__ = [str(Path(__file__).resolve().parents[2] / "data_prep")]

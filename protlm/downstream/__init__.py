@@ -1,1 +1,1 @@
-"""Uses of a trained model: the effects of variants."""
+"""Probes, fine-tuning and variant scoring: uses of a trained model."""

@@ -1,4 +1,4 @@
-"""Estimators of the effect of a variant, from the probabilities of a protein language model.
+"""Scores of variants from the log-probabilities of a protein language model.
 
 Every score is a sum of log-probability differences between a variant and its wild type, in nats: 0
 for the wild type, higher for variants that the model considers more probable. Probabilities are
@@ -11,14 +11,132 @@ of M at once.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TypeVar
 
 import numpy as np
+import torch
 
+from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream.mutations import Substitution, Variant
-from protlm.downstream.predictions import Predictor, Query
-from protlm.errors import UserError
-from protlm.terminal import JobProgress
+from protlm.downstream.variants import Variant
+from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import UserError
+from protlm.system.terminal import JobProgress
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Query:
+    """A position, from 0, whose residue a masked model predicts, replaced by `<mask>` or not."""
+
+    sequence: str
+    position: int
+    masked: bool = True
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model, the largest number of tokens in one of its batches, and whether progress is hidden.
+
+    A protein longer than a masked model accepts is cut, for each query, to the window of
+    `max_length` tokens whose center is nearest to the position; `<cls>` and `<eos>` are in the
+    window only if it includes them (ProteinGym's `optimal` window).
+    """
+
+    model: PretrainedModel
+    tokens_per_batch: int = 16_384
+    quiet: bool = False
+
+    def log_p(self, queries: Iterable[Query]) -> Iterator[tuple[Query, np.ndarray]]:
+        """Yields each query, in order, with the log-probabilities of all tokens, float64 V.
+
+        Consecutive queries of the same length share a batch.
+        """
+        rows = ((query, *self._window(query)) for query in queries)
+        for batch in self._batches(((len(row[1]), row) for row in rows), alike=True):
+            yield from self._pass(batch)
+
+    def unmasked_log_p(
+        self, asked: Iterable[tuple[str, Sequence[int]]]
+    ) -> Iterator[dict[int, np.ndarray]]:
+        """Yields, for positions of each sequence, log-probabilities given all of it, float64 V.
+
+        Consecutive sequences of the same length share a batch; a sequence takes one pass, or one
+        for each position if it is longer than the model accepts.
+        """
+        for batch in self._batches(((len(row[0]) + SPECIALS, row) for row in asked), alike=True):
+            yield from self._unmasked_pass(batch)
+
+    def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
+        """Yields log p of the residues and of `<eos>`, each given those before it, float64.
+
+        Consecutive sequences share a batch, padded to the longest.
+        """
+        for batch in self._batches((len(one) + SPECIALS, one) for one in sequences):
+            yield from self._causal_pass(batch)
+
+    def _batches(self, rows: Iterable[tuple[int, T]], *, alike: bool = False) -> Iterator[list[T]]:
+        """Yields consecutive rows, of one length if `alike`, within the tokens of a batch."""
+        batch: list[T] = []
+        longest = 0
+        for length, row in rows:
+            is_full = (len(batch) + 1) * max(longest, length) > self.tokens_per_batch
+            if batch and (is_full or (alike and length != longest)):
+                yield batch
+                batch, longest = [], 0
+            batch.append(row)
+            longest = max(longest, length)
+        if batch:
+            yield batch
+
+    def _window(self, query: Query) -> tuple[np.ndarray, int]:
+        """Returns the tokens of a query's window, and the place of the position in it."""
+        residues = VOCABULARY.encode(query.sequence)
+        tokens_L = np.concatenate(([VOCABULARY.cls], residues, [VOCABULARY.eos]))
+        place, limit = query.position + 1, self.model.max_length
+        if query.masked:
+            tokens_L[place] = VOCABULARY.mask
+        if limit is None or len(tokens_L) <= limit:
+            return tokens_L, place
+        start = min(max(place - limit // 2, 0), len(tokens_L) - limit)
+        return tokens_L[start : start + limit], place - start
+
+    @torch.inference_mode()
+    def _pass(
+        self, batch: Sequence[tuple[Query, np.ndarray, int]]
+    ) -> Iterator[tuple[Query, np.ndarray]]:
+        queries, rows, places = zip(*batch, strict=True)
+        tokens_BL = torch.from_numpy(np.stack(rows)).long().to(self.model.device)
+        mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
+        logits_BLV = self.model.network(tokens_BL, mask_BL, causal=False).logits_BLV
+        logits_BV = logits_BLV[range(len(batch)), places]
+        log_p_BV = logits_BV.cpu().double().log_softmax(-1).numpy()
+        return zip(queries, log_p_BV, strict=True)
+
+    def _unmasked_pass(
+        self, batch: Sequence[tuple[str, Sequence[int]]]
+    ) -> Iterator[dict[int, np.ndarray]]:
+        limit = self.model.max_residues
+        if limit is not None and len(batch[0][0]) > limit:
+            for sequence, positions in batch:
+                queries = (Query(sequence, position, masked=False) for position in positions)
+                yield {query.position: log_p_V for query, log_p_V in self.log_p(queries)}
+            return
+        with torch.inference_mode():
+            tokens = self.model.tokenize([sequence for sequence, _ in batch])
+            logits_BLV = self.model(tokens).logits_BLV[:, 1:-1]
+            log_p_BLV = logits_BLV.cpu().double().log_softmax(-1).numpy()
+        for log_p_LV, (_, positions) in zip(log_p_BLV, batch, strict=True):
+            yield {position: log_p_LV[position].copy() for position in positions}
+
+    @torch.inference_mode()
+    def _causal_pass(self, sequences: Sequence[str]) -> Iterator[np.ndarray]:
+        batch = self.model.tokenize(sequences)
+        targets_BL1 = batch.tokens_BL[:, 1:, None].cpu()
+        log_p_BLV = self.model(batch).logits_BLV[:, :-1].cpu().double().log_softmax(-1)
+        log_p_BL = log_p_BLV.gather(-1, targets_BL1)[..., 0].numpy()
+        return (row[: length + 1] for row, length in zip(log_p_BL, batch.lengths, strict=True))
 
 
 class Estimator(StrEnum):
@@ -47,13 +165,10 @@ DEFINITIONS = {
 
 @dataclass(frozen=True)
 class Scores:
-    """The scores of variants, and how well the model predicts their wild type.
+    """The scores of variants in nats, float64, and their formula.
 
-    Attributes:
-        values: one for each variant, float64, in nats.
-        perplexity: of the wild type at the positions that the estimator predicts without seeing
-            their residues; None if it does not predict any.
-        definition: the formula of the values.
+    The perplexity is of the wild type at the positions that the estimator predicts without seeing
+    their residues; None if it does not predict any.
     """
 
     values: np.ndarray
@@ -102,15 +217,10 @@ def score(
     *,
     per_token: bool = False,
 ) -> Scores:
-    """Scores variants of a protein.
+    """Scores variants of a protein, whose sequence is in upper case.
 
-    Args:
-        estimator: see `DEFINITIONS`.
-        predictor: the model.
-        wild_type: the sequence that the substitutions refer to, in upper case.
-        variants: the variants.
-        per_token: divides the log-likelihoods of whole sequences by their number of predicted
-            tokens, so that insertions and deletions are comparable.
+    `per_token` divides the log-likelihoods of whole sequences by their number of predicted tokens,
+    so that insertions and deletions are comparable.
     """
     check_estimator(estimator, predictor, variants, per_token=per_token)
     definition = DEFINITIONS[estimator]
@@ -135,7 +245,10 @@ def _masked_marginals(
     predictor: Predictor, wild_type: str, variants: Sequence[Variant]
 ) -> tuple[np.ndarray, float | None]:
     """Takes one pass for each position that any variant replaces."""
-    profile = _masked_profile(predictor, wild_type, variants)
+    positions = _positions(variants)
+    found = predictor.log_p(Query(wild_type, position) for position in positions)
+    watched = _watched(predictor, found, len(positions))
+    profile = {query.position: log_p_V for query, log_p_V in watched}
     own = [log_p_V[VOCABULARY[wild_type[position]]] for position, log_p_V in profile.items()]
     return _marginals(profile, variants), float(np.exp(-np.mean(own))) if own else None
 
@@ -197,26 +310,13 @@ def _positions(variants: Iterable[Variant]) -> list[int]:
     return sorted({one.position for variant in variants for one in variant.substitutions})
 
 
-def _masked_profile(
-    predictor: Predictor, wild_type: str, variants: Sequence[Variant]
-) -> dict[int, np.ndarray]:
-    positions = _positions(variants)
-    found = predictor.log_p(Query(wild_type, position) for position in positions)
-    watched = _watched(predictor, found, len(positions))
-    return {query.position: log_p_V for query, log_p_V in watched}
-
-
 def _marginals(profile: Mapping[int, np.ndarray], variants: Sequence[Variant]) -> np.ndarray:
-    sums = [
-        sum(_difference(profile[one.position], one) for one in variant.substitutions)
-        for variant in variants
-    ]
-    return np.array(sums, dtype=np.float64)
-
-
-def _difference(log_p_V: np.ndarray, substitution: Substitution) -> float:
-    wild_type, mutant = VOCABULARY[substitution.wild_type], VOCABULARY[substitution.mutant]
-    return float(log_p_V[mutant] - log_p_V[wild_type])
+    values = np.zeros(len(variants))
+    for number, variant in enumerate(variants):
+        for own, position, mutant in variant.substitutions:
+            log_p_V = profile[position]
+            values[number] += log_p_V[VOCABULARY[mutant]] - log_p_V[VOCABULARY[own]]
+    return values
 
 
 def _watched(predictor: Predictor, found: Iterator, total: int) -> Iterator:

@@ -16,7 +16,7 @@ from protlm.data.records import ReadOptions, Tally, read_records
 from protlm.data.records.residues import residues
 from protlm.data.tables import MISSING, read_table, read_text
 from protlm.data.vocabulary import capitals
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 TRAIN, VALID, TEST = "train", "valid", "test"
 UNLABELED = "?"
@@ -36,15 +36,9 @@ _MASK_ADVICE = f"masks are not applied: write {UNLABELED} for labels of masked r
 
 @dataclass(frozen=True)
 class Example:
-    """A protein with its label.
+    """A protein with its label; of residues, one letter each, `?` where it is unknown.
 
-    Attributes:
-        identifier: the accession or another name.
-        sequence: the residues.
-        label: as written in the file; of residues, one letter each, `?` where it is unknown.
-        split: `train`, `valid` or `test`; empty if the file has no splits.
-        cluster: the name of the cluster; empty if it is unknown.
-        place: the file and line, for messages.
+    Split and cluster are empty where they are unknown; the place is file and line, for messages.
     """
 
     identifier: str
@@ -57,13 +51,10 @@ class Example:
 
 @dataclass(frozen=True)
 class LabeledProteins:
-    """The examples of a file.
+    """The examples of a file, and whether their labels are of residues.
 
-    Attributes:
-        examples: in the order of the file.
-        per_residue: whether each residue has a label.
-        left_out: the number of rows without an example, by reason.
-        changed: the number of sequences that were changed, by the change.
+    `left_out` has the number of rows without an example, and `changed` that of the sequences that
+    were changed, by reason.
     """
 
     examples: list[Example]
@@ -89,13 +80,8 @@ def read_labeled_proteins(
     """Reads a table or a FASTA file of labels, plain or gzip.
 
     Rows without a label or a usable sequence or, if there are splits, without a split are left out
-    and counted.
-
-    Args:
-        path: the file. A FASTA file without TARGET= in its headers has the labels of residues.
-        sequences: the sequences, if `path` has only identifiers.
-        column: the column of the label; None is `label` or `target`.
-        per_residue: the labels of a table are strings with a letter for each residue.
+    and counted. The column of the label is by default `label` or `target`. A FASTA file without
+    TARGET= in its headers has the labels of residues, and needs `sequences`.
     """
     text = read_text(path, "a file of labels")
     if text.lstrip().startswith(">"):

@@ -32,9 +32,7 @@ _NEVER = -1e4
 class LinearModel:
     """Outputs x · weights + bias: a number, or a logit for each class.
 
-    Attributes:
-        weights: float64 [width, outputs], for features that are not standardized.
-        bias: float64 [outputs].
+    The weights, float64 [width, outputs], are for features that are not standardized.
     """
 
     weights: np.ndarray
@@ -65,15 +63,10 @@ def penalties_of(features: Any, task: Task) -> tuple[float, ...]:
 def fit(
     features: Any, values: np.ndarray, task: Task, *, num_classes: int, penalty: float
 ) -> LinearModel:
-    """Fits a linear model to features; dense ones are standardized.
+    """Fits a linear model to features, [examples, width]; dense ones are standardized.
 
-    Args:
-        features: dense or sparse, [examples, width]. Sparse ones are not scaled: a feature of few
-            proteins has a small deviation, and would get a large weight.
-        values: as in `Targets`.
-        task: the kind of the labels.
-        num_classes: the number of outputs, except of numbers.
-        penalty: one of `penalties_of`.
+    Sparse ones are not: a feature of few proteins has a small deviation, and would get a large
+    weight. The values are as in `Targets`, and the penalty is one of `penalties_of`.
     """
     from sklearn.preprocessing import StandardScaler
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from protlm.analysis.bootstrap import bounds
-from protlm.downstream.features import embeddings, protein_baselines, residue_baselines
-from protlm.downstream.label_metrics import METRICS, LabelScores, label_scores
+from protlm.analysis.bootstrap import Metrics
+from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
+from protlm.downstream.metrics import label_scores
 from protlm.downstream.splits import Split, held_out
 from protlm.downstream.tasks import Targets, Task
-from protlm.errors import InputDataError
+from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError
 
 MODEL, RANDOM, CONSTANT = "model", "random_weights", "constant"
 _HELD_OUT = 0.2
@@ -27,22 +28,17 @@ _CHOSEN_BY = {Task.number: "R2", Task.several_classes: "AUROC"}
 
 @dataclass(frozen=True)
 class Predictor:
-    """A fitted linear model, its choices and its scores on the test proteins.
+    """A fitted linear model, its choices, and its scores and outputs on the test proteins.
 
-    Attributes:
-        fitted: the linear model.
-        layer: the layer of the embedding; None without a model.
-        penalty: lambda or C; None of the constant.
-        by_layer: the score of each layer on the proteins that it was chosen on.
-        scores: the metrics.
-        outputs: of the test rows, float64 [rows, outputs].
+    Without a model there is no layer; the penalty is lambda or C, None of the constant. `by_layer`
+    has the score of each layer on the proteins that it was chosen on.
     """
 
     fitted: LinearModel
     layer: int | None
     penalty: float | None
     by_layer: Mapping[int, float]
-    scores: LabelScores
+    scores: Metrics
     outputs: np.ndarray
 
 
@@ -50,10 +46,8 @@ class Predictor:
 class ProbeOptions:
     """The settings of a probe.
 
-    Attributes:
-        layers: candidates; empty takes all, from the embedding, 0, to the last.
-        tokens_per_batch: the largest number of rows times padded length.
-        seed: seed of splits, random weights and bootstrap.
+    No layers are all, from the embedding, 0, to the last. The seed is that of splits, random
+    weights and bootstrap.
     """
 
     layers: tuple[int, ...] = ()
@@ -70,18 +64,10 @@ def probe(
     *,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Predictor]:
-    """Fits and tests the probe of the model and of each baseline.
+    """Fits and tests the probe of the model, which is not trained, and of each baseline.
 
-    Args:
-        model: the model, which is not trained.
-        sequences: mean embeddings are of the residues that the model accepts, the first ones.
-        targets: their labels.
-        split: rows of the proteins.
-        options: the settings.
-        report: gets the name of each predictor before its work.
-
-    Returns:
-        Predictors by name: `MODEL`, `RANDOM`, the baselines, and `CONSTANT`.
+    Mean embeddings are of the residues that the model accepts, the first ones. `report` gets the
+    name of each predictor before its work.
     """
     rows = _Rows(targets, split, options.seed)
     found = {}
@@ -125,25 +111,17 @@ def _features(
 ) -> Iterator[tuple[str, list[Any], list[int]]]:
     """Yields the name of a predictor, and its features for all rows by candidate layer."""
     layers = list(options.layers) or list(range(model.num_layers + 1))
+    size, places = options.tokens_per_batch, targets.places
     for name in (MODEL, RANDOM):
         one = model if name == MODEL else model.with_random_weights(options.seed)
-        yield (
-            name,
-            embeddings(
-                one,
-                sequences,
-                layers=layers,
-                tokens_per_batch=options.tokens_per_batch,
-                places=targets.places,
-            ),
-            layers,
-        )
-    if targets.places is not None:
-        for name, features in residue_baselines(sequences, targets.places).items():
-            yield name, [features], []
+        states = embeddings(one, sequences, layers=layers, tokens_per_batch=size, places=places)
+        yield name, states, layers
+    if places is None:
+        baselines = protein_baselines(sequences, rows.fit.tolist())
     else:
-        for name, features in protein_baselines(sequences, rows.fit.tolist()).items():
-            yield name, [features], []
+        baselines = residue_baselines(sequences, places)
+    for name, features in baselines.items():
+        yield name, [features], []
     yield CONSTANT, [], []
 
 
@@ -183,13 +161,8 @@ def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, fl
 
 
 def _fitted(features: Any, targets: Targets, rows: np.ndarray, penalty: float) -> LinearModel:
-    return fit(
-        features[rows],
-        targets.values[rows],
-        targets.task,
-        num_classes=len(targets.classes),
-        penalty=penalty,
-    )
+    values, classes = targets.values[rows], len(targets.classes)
+    return fit(features[rows], values, targets.task, num_classes=classes, penalty=penalty)
 
 
 def _choice_score(outputs: np.ndarray, targets: Targets, rows: _Rows) -> float:
@@ -200,36 +173,61 @@ def _choice_score(outputs: np.ndarray, targets: Targets, rows: _Rows) -> float:
     return -np.inf if np.isnan(value) else value
 
 
-def difference(model: LabelScores, other: LabelScores, name: str) -> tuple[float, float, float]:
-    """Returns a metric's difference of two predictors, and its paired 95 % interval."""
-    place = list(model.values).index(name)
-    resampled = model.resampled[:, place] - other.resampled[:, place]
-    return (model.values[name] - other.values[name], *bounds(resampled))
+# Residues on either side in the window of the baseline.
+_FLANK = 8
+_FIRST, _LETTERS = int(VOCABULARY.residues[0]), len(VOCABULARY.residues)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """The first metric of the model less that of the best baseline.
+def compositions(sequences: Sequence[str]) -> np.ndarray:
+    """Returns the frequencies of the 20 amino acids and log(length), float32 [sequences, 21]."""
+    features = np.zeros((len(sequences), len(STANDARD) + 1), dtype=np.float32)
+    for row, sequence in enumerate(sequences):
+        counts = np.bincount(_numbers(sequence), minlength=len(STANDARD))
+        features[row, :-1] = counts[: len(STANDARD)] / max(len(sequence), 1)
+        features[row, -1] = np.log(max(len(sequence), 1))
+    return features
 
-    Attributes:
-        baseline: the predictor with the highest metric beside the model.
-        metric: its name.
-        value: the difference.
-        low: lower bound of its paired 95 % interval.
-        high: upper bound.
+
+def three_mers(fit: Sequence[str], other: Sequence[str]) -> tuple[Any, Any]:
+    """Returns TF-IDF of the 3-mers that occur in `fit`: two sparse matrices with rows of norm 1."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(
+        analyzer="char", ngram_range=(3, 3), lowercase=False, sublinear_tf=True
+    )
+    return vectorizer.fit_transform(fit), vectorizer.transform(other)
+
+
+def protein_baselines(sequences: Sequence[str], fit: Sequence[int]) -> dict[str, Any]:
+    """Returns features of all proteins, [sequences, width], by name.
+
+    `composition` has the frequencies of the amino acids and the length, `three_mers` TF-IDF of
+    the 3-mers that occur in the rows `fit`, and `length` the logarithm of the length.
     """
-
-    baseline: str
-    metric: str
-    value: float
-    low: float
-    high: float
+    composition = compositions(sequences)
+    _, known = three_mers([sequences[row] for row in fit], sequences)
+    return {"composition": composition, "three_mers": known, "length": composition[:, -1:]}
 
 
-def over_best_baseline(found: Mapping[str, Predictor], task: Task) -> Comparison:
-    """Compares the model with the baseline that has the highest first metric."""
-    metric = METRICS[task][0]
-    scores = {name: one.scores for name, one in found.items()}
-    baselines = [name for name in scores if name != MODEL]
-    best = max(baselines, key=lambda name: np.nan_to_num(scores[name].values[metric], nan=-1))
-    return Comparison(best, metric, *difference(scores[MODEL], scores[best], metric))
+def residue_baselines(
+    sequences: Sequence[str], places: Sequence[np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Returns one-hot features of residues by name, float32 [residues, width].
+
+    `residues_around` has the letters of the residue and of eight on either side, `residue` its own.
+    """
+    windows = []
+    for sequence, where in zip(sequences, places, strict=True):
+        letters = np.eye(_LETTERS, dtype=np.float32)[_numbers(sequence)]
+        padded = np.pad(letters, ((_FLANK, _FLANK), (0, 0)))
+        shifted = [padded[where + shift] for shift in range(2 * _FLANK + 1)]
+        windows.append(np.concatenate(shifted, axis=1))
+    around = np.concatenate(windows)
+    return {
+        "residues_around": around,
+        "residue": around[:, _FLANK * _LETTERS : (_FLANK + 1) * _LETTERS],
+    }
+
+
+def _numbers(sequence: str) -> np.ndarray:
+    return VOCABULARY.encode(sequence).astype(np.int64) - _FIRST

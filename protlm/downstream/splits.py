@@ -5,24 +5,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from protlm.analysis.relatives import MIN_SHARED, highest_shared_fractions
+from protlm.data.relatives import MIN_SHARED, K, highest_shared_fractions
 from protlm.downstream.labels import TEST, TRAIN, VALID, Example, accession
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 TEST_FRACTION = 0.2
 
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of each split, int64, and the group of every row.
+    """The rows of each split, int64, and the group of every row: clusters, or equal sequences.
 
-    Attributes:
-        train: the rows to fit to.
-        valid: the rows that the layer and the penalty are chosen on; if empty, they are chosen on
-            groups held out from `train`.
-        test: the rows of the metrics.
-        groups: equal for proteins that must be held out together, int64 [examples].
-        has_clusters: whether the groups are clusters, not only equal sequences.
+    The layer and the penalty are chosen on the rows `valid` or, if there are none, on groups held
+    out from `train`.
     """
 
     train: np.ndarray
@@ -31,6 +26,10 @@ class Split:
     groups: np.ndarray
     has_clusters: bool = False
 
+    def sides(self) -> dict[str, int]:
+        """Returns the number of proteins of each split."""
+        return {TRAIN: len(self.train), VALID: len(self.valid), TEST: len(self.test)}
+
     def units(self, proteins: np.ndarray) -> np.ndarray | None:
         """Returns the cluster of each protein, which the bootstrap draws whole; None if unknown."""
         return self.groups[proteins] if self.has_clusters else None
@@ -38,14 +37,10 @@ class Split:
 
 @dataclass(frozen=True)
 class Leakage:
-    """Counts of the test proteins that have a relative among the others.
+    """Counts of the test proteins that have a relative in train or valid.
 
-    Attributes:
-        identical: their sequence is also in train or valid.
-        same_cluster: their cluster is also in train or valid; None without clusters.
-        similar: they share a tenth of the 5-mers of the shorter one or more with one protein of
-            train or valid.
-        is_similar: whether a test protein is one of these, bool [test].
+    Those of the same cluster are None without clusters. The similar ones, also as bool [test],
+    share 6 % of the 6-mers of the shorter one with one protein.
     """
 
     identical: int
@@ -60,8 +55,8 @@ class Leakage:
             parts.append(f"{self.same_cluster:,} are in the cluster of one")
         if self.similar:
             parts.append(
-                f"{self.similar:,} share {MIN_SHARED:.0%} or more of the 5-mers of the shorter one "
-                "with one"
+                f"{self.similar:,} share {MIN_SHARED:.0%} or more of the {K}-mers of the shorter "
+                "one with one"
             )
         if not parts:
             return None
@@ -76,10 +71,7 @@ def split_of(
 ) -> Split:
     """Returns the given splits, or whole clusters drawn at random, a fifth of the proteins to test.
 
-    Args:
-        examples: with splits, with clusters, or both.
-        clusters: the cluster of each identifier, in place of those of the examples.
-        seed: seed of the draw.
+    `clusters` has the cluster of each identifier, in place of those of the examples.
     """
     names = cluster_names(examples, clusters)
     groups = _numbers(names or [one.sequence for one in examples])
@@ -163,12 +155,8 @@ def _looked_up(examples: Sequence[Example], clusters: Mapping[str, str]) -> list
 def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
     """Returns whether each row is held out: whole groups, at most this fraction of the rows.
 
-    If all groups are larger, the smallest one is held out.
-
-    Args:
-        groups: equal for rows that are held out together.
-        fraction: of the rows; their number is rounded, and at least 1.
-        seed: seed of the draw.
+    The number of rows is rounded, and at least 1. If all groups are larger, the smallest one is
+    held out.
     """
     _, group_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if len(sizes) < 2:
@@ -188,5 +176,4 @@ def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
 
 
 def _numbers(names: Sequence[str]) -> np.ndarray:
-    """Returns equal numbers for equal names, int64."""
     return np.unique(np.array(names), return_inverse=True)[1].reshape(-1)

@@ -8,9 +8,12 @@ from enum import StrEnum
 
 import numpy as np
 
+from protlm.analysis.dssp import secondary_structure
+from protlm.analysis.structures import Structure
 from protlm.data.tables import number_meant, number_of
 from protlm.downstream.labels import UNLABELED, Example
-from protlm.errors import InputDataError, UserError
+from protlm.downstream.splits import Split
+from protlm.system.errors import InputDataError, UserError
 
 SEPARATOR = ";"
 # Integers with at most this many values are classes.
@@ -30,15 +33,10 @@ class Task(StrEnum):
 
 @dataclass(frozen=True)
 class Targets:
-    """Labels as numbers.
+    """Labels as numbers, and the protein of each of their rows; of residues, the labeled places.
 
-    Attributes:
-        task: the kind of the labels.
-        classes: their names, sorted; of numbers, none.
-        values: float64 [examples] of numbers; int64 [examples] of classes, or [residues] of all
-            labeled residues in order; bool [examples, classes] of several classes.
-        groups: the number of the protein of each row of `values`, int64.
-        places: the labeled residues of each protein, for residues only.
+    Values are float64 [examples] of numbers; int64 [examples] of classes, or [residues] of all
+    labeled residues in order; bool [examples, classes] of several classes, which are sorted.
     """
 
     task: Task
@@ -173,13 +171,10 @@ def refuse_many_classes(targets: Targets) -> None:
 def targets_of(
     labels: Sequence[str], task: Task, *, min_count: int = 1, separator: str = SEPARATOR
 ) -> Targets:
-    """Converts labels to numbers.
+    """Converts labels, one for each protein, to numbers.
 
-    Args:
-        labels: one for each protein.
-        task: the kind of the labels.
-        min_count: with several classes, those of fewer proteins are ignored.
-        separator: of several classes.
+    Of several classes, which the separator separates, those of fewer than `min_count` proteins are
+    ignored.
     """
     each = np.arange(len(labels))
     if task is Task.number:
@@ -206,6 +201,25 @@ def targets_of(
     return Targets(task, classes, np.array(found), groups, residues)
 
 
+def state_labels(structure: Structure) -> str:
+    """Returns H, E or C for each residue, `?` where its backbone is not resolved."""
+    states = secondary_structure(structure.backbone_L43, structure.sequence)
+    is_resolved = np.isfinite(structure.backbone_L43.sum(axis=(1, 2))).tolist()
+    pairs = zip(states, is_resolved, strict=True)
+    return "".join(state if resolved else UNLABELED for state, resolved in pairs)
+
+
+def state_targets(
+    fit: Sequence[Structure], test: Sequence[Structure]
+) -> tuple[list[str], Targets, Split]:
+    """Returns the sequences of both, the states of their residues, and who is in the test."""
+    both = [*fit, *test]
+    targets = targets_of([state_labels(one) for one in both], Task.residue_classes)
+    rows = np.arange(len(both))
+    split = Split(rows[: len(fit)], rows[:0], rows[len(fit) :], rows)
+    return [one.sequence for one in both], targets, split
+
+
 def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:
     """Returns a sentence on classes that the test proteins, by their rows, lack, or None."""
     if not targets.classes:
@@ -217,7 +231,7 @@ def missing_in_test(targets: Targets, proteins: np.ndarray) -> str | None:
     if not lacking:
         return None
     is_one = len(present) < 2 and not is_several
-    effect = "so the metrics mean nothing" if is_one else "which the metrics do not cover"
+    effect = "so there is nothing to tell apart" if is_one else "which the metrics do not cover"
     return (
         f"the test proteins lack {len(lacking)} of {len(targets.classes)} classes "
         f"({', '.join(lacking)[:80]}), {effect}"

@@ -1,22 +1,164 @@
-"""Tables of variants in ProteinGym's format, and the wild types that they refer to.
+"""Variants of a protein, substitutions such as A1P:D2N, insertions and deletions; their tables.
 
-Notin et al. 2023 (doi:10.1101/2023.12.07.570727): a table of an assay has the columns `mutant` or
-`mutated_sequence` or both, `DMS_score`, which is higher for fitter variants, and `DMS_score_bin`. A
-reference file has a row for each assay, with the columns `DMS_id` and `target_seq`.
+Tables and reference files are those of ProteinGym (Notin et al. 2023,
+doi:10.1101/2023.12.07.570727): a table of an assay has the columns `mutant` or `mutated_sequence`
+or both, `DMS_score`, which is higher for fitter variants, and `DMS_score_bin`. A reference file has
+a row for each assay, with the columns `DMS_id` and `target_seq`.
 """
 
+import re
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from protlm.data.records import ReadOptions, Tally
 from protlm.data.records.residues import residues
 from protlm.data.tables import MISSING, number_meant, number_of, read_table
-from protlm.data.vocabulary import capitals
-from protlm.downstream.mutations import Variant, is_mutant, parse_mutant, parse_sequence
-from protlm.errors import InputDataError
+from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
+from protlm.system.errors import InputDataError
+
+_CODES = dict(
+    re.findall(
+        r"(\w+)=(.)",
+        "ALA=A ARG=R ASN=N ASP=D CYS=C GLN=Q GLU=E GLY=G HIS=H ILE=I LEU=L LYS=K MET=M PHE=F PRO=P "
+        "SER=S THR=T TRP=W TYR=Y VAL=V ASX=B GLX=Z PYL=O SEC=U XAA=X TER=*",
+    )
+)
+_LETTER = "|".join(["[A-Z]", *_CODES])
+_SUBSTITUTION = re.compile(rf"(?ai)({_LETTER})([0-9]{{1,9}})({_LETTER}|[=*])")
+_INDEL = re.compile(r"[0-9](?:del|dup|ins|[-Δ∆]$)|^[Δ∆]", re.IGNORECASE)
+# Names of HGVS, also with the accession of the protein: NP_000537.3:p.[Ala1Pro;Asp2Asn].
+_HGVS = re.compile(r"(?ai)(?:(?:NP_|XP_|ENSP)[0-9.]+:)?P\.(\[[^][]*\]|[^][;:]*)")
+# Those of Enrich2 and MaveDB, synonymous variants among them, and others that people write.
+_WILD_TYPES = ("=", "_WT", "_SY", "WT", "WILD TYPE", "WILD-TYPE", "WILDTYPE", "SYNONYMOUS")
+_ADVICE = "give the wild type of these variants, or --first-residue (in Python: first_residue=)"
+
+
+class Substitution(NamedTuple):
+    """A replaced residue; its position counts from 0."""
+
+    wild_type: str
+    position: int
+    mutant: str
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """The substitutions of a variant, in the order of the text; none of the wild type.
+
+    If residues are inserted or deleted, `indel` is the whole sequence instead.
+    """
+
+    substitutions: tuple[Substitution, ...] = ()
+    indel: str | None = None
+
+    def __post_init__(self) -> None:
+        for own, _, mutant in self.substitutions:
+            for letter in (own, mutant):
+                if letter not in STANDARD:
+                    raise InputDataError(
+                        f"{own} replaced by {mutant} has no score, as {letter} is not one of the "
+                        f"20 amino acids {STANDARD}; remove this variant"
+                    )
+
+    def apply(self, wild_type: str) -> str:
+        """Returns the sequence of the variant.
+
+        >>> Variant((Substitution("M", 0, "A"), Substitution("T", 2, "W"))).apply("MKT")
+        'AKW'
+        """
+        if self.indel is not None:
+            return self.indel
+        residues = list(wild_type)
+        for substitution in self.substitutions:
+            residues[substitution.position] = substitution.mutant
+        return "".join(residues)
+
+
+def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Variant:
+    """Parses substitutions in the notation of ProteinGym, joined by colons, or of HGVS.
+
+    For instance A1P:D2N, Ala1Pro, p.[Ala1Pro;Asp2Asn], or of the wild type `_wt`, WT or p.=. They
+    refer to the wild type, whose first residue has the number `first_residue`.
+
+    >>> parse_mutant("K2R", "MKT").substitutions
+    (Substitution(wild_type='K', position=1, mutant='R'),)
+    """
+    for match in (parts := [_SUBSTITUTION.fullmatch(part) for part in _parts(text)]):
+        if match is None or capitals(match[3]) in ("*", "TER"):
+            stop = "" if match is None else " but a stop, which has no score"
+            advice = "write it as A1P or p.Ala1Pro, and several as A1P:D2N"
+            if match is None and _INDEL.search(text):
+                advice = "to score insertions and deletions, add a column mutated_sequence"
+            raise InputDataError(f"{text.strip()[:50]!r} is not a substitution{stop}; {advice}")
+    found = [_parse(match, wild_type, first_residue) for match in parts if match]
+    positions = Counter(substitution.position for substitution in found)
+    for position, count in positions.items():
+        if count > 1:
+            raise InputDataError(
+                f"{text} replaces position {position + first_residue} more than once; name each "
+                "position once"
+            )
+    return Variant(tuple(found))
+
+
+def is_mutant(text: str) -> bool:
+    """Returns whether a text is substitutions by its notation, which may not fit a wild type.
+
+    >>> is_mutant("A1P:D2N"), is_mutant("p.Ala1Pro"), is_mutant("_wt"), is_mutant("MKT")
+    (True, True, True, False)
+    """
+    return all(_SUBSTITUTION.fullmatch(part) for part in _parts(text))
+
+
+def _parts(text: str) -> list[str]:
+    """Returns the substitutions of a text; none of the wild type."""
+    letters = text.strip()
+    parts = letters.split(":")
+    if hgvs := _HGVS.fullmatch(letters):
+        parts = [part.strip(" ()") for part in hgvs[1].strip("[]").split(";")]
+    return [] if capitals(parts[0]) in _WILD_TYPES and len(parts) == 1 else parts
+
+
+def _parse(match: re.Match[str], wild_type: str, first_residue: int) -> Substitution:
+    part, number = match[0], int(match[2])
+    expected, mutant = (_CODES.get(one, one) for one in map(capitals, match.group(1, 3)))
+    position = number - first_residue
+    last_residue = first_residue + len(wild_type) - 1
+    if not 0 <= position < len(wild_type):
+        raise InputDataError(
+            f"{part}: position {number} does not exist, the wild type has the residues "
+            f"{first_residue} to {last_residue}; {_ADVICE}"
+        )
+    if wild_type[position] != expected:
+        raise InputDataError(
+            f"{part}: position {number} of the wild type is {wild_type[position]}, not {expected}; "
+            f"{_ADVICE}"
+        )
+    mutant = expected if mutant == "=" else mutant
+    VOCABULARY.encode(mutant, f"{part}: ")
+    return Substitution(expected, position, mutant)
+
+
+def parse_sequence(sequence: str, wild_type: str) -> Variant:
+    """Compares the sequence of a variant with the wild type.
+
+    >>> parse_sequence("MRT", "MKT").substitutions
+    (Substitution(wild_type='K', position=1, mutant='R'),)
+    >>> parse_sequence("MKKT", "MKT").indel
+    'MKKT'
+    """
+    sequence = capitals(sequence)
+    VOCABULARY.encode(sequence, "mutated_sequence: ")
+    if len(sequence) != len(wild_type):
+        return Variant(indel=sequence)
+    pairs = enumerate(zip(wild_type, sequence, strict=True))
+    return Variant(tuple(Substitution(a, i, b) for i, (a, b) in pairs if a != b))
+
 
 _MOST_LISTED = 5
 
@@ -27,18 +169,11 @@ class _RejectedError(InputDataError):
 
 @dataclass(frozen=True)
 class VariantTable:
-    """The rows of a table, and the variants that they contain.
+    """The rows of a table, and the variants of those that are `scored`, by their numbers.
 
-    Attributes:
-        columns: the header.
-        rows: the cells, as text.
-        variants: one for each row that is scored.
-        measured: the column DMS_score of these, float64, NaN where it is empty; None without the
-            column.
-        is_fit: the column DMS_score_bin of these, False where DMS_score is empty; None without
-            either column.
-        scored: the numbers of these rows.
-        unscored: line and reason of the others.
+    Of these variants, `measured` is the column DMS_score, NaN where it is empty, and `is_fit` the
+    column DMS_score_bin, False where DMS_score is empty; None without a column. `unscored` has line
+    and reason of the other rows.
     """
 
     columns: list[str]
@@ -67,13 +202,9 @@ def read_variants(
     """Reads a table of variants, comma- or tab-separated, plain or gzip.
 
     A `mutated_sequence` is compared with the wild type; a `mutant` beside it has to agree. Rows
-    whose `mutated_sequence` a FASTA file could not have are not scored.
-
-    Args:
-        path: the table.
-        wild_type: the sequence without mutations, in upper case.
-        first_residue: the number of its first residue in the column `mutant`.
-        skip_invalid: whether other rows that cannot be scored are left out too.
+    whose `mutated_sequence` a FASTA file could not have are not scored; other rows that cannot be
+    scored are refused, or left out with `skip_invalid`. `first_residue` is the number of the wild
+    type's first residue in the column `mutant`.
     """
     names = ("mutant", "mutated_sequence", "DMS_score", "DMS_score_bin")
     columns, lines = read_table(path, "a table of variants", names)
@@ -163,10 +294,8 @@ def _numbers(path: Path, table: VariantTable, lines: list[int], name: str) -> np
 class Assay:
     """The row of an assay in ProteinGym's reference file.
 
-    Attributes:
-        wild_type: the column target_seq, in upper case.
-        protein: the column UniProt_ID, or the name of the assay.
-        selection: the column coarse_selection_type; empty without the column.
+    The protein is the column UniProt_ID, or the name of the assay; the selection is
+    coarse_selection_type, and empty without the column.
     """
 
     wild_type: str

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from protlm.config.fields import check_types
-from protlm.errors import UserError, one_of
 from protlm.evaluation.base import Evaluation
+from protlm.system.errors import UserError, one_of
 
 __all__ = ["Evaluation", "create", "evaluation", "names"]
 
@@ -34,12 +34,7 @@ def evaluation(name: str) -> type[Evaluation]:
 
 
 def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
-    """Builds an evaluation.
-
-    Args:
-        label: its key in the config, for messages.
-        settings: `name`, and the constructor's keyword arguments.
-    """
+    """Builds an evaluation from its `name` and settings; its label is for messages."""
     options = dict(settings)
     cls: Any = evaluation(str(options.pop("name", "")))
     allowed = list(inspect.signature(cls).parameters)

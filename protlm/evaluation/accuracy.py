@@ -30,17 +30,16 @@ from protlm.data.batching.order import EpochOrder
 from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import SPECIALS, BatchingStrategy, BatchStream
 from protlm.data.dataset import Batch, SequenceDataset
+from protlm.data.frequencies import Trigram, Unigram, count_residues
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import SplitReader
 from protlm.data.tables import read_labels
-from protlm.data.trigram import Trigram
-from protlm.data.unigram import Unigram, count_residues
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
 from protlm.model.objective import residues_only
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.terminal import JobProgress
 
 # This many sequences give residue frequencies to four digits; all of TrEMBL would take an hour.
 _MOST_COUNTED = 1 << 20
@@ -54,22 +53,8 @@ class Accuracy(Evaluation):
     """Masked or causal accuracy and perplexity of a model on a split.
 
     The masked positions of a sequence depend only on `seed` and its index in the split; those of
-    joined sequences on `seed`, `max_length` and the split.
-
-    Args:
-        objective: `masked` or `causal`.
-        mask_fraction: the fraction of residues that are masked; every one becomes `<mask>`.
-        seed: seed of the masked positions and of the bootstrap.
-        groups: a tab-separated table with the columns accession and `column`; adds figures by
-            group, and intervals resample groups instead of sequences.
-        column: the column of the group, for instance the family. Of several, separated by commas,
-            the most frequent in the split counts; a sequence without a group forms one by itself.
-        per_sequence: a tab-separated file for the sums of each sequence; the name of the split is
-            inserted before its suffix.
-        max_length: the longest row in tokens; longer proteins are cropped. By default proteins
-            are cropped only to what the model can read.
-        concatenated: rows are `max_length` tokens of sequences that are joined in random order, as
-            `data.mode=concatenated` trains on; none is cropped.
+    joined sequences on `seed`, `max_length` and the split. Of several groups of a sequence, the
+    most frequent in the split counts; a sequence without a group forms one by itself.
     """
 
     def __init__(
@@ -143,7 +128,6 @@ class Accuracy(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for the model and each baseline."""
         rows, notes = [], []
         for split, values in results.items():
             cropped = values["cropped"]
@@ -274,7 +258,6 @@ def _unigram(train: SplitReader, max_residues: int | None) -> torch.Tensor:
 
 
 def _sample(split: SplitReader, max_residues: int | None) -> Iterator[np.ndarray]:
-    """Yields the cropped sequences of a split; of a large one a fixed random sample."""
     order = EpochOrder(len(split), seed=0, epoch=0)
     for sample in order[np.arange(min(len(split), _MOST_COUNTED))].tolist():
         yield split[sample][:max_residues]

@@ -15,17 +15,17 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from protlm.analysis.attention_properties import (
+from protlm.analysis.dssp import HELIX, STRAND, secondary_structure
+from protlm.analysis.head_survey import (
     LOWEST_P,
     PropertySums,
     check_threshold,
-    pooled,
     property_sums,
     sign_flip_p_values,
+    summed,
 )
-from protlm.analysis.contact_regression import MIN_SEPARATION
-from protlm.analysis.dssp import HELIX, STRAND, secondary_structure
-from protlm.analysis.proteins import Protein, ProteinChoice
+from protlm.analysis.precision import MIN_SEPARATION
+from protlm.analysis.structures import Protein, ProteinChoice, longest_read
 from protlm.analysis.uniprot_features import (
     BOND,
     SITES,
@@ -34,10 +34,10 @@ from protlm.analysis.uniprot_features import (
     read_annotated,
 )
 from protlm.data.vocabulary import STANDARD
-from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
+from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.evaluation.similarity import MIN_ARCS
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.terminal import watched
 
 _RESIDUE_PROPERTIES = ("helix", "strand", *STANDARD)
 NAMES = ("contact", *_RESIDUE_PROPERTIES)
@@ -77,17 +77,9 @@ class Annotations(Evaluation):
     proteins that have the feature. p-values are of sign flips over proteins of
     observed - expected, corrected for the number of heads by the largest statistic of all heads.
 
-    Args:
-        structures: the folder of structures; `sample` is the shipped one.
-        uniprot: a Swiss-Prot flat file or UniProt XML; proteins drawn from it are measured in
-            addition.
-        max_proteins: the first structures, see `ProteinChoice`, and this number of proteins of
-            `uniprot`: they are drawn, and relatives of one drawn before are left out. Homologs
-            below the threshold, a tenth of the 5-mers, remain, and the sign flips take them as
-            independent.
-        max_residues: longer proteins are excluded.
-        threshold: θ of the form with a threshold, for heads with 100 pairs above it.
-        seed: seed of random weights, sign flips and the draw from `uniprot`.
+    Structures are as for `ProteinChoice`. Proteins of `uniprot` are drawn, as many, and relatives
+    of one drawn before are left out. Homologs below the threshold, 6 % of the 6-mers, remain,
+    and the sign flips take them as independent.
     """
 
     needs_data = False
@@ -103,15 +95,9 @@ class Annotations(Evaluation):
         seed: int = 0,
     ) -> None:
         check_threshold(threshold)
-        self.proteins = ProteinChoice(
-            structures=structures,
-            sequences=None,
-            max_proteins=max_proteins,
-            max_residues=max_residues,
-        )
+        self.proteins = ProteinChoice(structures, max_proteins, max_residues)
         self.uniprot = None if uniprot is None else Path(uniprot)
-        self.threshold = threshold
-        self.seed = seed
+        self.threshold, self.seed = threshold, seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns for each property the background, and the values of all heads, [N, H]."""
@@ -119,27 +105,23 @@ class Annotations(Evaluation):
         groups = _structure_groups(proteins)
         result: dict[str, Any] = {"num_proteins": len(proteins), "threshold": self.threshold}
         if self.uniprot is not None:
-            limit = min(self.proteins.max_residues, model.max_residues or np.inf)
             found = read_annotated(
                 self.uniprot,
                 max_proteins=self.proteins.max_proteins,
-                max_residues=int(limit),
+                max_residues=longest_read(model, self.proteins.max_residues),
                 seed=self.seed,
             )
             groups += _feature_groups(found.proteins)
             result["uniprot"] = _counts(found)
         for group in groups:
             _describe(group, result)
-        for who, compared in (
-            ("model", model),
-            ("random_weights", model.with_random_weights(self.seed)),
-        ):
-            result[who] = self._measured(compared, groups, who)
+        for who, one in compared(model, self.seed).items():
+            result[who] = self._measured(one, groups, who)
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each property: the head with the highest ratio to the expected one."""
         values, rows = results[NO_SPLIT], []
+        proteins_with = values["proteins_with"]
         for name in values["background"]:
             for who in ("model", "random_weights"):
                 found = {key: np.array(x) for key, x in values[who][name].items()}
@@ -147,20 +129,10 @@ class Annotations(Evaluation):
                 layer, head = np.unravel_index(int(ratio.argmax()), ratio.shape)
                 at = (layer, head)
                 above = found["threshold"][at]
-                rows.append(
-                    (
-                        name,
-                        who,
-                        f"{layer + 1}-{head + 1}",
-                        f"{found['weighted'][at]:.2%}",
-                        f"{found['expected'][at]:.2%}",
-                        f"{values['background'][name]:.2%}",
-                        _p_value(found["p_value"][at]),
-                        "" if above is None else f"{above:.2%}",
-                        f"{int(found['arcs'][at]):,}",
-                        str(values["proteins_with"][name]),
-                    )
-                )
+                fractions = found["weighted"][at], found["expected"][at], values["background"][name]
+                cells = [name, who, f"{layer + 1}-{head + 1}", *(f"{x:.2%}" for x in fractions)]
+                cells += [_p_value(found["p_value"][at]), "" if above is None else f"{above:.2%}"]
+                rows.append([*cells, f"{int(found['arcs'][at]):,}", str(proteins_with[name])])
         columns = ("attention to", "predictor", "layer-head", "attention", "by distance")
         columns += ("background", "p", f"a ≥ {values['threshold']:g}", "pairs above", "proteins")
         caption = (
@@ -182,16 +154,15 @@ class Annotations(Evaluation):
         self, model: PretrainedModel, groups: Sequence[_Group], who: str
     ) -> dict[str, Any]:
         shape = (model.num_layers, model.num_heads)
-        found, done = {}, 0
-        total = sum(len(group.proteins) for group in groups)
-        with JobProgress(f"attention to annotations, {who}", total) as progress:
-            for group in groups:
-                sums = []
-                for pairs in group.proteins:
-                    sums.append(property_sums(model, *pairs, threshold=self.threshold))
-                    done += 1
-                    progress.update(done)
-                found |= _by_property(group, sums, shape, self.seed)
+        every = [pairs for group in groups for pairs in group.proteins]
+        sums = (
+            property_sums(model, *pairs, threshold=self.threshold)
+            for pairs in watched(f"attention to annotations, {who}", every)
+        )
+        found = {}
+        for group in groups:
+            of_group = [next(sums) for _ in group.proteins]
+            found |= _by_property(group, of_group, shape, self.seed)
         return found
 
 
@@ -203,7 +174,7 @@ def _by_property(
     counted = group.counted()
     found = {}
     for place, name in enumerate(group.names):
-        together = pooled(list(compress(sums, counted[:, place])))
+        together = summed(list(compress(sums, counted[:, place])))
         above = together.observed_arcs[:, place] / np.maximum(together.total_arcs, 1)
         above = above.astype(object)
         above[together.total_arcs < MIN_ARCS] = None
@@ -255,7 +226,7 @@ def _structure_groups(proteins: Sequence[Protein]) -> list[_Group]:
         known_LL = far_LL & (contacts_LL >= 0)
         contacts.append(_Pairs(protein.sequence, (contacts_LL == 1)[None], known_LL))
         backbone_L43 = protein.structure.backbone_L43
-        states = np.array(list(secondary_structure(backbone_L43, letters == "P")))
+        states = np.array(list(secondary_structure(backbone_L43, protein.sequence)))
         rows = [states == HELIX, states == STRAND, *(letters == a for a in STANDARD)]
         is_known = np.asarray(~np.isnan(backbone_L43).any(axis=(1, 2)))
         residues.append(_to_residue(protein.sequence, np.array(rows), is_known))

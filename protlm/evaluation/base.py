@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 # The name used instead of a split by evaluations that read no split.
 NO_SPLIT = "any"
+MODEL, RANDOM = "model", "random_weights"
+
+
+def compared(model: "PretrainedModel", seed: int) -> "dict[str, PretrainedModel]":
+    """Returns the model, and the same architecture with random weights, by name."""
+    return {MODEL: model, RANDOM: model.with_random_weights(seed)}
 
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of results for the terminal.
-
-    Attributes:
-        columns: the headings.
-        rows: the cells, already formatted.
-        caption: lines to be printed below the table.
-    """
+    """A table of results for the terminal, its cells already formatted, and lines below it."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -31,14 +31,7 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class EvaluationData:
-    """A split to evaluate on, the training split for baselines, and the size of a batch.
-
-    Attributes:
-        split: the split to evaluate on.
-        train: the training split, for baselines.
-        tokens_per_batch: the largest number of rows times padded length.
-        name: name of the split.
-    """
+    """A split to evaluate on, the training split for baselines, and the tokens of a batch."""
 
     split: SplitReader
     train: SplitReader
@@ -49,8 +42,9 @@ class EvaluationData:
 class Evaluation(ABC):
     """One evaluation: one module of `protlm.evaluation`, one YAML in `conf/evaluation`.
 
-    The constructor's keyword arguments are its settings. An evaluation without `needs_data` reads
-    no split and runs once instead of once per split.
+    The constructor's keyword arguments are its settings, described in the YAML and in
+    docs/evaluate.md. An evaluation without `needs_data` reads no split and runs once instead of
+    once per split.
     """
 
     needs_data: bool = True

@@ -7,26 +7,30 @@ attention of one layer, or of all layers, replaced (arXiv 2009.14794, section 4.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.analysis.fitted_contacts import FittedContacts
-from protlm.analysis.masked_proteins import masked_scores
 from protlm.analysis.precision import left_out, mean_precision
-from protlm.analysis.proteins import ProteinChoice, sequences_of
-from protlm.analysis.replacement import favor, with_attention
-from protlm.analysis.softmax_estimates import compare_estimates
+from protlm.analysis.replacement import (
+    FittedContacts,
+    compare_estimates,
+    favor,
+    masked_scores,
+    with_attention,
+)
+from protlm.analysis.structures import ProteinChoice, sequences_of
 from protlm.attention import Attention
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.attention.softmax import Softmax
-from protlm.errors import UserError
-from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
+from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import AttentionInputs
-from protlm.terminal import JobProgress
+from protlm.system.errors import UserError
+from protlm.system.terminal import watched
 
 NORM = "square_norm"
 _MEASURES = ("kl", "total_variation", "output_error", "bias", "deviation", "top_overlap")
@@ -39,18 +43,8 @@ class FavorVsSoftmax(Evaluation):
     The reference is the exact softmax of the model's own queries and keys. Models of other
     mechanisms than softmax and FAVOR+ were not trained with it; for them compare perplexities.
     Contacts are predicted by the regression that is fitted to the model's own attention to the
-    shipped structures.
+    shipped structures. Perplexities and contacts are of the first draw of the projections.
     Controls are queries and keys rounded to bfloat16, and a model with random weights.
-
-    Args:
-        structures: the folder whose proteins are used; `sample` is the shipped one.
-        sequences: a sequence file used in place of structures; there are no contacts then.
-        max_proteins: only the first of them.
-        max_residues: longer proteins are excluded.
-        features: the numbers of random features.
-        draws: the number of draws of the projections, at least 2; perplexities and contacts are
-            of the first.
-        seed: seed of masks and random weights; the first of the draws.
     """
 
     needs_data = False
@@ -70,22 +64,9 @@ class FavorVsSoftmax(Evaluation):
             raise UserError(f"draws={draws} has no variance; give 2 or more")
         if not features or min(features) < 1:
             raise UserError(f"features={list(features)} must be numbers of 1 or more")
-        self.proteins = ProteinChoice(
-            structures=structures,
-            sequences=sequences,
-            max_proteins=max_proteins,
-            max_residues=max_residues,
-        )
-        self.fit = ProteinChoice(
-            structures="sample",
-            sequences=None,
-            max_proteins=1000,
-            max_residues=max_residues,
-            shipped="fit",
-        )
-        self.features = tuple(features)
-        self.draws = draws
-        self.seed = seed
+        self.proteins = ProteinChoice(structures, max_proteins, max_residues, sequences)
+        self.fit = ProteinChoice("sample", 1000, max_residues, shipped="fit")
+        self.features, self.draws, self.seed = tuple(features), draws, seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns `errors` by estimate, measure, layer and head, and costs by replacement.
@@ -94,26 +75,27 @@ class FavorVsSoftmax(Evaluation):
         """
         proteins = self.proteins.read(model)
         sequences = sequences_of(proteins)
-        random = model.with_random_weights(self.seed)
 
-        def perplexity(compared: PretrainedModel) -> float:
-            scored = masked_scores(compared, sequences, seed=self.seed)
+        def perplexity(one: PretrainedModel) -> float:
+            scored = masked_scores(one, sequences, seed=self.seed)
             return math.exp(scored.nats.sum() / scored.targets.sum())
 
+        models = compared(model, self.seed).items()
+        found = {who: self._errors(one, sequences, who) for who, one in models}
         result = {
             "attention": model.description.attention,
             "num_proteins": len(sequences),
             "draws": self.draws,
-            "errors": self._errors(model, sequences, "model"),
-            "random_weights": self._errors(random, sequences, "random_weights"),
+            "errors": found["model"],
+            "random_weights": found["random_weights"],
             "perplexity": self._costs(model, perplexity, "perplexities"),
             "replacement_draws": 1,
         }
         if self.proteins.sequences is None:
             fitted = FittedContacts(model, self.fit.read(model), proteins, seed=self.seed)
 
-            def precision(compared: PretrainedModel) -> float | None:
-                found = mean_precision(fitted.of(compared))
+            def precision(one: PretrainedModel) -> float | None:
+                found = mean_precision(fitted.of(one))
                 result["num_with_pairs"] = found["count"]
                 return found["mean"]
 
@@ -121,7 +103,6 @@ class FavorVsSoftmax(Evaluation):
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each layer and number of features, the mean over heads, and for all."""
         values, rows = results[NO_SPLIT], []
         own, exact = ("own attention", values["attention"]), ("all", "softmax")
         for name, place in (("own", own), ("softmax", exact)):
@@ -146,25 +127,21 @@ class FavorVsSoftmax(Evaluation):
             "of one draw"
         )
         counted = values.get("num_with_pairs", values["num_proteins"])
-        caption = "\n".join(
-            [caption, *left_out(values["num_proteins"], counted, "6 or more apart")]
-        )
-        return ResultTable(columns, rows, caption=caption)
+        lines = [caption, *left_out(values["num_proteins"], counted, "6 or more apart")]
+        return ResultTable(columns, rows, "\n".join(lines))
 
     def _errors(self, model: PretrainedModel, sequences: Sequence[str], who: str) -> dict[str, Any]:
         """Returns means over proteins: square norms, and each measure by estimate, [N, H]."""
         norms: list[np.ndarray] = []
         found: dict[str, dict[str, list[np.ndarray]]] = {}
-        with JobProgress(f"estimates of softmax, {who}", len(sequences)) as progress:
-            for done, sequence in enumerate(sequences, start=1):
-                layers = list(self._of_protein(model, sequence))
-                norms.append(torch.stack([norm_H for norm_H, _ in layers]).numpy())
-                for estimate in layers[0][1]:
-                    measures = found.setdefault(estimate, {})
-                    for name in layers[0][1][estimate]:
-                        stacked = torch.stack([of[estimate][name] for _, of in layers])
-                        measures.setdefault(name, []).append(stacked.numpy())
-                progress.update(done)
+        for sequence in watched(f"estimates of softmax, {who}", sequences):
+            layers = list(self._of_protein(model, sequence))
+            norms.append(torch.stack([norm_H for norm_H, _ in layers]).numpy())
+            for estimate in layers[0][1]:
+                measures = found.setdefault(estimate, {})
+                for name in layers[0][1][estimate]:
+                    stacked = torch.stack([of[estimate][name] for _, of in layers])
+                    measures.setdefault(name, []).append(stacked.numpy())
         by_estimate = {
             estimate: {name: np.mean(x, axis=0).tolist() for name, x in measures.items()}
             for estimate, measures in found.items()
@@ -220,15 +197,11 @@ class FavorVsSoftmax(Evaluation):
             "own": measure(model),
             "softmax": measure(with_attention(model, exact, layers)),
         }
-        total, done = len(self.features) * len(places), 0
-        with JobProgress(f"{what} with replaced attention", total) as progress:
-            for number in self.features:
-                mechanism = favor(model, number, draw=self.seed)
-                costs = found[f"R = {number}"] = {}
-                for place, replaced in places.items():
-                    costs[place] = measure(with_attention(model, mechanism, replaced))
-                    done += 1
-                    progress.update(done)
+        asked = [*product(self.features, places)]
+        for number, place in watched(f"{what} with replaced attention", asked):
+            mechanism = favor(model, number, draw=self.seed)
+            replaced = with_attention(model, mechanism, places[place])
+            found.setdefault(f"R = {number}", {})[place] = measure(replaced)
         return found
 
 

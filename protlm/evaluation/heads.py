@@ -9,13 +9,12 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.ablation import ablate_heads
 from protlm.analysis.contact_regression import features
-from protlm.analysis.head_clusters import head_clusters, head_distances
-from protlm.analysis.head_survey import HeadSurvey, survey_heads
+from protlm.analysis.head_survey import HeadSurvey, head_clusters, head_distances, survey_heads
 from protlm.analysis.precision import left_out, percent, scores
-from protlm.analysis.proteins import Protein, ProteinChoice
-from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
+from protlm.analysis.replacement import ablate_heads
+from protlm.analysis.structures import Protein, ProteinChoice
+from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 
 _SHOWN = 16
@@ -38,18 +37,8 @@ _HEADINGS = ("nats", "keys", "distance", "80 % within", "sink", "symmetry", "±1
 class Heads(Evaluation):
     """Statistics of all heads over proteins, and the single head that predicts contacts best.
 
-    The best head is chosen on `fit_structures` and scored on `structures`.
-
-    Args:
-        structures: the folder of structures; `sample` is the shipped one.
-        fit_structures: the folder of the structures that the best head is chosen on.
-        sequences: a sequence file used in place of structures; there are no contacts then.
-        max_proteins: only the first of them; intervals take them as independent, see
-            `ProteinChoice`.
-        max_residues: longer proteins are excluded.
-        ablate: also measure predictions without each head, one at a time, which takes one pass
-            over the proteins for each.
-        seed: seed of random weights, masks and bootstrap.
+    The best head is chosen on `fit_structures` and scored on `structures`. Proteins are as for
+    `ProteinChoice`. Ablation takes a pass over the proteins for each head.
     """
 
     needs_data = False
@@ -65,60 +54,40 @@ class Heads(Evaluation):
         ablate: bool = False,
         seed: int = 0,
     ) -> None:
-        self.test = ProteinChoice(
-            structures=structures,
-            sequences=sequences,
-            max_proteins=max_proteins,
-            max_residues=max_residues,
-        )
-        self.fit = ProteinChoice(
-            structures=fit_structures,
-            sequences=None,
-            max_proteins=max_proteins,
-            max_residues=max_residues,
-            shipped="fit",
-        )
-        self.ablate = ablate
-        self.seed = seed
+        self.test = ProteinChoice(structures, max_proteins, max_residues, sequences)
+        self.fit = ProteinChoice(fit_structures, max_proteins, max_residues, shipped="fit")
+        self.ablate, self.seed = ablate, seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns means over proteins by layer and head, and scores of the best head."""
         proteins = self.test.read(model)
+        has_contacts = self.test.sequences is None
         result: dict[str, Any] = {"num_proteins": len(proteins)}
-        for who, compared in self._compared(model):
-            survey = survey_heads(compared, proteins, f"heads, {who}")
+        for who, one in compared(model, self.seed).items():
+            survey = survey_heads(one, proteins, f"heads, {who}")
             result[who] = {name: _plain(x) for name, x in survey.means().items()}
-            if self.test.sequences is None:
+            if has_contacts:
                 result["num_with_pairs"] = int((~np.isnan(survey.precisions[:, 0, 0])).sum())
-                result[who]["best_head"] = self._best_head(compared, proteins)
+                result[who]["best_head"] = self._best_head(one, proteins)
             if who == "model":
                 result["clusters"] = self._clusters(survey)
         if self.ablate:
-            has_contacts = self.test.sequences is None
             fit = self.fit.read(model) if has_contacts else []
             result["ablation"] = ablate_heads(model, proteins, fit, seed=self.seed)
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each head, at most 16, and for the means of all heads."""
         values = results[NO_SPLIT]
         found = {who: _arrays(values[who]) for who in ("model", "random_weights")}
         order = _order(found["model"])
         clusters = np.array(values["clusters"])
         rows = [
-            (
-                f"{layer + 1}-{head + 1}",
-                *_cells(found["model"], (layer, head)),
-                str(clusters[layer, head]),
-            )
-            for layer, head in order[:_SHOWN]
+            (f"{at[0] + 1}-{at[1] + 1}", *_cells(found["model"], at), str(clusters[at]))
+            for at in order[:_SHOWN]
         ]
         rows += [(f"{who}, mean of heads", *_cells(x, ...), "") for who, x in found.items()]
         columns = ("layer-head", *_HEADINGS, "P@L", "cluster")
         return ResultTable(columns, rows, caption="\n".join(_caption(values, len(order))))
-
-    def _compared(self, model: PretrainedModel) -> list[tuple[str, PretrainedModel]]:
-        return [("model", model), ("random_weights", model.with_random_weights(self.seed))]
 
     def _clusters(self, survey: HeadSurvey) -> list[list[int]]:
         labels = head_clusters(head_distances(survey.pooled), _CLUSTERS)
@@ -134,15 +103,11 @@ class Heads(Evaluation):
             (map_BHLL,) = model.attention_maps(batch, [layer + 1], [head + 1]).values()
             residues = map_BHLL[:, :, 1:-1, 1:-1].float().numpy()
             predicted.append((features(residues)[0], protein.contacts()))
-        return {
-            "layer": layer + 1,
-            "head": head + 1,
-            "scores": scores(predicted, seed=self.seed),
-        }
+        found = scores(predicted, seed=self.seed)
+        return {"layer": layer + 1, "head": head + 1, "scores": found}
 
 
 def _plain(values: np.ndarray) -> list[Any]:
-    """Returns nested lists that JSON can hold, with None in the place of NaN."""
     plain = values.astype(object)
     plain[np.isnan(values)] = None
     return plain.tolist()
@@ -154,7 +119,6 @@ def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _order(found: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
-    """Returns the layers and heads by contact precision, or by entropy where it is not known."""
     key = -found["contact_precision"] if "contact_precision" in found else found["entropy"]
     order = np.argsort(key, axis=None, kind="stable")
     return [(int(place) // key.shape[1], int(place) % key.shape[1]) for place in order]

@@ -12,17 +12,15 @@ from typing import Any, final
 import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.analysis.sequence_features import (
-    compositions,
-    mean_embeddings,
-    three_mers,
-)
 from protlm.data.batching.order import EpochOrder
-from protlm.data.shards.reader import SplitReader
+from protlm.data.shards.data_set import SplitReader
 from protlm.data.tables import read_labels
-from protlm.errors import InputDataError, UserError
-from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
+from protlm.data.vocabulary import VOCABULARY
+from protlm.downstream.probing import compositions, three_mers
+from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable, compared
+from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
 
 _PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")
 
@@ -31,14 +29,8 @@ _PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")
 class Retrieval(Evaluation):
     """Top-1 accuracy and mean average precision (mAP) of relatives among the nearest neighbors.
 
-    Queries without a relative in the gallery are excluded and counted.
-
-    Args:
-        labels: a tab-separated table with the columns accession and `column`.
-        column: the column of the label; sequences without one are ignored.
-        max_gallery: the largest number of training sequences, sampled at random.
-        layer: the layer of the embeddings; -1 is the last.
-        seed: seed of the gallery, random weights and bootstrap.
+    Queries without a relative in the gallery are excluded and counted. The gallery is a random
+    sample of the training sequences.
     """
 
     def __init__(
@@ -65,7 +57,9 @@ class Retrieval(Evaluation):
         assert data is not None
         rows = read_labels(self.labels, "accession", self.column)
         label_of = {accession: label for accession, label in rows.items() if label}
-        gallery, gallery_labels = self._gallery(data.train, label_of)
+        order = EpochOrder(len(data.train), seed=self.seed, epoch=0)
+        drawn = order[np.arange(min(len(data.train), self.max_gallery))].tolist()
+        gallery, gallery_labels = _labeled(data.train, drawn, label_of)
         queries, labels = _labeled(data.split, range(len(data.split)), label_of)
         relevant = np.isin(labels, gallery_labels)
         if not relevant.any():
@@ -84,7 +78,6 @@ class Retrieval(Evaluation):
         return {**result, **counts, "gallery": len(gallery), "column": self.column, "layer": layer}
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor."""
         rows, lines = [], []
         for split, values in results.items():
             lines.append(
@@ -101,30 +94,18 @@ class Retrieval(Evaluation):
         columns = ("split", "retrieval by", "top-1", "95 %", "mAP", "queries", "gallery")
         return ResultTable(columns, rows, "\n".join(lines))
 
-    def _gallery(
-        self, train: SplitReader, label_of: Mapping[str, str]
-    ) -> tuple[list[np.ndarray], np.ndarray]:
-        order = EpochOrder(len(train), seed=self.seed, epoch=0)
-        drawn = order[np.arange(min(len(train), self.max_gallery))]
-        return _labeled(train, drawn.tolist(), label_of)
-
     def _similarities(
         self,
         model: PretrainedModel,
         data: EvaluationData,
-        queries: list[np.ndarray],
-        gallery: list[np.ndarray],
+        queries: list[str],
+        gallery: list[str],
     ) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields pairs of predictor and similarities [queries, gallery]."""
         layer = model.layer_number(self.layer, first=0)
-        for who, compared_model in (
-            ("model", model),
-            ("random_weights", model.with_random_weights(self.seed)),
-        ):
+        size = data.tokens_per_batch
+        for who, one in compared(model, self.seed).items():
             embedded = [
-                mean_embeddings(
-                    compared_model, some, layers=[layer], tokens_per_batch=data.tokens_per_batch
-                )[0]
+                embeddings(one, some, layers=[layer], tokens_per_batch=size)[0]
                 for some in (queries, gallery)
             ]
             yield who, _cosines(*embedded)
@@ -137,11 +118,11 @@ class Retrieval(Evaluation):
 
 def _labeled(
     split: SplitReader, samples: Iterable[int], label_of: Mapping[str, str]
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns the sequences that have a label, and their labels."""
+) -> tuple[list[str], np.ndarray]:
     named = [(sample, label_of.get(split.identifier(sample))) for sample in samples]
     kept = [(sample, label) for sample, label in named if label is not None]
-    return [split[sample] for sample, _ in kept], np.array([label for _, label in kept])
+    sequences = [VOCABULARY.decode(split[sample]) for sample, _ in kept]
+    return sequences, np.array([label for _, label in kept])
 
 
 def _cosines(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:

@@ -10,26 +10,21 @@ from typing import Any, final
 import numpy as np
 
 from protlm.analysis.contact_regression import check_disjoint
-from protlm.analysis.structures import Structure, read_folder
+from protlm.analysis.structures import Structure, read_folder, structures_folder
 from protlm.downstream.labels import UNLABELED
-from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
+from protlm.downstream.probe_results import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe
-from protlm.downstream.residue_states import state_labels, state_targets
-from protlm.errors import InputDataError
+from protlm.downstream.tasks import state_labels, state_targets
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
 
 
 @final
 class SecondaryStructure(Evaluation):
     """Q3: the fraction of residues whose state (helix, strand, coil) a linear probe predicts.
 
-    Args:
-        structures: the folder of test structures; `sample` is the shipped one.
-        fit_structures: the folder of structures to fit to; `sample` is the shipped one. It should
-            have no homologs of the test structures.
-        seed: seed of random weights, held-out proteins and bootstrap.
+    The structures to fit to should have no homologs of the test structures.
     """
 
     needs_data = False
@@ -37,9 +32,8 @@ class SecondaryStructure(Evaluation):
     def __init__(
         self, *, structures: str = "sample", fit_structures: str = "sample", seed: int = 0
     ) -> None:
-        shipped = sample_dir() / "structures"
-        self.test_dir = shipped / "test" if structures == "sample" else Path(structures)
-        self.fit_dir = shipped / "fit" if fit_structures == "sample" else Path(fit_structures)
+        self.test_dir = structures_folder(structures)
+        self.fit_dir = structures_folder(fit_structures, "fit")
         self.seed = seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
@@ -59,7 +53,6 @@ class SecondaryStructure(Evaluation):
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor."""
         values = results[NO_SPLIT]
         headings, *rows = metric_rows(values, "secondary structure by")
         proteins, residues = values["proteins"]["test"], values["residues"]["test"]
@@ -70,7 +63,6 @@ class SecondaryStructure(Evaluation):
 
 
 def _read(directory: Path, max_residues: int | None) -> tuple[list[Structure], list[str]]:
-    """Returns the structures that have states, and the names of the others."""
     found, left_out = read_folder(directory, max_residues)
     resolved = [structure for structure in found if state_labels(structure).strip(UNLABELED)]
     if not resolved:

@@ -8,26 +8,21 @@ from pathlib import Path
 from typing import Any, final
 
 from protlm.downstream.labels import read_labeled_proteins
-from protlm.downstream.probe_tables import comparison, metric_rows, scores_of
+from protlm.downstream.probe_results import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe
 from protlm.downstream.splits import leakage, split_of
 from protlm.downstream.tasks import Task, refuse_many_classes, targets_of
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
 
 
 @final
 class SequenceLabels(Evaluation):
     """Accuracy, macro-F1 and MCC of a logistic regression from embeddings to classes.
 
-    Args:
-        labels: a tab-separated table with the columns accession, label and split (train, valid or
-            test). The table decides whether homologs are on both sides.
-        sequences: a sequence file with these accessions; of those that are longer than the model
-            accepts, the first residues are embedded.
-        tokens_per_batch: batch size of the embedding.
-        seed: seed of random weights, held-out sequences and bootstrap.
+    The table of labels decides by its splits whether homologs are on both sides. Of proteins that
+    are longer than the model accepts, the first residues are embedded.
     """
 
     needs_data = False
@@ -66,10 +61,9 @@ class SequenceLabels(Evaluation):
         options = ProbeOptions(tokens_per_batch=self.tokens_per_batch, seed=self.seed)
         found = probe(model, sequences, targets, split, options)
         longest = model.max_residues or max(map(len, sequences))
-        sides = {"train": split.train, "valid": split.valid, "test": split.test}
         return {
             **scores_of(found, targets.task),
-            "sequences": {name: len(rows) for name, rows in sides.items()},
+            "sequences": split.sides(),
             "classes": targets.classes,
             "left_out": dict(proteins.left_out),
             "cropped": sum(len(sequence) > longest for sequence in sequences),
@@ -77,7 +71,6 @@ class SequenceLabels(Evaluation):
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor."""
         values = results[NO_SPLIT]
         headings, *rows = metric_rows(values)
         number, classes = values["sequences"]["test"], len(values["classes"])

@@ -11,24 +11,25 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.attention_properties import (
+from protlm.analysis.bootstrap import Metrics, draws
+from protlm.analysis.head_survey import (
     PropertySums,
     check_threshold,
-    pooled,
     property_sums,
+    summed,
 )
-from protlm.analysis.bootstrap import bounds
-from protlm.analysis.proteins import Protein, ProteinChoice
+from protlm.analysis.structures import Protein, ProteinChoice
 from protlm.data.vocabulary import STANDARD
-from protlm.downstream.probe_tables import finite_or_none
-from protlm.downstream.score_metrics import spearman
-from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
+from protlm.downstream.metrics import spearman
+from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
-from protlm.terminal import JobProgress
+from protlm.system.terminal import watched
 
 # With fewer pairs above the threshold, a head does not count, as in the paper's code.
 MIN_ARCS = 100
-_RESAMPLES = 1000
+# What counts of attention: weights, weights divided by the frequency of the amino acid and
+# centered, or pairs above a threshold.
+_FORMS = ("weights", "divided", "threshold")
 
 
 def blosum62() -> np.ndarray:
@@ -42,14 +43,11 @@ def blosum62() -> np.ndarray:
 def correlation_with_blosum(fractions: np.ndarray, background: np.ndarray | None) -> dict[str, Any]:
     """Returns the correlations of the similarity of amino acids with BLOSUM62.
 
-    Args:
-        fractions: the fraction of each head's attention to each amino acid, [heads, 20].
-        background: the frequency of each amino acid. If given, fractions are divided by it, and
-            the mean over amino acids is subtracted in each head. Without the subtraction, the
-            division would have no effect on a correlation over heads.
-
-    Returns:
-        {"pearson", "spearman"}; NaN if fewer than three heads or a constant amino acid are left.
+    `fractions` has the fraction of each head's attention to each amino acid, [heads, 20]. With the
+    frequencies of the amino acids as background, fractions are divided by it, and the mean over
+    amino acids is subtracted in each head; without the subtraction, the division would have no
+    effect on a correlation over heads. NaN if fewer than three heads or a constant amino acid are
+    left.
     """
     if background is not None:
         fractions = fractions / background
@@ -68,14 +66,7 @@ def correlation_with_blosum(fractions: np.ndarray, background: np.ndarray | None
 class Similarity(Evaluation):
     """The correlation of attention's amino-acid similarity with BLOSUM62, and of random weights.
 
-    Args:
-        structures: the folder whose proteins are used; `sample` is the shipped one.
-        sequences: a sequence file used in its place.
-        max_proteins: only the first of them; intervals take them as independent, see
-            `ProteinChoice`.
-        max_residues: longer proteins are excluded.
-        threshold: θ of the form with a threshold; the other form has none.
-        seed: seed of random weights and of the bootstrap over proteins.
+    Proteins are as for `ProteinChoice`.
     """
 
     needs_data = False
@@ -91,42 +82,25 @@ class Similarity(Evaluation):
         seed: int = 0,
     ) -> None:
         check_threshold(threshold)
-        self.proteins = ProteinChoice(
-            structures=structures,
-            sequences=sequences,
-            max_proteins=max_proteins,
-            max_residues=max_residues,
-        )
-        self.threshold = threshold
-        self.seed = seed
+        self.proteins = ProteinChoice(structures, max_proteins, max_residues, sequences)
+        self.threshold, self.seed = threshold, seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns correlations with intervals over proteins, by predictor and form."""
         proteins = self.proteins.read(model)
         counts = np.array([[p.sequence.count(a) for a in STANDARD] for p in proteins])
         result: dict[str, Any] = {"num_proteins": len(proteins), "threshold": self.threshold}
-        for who, compared in (
-            ("model", model),
-            ("random_weights", model.with_random_weights(self.seed)),
-        ):
-            sums = self._sums(compared, proteins, who)
-            result[who] = {
-                "weights": _interval(sums, counts, divided=False, arcs=False, seed=self.seed),
-                "divided": _interval(sums, counts, divided=True, arcs=False, seed=self.seed),
-                "threshold": _interval(sums, counts, divided=False, arcs=True, seed=self.seed),
-            }
+        for who, one in compared(model, self.seed).items():
+            sums = self._sums(one, proteins, who)
+            result[who] = {form: _interval(sums, counts, form, seed=self.seed) for form in _FORMS}
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
-        """Builds a row for each predictor and form."""
         values, rows = results[NO_SPLIT], []
-        names = {
-            "weights": "weights",
-            "divided": "weights / background, centered",
-            "threshold": f"pairs with a ≥ {values['threshold']:g}",
-        }
+        above = f"pairs with a ≥ {values['threshold']:g}"
+        names = ("weights", "weights / background, centered", above)
         for who in ("model", "random_weights"):
-            for form, name in names.items():
+            for form, name in zip(_FORMS, names, strict=True):
                 found = values[who][form]
                 cells = [_cell(found[kind]) for kind in ("pearson", "spearman")]
                 rows.append((who, name, *cells, str(found["heads"])))
@@ -138,29 +112,24 @@ class Similarity(Evaluation):
         self, model: PretrainedModel, proteins: Sequence[Protein], who: str
     ) -> list[PropertySums]:
         found = []
-        with JobProgress(f"attention to amino acids, {who}", len(proteins)) as progress:
-            for done, protein in enumerate(proteins, start=1):
-                is_letter = np.array([[x == a for x in protein.sequence] for a in STANDARD])
-                length = len(protein.sequence)
-                properties = np.broadcast_to(is_letter[:, None], (len(STANDARD), length, length))
-                known_LL = np.ones((length, length), dtype=bool)
-                threshold = self.threshold
-                found.append(
-                    property_sums(
-                        model, protein.sequence, properties, known_LL, threshold=threshold
-                    )
-                )
-                progress.update(done)
+        for protein in watched(f"attention to amino acids, {who}", proteins):
+            sequence, length = protein.sequence, len(protein.sequence)
+            is_letter = np.array([[x == a for x in sequence] for a in STANDARD])
+            properties = np.broadcast_to(is_letter[:, None], (len(STANDARD), length, length))
+            known_LL = np.ones((length, length), dtype=bool)
+            threshold = self.threshold
+            found.append(property_sums(model, sequence, properties, known_LL, threshold=threshold))
         return found
 
 
 def _interval(
-    sums: list[PropertySums], counts: np.ndarray, *, divided: bool, arcs: bool, seed: int
+    sums: list[PropertySums], counts: np.ndarray, form: str, *, seed: int
 ) -> dict[str, Any]:
     """Returns each correlation with its interval, and the number of heads that count."""
+    divided, arcs = form == "divided", form == "threshold"
 
     def of(some: np.ndarray) -> tuple[dict[str, Any], int]:
-        both = pooled([sums[n] for n in some])
+        both = summed([sums[n] for n in some])
         observed, total = both.observed, both.total
         if arcs:
             observed, total = both.observed_arcs, both.total_arcs
@@ -175,14 +144,8 @@ def _interval(
         return found, int(enough.sum())
 
     everything, heads = of(np.arange(len(sums)))
-    generator = np.random.default_rng(seed)
-    drawn = [of(generator.integers(len(sums), size=len(sums)))[0] for _ in range(_RESAMPLES)]
-    result: dict[str, Any] = {"heads": heads}
-    for kind, value in everything.items():
-        numbers = (value, *bounds(np.array([one[kind] for one in drawn])))
-        named = zip(("value", "low", "high"), numbers, strict=True)
-        result[kind] = {name: finite_or_none(number) for name, number in named}
-    return result
+    resampled = [list(of(drawn)[0].values()) for drawn in draws(len(sums), seed=seed)]
+    return {"heads": heads, **Metrics(everything, np.array(resampled)).to_plain()}
 
 
 def _cell(found: Mapping[str, Any]) -> str:

@@ -7,16 +7,13 @@
 import importlib
 import inspect
 import pkgutil
-import sys
+from dataclasses import replace
 from pathlib import Path
 
-from protlm.checkpoints.description import ModelDescription
-from protlm.config import Objective
-from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError, one_of
 from protlm.interop.base import Family, ForeignModel, refuse_parts
 from protlm.interop.hub import download, is_hub_name
-from protlm.interop.source import Source, is_foreign, read_source
+from protlm.interop.source import is_foreign, read_source
+from protlm.system.errors import InputDataError, UserError, one_of
 
 # Bytes of a number in single precision.
 _SINGLE = 4
@@ -30,29 +27,20 @@ def local_path(path: Path) -> Path:
 
 
 def names() -> list[str]:
-    """Lists the families: the modules of this package that define one."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in found if _defined_in(name))
+    """Lists the families."""
+    return sorted(_families())
 
 
-def _defined_in(name: str) -> list[type[Family]]:
-    module = importlib.import_module(f"{__name__}.{name}")
-    return [
-        member
-        for _, member in inspect.getmembers(module, inspect.isclass)
-        if issubclass(member, Family) and not inspect.isabstract(member)
-    ]
-
-
-def _origin(source: Source, license_: str | None) -> dict[str, str]:
-    """Returns what the description of an imported model says of its origin."""
-    told = {
-        "family": source.family,
-        "sha256": source.sha256,
-        "contacts_sha256": source.contacts_sha256,
-        "license": license_,
-    }
-    return {key: value for key, value in told.items() if value is not None}
+def _families() -> dict[str, type[Family]]:
+    """Returns the families: each is the class in a module of this package that has its name."""
+    found: dict[str, type[Family]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        member = getattr(
+            importlib.import_module(f"{__name__}.{module.name}"), module.name.title(), None
+        )
+        if inspect.isclass(member) and issubclass(member, Family):
+            found[module.name] = member
+    return found
 
 
 def read(path: Path) -> ForeignModel:
@@ -61,34 +49,18 @@ def read(path: Path) -> ForeignModel:
     A license that restricts its users is printed on standard error, and kept in the description.
     """
     source = read_source(path)
-    # The name comes from the file: it must not reach any module but those of this package.
-    if source.family not in names():
+    family = _families().get(source.family)
+    if family is None:
         raise InputDataError(
             f"{path} is a model of the type {source.family!r:.40}; protlm reads: {one_of(names())}"
         )
-    (family,) = _defined_in(source.family)
-    refuse_parts(source)
+    refuse_parts(source, family.output_layer)
     try:
-        translated = family().translate(source)
+        found = family().translate(source)
     except InputDataError:
         raise
     except UserError as error:
         raise InputDataError(f"{path} describes an impossible model: {error}") from error
-    if translated.license is not None:
-        print(f"license: {translated.license}", file=sys.stderr)
-    description = translated.description or ModelDescription(
-        vocabulary=VOCABULARY.hash,
-        objective=Objective.masked,
-        model=translated.model,
-        attention="softmax",
-        attention_options={},
-        seed=0,
-        max_length=translated.model.max_length,
-        source=_origin(source, translated.license),
-    )
-    weights = {
-        # Half precision is a format for files here; the network has float32.
-        name: value.float() if value.itemsize < _SINGLE else value
-        for name, value in translated.weights.items()
-    }
-    return ForeignModel(path, description, weights, translated.contacts)
+    # Half precision is a format for files here; the network has float32.
+    weights = {n: v.float() if v.itemsize < _SINGLE else v for n, v in found.weights.items()}
+    return replace(found, weights=weights)

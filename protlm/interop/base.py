@@ -1,59 +1,63 @@
-"""The interface of a family of foreign models, and the exact use of its tensors."""
+"""The families of foreign models: what each consists of, and the one reader of all.
+
+A family is a subclass of `Family` in a module of its name. Its attributes are data that the reader
+uses; it overrides methods for what is particular to it.
+"""
 
 import re
-from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 from torch import Tensor
 
+from protlm.checkpoints.checks import check_sizes
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
-from protlm.checkpoints.weight_checks import check_numbers
-from protlm.config import ModelConfig
-from protlm.errors import InputDataError
+from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Objective, Positions
+from protlm.data.vocabulary import VOCABULARY
+from protlm.interop.layout import Layout, alphabet_file, gather_rows, read_alphabet, source_tokens
 from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
 
-# Names of tensors in a message.
-_MOST_NAMED = 4
+Shapes = Mapping[str, tuple[int | None, ...]]
+# The rotary positions of every model with such, by its settings.
+ROTARY = {
+    "rope_theta": (10_000, 10_000.0),
+    "rope_scaling": (None,),
+    "rope_parameters": (None, {"rope_type": "default", "rope_theta": 10_000.0}),
+}
+# BERT, RoBERTa and AbLang have these settings in common.
+POST_NORM = {
+    "positions": Positions.learned,
+    "norm_order": NormOrder.post,
+    "activation": Activation.gelu,
+    "attention_bias": True,
+    "embedding_norm": True,
+    "head": HeadKind.dense_norm,
+}
 # What programs put before the names of the tensors of a model.
 _WRAPPERS = {
     "module.": "DataParallel or DistributedDataParallel",
     "_orig_mod.": "torch.compile",
     "model.": "a module that contains the model, such as one of Lightning,",
 }
-# The beginning of the names of the output layer, by family.
-_HEADS = {"esm": "lm_head.", "bert": "cls.predictions."}
+# Settings that are the numbers of special tokens.
+_SPECIAL = {
+    "cls_token_id": "<cls>",
+    "pad_token_id": "<pad>",
+    "eos_token_id": "<eos>",
+    "mask_token_id": "<mask>",
+}
 
 
 @dataclass(frozen=True)
 class ContactHead:
-    """The logistic regression of contacts on attention maps, as `protlm contacts` computes it.
-
-    Attributes:
-        weights: of the heads of all layers, those of the first layer first.
-        intercept: its constant.
-    """
+    """The logistic regression of contacts on the maps of the heads of all layers, in order."""
 
     weights: list[float]
     intercept: float
-
-
-@dataclass(frozen=True)
-class Translated:
-    """A foreign model in protlm's terms: its settings, and its weights by protlm's names.
-
-    `description` is None for a masked model with softmax attention. `license` tells users of a
-    license that restricts them.
-    """
-
-    model: ModelConfig
-    weights: dict[str, Tensor]
-    contacts: ContactHead | None = None
-    description: ModelDescription | None = None
-    license: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,85 +67,103 @@ class ForeignModel(Checkpoint):
     contacts: ContactHead | None = None
 
 
-class Family(ABC):
-    """A family of foreign models."""
+class Family:
+    """A family of foreign models: masked models with softmax attention.
 
-    @abstractmethod
-    def translate(self, source: Source) -> Translated:
+    Attributes:
+        fixed: settings of protlm that all its models have.
+        allowed: supported values of its own settings; a missing setting has the first.
+        output_layer: the beginning of the names of an output layer that files may lack.
+        special: its names of `<cls>`, `<pad>`, `<eos>`, `<unk>` and `<mask>`; none if its alphabet
+            is that of protlm.
+        read_as: residues that are read as another token, where the alphabet has that.
+        left_out: tokens that protlm does not have and sequences do not contain.
+        spare_rows: whether embeddings have rows of no token.
+        first_position: the row of the first token in the table of positions.
+    """
+
+    layout: ClassVar[Layout]
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    output_layer: ClassVar[str] = ""
+    special: ClassVar[Sequence[str]] = ()
+    read_as: ClassVar[Mapping[str, str]] = {}
+    left_out: ClassVar[Sequence[str]] = ()
+    spare_rows: ClassVar[bool] = False
+    first_position: ClassVar[int] = 0
+
+    def translate(self, source: Source) -> ForeignModel:
         """Converts a model."""
+        for key, values in self.allowed.items():
+            source.choice(key, values)
+        layout = self.layout_of(source)
+        weights = layout.weights(source)
+        config = self.config(source, layout, weights)
+        alphabet = self.alphabet(source)
+        tokens = self._tokens(source, alphabet) if self.special else None
+        check_sizes(source.path, config, weights)
+        self._check_shapes(source.path, config, weights, len(alphabet))
+        if "positions.table" in weights:
+            weights["positions.table"] = weights["positions.table"][self.first_position :]
+        if tokens is not None:
+            gather_rows(weights, tokens)
+        description = ModelDescription(
+            vocabulary=VOCABULARY.hash,
+            objective=Objective.masked,
+            model=config,
+            attention="softmax",
+            attention_options={},
+            seed=0,
+            max_length=config.max_length,
+            source={"family": source.family, **source.hashes},
+        )
+        return ForeignModel(source.path, description, weights)
+
+    def layout_of(self, source: Source) -> Layout:
+        """Returns the layout of a model."""
+        return self.layout
+
+    def config(self, source: Source, layout: Layout, weights: Mapping[str, Tensor]) -> ModelConfig:
+        """Returns the settings of a model."""
+        sizes: dict[str, int] = {}
+        if "feedforward_dim" not in layout.sizes:
+            sizes["feedforward_dim"] = num_rows(source, weights, "blocks.0.feedforward.up.weight")
+        if "max_length" not in layout.sizes and "positions.table" in weights:
+            sizes["max_length"] = num_rows(source, weights, "positions.table")
+        sizes |= {ours: source.number(theirs) for ours, theirs in layout.sizes.items()}
+        if "max_length" in sizes:
+            sizes["max_length"] -= self.first_position
+        epsilon = source.fraction(*layout.epsilon)
+        return ModelConfig(**sizes, norm_epsilon=epsilon, **self.fixed)
+
+    def alphabet(self, source: Source) -> Sequence[str]:
+        """Returns the tokens of a model in order."""
+        return read_alphabet(alphabet_file(source.path)) if self.special else VOCABULARY.tokens
+
+    def _tokens(self, source: Source, alphabet: Sequence[str]) -> list[int]:
+        tokens = source_tokens(
+            source.path, alphabet, self.special, self.read_as, left_out=self.left_out
+        )
+        for key, token in _SPECIAL.items():
+            source.choice(key, (tokens[VOCABULARY[token]], None))
+        return tokens
+
+    def _check_shapes(
+        self, path: Path, config: ModelConfig, weights: Mapping[str, Tensor], rows: int
+    ) -> None:
+        if self.spare_rows:
+            rows = max(rows, len(weights["embedding.weight"]))
+        width = config.model_dim
+        shapes: Shapes = {
+            "embedding.weight": (rows, width),
+            "head.weight": (rows, width),
+            "head.bias": (rows,),
+            "positions.table": (config.max_length + self.first_position, width),
+        }
+        check_shapes(path, weights, shapes)
 
 
-def modules(
-    prefix: str,
-    theirs: Mapping[str, str],
-    *,
-    under: str = "",
-    parts: tuple[str, ...] = ("weight", "bias"),
-) -> dict[str, str]:
-    """Returns the names of weights and biases, ours to theirs, from names of modules.
-
-    >>> modules("b.", {"norm": "LayerNorm"}, under="blocks.0.")
-    {'blocks.0.norm.weight': 'b.LayerNorm.weight', 'blocks.0.norm.bias': 'b.LayerNorm.bias'}
-    """
-    return {
-        f"{under}{ours}.{part}": f"{prefix}{name}.{part}"
-        for ours, name in theirs.items()
-        for part in parts
-    }
-
-
-def layers(
-    prefix: str,
-    theirs: Mapping[str, str],
-    tensors: Iterable[str],
-    *,
-    parts: tuple[str, ...] = ("weight", "bias"),
-) -> dict[str, str]:
-    """Returns the names of the tensors of all layers, ours to theirs.
-
-    Args:
-        prefix: what a layer's number follows.
-        theirs: names of the modules of a layer.
-        tensors: all names; they tell how many layers there are.
-        parts: the tensors that each of the modules has.
-    """
-    pattern = re.compile(re.escape(prefix) + r"(\d{1,4})\.")
-    counts = Counter(int(found[1]) for name in tensors if (found := pattern.match(name)))
-    # A single tensor is no layer, but one that is left over.
-    numbers = [number for number, count in counts.items() if 2 * count > max(counts.values())]
-    names: dict[str, str] = {}
-    for number in range(max(numbers, default=-1) + 1):
-        names |= modules(f"{prefix}{number}.", theirs, under=f"blocks.{number}.", parts=parts)
-    return names
-
-
-def with_parts(
-    path: Path, tensors: Mapping[str, Tensor], fused: str, parts: Sequence[str]
-) -> dict[str, Tensor]:
-    """Returns the tensors with several in place of each that stacks the rows of several matrices.
-
-    Args:
-        path: the model, for messages.
-        tensors: its tensors.
-        fused: the end of the name of a stack.
-        parts: the ends of the new names, in the order of the stack.
-    """
-    separate: dict[str, Tensor] = {}
-    for name, value in tensors.items():
-        if not name.endswith(fused):
-            separate[name] = value
-        elif value.ndim == 0 or len(value) % len(parts):
-            raise InputDataError(
-                f"{path}: {name!r:.90} must have {len(parts)} matrices of one size"
-            )
-        else:
-            start = name.removesuffix(fused)
-            chunks = value.chunk(len(parts))
-            separate |= {start + part: x for part, x in zip(parts, chunks, strict=True)}
-    return separate
-
-
-def refuse_parts(source: Source) -> None:
+def refuse_parts(source: Source, head: str) -> None:
     """Refuses a model without an output layer, and one in the wrapper of another program."""
     path, names = source.path, source.tensors
     for prefix, wrapper in _WRAPPERS.items():
@@ -150,7 +172,6 @@ def refuse_parts(source: Source) -> None:
                 f"{path}: the names of all tensors begin with {prefix!r}, as {wrapper} saves them; "
                 f"save the model in it, model.{prefix.removesuffix('.')}, and give that"
             )
-    head = _HEADS.get(source.family)
     if head and not any(re.search(rf"(^|\.){head}", name) for name in names):
         kind = source.settings.get("architectures")
         raise InputDataError(
@@ -160,60 +181,19 @@ def refuse_parts(source: Source) -> None:
         )
 
 
-def renamed(
-    path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str]
-) -> dict[str, Tensor]:
-    """Returns the tensors by our names; each must be used exactly once.
-
-    Args:
-        path: the model, for messages.
-        tensors: its tensors, without those that protlm has no use for.
-        names: ours to theirs.
-    """
-    wanted = list(names.values())
-    if missing := [name for name in wanted if name not in tensors]:
-        raise InputDataError(
-            f"{path} lacks {_listed(missing)}: it is incomplete, or another model than its "
-            "settings say; get it again"
-        )
-    if unused := sorted(set(tensors) - set(wanted)):
-        raise InputDataError(f"{path} has {_listed(unused)} that its architecture does not have")
-    check_numbers(path, {name: tensors[name] for name in wanted})
-    return {ours: tensors[name] for ours, name in names.items()}
+def num_rows(source: Source, weights: Mapping[str, Tensor], name: str) -> int:
+    """Returns the number of rows of a matrix."""
+    if name not in weights:
+        raise InputDataError(f"{source.path} has no layers")
+    check_shapes(source.path, weights, {name: (None, None)})
+    return len(weights[name])
 
 
-def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) -> None:
-    """Compares the numbers of layers and heads in the settings with the weights.
-
-    Args:
-        path: the model, for messages.
-        config: what its settings say.
-        weights: by protlm's names.
-    """
-    num_layers = len({name.split(".")[1] for name in weights if name.startswith("blocks.")})
-    if num_layers != config.num_layers:
-        raise InputDataError(
-            f"{path} has the weights of {num_layers} layers, and its settings say "
-            f"{config.num_layers}; get both again from one place"
-        )
-    if config.model_dim % config.num_heads:
-        raise InputDataError(
-            f"{path} has settings of {config.num_heads} heads, which do not divide its width, "
-            f"{config.model_dim}; get it again"
-        )
-
-
-def check_shapes(
-    path: Path, weights: Mapping[str, Tensor], expected: Mapping[str, tuple[int | None, ...]]
-) -> None:
-    """Compares shapes with those that the alphabet and the settings give.
-
-    Args:
-        path: the model, for messages.
-        weights: by protlm's names.
-        expected: the shapes of some of them; None is any size but 0.
-    """
+def check_shapes(path: Path, weights: Mapping[str, Tensor], expected: Shapes) -> None:
+    """Compares shapes with those of the alphabet and the settings; None is any size but 0."""
     for name, sizes in expected.items():
+        if name not in weights:
+            continue
         found = weights[name].shape
         pairs = zip(found, sizes, strict=False)
         fits = all(size > 0 if want is None else size == want for size, want in pairs)
@@ -223,41 +203,3 @@ def check_shapes(
                 f"{path}: the tensor that becomes {name} has the shape {list(found)}; the alphabet "
                 f"and the settings need [{', '.join(wanted)}]"
             )
-
-
-def with_modern_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors with `weight` and `bias` for BERT's first names of norms' parameters."""
-    norm = {"gamma": "weight", "beta": "bias"}
-    pattern = re.compile(r"(?<=\.)(gamma|beta)$")
-    return {pattern.sub(lambda found: norm[found[0]], name): v for name, v in tensors.items()}
-
-
-def without(tensors: Mapping[str, Tensor], unused: str) -> dict[str, Tensor]:
-    """Returns the tensors whose names do not match a regular expression."""
-    return {name: value for name, value in tensors.items() if not re.fullmatch(unused, name)}
-
-
-def without_copy(path: Path, tensors: dict[str, Tensor], copy: str, original: str) -> None:
-    """Removes a tied tensor that is stored twice, as embedding and output layer often are."""
-    value, expected = tensors.pop(copy, None), tensors.get(original)
-    if value is not None and expected is not None and not value.equal(expected):
-        raise InputDataError(
-            f"{path}: {copy} differs from {original}; only models in which they are tied are "
-            "supported"
-        )
-
-
-def without_output_matrix(
-    source: Source, tensors: dict[str, Tensor], matrix: str, embedding: str
-) -> None:
-    """Removes the matrix of an output layer that is the embedding."""
-    if matrix not in tensors:
-        source.choice("tie_word_embeddings", True, (True,))
-    without_copy(source.path, tensors, matrix, embedding)
-
-
-def _listed(names: list[str]) -> str:
-    more = len(names) - _MOST_NAMED
-    shown = ", ".join(f"{name!r:.90}" for name in names[:_MOST_NAMED])
-    rest = f" and {more} more" if more > 0 else ""
-    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({shown}{rest})"

@@ -23,7 +23,7 @@ class Name(NamedTuple):
 
 
 class _Import(NamedTuple):
-    """An imported name: where it comes from, and the statement; `name` is empty for a module."""
+    """An imported name: where it comes from, and the statement."""
 
     origin: Name
     text: str
@@ -69,12 +69,7 @@ def _defined_by(statement: ast.stmt) -> list[str]:
 
 
 class Bundle:
-    """The definitions that some names need.
-
-    Args:
-        roots: the names.
-        replaced: names, and those that are used in their place.
-    """
+    """The definitions that some names need; `replaced` gives those used in place of others."""
 
     def __init__(self, roots: Iterable[Name], replaced: Mapping[Name, Name]) -> None:
         self._replaced = replaced
@@ -112,10 +107,7 @@ class Bundle:
         return final
 
     def find(self, module: str, name: str) -> Name | None:
-        """Returns the place in protlm where a top-level name of a module was defined.
-
-        A module has the empty name. None for names of other packages, and for all others.
-        """
+        """Returns the place in protlm where a top-level name of a module was defined, or None."""
         asked = Name(module, name)
         found = self._replaced.get(asked, asked)
         here = self._module(found.module)
@@ -126,12 +118,9 @@ class Bundle:
         origin = here.imports[found.name].origin
         if origin.module.partition(".")[0] != _PACKAGE:
             return None
-        return self.find(*origin) or Name(f"{origin.module}.{origin.name}", "")
-
-    def find_attribute(self, module: str, node: ast.Attribute) -> Name | None:
-        """Returns the place of an attribute of another module of protlm, or None."""
-        parent = self.find(module, node.value.id) if isinstance(node.value, ast.Name) else None
-        return None if parent is None or parent.name else self.find(parent.module, node.attr)
+        defined = self.find(*origin)
+        assert defined is not None, f"{module}: import the names of {origin}, not a module"
+        return defined
 
     def _module(self, name: str) -> _Module:
         if name not in self._modules:
@@ -139,23 +128,20 @@ class Bundle:
         return self._modules[name]
 
     def _add(self, name: Name) -> None:
-        if name in self._used or not name.name:
+        if name in self._used:
             return
         here = self._module(name.module)
         statement = self._used[name] = here.definitions[name.name]
         self._place(name.module)
         for node in ast.walk(statement):
             assert not isinstance(node, ast.Import | ast.ImportFrom), f"{name}: move the import up"
-            found = None
-            if isinstance(node, ast.Attribute):
-                found = self.find_attribute(name.module, node)
-            elif isinstance(node, ast.Name):
-                found = self.find(name.module, node.id)
-                if found is None and node.id in here.imports:
-                    text = here.imports[node.id].text
-                    assert self._outside.setdefault(node.id, text) == text, f"two of {node.id}"
-            if found is not None:
+            if not isinstance(node, ast.Name):
+                continue
+            if found := self.find(name.module, node.id):
                 self._add(found)
+            elif node.id in here.imports:
+                text = here.imports[node.id].text
+                assert self._outside.setdefault(node.id, text) == text, f"two of {node.id}"
 
     def _place(self, module: str) -> None:
         """Gives a module its place in the file, after the modules that it imports."""
@@ -186,15 +172,7 @@ class _Renaming(ast.NodeTransformer):
         return self._bundle.final_names.get(found, name) if found else name
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
-        """Renames a variable."""
         return ast.Name(self._new(node.id), node.ctx)
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """Renames an attribute of a module of protlm, which is a variable in the file."""
-        found = self._bundle.find_attribute(self._module, node)
-        if found is None:
-            return self.generic_visit(node)
-        return ast.Name(self._bundle.final_names[found], node.ctx)
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         """Refuses a parameter whose name has to change: callers use it."""

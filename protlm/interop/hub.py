@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protlm.checkpoints.format import CONFIG
-from protlm.errors import InputDataError, UserError
-from protlm.interop.alphabet import ALPHABET, TOKENIZER
+from protlm.interop.layout import ALPHABET, TOKENIZER
+from protlm.system.errors import InputDataError, UserError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
@@ -88,7 +88,6 @@ def download(name: str) -> Path:
 
 
 def _cached(name: str, reason: str) -> Path:
-    """Returns the folder in the cache."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     # A snapshot for which other files exist on the Hub counts as incomplete there.

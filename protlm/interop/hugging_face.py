@@ -12,20 +12,22 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from protlm import attention
-from protlm.checkpoints.checksums import write_sums
-from protlm.checkpoints.description import ModelDescription
+from protlm.checkpoints.checks import write_sums
+from protlm.checkpoints.description import ModelDescription, differences
 from protlm.checkpoints.format import CONFIG, WEIGHTS, Checkpoint
-from protlm.config import Objective
+from protlm.config import ModelConfig, Objective, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.interop.alphabet import ALPHABET, TOKENIZER
 from protlm.interop.base import ContactHead
 from protlm.interop.bundle import Bundle, Name
-from protlm.interop.esm_export import is_esm, to_esm
+from protlm.interop.esm import HUGGING_FACE_ESM, Esm
+from protlm.interop.layout import ALPHABET, TOKENIZER
 from protlm.interop.protlm import NETWORK
-from protlm.paths import complete_folder
+from protlm.model.positions import Rotary
+from protlm.system.paths import complete_folder
 
 _TEMPLATE = "protlm.interop.remote_code.modeling_protlm"
 _SELECTION = "protlm.attention.linearized.selection"
@@ -34,6 +36,12 @@ _HEADER = (
     '"""A protein language model of protlm; written by protlm checkpoint export --format hf."""'
 )
 _HEADS = {Objective.masked: "MaskedLM", Objective.causal: "CausalLM"}
+# What an ESM may have in more than one way, and the epsilon of its LayerNorm if that is null.
+_FREE = (
+    *HUGGING_FACE_ESM.sizes,
+    *("positions", "norm_epsilon", "embedding_norm", "token_dropout", "stored_frequencies"),
+)
+_EPSILON = 1e-5
 _SPECIAL = {
     "cls_token": "<cls>",
     "eos_token": "<eos>",
@@ -44,19 +52,13 @@ _SPECIAL = {
 
 
 def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> bool:
-    """Writes a model to a new folder that transformers loads.
+    """Writes a model, and the contact head of an ESM, to a new folder that transformers loads.
 
-    Args:
-        model: the model, whose weights match its description.
-        directory: the folder.
-        contacts: the contact head of a model with the architecture of ESM.
-
-    Returns:
-        Whether the folder has code: false for an `EsmForMaskedLM`.
+    Returns whether the folder has code: false for an `EsmForMaskedLM`.
     """
     has_code = not is_esm(model.description)
     if not has_code:
-        config, weights = to_esm(model, contacts)
+        config, weights = _esm_config(model.description.model), _esm_weights(model, contacts)
     else:
         config = _config(model)
         weights = {NETWORK + name: value for name, value in model.weights.items()}
@@ -70,16 +72,77 @@ def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> 
     return has_code
 
 
+def is_esm(description: ModelDescription) -> bool:
+    """Whether a model computes what an `EsmForMaskedLM` does, for some values of its settings."""
+    config = description.model
+    free = {name: getattr(config, name) for name in _FREE}
+    return (
+        description.attention == "softmax"
+        and description.objective is Objective.masked
+        and config.positions in (Positions.rotary, Positions.learned)
+        and not differences(config, ModelConfig(**Esm.fixed, **free))
+    )
+
+
+def _esm_weights(model: Checkpoint, contacts: ContactHead | None) -> dict[str, Tensor]:
+    """Returns the tensors of an `EsmForMaskedLM`, with frequencies in each layer as released."""
+    config, weights = model.description.model, dict(model.weights)
+    frequency = weights.pop("rotary.frequency", None)
+    names = HUGGING_FACE_ESM.all_names(range(config.num_layers))
+    if config.positions is Positions.learned:
+        table_LD = weights["positions.table"]
+        unused = table_LD.new_zeros(Esm.first_position, config.model_dim)
+        weights["positions.table"] = torch.cat([unused, table_LD])
+    tensors = {names[name]: value for name, value in weights.items()}
+    if config.positions is Positions.rotary:
+        if frequency is None:
+            frequency = Rotary(head_dim=config.model_dim // config.num_heads).frequency
+        for number in range(config.num_layers):
+            attention_layer = f"{HUGGING_FACE_ESM.layers}{number}.attention.self"
+            tensors[f"{attention_layer}.rotary_embeddings.inv_freq"] = frequency.float()
+    if contacts is not None:
+        tensors["esm.contact_head.regression.weight"] = torch.tensor([contacts.weights])
+        tensors["esm.contact_head.regression.bias"] = torch.tensor([contacts.intercept])
+    return tensors
+
+
+def _esm_config(config: ModelConfig) -> dict[str, Any]:
+    sizes = {theirs: getattr(config, ours) for ours, theirs in HUGGING_FACE_ESM.sizes.items()}
+    sizes["max_position_embeddings"] += Esm.first_position
+    return {
+        "model_type": "esm",
+        "architectures": ["EsmForMaskedLM"],
+        "dtype": "float32",
+        **sizes,
+        "vocab_size": len(VOCABULARY),
+        "pad_token_id": VOCABULARY.pad,
+        "mask_token_id": VOCABULARY.mask,
+        "position_embedding_type": (
+            "rotary" if config.positions is Positions.rotary else "absolute"
+        ),
+        "layer_norm_eps": config.norm_epsilon or _EPSILON,
+        "emb_layer_norm_before": config.embedding_norm,
+        "token_dropout": config.token_dropout,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "is_folding_model": False,
+        "esmfold_config": None,
+        "vocab_list": None,
+        "tie_word_embeddings": True,
+    }
+
+
 def _config(model: Checkpoint) -> dict[str, Any]:
     described = model.description
     head = f"ProtlmFor{_HEADS[described.objective]}"
-    classes = {"Config": "Config", "Model": "Model", f"ModelFor{_HEADS[described.objective]}": head}
     return {
         "model_type": "protlm",
         "architectures": [head],
         "auto_map": {
-            f"Auto{auto}": f"{_MODULE}.{name if name == head else f'Protlm{name}'}"
-            for auto, name in classes.items()
+            "AutoConfig": f"{_MODULE}.ProtlmConfig",
+            "AutoModel": f"{_MODULE}.ProtlmModel",
+            f"AutoModelFor{_HEADS[described.objective]}": f"{_MODULE}.{head}",
         },
         "dtype": "float32",
         # No other architecture builds itself, with new weights, from these settings.
@@ -90,14 +153,13 @@ def _config(model: Checkpoint) -> dict[str, Any]:
         "pad_token_id": VOCABULARY.pad,
         "mask_token_id": VOCABULARY.mask,
         "protlm": described.to_plain(),
-        "stored_norms": [name for name in model.weights if name.endswith(".query_norm.scale")],
     }
 
 
 def _code(description: ModelDescription) -> str:
-    """Returns the modeling file: the definitions that the model needs."""
     heads = [f"ProtlmFor{head}" for head in _HEADS.values()]
-    classes = {name: _place_of(name) for name in _mechanisms(description)}
+    used = {name: attention.mechanism(name) for name in _mechanisms(description)}
+    classes = {name: Name(cls.__module__, cls.__name__) for name, cls in used.items()}
     roots = [Name(_TEMPLATE, name) for name in ("ProtlmModel", *heads, _TOKENIZER)]
     bundle = Bundle(
         [*roots, *classes.values()],
@@ -120,11 +182,6 @@ def _mechanisms(description: ModelDescription) -> list[str]:
         return [description.attention]
     inner = description.attention_options.get("mechanism", parameter.default)
     return [description.attention, inner]
-
-
-def _place_of(mechanism: str) -> Name:
-    cls = attention.mechanism(mechanism)
-    return Name(cls.__module__, cls.__name__)
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

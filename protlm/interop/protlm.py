@@ -4,7 +4,8 @@ from typing import final
 
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import CONFIG
-from protlm.interop.base import Family, Translated, renamed
+from protlm.interop.base import Family, ForeignModel
+from protlm.interop.layout import used_once
 from protlm.interop.source import Source
 
 # The name of the network in the classes of transformers.
@@ -17,11 +18,10 @@ _FREQUENCY = "rotary.frequency"
 class Protlm(Family):
     """Models of protlm with `ProtlmForMaskedLM` or `ProtlmForCausalLM`."""
 
-    def translate(self, source: Source) -> Translated:
-        path = source.path / CONFIG
-        description = ModelDescription.parse(path, source.settings.get("protlm"))
+    def translate(self, source: Source) -> ForeignModel:
+        description = ModelDescription.parse(source.path / CONFIG, source.settings.get("protlm"))
         names = {n.removeprefix(NETWORK): n for n in source.tensors if n.startswith(NETWORK)}
-        weights = renamed(source.path, source.tensors, names)
+        weights = used_once(source.path, source.tensors, names)
         if _FREQUENCY in weights:
             weights[_FREQUENCY] = weights[_FREQUENCY].double()
-        return Translated(description.model, weights, description=description)
+        return ForeignModel(source.path, description, weights)

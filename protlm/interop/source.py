@@ -13,7 +13,6 @@ A model is one of
 """
 
 import argparse
-import hashlib
 import re
 import warnings
 from collections.abc import Mapping
@@ -24,12 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protlm.checkpoints.checksums import SUMS
+from protlm.checkpoints.checks import SUMS, check_weights
 from protlm.checkpoints.format import CONFIG
-from protlm.checkpoints.weight_checks import check_weights
-from protlm.errors import InputDataError
-from protlm.json_file import read_json
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json
+from protlm.system.paths import existing_file, sha256_of
 
 _PICKLES = (".pt", ".pth")
 _SUFFIXES = (*_PICKLES, ".safetensors")
@@ -42,9 +40,6 @@ _ESM_1B = "roberta_large"
 _CONTACTS = "-contact-regression"
 # A tensor that every ESM C has.
 _ESM_C = "sequence_head.0.weight"
-_CHUNK = 1 << 20
-# Characters of a value in a message.
-_MOST_SHOWN = 100
 # A file beside the index.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 # A description of a model, or the index of its parts, is smaller than this, in bytes.
@@ -56,20 +51,15 @@ class Source:
     """A foreign model as it was read.
 
     Attributes:
-        path: its file or folder.
-        family: the name of its family.
-        settings: its description.
-        tensors: its tensors, by its names.
-        sha256: the SHA-256 of the file of the tensors; of several, of their bytes in order.
-        contacts_sha256: that of a separate file of the contact head; None if there is none.
+        hashes: `sha256`, the SHA-256 of the file of the tensors; of several, of their bytes in
+            order; and `contacts_sha256`, that of a separate file of the contact head.
     """
 
     path: Path
     family: str
     settings: Mapping[str, Any]
     tensors: dict[str, Tensor]
-    sha256: str
-    contacts_sha256: str | None = None
+    hashes: Mapping[str, str]
 
     def number(self, key: str) -> int:
         """Returns a setting that is a positive whole number."""
@@ -85,21 +75,16 @@ class Source:
             raise InputDataError(f"{self.path}: {key}={value!r:.40} must be between 0 and 1")
         return value
 
-    def choice(self, key: str, default: Any, allowed: tuple[Any, ...]) -> Any:
-        """Returns a setting that has one of the supported values."""
-        value = self.settings.get(key, default)
+    def choice(self, key: str, allowed: tuple[Any, ...]) -> Any:
+        """Returns a setting that has one of the supported values; a missing one has the first."""
+        value = self.settings.get(key, allowed[0])
         if value not in allowed or type(value) not in map(type, allowed):
             supported = " or ".join(map(repr, allowed))
             raise InputDataError(
-                f"{self.path}: {key}={_shown(value)} is not supported; protlm reads models with "
+                f"{self.path}: {key}={value!r:.100} is not supported; protlm reads models with "
                 f"{key}={supported}"
             )
         return value
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 def is_foreign(path: Path) -> bool:
@@ -138,28 +123,28 @@ def read_source(path: Path) -> Source:
             "of a Hugging Face or exported model"
         )
     settings = _json(description)
-    architecture = settings.get("architecture")
-    family = str(architecture.get("family")) if isinstance(architecture, dict) else ""
-    name = family.partition(" ")[0].lower()
-    sha256 = _sha256([path])
-    if settings.get("weights_sha256", sha256) != sha256:
+    if isinstance(settings.get("architecture"), dict):
+        settings |= settings["architecture"]
+    family = str(settings.get("family")).partition(" ")[0].lower()
+    hashes = _hashes(path)
+    if settings.get("weights_sha256", hashes["sha256"]) != hashes["sha256"]:
         raise InputDataError(
             f"{path} is not the file that {description.name} describes, by its weights_sha256; get "
             "both again"
         )
-    return Source(path, name, settings, _safetensors([path]), sha256)
+    return Source(path, family, settings, _safetensors([path]), hashes)
 
 
 def _read_folder(folder: Path) -> Source:
     if (folder / _ABLANG[0]).is_file():
         weights = existing_file(folder / _ABLANG[1], "the weights of AbLang")
         settings = _json(folder / _ABLANG[0])
-        return Source(folder, "ablang", settings, _pickles([weights]), _sha256([weights]))
+        return Source(folder, "ablang", settings, _pickles([weights]), _hashes(weights))
     settings = _json(folder / CONFIG)
-    family = str(settings["model_type"]).lower()
+    family = str(settings.get("model_type")).lower()
     for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickles)):
         if files := _files(folder, name):
-            return Source(folder, family, settings, read(files), _sha256(files))
+            return Source(folder, family, settings, read(files), _hashes(*files))
     raise InputDataError(
         f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor the index "
         "of either"
@@ -188,7 +173,7 @@ def _read_pickle(path: Path) -> Source:
     with torch.serialization.safe_globals([argparse.Namespace]):
         contents = _unpickled(path)
     if _ESM_C in contents:
-        return Source(path, "esmc", {}, check_weights(path, contents), _sha256([path]))
+        return Source(path, "esmc", {}, check_weights(path, contents), _hashes(path))
     settings, state = _fair_esm_settings(path, contents), contents.get("model")
     if settings is None or not isinstance(state, dict):
         raise InputDataError(
@@ -197,35 +182,37 @@ def _read_pickle(path: Path) -> Source:
             "FOLDER"
         )
     tensors, beside = check_weights(path, state), path.with_name(f"{path.stem}{_CONTACTS}.pt")
-    if not beside.is_file():
-        return Source(path, "esm", settings, tensors, _sha256([path]))
-    tensors |= _fair_esm_contacts(beside)
-    return Source(path, "esm", settings, tensors, _sha256([path]), _sha256([beside]))
+    hashes = _hashes(path)
+    if beside.is_file():
+        tensors |= _fair_esm_contacts(beside)
+        hashes["contacts_sha256"] = _hashes(beside)["sha256"]
+    return Source(path, "esm", settings, tensors, hashes)
 
 
 def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the settings of fair-esm by the names of ESM-2, or None if there are none."""
+    """Returns the settings of fair-esm, or None if there are none."""
     group, first = contents.get("cfg"), contents.get("args")
     settings = group.get("model") if isinstance(group, dict) else None
     if isinstance(settings, argparse.Namespace):
         return _plain(settings)
     if not isinstance(first, argparse.Namespace):
         return None
-    if (kind := _plain(first).get("arch")) != _ESM_1B:
+    if (kind := getattr(first, "arch", None)) != _ESM_1B:
         raise InputDataError(
             f"{path} is a model of fair-esm with arch={kind!r:.40}, such as ESM-1 or MSA "
             "Transformer, which protlm does not read; give an ESM-2, ESM-1b or ESM-1v"
         )
-    # Released files have names with and without the prefix.
-    plain = _plain(first)
-    with_prefix = {f"encoder_{key}": value for key, value in plain.items()}
-    return with_prefix | {key.removeprefix("encoder_"): v for key, v in plain.items()} | plain
+    return _plain(first)
 
 
 def _plain(settings: argparse.Namespace) -> dict[str, Any]:
-    """Returns the settings that JSON could contain too: numbers, texts, switches, nothing."""
+    """Returns the settings that JSON could contain too: numbers, texts, switches, nothing.
+
+    Released files have names with and without a prefix.
+    """
     kinds = (bool, int, float, str, type(None))
-    return {key: value for key, value in vars(settings).items() if type(value) in kinds}
+    plain = {key: value for key, value in vars(settings).items() if type(value) in kinds}
+    return {key.removeprefix("encoder_"): value for key, value in plain.items()} | plain
 
 
 def _fair_esm_contacts(path: Path) -> dict[str, Tensor]:
@@ -261,7 +248,6 @@ def _pickles(files: list[Path]) -> dict[str, Tensor]:
 
 
 def _together(files: list[Path], parts: list[dict[str, Any]]) -> dict[str, Tensor]:
-    """Returns the tensors of all files."""
     tensors: dict[str, Any] = {}
     for path, part in zip(files, parts, strict=True):
         if repeated := sorted(map(str, tensors.keys() & part.keys())):
@@ -290,10 +276,5 @@ def _unpickled(path: Path) -> dict[str, Any]:
     return contents
 
 
-def _sha256(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for path in files:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()
+def _hashes(*files: Path) -> dict[str, str]:
+    return {"sha256": sha256_of(*files)}

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import UserError
 from protlm.model.objective import perplexity
 from protlm.model.transformer import DecodingState, ProteinLM
+from protlm.system.errors import UserError
 
 STANDARD_TOKENS = [VOCABULARY[letter] for letter in STANDARD]
 
@@ -76,10 +76,6 @@ class GeneratedSequence:
     """A sampled sequence, including its prefix.
 
     Attributes:
-        number: the number of the sequence, from 1.
-        sequence: its residues.
-        ended: the reason for its end.
-        num_sampled: number of residues after the prefix.
         nats: the sum of -log p over the sampled residues, where p is the model's probability over
             the whole vocabulary at temperature 1.
     """
@@ -113,15 +109,6 @@ def generate(
     standard amino acids and `<eos>` are drawn: no special tokens, no ambiguity codes (X, B, Z), and
     neither U nor O, which need more than a codon in the genome. `<eos>` is not drawn before the
     first residue.
-
-    Args:
-        network: a causal model of `Recurrent` mechanisms.
-        prefix: tokens of the residues that all sequences begin with.
-        sampling: how tokens are drawn.
-        number: number of sequences.
-        max_residues: maximum number of residues of a sequence, including the prefix.
-        seed: seed of the random numbers.
-        batch_size: sequences at a time.
     """
     # The last digits of a matrix product depend on its number of rows. In float64 this difference
     # is too small to change a draw, so the batch size does not change the sequences.

@@ -1,18 +1,26 @@
 """Vectors of many proteins: batches of similar length, windows, and batches that do not fit."""
 
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import TYPE_CHECKING, TypeVar
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protlm.data.batching.plan import SPECIALS
-from protlm.errors import UserError, is_full_memory
+from protlm.data.records import Record
+from protlm.data.records.proteins import Proteins
+from protlm.data.vocabulary import VOCABULARY
 from protlm.model.memory import Room
 from protlm.model.pooling import Pooling, pool
+from protlm.system.errors import UserError, is_full_memory
+from protlm.system.paths import explain_os_error
+from protlm.system.terminal import JobProgress, printable
 
 if TYPE_CHECKING:
     from protlm.model.pretrained import PretrainedModel
@@ -20,10 +28,16 @@ if TYPE_CHECKING:
 Vectors = dict[tuple[Pooling, int], Tensor]
 Ranges = Sequence[tuple[int, int]]
 T = TypeVar("T")
+# The number of records of a file that are sorted by length at a time, which bounds the memory.
+_WINDOW = 2_048
 
 
 def batches(
-    lengths: Sequence[int], tokens_per_batch: int, most: int | None = None
+    lengths: Sequence[int],
+    tokens_per_batch: int,
+    most: int | None = None,
+    *,
+    longest_first: bool = False,
 ) -> Iterator[list[int]]:
     """Yields the indices of sequences in batches of similar length, within a number of tokens.
 
@@ -34,9 +48,10 @@ def batches(
     [[0, 2], [1]]
     """
     batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        # In this order, the newest sequence is the longest of the batch.
-        tokens = (len(batch) + 1) * (lengths[index] + SPECIALS)
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=longest_first):
+        # The longest of the batch is its newest sequence, or its first.
+        longest = lengths[batch[0] if batch and longest_first else index]
+        tokens = (len(batch) + 1) * (longest + SPECIALS)
         if batch and (tokens > tokens_per_batch or len(batch) == most):
             yield batch
             batch = []
@@ -179,6 +194,59 @@ class Embedder:
         return {layer: torch.cat([means[layer], *parts[layer]])[None] for layer in self.layers}
 
 
+def embed_all(
+    embedder: Embedder, sequences: Sequence[str], tokens_per_batch: int
+) -> list[Vectors | None]:
+    """Returns the vectors of each sequence in order, None where it does not fit into the memory."""
+    found: list[Vectors | None] = [None] * len(sequences)
+    for some in batches([len(one) for one in sequences], tokens_per_batch):
+        computed = embedder.vectors([sequences[index] for index in some])
+        for index, vectors in zip(some, computed, strict=True):
+            found[index] = vectors
+    return found
+
+
+class EmbeddedProtein(NamedTuple):
+    """A record of a file, and its vectors: (D,), or (L, D) of its residues."""
+
+    record: Record
+    vectors: np.ndarray
+
+
+class EmbeddedFile:
+    """The proteins of a file with their vectors, in the order of the file.
+
+    Every record is yielded or in `skipped`, with the reason; those that do not fit into the memory
+    are added while the file is iterated. Equal sequences that are near each other are computed
+    once. The memory does not grow with the file. Vectors that are not finite are a `UserError`.
+    """
+
+    def __init__(self, embedder: Embedder, proteins: Proteins, tokens_per_batch: int) -> None:
+        self._embedder, self._proteins = embedder, proteins
+        self._tokens_per_batch = tokens_per_batch
+        self.skipped = proteins.without_entry()
+
+    def __len__(self) -> int:
+        return len(self._proteins)
+
+    def __iter__(self) -> Iterator[EmbeddedProtein]:
+        self.skipped = self._proteins.without_entry()
+        (kind,), (layer,) = self._embedder.poolings, self._embedder.layers
+        records = iter(self._proteins)
+        while window := list(islice(records, _WINDOW)):
+            distinct = list(dict.fromkeys(record.sequence for record in window))
+            found = embed_all(self._embedder, distinct, self._tokens_per_batch)
+            vectors = dict(zip(distinct, found, strict=True))
+            for record in window:
+                one = vectors[record.sequence]
+                if one is None:
+                    reason = self._embedder.room.reason(len(record.sequence))
+                    self.skipped.append((record.identifier, reason))
+                else:
+                    self._embedder.check_finite(one, printable(record.identifier))
+                    yield EmbeddedProtein(record, one[kind, layer].numpy())
+
+
 def unless_full(compute: Callable[[], T]) -> T | None:
     """Returns what is computed, or None if the memory of the device was full."""
     try:
@@ -190,3 +258,59 @@ def unless_full(compute: Callable[[], T]) -> T | None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
+
+
+def embeddings(
+    model: "PretrainedModel",
+    sequences: Sequence[str],
+    *,
+    layers: Sequence[int],
+    tokens_per_batch: int,
+    places: Sequence[np.ndarray] | None = None,
+) -> list[np.ndarray]:
+    """Returns hidden states by layer, float32.
+
+    Args:
+        model: the model.
+        sequences: residues, of which the model reads the first ones that it accepts.
+        layers: 0 the embedding, n the output of block n.
+        tokens_per_batch: the largest number of rows times padded length.
+        places: residues of each sequence whose states are returned; None returns means.
+
+    Returns:
+        [sequences, D] of means, or [residues, D]; of several layers, in temporary files.
+    """
+    texts = [sequence[: model.max_residues] for sequence in sequences]
+    ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])
+    shape = (int(ends[-1]), model.description.model.model_dim)
+    in_memory = places is None or len(layers) == 1
+    found = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
+    with JobProgress("sequences embedded", len(texts), quiet=places is not None) as progress:
+        for rows in batches([*map(len, texts)], tokens_per_batch, longest_first=True):
+            batch = model.tokenize([texts[row] for row in rows])
+            # The special tokens come before the residues in the vocabulary.
+            is_residue_BL1 = (batch.tokens_BL > VOCABULARY.eos)[..., None]
+            hidden = model.hidden_states(batch, layers)
+            for layer, states in zip(layers, found, strict=True):
+                if places is None:
+                    sums_BD = (hidden[layer].float() * is_residue_BL1).sum(dim=1)
+                    states[rows] = (sums_BD / is_residue_BL1.sum(dim=1)).cpu().numpy()
+                    continue
+                for number, row in enumerate(rows):
+                    here = hidden[layer][number, 1:][torch.as_tensor(places[row])]
+                    states[ends[row] : ends[row + 1]] = here.float().cpu().numpy()
+            progress.advance(len(rows))
+    return found
+
+
+def _on_disk(shape: tuple[int, int]) -> np.ndarray:
+    """Returns an array in a temporary file, float32 zeros."""
+    try:
+        with tempfile.TemporaryFile() as file:
+            # Written, because a file with holes ends the process when the disk is full.
+            for _ in range(shape[0]):
+                file.write(bytes(4 * shape[1]))
+            file.flush()
+            return np.memmap(file, np.float32, "r+", shape=shape)
+    except OSError as error:
+        raise explain_os_error(error, Path(tempfile.gettempdir())) from error

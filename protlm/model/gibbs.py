@@ -1,4 +1,4 @@
-"""Gibbs sampling from a masked model: some residues are masked and drawn again, then others.
+"""Gibbs sampling from a masked model: repeatedly masks and resamples a few residues.
 
 Wang and Cho 2019 (arXiv 1902.04094). If the model's conditionals are those of one distribution and
 residues are masked one at a time, that distribution is the limit; in general neither holds.
@@ -16,10 +16,10 @@ from torch import Tensor
 
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
 from protlm.model.decoding import STANDARD_TOKENS, Sampling, draw
 from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
+from protlm.system.errors import UserError
 
 _TOKENS_PER_BATCH = 16_384
 
@@ -30,7 +30,6 @@ class Sweeps:
     """How sequences are sampled from a masked model.
 
     Args:
-        number: how often every residue is drawn.
         mask_fraction: the fraction of the residues that are masked, and drawn, at a time. The
             forward passes of a sweep are its inverse, or one for each residue if that is less.
     """
@@ -60,14 +59,6 @@ def resample(
 
     A sequence depends on its start, its index and the seed, not on the others in its batch. Only
     the 20 standard amino acids are drawn. Sequences of similar length share a batch.
-
-    Args:
-        network: a masked model.
-        starts: sequences of at least one residue.
-        sampling: how a residue is drawn.
-        sweeps: how often, and how many at a time.
-        seed: seed of the random numbers.
-        batch_size: sequences at a time, or fewer of long ones.
     """
     # As in `generate`: in float64, the batch does not change the draws.
     network = copy.deepcopy(network).double().eval()
@@ -103,7 +94,6 @@ def _sweep(
     mask_BL: Tensor,
     sampling: Sampling,
 ) -> None:
-    """Draws every residue once, in place."""
     groups = [chain.groups() for chain in chains]
     for turn in range(max(map(len, groups))):
         masked = [(row, own[turn]) for row, own in enumerate(groups) if turn < len(own)]

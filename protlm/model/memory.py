@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from protlm.memory import free_memory, readable_size
+from protlm.system.memory import free_memory, readable_size
 
 if TYPE_CHECKING:
     from protlm.model.pretrained import PretrainedModel

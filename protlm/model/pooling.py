@@ -42,8 +42,6 @@ def pool(
 
     Args:
         hidden_LD: hidden states of `<cls>`, the residues, `<eos>` and padding.
-        num_residues: number of residues.
-        pooling: what is kept; special tokens are in no statistic.
         ranges: first and last residue of each range, counted from 1.
     """
     if pooling in (Pooling.cls, Pooling.bos):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from protlm.attention.ops.numerics import upcast
 from protlm.config import Positions
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 _PERIOD = 10_000.0
 # Numbers that a CPU rotates at a time: 1 MiB in float32, whose copies stay in its cache.
@@ -51,10 +51,8 @@ class PositionTable(nn.Module):
 class Rotary(nn.Module):
     """Rotary positions: queries and keys are rotated by angles proportional to the position.
 
-    Args:
-        head_dim: K.
-        stored: whether the frequencies are saved with the weights. Those of ESM-2 are rounded to
-            half precision, as in its training.
+    `stored` frequencies are saved with the weights: those of ESM-2 are rounded to half precision,
+    as in its training.
     """
 
     def __init__(self, *, head_dim: int, stored: bool = False) -> None:

@@ -1,6 +1,6 @@
 """A trained model for use: from sequences to logits, hidden states and attention maps."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,7 +11,6 @@ from protlm import attention
 from protlm.attention.base import Recurrent
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
-from protlm.attention.maps import attention_rows
 from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
@@ -20,9 +19,9 @@ from protlm.data.batching.plan import SPECIALS
 from protlm.data.dataset import collate
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError, one_of
 from protlm.model.decoding import GeneratedSequence, Sampling, generate
 from protlm.model.transformer import ModelOutput, ProteinLM
+from protlm.system.errors import UserError, one_of
 
 
 @dataclass(frozen=True)
@@ -153,9 +152,7 @@ class PretrainedModel:
         layers: Iterable[int] | None = None,
         heads: Iterable[int] | None = None,
     ) -> dict[int, Tensor]:
-        """Returns exact maps, BHLL on the CPU, by layer as asked; by default of all.
-
-        The default is all layers and all heads.
+        """Returns exact maps, BHLL on the CPU, by layer as asked; by default all layers and heads.
 
         Raises:
             UserError: a layer or a head that does not exist.
@@ -182,16 +179,12 @@ class PretrainedModel:
         Layers are numbered from 1 here, also where they were asked for from the end.
         """
         _check_tokens(batch)
-        asked = range(1, self.num_layers + 1) if layers is None else layers
-        wanted = {self.layer_number(n, first=1) for n in asked}
-        heads = range(1, self.num_heads + 1) if heads is None else list(heads)
-        self.check_heads(heads)
+        wanted, heads = self.layers_and_heads(layers, heads)
         chosen = [head - 1 for head in heads]
         inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
         for number, x in inputs:
             if number in wanted:
-                rows = attention_rows(
-                    self.network.mechanism(number),
+                rows = self.network.mechanism(number).attention_rows(
                     x.q_BHLK,
                     x.k_BHLK,
                     hidden_BLD=x.hidden_BLD,
@@ -239,12 +232,9 @@ class PretrainedModel:
         """Samples sequences from a causal model, and yields them as they end.
 
         Args:
-            number: number of sequences.
             prefix: residues that all sequences begin with.
-            max_residues: maximum length, including the prefix; None uses the maximum of training.
             sampling: temperature, top-k and top-p; None samples from the model's distribution.
             seed: random seed; a sequence depends only on the seed and its own number.
-            batch_size: number of sequences sampled at a time.
 
         Raises:
             UserError: the model cannot generate, or a setting is out of range.
@@ -311,15 +301,18 @@ class PretrainedModel:
             )
         return number
 
-    def check_heads(self, heads: Sequence[int]) -> None:
-        """Rejects heads that do not exist.
-
-        Raises:
-            UserError: the message names the head and the existing ones.
-        """
-        for head in heads:
+    def layers_and_heads(
+        self, layers: Iterable[int] | None = None, heads: Iterable[int] | None = None
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Returns the numbers of layers and heads, from 1, each once; None is all."""
+        layers = range(1, self.num_layers + 1) if layers is None else layers
+        heads = range(1, self.num_heads + 1) if heads is None else heads
+        numbers = dict.fromkeys(self.layer_number(layer, first=1) for layer in layers)
+        chosen = tuple(dict.fromkeys(heads))
+        for head in chosen:
             if not 1 <= head <= self.num_heads:
                 raise UserError(f"head {head} does not exist; this model has 1 to {self.num_heads}")
+        return tuple(numbers), chosen
 
 
 def _check_tokens(batch: TokenBatch) -> None:

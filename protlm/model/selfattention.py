@@ -13,9 +13,7 @@ from protlm.attention import Attention
 from protlm.attention.base import QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
 from protlm.config import ModelConfig, QueryKeyWidth
-from protlm.errors import UserError
-from protlm.model.convolution import ShortConvolution
-from protlm.model.linear import Linear, is_plain, linear
+from protlm.model.layers import Linear, ShortConvolution, is_plain, linear
 from protlm.model.positions import rotate
 
 # FAVOR+ estimates softmax well while |q̂|² + |k̂|² is below about 6, that is 3 for each.
@@ -35,7 +33,6 @@ class BoundedNorm(nn.Module):
         self.scale = nn.Parameter(torch.full((num_heads,), start))
 
     def forward(self, x_BHLK: Tensor) -> Tensor:
-        """Returns queries or keys with the heads' norms."""
         x = upcast(x_BHLK)
         norm_H11 = self.norms(self.scale.to(x.dtype))[:, None, None]
         length_BHL1 = x.square().sum(-1, keepdim=True).add(1e-12).sqrt()
@@ -60,25 +57,18 @@ class FreeNorm(nn.Module):
         self.gain = nn.Parameter(torch.ones(num_heads))
 
     def forward(self, x_BHLK: Tensor) -> Tensor:
-        """Returns queries or keys with the heads' norms."""
         x = upcast(x_BHLK)
         inverse_BHL1 = x.square().mean(-1, keepdim=True).add(1e-12).rsqrt()
         return (x * inverse_BHL1 * self.gain.to(x.dtype)[:, None, None]).to(x_BHLK.dtype)
 
 
 class WidthNorm(nn.LayerNorm):
-    """LayerNorm without bias over the queries or keys of all heads together, as in ESM C.
-
-    Args:
-        width: that of all heads, H K.
-        epsilon: added to the variance.
-    """
+    """LayerNorm without bias over the queries or keys of all heads together, as in ESM C."""
 
     def __init__(self, *, width: int, epsilon: float) -> None:
         super().__init__(width, eps=epsilon, bias=False)
 
     def forward(self, x_BHLK: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Returns normalized queries or keys."""
         joined_BLD = super().forward(x_BHLK.transpose(1, 2).flatten(2))
         return joined_BLD.unflatten(-1, (x_BHLK.shape[1], -1)).transpose(1, 2)
 
@@ -91,7 +81,6 @@ class NormsByKind(nn.Module):
         self.exact, self.linear = FreeNorm(num_heads=num_exact_heads), linear
 
     def forward(self, x_BHLK: Tensor) -> Tensor:
-        """Returns queries or keys with the heads' norms."""
         near, far = x_BHLK.tensor_split([len(self.exact.gain)], dim=1)
         return torch.cat([self.exact(near), self.linear(far)], dim=1)
 
@@ -114,10 +103,7 @@ class Context(NamedTuple):
     """The inputs that all blocks of a pass have in common.
 
     Attributes:
-        tokens_BL: token numbers, int64.
-        mask_BL: true where there is a token, false at padding.
         rotation: cosines and sines of the positions, each LK, or None.
-        causal: whether a position sees only itself and earlier ones.
     """
 
     tokens_BL: Tensor
@@ -139,12 +125,7 @@ class AttentionInputs:
 @final
 @dataclass(frozen=True)
 class SublayerState:
-    """The state of the sublayer after the positions it has processed.
-
-    Attributes:
-        mechanism: the state of the mechanism.
-        recent_BMD: the previous inputs of the convolution, or None.
-    """
+    """The states of the mechanism and of the convolution, its previous inputs, in a sublayer."""
 
     mechanism: State
     recent_BMD: Tensor | None
@@ -173,11 +154,6 @@ class SelfAttention(nn.Module):
     * an output gate: out = RMSNorm(mixed) ⊙ SiLU(G x) with a norm for each head (RetNet, arXiv
       2307.08621, equation 8). The norm cancels any positive factor of a row, as the denominator of
       linear attention (TransNormer, arXiv 2210.10340, section 3.2).
-
-    Args:
-        config: sizes and choices.
-        mechanism: the attention mechanism.
-        tokens: the vocabulary of the value embedding.
     """
 
     def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:
@@ -230,7 +206,6 @@ class SelfAttention(nn.Module):
         return AttentionInputs(q_BHLK, k_BHLK, self._heads(value_BLD), hidden_BLD)
 
     def forward(self, hidden_BLD: Tensor, context: Context) -> Tensor:
-        """Returns the sublayer's output, BLD."""
         mechanism, causal = self.mechanism, context.causal
         assert mechanism.supports_causal if causal else mechanism.supports_bidirectional
         x = self.inputs(hidden_BLD, context)
@@ -265,7 +240,6 @@ class SelfAttention(nn.Module):
         return SublayerState(after, recent_BMD), self._out(mixed_BHC[:, None], hidden_B1D)
 
     def _out(self, mixed_BLHC: Tensor, hidden_BLD: Tensor) -> Tensor:
-        """Returns the output of the sublayer from that of the mechanism."""
         if self.gate is None or self.output_norm is None:
             return self.output(mixed_BLHC.flatten(2))
         gated_BLD = self.output_norm(mixed_BLHC).flatten(2) * F.silu(self.gate(hidden_BLD))
@@ -290,20 +264,3 @@ def _query_key_norm(config: ModelConfig, mechanism: Attention) -> nn.Module:
         return norm(num_heads=config.num_heads)
     others = norm(num_heads=config.num_heads - num_exact)
     return NormsByKind(num_exact_heads=num_exact, linear=others)
-
-
-def keep_stored_norms(network: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Gives a network bounded query-key norms where its stored weights have them.
-
-    Earlier versions used bounded norms for every mechanism. Their parameter is named `scale`.
-    """
-    for name, module in network.named_modules():
-        if isinstance(module, SelfAttention) and f"{name}.query_norm.scale" in weights:
-            if module.mechanism.qk_norm is QueryKeyNorms.none:
-                raise UserError(
-                    "it was trained by an earlier version, in which this attention was computed "
-                    "with query-key norms; use that version, or train the model again"
-                )
-            module.query_norm = BoundedNorm(num_heads=module.num_heads)
-            if module.key is not None:
-                module.key_norm = BoundedNorm(num_heads=module.num_heads)

@@ -8,23 +8,21 @@ output layer is N(0, 1/D). Value embeddings, convolutions and the factors of ski
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from protlm.attention import Attention
-from protlm.attention.base import State
+from protlm.attention import Attention, create, options_of_layer
+from protlm.attention.base import SharesParameters, State
 from protlm.config import HeadKind, ModelConfig, NormOrder, Positions
-from protlm.errors import UserError
+from protlm.data.vocabulary import VOCABULARY
 from protlm.model.block import Block, norm_layer
-from protlm.model.head import HeadTransform, TiedHead
-from protlm.model.linear import Linear
+from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
 from protlm.model.positions import Rotary, position_table
 from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
-from protlm.model.skips import UnetSkips
-from protlm.model.token_dropout import drop_masked_tokens
+from protlm.system.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,6 @@ class DecodingState:
     blocks: tuple[State | None, ...]
 
     def __getitem__(self, rows_B: Tensor) -> "DecodingState":
-        """The state of some samples, by their numbers."""
         blocks = (None if state is None else state[rows_B] for state in self.blocks)
         return DecodingState(self.length, tuple(blocks))
 
@@ -53,9 +50,6 @@ class ProteinLM(nn.Module):
     """A transformer over tokens, around any attention mechanism.
 
     Args:
-        config: sizes and choices.
-        vocab_size: V.
-        pad: the padding token.
         mechanism: creates the attention mechanism of a block from its number, 0 to N - 1.
 
     Attributes:
@@ -128,9 +122,6 @@ class ProteinLM(nn.Module):
         """Returns logits for every position, and hidden states.
 
         Args:
-            tokens_BL: token numbers, int64.
-            mask_BL: true where there is a token, false at padding.
-            causal: whether a position sees only itself and earlier ones.
             layers: which hidden states to return: 0 the embedding, n the output of block n.
                 The last one is taken after the final norm, as in ESM.
         """
@@ -204,7 +195,6 @@ class ProteinLM(nn.Module):
         return block.attention.mechanism
 
     def _enter(self, context: Context, start: int = 0) -> Tensor:
-        """Returns the input of the first block, BLD."""
         x_BLD = self.embedding(context.tokens_BL)
         if self.token_dropout:
             x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL)
@@ -253,3 +243,34 @@ def _initialize(module: nn.Module) -> None:
 def num_parameters(network: nn.Module) -> int:
     """Returns the number of trainable parameters of a network."""
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
+
+
+def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -> ProteinLM:
+    """Returns a network with new weights, a pure function of the config and the seed."""
+    options = dict(attention)
+    name = str(options.pop("name", ""))
+    layers: list[Attention] = []
+
+    def mechanism(layer: int) -> Attention:
+        made = create(
+            name,
+            options_of_layer(name, options, layer=layer, num_layers=model.num_layers),
+            num_heads=model.num_heads,
+            head_dim=model.model_dim // model.num_heads,
+            model_dim=model.model_dim,
+            max_length=model.max_length,
+            seed=_layer_seed(seed, layer),
+        )
+        layers.append(made)
+        if layer > 0 and isinstance(made, SharesParameters):
+            made.share_with(layers[0])
+        return made
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return ProteinLM(model, vocab_size=len(VOCABULARY), pad=VOCABULARY.pad, mechanism=mechanism)
+
+
+def _layer_seed(seed: int, layer: int) -> int:
+    # Layers draw different projections; the stride separates neighboring seeds.
+    return seed * 100_003 + layer

@@ -13,24 +13,20 @@ from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
-from protlm.report.codes import Codes
-from protlm.report.heads import STATISTICS, inspected_heads
-from protlm.report.plan import PagePlan, plan_page
-from protlm.report.predictions import predictions_to_plain
-from protlm.report.protein import InspectedProtein
+from protlm.report.heads import STATISTICS, Codes, inspected_heads
+from protlm.report.protein import InspectedProtein, predictions_to_plain
+from protlm.system.errors import UserError
+
+# A head of a longer protein would take a third of the page, and the browser seconds.
+MAX_RESIDUES = 2_048
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class InspectedModel:
-    """A model to inspect, and which of it.
+    """A model to inspect, and which of its layers and heads, numbered from 1.
 
-    Attributes:
-        name: its name for the reader.
-        model: the model.
-        layers: numbers of layers, from 1.
-        heads: numbers of heads, from 1.
-        regression: the contact regression that was fitted to it, if any.
+    The name is for the reader; the regression is the one that was fitted to the model, if any.
     """
 
     name: str
@@ -47,20 +43,16 @@ def page_content(
     is_selection: bool,
     with_predictions: bool,
 ) -> dict[str, Any]:
-    """Returns the content of the page, for `assemble`.
+    """Returns the content of the page of a protein, by one model or two, for `assemble`.
 
-    Args:
-        protein: the protein.
-        models: one model, or two to compare.
-        is_selection: whether the user selected layers or heads.
-        with_predictions: whether to predict every residue, which takes one pass for each.
+    Predictions take a pass for each residue.
     """
-    plan = plan_page(
-        len(protein),
-        [len(one.layers) * len(one.heads) for one in models],
-        is_selection=is_selection,
-        num_contact_maps=sum(one.regression is not None for one in models),
-    )
+    if len(protein) > MAX_RESIDUES:
+        raise UserError(
+            f"the protein has {len(protein):,} residues, and a page shows at most "
+            f"{MAX_RESIDUES:,}; give a domain of it, or type: protlm attention, which writes maps "
+            "of any length"
+        )
     for one in models:
         # Refuses what the model does not accept before the work for another one.
         one.model.tokenize([protein.sequence])
@@ -72,17 +64,32 @@ def page_content(
             {"name": name, "label": label, "unit": unit, "meaning": meaning}
             for name, label, unit, meaning in STATISTICS
         ],
-        "models": [_model(one, protein, plan, with_predictions) for one in models],
+        "models": [
+            {
+                **_description(one),
+                "heads": [
+                    head.to_plain()
+                    for head in inspected_heads(
+                        one.model,
+                        protein,
+                        layers=one.layers,
+                        heads=one.heads,
+                        keep_full=is_selection,
+                        num_models=len(models),
+                    )
+                ],
+                "predictions": (
+                    predictions_to_plain(one.model, protein.sequence) if with_predictions else None
+                ),
+                "contacts": _contacts(one.regression, one.model, protein),
+            }
+            for one in models
+        ],
     }
 
 
-def _model(
-    one: InspectedModel, protein: InspectedProtein, plan: PagePlan, with_predictions: bool
-) -> dict[str, Any]:
-    model = one.model
-    mechanism = model.description.attention
-    heads = inspected_heads(model, protein, plan, layers=one.layers, heads=one.heads)
-    predictions = predictions_to_plain(model, protein.sequence) if with_predictions else None
+def _description(one: InspectedModel) -> dict[str, Any]:
+    model, mechanism = one.model, one.model.description.attention
     return {
         "name": one.name,
         "hash": model.hash,
@@ -93,9 +100,6 @@ def _model(
         "parameters": num_parameters(model.network),
         "layers": model.num_layers,
         "heads_per_layer": model.num_heads,
-        "heads": [head.to_plain() for head in heads],
-        "predictions": predictions,
-        "contacts": _contacts(one.regression, model, protein),
     }
 
 

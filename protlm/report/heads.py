@@ -1,25 +1,98 @@
-"""The maps and statistics of the heads of a model on one protein, layer by layer."""
+"""The maps and statistics of the heads of a model on one protein, layer by layer.
 
-from collections.abc import Iterator, Sequence
+Maps are bytes on the page: the square root of each weight, in units of the largest one.
+"""
+
+import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, final
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from protlm.analysis.contact_regression import MIN_SEPARATION, features
-from protlm.analysis.head_statistics import head_statistics, sink_mass
-from protlm.analysis.precision import SEPARATIONS, precision
+from protlm.analysis.contact_regression import features
+from protlm.analysis.head_statistics import head_statistics, residue_rows, sink_mass
+from protlm.analysis.precision import MIN_SEPARATION, SEPARATIONS, precision_at
 from protlm.model.pretrained import PretrainedModel
-from protlm.report.codes import Codes, binned
-from protlm.report.plan import PagePlan
+from protlm.report.page import check_size
 from protlm.report.protein import InspectedProtein
-from protlm.terminal import JobProgress
+from protlm.system.terminal import JobProgress
 
-_BLOCK_ENTRIES = 1 << 23
+_UNSIGNED, _SIGNED = 255, 127
+_ZERO_OF_SIGNED = 128
+# Weights above this, in units of the largest one, are rounding errors of 0.
+_NEGATIVE = -1e-6
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Codes:
+    """Quantized weights, uint8 in the shape of the weights.
+
+    A weight is scale · (c / 255)², or, signed, with n = c - 128, sign(n) · scale · (n / 127)²; the
+    scale is the largest absolute weight.
+    """
+
+    scale: float
+    is_signed: bool
+    codes: np.ndarray
+
+    @classmethod
+    def of(cls, weights: np.ndarray) -> "Codes":
+        """Quantizes weights, which must be finite."""
+        values = weights.astype(np.float64)
+        scale = float(np.abs(values).max(initial=0.0))
+        unit = values / (scale or 1.0)
+        is_signed = bool(unit.min(initial=0.0) < _NEGATIVE)
+        if is_signed:
+            codes = _ZERO_OF_SIGNED + np.sign(unit) * np.sqrt(np.abs(unit)) * _SIGNED
+        else:
+            codes = np.sqrt(np.maximum(unit, 0.0)) * _UNSIGNED
+        return cls(scale, is_signed, np.rint(codes).astype(np.uint8))
+
+    def decode(self) -> np.ndarray:
+        """Returns the weights that the page shows, float64."""
+        if self.is_signed:
+            steps = self.codes.astype(np.float64) - _ZERO_OF_SIGNED
+            return np.sign(steps) * self.scale * (steps / _SIGNED) ** 2
+        return self.scale * (self.codes / _UNSIGNED) ** 2
+
+    @property
+    def num_bytes(self) -> int:
+        """The length of the codes in base64."""
+        return -(-self.codes.size // 3) * 4
+
+    def to_plain(self) -> dict[str, Any]:
+        """Returns values for JSON; the codes are base64, row by row."""
+        text = base64.b64encode(self.codes.tobytes()).decode("ascii")
+        return {"scale": self.scale, "signed": self.is_signed, "codes": text}
+
+
+def binned(map_LL: np.ndarray, size: int) -> np.ndarray:
+    """Returns the weight of largest magnitude in each square of `size` × `size` residue pairs.
+
+    The squares at the end of the protein may be smaller.
+
+    >>> binned(np.array([[1.0, 2.0, 0.0], [0.0, -3.0, 0.0], [0.5, 0.0, 4.0]]), 2).tolist()
+    [[-3.0, 0.0], [0.5, 4.0]]
+    """
+    if size == 1:
+        return map_LL
+    starts = np.arange(0, len(map_LL), size)
+
+    def pooled(which: np.ufunc) -> np.ndarray:
+        return which.reduceat(which.reduceat(map_LL, starts, axis=0), starts, axis=1)
+
+    highest, lowest = pooled(np.maximum), pooled(np.minimum)
+    return np.where(highest >= -lowest, highest, lowest)
+
+
 _LISTED_PAIRS = 20
+# Maps that the user has not selected have at most this size together, on a page of about 12 MB. If
+# they have more, up to 16 of each model stay full.
+_COMFORTABLE_BYTES, _MOST_FULL_MAPS = 11_000_000, 16
+_OVERVIEW_SIDE = 96
 
 # Name, label, unit and meaning of each column of the table of heads.
 STATISTICS: tuple[tuple[str, str, str, str], ...] = (
@@ -46,12 +119,9 @@ STATISTICS: tuple[tuple[str, str, str, str], ...] = (
 @final
 @dataclass(frozen=True, eq=False)
 class HeadMap:
-    """A map as it is shown.
+    """A map as it is shown, with `bin_size` residues in a row or column of the codes.
 
-    Attributes:
-        codes: the weights.
-        bin_size: residues in a row or column of the codes.
-        error: the largest difference between a weight, or largest weight of a bin, and its code.
+    The error is the largest difference between a weight, or largest weight of a bin, and its code.
     """
 
     codes: Codes
@@ -69,16 +139,11 @@ class HeadMap:
 @final
 @dataclass(eq=False)
 class InspectedHead:
-    """A head: its statistics, and its map.
+    """A head: its layer and number, from 1, its statistics by `STATISTICS`, and its map.
 
-    Attributes:
-        layer: from 1.
-        head: from 1.
-        statistics: values by the names of `STATISTICS`; NaN where undefined.
-        pairs: the strongest residue pairs, 6 or more apart: row and column from 0, and weight.
-        received: the mean weight of each column.
-        reduced: the map, with `PagePlan.bin_size` residues a cell.
-        full: the map with one residue a cell, if the page has it.
+    `pairs` are the strongest residue pairs, 6 or more apart: row and column from 0, and weight;
+    `received` is the mean weight of each column. The full map has one residue a cell, the reduced
+    one at most 96 × 96 cells.
     """
 
     layer: int
@@ -96,9 +161,13 @@ class InspectedHead:
         best = self.statistics["contrast"] if np.isnan(best) else best
         return -np.inf if np.isnan(best) else best
 
+    @property
+    def shown(self) -> HeadMap:
+        """The map on the page."""
+        return self.full or self.reduced
+
     def to_plain(self) -> dict[str, Any]:
         """Returns values for JSON."""
-        shown = self.full or self.reduced
         values = [self.statistics[name] for name, *_ in STATISTICS]
         return {
             "layer": self.layer,
@@ -106,54 +175,55 @@ class InspectedHead:
             "statistics": [None if np.isnan(value) else _short(value) for value in values],
             "pairs": [[row, column, _short(weight)] for row, column, weight in self.pairs],
             "received": self.received.to_plain(),
-            "map": shown.codes.to_plain(),
-            "bin": shown.bin_size,
-            "error": _short(shown.error),
+            "map": self.shown.codes.to_plain(),
+            "bin": self.shown.bin_size,
+            "error": _short(self.shown.error),
         }
 
 
 def inspected_heads(
     model: PretrainedModel,
     protein: InspectedProtein,
-    plan: PagePlan,
     *,
     layers: Sequence[int],
     heads: Sequence[int],
+    keep_full: bool = False,
+    num_models: int = 1,
 ) -> list[InspectedHead]:
-    """Returns the heads of the model, with full maps of the `plan.full_maps` most contact-like.
+    """Returns the heads of the model.
 
-    Memory is that of the maps of one layer, and of the maps that are returned.
+    The maps of all heads are full if they fit into 11 MB, which `num_models` share, or else those
+    of up to 16 heads, the most contact-like; with `keep_full` all are. Memory is that of the maps
+    of one layer, and of the maps that are returned.
     """
     found: list[InspectedHead] = []
+    bin_size, number = -(-len(protein) // _OVERVIEW_SIDE), len(layers) * len(heads)
+    kept = number if keep_full else 0
     with JobProgress("layers", len(layers)) as progress:
-        for done, (layer, rows_HLM) in enumerate(_layers(model, protein, layers, heads), start=1):
+        for layer, blocks in residue_rows(model, protein.sequence, layers, heads):
+            rows_HLM = torch.cat([rows.float() for rows in blocks], dim=1)
             map_HLL = rows_HLM[:, :, 1:-1]
             statistics = head_statistics([map_HLL])
             statistics["sink_mass"] = sink_mass(rows_HLM).mean(dim=1)
             for place, head in enumerate(heads):
                 own = {name: float(x_H[place]) for name, x_H in statistics.items() if x_H.ndim == 1}
                 map_LL = map_HLL[place].cpu().numpy()
-                found.append(_inspect(map_LL, (layer, head), own, protein, plan.bin_size))
-            for worse in sorted(found, key=lambda head: -head.rank)[plan.full_maps :]:
+                found.append(_inspect(map_LL, (layer, head), own, protein, bin_size))
+            kept = kept or _num_full(found[0], number, num_models)
+            for worse in sorted(found, key=lambda head: -head.rank)[kept:]:
                 worse.full = None
-            progress.update(done)
+            check_size(sum(one.shown.codes.num_bytes + one.received.num_bytes for one in found))
+            progress.advance(1)
     return found
 
 
-def _layers(
-    model: PretrainedModel,
-    protein: InspectedProtein,
-    layers: Sequence[int],
-    heads: Sequence[int],
-) -> Iterator[tuple[int, Tensor]]:
-    """Yields each layer and the rows of its maps at residues, float32 HLM, with special tokens."""
-    length = len(protein) + 2
-    block = max(1, min(256, _BLOCK_ENTRIES // (length * model.num_heads)))
-    batch = model.tokenize([protein.sequence])
-    rows = model.attention_row_blocks(batch, layers, heads, block=block)
-    for layer, blocks in groupby(rows, key=lambda found: found[0]):
-        map_HLL = torch.cat([map_BHML[0].float() for _, _, map_BHML in blocks], dim=1)
-        yield layer, map_HLL[:, 1:-1]
+def _num_full(one: InspectedHead, number: int, num_models: int) -> int:
+    """Returns how many of the maps of a model may be full, by the sizes of those of one head."""
+    most = _COMFORTABLE_BYTES // num_models
+    reduced, full = one.reduced.codes.num_bytes, one.shown.codes.num_bytes
+    if number * full <= most:
+        return number
+    return min(max((most - number * reduced) // full, 1), _MOST_FULL_MAPS)
 
 
 def _inspect(
@@ -177,16 +247,13 @@ def _contact_statistics(map_LL: np.ndarray, protein: InspectedProtein) -> dict[s
     """Returns `contrast` and `precision` of the map, symmetrized and APC-corrected."""
     feature_LL = features(map_LL[None, None])[0]
     apart = feature_LL[np.triu_indices(len(map_LL), MIN_SEPARATION)].astype(np.float64)
-    best = (
-        np.partition(apart, -min(len(map_LL), len(apart)))[-len(map_LL) :] if len(apart) else apart
-    )
-    spread = float(apart.std()) if len(apart) else 0.0
-    contrast = (float(best.mean()) - float(apart.mean())) / spread if spread else np.nan
-    hits, asked = 0, 0
-    if protein.contacts is not None:
-        long = SEPARATIONS["long"]
-        hits, asked = precision(feature_LL, protein.contacts, separation=long, divisor=1)
-    return {"contrast": contrast, "precision": hits / asked if asked else np.nan}
+    spread, contrast = float(apart.std()) if len(apart) else 0.0, np.nan
+    if spread:
+        best = np.partition(apart, -min(len(map_LL), len(apart)))[-len(map_LL) :]
+        contrast = (float(best.mean()) - float(apart.mean())) / spread
+    known_LL = protein.contacts
+    best = np.nan if known_LL is None else precision_at(feature_LL, known_LL, SEPARATIONS["long"])
+    return {"contrast": contrast, "precision": best}
 
 
 def _strongest(map_LL: np.ndarray) -> list[tuple[int, int, float]]:
@@ -202,5 +269,4 @@ def _strongest(map_LL: np.ndarray) -> list[tuple[int, int, float]]:
 
 
 def _short(value: float) -> float:
-    """Rounds to six significant digits."""
     return float(f"{value:.6g}")

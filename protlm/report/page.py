@@ -6,6 +6,10 @@ import json
 from importlib.resources import files
 from typing import Any
 
+from protlm.system.errors import UserError
+
+# The attachments that mail servers accept are 25 MB.
+MAX_BYTES = 25_000_000
 # In the order in which they run; each defines what the later ones use.
 SCRIPTS = (
     "data.js",
@@ -52,6 +56,16 @@ def assemble(content: dict[str, Any]) -> str:
     # Split first, so that a mark inside of a part is text.
     pieces = _asset("page.html").split("@@")
     return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
+
+
+def check_size(num_bytes: int) -> None:
+    """Refuses a page of this size, or one whose maps alone have it."""
+    if num_bytes > MAX_BYTES:
+        raise UserError(
+            f"the page has over {num_bytes / 1e6:.0f} MB, and mail takes {MAX_BYTES / 1e6:.0f} MB; "
+            "select fewer heads with --layers and --heads, or omit both for reduced maps, or give "
+            "one model"
+        )
 
 
 def json_for_html(content: dict[str, Any]) -> str:

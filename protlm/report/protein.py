@@ -1,4 +1,4 @@
-"""The protein of a page: its sequence, and its structure if one is known."""
+"""The protein of a page: its sequence, its structure if one is known, and what a model predicts."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,6 +8,10 @@ import numpy as np
 
 from protlm.analysis.dssp import secondary_structure
 from protlm.analysis.structures import Structure, contact_map
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.downstream.estimators import Predictor, Query
+from protlm.model.pretrained import PretrainedModel
+from protlm.system.terminal import watched
 
 _SHORTEST_CONTACT = 3
 _LONGEST_TEXT = 5_000
@@ -18,12 +22,8 @@ _LONGEST_TEXT = 5_000
 class InspectedProtein:
     """A protein to inspect.
 
-    Attributes:
-        identifier: its name, from a file that may contain anything.
-        header: the rest of its description, likewise.
-        source: the name of the file, without its folder.
-        sequence: residues.
-        structure: its structure, of the same residues.
+    Its name and header may contain anything; the source is the name of its file, without the
+    folder.
     """
 
     identifier: str
@@ -52,12 +52,11 @@ class InspectedProtein:
 
     def _structure(self, structure: Structure) -> dict[str, Any]:
         assert self.contacts is not None
-        is_proline_L = np.array([letter == "P" for letter in structure.sequence])
         rows, columns = np.nonzero(np.triu(self.contacts == 1, _SHORTEST_CONTACT))
         return {
             "ca": _coordinates(structure.backbone_L43[:, 1]),
             "cb": _coordinates(structure.cb_L3),
-            "states": secondary_structure(structure.backbone_L43, is_proline_L),
+            "states": secondary_structure(structure.backbone_L43, structure.sequence),
             "contacts": np.stack([rows, columns], axis=1).tolist(),
         }
 
@@ -70,8 +69,41 @@ def _shortened(text: str) -> str:
 
 
 def _coordinates(atoms_L3: np.ndarray) -> list[list[float] | None]:
-    """Returns coordinates to 0.01 Å; None where an atom is missing."""
     return [
         None if np.isnan(atom_3).any() else [round(float(x), 2) for x in atom_3]
         for atom_3 in atoms_L3
     ]
+
+
+_LETTERS = [VOCABULARY[letter] for letter in STANDARD]
+_DECIMALS = 4
+
+
+def predicted_distributions(model: PretrainedModel, sequence: str) -> np.ndarray:
+    """Returns the probability of each of the 20 amino acids at each position, float64 [L, 20].
+
+    A masked model predicts the residue at one masked position at a time, as `masked-marginals` in
+    `protlm score`; this takes L passes. A causal model predicts it from the residues before it,
+    in one pass. Rows sum to 1.
+    """
+    if model.causal:
+        logits_LV = model(model.tokenize([sequence])).logits_BLV[0, :-2].double().cpu()
+        log_p_L20 = logits_LV[:, _LETTERS].numpy()
+    else:
+        queries = [Query(sequence, position) for position in range(len(sequence))]
+        found = Predictor(model).log_p(watched("predictions", queries))
+        log_p_L20 = np.stack([log_p_V[_LETTERS] for _, log_p_V in found])
+    p_L20 = np.exp(log_p_L20 - log_p_L20.max(axis=1, keepdims=True))
+    return p_L20 / p_L20.sum(axis=1, keepdims=True)
+
+
+def predictions_to_plain(model: PretrainedModel, sequence: str) -> dict[str, Any]:
+    """Returns values for JSON: the distributions, and their entropies in nats."""
+    p_L20 = predicted_distributions(model, sequence)
+    entropy_L = -(p_L20 * np.log(np.maximum(p_L20, 1e-300))).sum(axis=1)
+    return {
+        "letters": STANDARD,
+        "kind": "causal" if model.causal else "masked",
+        "probabilities": p_L20.round(_DECIMALS).tolist(),
+        "entropy": entropy_L.round(_DECIMALS).tolist(),
+    }

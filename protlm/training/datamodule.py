@@ -23,15 +23,15 @@ from protlm.data.batching.plan import (
     BatchingStrategy,
     BatchStream,
     Progress,
+    RankSlice,
     Sequences,
 )
-from protlm.data.batching.rank_slice import RankSlice
 from protlm.data.dataset import Batch, SequenceDataset
+from protlm.data.frequencies import Unigram, count_residues
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader
-from protlm.data.unigram import Unigram, count_residues
-from protlm.errors import UserError
-from protlm.training.callbacks.preemption import SIGNALS
+from protlm.system.errors import UserError
+from protlm.training.launch import SIGNALS
 
 # Lightning sees a single endless epoch: epochs are counted by `Progress`, and the length of a run
 # is given in optimizer steps. Lightning's epochs end early or repeat data after a restart.
@@ -101,12 +101,7 @@ class SequenceData(pl.LightningDataModule):
     has one sequence per row, cropped to its start, and masks a fixed fraction.
 
     Args:
-        train: the training data.
-        valid: the validation split.
-        rule: how samples become batches.
-        config: batch size, maximum length and workers.
         masking: the mask fractions, or None for the causal objective.
-        seed: seed of the order, the crops and the masks.
         share: the number of micro-batches per batch, and of batches per optimizer step.
     """
 
@@ -128,11 +123,9 @@ class SequenceData(pl.LightningDataModule):
         self.progress = Progress()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the data, for the checkpoint."""
         return asdict(self.progress) | {"fingerprint": self.train.fingerprint}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the position in the data from a checkpoint."""
         self.check_continues(state_dict)
         place = {key: value for key, value in state_dict.items() if key != "fingerprint"}
         self.progress = Progress(**place)
@@ -171,13 +164,10 @@ class SequenceData(pl.LightningDataModule):
         return self._loader(self.valid, stream, self.valid_rule)
 
     def unigram_table(self) -> np.ndarray:
-        """Returns the predictions of residue frequencies for validation targets.
+        """Returns the predictions of residue frequencies by input token and target, float64 [V, V].
 
         The frequencies are those of the first samples in the order of the run, cropped as in
         validation. The result is the same on all ranks.
-
-        Returns:
-            probabilities by input token and target, float64 [V, V].
         """
         order = self.train.order(seed=self.seed)
         samples = order.draw(0, np.arange(min(len(order), _COUNTED))).samples

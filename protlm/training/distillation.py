@@ -18,11 +18,11 @@ from protlm.checkpoints.description import differences
 from protlm.config import DistillationStage, Optimizer, TrainConfig
 from protlm.data.dataset import FILLER, Batch
 from protlm.data.masking import IGNORE
-from protlm.errors import UserError
 from protlm.model.block import Block
 from protlm.model.objective import TargetSums, target_sums
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import SelfAttention
+from protlm.system.errors import UserError
 from protlm.training import lora
 from protlm.training.launch import is_first_rank
 from protlm.training.module import LanguageModeling
@@ -69,17 +69,14 @@ class Distillation(LanguageModeling, ABC):
         return self._teachers[0].network
 
     def on_fit_start(self) -> None:
-        """Moves the teacher to the device of the run."""
         super().on_fit_start()
         self.teacher.to(self.device)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the description of the model and the hash of the teacher."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[_TEACHER] = self._hash
 
     def check_continues(self, checkpoint: Mapping[str, Any]) -> None:
-        """Compares the teacher with that of the run."""
         if checkpoint.get(_TEACHER) != self._hash:
             raise UserError(
                 f"objective.teacher has weights with the hash {self._hash[:12]}, and the run was "
@@ -129,7 +126,6 @@ class AttentionTransfer(Distillation):
             parameter.requires_grad_()
 
     def check_start(self, config: TrainConfig) -> None:
-        """Compares the weights outside the mechanism with the teacher's."""
         own, taught = self.network.state_dict(), self.teacher.state_dict()
         # Two mechanisms may differ in the norms of queries and keys that they need.
         common = [name for name in own if _MECHANISM not in name and name in taught]
@@ -203,7 +199,6 @@ class LogitDistillation(Distillation):
             checkpoint["state_dict"], checkpoint[_ADAPTERS] = merged, adapters
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the adapters, and the weights that they adapt."""
         super().on_load_checkpoint(checkpoint)
         if self._has_adapters:
             state, adapters = checkpoint["state_dict"], checkpoint[_ADAPTERS]
@@ -246,5 +241,4 @@ def _at(chosen_BL: Tensor, values_BLD: Tensor) -> Tensor:
 
 
 def _attentions(network: nn.Module) -> list[SelfAttention]:
-    """Returns the attention sublayers of a network, in order."""
     return [module.attention for module in network.modules() if isinstance(module, Block)]

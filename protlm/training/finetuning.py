@@ -1,227 +1,198 @@
-"""Fine-tuning: the weights of a trained model, or LoRA adapters, with a linear head for labels.
-
-Hu et al. 2021 (arXiv:2106.09685) for LoRA. The head begins as a linear probe, as Kumar et al. 2022
-(arXiv:2202.10054) recommend: a random head distorts the features in the first steps.
-"""
+"""The run of a fine-tuning: the loop of every training, with epochs, and the best weights kept."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pytorch_lightning as pl
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.plugins.environments import (
+    LightningEnvironment,  # pyright: ignore[reportPrivateImportUsage]
+)
 
-from protlm.data.vocabulary import VOCABULARY
-from protlm.model.embedding import batches
-from protlm.model.transformer import ProteinLM
-from protlm.training.labeled_batches import LabeledTokens, TokenRows
+from protlm.checkpoints.format import load_training
+from protlm.checkpoints.validations import METRICS, best_checkpoints, read_metrics
+from protlm.config import BestMetric, OnSaveError, TrainerConfig
+from protlm.system.errors import ExitCode, TrainingDivergedError, UserError
+from protlm.system.lock import FolderLock
+from protlm.system.terminal import JobProgress
+from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.labels import FinetuneSettings, LabeledData, LabelLearning
+from protlm.training.launch import MOST_RANKS, leave_other_ranks
+from protlm.training.loggers import CsvFile
+from protlm.training.module import Objective
+from protlm.training.run import Run, fit, last_step, newest_checkpoint
 
 
-@dataclass(frozen=True)
-class FinetuneSettings:
-    """The settings of the training.
+def valid_losses(folder: Path, *, until: int) -> list[float]:
+    """Returns the validation losses of the start and of the epochs, until a step."""
+    rows = read_metrics(folder / METRICS)
+    return [row["valid_loss"] for row in rows if row["step"] <= until]
 
-    Attributes:
-        epochs: passes over the training proteins, at most.
-        patience: epochs without a lower validation loss after which training stops.
-        learning_rate: of AdamW, constant after the warm-up of a tenth of an epoch.
-        batch_size: proteins per step, of all devices.
-        tokens_per_batch: rows times length of a pass, at most; a larger batch takes several.
-        seed: seed of order and dropout.
-        device: `cpu` or `cuda`.
-        devices: the number of devices, which divide each batch.
+
+def stale_epochs(losses: Sequence[float]) -> int:
+    """Returns the number of epochs since the one with the lowest loss.
+
+    >>> stale_epochs([3.0, 1.0, 2.0, 1.0])
+    2
     """
-
-    epochs: int = 20
-    patience: int = 3
-    learning_rate: float = 1e-4
-    batch_size: int = 16
-    tokens_per_batch: int = 16_384
-    seed: int = 0
-    device: str = "cpu"
-    devices: int = 1
+    return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A metric of outputs, values and the protein of each, all NumPy arrays [labels, ...]."""
+class ReportEpochs(LoopCallback):
+    """Logs and prints the start and each epoch, and ends the run by its patience."""
 
-    name: str
-    of: Callable[[np.ndarray, np.ndarray, np.ndarray], float]
+    def __init__(self, folder: Path, data: LabeledData, settings: FinetuneSettings) -> None:
+        self._folder, self._settings = folder, settings
+        self._steps, self._validation = data.steps_per_epoch, data.batches_per_validation
+        self._progress: JobProgress | None = None
+        self._done = 0
+        self._losses: list[float] = []
 
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._losses = valid_losses(self._folder, until=trainer.global_step)
+        self._refuse_divergence()
+        self._done = trainer.global_step + len(self._losses) * self._validation
 
-class Finetuning(pl.LightningModule):
-    """A network and a linear head on its last hidden states: their mean, or those of residues.
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+        if module.is_skipped:
+            raise TrainingDivergedError(
+                f"the loss of step {trainer.global_step}, or its gradient, is not finite; "
+                f"{self._advice()}"
+            )
+        self._count(trainer)
 
-    Args:
-        network: the model; parameters that do not require gradients are not trained.
-        head: outputs for each label.
-        loss: of outputs and targets: `mean_squares`, `cross_entropy` or `binary_cross_entropy`.
-        metric: what is measured beside the validation loss.
-        valid: the proteins that are validated on.
-        causal: how the model was trained.
-        settings: the settings.
-    """
+    def on_validated_batch(self, trainer: Trainer, number: int) -> None:
+        self._count(trainer)
 
-    def __init__(
-        self,
-        network: ProteinLM,
-        head: nn.Linear,
-        *,
-        loss: str,
-        metric: Metric,
-        valid: LabeledTokens,
-        causal: bool,
-        settings: FinetuneSettings,
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.should_stop:
+            # A signal cut it off; the resumed run repeats it.
+            return
+        assert isinstance(pl_module, LabelLearning)
+        train = pl_module.train_loss()
+        valid, score = pl_module.valid_scores()
+        epoch, metric = len(self._losses), pl_module.metric.name
+        row = {"epoch": epoch, "valid_loss": valid, f"valid_{metric}": score}
+        for logger in trainer.loggers:
+            logger.log_metrics(row | ({"train_loss": train} if epoch else {}), trainer.global_step)
+        kept = ", the lowest so far" if epoch and valid < min(self._losses) else ""
+        self._losses.append(valid)
+        self._refuse_divergence()
+        where = "epoch 0, before training: "
+        if epoch:
+            where = f"epoch {epoch} of {self._settings.epochs} at most: training loss {train:.4f}, "
+        assert self._progress is not None
+        self._progress.print(f"{where}validation {metric} {score:.3f}, loss {valid:.4f}{kept}")
+        trainer.should_stop = stale_epochs(self._losses) >= self._settings.patience
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        is_validated = (len(self._losses) - 1) * self._steps == trainer.global_step > 0
+        if self._progress is not None and is_validated and min(self._losses) == self._losses[0]:
+            self._progress.print(
+                "no epoch has a lower validation loss than the start, which is the result: the "
+                "model is unchanged; a smaller --learning-rate may be better"
+            )
+        self._end()
+
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        super().__init__()
-        self.network, self.head, self.metric = network, head, metric
-        self._loss, self._causal, self._settings = _LOSSES[loss], causal, settings
-        self._valid = valid
-        self.best: dict[str, Tensor] = {}
-        self.best_loss, self.stale_epochs = math.inf, 0
-        # The training loss, the validation loss and the metric: of the start, where the first is
-        # NaN, and of each epoch.
-        self.losses: list[list[float]] = []
-        self.warmup_steps = 1
-        self._train_sums = torch.zeros(2, dtype=torch.float64)
-        self._valid_outputs = torch.zeros(0)
+        self._end(exception)
 
-    @property
-    def start_is_best(self) -> bool:
-        """Whether no epoch has a lower validation loss than the start."""
-        return min(self.losses, key=lambda one: one[1]) is self.losses[0]
+    def _advice(self) -> str:
+        return f"remove {self._folder} and type a smaller --learning-rate"
 
-    def forward(self, batch: TokenRows) -> Tensor:
-        """Returns the outputs of the head, [labels, outputs].
+    def _refuse_divergence(self) -> None:
+        if self._losses and not math.isfinite(loss := self._losses[-1]):
+            epoch, advice = len(self._losses) - 1, self._advice()
+            if not epoch:
+                advice = "the model or the labels of `valid` have values that are not finite"
+            raise TrainingDivergedError(f"the validation loss of epoch {epoch} is {loss}; {advice}")
 
-        The activations of a batch of several passes are computed again for the gradient, one pass
-        at a time.
-        """
-        tokens_BL, mask_BL, is_label_BL = batch.tokens_BL, batch.mask_BL, batch.is_label_BL
-        if tokens_BL.numel() <= self._settings.tokens_per_batch:
-            return self._outputs(tokens_BL, mask_BL, is_label_BL)
-        lengths = mask_BL.sum(1).tolist()
-        outputs, passes = [], list(batches(lengths, self._settings.tokens_per_batch))
-        for rows in passes:
-            given = (tokens_BL, mask_BL, is_label_BL)
-            cut = [None if x is None else x[rows, : lengths[rows[-1]]] for x in given]
-            outputs.append(checkpoint(self._outputs, *cut, use_reentrant=False))
-        counts = [1] * len(lengths) if is_label_BL is None else is_label_BL.sum(1).tolist()
-        labels = torch.arange(sum(counts)).split(counts)
-        order = torch.cat([labels[row] for rows in passes for row in rows])
-        return torch.cat(outputs)[order.argsort()]
+    def _count(self, trainer: Trainer) -> None:
+        self._done += 1
+        if self._progress is None:
+            # Begins after the first batch, which is slower, so that the time left is right.
+            total = self._validation + self._settings.epochs * (self._steps + self._validation)
+            quiet = not trainer.is_global_zero
+            self._progress = JobProgress("batches", total, done=self._done, quiet=quiet)
+            self._progress.__enter__()
+        else:
+            self._progress.update(self._done)
 
-    def _outputs(self, tokens_BL: Tensor, mask_BL: Tensor, is_label_BL: Tensor | None) -> Tensor:
-        last = self.network.num_layers
-        out = self.network(tokens_BL, mask_BL, causal=self._causal, layers=[last])
-        hidden_BLD = out.hidden[last]
-        if is_label_BL is not None:
-            return self.head(hidden_BLD[is_label_BL])
-        is_residue_BL = mask_BL & (tokens_BL != VOCABULARY.cls) & (tokens_BL != VOCABULARY.eos)
-        sums_BD = (hidden_BLD * is_residue_BL[..., None]).sum(dim=1)
-        return self.head(sums_BD / is_residue_BL.sum(dim=1, keepdim=True).clamp(min=1))
-
-    def on_train_epoch_start(self) -> None:
-        """Restarts the sums of the training loss."""
-        self._train_sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-
-    def training_step(self, batch: TokenRows, batch_index: int) -> Tensor:
-        """Returns the loss whose mean over the processes is the mean over the batch's labels.
-
-        Dropout is seeded by the batch's place.
-        """
-        place = np.random.SeedSequence([self._settings.seed, *batch.place])
-        torch.manual_seed(int(place.generate_state(1)[0]))
-        loss = self._loss(self(batch), batch.values)
-        if batch.weight:
-            self._train_sums += torch.stack([loss.detach(), loss.new_tensor(len(batch.values))])
-        return loss * (batch.weight * self.trainer.world_size)
-
-    def train_loss(self) -> float:
-        """Returns the mean loss of the labels of this epoch, of all processes."""
-        total, count = self._all_processes(self._train_sums).tolist()
-        return total / count
-
-    def on_validation_epoch_start(self) -> None:
-        """Makes room for the outputs of all validation labels."""
-        shape = (len(self._valid.values), self.head.out_features)
-        self._valid_outputs = torch.zeros(shape, device=self.device)
-
-    def validation_step(self, batch: TokenRows, batch_index: int) -> None:
-        """Keeps the outputs of a batch."""
-        if batch.weight:
-            self._valid_outputs[torch.from_numpy(batch.rows).to(self.device)] = self(batch)
-
-    def valid_scores(self) -> tuple[float, float]:
-        """Returns the mean loss of the validation labels and the metric, of all processes."""
-        outputs = self._all_processes(self._valid_outputs).cpu()
-        values = self._valid.values
-        loss = self._loss(outputs.double(), torch.from_numpy(values)) / len(values)
-        return float(loss), self.metric.of(outputs.numpy(), values, self._valid.groups)
-
-    def _all_processes(self, mine: Tensor) -> Tensor:
-        sums = self.trainer.strategy.reduce(mine.clone(), reduce_op="sum")
-        assert isinstance(sums, Tensor)
-        return sums
-
-    def configure_optimizers(self) -> Any:
-        """Returns AdamW over the parameters that are trained, with a linear warm-up."""
-        trained = [p for p in self.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trained, lr=self._settings.learning_rate)
-        steps = self.warmup_steps
-        warmup = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min((n + 1) / steps, 1))
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": warmup, "interval": "step"},
-        }
-
-    def transfer_batch_to_device(
-        self, batch: TokenRows, device: torch.device, dataloader_idx: int
-    ) -> TokenRows:
-        """Moves the tensors of a batch."""
-        given = {"tokens_BL": batch.tokens_BL, "mask_BL": batch.mask_BL, "values": batch.values}
-        if batch.is_label_BL is not None:
-            given["is_label_BL"] = batch.is_label_BL
-        return replace(batch, **{name: tensor.to(device) for name, tensor in given.items()})
-
-    def trained_state(self) -> dict[str, Tensor]:
-        """Returns copies of the parameters that are trained."""
-        named = self.named_parameters()
-        return {name: p.detach().cpu().clone() for name, p in named if p.requires_grad}
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds the best parameters so far."""
-        checkpoint["best"], checkpoint["best_loss"] = self.best, self.best_loss
-        checkpoint["stale_epochs"], checkpoint["losses"] = self.stale_epochs, self.losses
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the best parameters so far."""
-        self.best, self.best_loss = checkpoint["best"], checkpoint["best_loss"]
-        self.stale_epochs, self.losses = checkpoint["stale_epochs"], checkpoint["losses"]
+    def _end(self, error: BaseException | None = None) -> None:
+        if self._progress is not None:
+            self._progress.__exit__(type(error) if error else None, error, None)
+            self._progress = None
 
 
-# Sums over the labels.
-def _mean_squares(outputs: Tensor, values: Tensor) -> Tensor:
-    return F.mse_loss(outputs[:, 0], values.to(outputs.dtype), reduction="sum")
+def check_devices(settings: FinetuneSettings) -> None:
+    """Makes sure that the devices exist, and that each gets a protein of a batch."""
+    devices, is_gpu = settings.devices, settings.device.startswith("cuda")
+    there = torch.cuda.device_count() if is_gpu else MOST_RANKS * (os.cpu_count() or 1)
+    if devices > there:
+        what = "GPUs that torch can use" if is_gpu else "as the most processes for its processors"
+        raise UserError(f"--devices {devices}: this machine has {there} {what}; type fewer")
+    if devices > settings.batch_size:
+        raise UserError(
+            f"--devices {devices} divide the --batch-size {settings.batch_size}; type as many "
+            "proteins or more"
+        )
 
 
-def _cross_entropy(outputs: Tensor, values: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, values, reduction="sum")
+def finetune(
+    module: LabelLearning,
+    data: LabeledData,
+    *,
+    folder: Path,
+    settings: FinetuneSettings,
+    lock: FolderLock | None = None,
+) -> ExitCode:
+    """Trains until the patience or the epochs end, and sets the best weights.
+
+    A run that was interrupted continues from its last checkpoint in the folder. With several
+    devices, Lightning starts the command again for each of the others; all ranks return. The code
+    is not 0 if a signal ended the training.
+    """
+    checkpoint = newest_checkpoint(folder)
+    step = last_step(checkpoint)
+    if checkpoint is None or stale_epochs(valid_losses(folder, until=step)) < settings.patience:
+        columns = ("epoch", "train_loss", "valid_loss", f"valid_{module.metric.name}")
+        run = Run(
+            folder,
+            _config(settings, data.steps_per_epoch),
+            checkpoint,
+            lock,
+            [ReportEpochs(folder, data, settings)],
+            [CsvFile(folder, columns, from_step=step)],
+            # Also in a job of SLURM, whose tasks would otherwise be taken for the ranks.
+            [LightningEnvironment()],
+        )
+        device = next(module.parameters()).device
+        finished = fit(module.train(), data, run)
+        leave_other_ranks()
+        # Lightning leaves the weights on the CPU.
+        module.to(device)
+        if finished.exit_code:
+            return finished.exit_code
+    (best,) = best_checkpoints(folder, BestMetric.valid_loss, 1)
+    module.load_state_dict(load_training(best)["state_dict"])
+    return ExitCode.OK
 
 
-def _binary(outputs: Tensor, values: Tensor) -> Tensor:
-    sums = F.binary_cross_entropy_with_logits(outputs, values.to(outputs.dtype), reduction="sum")
-    return sums / outputs.shape[1]
-
-
-_LOSSES = {
-    "mean_squares": _mean_squares,
-    "cross_entropy": _cross_entropy,
-    "binary_cross_entropy": _binary,
-}
+def _config(settings: FinetuneSettings, steps_per_epoch: int) -> TrainerConfig:
+    return TrainerConfig(
+        max_steps=settings.epochs * steps_per_epoch,
+        accelerator=settings.device if settings.device.startswith("cuda") else "cpu",
+        devices=settings.devices,
+        precision="32-true",
+        gradient_clip=0.0,
+        valid_every=steps_per_epoch,
+        checkpoint_every=steps_per_epoch,
+        keep_checkpoints=2,
+        keep_best=1,
+        on_save_error=OnSaveError.stop,
+    )

@@ -55,10 +55,6 @@ class ModelFlops:
     Counts the matrix products, scaled dot products and convolutions of the forward pass with
     torch's flop counter, at all positions of a row including padding. Training takes three times
     that number (arXiv 2204.02311, appendix B). Recomputed activations do not count.
-
-    Args:
-        network: the network.
-        causal: the mode it is trained in.
     """
 
     def __init__(self, network: ProteinLM, *, causal: bool) -> None:
@@ -123,13 +119,10 @@ def fused_counters() -> dict[Any, Any]:
     """
     if importlib.util.find_spec("triton") is None:
         return {}
-    from protlm.attention.linearized.fused.causal import causal_attention
-    from protlm.attention.linearized.fused.relu import relu_attention
-    from protlm.attention.linearized.fused.softmax import softmax_attention
+    from protlm.attention.linearized.fused.attention import attention
 
-    def attention(q: Any, k: Any, v: Any, mask: Any, w: Any, *_: Any, out_shape: Any) -> int:
+    def operations(q: Any, k: Any, v: Any, mask: Any, w: Any, *_: Any, out_shape: Any) -> int:
         sums = 2 * (math.prod(v) + math.prod(v[:-1]))
         return 2 * w[0] * (math.prod(q) + math.prod(k) + sums)
 
-    operators = (causal_attention, relu_attention, softmax_attention)
-    return {one._opoverload.overloadpacket: attention for one in operators}
+    return {attention._opoverload.overloadpacket: operations}

@@ -1,10 +1,13 @@
-"""Launch checks, and errors that explain lost ranks and loader workers, for multi-process runs."""
+"""The start of a run: devices, ranks, its lock, and errors about lost ranks and workers."""
 
 import os
 import re
 import shutil
+import signal
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -13,14 +16,25 @@ from pytorch_lightning.plugins.environments import (
     SLURMEnvironment,  # pyright: ignore[reportPrivateImportUsage]
     TorchElasticEnvironment,  # pyright: ignore[reportPrivateImportUsage]
 )
+from pytorch_lightning.strategies import DDPStrategy, Strategy
 
 from protlm.config import TrainerConfig
-from protlm.errors import InputDataError, LostRankError, OutputError, UserError
+from protlm.system.errors import InputDataError, LostRankError, OutputError, UserError
+from protlm.system.lock import FolderLock
+from protlm.system.paths import explain_os_error
 
+# Those that end a run after its next step: Ctrl-C, and what schedulers send before preemption,
+# SIGTERM, SLURM's `--signal=USR1@120`, and submitit's SIGUSR2.
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Where workers put batches, and the free space that is too little for some.
 _SHARED, _LITTLE = Path("/dev/shm"), 64 << 20  # noqa: S108
 # The prefix that torch's loader adds to the message of a worker's exception.
 _OF_A_WORKER = re.compile(r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)", re.DOTALL)
+PRECISIONS = ("auto", "32-true", "bf16-mixed")
+# Sums are float64, which Apple's GPUs do not support.
+ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
+# Ranks per processor: more than one is useful only to test a launch.
+MOST_RANKS = 4
 
 
 def check_launch(config: TrainerConfig) -> None:
@@ -57,6 +71,25 @@ def is_first_rank() -> bool:
     """Returns whether this process is rank 0, by the variables of its launcher."""
     numbers = ("RANK", "LOCAL_RANK", "NODE_RANK", "SLURM_PROCID")
     return all(os.environ.get(name, "0") == "0" for name in numbers)
+
+
+@contextmanager
+def locked(run_dir: Path, *, break_lock: bool = False) -> Iterator[FolderLock | None]:
+    """Creates the run directory and holds its lock; yields None on ranks other than the first."""
+    if not is_first_rank():
+        yield None
+        return
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = FolderLock(run_dir, "being trained", "run_dir=", break_lock=break_lock)
+    except OSError as error:
+        raise explain_os_error(error, run_dir) from error
+    try:
+        yield lock
+    finally:
+        # On a file system that became read-only the file stays, and the next start takes it over.
+        with suppress(OSError):
+            lock.release()
 
 
 def cluster_environment() -> list[ClusterEnvironment]:
@@ -101,9 +134,7 @@ def lost_ranks_explained(config: TrainerConfig) -> Iterator[None]:
 def loader_errors_explained(num_workers: int, size_fault: Callable[[], str]) -> Iterator[None]:
     """Reduces the traceback of a loader worker's error to its sentence.
 
-    Args:
-        num_workers: the number of loader workers.
-        size_fault: returns why a shard cannot be read; asked when a worker was lost.
+    `size_fault` returns why a shard cannot be read, and is asked when a worker was lost.
     """
     try:
         yield
@@ -134,3 +165,74 @@ def _rank() -> int:
 def _is_of_the_network(error: RuntimeError) -> bool:
     # Gloo's errors have no separate class.
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+
+
+def check_trainer(config: TrainerConfig) -> None:
+    """Rejects settings that cannot work, before anything is read."""
+    if config.precision not in PRECISIONS:
+        raise UserError(
+            f"trainer.precision={config.precision} is not one of {', '.join(PRECISIONS)}; "
+            "float16 and bfloat16 weights are not precise enough for a Performer's features"
+        )
+    if config.accelerator not in ACCELERATORS:
+        raise UserError(
+            f"trainer.accelerator={config.accelerator} is not one of {', '.join(ACCELERATORS)}"
+        )
+    is_cpu = resolved_accelerator(config.accelerator) == "cpu"
+    if not is_cpu and torch.cuda.device_count() < config.devices:
+        raise UserError(
+            f"trainer.accelerator={config.accelerator} trainer.devices={config.devices}: this "
+            f"machine has {torch.cuda.device_count()} GPUs that torch can use; type "
+            "trainer.accelerator=cpu, or fewer devices"
+        )
+    processors = os.cpu_count() or 1
+    if is_cpu and config.devices > MOST_RANKS * processors:
+        raise UserError(
+            f"trainer.devices={config.devices} on the CPU starts as many processes, and this "
+            f"machine has {processors} processors; type trainer.devices={processors} or fewer"
+        )
+    check_launch(config)
+
+
+def resolved_accelerator(name: str) -> str:
+    """Resolves `auto`; Lightning's `auto` would select any type of device."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
+def strategy(config: TrainerConfig, *, uses_all_parameters: bool) -> Strategy | str:
+    """Returns the strategy: a single process, or ranks with a time-out."""
+    if config.devices * config.num_nodes == 1:
+        return "auto"
+    return DDPStrategy(
+        timeout=timedelta(minutes=config.timeout_minutes),
+        gradient_as_bucket_view=True,
+        find_unused_parameters=not uses_all_parameters,
+    )
+
+
+def resolved_precision(name: str, accelerator: str) -> str:
+    """Returns the precision to train with; `auto` is bfloat16 if the hardware multiplies it.
+
+    A processor without bfloat16 products emulates them, six times slower than float32. A run that
+    resumes on another machine uses the precision of that machine.
+
+    >>> resolved_precision("32-true", "cpu")
+    '32-true'
+    """
+    if name == "bf16-mixed" and accelerator == "cpu" and not _cpu_multiplies_bfloat16():
+        warnings.warn(
+            "trainer.precision=bf16-mixed: this processor has no bfloat16 products and emulates "
+            "them, about six times slower than float32; type trainer.precision=auto",
+            stacklevel=2,
+        )
+    if name != "auto":
+        return name
+    if accelerator == "cpu":
+        return "bf16-mixed" if _cpu_multiplies_bfloat16() else "32-true"
+    return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+
+
+def _cpu_multiplies_bfloat16() -> bool:
+    # torch has no public name for these. A build without them has no bfloat16 kernels.
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)

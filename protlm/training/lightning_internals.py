@@ -41,14 +41,9 @@ def disable_signal_handlers(trainer: pl.Trainer) -> None:
 
 
 def rescale_batch_counters(checkpoint: dict[str, Any], *, before: int, now: int) -> None:
-    """Rescales the saved counters of micro-batches to another number of them per step.
+    """Rescales the saved counters of micro-batches to another number of them per step, in place.
 
     Lightning counts micro-batches where this package counts optimizer steps.
-
-    Args:
-        checkpoint: a training checkpoint, changed in place.
-        before: micro-batches per optimizer step when it was saved.
-        now: micro-batches per optimizer step of the resumed run.
     """
     counts = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
     for count in (counts["total"], counts["current"]):

@@ -16,15 +16,14 @@ from typing import Any
 from pytorch_lightning.loggers.logger import Logger
 from pytorch_lightning.utilities import rank_zero_only
 
-from protlm.checkpoints.metrics import METRICS, whole_rows
+from protlm.checkpoints.validations import METRICS, whole_rows
 from protlm.config import LoggerConfig, WandbMode
-from protlm.errors import OutputError
-from protlm.paths import complete_file
+from protlm.system.errors import OutputError
+from protlm.system.paths import complete_file
 
 WANDB_ID = "wandb_id"
 
 COLUMNS: tuple[str, ...] = (
-    "step",
     "epoch",
     "samples",
     "seconds",
@@ -47,40 +46,38 @@ COLUMNS: tuple[str, ...] = (
 )
 
 
-class CsvFile(Logger):
-    """Appends rows to `metrics.csv`; a resumed run first removes the rows after its checkpoint.
+class _RunLogger(Logger):
+    """A logger of a run, which has one log; hyperparameters are in `config.yaml`."""
 
-    Args:
-        run_dir: the folder of the run.
-        from_step: the step that the run resumes from.
-        more_columns: columns that depend on the model, after `COLUMNS`.
-    """
-
-    def __init__(self, run_dir: Path, *, from_step: int, more_columns: Sequence[str] = ()) -> None:
+    def __init__(self, label: str) -> None:
         super().__init__()
+        self._label = label
+
+    @property
+    def name(self) -> str:
+        return self._label
+
+    @property
+    def version(self) -> str:
+        return ""
+
+    @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None: ...
+
+
+class CsvFile(_RunLogger):
+    """Appends rows to `metrics.csv`; a resumed run first removes those after `from_step`."""
+
+    def __init__(self, run_dir: Path, columns: Sequence[str] = COLUMNS, *, from_step: int) -> None:
+        super().__init__("csv")
         self.path = run_dir / METRICS
-        self._columns = (*COLUMNS, *more_columns)
+        self._columns = ("step", *columns)
         self._from_step = from_step
         self._started = False
         self._failed = False
 
-    @property
-    def name(self) -> str:
-        """The logger's name."""
-        return "csv"
-
-    @property
-    def version(self) -> str:
-        """Empty: a run has one log."""
-        return ""
-
-    @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Does nothing: the settings are in `config.yaml`."""
-
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Appends one row; columns without a value are empty."""
         try:
             if not self._started:
                 self._start()
@@ -113,46 +110,28 @@ class CsvFile(Logger):
             complete_file(self.path, overwrite=True) as temporary,
             temporary.open("w", newline="") as file,
         ):
-            # Another version may have written other columns.
+            # A run that is continued may have fewer measurements.
             writer = csv.DictWriter(file, self._columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
         self._started = True
 
 
-class Guarded(Logger):
+class Guarded(_RunLogger):
     """Wraps a logger that may fail: the first failure switches it off with one warning."""
 
-    def __init__(self, name: str, make: Callable[[], Logger]) -> None:
-        super().__init__()
-        self._label = name
+    def __init__(self, label: str, make: Callable[[], Logger]) -> None:
+        super().__init__(label)
         self._make = make
         self._inner: Logger | None = None
         self._off = False
 
-    @property
-    def name(self) -> str:
-        """The wrapped logger's name."""
-        return self._label
-
-    @property
-    def version(self) -> str:
-        """Empty: a run directory has one version."""
-        return ""
-
-    @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Passes the settings to the wrapped logger."""
-        self._try(lambda logger: logger.log_hyperparams(params))
-
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Passes the metrics to the wrapped logger."""
         self._try(lambda logger: logger.log_metrics(metrics, step))
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Closes the wrapped logger."""
         if self._inner is not None:
             self._try(lambda logger: logger.finalize(status))
 
@@ -169,10 +148,10 @@ class Guarded(Logger):
 
 
 def make_loggers(
-    config: LoggerConfig, run_dir: Path, *, from_step: int, more_columns: Sequence[str] = ()
+    config: LoggerConfig, run_dir: Path, columns: Sequence[str] = COLUMNS, *, from_step: int
 ) -> list[Logger]:
     """Returns the loggers of a run; the CSV file is first."""
-    loggers: list[Logger] = [CsvFile(run_dir, from_step=from_step, more_columns=more_columns)]
+    loggers: list[Logger] = [CsvFile(run_dir, columns, from_step=from_step)]
     if config.tensorboard:
         loggers.append(Guarded("tensorboard", lambda: _tensorboard(run_dir, from_step)))
     if config.wandb is not WandbMode.off:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 TARGETS = ("query", "key", "value")
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
@@ -24,12 +24,7 @@ _W, _A, _B = f"{_PARTS}original", f"{_PARTS}0.A", f"{_PARTS}0.B"
 
 
 class LowRank(nn.Module):
-    """W + 2 B A, which is W in the beginning: A is random and B is zero.
-
-    Args:
-        layer: the linear layer.
-        rank: the rank r of A [r, in] and B [out, r].
-    """
+    """W + 2 B A with A [rank, in] and B [out, rank]; W at first: A is random and B is zero."""
 
     def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -39,7 +34,6 @@ class LowRank(nn.Module):
         nn.init.kaiming_uniform_(self.A, a=5**0.5)
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Returns the adapted weight."""
         return _adapted_weight(weight, self.A, self.B)
 
 
@@ -48,14 +42,7 @@ def _adapted_weight(weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def add_adapters(network: nn.Module, *, rank: int, targets: Sequence[str], seed: int) -> None:
-    """Puts adapters into layers, in place; no other parameter of the network is trained.
-
-    Args:
-        network: the model.
-        rank: the rank of each adapter.
-        targets: the last part of the layers' names: query, key, value, output, up, gate, down.
-        seed: seed of the adapters.
-    """
+    """Puts adapters into layers whose names end in a target; nothing else is trained."""
     layers = {n: m for n, m in network.named_modules() if isinstance(m, nn.Linear)}
     network.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):

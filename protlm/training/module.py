@@ -1,10 +1,11 @@
-"""The LightningModule: one step of training or validation on a batch of tokens."""
+"""What is learned: a step of any objective, and language modeling."""
 
 import math
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytorch_lightning as pl
@@ -19,8 +20,7 @@ from protlm.data.masking import IGNORE
 from protlm.model.objective import TargetSums, residues_only, target_sums
 from protlm.model.transformer import ProteinLM
 from protlm.training.datamodule import SequenceData
-from protlm.training.optimization import build_optimizer
-from protlm.training.schedule import rate_factor
+from protlm.training.optimization import build_optimizer, rate_factor
 
 
 class ValidationSums(NamedTuple):
@@ -37,45 +37,37 @@ class ValidationSums(NamedTuple):
     num_ends: float
 
 
-class LanguageModeling(pl.LightningModule):
-    """Trains a network on its objective.
+class Objective(pl.LightningModule, ABC):
+    """Trains a network: the loss of a step is a total, divided once by all of its targets."""
 
-    Args:
-        network: the model.
-        description: the description of the model, which is saved in every checkpoint.
-        causal: whether a position sees only earlier ones.
-        optimizer: settings of the optimizer.
-        schedule: warm-up and decay.
-        max_steps: optimizer steps of the whole run.
-        seed: seed of dropout, with the batch and the rank.
-    """
+    # Whether the weights that a run starts from are validated and saved as its step 0.
+    keeps_start: ClassVar[bool] = False
+    # Whether the loss depends on all parameters.
+    uses_all_parameters: ClassVar[bool] = True
 
     def __init__(
-        self,
-        network: ProteinLM,
-        *,
-        description: ModelDescription,
-        causal: bool,
-        optimizer: OptimizerConfig,
-        schedule: ScheduleConfig,
-        max_steps: int,
-        seed: int,
+        self, network: ProteinLM, *, schedule: ScheduleConfig, max_steps: int, seed: int
     ) -> None:
         super().__init__()
         self.network = network
-        self.description = description
-        self.causal = causal
-        self._optimizer = optimizer
-        self._schedule = schedule
-        self._max_steps = max_steps
-        self._seed = seed
+        self._schedule, self._max_steps, self._seed = schedule, max_steps, seed
         # A step with a larger gradient norm is skipped.
         self.largest_norm = math.inf
         self.gradient_norm = torch.tensor(math.nan)
-        # Log-probabilities by input and target. Not a buffer, which would be saved as a weight.
-        self._unigram_VV = torch.empty(0, 0)
         self.num_bad_losses = 0
         self.is_skipped = False
+
+    @abstractmethod
+    def _losses(self, batch: Any) -> tuple[Tensor, TargetSums]:
+        """Returns the total loss of the targets, and the sums for the log."""
+
+    @abstractmethod
+    def _place(self, batch: Any) -> tuple[int, ...]:
+        """Returns the place of a batch in the run, and of this rank's rows in it."""
+
+    @abstractmethod
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        """Returns the optimizer, with its peak learning rate."""
 
     def check_start(self, config: TrainConfig) -> None:
         """Rejects first weights that this training cannot start from; here all are accepted."""
@@ -83,11 +75,11 @@ class LanguageModeling(pl.LightningModule):
     def check_continues(self, checkpoint: Mapping[str, Any]) -> None:
         """Rejects a checkpoint of another training; here all are accepted."""
 
-    def training_step(self, batch: Batch, batch_index: int) -> dict[str, Tensor]:
+    def training_step(self, batch: Any, batch_index: int) -> dict[str, Tensor]:
         """Returns the total loss of the targets, and this rank's sums (nats, correct, count)."""
         # Dropout is a pure function of (seed, position in the data, slice of the batch). A resumed
         # run thus draws the same numbers without a saved generator state.
-        place = np.random.SeedSequence([self._seed, *batch.after, batch.slice])
+        place = np.random.SeedSequence([self._seed, *self._place(batch)])
         torch.manual_seed(int(place.generate_state(1)[0]))
         loss, sums = self._losses(batch)
         is_finite = loss.detach().isfinite()
@@ -98,12 +90,6 @@ class LanguageModeling(pl.LightningModule):
         # Losses that are not finite are excluded from the logged mean.
         logged = torch.where(is_finite, sums.stacked().detach(), 0)
         return {"loss": loss * parts, "sums": logged, "is_finite": is_finite}
-
-    def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
-        """Returns the total loss of the targets, and the sums for the log."""
-        logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
-        sums = target_sums(logits_BLV, batch.targets_BL)
-        return sums.nats, sums
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Divides the gradient by the targets of all ranks and accumulated batches.
@@ -136,7 +122,6 @@ class LanguageModeling(pl.LightningModule):
             torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, self.gradient_norm)
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        """Advances the schedule, except after a skipped step."""
         if not self.is_skipped:
             super().lr_scheduler_step(scheduler, metric)
 
@@ -162,6 +147,53 @@ class LanguageModeling(pl.LightningModule):
             )
         self._counts = torch.zeros(2, dtype=torch.int64, device=self.device)
 
+    def all_ranks(self, value: Tensor) -> Tensor:
+        """Returns the sum of `value` over the ranks."""
+        return self.trainer.strategy.reduce(value.detach().clone(), reduce_op="sum")
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.make_optimizer()
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer,
+            lambda step: rate_factor(step, self._schedule, max_steps=self._max_steps),
+        )
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
+        }
+
+
+class LanguageModeling(Objective):
+    """Trains a network to predict masked or next residues."""
+
+    def __init__(
+        self,
+        network: ProteinLM,
+        *,
+        description: ModelDescription,
+        causal: bool,
+        optimizer: OptimizerConfig,
+        schedule: ScheduleConfig,
+        max_steps: int,
+        seed: int,
+    ) -> None:
+        super().__init__(network, schedule=schedule, max_steps=max_steps, seed=seed)
+        self.description, self.causal = description, causal
+        self._optimizer = optimizer
+        # Log-probabilities by input and target. Not a buffer, which would be saved as a weight.
+        self._unigram_VV = torch.empty(0, 0)
+
+    def _place(self, batch: Batch) -> tuple[int, ...]:
+        return (*batch.after, batch.slice)
+
+    def make_optimizer(self) -> torch.optim.Optimizer:
+        return build_optimizer(self.network, self._optimizer)
+
+    def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
+        logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
+        sums = target_sums(logits_BLV, batch.targets_BL)
+        return sums.nats, sums
+
     def on_fit_start(self) -> None:
         """Counts residue frequencies, the baseline of the validation loss."""
         data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
@@ -169,11 +201,9 @@ class LanguageModeling(pl.LightningModule):
         self._unigram_VV = torch.from_numpy(data.unigram_table()).log().to(self.device)
 
     def on_validation_epoch_start(self) -> None:
-        """Starts the sums over the validation split."""
         self._validation = torch.zeros(6, dtype=torch.float64, device=self.device)
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        """Adds a batch to the sums."""
         logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
         targets_BL = residues_only(batch.targets_BL)
         chosen = targets_BL != IGNORE
@@ -188,27 +218,9 @@ class LanguageModeling(pl.LightningModule):
         """Returns the sums of the last validation over all batches and ranks."""
         return ValidationSums(*self.all_ranks(self._validation).tolist())
 
-    def all_ranks(self, value: Tensor) -> Tensor:
-        """Returns the sum of `value` over the ranks."""
-        return self.trainer.strategy.reduce(value.detach().clone(), reduce_op="sum")
-
-    def configure_optimizers(self) -> Any:
-        """Returns the optimizer and its learning-rate schedule."""
-        optimizer = build_optimizer(self.network, self._optimizer)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda step: rate_factor(step, self._schedule, max_steps=self._max_steps),
-        )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Saves the description of the model."""
         checkpoint[DESCRIPTION] = self.description.to_plain()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores the source of the first weights."""
         source = checkpoint[DESCRIPTION].get("source")
         self.description = replace(self.description, source=source)

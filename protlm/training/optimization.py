@@ -1,20 +1,173 @@
-"""The optimizer of a network, and the sorting of parameters into its groups."""
+"""The optimizer of a network with its groups of parameters, and the schedule of its rate."""
 
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from protlm.attention import Attention
-from protlm.config import Optimizer, OptimizerConfig
-from protlm.errors import UserError
+from protlm.config import DecayShape, Optimizer, OptimizerConfig, Schedule, ScheduleConfig
+from protlm.system.errors import UserError
 from protlm.training.lora import LowRank
-from protlm.training.muon import Muon, MuonWithAdamW
 
+# Coefficients of the quintic iteration, chosen for a large slope at 0. Singular values end within
+# about a third of 1 (https://kellerjordan.github.io/posts/muon/).
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
 # Devices on which torch updates all parameters in one kernel.
 _FUSED = ("cpu", "cuda")
 # The longest half-life of the second moment in steps: beta2 is below 1 in double precision.
 _LONGEST = 1e12
+
+
+def orthogonalized(matrices: Tensor) -> Tensor:
+    """Returns approximately the nearest semi-orthogonal matrix, U Vᵀ of the SVD, of each.
+
+    Computes five Newton-Schulz iterations X ← aX + b(XXᵀ)X + c(XXᵀ)²X, in bfloat16 on a GPU.
+    """
+    a, b, c = _COEFFICIENTS
+    x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
+    is_tall = x.shape[1] > x.shape[2]
+    x = x.mT if is_tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(_ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
+
+
+@final
+class Muon(torch.optim.Optimizer):
+    """Updates matrices by their orthogonalized Nesterov momentum (Jordan et al. 2024).
+
+    An update has the root mean square 0.2, like one of AdamW: W ← W - η(0.2 √max(m, n) O + λW)
+    (arXiv 2502.16982, equation 4). torch.optim.Muon computes the same one matrix after the other,
+    in bfloat16 also on a CPU: 1,290 kernels for a step of `model=medium_8` instead of 283.
+    """
+
+    def __init__(self, params: ParamsT, *, lr: float, momentum: float, weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+        assert all(p.ndim == 2 for group in self.param_groups for p in group["params"])
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Updates all matrices that have a gradient; those of one shape in few kernels."""
+        for group in self.param_groups:
+            for weights in _alike(
+                [weight for weight in group["params"] if weight.grad is not None]
+            ):
+                momenta = [self._momentum(weight, group["momentum"]) for weight in weights]
+                size = 0.2 * max(weights[0].shape) ** 0.5
+                updates = orthogonalized(torch.stack(momenta))
+                for weight, update in zip(weights, updates, strict=True):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"])
+                    weight.add_(update.to(weight.dtype), alpha=-group["lr"] * size)
+
+    def _momentum(self, weight: Tensor, momentum: float) -> Tensor:
+        """Adds the gradient to its average; returns Nesterov's momentum."""
+        gradient, state = weight.grad, self.state[weight]
+        assert gradient is not None
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum)
+
+
+def _alike(weights: Sequence[Tensor]) -> Iterable[list[Tensor]]:
+    groups: dict[Any, list[Tensor]] = {}
+    for weight in weights:
+        groups.setdefault((weight.shape, weight.dtype, weight.device), []).append(weight)
+    return groups.values()
+
+
+@final
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Runs optimizers as one, with their groups, states and state dict joined.
+
+    Lightning's automatic optimization supports a single optimizer.
+    """
+
+    def __init__(self, parts: Sequence[Muon | torch.optim.AdamW]) -> None:
+        self._parts = parts
+        super().__init__([group for part in parts for group in part.param_groups], {})
+        self._share()
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self._parts:
+            part.step()
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def _share(self) -> None:
+        """Makes all parts use the groups and the state of this one."""
+        start = 0
+        for part in self._parts:
+            end = start + len(part.param_groups)
+            part.param_groups, part.state = self.param_groups[start:end], self.state
+            start = end
+
+
+def rate_factor(step: int, config: ScheduleConfig, *, max_steps: int) -> float:
+    """Returns the fraction of the peak learning rate at optimizer step `step`, from 0.
+
+    `cosine` decays from the end of the warm-up (arXiv 1608.03983, equation 5, without restarts).
+    `wsd` keeps the peak and decays in the last `decay_fraction` of the run (arXiv 2404.06395,
+    equation 1), linearly or as 1 - √ (arXiv 2405.18392, section 4.1). Before the decay it does not
+    depend on `max_steps`.
+
+    >>> rate_factor(4, ScheduleConfig(warmup_steps=10), max_steps=100)
+    0.5
+    """
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.name is Schedule.constant:
+        return 1.0
+    if config.name is Schedule.cosine:
+        done = _fraction(step, config.warmup_steps, max_steps)
+        left = 0.5 * (1 + math.cos(math.pi * done))
+    else:
+        done = _fraction(step, max_steps - decay_steps(config, max_steps=max_steps), max_steps)
+        left = 1 - (math.sqrt(done) if config.decay_shape is DecayShape.sqrt else done)
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * left
+
+
+def decay_steps(config: ScheduleConfig, *, max_steps: int) -> int:
+    """Returns the number of last optimizer steps in which `wsd` decays; at least one."""
+    return max(round(config.decay_fraction * max_steps), 1)
+
+
+def _fraction(step: int, start: int, end: int) -> float:
+    return min(max(step - start, 0) / max(end - start, 1), 1.0)
+
+
+def check_schedule(config: ScheduleConfig, *, max_steps: int) -> None:
+    """Rejects a warm-up that does not fit into the run."""
+    decay = decay_steps(config, max_steps=max_steps) if config.name is Schedule.wsd else 0
+    if not 0 <= config.warmup_steps < max_steps or config.warmup_steps + decay > max_steps:
+        before = f" less the {decay} steps of the decay" if decay else ""
+        raise UserError(
+            f"schedule.warmup_steps={config.warmup_steps} must be at least 0 and below "
+            f"trainer.max_steps={max_steps}{before}; type "
+            f"schedule.warmup_steps={fitting_warmup(config, max_steps=max_steps)}, or a larger "
+            "trainer.max_steps"
+        )
+
+
+def fitting_warmup(config: ScheduleConfig, *, max_steps: int) -> int:
+    """Returns a tenth of the run, or fewer steps where `wsd` decays for longer than the rest."""
+    decay = decay_steps(config, max_steps=max_steps) if config.name is Schedule.wsd else 0
+    return min(max_steps // 10, max_steps - decay)
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.analysis.dssp import STATES, hydrogen_bonds, secondary_structure
+from protlm.analysis.dssp import hydrogen_bonds, secondary_structure
 from protlm.analysis.structures import read_structure
-from protlm.paths import sample_dir
+from protlm.system.paths import sample_dir
 
 GOLDEN = Path(__file__).parent.parent / "data_files" / "dssp.tsv"
 THREE_STATES = {"H": "H", "G": "H", "I": "H", "E": "E", "B": "E"}
@@ -51,8 +51,7 @@ def golden() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name, dssp", golden())
 def test_the_states_are_those_of_dssp(name: str, dssp: str) -> None:
     structure = read_structure(sample_dir() / "structures" / "test" / f"{name}.pdb.gz")
-    is_proline = np.array([letter == "P" for letter in structure.sequence])
-    found = secondary_structure(structure.backbone_L43, is_proline)
+    found = secondary_structure(structure.backbone_L43, structure.sequence)
     expected = [THREE_STATES.get(state, "C") for state in dssp]
     agreement = np.mean([a == b for a, b in zip(found, expected, strict=True)])
     # 98.9 % over the 90,003 residues of 400 other chains. DSSP saw the whole chain: of the first
@@ -60,24 +59,26 @@ def test_the_states_are_those_of_dssp(name: str, dssp: str) -> None:
     assert agreement > (0.9 if name in ("1fuk_A", "1suu_A") else 0.98)
 
 
-def test_an_ideal_helix_is_a_helix() -> None:
-    backbone_L43 = ideal(-57.8, -47.0, 20)
-    no_proline = np.zeros(20, dtype=bool)
-    bond_LL = hydrogen_bonds(backbone_L43, no_proline)
-    # Each C=O is bonded to the N-H four residues on, and to no other.
-    assert np.argwhere(bond_LL).tolist() == [[i, i + 4] for i in range(16)]
-    assert secondary_structure(backbone_L43, no_proline) == "C" + "H" * 18 + "C"
-
-
-def test_an_extended_chain_by_itself_is_no_strand() -> None:
-    assert secondary_structure(ideal(-120.0, 115.0, 20), np.zeros(20, dtype=bool)) == "C" * 20
+@pytest.mark.parametrize(
+    ("angles", "states"),
+    [
+        ((-57.8, -47.0), "C" + "H" * 18 + "C"),
+        # An extended chain by itself is not a strand.
+        ((-120.0, 115.0), "C" * 20),
+        *(((-57.8, -47.0), "C" * length) for length in (1, 2, 3, 5)),
+    ],
+)
+def test_ideal_chains_have_their_states(angles: tuple[float, float], states: str) -> None:
+    backbone_L43, sequence = ideal(*angles, len(states)), "A" * len(states)
+    assert secondary_structure(backbone_L43, sequence) == states
+    if "H" in states:
+        # Each C=O is bonded to the N-H four residues on, and to no other.
+        bonds = np.argwhere(hydrogen_bonds(backbone_L43, sequence)).tolist()
+        assert bonds == [[i, i + 4] for i in range(16)]
 
 
 def test_a_proline_gives_no_bond() -> None:
-    backbone_L43 = ideal(-57.8, -47.0, 20)
-    is_proline = np.zeros(20, dtype=bool)
-    is_proline[10] = True
-    bond_LL = hydrogen_bonds(backbone_L43, is_proline)
+    bond_LL = hydrogen_bonds(ideal(-57.8, -47.0, 20), "A" * 10 + "P" + "A" * 9)
     assert not bond_LL[:, 10].any()
     assert bond_LL.sum() == 15
 
@@ -85,7 +86,7 @@ def test_a_proline_gives_no_bond() -> None:
 def test_what_is_not_resolved_is_coil_and_breaks_the_chain() -> None:
     backbone_L43 = ideal(-57.8, -47.0, 30)
     backbone_L43[14:16] = np.nan
-    states = secondary_structure(backbone_L43, np.zeros(30, dtype=bool))
+    states = secondary_structure(backbone_L43, "A" * 30)
     assert states[14:16] == "CC"
     # The helices end where their residues have no neighbor any more.
     assert states[1:13] == "H" * 12
@@ -94,26 +95,8 @@ def test_what_is_not_resolved_is_coil_and_breaks_the_chain() -> None:
 
 def test_no_bulge_is_filled_over_a_break_of_the_chain() -> None:
     structure = read_structure(sample_dir() / "structures" / "test" / "1ypq_B.pdb.gz")
-    backbone_L43, is_proline = structure.backbone_L43.copy(), np.zeros(len(structure), dtype=bool)
-    assert secondary_structure(backbone_L43, is_proline)[66:73] == "EEEEEEE"
+    backbone_L43, no_proline = structure.backbone_L43.copy(), "A" * len(structure)
+    assert secondary_structure(backbone_L43, no_proline)[66:73] == "EEEEEEE"
     # Bridges on both sides of the missing residue remain, as those of a bulge would.
     backbone_L43[69] = np.nan
-    assert secondary_structure(backbone_L43, is_proline)[66:73] == "EECCCEE"
-
-
-def test_turning_and_moving_a_protein_changes_nothing() -> None:
-    structure = read_structure(sample_dir() / "structures" / "test" / "1fuk_A.pdb.gz")
-    is_proline = np.array([letter == "P" for letter in structure.sequence])
-    rotation, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
-    rotation *= np.sign(np.linalg.det(rotation))
-    moved = structure.backbone_L43 @ rotation + np.array([10.0, -3, 5])
-    before, after = (secondary_structure(x, is_proline) for x in (structure.backbone_L43, moved))
-    assert before == after
-    assert set(before) == set(STATES)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 5])
-def test_a_short_chain_is_coil(length: int) -> None:
-    assert secondary_structure(ideal(-57.8, -47.0, length), np.zeros(length, dtype=bool)) == (
-        "C" * length
-    )
+    assert secondary_structure(backbone_L43, no_proline)[66:73] == "EECCCEE"

@@ -1,30 +1,206 @@
-"""Chains read from real PDB and mmCIF files, and from files broken on purpose."""
+"""Chains of real structure files, as programs write them, and of files broken on purpose."""
 
 import csv
 import gzip
+import io
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from Bio.PDB.MMCIF2Dict import MMCIF2Dict
+from Bio.SeqIO import parse
 
 from protlm.analysis.structures import (
     Structure,
     contact_map,
     imputed_cb,
     is_structure,
+    read_chain,
+    read_folder,
     read_structure,
     structure_files,
 )
-from protlm.errors import InputDataError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 
 DATA = Path(__file__).resolve().parent.parent / "data_files"
-# The C-terminal domain of HIV-1 capsid protein; its five selenomethionines count as M.
-CAPSID = "MDIRQGPKEPFRDYVDRFYKTLRAEQASQEVKNWMTETLLVQNANPDCKTILKALGPGATLEEMMTACQG"
+PDB, CIF = (gzip.decompress((DATA / f"1A8O.{x}.gz").read_bytes()).decode() for x in ("pdb", "cif"))
+SEQRES = [line for line in PDB.splitlines() if line.startswith("SEQRES")]
+ATOMS = [x for x in PDB.splitlines() if x.startswith(("ATOM", "HETATM")) and "HOH" not in x]
+FIRST, WHOLE = 151, contact_map(read_structure(DATA / "1A8O.pdb.gz"))
+(CAPSID,) = (str(record.seq) for record in parse(io.StringIO(PDB), "pdb-seqres"))
+SITE = {x[11:]: y for x, y in MMCIF2Dict(io.StringIO(CIF)).items() if x.startswith("_atom_site.")}
+NEEDED = ["label_atom_id", "label_comp_id", "label_asym_id", "label_seq_id"]
+NEEDED += ["Cartn_x", "Cartn_y", "Cartn_z"]
+OPTIONAL = [x for x in SITE if x not in NEEDED or x in ("label_asym_id", "label_seq_id")]
 
 
-def lines_of(name: str) -> list[str]:
-    return gzip.decompress((DATA / name).read_bytes()).decode().splitlines()
+def number(line: str) -> int:
+    return int(line[22:26])
+
+
+def renumbered(line: str, by: int) -> str:
+    return f"{line[:22]}{number(line) + by:4d}{line[26:]}"
+
+
+def read(path: Path, lines: list[str] | str | bytes) -> Structure:
+    text = "\n".join(lines) if isinstance(lines, list) else lines
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_structure(path)
+
+
+def mmcif(columns: list[str], header: str = "", *, keep: Callable[[int], bool] = bool) -> str:
+    """The atoms of 1A8O with these columns, of the residues that are kept."""
+    rows = zip(SITE["auth_seq_id"], *(SITE[tag] for tag in columns), strict=True)
+    lines = [" ".join(f'"{x}"' for x in row) for place, *row in rows if keep(int(place))]
+    tags = [f"_atom_site.{tag}" for tag in columns]
+    return "\n".join(["data_x", header, "loop_", *tags, *lines, "#", ""]).replace('"?"', "?")
+
+
+@pytest.mark.parametrize(
+    ("parent", "names", "letters"),
+    [
+        ("HIS", "HSD HSE HSP HID HIE HIP HIS HSE", "HHHHHHHH"),
+        ("CYS", "CYX CYM CYS2 CYSH", "CCCC"),
+        ("ASP", "ASH ASPP", "DD"),
+        ("GLU", "GLH GLUP", "EE"),
+        ("LYS", "LYN LSN LYSH", "KKK"),
+        ("ARG", "ARN SEC PYL", "RUO"),
+        ("ALA", "DAL ALA", "AA"),
+        # The ligands of these codes, which do not have the atoms of His and Glu.
+        ("GLN", "HSE GLH ZZZ UNK", "SQXX"),
+    ],
+)
+def test_residues_of_force_fields_are_their_parents(
+    parent: str, names: str, letters: str, tmp_path: Path
+) -> None:
+    atoms = ATOMS
+    if parent == "HIS":
+        # The capsid has none; a phenylalanine, with the elements of a histidine.
+        ring = {"CD1": "ND1", "CE2": "NE2", "CZ": "HD1"}
+        atoms = [
+            f"{x[:12]} {ring.get(x[13:16].strip(), x[13:16]):<3s} HIS{x[20:]}" if "PHE" in x else x
+            for x in ATOMS
+        ]
+    at = {number(line) - FIRST for line in atoms if line[17:20] == parent}
+    for name, letter in zip(names.split(), letters, strict=True):
+        expected = "".join(letter if i in at else x for i, x in enumerate(CAPSID))
+        note = f"chain A: residues of unknown kind are X: {len(at)} {name}"
+        for kind in ("ATOM  ", "HETATM"):
+            lines = [
+                f"{kind}{x[6:17]}{name:<4s}{x[21:]}" if x[17:20] == parent else x for x in atoms
+            ]
+            found = read(tmp_path / "a.pdb", lines)
+            assert found.sequence == expected
+            assert found.notes == ((note,) if letter == "X" else ())
+
+
+@pytest.mark.parametrize("missing", [(151, 160), (160, 164), (211, 220), (175, 175)])
+def test_residues_without_coordinates_have_their_letters(
+    missing: tuple[int, int], tmp_path: Path
+) -> None:
+    def keep(place: int) -> bool:
+        return not missing[0] <= place <= missing[1] and not 200 <= place <= 201
+
+    entity = "loop_\n_entity_poly_seq" + CIF.partition("loop_\n_entity_poly_seq")[2]
+    entity = entity.partition("#")[0] + "#"
+    kept = [line for line in ATOMS if keep(number(line))]
+    capped = ["SEQRES   0 A   71  ACE", *SEQRES]
+    by_author = [x for x in SITE if x != "label_seq_id"]
+    resolved = np.array([keep(FIRST + i) for i in range(len(CAPSID))])
+    for name, text in {
+        "a.pdb": SEQRES + kept,
+        # Numbers of another kind, which start again after a gap.
+        "b.pdb": capped + [renumbered(x, -100 * (number(x) > 201)) for x in kept],
+        "a.cif": mmcif([*SITE], entity, keep=keep),
+        "b.cif": mmcif(by_author, entity, keep=keep),
+    }.items():
+        found = read(tmp_path / name, text)
+        assert found.sequence == CAPSID
+        np.testing.assert_array_equal(~np.isnan(found.cb_L3[:, 0]), resolved)
+        expected = np.where(resolved[:, None] & resolved, WHOLE, -1)
+        np.testing.assert_array_equal(contact_map(found), expected)
+        assert f"A: {(~resolved).sum()} of 70 residues have no coordinates" in found.notes[0]
+    other = read(tmp_path / "c.pdb", [line.replace("LEU", "VAL") for line in SEQRES] + kept)
+    assert set(other.sequence) > {"X"} and "does not fit its atoms" in other.notes[0]
+
+
+@pytest.mark.parametrize(("jump", "filled"), [(150, 150), (999, 999), (1000, 0), (-150, 0)])
+def test_gaps_have_the_length_of_the_numbering(jump: int, filled: int, tmp_path: Path) -> None:
+    kept = [line for line in ATOMS if not 160 <= number(line) <= 164]
+    found = read(tmp_path / "a.pdb", [renumbered(x, (jump - 5) * (number(x) > 164)) for x in kept])
+    assert found.sequence == CAPSID[:9] + "X" * filled + CAPSID[14:]
+    where = f"numbers go from 159 to {160 + jump} at a break"
+    assert found.notes == (f"chain A: {where}; {filled} residues X are put there",)
+    # A jump where the chain is bonded is not a gap.
+    bonded = [renumbered(line, 2000 * (number(line) > 170)) for line in ATOMS]
+    assert read(tmp_path / "bonded.pdb", bonded).sequence == CAPSID
+
+
+@pytest.mark.parametrize("lost", [*OPTIONAL, "all"])
+def test_names_and_coordinates_suffice(lost: str, tmp_path: Path) -> None:
+    columns = NEEDED if lost == "all" else [x for x in SITE if x != lost]
+    by_author = ["group_PDB", *(x.replace("label", "auth") for x in NEEDED)]
+    for chosen in (columns, by_author) if lost == "all" else (columns,):
+        found = read(tmp_path / "a.cif", mmcif(chosen))
+        assert (found.sequence, found.chain, found.notes) == (CAPSID, "A", ())
+        np.testing.assert_array_equal(contact_map(found), WHOLE)
+
+
+def test_what_is_needed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protlm.analysis.structure_files._MAX_BYTES", 1 << 20)
+    bomb = gzip.compress((ATOMS[0] + "\n").encode() * (1 << 15))
+    heavy, one = [*NEEDED, "auth_asym_id"], [*NEEDED[:3], "pdbx_PDB_model_num", *NEEDED[4:]]
+    joined = "\n".join(ATOMS)
+    assert read(tmp_path / "h.cif", mmcif(heavy).replace('"A"\n', '"HEAVY"\n')).chain == "HEAVY"
+    with pytest.raises(InputDataError, match=r"no protein chain 'A'; it has: HEAVY \(auth_asym_id"):
+        read_structure(tmp_path / "h.cif", "A")
+    for name, text, message in (
+        ("a.cif", mmcif([x for x in NEEDED if x != "Cartn_y"]), "there is no _atom_site.Cartn_y"),
+        ("b.cif", mmcif(NEEDED[1:]), "no _atom_site.label_atom_id or auth_atom_id"),
+        ("c.cif", mmcif(NEEDED).rpartition(" ")[0] + "\n", "an atom lacks columns"),
+        ("d.cif", mmcif(one).replace(one[3], "label_seq_id"), "; give each residue of a chain its"),
+        ("d.pdb", [f"{x[:22]}   1{x[26:]}" for x in ATOMS], "; give each residue of a chain its"),
+        *((f"{n}.pdb", joined[:n], "last line ends within an atom") for n in (82, 99, 133, 150)),
+        ("e.pdb", joined[:132] + "\n", "its last line ends within an atom"),
+        ("a.pdb.gz", bomb, "more than 1 MB of text; give the chain alone"),
+        ("a.cif.gz", bomb, "more than 1 MB of text; give the chain alone"),
+        ("b.pdb", PDB.encode("utf-16"), "the text is UTF-16; type: iconv"),
+    ):
+        with pytest.raises(InputDataError, match=message):
+            read(tmp_path / name, text)
+
+
+def test_short_lines_and_other_line_ends(tmp_path: Path) -> None:
+    short = [line[:54] for line in ATOMS]
+    for text in (
+        "\n".join(short),
+        "\r\n".join(short),
+        "\r".join(ATOMS),
+        "\n".join(ATOMS).strip(),
+        "\ufeff" + "\n".join(ATOMS),
+        "SEQRES\n" + "\n".join(ATOMS),
+    ):
+        found = read(tmp_path / "a.pdb", text)
+        assert found.sequence == CAPSID and not found.notes
+        np.testing.assert_array_equal(contact_map(found), WHOLE)
+
+
+def test_what_a_file_lacks_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    twice = [f"{line[:21]} {line[22:]}" for line in ATOMS]
+    found = read(tmp_path / "a.pdb", [*twice, "TER", *twice])
+    assert "atoms or residues are there twice" in found.notes[0]
+    for name in "bcdefg":
+        found = read(tmp_path / f"{name}.pdb", [x for x in ATOMS if x[12:16] == " CA "])
+        assert found.sequence == CAPSID and (contact_map(found) == -1).all()
+        assert "so that no contact is known" in found.notes[0]
+    read_folder(tmp_path)
+    printed = capsys.readouterr().err.splitlines()
+    assert len(printed) == 6 and printed[-1] == "and 2 more such notes on structures"
+    assert printed[1] == f"{tmp_path}/b.pdb, {found.notes[0]}"
+    read_folder(sample_dir() / "structures" / "fit")
+    assert not capsys.readouterr().err
 
 
 def write(path: Path, lines: list[str]) -> Path:
@@ -32,27 +208,13 @@ def write(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def is_atom(line: str) -> bool:
-    return line.startswith(("ATOM", "HETATM"))
-
-
-def number(line: str) -> int:
-    return int(line[22:26])
-
-
-def renumbered(line: str, residue: int) -> str:
-    return f"{line[:22]}{residue:4d}{line[26:]}"
-
-
-@pytest.fixture
-def atoms() -> list[str]:
-    """The polymer of 1A8O, residues 151 to 220, in the format of PDB."""
-    return [line for line in lines_of("1A8O.pdb.gz") if is_atom(line) and line[17:20] != "HOH"]
+def is_resolved(structure: Structure) -> np.ndarray:
+    return ~np.isnan(structure.cb_L3[:, 0])
 
 
 @pytest.mark.parametrize("suffix", ["pdb", "cif"])
 def test_every_format_tells_the_same(suffix: str, tmp_path: Path) -> None:
-    plain = write(tmp_path / f"1A8O.{suffix}", lines_of(f"1A8O.{suffix}.gz"))
+    plain = write(tmp_path / f"1A8O.{suffix}", (PDB if suffix == "pdb" else CIF).splitlines())
     # Compression is recognized by the contents: people rename files.
     misnamed = tmp_path / f"renamed.{suffix}"
     misnamed.write_bytes((DATA / f"1A8O.{suffix}.gz").read_bytes())
@@ -68,11 +230,11 @@ def test_every_format_tells_the_same(suffix: str, tmp_path: Path) -> None:
         np.testing.assert_array_equal(contact_map(structure), contact_map(expected))
 
 
-def test_a_contact_is_two_cb_within_eight_angstrom(atoms: list[str], tmp_path: Path) -> None:
-    structure = read_structure(write(tmp_path / "a.pdb", atoms))
+def test_a_contact_is_two_cb_within_eight_angstrom(tmp_path: Path) -> None:
+    structure = read_structure(write(tmp_path / "a.pdb", ATOMS))
     cb = {
         number(line) - 151: np.array([float(line[30 + 8 * k : 38 + 8 * k]) for k in range(3)])
-        for line in atoms
+        for line in ATOMS
         if line[12:16].strip() == "CB"
     }
     found = contact_map(structure)
@@ -83,11 +245,11 @@ def test_a_contact_is_two_cb_within_eight_angstrom(atoms: list[str], tmp_path: P
     assert contact_map(structure, threshold=1e3).min() == 1
 
 
-def test_cb_is_imputed_where_the_file_has_none(atoms: list[str], tmp_path: Path) -> None:
-    real = read_structure(write(tmp_path / "real.pdb", atoms))
-    without = [line for line in atoms if line[12:16].strip() != "CB"]
+def test_cb_is_imputed_where_the_file_has_none(tmp_path: Path) -> None:
+    real = read_structure(write(tmp_path / "real.pdb", ATOMS))
+    without = [line for line in ATOMS if line[12:16].strip() != "CB"]
     imputed = read_structure(write(tmp_path / "imputed.pdb", without))
-    assert real.is_resolved.all() and imputed.is_resolved.all()
+    assert is_resolved(real).all() and is_resolved(imputed).all()
     not_glycine = np.array([letter != "G" for letter in real.sequence])
     distance = np.linalg.norm(real.cb_L3 - imputed.cb_L3, axis=1)
     assert distance[not_glycine].mean() < 0.1
@@ -108,43 +270,21 @@ def test_imputed_cb_has_the_stated_geometry() -> None:
     assert np.sign(np.cross(first, second) @ (ca - n)) == np.sign(np.sin(-2.143))
 
 
-def test_missing_residues_are_unknown_and_unresolved(atoms: list[str], tmp_path: Path) -> None:
-    whole = contact_map(read_structure(write(tmp_path / "whole.pdb", atoms)))
-    kept = [line for line in atoms if not 160 <= number(line) <= 164]
-    structure = read_structure(write(tmp_path / "gap.pdb", kept))
-    assert structure.sequence == CAPSID[:9] + "XXXXX" + CAPSID[14:]
-    resolved = structure.is_resolved
-    assert np.flatnonzero(~resolved).tolist() == [9, 10, 11, 12, 13]
-    found = contact_map(structure)
-    assert (found[~resolved] == -1).all() and (found[:, ~resolved] == -1).all()
-    np.testing.assert_array_equal(found[resolved][:, resolved], whole[resolved][:, resolved])
-
-
-def test_numbers_that_jump_fill_only_broken_chains(atoms: list[str], tmp_path: Path) -> None:
-    jump = [renumbered(line, number(line) + 2000 * (number(line) > 170)) for line in atoms]
-    assert read_structure(write(tmp_path / "bonded.pdb", jump)).sequence == CAPSID
-    broken = [line for line in jump if not 165 <= number(line) <= 170]
-    sequence = read_structure(write(tmp_path / "broken.pdb", broken)).sequence
-    assert sequence == CAPSID[:14] + CAPSID[20:]
-
-
-def test_a_residue_without_backbone_is_kept_but_unresolved(
-    atoms: list[str], tmp_path: Path
-) -> None:
-    kept = [line for line in atoms if number(line) != 155 or line[12:16].strip() == "C"]
+def test_a_residue_without_backbone_is_kept_but_unresolved(tmp_path: Path) -> None:
+    kept = [line for line in ATOMS if number(line) != 155 or line[12:16].strip() == "C"]
     structure = read_structure(write(tmp_path / "a.pdb", kept))
     assert structure.sequence == CAPSID
-    assert np.flatnonzero(~structure.is_resolved).tolist() == [4]
+    assert np.flatnonzero(~is_resolved(structure)).tolist() == [4]
 
 
-def test_ligands_and_waters_are_no_residues(atoms: list[str], tmp_path: Path) -> None:
+def test_ligands_and_waters_are_no_residues(tmp_path: Path) -> None:
     # A free serine has all the atoms of a residue, but no bond to the chain.
     ligand = [
         f"HETATM 9{k:03d}  {name:<3s} SER A 301    {90 + k:8.3f}{90:8.3f}{90:8.3f}  1.00  0.00"
         for k, name in enumerate(("N", "CA", "C", "CB"))
     ]
-    assert read_structure(write(tmp_path / "a.pdb", [*atoms, *ligand])).sequence == CAPSID
-    assert any(line[17:20] == "HOH" for line in lines_of("1A8O.pdb.gz"))
+    assert read_structure(write(tmp_path / "a.pdb", [*ATOMS, *ligand])).sequence == CAPSID
+    assert any(line[17:20] == "HOH" for line in PDB.splitlines())
     assert len(read_structure(DATA / "1A8O.pdb.gz")) == len(CAPSID)
 
 
@@ -153,16 +293,16 @@ def test_a_residue_with_alternatives_is_one_residue() -> None:
     crambin = "TTCCPSIVARSNFNVCRLPGTPEALCATYTGCIIIPGATCPGDYAN"
     structure = read_structure(DATA / "1ejg.ent.gz")
     assert structure.sequence == crambin
-    assert structure.is_resolved.all()
+    assert is_resolved(structure).all()
 
 
 @pytest.mark.parametrize(("occupancy", "letter", "shift"), [(0.7, "F", 0.0), (0.3, "W", 50.0)])
 def test_the_most_occupied_alternative_stands(
-    atoms: list[str], tmp_path: Path, occupancy: float, letter: str, shift: float
+    tmp_path: Path, occupancy: float, letter: str, shift: float
 ) -> None:
     place = CAPSID.index("F") + 151
     lines: list[str] = []
-    for line in atoms:
+    for line in ATOMS:
         if number(line) != place:
             lines.append(line)
             continue
@@ -176,37 +316,28 @@ def test_the_most_occupied_alternative_stands(
     after = [line for line in lines if number(line) > place]
     here.sort(key=lambda line: line[16])
     structure = read_structure(write(tmp_path / "a.pdb", before + here + after))
-    plain = read_structure(write(tmp_path / "plain.pdb", atoms))
+    plain = read_structure(write(tmp_path / "plain.pdb", ATOMS))
     assert structure.sequence == CAPSID.replace("F", letter, 1)
     index = CAPSID.index("F")
     expected = plain.cb_L3[index] + np.array([shift, 0.0, 0.0])
     np.testing.assert_allclose(structure.cb_L3[index], expected, atol=1e-3)
 
 
-def test_the_chain_can_be_chosen(atoms: list[str], tmp_path: Path) -> None:
-    second = [f"{line[:21]}B{line[22:]}" for line in atoms if number(line) > 200]
-    path = write(tmp_path / "two.pdb", [*atoms, "TER", *second, "END"])
-    assert read_structure(path).sequence == CAPSID
-    assert read_structure(path, "B").sequence == CAPSID[50:]
-    with pytest.raises(InputDataError, match=r"two\.pdb has no protein chain 'C'; it has: A, B"):
-        read_structure(path, "C")
-
-
-def test_only_the_first_model_is_read(atoms: list[str], tmp_path: Path) -> None:
-    first = [line for line in atoms if number(line) <= 170]
-    models = ["MODEL        1", *first, "ENDMDL", "MODEL        2", *atoms, "ENDMDL"]
+def test_only_the_first_model_is_read(tmp_path: Path) -> None:
+    first = [line for line in ATOMS if number(line) <= 170]
+    models = ["MODEL        1", *first, "ENDMDL", "MODEL        2", *ATOMS, "ENDMDL"]
     assert read_structure(write(tmp_path / "nmr.pdb", models)).sequence == CAPSID[:20]
 
 
-def test_what_is_no_structure_is_refused_by_name(atoms: list[str], tmp_path: Path) -> None:
+def test_what_is_no_structure_is_refused_by_name(tmp_path: Path) -> None:
     truncated = tmp_path / "truncated.pdb.gz"
     truncated.write_bytes((DATA / "1A8O.pdb.gz").read_bytes()[:9000])
     damaged = bytearray((DATA / "1A8O.pdb.gz").read_bytes())
     damaged[5000] ^= 255
     (tmp_path / "damaged.pdb.gz").write_bytes(damaged)
-    letters = [f"{line[:30]}  what.is{line[39:]}" for line in atoms]
-    water = [line for line in lines_of("1A8O.pdb.gz") if line[17:20] == "HOH"]
-    cif = lines_of("1A8O.cif.gz")
+    letters = [f"{line[:30]}  what.is{line[39:]}" for line in ATOMS]
+    water = [line for line in PDB.splitlines() if line[17:20] == "HOH"]
+    cif = CIF.splitlines()
     broken = {
         truncated: "truncated or damaged",
         tmp_path / "damaged.pdb.gz": "truncated or damaged",
@@ -248,7 +379,7 @@ def test_the_shipped_structures_are_what_their_index_says() -> None:
     assert shipped.keys() == index.keys()
     for key, structure in shipped.items():
         row = index[key]
-        assert int(row["length"]) == len(structure) == structure.is_resolved.sum()
+        assert int(row["length"]) == len(structure) == is_resolved(structure).sum()
         counts = [int(row[f"contacts_{name}"]) for name in ("short", "medium", "long")]
         assert counts == contacts_by_separation(structure)
     tiers = [row["tier"] for (part, _), row in index.items() if part == "test"]
@@ -259,3 +390,23 @@ def test_the_shipped_structures_are_what_their_index_says() -> None:
 def contacts_by_separation(structure: Structure) -> list[int]:
     rows, columns = np.nonzero(contact_map(structure) == 1)
     return np.histogram(columns - rows, bins=[6, 12, 24, len(structure)])[0].tolist()
+
+
+def test_the_chain_that_is_used_is_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = write(tmp_path / "one.pdb", ATOMS)
+    second = [f"{x[:21]}B{x[22:]}" for x in ATOMS if number(x) > 200]
+    two = write(tmp_path / "two.pdb", [*ATOMS, "TER", *second])
+    found = read_chain(two, None)
+    assert found is not None and found.chain == "A"
+    assert "two.pdb: chain A is used; --chain takes another: B" in capsys.readouterr().err
+    for path, chain, others in ((two, "B", ("A",)), (one, None, ())):
+        found = read_chain(path, chain)
+        assert found is not None and found.other_chains == others
+    assert not capsys.readouterr().err
+    assert read_structure(two, "B").sequence == CAPSID[50:]
+    with pytest.raises(InputDataError, match=r"two\.pdb has no protein chain 'C'; it has: A, B"):
+        read_chain(two, "C")
+    read_chain(write(two, [x for x in ATOMS if x[12:16] == " CA "]), "A")
+    assert "two.pdb, chain A: it has neither CB nor N, CA and C" in capsys.readouterr().err

@@ -1,16 +1,14 @@
 """Every mechanism with its O(L²) reference, found by name, and inputs with padding."""
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 import torch
-import yaml
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -19,10 +17,12 @@ import protlm.attention
 from protlm.attention import Attention
 from protlm.attention.base import Recurrent
 from protlm.attention.linearized.base import Performer
-from protlm.paths import conf_dir
+from tests.attention.truth import REFERENCES, Reference, shipped_options
 
 _REFERENCES = Path(__file__).parent / "references"
 HEADS, HEAD_DIM, MODEL_DIM = 2, 8, 16
+# The standard deviation of what is added to parameters.
+TRAINING = 0.2
 
 
 class Inputs(NamedTuple):
@@ -63,16 +63,22 @@ class Case:
 
     name: str
     options: Mapping[str, Any]
-    reference: ModuleType
+    reference: Reference
 
     def create(self, **sizes: int) -> Attention:
-        """Builds the mechanism, small unless sizes say otherwise."""
+        """Builds the mechanism, small unless sizes say otherwise, as if it had been trained.
+
+        Many parameters are 0 or 1 initially, which would hide what multiplies them.
+        """
         defaults = {"num_heads": HEADS, "head_dim": HEAD_DIM, "model_dim": MODEL_DIM}
         chosen = {**defaults, "max_length": 2048, "seed": 1, **sizes}
         # Parameters come from the global generator: two of the same seed have the same ones.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(chosen["seed"])
-            return protlm.attention.create(self.name, self.options, **chosen)
+            mechanism = protlm.attention.create(self.name, self.options, **chosen)
+            for parameter in mechanism.parameters():
+                parameter.data.add_(TRAINING * torch.randn(parameter.shape))
+        return mechanism
 
     @cached_property
     def modes(self) -> list[bool]:
@@ -83,17 +89,7 @@ class Case:
 
     def expected(self, mechanism: Attention, inputs: Inputs, *, causal: bool) -> Tensor:
         """The output by the O(L²) reference."""
-        visible_BLL = inputs.mask_BL[:, :, None] & inputs.mask_BL[:, None, :]
-        if causal:
-            visible_BLL = visible_BLL.tril()
-        return self.reference.output(
-            mechanism,
-            self.options,
-            *inputs[:3],
-            hidden_BLD=inputs.hidden_BLD,
-            visible_B1LL=visible_BLL[:, None],
-            causal=causal,
-        )
+        return self.reference.output(mechanism, self.options, inputs, causal)
 
 
 class LargestTensor(TorchDispatchMode):
@@ -114,37 +110,26 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-def _reference(name: str) -> ModuleType:
-    path = _REFERENCES / f"{name}.py"
-    assert path.is_file(), f"attention mechanism {name} has no reference: write {path}"
-    spec = importlib.util.spec_from_file_location(f"attention_reference_{name}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@cache
-def _shipped_options(name: str) -> dict[str, Any]:
-    config = yaml.safe_load((conf_dir() / "attention" / f"{name}.yaml").read_text())
-    assert config.pop("name") == name
-    return config
+def _reference(name: str) -> Reference:
+    for path in _REFERENCES.glob("*.py"):
+        import_module(f"tests.attention.references.{path.stem}")
+    assert name in REFERENCES, f"attention mechanism {name} has no reference: write one"
+    return REFERENCES[name]
 
 
 @cache
 def _cases() -> tuple[list[Case], list[Case]]:
-    """The cases that take the whole contract, `CORE` and `HARD`, and the `FURTHER` ones."""
+    """The cases that take the whole contract, and the further ones."""
     whole, further = [], []
     for name in protlm.attention.names():
-        reference, shipped = _reference(name), _shipped_options(name)
-        chosen = [reference.CORE] if reference.HARD is None else [reference.CORE, reference.HARD]
-        whole += [Case(name, shipped | variant, reference) for variant in chosen]
-        further += [Case(name, shipped | variant, reference) for variant in reference.FURTHER]
+        reference, shipped = _reference(name), shipped_options(name)
+        whole += [Case(name, shipped | variant, reference) for variant in reference.cases]
+        further += [Case(name, shipped | variant, reference) for variant in reference.further]
     return whole, further
 
 
 def _case_id(case: Case) -> str:
-    shipped = _shipped_options(case.name)
+    shipped = shipped_options(case.name)
     variant = [f"{key}={value}" for key, value in case.options.items() if value != shipped[key]]
     return "-".join([case.name, *variant])
 
@@ -199,6 +184,12 @@ def make_inputs() -> Callable[..., Inputs]:
         return Inputs(q_BHLK, k_BHLK, v_BHLC, hidden_BLD, mask_BL).with_padding(torch.nan)
 
     return make
+
+
+@pytest.fixture
+def find_case() -> Callable[..., Case]:
+    """Makes a case of a mechanism by name, with some options."""
+    return lambda name, **options: Case(name, shipped_options(name) | options, _reference(name))
 
 
 @pytest.fixture

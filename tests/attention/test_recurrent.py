@@ -14,23 +14,6 @@ from tests.marks import slow_but
 KEEP_EVERY_POSITION = {"softmax"}
 
 
-@pytest.fixture
-def whole_inputs(make_inputs: Callable[..., Any]) -> Callable[..., Any]:
-    """Draws inputs of a length without padding."""
-
-    def make(length: int, *, seed: int = 0) -> Any:
-        inputs = make_inputs(length, seed=seed)
-        generator = torch.Generator().manual_seed(seed + 1)
-
-        def fill(x: Tensor) -> Tensor:
-            drawn = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-            return torch.where(x.isnan(), drawn, x)
-
-        return type(inputs)(*map(fill, inputs[:4]), torch.ones_like(inputs.mask_BL))
-
-    return make
-
-
 def take(inputs: Any, rows: Tensor) -> Any:
     """Some samples of the inputs."""
     return type(inputs)(*(x[rows] for x in inputs))
@@ -67,25 +50,25 @@ def assert_causal_forward(case: Any, inputs: Any) -> None:
 
 @pytest.mark.parametrize("length", [1, 64, 65, 257])
 def test_steps_are_the_causal_forward(
-    recurrent_case: Any, length: int, whole_inputs: Callable[..., Any]
+    recurrent_case: Any, length: int, make_inputs: Callable[..., Any]
 ) -> None:
-    assert_causal_forward(recurrent_case, whole_inputs(length))
+    assert_causal_forward(recurrent_case, make_inputs(length).without_padding())
 
 
 def test_steps_with_further_options_are_the_causal_forward(
-    further_recurrent_case: Any, whole_inputs: Callable[..., Any]
+    further_recurrent_case: Any, make_inputs: Callable[..., Any]
 ) -> None:
-    assert_causal_forward(further_recurrent_case, whole_inputs(65))
+    assert_causal_forward(further_recurrent_case, make_inputs(65).without_padding())
 
 
 @pytest.mark.parametrize("split", slow_but([1, 63, 64, 100], 63))
 @pytest.mark.portable
 def test_samples_of_a_state_continue_separately(
-    recurrent_case: Any, split: int, whole_inputs: Callable[..., Any]
+    recurrent_case: Any, split: int, make_inputs: Callable[..., Any]
 ) -> None:
     """Some samples leave, some are duplicated, and one state is continued in two ways."""
     mechanism = recurrent_case.create().double()
-    inputs, others = whole_inputs(130), whole_inputs(130, seed=5)
+    inputs, others = make_inputs(130).without_padding(), make_inputs(130, seed=5).without_padding()
     rows = torch.tensor([2, 0, 2, 2])
     state, _ = steps(mechanism, inputs, end=split)
     fork = state[rows]
@@ -106,9 +89,9 @@ def test_samples_of_a_state_continue_separately(
     ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
 def test_error_is_within_the_bound_of_the_dtype(
-    recurrent_case: Any, dtype: torch.dtype, budget: float, whole_inputs: Callable[..., Any]
+    recurrent_case: Any, dtype: torch.dtype, budget: float, make_inputs: Callable[..., Any]
 ) -> None:
-    inputs = whole_inputs(257).to(dtype)
+    inputs = make_inputs(130).without_padding().to(dtype)
     _, out = steps(recurrent_case.create(), inputs)
     assert out.dtype == dtype
     exact = inputs.to(torch.float64).run(recurrent_case.create().double(), causal=True)
@@ -116,11 +99,11 @@ def test_error_is_within_the_bound_of_the_dtype(
 
 
 def test_samples_do_not_see_each_other(
-    recurrent_case: Any, whole_inputs: Callable[..., Any]
+    recurrent_case: Any, make_inputs: Callable[..., Any]
 ) -> None:
     mechanism = recurrent_case.create()
-    first = whole_inputs(70).to(torch.float32)
-    second = whole_inputs(70, seed=9).to(torch.float32)
+    first = make_inputs(70).without_padding().to(torch.float32)
+    second = make_inputs(70, seed=9).without_padding().to(torch.float32)
     mixed = [torch.cat([a[:1], 30 * b[1:]]) for a, b in zip(first[:4], second[:4], strict=True)]
     _, alike = steps(mechanism, first)
     _, other = steps(mechanism, type(first)(*mixed, first.mask_BL))
@@ -129,10 +112,10 @@ def test_samples_do_not_see_each_other(
 
 
 def test_work_and_memory_do_not_grow_with_the_position(
-    recurrent_case: Any, whole_inputs: Callable[..., Any], largest_tensor: Any
+    recurrent_case: Any, make_inputs: Callable[..., Any], largest_tensor: Any
 ) -> None:
     mechanism = recurrent_case.create()
-    inputs = whole_inputs(300).to(torch.float32)
+    inputs = make_inputs(300).without_padding().to(torch.float32)
     sizes, largest, state = [], [], None
     for start, end in ((0, 3), (3, 200), (200, 300)):
         state, _ = steps(mechanism, inputs, state, start=start, end=end - 1)

@@ -1,18 +1,30 @@
-"""The models that come with protlm: found by name, and used where no model is named."""
+"""The shipped models: found by name, one by default, small, and as good as their cards say."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import pytest
 import torch
 
 import protlm
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints import shipped
-from protlm.checkpoints.shipped import CARD, default_model, find_model, shipped_models
+from protlm.checkpoints.format import (
+    CARD,
+    RESULTS,
+    WEIGHTS,
+    announced_default,
+    default_model,
+    find_model,
+    shipped_models,
+)
 from protlm.commands.checkpoint import export
-from protlm.commands.models import announced_default
-from protlm.errors import InputDataError, UserError
+from protlm.model.transformer import num_parameters
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
+
+SPLIT = "test_remote_homolog"
 
 
 @pytest.fixture
@@ -23,8 +35,8 @@ def models(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         export(tiny_run, folder / name)
         if name != "unfinished":
             (folder / name / CARD).write_text(f"# {name}\n")
-    monkeypatch.setattr(shipped, "models_dir", lambda: folder)
-    monkeypatch.setattr(shipped, "DEFAULT", "second")
+    monkeypatch.setattr(checkpoints, "models_dir", lambda: folder)
+    monkeypatch.setattr(checkpoints, "DEFAULT", "second")
     return folder
 
 
@@ -47,16 +59,14 @@ def test_a_folder_of_the_same_name_comes_first(
 
 def test_the_default_is_announced(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert announced_default("-m MODEL") == models / "second"
-    assert capsys.readouterr().err == (
-        "model: second, shipped with protlm; -m MODEL uses another\n"
-    )
+    assert capsys.readouterr().err == "model: second, shipped with protlm; -m MODEL uses another\n"
 
 
 def test_without_models_the_user_has_to_name_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shipped, "models_dir", lambda: tmp_path)
-    with pytest.raises(InputDataError, match=f"{shipped.DEFAULT} is not installed with protlm"):
+    monkeypatch.setattr(checkpoints, "models_dir", lambda: tmp_path)
+    with pytest.raises(InputDataError, match=f"{checkpoints.DEFAULT} is not installed with protlm"):
         default_model()
     with pytest.raises(InputDataError, match=r"no such model.*protlm models"):
         protlm.load("first")
@@ -93,3 +103,108 @@ def test_another_dtype_is_refused(tiny_run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--dtype int8 is not one of float32, bfloat16"):
         export(tiny_run, tmp_path / "out", "int8")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module", params=shipped_models(), ids=lambda folder: folder.name)
+def folder(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> dict:
+    return json.loads((folder / RESULTS).read_text())
+
+
+def test_the_weights_are_small_and_those_of_the_results(folder: Path, results: dict) -> None:
+    model, size = protlm.load(folder.name), (folder / WEIGHTS).stat().st_size
+    assert size <= 12e6 and size < 2.02 * num_parameters(model.network)
+    assert {report["model_hash"] for report in results.values()} == {model.hash}
+
+
+@pytest.mark.parametrize("name", ["sample", "swissprot50"])
+def test_the_card_prints_the_results(folder: Path, results: dict, name: str) -> None:
+    title = {"sample": "### Splits of the shipped sample", "swissprot50": "### Swiss-Prot"}[name]
+    section = (folder / CARD).read_text().split(title)[1].split("\n#")[0]
+    for split, found in results[name]["results"].items():
+        for who in ("model", "empirical", "three_mers"):
+            figures = found["masked"][who]
+            row = f"| {split} | {who} | {figures['accuracy']:.2%} | {figures['perplexity']:.2f} |"
+            assert row in section
+
+
+def test_the_card_prints_the_families(folder: Path, results: dict) -> None:
+    card = (folder / CARD).read_text()
+    found = [
+        results[name]["results"]["test_ood_family"]["masked"]
+        for name in ("sample_families", "swissprot50_families")
+    ]
+    for family in {name for one in found for name in one["by_group"]}:
+        cells = [family]
+        for one in found:
+            group = one["by_group"].get(family)
+            figures = [] if group is None else [group[who] for who in ("model", "empirical")]
+            cells += [f"{group['sequences']:,}"] if group else ["", "", ""]
+            cells += [f"{each['perplexity']:.2f}" for each in figures]
+        assert f"| {' | '.join(cells)} |" in card
+    for one in found:
+        low, high = one["interval"]["perplexity"]
+        assert f"| {low:.2f} to {high:.2f} |" in card
+        assert f"{one['macro']['model']['perplexity']:.2f}" in card
+
+
+def test_the_card_prints_what_probes_and_contacts_give(folder: Path, results: dict) -> None:
+    card = (folder / CARD).read_text()
+    states = results["secondary_structure"]["results"]["any"]["secondary_structure"]["predictors"]
+    both = ("model", "random_weights")
+    contacts = results["contacts"]["results"]["any"]["contacts"]
+    rows = {"secondary structure": [states[who]["metrics"]["accuracy"]["value"] for who in both]}
+    if labels := results.get("location", {}).get("predictors"):
+        found = [labels[who]["metrics"]["accuracy"]["value"] for who in both]
+        rows["subcellular location"] = found
+    for separation in ("short", "medium", "long"):
+        found = [contacts[who][separation]["P@L"]["mean"] for who in both]
+        rows[f"{separation} range"] = found
+    for name, figures in rows.items():
+        (row,) = [line for line in card.splitlines() if line.startswith("| ") and name in line]
+        shown = [cell.partition(" %")[0] for cell in row.split(" | ")[1:3]]
+        assert shown == [f"{100 * figure:.1f}" for figure in figures]
+
+
+def test_commands_use_the_default_and_say_so(protlm_in_process: Callable, tmp_path: Path) -> None:
+    protein = sample_dir() / "bpt1_bovin.fasta"
+    done = protlm_in_process("embed", protein, "-o", tmp_path / "x.h5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"model: {default_model().name}, shipped with protlm" in done.stderr
+    with h5py.File(tmp_path / "x.h5") as file:
+        assert file["P00974"].shape == (
+            protlm.load(default_model().name).description.model.model_dim,
+        )
+
+
+def test_models_lists_them_all_and_names_the_default(
+    protlm_in_process: Callable, tmp_path: Path, folder: Path, results: dict
+) -> None:
+    listed = protlm_in_process("models", cwd=tmp_path).stdout
+    figures = results["sample"]["results"]["test_iid"]["masked"]["model"]
+    assert f"{figures['perplexity']:.2f}" in listed and folder.name in listed
+    assert f"Without -m, commands use {default_model().name}." in listed
+
+
+@pytest.mark.slow
+def test_an_evaluation_reproduces_the_card(
+    protlm_in_process: Callable, tmp_path: Path, folder: Path, results: dict
+) -> None:
+    sample = sample_dir() / "uniprot_sample"
+    table = ["--split-table", f"{sample}.splits.tsv.gz"]
+    done = protlm_in_process("prepare", f"{sample}.fasta.gz", "--out", "d", *table, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    settings = ["data.dir=d", f"split={SPLIT}", "evaluation.masked.max_length=512"]
+    settings.append(f"checkpoint={folder.name}")
+    done = protlm_in_process("evaluate", *settings, "output=o.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "o.json").read_text())["results"][SPLIT]["masked"]
+    expected = results["sample"]["results"][SPLIT]["masked"]
+    assert found["targets"] == expected["targets"]
+    for who in ("model", "empirical", "three_mers"):
+        for figure, digits in (("perplexity", 2), ("accuracy", 3)):
+            assert f"{found[who][figure]:.{digits}f}" == f"{expected[who][figure]:.{digits}f}"

@@ -12,12 +12,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from protlm import cli
-from protlm.cli import _spread
-from protlm.paths import conf_dir, sample_dir
+from protlm.cli import main as cli
+from protlm.cli.main import _spread
+from protlm.model.transformer import ProteinLM
+from protlm.system.paths import conf_dir, sample_dir
+from protlm.system.terminal import JobProgress
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,18 +31,6 @@ def test_debug_shows_the_traceback(workplace: Path, protlm_in_process: Command) 
         done = protlm_in_process(*arguments, "--debug", cwd=workplace)
         assert done.returncode == 3
         assert "Traceback" in done.stderr
-
-
-def test_help_says_what_is_written_and_which_models_are_taken(
-    tmp_path: Path, protlm_in_process: Command
-) -> None:
-    for command, words in (
-        ("embed", "The file to write, or the folder of --format pt."),
-        ("attention", "The HDF5 file to write."),
-        ("generate", "a shipped model's name: causal, or masked with --start."),
-    ):
-        done = protlm_in_process(command, "--help", cwd=tmp_path)
-        assert words in " ".join(done.stdout.split())
 
 
 @contextmanager
@@ -108,17 +99,16 @@ def test_evaluate_writes_what_it_prints(workplace: Path, protlm_in_process: Comm
     assert f"{perplexity:.2f}" in done.stdout
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_ctrl_c_while_starting_is_silent(command: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_training_starts_is_silent(tmp_path: Path) -> None:
     started = subprocess.Popen(
-        [sys.executable, "-m", "protlm", command, "run_dir=o"],
+        [sys.executable, "-m", "protlm", "train", "run_dir=o"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
         text=True,
     )
     # Until the command has replaced the process that was started.
-    while f".{command}" not in Path(f"/proc/{started.pid}/cmdline").read_text():
+    while ".train" not in Path(f"/proc/{started.pid}/cmdline").read_text():
         time.sleep(0.02)
     time.sleep(0.3)
     started.send_signal(signal.SIGINT)
@@ -140,21 +130,6 @@ def test_export_and_use_of_an_exported_folder(
     assert done.returncode == 0, done.stderr
     told = protlm_in_process("checkpoint", "info", "model", cwd=workplace).stdout
     assert "performer_relu" in told and "86,497" in told
-
-
-@pytest.mark.slow
-def test_contacts_of_a_structure(workplace: Path, protlm_command: Command) -> None:
-    import h5py
-
-    structure = sample_dir() / "structures" / "test" / "1fuk_A.pdb.gz"
-    arguments = ["-m", "run", "-o", "c.h5", "--figure", "c.png"]
-    done = protlm_command("contacts", structure, *arguments, cwd=workplace)
-    assert done.returncode == 0, done.stderr
-    with h5py.File(workplace / "c.h5") as file:
-        (entry,) = file.values()
-        assert entry["probabilities"].shape == entry["contacts"].shape == (119, 119)
-        assert set(entry["contacts"][:].ravel()) <= {-1, 0, 1}
-    assert (workplace / "c.png").is_file()
 
 
 def test_contacts_account_for_every_record(workplace: Path, protlm_in_process: Command) -> None:
@@ -271,3 +246,54 @@ def test_a_home_folder_of_an_unknown_user_is_a_mistake(
         cli.main()
     assert ended.value.code == 2
     assert "there is no user no-such-user" in capsys.readouterr().err
+
+
+CONTINUES = "the same command continues after the last batch that is finished in o.h5.partial"
+AGAIN = "nothing was written; the same command starts again"
+COMMANDS = {
+    "embed": (["x.fasta", "-o", "o.h5"], CONTINUES),
+    "attention": (["x.fasta", "-o", "o.h5"], AGAIN),
+    "contacts": (["x.fasta", "-o", "o.h5"], AGAIN),
+    "score": (["v.csv", "-o", "o.csv", "--wild-type", "x.fasta"], "complete tables are kept"),
+}
+
+
+def interrupt(*_: object, **__: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "evaluate"])
+def test_ctrl_c_says_how_to_continue(
+    command: str,
+    workplace: Path,
+    protlm_in_process: Callable,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (workplace / "v.csv").write_text("mutant\nM1A\n")
+    before = {path.name for path in workplace.iterdir()}
+    monkeypatch.setattr(ProteinLM, "_context", interrupt)
+    if command == "evaluate":
+        settings = ["data.dir=data", "split=test", "evaluation=[masked]", "output=o.json"]
+        arguments, says = ["checkpoint=run", *settings], AGAIN
+    else:
+        arguments, says = COMMANDS[command]
+        arguments = [*arguments, "-m", "run"]
+    done = protlm_in_process(command, *arguments, cwd=workplace)
+    assert done.returncode == 130, done.stderr
+    assert f"protlm: interrupted: {says}" in done.stderr.splitlines()[-1]
+    assert {path.name for path in workplace.iterdir()} == before
+
+
+def test_progress_has_a_rate_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 1_000.0)
+    with JobProgress("residues", 3_000, done=1_000) as progress:
+        monkeypatch.setattr("time.monotonic", lambda: 1_010.0)
+        progress.update(1_500)
+        monkeypatch.setattr("time.monotonic", lambda: 1_020.0)
+        progress.update(3_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "residues 1,500/3,000  50/s  0:00:30 left",
+        "residues 3,000/3,000  100/s",
+    ]

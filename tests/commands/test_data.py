@@ -13,11 +13,10 @@ from protlm import __version__
 from protlm.commands import data as data_sets
 from protlm.commands.data import export, info, verify
 from protlm.data.records import Tally, read_records
-from protlm.data.shards import data_set as shards
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit, TableSplit
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.paths import sample_dir
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 
@@ -114,16 +113,6 @@ def test_export_to_a_closed_standard_output_is_refused(directory, monkeypatch):
         export(directory, None, ())
 
 
-def test_export_never_overwrites(directory, tmp_path, monkeypatch):
-    path = tmp_path / "mine.fasta"
-    path.write_text("mine")
-    # That is known before anything is hashed.
-    monkeypatch.setattr(shards, "open_split", None)
-    with pytest.raises(OutputError, match="exists already"):
-        export(directory, path, ())
-    assert path.read_text() == "mine"
-
-
 def test_a_damaged_shard_is_not_exported(directory, tmp_path):
     shard = directory / "valid" / "shard-00000.h5"
     shard.write_bytes(shard.read_bytes()[:-1])
@@ -142,9 +131,3 @@ def test_an_interrupted_export_leaves_no_files(directory, tmp_path, monkeypatch,
     with pytest.raises(OutputError, match=f"{name}: no space left"):
         export(directory, tmp_path / name, ())
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
-
-
-@pytest.mark.parametrize("command", [verify, info, lambda path: export(path, None, ())])
-def test_the_error_of_a_missing_data_set_says_what_to_type(tmp_path, command):
-    with pytest.raises(UserError, match="protlm prepare"):
-        command(tmp_path)

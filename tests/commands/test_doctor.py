@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from protlm import memory
 from protlm.commands import doctor as doctor_module
-from protlm.commands import machine
 from protlm.commands.doctor import doctor
+from protlm.system import memory
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def speeds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """Speeds of a processor without bfloat16 products, in place of a measurement."""
     found = {"float32": 60.0, "bfloat16": 10.0}
-    monkeypatch.setattr(machine, "dtype_speeds", lambda _: found)
+    monkeypatch.setattr(doctor_module, "_gflops", lambda _: found)
     return found
 
 
@@ -84,9 +83,13 @@ def test_damaged_models_and_files_are_problems(
 def test_full_disks_and_encodings_are_problems(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    disk = {"free_bytes": 10, "writable": True}, {"free_bytes": 10**12, "writable": False}
-    monkeypatch.setattr(machine, "disks", lambda: dict(zip(("here", "there"), disk, strict=True)))
-    monkeypatch.setattr(machine, "encodings", lambda: {"output": "x", "file_names": "ascii"})
+    here, there = (
+        {"free_bytes": 10, "writable": True},
+        {"free_bytes": 10**12, "writable": False},
+    )
+    monkeypatch.setattr(doctor_module, "_disks", lambda: {"here": here, "there": there})
+    encodings = {"output": "x", "file_names": "ascii"}
+    monkeypatch.setattr(doctor_module, "_encodings", lambda: encodings)
     with pytest.raises(SystemExit):
         doctor_module.doctor(None, None)
     printed = capsys.readouterr().out
@@ -146,5 +149,5 @@ def test_the_commands_of_the_page_run(workplace: Path, protlm_in_process: Comman
 
 
 def test_speeds_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_SECONDS", 0.001)
-    assert machine._speed(torch.device("cpu"), torch.float32) > 0
+    monkeypatch.setattr(doctor_module, "_SECONDS", 0.001)
+    assert doctor_module._speed(torch.device("cpu"), torch.float32) > 0

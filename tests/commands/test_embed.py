@@ -1,6 +1,9 @@
-"""`protlm embed`: every record is embedded or reported; vectors do not depend on the batch."""
+"""`protlm embed`: every record is embedded or reported, and vectors do not depend on the batch."""
 
+import re
+import shutil
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +14,22 @@ import torch
 
 import protlm
 from protlm.commands.embed import embed
+from protlm.commands.embedding import estimate
 from protlm.commands.embedding.options import Dtype, EmbedOptions
-from protlm.commands.inputs import Duplicates
-from protlm.commands.outputs import entry_name
+from protlm.commands.embedding.plan import Plan, first_equal
+from protlm.commands.hdf5_output import entry_name
 from protlm.data.records import Tally, read_records
+from protlm.data.records.proteins import Duplicates
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, OutputError, UserError
 from protlm.loading import pick_device
-from protlm.model.embedding import batches
+from protlm.model.embedding import Embedder, batches
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, OutputError, UserError, is_full_memory
 
-KINDS = tuple(kind for kind in Pooling if kind is not Pooling.ranges)
-FIXTURES = Path(__file__).parent.parent / "data" / "records" / "fixtures"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "embed.md").read_text()
+FIXTURES = ROOT / "tests" / "data" / "records" / "fixtures"
 
 
 @pytest.fixture
@@ -35,21 +41,24 @@ def proteins(tiny_fasta: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_every_protein_has_a_vector(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.h5"
-    embed(proteins, tiny_run, output, EmbedOptions())
+@pytest.mark.parametrize("tokens_per_batch", [1, 500, 100_000])
+def test_every_protein_has_the_vector_of_it_alone(
+    tokens_per_batch: int, proteins: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    """Kinds and layers that are named twice are written once."""
+    options = EmbedOptions((Pooling.mean, Pooling.mean), (2, -1), tokens_per_batch)
+    embed(proteins, tiny_run, tmp_path / "out.h5", options)
     records = list(read_records(proteins, Tally()))
     model = protlm.load(tiny_run)
-    with h5py.File(output) as file:
+    with h5py.File(tmp_path / "out.h5") as file:
         assert set(file) == {record.identifier for record in records}
+        assert file.attrs["model_hash"] == model.hash
+        assert file.attrs["vocabulary_hash"] == VOCABULARY.hash
         for record in records:
             dataset = file[record.identifier]
             hidden = model(model.tokenize([record.sequence]), layers=[-1]).hidden[-1][0]
-            expected = hidden[1:-1].mean(0).numpy()
-            np.testing.assert_allclose(dataset[:], expected, atol=1e-5)
+            np.testing.assert_allclose(dataset[:], hidden[1:-1].mean(0).numpy(), atol=1e-5)
             assert dataset.attrs["header"] == record.header
-            assert file.attrs["model_hash"] == model.hash
-            assert file.attrs["vocabulary_hash"] == VOCABULARY.hash
 
 
 def test_all_formats_have_the_same_vectors(tiny_run: Path, tmp_path: Path) -> None:
@@ -63,37 +72,6 @@ def test_all_formats_have_the_same_vectors(tiny_run: Path, tmp_path: Path) -> No
     assert vectors["fasta"] == vectors["dat"] == vectors["xml"]
 
 
-def test_kinds_and_layers(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.h5"
-    options = EmbedOptions(include=KINDS, layers=(0, -1), tokens_per_batch=300)
-    embed(proteins, tiny_run, output, options)
-    with h5py.File(output) as file:
-        for record in read_records(proteins, Tally()):
-            entry = file[record.identifier]
-            length = len(record.sequence)
-            assert {kind: set(entry[kind]) for kind in entry} == {
-                kind.value: {"0", "2"} for kind in KINDS
-            }
-            assert entry["per_tok/2"].shape == (length, 64)
-            assert entry["bos/2"].shape == (64,)
-            np.testing.assert_allclose(entry["mean/2"][:], entry["per_tok/2"][:].mean(0), atol=1e-5)
-
-
-@pytest.mark.parametrize("tokens_per_batch", [1, 500, 100_000])
-def test_vectors_do_not_depend_on_the_batch(
-    tokens_per_batch: int, proteins: Path, tiny_run: Path, tmp_path: Path
-) -> None:
-    vectors = {}
-    for name, budget in (("a", 4096), ("b", tokens_per_batch)):
-        output = tmp_path / f"{name}.h5"
-        embed(proteins, tiny_run, output, EmbedOptions(tokens_per_batch=budget))
-        with h5py.File(output) as file:
-            vectors[name] = {key: file[key][:] for key in file}
-    assert vectors["a"].keys() == vectors["b"].keys()
-    for key, vector in vectors["a"].items():
-        np.testing.assert_allclose(vector, vectors["b"][key], atol=1e-5)
-
-
 def test_batches_respect_the_budget_and_contain_every_record() -> None:
     lengths = np.random.default_rng(0).integers(1, 900, 500).tolist()
     made = list(batches(lengths, 1_000))
@@ -101,23 +79,6 @@ def test_batches_respect_the_budget_and_contain_every_record() -> None:
     for batch in made:
         padded = len(batch) * (max(lengths[index] for index in batch) + 2)
         assert padded <= 1_000 or len(batch) == 1
-
-
-def test_repeated_options_are_written_once(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
-    options = EmbedOptions(include=(Pooling.mean, Pooling.mean), layers=(2, -1))
-    embed(proteins, tiny_run, tmp_path / "out.h5", options)
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert all(dataset.shape == (64,) for dataset in file.values())
-
-
-def test_float16_halves_the_file(proteins: Path, tiny_run: Path, tmp_path: Path) -> None:
-    for dtype in ("float32", "float16"):
-        options = EmbedOptions(include=(Pooling.per_tok,), dtype=Dtype(dtype))
-        embed(proteins, tiny_run, tmp_path / f"{dtype}.h5", options)
-    with h5py.File(tmp_path / "float32.h5") as wide, h5py.File(tmp_path / "float16.h5") as narrow:
-        for key in wide:
-            assert narrow[key].dtype == np.float16
-            np.testing.assert_allclose(narrow[key][:], wide[key][:], rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("stored", [Dtype.float32, Dtype.float16])
@@ -226,20 +187,6 @@ def test_failures_leave_no_files(tiny_run: Path, tmp_path: Path) -> None:
     assert (folder / "out.h5").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["x.npy", "x.csv"])
-def test_an_output_of_another_format_is_refused(name: str, tiny_run: Path, tmp_path: Path) -> None:
-    fasta = write(tmp_path / "x.fasta", "P1")
-    with pytest.raises(UserError, match=r"the output is an HDF5 file, not .*type: -o .*x\.h5"):
-        embed(fasta, tiny_run, tmp_path / name, EmbedOptions())
-    assert not (tmp_path / name).exists()
-
-
-def test_the_format_of_the_name_is_offered(tiny_run: Path, tmp_path: Path) -> None:
-    fasta = write(tmp_path / "x.fasta", "P1")
-    with pytest.raises(UserError, match=r"type: -o .*x\.h5, or: --format npz$"):
-        embed(fasta, tiny_run, tmp_path / "x.npz", EmbedOptions())
-
-
 def test_standard_input_is_read(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +210,85 @@ def test_gpu_is_another_name_of_cuda(tiny_run: Path) -> None:
             pick_device("gpu:1")
 
 
-def test_pairs_and_lower_case_are_tokenized(tiny_run: Path) -> None:
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def place(workplace: Path, tiny_fasta: Path) -> Path:
+    """A folder with the files that the page names."""
+    shutil.copy(tiny_fasta, workplace / "proteins.fasta.gz")
+    shutil.copy(workplace / "x.fasta", workplace / "p.fasta")
+    (workplace / "runs").mkdir()
+    (workplace / "runs" / "mine").symlink_to(workplace / "run")
+    first = next(read_records(tiny_fasta, Tally())).identifier
+    (workplace / "domains.tsv").write_text(f"accession\tfirst\tlast\n{first}\t2\t9\n")
+    return workplace
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(place: Path, protlm_in_process: Callable) -> None:
+    lines = [line.split("#")[0].strip() for line in "".join(blocks("bash")).splitlines()]
+    wrapped = [re.sub(r".*--wrap='(.*)'", r"\1", line) for line in lines]
+    # Jobs are tested elsewhere.
+    commands = [line for line in wrapped if re.match("protlm embed(?!.*--executor)", line)]
+    assert len(commands) >= 9
+    for command in commands:
+        # Several processes are tested elsewhere: they take long to start.
+        line = command.replace("$SLURM_ARRAY_TASK_ID/8", "1/1").replace("--processes 2", "")
+        typed = line.split()
+        done = protlm_in_process(*typed[1:], cwd=place)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        writes = not {"--dry-run", "--shard"} & set(typed)
+        assert (place / typed[typed.index("-o") + 1]).exists() == writes
+
+
+def test_the_examples_of_the_page_run(
+    place: Path, protlm_in_process: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    (place / "p.fasta").rename(place / "proteins.fasta")
+    done = protlm_in_process("embed", "proteins.fasta", "-o", "embeddings.h5", cwd=place)
+    assert done.returncode == 0, done.stderr
+    names: dict[str, object] = {}
+    for block in blocks("python"):
+        exec(compile(block.replace("proteins.fasta.gz", "proteins.fasta"), "page", "exec"), names)
+    with h5py.File("embeddings.h5") as file:
+        assert list(file) == ["P1"]
+
+
+def test_the_places_in_the_plan_do_not_overlap() -> None:
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 500, 300)
+    first = first_equal(rng.integers(0, 250, (300, 1)).astype(np.uint8).repeat(16, 1))
+    made, again = (Plan(lengths, first, lengths * 4, 2_000) for _ in range(2))
+    places = [[one.place(record) for record in range(300)] for one in (made, again)]
+    assert places[0] == places[1]
+    spans = sorted({(part, place.start, place.stop) for part, place in places[0]})
+    for (part, _, end), (next_part, start, _) in pairwise(spans):
+        assert part < next_part or end == start
+    assert len(spans) == len(set(first.tolist()))
+
+
+@pytest.mark.parametrize(("number", "units"), [(100, 1), (1_000, 3), (10_000, 16), (100_000, 49)])
+def test_a_small_file_has_a_part_for_several_processes(number: int, units: int) -> None:
+    """And a large one units as large as before."""
+    lengths = np.full(number, 10)
+    made = Plan(lengths, np.arange(number), lengths, 4_096)
+    assert len(made.units) == units
+    assert sum(len(batch) for part in made.parts for batch in part.batches) == number
+
+
+def test_the_estimates_grow_linearly_or_not_at_all() -> None:
+    sizes = [128, 512, 2_048]
+    assert np.polyval(estimate._line(sizes, [3.0, 3.1, 3.2]), 10**6) == pytest.approx(3.1)
+    line = estimate._line(sizes, [1.128, 1.512, 3.048])
+    assert np.polyval(line, 10_000) == pytest.approx(11)
+
+
+def test_other_errors_are_not_taken_for_a_full_memory(tiny_run: Path) -> None:
+    assert is_full_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    assert not is_full_memory(RuntimeError("shapes cannot be multiplied"))
     model = protlm.load(tiny_run)
-    batch = model.tokenize([("P1", "mktay"), ("P2", "MKV")])
-    assert batch.tokens_BL.equal(model.tokenize(["MKTAY", "MKV"]).tokens_BL)
+    with pytest.raises(UserError, match="layer 9 does not exist"):
+        Embedder(model, (Pooling.mean,), (9,)).vectors(["MKV"])

@@ -15,10 +15,10 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding.formats import parquet
 from protlm.commands.embedding.options import Dtype, EmbedOptions, Format
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.model.embedding import windows
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
 
 SEQUENCES = {"a/b": "MKTAYIAKQRQISFVKSHFSRQ", "P2": "MKV", "P3": "ACDEFGHIKLMNPQRSTVWY"}
 BOTH = (Pooling.mean, Pooling.per_tok)
@@ -62,25 +62,29 @@ def written(fasta: Path, tiny_run: Path, tmp_path: Path) -> Callable[..., Path]:
     return run
 
 
-def close(one: np.ndarray, other: np.ndarray) -> None:
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+def close(one: np.ndarray, other: np.ndarray, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.float16])
 def test_uniprot_readers_read_the_default(
-    written: Callable[..., Path], truth: dict[str, np.ndarray]
+    dtype: Dtype, written: Callable[..., Path], truth: dict[str, np.ndarray]
 ) -> None:
     """The lines that readers of per-protein.h5 and per-residue.h5 have."""
-    with h5py.File(written("protein.h5")) as file:
+    tolerance = 1e-5 if dtype is Dtype.float32 else 2e-3
+    with h5py.File(written("protein.h5", dtype=dtype)) as file:
         vectors = {accession: np.array(vector) for accession, vector in file.items()}
     assert list(vectors) == ["a%2Fb", "P2", "P3"]
     for name, residues in truth.items():
-        close(vectors[name.replace("/", "%2F")], residues.mean(0))
-    with h5py.File(written("residue.h5", include=(Pooling.per_tok,))) as file:
+        vector = vectors[name.replace("/", "%2F")]
+        assert vector.dtype == dtype.value
+        close(vector, residues.mean(0), tolerance)
+    with h5py.File(written("residue.h5", include=(Pooling.per_tok,), dtype=dtype)) as file:
         for accession, dataset in file.items():
             name = dataset.attrs["original_id"]
             assert accession == name.replace("/", "%2F")
             assert dataset.attrs["length"] == len(SEQUENCES[name]) == len(dataset)
-            close(dataset[:], truth[name])
+            close(dataset[:], truth[name], tolerance)
 
 
 def test_the_file_says_what_it_is(
@@ -96,12 +100,14 @@ def test_the_file_says_what_it_is(
         "vocabulary_hash": VOCABULARY.hash,
         "protlm_version": __version__,
     }
+    half: dict[str, Any] = {"dtype": Dtype.float16}
     for form in (Format.hdf5, Format.ragged):
-        with h5py.File(written(f"{form}.h5", dtype=Dtype.float16, format=form)) as file:
+        # This model reads every protein in one pass.
+        with h5py.File(written(f"{form}.h5", **half, format=form, windows=True)) as file:
             assert {name: file.attrs[name] for name in said} == said
             (row,) = file.attrs["skipped"]
             assert row["identifier"] == b"bad"
-    with np.load(written("x.npz", dtype=Dtype.float16, format=Format.npz)) as file:
+    with np.load(written("x.npz", **half, format=Format.npz)) as file:
         assert {**json.loads(str(file["metadata"])), **said} == json.loads(str(file["metadata"]))
 
 
@@ -155,27 +161,26 @@ def test_torch_loads_a_file_for_each_protein(
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_pandas_reads_parquet(
-    dtype: str, written: Callable[..., Path], truth: dict[str, np.ndarray], model: PretrainedModel
+    written: Callable[..., Path], truth: dict[str, np.ndarray], model: PretrainedModel
 ) -> None:
     pytest.importorskip("pyarrow")
     pandas = pytest.importorskip("pandas")
-    path = written("x.parquet", format=Format.parquet, dtype=Dtype(dtype))
+    path = written("x.parquet", format=Format.parquet, dtype=Dtype.float16)
     frame = pandas.read_parquet(path)
     assert frame["id"].tolist() == list(SEQUENCES)
     assert frame["length"].tolist() == list(map(len, SEQUENCES.values()))
     matrix = np.stack(frame["embedding"])
-    assert matrix.dtype == dtype
-    tolerance = 1e-5 if dtype == "float32" else 2e-3
-    expected = np.stack([residues.mean(0) for residues in truth.values()])
-    np.testing.assert_allclose(matrix, expected, rtol=tolerance, atol=tolerance)
+    assert matrix.dtype == "float16"
+    close(matrix, np.stack([residues.mean(0) for residues in truth.values()]), 2e-3)
     import pyarrow.parquet
 
     metadata = pyarrow.parquet.read_schema(path).metadata
     assert metadata[b"model_hash"].decode() == model.hash
     several = written("y.parquet", format=Format.parquet, layers=(0, -1))
-    assert list(pandas.read_parquet(several)) == ["id", "original_id", "length", "mean_0", "mean_2"]
+    frame = pandas.read_parquet(several)
+    assert list(frame) == ["id", "original_id", "length", "mean_0", "mean_2"]
+    close(frame["mean_2"][1], truth["P2"].mean(0))
 
 
 def test_anndata_has_the_layout_of_its_specification(
@@ -234,6 +239,8 @@ def test_parquet_without_pyarrow_is_one_sentence(
         ("x.parquet", {}, r"is an HDF5 file, not .parquet; type: -o .*x\.h5"),
         ("x.h5", {"format": Format.npz}, r"is a NumPy archive, not .h5; type: -o .*x\.npz"),
         ("x.pt", {"format": Format.pt}, r"is a folder of .pt files, not .pt"),
+        ("x.csv", {}, r"the output is an HDF5 file, not .csv; type: -o .*x\.h5$"),
+        ("x.npz", {}, r"type: -o .*x\.h5, or: --format npz$"),
         ("x.h5", {"include": (Pooling.ranges,)}, "--ranges TABLE.tsv"),
         ("x.h5", {"merge": True, "dry_run": True}, "--merge and --dry-run exclude each other"),
     ],
@@ -267,11 +274,13 @@ def test_poolings_are_statistics_of_the_residues(
     # Spreadsheets put a byte order mark before the header.
     rows = "accession\tfirst\tlast\nP3\t1\t4\nP3\t20\t20\na/b\t2\t22\n"
     table.write_text(rows, encoding="utf-8-sig")
-    path = written("x.h5", include=tuple(Pooling), ranges=table)
+    path = written("x.h5", include=tuple(Pooling), layers=(0, -1), ranges=table)
     spans = {"P3": [(0, 4), (19, 20)], "a/b": [(1, 22)], "P2": []}
     with h5py.File(path) as file:
         for name, residues in truth.items():
             entry = file[name.replace("/", "%2F")]
+            assert set(entry) == set(Pooling)
+            assert all(set(layers) == {"0", "2"} for layers in entry.values())
             close(entry["mean/2"][:], residues.mean(0))
             close(entry["max/2"][:], residues.max(0))
             close(entry["std/2"][:], residues.std(0))
@@ -279,6 +288,7 @@ def test_poolings_are_statistics_of_the_residues(
             close(entry["cls/2"][:], entry["bos/2"][:])
             means = [residues[first:end].mean(0) for first, end in spans[name]]
             close(entry["ranges/2"][:], np.array(means).reshape(-1, 64))
+            close(entry["mean/0"][:], entry["per_tok/0"][:].mean(0))
         assert file["P3/ranges/2"].attrs["ranges"].tolist() == [[1, 4], [20, 20]]
 
 

@@ -1,12 +1,10 @@
-"""`protlm embed` divided between processes, its estimate, and devices without enough memory."""
+"""`protlm embed` interrupted, divided between processes, and on devices without enough memory."""
 
-import os
 import pickle
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -15,221 +13,358 @@ import numpy as np
 import pytest
 import torch
 
-import protlm
+from protlm.commands import embed as embed_module
 from protlm.commands.embed import embed
-from protlm.commands.embedding import estimate, plan, share_processes
-from protlm.commands.embedding.options import EmbedOptions, Share
-from protlm.commands.embedding.parts import Parts, _ShareLock
-from protlm.data_prep import submission
-from protlm.data_prep.submission import Executor, JobFailedError, Submission
-from protlm.errors import LostRankError, OutputError, UserError, is_full_memory
+from protlm.commands.embedding import estimate, plan
+from protlm.commands.embedding.formats import hdf5
+from protlm.commands.embedding.job import Job
+from protlm.commands.embedding.options import Dtype, EmbedOptions
+from protlm.commands.embedding.parts import EMBEDDING, Parts
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import (
+    ExitCode,
+    InputDataError,
+    InterruptedJobError,
+    OutputError,
+    UserError,
+)
+from protlm.system.shares import Executor, ProcessDiedError, Share, Submission
+from protlm.system.work_folder import BEGUN
+from tests.fixtures.runs import Killed
 
-OPTIONS = {"tokens_per_batch": 250, "include": (Pooling.mean,)}
+OPTIONS = EmbedOptions(include=(Pooling.mean, Pooling.per_tok), tokens_per_batch=250)
+Embed = Callable[..., Path]
 
 
 @pytest.fixture
 def fasta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Thirty random proteins in units of seven."""
+    """Forty random proteins, ten of them equal to others, in units of seven and two parts each."""
     monkeypatch.setattr(plan, "_SEQUENCES", 7)
+    monkeypatch.setattr(plan, "_PART_RESIDUES", 150)
     rng = np.random.default_rng(0)
     lengths = rng.integers(5, 90, 30)
-    sequences = ["".join(rng.choice(list("ACDEFGHIKL"), n)) for n in lengths]
+    sequences = ["".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), n)) for n in lengths]
+    sequences += sequences[:10]
     path = tmp_path / "x.fasta"
     path.write_text("".join(f">P{i}\n{sequence}\n" for i, sequence in enumerate(sequences)))
     return path
 
 
-@pytest.mark.parametrize("count", [2, 7])
-def test_shares_make_the_bytes_of_one_process(
-    count: int, fasta: Path, tiny_run: Path, tmp_path: Path
+@pytest.fixture
+def embedded(fasta: Path, tiny_run: Path, tmp_path: Path) -> Embed:
+    """Embeds the proteins: `embedded("x.h5", merge=True)`."""
+
+    def run(name: str = "out.h5", submission: Submission | None = None, **options: Any) -> Path:
+        embed(fasta, tiny_run, tmp_path / name, replace(OPTIONS, **options), submission)
+        return tmp_path / name
+
+    return run
+
+
+@pytest.fixture
+def undisturbed(embedded: Embed, tmp_path: Path) -> bytes:
+    """The output of a command that is not interrupted."""
+    content = embedded("whole.h5").read_bytes()
+    assert {path.name for path in tmp_path.iterdir()} == {"x.fasta", "whole.h5"}
+    (tmp_path / "whole.h5").unlink()
+    return content
+
+
+def at_part(patch: pytest.MonkeyPatch, number: int, act: Callable[[Parts], object]) -> None:
+    """Does something once a part, counted from 0, has its first vectors."""
+    write, count = Parts.write, iter(range(1_000))
+
+    def disturbed(vectors: Iterator[bytes], parts: Parts) -> Iterator[bytes]:
+        yield next(vectors)
+        act(parts)
+        yield from vectors
+
+    def write_and_act(self: Parts, part: plan.Part, vectors: Iterator[bytes]) -> None:
+        write(self, part, disturbed(vectors, self) if next(count) == number else vectors)
+
+    patch.setattr(Parts, "write", write_and_act)
+
+
+def die(*_: object, **__: object) -> None:
+    raise Killed
+
+
+def interrupt(_: Parts) -> None:
+    raise KeyboardInterrupt
+
+
+def disturb(embedded: Embed, number: int, act: Callable[[Parts], object], error: type) -> None:
+    """Embeds until something happens in a part."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
+        at_part(patch, number, act)
+        embedded()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_killed_command_continues_to_the_same_bytes(
+    number: int,
+    embedded: Embed,
+    undisturbed: bytes,
+    fasta: Path,
+    tiny_run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
-    output = tmp_path / "out.h5"
-    merge = EmbedOptions(**OPTIONS, merge=True)
-    with pytest.raises(UserError, match=r"no folder .*out.h5.partial; first run every share"):
-        embed(fasta, tiny_run, output, merge)
-    # In any order, and one of them twice.
-    for number in [*range(count, 1, -1), 2]:
-        embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=Share(number, count)))
-    with pytest.raises(UserError, match=r"batches in .* are not finished: run every --shard"):
-        embed(fasta, tiny_run, output, merge)
-    embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=Share(1, count)))
-    assert not output.exists()
-    embed(fasta, tiny_run, output, merge)
-    assert output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
+    for _ in range(2):
+        disturb(embedded, number, die, Killed)
+        assert not (tmp_path / "out.h5").exists()
+    # What a killed process leaves.
+    (tmp_path / "out.h5.partial" / f".{2 * number:06d}.vectors.part").write_text("a beginning")
+    capsys.readouterr()
+    output = embedded()
+    first, *_ = capsys.readouterr().err.splitlines()
+    parts = Job(fasta, tiny_run, OPTIONS).plan.parts[: 2 * number]
+    finished = sum(len(part.batches) for part in parts)
+    assert first == f"continuing {output}.partial: {finished} batches are finished"
+    assert output.read_bytes() == undisturbed
     assert not (tmp_path / "out.h5.partial").exists()
 
 
-def test_jobs_make_the_bytes_of_one_process(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
-    """Each task is sent to another machine; after an error the same command continues."""
-    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
-    output, lost = tmp_path / "out.h5", [2]
-    options = EmbedOptions(**OPTIONS, processes=3)
+def test_a_command_killed_while_it_writes_the_output_computes_nothing_again(
+    embedded: Embed, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(hdf5, "_add", die)
+        embedded()
+    monkeypatch.setattr(Embedder, "vectors", die)
+    assert embedded().read_bytes() == undisturbed
 
-    def local(folder: Path, tasks: Sequence[Any]) -> None:
-        assert folder.is_dir() and len(tasks) == 3
-        for task in pickle.loads(pickle.dumps(tasks)):
-            if task.options.share.number in lost:
-                lost.clear()
-                raise JobFailedError("a job ended prematurely")
-            assert submission.run_task(task) is None
 
-    with pytest.raises(JobFailedError):
-        embed(fasta, tiny_run, output, options, local)
-    assert not output.exists()
-    embed(fasta, tiny_run, output, options, local)
-    assert output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
+@pytest.mark.parametrize("size", [100, None])
+def test_a_damaged_part_is_computed_again(
+    size: int | None, embedded: Embed, undisturbed: bytes, tmp_path: Path
+) -> None:
+    disturb(embedded, 4, die, Killed)
+    part = tmp_path / "out.h5.partial" / "000000.vectors"
+    content = bytearray(part.read_bytes())
+    content[99] ^= 1
+    part.write_bytes(content[:size])
+    assert embedded().read_bytes() == undisturbed
+
+
+def test_unfinished_results_of_another_command_are_refused(
+    embedded: Embed,
+    fasta: Path,
+    tiny_run: Path,
+    train_tiny: Callable[..., Path],
+    tmp_path: Path,
+) -> None:
+    disturb(embedded, 3, die, Killed)
+    output, folder = tmp_path / "out.h5", tmp_path / "out.h5.partial"
+    says = rf"begun with --dtype float32, not float16: .* or remove {folder} to start"
+    for more in ({}, {"dry_run": True}):
+        with pytest.raises(UserError, match=says):
+            embedded(dtype=Dtype.float16, **more)
+    another = train_tiny(tmp_path / tiny_run.name, "seed=1", "trainer.max_steps=2")
+    with pytest.raises(UserError, match="begun with the model "):
+        embed(fasta, another, output, OPTIONS)
+    content = fasta.read_text()
+    fasta.write_text(content + ">more\nMKV\n")
+    with pytest.raises(UserError, match="begun with the sequence file "):
+        embedded()
+    fasta.write_text(content)
+    (folder / BEGUN).write_text("{")
+    with pytest.raises(InputDataError, match=rf"is not JSON: .*; remove {folder} to start over"):
+        embedded()
+
+
+def test_ctrl_c_says_how_to_continue(
+    embedded: Embed,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        at_part(patch, 0, interrupt)
+        with pytest.raises(InterruptedJobError, match="the same command continues") as caught:
+            embedded()
+    assert caught.value.exit_code == ExitCode.INTERRUPTED
+    # Nothing was finished, and nothing is left.
+    assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
+    disturb(embedded, 3, interrupt, InterruptedJobError)
+    assert "kept in" not in capsys.readouterr().err
+    monkeypatch.setattr(estimate, "_pass", lambda job, sequences: 1.0)
+    for name in ("out.h5", "other.h5"):
+        embedded(name, dry_run=True)
+    one, other = capsys.readouterr().out.split("records ")[1:]
+    assert re.search(r"finished +[3-9] of \d+ batches", one)
+    assert "finished" not in other
+
+
+def test_two_commands_do_not_compute_the_same(
+    embedded: Embed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def meanwhile(_: Parts) -> None:
+        with pytest.raises(OutputError, match="is being computed by process"):
+            embedded()
+
+    at_part(monkeypatch, 0, meanwhile)
+    assert embedded().exists()
+
+
+def test_a_command_whose_lock_was_taken_over_stops(
+    embedded: Embed, undisturbed: bytes, tmp_path: Path
+) -> None:
+    disturb(embedded, 1, lambda parts: parts.work.lock._path.write_text("{}"), OutputError)
+    assert {path.name for path in tmp_path.glob("*.partial/*.vectors")} == {"000000.vectors"}
+    assert embedded(break_lock=True).read_bytes() == undisturbed
+
+
+def test_a_file_that_changes_meanwhile_is_noticed(
+    embedded: Embed, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = fasta.read_text()
+    at_part(monkeypatch, 0, lambda _: fasta.write_text(content.replace(">P39\n", ">P39\nW")))
+    with pytest.raises(InputDataError, match="has changed while it was read"):
+        embedded()
+    assert not (tmp_path / "out.h5").exists()
+
+
+def test_equal_sequences_are_computed_once(
+    embedded: Embed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vectors, seen = Embedder.vectors, []
+
+    def count(self: Embedder, sequences: list[str], *rest: list) -> list:
+        seen.extend(sequences)
+        return vectors(self, sequences, *rest)
+
+    monkeypatch.setattr(Embedder, "vectors", count)
+    with h5py.File(embedded()) as file:
+        assert len(seen) == len(set(seen)) == 30
+        assert list(file) == [f"P{i}" for i in range(40)]
+        for i in range(10):
+            equal, first = file[f"P{30 + i}/mean/2"], file[f"P{i}/mean/2"]
+            assert np.array_equal(equal[:], first[:])
+            assert equal.attrs["original_id"] == f"P{30 + i}"
+
+
+@pytest.mark.parametrize("count", [2, 7])
+def test_shares_make_the_bytes_of_one_process(
+    count: int, embedded: Embed, undisturbed: bytes, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=r"no folder .*out.h5.partial; first run every share"):
+        embedded(merge=True)
+    # Of another division; in any order; and one of them twice.
+    embedded(share=Share(1, 3))
+    for number in [*range(count, 1, -1), 2]:
+        embedded(share=Share(number, count))
+    with pytest.raises(UserError, match=r"batches in .* are not finished: run every --shard"):
+        embedded(merge=True)
+    assert not embedded(share=Share(1, count)).exists()
+    assert embedded(merge=True).read_bytes() == undisturbed
+    assert not (tmp_path / "out.h5.partial").exists()
+
+
+def jobs(job: Callable[[EmbedOptions, Callable[[Any], None]], None]) -> Submission:
+    """Runs jobs in this process, as if each were sent to another machine."""
+
+    class Jobs(Submission):
+        def run(self, function: Any, items: Sequence[Any], folder: Path, cores: int = 1) -> None:
+            assert folder.is_dir()
+            for item in items:
+                job(item, pickle.loads(pickle.dumps(function)))
+
+    return Jobs(Executor.SLURM)
+
+
+def test_jobs_make_the_bytes_of_one_process(
+    embedded: Embed, undisturbed: bytes, tmp_path: Path
+) -> None:
+    """After an error the same command continues; a login node need not have the jobs' GPUs."""
+    lost, computed = [2], []
+
+    def job(mine: EmbedOptions, compute: Callable[[EmbedOptions], None]) -> None:
+        assert mine.share is not None and mine.device == "cuda:7"
+        if mine.share.number in lost:
+            lost.clear()
+            raise ProcessDiedError("a job ended prematurely")
+        computed.append(mine.share)
+        compute(replace(mine, device="cpu"))
+
+    with pytest.raises(ProcessDiedError):
+        embedded(submission=jobs(job), processes=3, device="cuda:7")
+    assert not (tmp_path / "out.h5").exists()
+    output = embedded(submission=jobs(job), processes=3, device="cuda:7")
+    assert computed == [Share(number, 3) for number in (1, 1, 2, 3)]
+    assert output.read_bytes() == undisturbed
     assert not list(tmp_path.glob("out.h5.*"))
-    with pytest.raises(UserError, match="--executor computes and merges all shares"):
-        embed(fasta, tiny_run, tmp_path / "x.h5", EmbedOptions(merge=True), local)
-    with pytest.raises(UserError, match="--executor reads the sequences several times"):
-        embed(Path("-"), tiny_run, tmp_path / "x.h5", options, local)
 
 
-def test_a_folder_of_others_is_not_removed(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
+def test_impossible_divisions_are_refused(embedded: Embed, tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "out.h5.jobs").mkdir()
     mine = tmp_path / "out.h5.jobs" / "notes.txt"
     mine.write_text("keep")
-    options = EmbedOptions(**OPTIONS, processes=2)
+    submission = jobs(lambda *_: None)
     with pytest.raises(OutputError, match=r"out\.h5\.jobs exists and is not a folder of jobs"):
-        embed(fasta, tiny_run, tmp_path / "out.h5", options, lambda *_: None)
+        embedded(submission=submission, processes=2)
     assert mine.read_text() == "keep"
-
-
-def test_the_parts_of_jobs_are_joined_without_their_device(
-    fasta: Path, tiny_run: Path, tmp_path: Path
-) -> None:
-    """A login node has no GPU: the jobs compute on another device than the merge."""
-    options = EmbedOptions(**{**OPTIONS, "device": "cuda:7"}, processes=2)
-
-    def elsewhere(_: Path, tasks: Sequence[Any]) -> None:
-        for task in tasks:
-            assert task.options.device == "cuda:7"
-            submission.run_task(replace(task, options=replace(task.options, device="cpu")))
-
-    embed(fasta, tiny_run, tmp_path / "out.h5", options, elsewhere)
-    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
-    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
-
-
-def test_local_jobs_divide_the_gpus_and_the_threads(
-    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the same way as `--processes`; submitit hides all GPUs from local jobs."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    monkeypatch.setattr(share_processes, "pick_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
-    threads, visible = [], []
-
-    def local(_: Path, tasks: Sequence[Any]) -> None:
-        assert [task.options.device for task in tasks] == ["cuda:0", "cuda:1", "cuda:0"]
-        for task in pickle.loads(pickle.dumps(tasks)):
-            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-            submission.run_task(replace(task, options=replace(task.options, device="cpu")))
-            visible.append(os.environ["CUDA_VISIBLE_DEVICES"])
-
-    monkeypatch.setattr(torch, "set_num_threads", threads.append)
-    options = EmbedOptions(**OPTIONS, processes=3)
-    embed(fasta, tiny_run, tmp_path / "out.h5", options, local, jobs_are_local=True)
-    assert (threads, visible) == ([2, 2, 2], ["2,3"] * 3)
-    assert (tmp_path / "out.h5").is_file()
-
-
-@pytest.mark.slow
-def test_jobs_of_submitit_make_the_bytes_of_one_process(tiny_run: Path, tmp_path: Path) -> None:
-    pytest.importorskip("submitit")
-    fasta, rng = tmp_path / "many.fasta", np.random.default_rng(0)
-    sequences = ["".join(rng.choice(list("ACDEFGHIKL"), 9)) for _ in range(900)]
-    fasta.write_text("".join(f">P{i}\n{one}\n" for i, one in enumerate(sequences)))
-    options = EmbedOptions(**OPTIONS, processes=2)
-    local = submission.submitter(Submission(Executor.LOCAL), 1)
-    embed(fasta, tiny_run, tmp_path / "whole.h5", replace(options, processes=1))
-    embed(fasta, tiny_run, tmp_path / "out.h5", options, local, jobs_are_local=True)
-    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
-    assert not list(tmp_path.glob("out.h5.*"))
-
-
-def test_a_small_file_has_a_part_for_several_processes() -> None:
-    """And a large one units as large as before."""
-    for number, units in ((100, 1), (1_000, 3), (10_000, 16), (100_000, 49)):
-        lengths = np.full(number, 10)
-        made = plan.Plan(lengths, np.arange(number), lengths, 4_096).units
-        assert len(made) == units and sum(map(len, made)) == number
-
-
-def test_another_division_continues(fasta: Path, tiny_run: Path, tmp_path: Path) -> None:
-    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
-    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS, share=Share(1, 3)))
-    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
-    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
+    with pytest.raises(UserError, match="--executor computes and merges all shares"):
+        embedded(submission=submission, merge=True)
+    for flag, given in (("--executor", submission), ("--processes", None)):
+        with pytest.raises(UserError, match=f"{flag} reads the sequences several times"):
+            embed(Path("-"), tiny_run, tmp_path / "x.h5", EmbedOptions(processes=2), given)
 
 
 def test_the_space_of_what_a_command_adds_is_required(
-    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embedded: Embed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    records = fasta.read_text()
-    # Equal sequences take space in the output alone.
-    fasta.write_text(records + records.replace(">", ">again-"))
-    output, vector = tmp_path / "out.h5", 64 * 4
+    """Equal sequences take space in the output alone."""
+    monkeypatch.setattr(plan, "_PART_RESIDUES", 1 << 15)
+    mean, vector = {"include": (Pooling.mean,)}, 64 * 4
 
     def needs(num_vectors: int, **options: Any) -> None:
         usage, free = shutil.disk_usage(tmp_path), num_vectors * vector
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free - 1))
             with pytest.raises(OutputError, match=rf"need {free / 1e3:.1f} kB more, and \d.* kB"):
-                embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, **options))
+                embedded(**mean, **options)
 
-    needs(30 + 60)
-    # Units of 7, 7, 7, 7 and 2.
+    needs(30 + 40)
+    # Parts of 7, 7, 7, 7 and 2.
     needs(7 + 7 + 2, share=Share(1, 2))
-    embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=Share(1, 2)))
-    needs(14 + 60)
+    embedded(**mean, share=Share(1, 2))
+    needs(14 + 40)
     needs(14, share=Share(2, 2))
-    embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=Share(2, 2)))
-    needs(60, merge=True)
+    embedded(**mean, share=Share(2, 2))
+    needs(40, merge=True)
 
 
 @pytest.mark.parametrize("merge", [False, True])
 def test_the_output_is_not_written_while_a_share_is_computed(
-    merge: bool, fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    merge: bool, embedded: Embed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, share = tmp_path / "out.h5", EmbedOptions(**OPTIONS, share=Share(1, 2))
-    write = Parts.write
-
-    def meanwhile(self: Parts, *content: Any) -> None:
-        monkeypatch.setattr(Parts, "write", write)
+    def meanwhile(_: Parts) -> None:
         with pytest.raises(OutputError, match="share-1-of-2 is being computed by process"):
-            embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, merge=merge))
-        write(self, *content)
+            embedded(merge=merge)
 
-    monkeypatch.setattr(Parts, "write", meanwhile)
-    embed(fasta, tiny_run, output, share)
-    embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS))
-    assert [path.name for path in tmp_path.iterdir() if path.name != "x.fasta"] == ["out.h5"]
+    at_part(monkeypatch, 0, meanwhile)
+    embedded(share=Share(1, 2))
+    embedded()
+    assert {path.name for path in tmp_path.iterdir()} == {"out.h5", "x.fasta"}
 
 
 def test_the_output_is_not_written_after_another_share_has_begun(
-    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    embedded: Embed, tmp_path: Path
 ) -> None:
-    write, begun = Parts.write, []
+    begun = []
 
-    def begin(self: Parts, *content: Any) -> None:
-        if not begun:
-            (self.folder / "share-2-of-2").mkdir()
-            begun.append(_ShareLock(self.folder / "share-2-of-2"))
-        write(self, *content)
+    def begin(parts: Parts) -> None:
+        (parts.folder / "share-2-of-2").mkdir()
+        begun.append(EMBEDDING.lock(parts.folder / "share-2-of-2", break_lock=False))
 
-    monkeypatch.setattr(Parts, "write", begin)
-    with pytest.raises(OutputError, match="share-2-of-2 is being computed by process"):
-        embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
+    disturb(embedded, 0, begin, OutputError)
     assert not (tmp_path / "out.h5").exists()
     assert (tmp_path / "out.h5.partial").exists()
     begun[0].release()
-    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
+    embedded()
     assert not (tmp_path / "out.h5.partial").exists()
 
 
@@ -237,69 +372,54 @@ def test_the_output_is_not_written_after_another_share_has_begun(
 def test_processes_make_the_bytes_of_one_process(
     tiny_fasta: Path, tiny_run: Path, tmp_path: Path
 ) -> None:
-    embed(tiny_fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
-    options = EmbedOptions(**OPTIONS, processes=2)
-    embed(tiny_fasta, tiny_run, tmp_path / "out.h5", options)
+    """Local jobs are processes."""
+    embed(tiny_fasta, tiny_run, tmp_path / "whole.h5", OPTIONS)
+    options = replace(OPTIONS, processes=2)
+    embed(tiny_fasta, tiny_run, tmp_path / "out.h5", options, Submission(Executor.LOCAL))
     assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
     assert {path.name for path in tmp_path.iterdir()} == {"whole.h5", "out.h5"}
 
 
-def test_the_error_of_a_process_is_raised(
-    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_processes_divide_the_gpus_and_the_threads(
+    embedded: Embed, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without starting one: what it sends, and that it sends nothing."""
+    monkeypatch.setattr(embed_module, "pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    devices, threads = [], []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
 
-    class Pipe:
-        def __init__(self, answer: object) -> None:
-            self.answer = answer
+    def here(function: Any, shares: Sequence[EmbedOptions], *_: Any) -> list[int]:
+        devices.extend(share.device for share in shares)
+        return [function(replace(share, device="cpu")) for share in shares]
 
-        def recv(self) -> object:
-            if self.answer is None:
-                raise EOFError
-            return self.answer
-
-    with pytest.raises(UserError, match="mine"):
-        share_processes._answer(Pipe(UserError("mine")))  # type: ignore[arg-type]
-    with pytest.raises(LostRankError, match="a process ended early: type the same command"):
-        share_processes._answer(Pipe(None))  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="--processes reads the sequences several times"):
-        embed(Path("-"), tiny_run, tmp_path / "out.h5", EmbedOptions(processes=2))
-
-
-@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", ""])
-def test_a_shard_that_is_not_one_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="type for instance 1/4"):
-        Share.parse(text)
+    monkeypatch.setattr(embed_module, "here", here)
+    assert embedded(processes=3).read_bytes() == undisturbed
+    assert (devices, threads) == (["cuda:0", "cuda:1", "cuda:0"], [2, 2, 2])
+    assert embed_module.device_of("cuda:1", 1) == "cuda:1"
 
 
 def test_a_dry_run_says_what_is_needed_and_writes_nothing(
     fasta: Path,
-    tiny_run: Path,
+    embedded: Embed,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    fasta.write_text(fasta.read_text() + f">titin\n{'MKV' * 12_000}\n>bad\nM?\n>P30\nM\n>P31\nM\n")
+    fasta.write_text(fasta.read_text() + f">titin\n{'MKV' * 12_000}\n>bad\nM?\n>P40\nM\n>P41\nM\n")
     monkeypatch.setattr(estimate, "_LENGTHS", (16, 32, 64))
     # The model needs some kilobytes for a residue.
     monkeypatch.setattr(estimate, "free_memory", lambda device: 2_000_000)
-    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS, dry_run=True))
+    embedded(dry_run=True, include=(Pooling.mean,))
     said = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert said["records"] == "34, of them 33 to embed"
+    assert said["records"] == "44, of them 43 to embed"
     assert said["distinct"] == "sequences  32"
     assert said["longest"] == "36,000 residues"
-    assert said["output"].startswith(f"{33 * 64 * 4 / 1e3:.1f} kB")
+    assert said["output"].startswith(f"{43 * 64 * 4 / 1e3:.1f} kB")
     assert re.match(r"about \d+:\d\d:\d\d on cpu", said["time"])
     assert re.match(r"about .* for the largest batch, 2.0 MB are free", said["memory"])
     assert said["will"].startswith("not fit        titin, 36,000 residues: about ")
     assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
-
-
-def test_the_estimates_grow_linearly_or_not_at_all() -> None:
-    sizes = [128, 512, 2_048]
-    assert np.polyval(estimate._line(sizes, [3.0, 3.1, 3.2]), 10**6) == pytest.approx(3.1)
-    line = estimate._line(sizes, [1.128, 1.512, 3.048])
-    assert np.polyval(line, 10_000) == pytest.approx(11)
 
 
 def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> list[int]:
@@ -317,94 +437,48 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> list[int]:
 
 
 def test_a_batch_that_does_not_fit_is_halved_and_reported(
-    fasta: Path,
-    tiny_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    embedded: Embed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
-    capsys.readouterr()
+    whole = embedded("whole.h5")
     seen = limit_memory(monkeypatch, 130)
-    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
+    output = embedded()
     halved = sum(tokens > 130 for tokens in seen)
     said = capsys.readouterr().err
     assert f"the memory of the device was full: {halved} batches were halved" in said
-    assert "30 records: 30 embedded, 0 skipped" in said
-    with h5py.File(tmp_path / "whole.h5") as whole, h5py.File(tmp_path / "out.h5") as file:
-        assert list(file) == list(whole)
-        for name in whole:
-            np.testing.assert_allclose(file[name][:], whole[name][:], atol=1e-5)
+    assert said.count("40 records: 40 embedded, 0 skipped") == 2
+    with h5py.File(whole) as expected, h5py.File(output) as file:
+        assert list(file) == list(expected)
+        for name, entry in expected.items():
+            for kind in ("mean/2", "per_tok/2"):
+                np.testing.assert_allclose(file[name][kind][:], entry[kind][:], atol=1e-5)
 
 
-def test_a_protein_that_does_not_fit_is_reported(
+@pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.float16])
+def test_a_protein_that_does_not_fit_is_reported_and_computed_again(
+    dtype: Dtype,
+    embedded: Embed,
     fasta: Path,
-    tiny_run: Path,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    limit_memory(monkeypatch, 70)
-    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(**OPTIONS))
-    long = [
-        name[1:]
-        for name, sequence in zip(*[iter(fasta.read_text().splitlines())] * 2, strict=True)
-        if len(sequence) + 2 > 70
-    ]
-    said = capsys.readouterr().err
-    assert f"30 records: {30 - len(long)} embedded, {len(long)} skipped" in said
-    for name in long:
-        assert re.search(
-            rf"skipped {name}: \d+ residues do not fit into the memory of the device", said
-        )
-    with h5py.File(tmp_path / "out.h5") as file:
-        assert set(file) == {f"P{i}" for i in range(30)} - set(long)
-        assert [row["identifier"].decode() for row in file.attrs["skipped"]] == long
-
-
-def test_a_protein_that_did_not_fit_is_computed_again(
-    fasta: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    embed(fasta, tiny_run, tmp_path / "whole.h5", EmbedOptions(**OPTIONS))
-    output, shares = tmp_path / "out.h5", [Share(1, 2), Share(2, 2)]
+    shares = [Share(1, 2), Share(2, 2)]
     with monkeypatch.context() as patch:
         limit_memory(patch, 70)
+        output = embedded(dtype=dtype)
         for share in shares:
-            embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=share))
+            embedded("again.h5", dtype=dtype, share=share)
+    lines = fasta.read_text().splitlines()
+    long = [name[1:] for name, text in zip(*[iter(lines)] * 2, strict=True) if len(text) > 68]
+    said = capsys.readouterr().err
+    assert f"40 records: {40 - len(long)} embedded, {len(long)} skipped" in said
+    for name in long:
+        assert re.search(rf"skipped {name}: \d+ residues do not fit into the memory of", said)
+    with h5py.File(output) as file:
+        assert set(file) == {f"P{i}" for i in range(40)} - set(long)
+        assert [row["identifier"].decode() for row in file.attrs["skipped"]] == long
     passes = limit_memory(monkeypatch, 1_000)
     for share in shares:
-        embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, share=share))
+        embedded("again.h5", dtype=dtype, share=share)
     assert max(passes) > 70
-    embed(fasta, tiny_run, output, EmbedOptions(**OPTIONS, merge=True))
-    assert output.read_bytes() == (tmp_path / "whole.h5").read_bytes()
-
-
-def test_other_errors_are_not_taken_for_a_full_memory(tiny_run: Path) -> None:
-    assert is_full_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
-    assert not is_full_memory(RuntimeError("shapes cannot be multiplied"))
-    model = protlm.load(tiny_run)
-    with pytest.raises(UserError, match="layer 9 does not exist"):
-        Embedder(model, (Pooling.mean,), (9,)).vectors(["MKV"])
-
-
-def test_processes_take_turns_on_the_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda")
-    monkeypatch.setattr(share_processes, "pick_device", lambda name: cuda)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    devices = [share_processes.device_of("auto", number) for number in (1, 2, 3)]
-    assert devices == ["cuda:0", "cuda:1", "cuda:0"]
-    assert share_processes.device_of("cuda:1", 1) == "cuda:1"
-
-
-def test_a_share_without_memory_answers_with_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load(path: Path, *, device: str) -> PretrainedModel:
-        raise MemoryError
-
-    monkeypatch.setattr(share_processes, "load_model", load)
-    monkeypatch.setattr("signal.signal", lambda number, handler: None)
-    ours, theirs = Pipe(duplex=False)
-    share_processes._share(theirs, 1, (tmp_path, tmp_path, tmp_path, EmbedOptions()))
-    with pytest.raises(UserError, match="the memory is full or limited"):
-        share_processes._answer(ours)
+    again = embedded("again.h5", dtype=dtype, merge=True)
+    assert again.read_bytes() == embedded("whole.h5", dtype=dtype).read_bytes()

@@ -10,11 +10,11 @@ import pytest
 
 import protlm
 from protlm.commands.evaluate import evaluate, provenance
-from protlm.composition import compose
 from protlm.config import EvaluateConfig
+from protlm.config.composition import compose
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def lengths(data: Path, split: str = "test") -> np.ndarray:

@@ -17,14 +17,13 @@ from safetensors.torch import load_file
 
 import protlm
 from protlm.checkpoints.format import all_checkpoints, load_training
-from protlm.commands.finetune import FinetuneOptions, finetune_labels
-from protlm.commands.finetune_run import FinetuneLock, check_same_run
-from protlm.commands.label_inputs import LabelOptions
+from protlm.commands.finetune import FinetuneOptions, finetune_labels, run_folder
 from protlm.commands.predict import predict
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.lock import LOCK
-from protlm.training.callbacks.keep_best import KeepBest
-from protlm.training.finetuning import FinetuneSettings
+from protlm.downstream.examples import LabelOptions
+from protlm.system.errors import OutputError, UserError
+from protlm.system.lock import LOCK
+from protlm.training.finetuning import ReportEpochs
+from protlm.training.labels import FinetuneSettings
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 SETTINGS = FinetuneSettings(epochs=4, patience=9, learning_rate=3e-3, batch_size=8)
@@ -35,16 +34,16 @@ LETTERS = "ACDEFGHIKLMNPQRSTVY"
 def labels(tmp_path: Path) -> Path:
     """Classes by the order of two letters, which no composition has."""
     numbers = np.random.default_rng(0)
-    rows = ["identifier\tsequence\tlabel\tsplit"]
+    table = ["identifier\tsequence\tlabel\tsplit"]
     for number in range(60):
         label = number % 2
         letters = [LETTERS[n] for n in numbers.integers(len(LETTERS), size=20)]
         letters[4:12] = "WWWWCCCC" if label else "WCWCWCWC"
         split = ("train", "train", "train", "valid", "test", "test")[number % 6]
-        rows.append(f"P{number}\t{''.join(letters)}\tc{label}\t{split}")
+        table.append(f"P{number}\t{''.join(letters)}\tc{label}\t{split}")
     path = tmp_path / "labels.tsv"
-    path.write_text("\n".join([*rows, ""]))
-    fasta = "".join(">{}\n{}\n".format(*row.split("\t")) for row in rows[1:])
+    path.write_text("\n".join([*table, ""]))
+    fasta = "".join(">{}\n{}\n".format(*row.split("\t")) for row in table[1:])
     (tmp_path / "proteins.fasta").write_text(fasta)
     return path
 
@@ -71,57 +70,59 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return dict(protlm.load(folder).network.state_dict())
 
 
-def check_predictions(run: Path, folder: Path) -> None:
-    """`predict` with the merged model and the head gives the predictions of the run."""
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","))
+
+
+def predicted(run: Path, folder: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """The predictions of all proteins, with the merged model and the head, by place."""
     predict(folder / "proteins.fasta", run / "probe", run / "model", folder / "all.tsv")
-    with (folder / "all.tsv").open() as file:
-        found = {row["identifier"]: row for row in csv.DictReader(file, delimiter="\t")}
-    with (run / "probe" / "predictions.tsv").open() as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    assert len(rows) == 20
-    for row in rows:
-        assert float(found[row["identifier"]]["p(c1)"]) == pytest.approx(
-            float(row["p(c1)"]), abs=2e-3
-        )
+    return {(row["identifier"], row.get("position", "")): row for row in rows(folder / "all.tsv")}
+
+
+def check_predictions(run: Path, folder: Path, column: str, count: int) -> None:
+    """`predict` with the merged model and the head gives the predictions of the run."""
+    found, own = predicted(run, folder), rows(run / "probe" / "predictions.tsv")
+    assert len(own) == count
+    for row in own:
+        again = found[row["identifier"], row.get("position", "")]
+        assert float(again[column]) == pytest.approx(float(row[column]), abs=2e-3)
 
 
 def check_other_data(labels: Path, model: Path, folder: Path, options: FinetuneOptions) -> None:
     """Other labels, sequences or clusters of the same file do not continue the run `cut`."""
     run = folder / "cut"
-    with pytest.raises(UserError, match="another content of the labels"):
+    with pytest.raises(UserError, match="begun with the values of the labels"):
         finetune_labels(labels, model, run, options, LabelOptions(column="split"))
     changed = folder / "changed.fasta"
     changed.write_text((folder / "proteins.fasta").read_text().replace("WWWW", "WWWA"))
-    with pytest.raises(UserError, match="another content of the sequences"):
+    with pytest.raises(UserError, match="begun with the sequences"):
         finetune_labels(labels, model, run, options, LabelOptions(sequences=changed))
     clusters = folder / "clusters.tsv"
     clusters.write_text("".join(f"P{n // 2}\tP{n}\n" for n in range(60)))
-    with pytest.raises(UserError, match="another split"):
+    with pytest.raises(UserError, match="begun with the split"):
         finetune_labels(labels, model, run, options, LabelOptions(cluster_table=clusters))
 
 
 def test_two_processes_do_not_share_a_folder(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    lock = FinetuneLock(tmp_path / "run")
-    with pytest.raises(OutputError, match=r"is being trained by process.*another --output"):
-        finetune_labels(
-            labels, tiny_run, tmp_path / "run", FinetuneOptions(SETTINGS), LabelOptions()
-        )
-    lock.release()
+    run, told = tmp_path / "run", r"is being trained by process.*another --output"
+    with run_folder(run, {}, break_lock=False), pytest.raises(OutputError, match=told):
+        finetune_labels(labels, tiny_run, run, FinetuneOptions(SETTINGS), LabelOptions())
 
 
 def test_a_run_that_lost_its_lock_stops(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
-    run, begin = tmp_path / "run", KeepBest.on_train_epoch_start
+    run, begin = tmp_path / "run", ReportEpochs.on_train_batch_start
 
-    def interfere(self: KeepBest, *given: Any) -> None:
-        (run / LOCK).unlink()
+    def interfere(self: ReportEpochs, *given: Any) -> None:
+        (run / LOCK).unlink(missing_ok=True)
         begin(self, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeepBest, "on_train_epoch_start", interfere)
+        patch.setattr(ReportEpochs, "on_train_batch_start", interfere)
         with pytest.raises(OutputError, match=r"lock.json is gone"):
             finetune_labels(labels, tiny_run, run, FinetuneOptions(SETTINGS), LabelOptions())
-    assert not (run / "checkpoints").exists()
+    assert [path.name for path in all_checkpoints(run)] == ["step-00000000.ckpt"]
 
 
 def test_all_weights_are_trained_and_resumed(
@@ -139,25 +140,25 @@ def test_all_weights_are_trained_and_resumed(
     assert any("attention.query" in name for name in changed) and "embedding.weight" in changed
     values = {n: p.scores.values["accuracy"] for n, p in result.predictors.items()}
     assert values["model"] >= values["frozen"]
-    check_predictions(tmp_path / "run", tmp_path)
+    check_predictions(tmp_path / "run", tmp_path, "p(c1)", 20)
     results = json.loads((tmp_path / "run" / "probe" / "results.json").read_text())
     assert {"model", "frozen", "random_weights"} <= set(results["predictors"])
-    # Stopped in the third epoch and continued: the same weights.
-    start = KeepBest.on_train_epoch_start
+    # Stopped in the middle of the third epoch and continued: the same weights.
+    start = ReportEpochs.on_train_batch_start
 
-    def stopped(self, trainer, module) -> None:
-        start(self, trainer, module)
-        if trainer.current_epoch == 2:
+    def stopped(self, trainer, *given) -> None:
+        start(self, trainer, *given)
+        if trainer.global_step == 9:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
-        patch.setattr(KeepBest, "on_train_epoch_start", stopped)
+        patch.setattr(ReportEpochs, "on_train_batch_start", stopped)
         finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
     assert end.value.code == 75
     assert "the same command continues" in capsys.readouterr().err
-    assert len(list((tmp_path / "cut" / "checkpoints").glob("*.ckpt"))) == 2
+    assert all_checkpoints(tmp_path / "cut")[-1].name == "step-00000010.ckpt"
     other = replace(options, training=replace(SETTINGS, learning_rate=1e-2))
-    with pytest.raises(UserError, match=r"another --learning-rate: 0\.003, not 0\.01;"):
+    with pytest.raises(UserError, match=r"begun with --learning-rate 0\.003, not 0\.01: "):
         finetune_labels(labels, tiny_run, tmp_path / "cut", other, LabelOptions())
     check_other_data(labels, tiny_run, tmp_path, options)
     finetune_labels(labels, tiny_run, tmp_path / "cut", options, LabelOptions())
@@ -173,25 +174,24 @@ def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
     labels: Path, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A validation ends early after every tenth batch, and each of the 24 is a protein.
-    rows = labels.read_text().splitlines()
-    more = [row.replace("P", "Q", 1) for row in rows[1:] if row.endswith(("train", "valid"))]
-    labels.write_text("\n".join([*rows, *(row.replace("train", "valid") for row in more), ""]))
+    lines = labels.read_text().splitlines()
+    more = [line.replace("P", "Q", 1) for line in lines[1:] if line.endswith(("train", "valid"))]
+    labels.write_text("\n".join([*lines, *(row.replace("train", "valid") for row in more), ""]))
     options = FinetuneOptions(replace(SETTINGS, epochs=1, batch_size=1))
-    count = KeepBest.on_validation_batch_end
+    count = ReportEpochs.on_validation_batch_end
 
     def stopped(self, trainer, *given) -> None:
         count(self, trainer, *given)
         os.kill(os.getpid(), signal.SIGTERM)
-        monkeypatch.setattr(KeepBest, "on_validation_batch_end", count)
+        monkeypatch.setattr(ReportEpochs, "on_validation_batch_end", count)
 
-    monkeypatch.setattr(KeepBest, "on_validation_batch_end", stopped)
+    monkeypatch.setattr(ReportEpochs, "on_validation_batch_end", stopped)
     with pytest.raises(SystemExit) as end:
         finetune_labels(labels, tiny_run, tmp_path / "run", options, LabelOptions())
     assert end.value.code == 75
     assert not (tmp_path / "run" / "metrics.csv").exists()
     finetune_labels(labels, tiny_run, tmp_path / "run", options, LabelOptions())
-    with (tmp_path / "run" / "metrics.csv").open() as file:
-        assert [row["epoch"] for row in csv.DictReader(file)] == ["0", "1"]
+    assert [row["epoch"] for row in rows(tmp_path / "run" / "metrics.csv")] == ["0", "1"]
 
 
 def test_adapters_are_trained_saved_and_merged(
@@ -204,7 +204,7 @@ def test_adapters_are_trained_saved_and_merged(
     assert before.keys() == after.keys()
     changed = {n.rpartition(".")[0] for n in before if not torch.equal(before[n], after[n])}
     assert {name.rpartition(".")[2] for name in changed} == {"query", "value"}
-    check_predictions(run, tmp_path)
+    check_predictions(run, tmp_path, "p(c1)", 20)
     stored = load_file(run / "adapter" / "adapter.safetensors")
     assert len(stored) == 2 * len(changed)
     for name in changed:
@@ -226,8 +226,7 @@ def test_residues_are_learned(
     assert {"model", "frozen", "residues_around"} <= set(result.predictors)
     printed = capsys.readouterr().err
     assert "epoch 4 of 4 at most: training loss" in printed
-    with (run / "metrics.csv").open() as file:
-        epochs = list(csv.DictReader(file))
+    epochs = rows(run / "metrics.csv")
     assert [row["valid_loss"] for row in epochs] and len(epochs) == 5
     assert [row["epoch"] for row in epochs] == ["0", "1", "2", "3", "4"]
     assert not epochs[0]["train_loss"]
@@ -235,16 +234,8 @@ def test_residues_are_learned(
     assert f"epoch 0, before training: validation accuracy {start:.3f}, loss" in printed
     assert f"validation accuracy {float(epochs[-1]['valid_accuracy']):.3f}, loss" in printed
     assert float(epochs[-1]["train_loss"]) < float(epochs[1]["train_loss"])
-    predict(tmp_path / "proteins.fasta", run / "probe", run / "model", tmp_path / "all.tsv")
-    with (tmp_path / "all.tsv").open() as file:
-        found = {(r["identifier"], r["position"]): r for r in csv.DictReader(file, delimiter="\t")}
-    with (run / "probe" / "predictions.tsv").open() as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
     # Of the ten test proteins, without the first and the last residue.
-    assert len(rows) == sum(14 + number % 5 for number in range(3, 40, 4))
-    for row in rows:
-        again = found[row["identifier"], row["position"]]
-        assert float(again["p(H)"]) == pytest.approx(float(row["p(H)"]), abs=2e-3)
+    check_predictions(run, tmp_path, "p(H)", sum(14 + n % 5 for n in range(3, 40, 4)))
 
 
 @pytest.mark.slow
@@ -269,11 +260,9 @@ def test_two_devices_learn_what_one_learns(
         assert torch.allclose(value, two[name], rtol=1e-3, atol=2e-5), name
     moved = max(float((one[name] - value).abs().max()) for name, value in before.items())
     assert moved > 1e-3
-    logs = [(tmp_path / count / "metrics.csv").read_text().split() for count in ("1", "2")]
-    for mine, its in zip(*logs, strict=True):
-        if mine[0].isdigit():
-            cells = [[float(cell or 0) for cell in row.split(",")] for row in (mine, its)]
-            assert cells[0] == pytest.approx(cells[1], abs=1e-4)
+    for mine, its in zip(*(rows(tmp_path / n / "metrics.csv") for n in ("1", "2")), strict=True):
+        cells = [[float(cell or 0) for cell in row.values()] for row in (mine, its)]
+        assert cells[0] == pytest.approx(cells[1], abs=1e-4)
 
 
 def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
@@ -281,8 +270,7 @@ def test_training_stops_early(labels: Path, tiny_run: Path, tmp_path: Path) -> N
     settings = replace(SETTINGS, epochs=30, patience=1, learning_rate=0.5)
     run = tmp_path / "run"
     finetune_labels(labels, tiny_run, run, FinetuneOptions(settings), LabelOptions())
-    with (run / "metrics.csv").open() as file:
-        losses = [float(r["valid_loss"]) for r in csv.DictReader(file) if r["valid_loss"]]
+    losses = [float(row["valid_loss"]) for row in rows(run / "metrics.csv")]
     assert len(losses) < 30 and losses[-1] > min(losses)
     # Those of the epoch with the lowest loss, which a shorter run ends with.
     shorter = replace(settings, epochs=int(np.argmin(losses)) + 1)
@@ -303,50 +291,18 @@ def test_the_start_is_the_result_if_no_epoch_is_better(
     settings, run = replace(SETTINGS, patience=2, learning_rate=0.5), tmp_path / "run"
     reading = LabelOptions(sequences=tmp_path / "proteins.fasta")
     finetune_labels(residues, tiny_run, run, FinetuneOptions(settings, rank=rank), reading)
-    with (run / "metrics.csv").open() as file:
-        epochs = list(csv.DictReader(file))
+    epochs = rows(run / "metrics.csv")
     losses = [float(row["valid_loss"]) for row in epochs]
     assert len(losses) == 3 and losses[0] < min(losses[1:])
     before, after = weights(tiny_run), weights(run / "model")
     assert all(torch.equal(after[name], before[name]) for name in before)
     assert "no epoch has a lower validation loss than the start" in capsys.readouterr().err
     # The head, too: with the original it has the validation accuracy of the start.
-    predict(tmp_path / "proteins.fasta", run / "probe", run / "model", tmp_path / "all.tsv")
-    with (tmp_path / "all.tsv").open() as file:
-        found = {
-            (r["identifier"], int(r["position"])): r for r in csv.DictReader(file, delimiter="\t")
-        }
+    found = predicted(run, tmp_path)
     lines, right = residues.read_text().splitlines(), []
     for name, states in zip(lines[::2], lines[1::2], strict=True):
         for position, state in enumerate(states, start=1):
             if name.endswith("SET=valid") and state != "?":
-                row = found[name[1:].split()[0], position]
+                row = found[name[1:].split()[0], str(position)]
                 right.append((float(row["p(H)"]) > 0.5) == (state == "H"))
     assert np.mean(right) == pytest.approx(float(epochs[0]["valid_accuracy"]), abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (FinetuneOptions(SETTINGS, rank=10**9), "--lora 1000000000 must be at most 64"),
-        (FinetuneOptions(replace(SETTINGS, devices=9999)), "--devices 9999: this machine has"),
-        (
-            FinetuneOptions(replace(SETTINGS, devices=2, batch_size=1)),
-            "--devices 2 divide the --batch-size 1; type as many proteins or more",
-        ),
-    ],
-)
-def test_mistakes_are_explained(
-    labels: Path, tiny_run: Path, tmp_path: Path, options: FinetuneOptions, words: str
-) -> None:
-    with pytest.raises(UserError, match=words):
-        finetune_labels(labels, tiny_run, tmp_path / "x", options, LabelOptions())
-    assert not (tmp_path / "x").exists()
-
-
-@pytest.mark.parametrize("content", ["", "{", "3", "null", "[1]", "[" * 10**5, "\udcff"])
-def test_damaged_settings_of_a_run_are_refused(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "finetune.json"
-    path.write_bytes(content.encode(errors="surrogateescape"))
-    with pytest.raises(InputDataError, match=rf"{path} is damaged: remove {tmp_path} and train"):
-        check_same_run(tmp_path, {"rank": 1})

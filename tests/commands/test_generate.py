@@ -7,26 +7,22 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 import protlm
-from protlm.attention import Attention
 from protlm.commands.generate import GenerateOptions, generate
 from protlm.commands.train import cannot_generate
-from protlm.composition import compose
-from protlm.config import ModelConfig, TrainConfig
+from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.data.records import Record, Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, OutputError, UserError
 from protlm.model.decoding import Sampling
 from protlm.model.gibbs import Sweeps
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
+from protlm.system.errors import InputDataError, UserError
 
 HEADER = re.compile(
     r"generated_(?P<number>\d+) length=(?P<length>\d+) sampled=(?P<sampled>\d+) "
@@ -34,12 +30,6 @@ HEADER = re.compile(
     r"( log_probability=(?P<log_probability>-[\d.]+) perplexity=(?P<perplexity>[\d.]+))?"
 )
 OPTIONS = GenerateOptions(number=7, prefix="MKT", max_length=70)
-
-
-@pytest.fixture(scope="module")
-def causal_run(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A causal run of the `tiny` model."""
-    return train_tiny(tmp_path_factory.mktemp("runs") / "causal", "objective=causal")
 
 
 @pytest.fixture(scope="module")
@@ -124,8 +114,6 @@ def test_the_prefix_is_read_like_a_fasta_file(causal_run: Path, tmp_path: Path) 
     for name, prefix in (("a", "MKTXU"), ("b", " mkt Xu\n")):
         generate(causal_run, tmp_path / name, replace(OPTIONS, prefix=prefix))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-    with pytest.raises(UserError, match="--prefix: '1' at residue 3 is not one of"):
-        generate(causal_run, tmp_path / "c", replace(OPTIONS, prefix="mk1"))
 
 
 def never_ending(path: Path) -> PretrainedModel:
@@ -153,12 +141,6 @@ def test_learned_positions_bound_the_length(
     bounded(bounded.tokenize([longest.sequence]))
     with pytest.raises(UserError, match="127 exceeds the 126 residues that this model accepts"):
         bounded.generate(1, max_residues=127)
-
-
-def test_a_masked_model_is_refused(tiny_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="protlm train objective=causal"):
-        generate(tiny_run, tmp_path / "g.fasta", GenerateOptions())
-    assert list(tmp_path.iterdir()) == []
 
 
 START = ">P1 first\nMKTAYIAKQRQISFVKSHFSRQ\n>P2\nGSHMXB\n"
@@ -208,56 +190,15 @@ def test_starts_that_are_too_long_are_reported(
     assert not (tmp_path / "h.fasta").exists()
 
 
-@pytest.mark.parametrize(
-    "is_causal, changes, message",
-    [
-        (True, {}, "--start is for models that predict masked residues"),
-        (False, {"prefix": "MK"}, "--prefix is for causal models; leave it out with --start"),
-        (False, {"max_length": 9}, "--max-length is for causal models"),
-        (False, {"start": None, "sweeps": Sweeps()}, "need sequences; type --start"),
-    ],
-)
-def test_settings_of_the_other_kind_of_model_are_refused(
-    is_causal: bool,
-    changes: dict[str, Any],
-    message: str,
-    causal_run: Path,
-    tiny_run: Path,
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "start.fasta").write_text(START)
-    options = replace(GenerateOptions(start=tmp_path / "start.fasta"), **changes)
-    with pytest.raises(UserError, match=message):
-        generate(causal_run if is_causal else tiny_run, tmp_path / "g.fasta", options)
-    assert not (tmp_path / "g.fasta").exists()
-
-
-class MeanPooling(Attention):
-    """A causal mechanism without a recurrent form."""
-
-    supports_bidirectional, supports_causal = True, True
-
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
-        return v_BHLC.cumsum(2)
-
-
 def test_a_mechanism_that_cannot_decode_step_by_step_is_refused(model: PretrainedModel) -> None:
-    def build(seed: int = 0) -> ProteinLM:
-        config = ModelConfig(num_layers=1, num_heads=1, model_dim=8, feedforward_dim=8)
-        return ProteinLM(config, vocab_size=33, pad=1, mechanism=lambda layer: MeanPooling())
+    config = compose(TrainConfig, ["model=tiny", "attention=reformer", "objective=causal"])
 
-    description = replace(model.description, attention="mean_pooling")
+    def build(seed: int = 0) -> ProteinLM:
+        return build_network(config.model, config.attention, seed=seed)
+
+    description = replace(model.description, attention="reformer")
     other = PretrainedModel(build(), description, rebuild=build)
-    with pytest.raises(UserError, match=r"attention=mean_pooling cannot generate .*softmax"):
+    with pytest.raises(UserError, match=r"attention=reformer cannot generate .*softmax"):
         other.generate(1)
 
 
@@ -280,13 +221,6 @@ def test_impossible_settings_are_user_errors(case: str, model: PretrainedModel) 
 
 def test_in_python_a_prefix_is_read_as_in_a_file(model: PretrainedModel) -> None:
     assert next(model.generate(1, prefix="mk\nt")).sequence.startswith("MKT")
-
-
-def test_an_output_is_never_overwritten(causal_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "g.fasta").write_text("mine")
-    with pytest.raises(OutputError, match="exists already"):
-        generate(causal_run, tmp_path / "g.fasta", OPTIONS)
-    assert (tmp_path / "g.fasta").read_text() == "mine"
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Mistakes at the command line: an exit code, one sentence, and nothing left behind."""
 
+import shlex
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,381 +11,275 @@ from tests.marks import slow_but
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
-# Arguments, the exit code, and what the sentence says.
-WRONG: dict[str, tuple[list[str], int, list[str]]] = {
-    "adapters without a rank": (
-        ["finetune", "x.tsv", "-m", "run", "-o", "o", "--lora-targets", "query"],
-        2,
-        ["--lora-targets query is of adapters; type --lora RANK too"],
-    ),
-    **{
-        f"{arguments[0]} {flag} {value[:12]}": (
-            [*arguments, flag, value],
-            2,
-            [flag, value[:12], range],
-        )
-        for arguments, flag, value, range in (
-            (["probe", "x.tsv", "-o", "o"], "--seed", "-1", "at least 0"),
-            (["probe", "x.tsv", "-o", "o"], "--toks-per-batch", "0", "at least 1"),
-            (["predict", "x.fasta", "-o", "o"], "--toks-per-batch", "0", "at least 1"),
-            (["score", "x.csv", "-o", "o"], "--toks-per-batch", "0", "at least 1"),
-            (["finetune", "x.tsv", "-o", "o"], "--devices", "0", "at least 1"),
-            (["finetune", "x.tsv", "-o", "o"], "--epochs", "0", "at least 1"),
-            (["finetune", "x.tsv", "-o", "o"], "--lora", "0", "at least 1"),
-            (["finetune", "x.tsv", "-o", "o"], "--learning-rate", "0", "above 0"),
-            (["generate", "-m", "run", "-o", "o"], "--number", "0", "at least 1"),
-            (["generate", "-m", "run", "-o", "o"], "--batch-size", "0", "at least 1"),
-            (["generate", "-m", "run", "-o", "o"], "--sweeps", "0", "at least 1"),
-            (["generate", "-m", "run", "-o", "o"], "--seed", "-1", "at least 0"),
-            (["probe", "x.tsv", "-o", "o"], "--seed", str(2**64), "below 2^63"),
-            (["finetune", "x.tsv", "-o", "o"], "--seed", str(2**63), "below 2^63"),
-            (["finetune", "x.tsv", "-o", "o"], "--lora", str(10**30), "below 2^63"),
-            (["finetune", "x.tsv", "-o", "o"], "--learning-rate", "inf", "below 2^63"),
-            (["finetune", "x.tsv", "-o", "o"], "--learning-rate", "nan", "above 0"),
-            (["probe", "x.tsv", "-o", "o"], "--min-count", "-1", "at least 0"),
-            (["generate", "-m", "run", "-o", "o"], "--number", str(10**30), "100000000"),
-            (["generate", "-m", "run", "-o", "o"], "--batch-size", str(10**30), "below 2^63"),
-            (["generate", "-m", "run", "-o", "o"], "--top-k", "-3", "at least 1"),
-            (["embed", "x.fasta", "-o", "o.h5"], "--toks-per-batch", "0", "at least 1"),
-            (["embed", "x.fasta", "-o", "o.h5"], "--processes", str(10**9), "1000"),
-            (["embed", "x.fasta", "-o", "o.h5"], "--shard", "9" * 5000, "I/N"),
-            (["score", "x.csv", "-o", "o.csv"], "--first-residue", str(10**30), "1000000000"),
-        )
-    },
-    **{
-        f"an empty {word}": (arguments, 2, [f"the value of {word} is empty"])
-        for word, arguments in {
-            "-m": ["embed", "x.fasta", "-m", "", "-o", "o.h5"],
-            "-o": ["prepare", "x.fasta", "--out", "data", "-o", ""],
-            "--output": ["embed", "x.fasta", "--output="],
-        }.items()
-    },
-    "a negative seed": (["train", "seed=-1", "run_dir=o"], 2, ["seed=-1 must be at least 0"]),
-    "a long seed": (["train", f"seed={2**64}", "run_dir=o"], 2, ["must be below 2^63"]),
-    "an infinite rate": (
-        ["train", "optimizer.learning_rate=inf", "run_dir=o"],
-        2,
-        ["optimizer.learning_rate=inf must be below 2^63"],
-    ),
-    "an empty source": (["prepare", "", "--out", "o"], 2, ["an argument is empty"]),
-    "a name without room": (
-        ["embed", "x.fasta", "-m", "run", "-o", f"{'n' * 246}.h5"],
-        4,
-        ["at most 247 bytes", "NAME.partial"],
-    ),
-    "a name in two bytes a letter": (["prepare", "x.fasta", "--out", "é" * 124], 4, ["247 bytes"]),
-    "a scan onto the folder": (
-        ["score", "x.fasta", "--scan", "-m", "run", "-o", "."],
-        4,
-        ["exists"],
-    ),
-    "predictions onto the folder": (["predict", "x.fasta", "-p", "run", "-o", "."], 4, ["exists"]),
-    "unknown command": (["embedd"], 2, ["embedd", "--help"]),
-    "missing option": (["embed", "x.fasta"], 2, ["--output"]),
-    "wrong choice": (
-        ["embed", "x.fasta", "-m", "run", "-o", "o.h5", "--include", "median"],
-        2,
-        ["median", "mean"],
-    ),
-    "no such fasta": (["embed", "none.fasta", "-m", "run", "-o", "o.h5"], 3, ["none.fasta"]),
-    "no such model": (["embed", "x.fasta", "-m", "none", "-o", "o.h5"], 3, ["none"]),
-    "a misspelled model": (
-        ["embed", "x.fasta", "-m", "hybird-6m", "-o", "o.h5"],
-        3,
-        ["hybird-6m: no such model (did you mean hybrid-6m?); give a run"],
-    ),
-    "broken model": (["embed", "x.fasta", "-m", "broken", "-o", "o.h5"], 3, ["step-00000004.ckpt"]),
-    "output is there": (["embed", "x.fasta", "-m", "run", "-o", "x.fasta"], 4, ["x.fasta"]),
-    "output under a file": (
-        ["embed", "x.fasta", "-m", "run", "-o", "x.fasta/o.h5"],
-        4,
-        ["x.fasta"],
-    ),
-    "maps of no layer": (
-        ["attention", "x.fasta", "-m", "run", "-o", "o.h5", "--layers", "9"],
-        2,
-        ["9"],
-    ),
-    "contacts of nothing": (["contacts", "none.pdb", "-m", "run", "-o", "o.h5"], 3, ["none.pdb"]),
-    "generate by a masked model": (
-        ["generate", "-m", "run", "-o", "o.fasta"],
-        2,
-        ["objective=causal"],
-    ),
-    "generate onto something": (["generate", "-m", "run", "-o", "x.fasta"], 4, ["x.fasta"]),
-    "generate by no model": (["generate", "-m", "none", "-o", "o.fasta"], 3, ["none"]),
-    "generate at no temperature": (
-        ["generate", "-m", "run", "-o", "o.fasta", "--temperature", "-1"],
-        2,
-        ["-1"],
-    ),
-    "generate from no mass": (
-        ["generate", "-m", "run", "-o", "o.fasta", "--top-p", "0"],
-        2,
-        ["top-p 0"],
-    ),
-    "generate after no residues": (
-        ["generate", "-m", "run", "-o", "o.fasta", "--prefix", "MK1"],
-        2,
-        ["--prefix", "'1' at residue 3"],
-    ),
-    "score without a wild type": (
-        ["score", "x.csv", "-m", "run", "-o", "o.csv"],
-        2,
-        ["--wild-type", "--reference"],
-    ),
-    "score no variants": (
-        ["score", "none.csv", "-m", "run", "-o", "o.csv", "--wild-type", "x.fasta"],
-        3,
-        ["none.csv"],
-    ),
-    "score sequences": (
-        ["score", "x.fasta", "-m", "run", "-o", "o.csv", "--wild-type", "x.fasta"],
-        2,
-        ["--scan", "--wild-type x.fasta"],
-    ),
-    "score by no estimator": (
-        ["score", "x.csv", "-m", "run", "-o", "o.csv", "--estimator", "esm"],
-        2,
-        ["esm", "masked-marginals"],
-    ),
-    "score into HDF5": (["score", "x.fasta", "--scan", "-m", "run", "-o", "o.h5"], 2, ["o.csv"]),
-    "scan by a causal estimator": (
-        [
-            "score",
-            "x.fasta",
-            "--scan",
-            "-m",
-            "run",
-            "-o",
-            "o.csv",
-            "--estimator",
-            "causal-likelihood",
-        ],
-        2,
-        ["masked model", "masked-marginals"],
-    ),
-    "scan of several": (
-        ["score", "x.fasta", "y.fasta", "--scan", "-m", "run", "-o", "o.csv"],
-        2,
-        ["one sequence file"],
-    ),
-    "a figure of no scan": (
-        ["score", "x.csv", "-m", "run", "-o", "o.csv", "--figure", "o.png"],
-        2,
-        ["--scan"],
-    ),
-    "no shards": (["data", "verify", "none"], 3, ["none"]),
-    "no such split": (["data", "export", "data", "--split", "tset"], 2, ["tset", "test"]),
-    "prepare nothing": (["prepare", "none.fasta", "--out", "o"], 3, ["none.fasta"]),
-    "prepare onto something": (["prepare", "x.fasta", "--out", "broken"], 4, ["broken"]),
-    "fractions above one": (
-        ["prepare", "x.fasta", "--out", "o", "--test-fraction", "1.5"],
-        2,
-        ["1.5"],
-    ),
-    "two split rules": (
-        ["prepare", "x.fasta", "--out", "o", "--split-table", "t.tsv", "--family-table", "f.tsv"],
-        2,
-        ["--split-table", "--family-table"],
-    ),
-    "families of no table": (
-        ["prepare", "x.fasta", "--out", "o", "--ood-families", "PF00069", "PF00001"],
-        2,
-        ["--family-table", "uniprot.org"],
-    ),
-    "no such cluster table": (
-        ["prepare", "x.fasta", "--out", "o", "--cluster-table", "none.tsv"],
-        3,
-        ["none.tsv"],
-    ),
-    "leakage of nothing": (["data", "leakage", "none"], 3, ["none", "protlm prepare"]),
-    "leakage at no share": (["data", "leakage", "data", "--min-shared", "50"], 2, ["50", "1"]),
-    "prepare by no worker": (
-        ["prepare", "x.fasta", "--out", "o", "--workers", "0"],
-        2,
-        ["--workers 0"],
-    ),
-    "prepare what cannot be": (
-        ["prepare", "x.fasta", "--out", "o", "--min-length", "9", "--max-length", "3"],
-        2,
-        ["--min-length 9", "--max-length 3"],
-    ),
-    "an unknown organism": (
-        ["prepare", "x.fasta", "--out", "o", "--organism", "9606"],
-        3,
-        ["none of the 1 records is left", "organism"],
-    ),
-    "an executor that is none": (
-        ["prepare", "x.fasta", "--out", "o", "--executor", "pbs"],
-        2,
-        ["pbs", "slurm", "local"],
-    ),
-    "settings of no executor": (
-        ["prepare", "x.fasta", "--out", "o", "--slurm", "time=1"],
-        2,
-        ["--slurm time=1", "--executor slurm"],
-    ),
-    "a source that is no sequences": (["prepare", "run", "--out", "o"], 3, ["run"]),
-    "merge with itself": (["data", "merge", "data", "data", "--out", "o"], 2, ["once"]),
-    "merge nothing": (["data", "merge", "none", "--out", "o"], 3, ["none", "protlm prepare"]),
-    "broken checkpoint": (["checkpoint", "verify", "broken"], 3, ["step-00000004.ckpt"]),
-    "no such checkpoint": (["checkpoint", "info", "none"], 3, ["none"]),
-    "wrong key": (["train", "data.dirr=data"], 2, ["data.dirr", "data.dir"]),
-    "wrong choice of a group": (["train", "model=huge"], 2, ["huge", "small"]),
-    "a misspelled choice": (
-        ["train", "model=tyni", "run_dir=o"],
-        2,
-        ["model=tyni does not exist (did you mean model=tiny?); there are: esm2_8m, medium"],
-    ),
-    "a misspelled choice, and a flag": (
-        ["evaluate", "--cfg", "job", "evaluation=contact"],
-        2,
-        ["evaluation=contact does not exist (did you mean evaluation=contacts?); there are: "],
-    ),
-    "train on nothing": (["train", "data.dir=none", "run_dir=o"], 3, ["none", "protlm prepare"]),
-    "single quotes": (["train", "run_dir=$J", "trainer.max_steps=1"], 2, ["$J", "${oc.env:J}"]),
-    "train on no split": (
-        ["train", "data.dir=data", "data.train_split=tran", "run_dir=o"],
-        2,
-        ["tran", "train"],
-    ),
-    "another recipe": (
-        ["train", "trainer.accumulate_grad_batches=3", "data.dir=data", "run_dir=run"],
-        2,
-        ["run_dir"],
-    ),
-    "a flag hydra does not know": (["train", "--max-steps", "5"], 2, ["--max-steps", "key=value"]),
-    "a model after -m": (["evaluate", "-m", "runs/x"], 2, ["type checkpoint=runs/x"]),
-    "a model after -m, and a setting": (
-        ["evaluate", "-m", "hybrid-6m", "data.dir=data"],
-        2,
-        ["type checkpoint=hybrid-6m"],
-    ),
-    "two settings in one argument": (
-        ["train", "trainer.max_steps=5 run_dir=x"],
-        2,
-        ["'trainer.max_steps=5 run_dir=x'", "two settings", "without quotes"],
-    ),
-    "a path for a setting": (["evaluate", "./run"], 2, ["checkpoint=./run"]),
-    "no model by its name": (["checkpoint", "info", "x.fasta"], 3, ["x.fasta", ".ckpt"]),
-    "no structures to fit on": (
-        ["contacts", "x.fasta", "-m", "run", "-o", "o.h5", "--fit", "none"],
-        3,
-        ["none"],
-    ),
-    "more processes than they are of use": (
-        ["train", "trainer.accelerator=cpu", "trainer.devices=9999", "run_dir=o"],
-        2,
-        ["trainer.devices=9999", "processors"],
-    ),
-    "no gpu": (["train", "trainer.accelerator=gpu", "trainer.devices=99"], 2, ["GPUs"]),
-    "no layers": (["train", "model.num_layers=0", "run_dir=o"], 2, ["model.num_layers=0"]),
-    "no split at all": (["evaluate", "checkpoint=run", "data.dir=data", "split=[]"], 2, ["split"]),
-    "train onto something": (["train", "data.dir=data", "run_dir=x.fasta"], 4, ["x.fasta"]),
-    "train something else there": (
-        ["train", "model=small", "data.dir=data", "run_dir=run"],
-        2,
-        ["run_dir"],
-    ),
-    "train in float16": (["train", "trainer.precision=16-mixed", "run_dir=o"], 2, ["16-mixed"]),
-    "more positions than there are": (
-        ["train", "model.positions=learned", "data.max_length=4096", "run_dir=o"],
-        2,
-        ["data.max_length"],
-    ),
-    "look ahead with a causal model": (
-        ["train", "attention=linformer", "objective=causal", "run_dir=o"],
-        2,
-        ["attention=linformer", "objective=masked", "performer_relu", "hybrid"],
-    ),
-    "a misspelt setting of attention": (
-        ["train", "attention=performer_softmax", "attention.estimatr=positive", "run_dir=o"],
-        2,
-        ["attention.estimatr", "did you mean attention.estimator?", "num_features"],
-    ),
-    "an inner setting without its plus": (
-        ["train", "attention=hybrid", "attention.options.num_features=64", "run_dir=o"],
-        2,
-        ["+attention.options.num_features=VALUE"],
-    ),
-    "a table too short": (
-        ["train", "attention=aft_full", "data.max_length=4096", "run_dir=o"],
-        2,
-        ["data.max_length=4096", "model.max_length"],
-    ),
-    "sweep on two devices": (
-        ["train", "--multirun", "trainer.devices=2", "seed=0,1", "run_dir=o", "data.dir=data"],
-        2,
-        ["--multirun"],
-    ),
-    "evaluate nothing": (["evaluate", "evaluation=[masked]"], 2, ["data.dir=DIR"]),
-    "evaluate what is not": (["evaluate", "checkpoint=run", "evaluation=[maskd]"], 2, ["maskd"]),
-    "evaluate on no split": (
-        ["evaluate", "checkpoint=run", "data.dir=data", "split=none", "output=o.json"],
-        2,
-        ["none", "valid"],
-    ),
-    "evaluate without data": (["evaluate", "checkpoint=run"], 2, ["data.dir=DIR"]),
-    "evaluate a broken run": (
-        ["evaluate", "checkpoint=broken", "data.dir=data", "split=test", "output=o.json"],
-        3,
-        ["step-00000004.ckpt"],
-    ),
+FILES = {
+    "two.fasta": ">P1\nMKTAYIAK\n>P2\nMKTAYIAK\n",
+    "again.fasta": ">P1\nMKTAYIAKQRQISFVKSHFSRQ\n",
+    "long.fasta": f">P1\n{'MKTAYIAKQR' * 210}\n",
+    "v.csv": "mutant\nM1A\n",
+    "folder/v.csv": "mutant\nM1A\n",
+    "scored.csv": "mutant,masked-marginals\nM1A,1\n",
+    "wrong.csv": "mutant\nM1A\nA2P\n",
+    "indel.csv": "mutated_sequence\nMKT\n",
+    "other.csv": "DMS_id,target_seq\nother,MKT\n",
+    "labels.tsv": "identifier\tsequence\tlabel\tsplit\n"
+    + "".join(f"P{n}\tMKTAYI{'KR' * n}\tc{n % 2}\t{('train', 'test')[n % 2]}\n" for n in range(8)),
 }
-
-UNUSABLE = {
-    "embed": ["-o", "o.h5"],
-    "attention": ["-o", "o.h5"],
-    "contacts": ["-o", "o.h5"],
-    "inspect": ["-o", "o.html"],
-    "score": ["--scan", "-o", "o.csv"],
-}
-WRONG |= {
-    f"{command} of no protein": (
-        [command, "unusable.fasta", "-m", "run", *rest],
-        3,
-        ["unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3"],
-    )
-    for command, rest in UNUSABLE.items()
-}
-
-
+# The exit code, the arguments, and the words of the sentence.
+TABLE = """
+2 finetune x.tsv -m run -o o --lora-targets query \
+    -> --lora-targets query needs --lora RANK
+2 probe x.tsv -o o --seed -1 -> --seed & -1 & at least 0
+2 probe x.tsv -o o --toks-per-batch 0 -> --toks-per-batch & 0 & at least 1
+2 finetune x.tsv -o o --devices 0 -> --devices & 0 & at least 1
+2 finetune x.tsv -o o --epochs 0 -> --epochs & 0 & at least 1
+2 finetune x.tsv -o o --lora 0 -> --lora & 0 & at least 1
+2 finetune x.tsv -o o --learning-rate 0 -> --learning-rate & 0 & above 0
+2 generate -m run -o o --number 0 -> --number & 0 & at least 1
+2 generate -m run -o o --batch-size 0 -> --batch-size & 0 & at least 1
+2 generate -m run -o o --sweeps 0 -> --sweeps & 0 & at least 1
+2 generate -m run -o o --seed -1 -> --seed & -1 & at least 0
+2 probe x.tsv -o o --seed 18446744073709551616 -> --seed & 184467440737 & below 2^63
+2 finetune x.tsv -o o --learning-rate inf -> --learning-rate & inf & below 2^63
+2 finetune x.tsv -o o --learning-rate nan -> --learning-rate & nan & above 0
+2 probe x.tsv -o o --min-count -1 -> --min-count & -1 & at least 0
+2 generate -m run -o o --number 1000000000000000000000000000000 \
+    -> --number & 100000000000 & 100000000
+2 generate -m run -o o --top-k -3 -> --top-k & -3 & at least 1
+2 embed x.fasta -o o.h5 --processes 1000000000 -> --processes & 1000000000 & 1000
+2 score x.csv -o o.csv --first-residue 1000000000000000000000000000000 \
+    -> --first-residue & 100000000000 & 1000000000
+2 embed x.fasta -m '' -o o.h5 -> the value of -m is empty
+2 prepare x.fasta --out data -o '' -> the value of -o is empty
+2 embed x.fasta --output= -> the value of --output is empty
+2 train seed=-1 run_dir=o -> seed=-1 must be at least 0
+2 train seed=18446744073709551616 run_dir=o -> must be below 2^63
+2 train optimizer.learning_rate=inf run_dir=o -> optimizer.learning_rate=inf must be below 2^63
+2 prepare '' --out o -> an argument is empty
+4 score x.fasta --scan -m run -o . -> exists
+4 predict x.fasta -p run -o . -> exists
+2 embedd -> embedd & --help
+2 embed x.fasta -> --output
+2 embed x.fasta -m run -o o.h5 --include median -> median & mean
+3 embed none.fasta -m run -o o.h5 -> none.fasta
+3 embed x.fasta -m none -o o.h5 -> none
+3 embed x.fasta -m hybird-6m -o o.h5 \
+    -> hybird-6m: no such model (did you mean hybrid-6m?); give a run
+3 embed x.fasta -m broken -o o.h5 -> step-00000004.ckpt
+4 embed x.fasta -m run -o x.fasta -> x.fasta
+4 embed x.fasta -m run -o x.fasta/o.h5 -> x.fasta
+2 attention x.fasta -m run -o o.h5 --layers 9 -> 9
+3 contacts none.pdb -m run -o o.h5 -> none.pdb
+2 generate -m run -o o.fasta -> objective=causal
+4 generate -m run -o x.fasta -> x.fasta
+3 generate -m none -o o.fasta -> none
+2 generate -m run -o o.fasta --temperature -1 -> -1
+2 generate -m run -o o.fasta --top-p 0 -> top-p 0
+2 generate -m run -o o.fasta --prefix MK1 -> --prefix & '1' at residue 3
+3 score none.csv -m run -o o.csv --wild-type x.fasta -> none.csv
+2 score x.fasta -m run -o o.csv --wild-type x.fasta -> --scan & --wild-type x.fasta
+2 score x.csv -m run -o o.csv --estimator esm -> esm & masked-marginals
+2 score x.fasta --scan -m run -o o.h5 -> o.csv
+2 score x.fasta --scan -m run -o o.csv --estimator causal-likelihood \
+    -> masked model & masked-marginals
+2 score x.fasta y.fasta --scan -m run -o o.csv -> one sequence file
+2 score x.csv -m run -o o.csv --figure o.png -> --scan
+3 data verify none -> none
+2 data export data --split tset -> tset & test
+3 prepare none.fasta --out o -> none.fasta
+4 prepare x.fasta --out broken -> broken
+2 prepare x.fasta --out o --test-fraction 1.5 -> 1.5
+2 prepare x.fasta --out o --split-table t.tsv --family-table f.tsv -> --split-table & --family-table
+2 prepare x.fasta --out o --ood-families PF00069 PF00001 -> --family-table & uniprot.org
+3 prepare x.fasta --out o --cluster-table none.tsv -> none.tsv
+3 data leakage none -> none & protlm prepare
+2 data leakage data --min-shared 50 -> 50 & 1
+2 prepare x.fasta --out o --workers 0 -> --workers 0
+2 prepare x.fasta --out o --min-length 9 --max-length 3 -> --min-length 9 & --max-length 3
+3 prepare x.fasta --out o --organism 9606 -> none of the 1 records is left & organism
+2 prepare x.fasta --out o --executor pbs -> pbs & slurm & local
+2 prepare x.fasta --out o --slurm time=1 -> --slurm time=1 & --executor slurm
+3 prepare run --out o -> run
+2 data merge data data --out o -> once
+3 data merge none --out o -> none & protlm prepare
+3 checkpoint verify broken -> step-00000004.ckpt
+3 checkpoint info none -> none
+2 train data.dirr=data -> data.dirr & data.dir
+2 train model=huge -> huge & small
+2 train model=tyni run_dir=o \
+    -> model=tyni does not exist (did you mean model=tiny?); there are: esm2_8m, medium
+2 evaluate --cfg job evaluation=contact \
+    -> evaluation=contact does not exist (did you mean evaluation=contacts?); there are:
+3 train data.dir=none run_dir=o -> none & protlm prepare
+2 train 'run_dir=$J' trainer.max_steps=1 -> $J & ${oc.env:J}
+2 train data.dir=data data.train_split=tran run_dir=o -> tran & train
+2 train trainer.accumulate_grad_batches=3 data.dir=data run_dir=run -> run_dir
+2 train --max-steps 5 -> --max-steps & key=value
+2 evaluate -m runs/x -> type checkpoint=runs/x
+2 evaluate -m hybrid-6m data.dir=data -> type checkpoint=hybrid-6m
+2 train 'trainer.max_steps=5 run_dir=x' \
+    -> 'trainer.max_steps=5 run_dir=x' & two settings & without quotes
+2 evaluate ./run -> checkpoint=./run
+3 checkpoint info x.fasta -> x.fasta & .ckpt
+3 contacts x.fasta -m run -o o.h5 --fit none -> none
+2 train trainer.accelerator=cpu trainer.devices=9999 run_dir=o -> trainer.devices=9999 & processors
+2 train trainer.accelerator=gpu trainer.devices=99 -> GPUs
+2 train model.num_layers=0 run_dir=o -> model.num_layers=0
+2 evaluate checkpoint=run data.dir=data 'split=[]' -> split
+4 train data.dir=data run_dir=x.fasta -> x.fasta
+2 train model=small data.dir=data run_dir=run -> run_dir
+2 train trainer.precision=16-mixed run_dir=o -> 16-mixed
+2 train model.positions=learned data.max_length=4096 run_dir=o -> data.max_length
+2 train attention=linformer objective=causal run_dir=o \
+    -> attention=linformer & objective=masked & performer_relu & hybrid
+2 train attention=performer_softmax attention.estimatr=positive run_dir=o \
+    -> attention.estimatr & did you mean attention.estimator? & num_features
+2 train attention=hybrid attention.options.num_features=64 run_dir=o \
+    -> +attention.options.num_features=VALUE
+2 train attention=aft_full data.max_length=4096 run_dir=o -> data.max_length=4096 & model.max_length
+2 train --multirun trainer.devices=2 seed=0,1 run_dir=o data.dir=data -> --multirun
+2 evaluate 'evaluation=[masked]' -> data.dir=DIR
+2 evaluate checkpoint=run 'evaluation=[maskd]' -> maskd
+2 evaluate checkpoint=run data.dir=data split=none output=o.json -> none & valid
+2 evaluate checkpoint=run -> data.dir=DIR
+3 evaluate checkpoint=broken data.dir=data split=test output=o.json -> step-00000004.ckpt
+3 embed unusable.fasta -m run -o o.h5 \
+    -> unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3
+3 attention unusable.fasta -m run -o o.h5 \
+    -> unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3
+3 contacts unusable.fasta -m run -o o.h5 \
+    -> unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3
+3 inspect unusable.fasta -m run -o o.html \
+    -> unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3
+3 score unusable.fasta -m run --scan -o o.csv \
+    -> unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3
+2 score v.csv -m run -o s -> neither is given
+2 score v.csv -m run -o s --wild-type x.fasta --reference other.csv -> both are given
+3 score v.csv -m run -o s --wild-type two.fasta -> has 2 proteins; give a file of one protein
+3 score v.csv -m run -o s --reference other.csv -> has no row with the DMS_id v
+3 score v.csv wrong.csv -m run -o s --wild-type x.fasta -> wrong.csv, line 3: A2P: position 2 of
+2 score v.csv indel.csv -m run -o s --wild-type x.fasta -> indel.csv: --estimator masked-marg
+2 score v.csv -m none -o s.csv --json ./s.csv --wild-type x.fasta -> would write the same file
+2 score v.csv -m none -o s --json s/v.csv --wild-type x.fasta -> would write the same file
+2 score v.csv -m none -o s --json s --wild-type x.fasta -> would write the same file
+2 score x.fasta --scan -m none -o s.csv --figure ./s.csv -> --figure & would write the same file
+2 score x.fasta --scan -m none -o s.csv --figure s.jpg -> s.jpg is not a figure & --figure s.png
+3 score x.fasta --scan -m none -o s.csv --figure s.PDF -> none: no such model
+4 score v.csv -m run -o wrong.csv --wild-type x.fasta -> wrong.csv exists already
+2 score scored.csv -m run -o s.csv --wild-type x.fasta -> already has a column masked-marginals
+2 score v.csv folder/v.csv -m run -o s --wild-type x.fasta -> v is the name of several tables
+2 score v.csv wrong.csv -m run -o s.csv --wild-type x.fasta \
+    -> s.csv is the name of one table & are 2
+2 generate -m causal -o g.fasta --start x.fasta \
+    -> --start is for models that predict masked residues
+2 generate -m run -o g.fasta --start x.fasta --prefix MK -> --prefix is for causal models & --start
+2 generate -m run -o g.fasta --start x.fasta --max-length 9 -> --max-length is for causal models
+2 generate -m causal -o g.fasta --sweeps 2 -> need sequences; type --start
+2 attention x.fasta -m run -o m.h5 --heads 3 -> head 3 does not exist
+2 attention two.fasta -m run -o m.h5 --figure m.png -> --figure draws one protein
+2 attention x.fasta -m run -o m.h5 --figure m.jpg -> m.jpg is not a figure by its name
+2 attention x.fasta -m run -o m.h5 --dtype bfloat16 \
+    -> --dtype bfloat16 is not one of float32, float16
+2 contacts x.fasta -m run -o c.h5 --figure c.jpg -> c.jpg is not a figure by its name
+2 contacts x.fasta -m run -o c.h5 --chain Z \
+    -> --chain Z needs a PDB or mmCIF file; x.fasta is a sequence
+3 contacts x.fasta again.fasta -m run -o c.h5 -> again.fasta: the identifier P1 is also in
+2 inspect x.fasta -m run -o p.html --layers 3 -> layer 3 does not exist
+2 inspect x.fasta -m run -o p.html --heads 3 -> head 3 does not exist
+2 inspect x.fasta -m run -o p.html --chain A -> --chain A & PDB or mmCIF file
+2 inspect x.fasta -m run -m run -m run -o p.html -> compares two models, and 3 are given
+3 inspect two.fasta -m run -o p.html -> has 2 proteins, and a page shows one
+2 inspect long.fasta -m run -o p.html -> 2,100 residues, and a page shows at most 2,048
+2 inspect x.fasta -m run -o p.h5 -> is an HTML page; type: -o p.html
+2 checkpoint convert run -o new --attention reformer -> the keys of reformer are its queries
+2 checkpoint convert run -o new --attention performer_relu -> already has attention=performer_relu
+2 checkpoint convert run -o new --attention softmx -> did you mean softmax?
+2 checkpoint convert run -o new --attention softmax --set nothing=1 \
+    -> --set nothing is not a setting
+2 checkpoint convert run -o new --attention performer_softmax --set num_features \
+    -> type --set num_features=VALUE
+2 checkpoint convert run -o new --attention performer_softmax --set =3 \
+    -> --set =3 is not OPTION=VALUE
+2 checkpoint convert run -o new --attention performer_softmax --set num_features=0 \
+    -> type --set num_features=256
+2 checkpoint convert run -o new --attention softmax --seed -1 -> --seed -1 must be at least 0
+2 checkpoint convert my.attention.v2 -o new --attention reformer -> my.attention.v2/
+3 checkpoint convert none -o new --attention softmax -> none
+4 checkpoint convert run -o run --attention softmax -> run
+2 checkpoint export run -o new --dtype float16 -> --dtype float16 is not one of float32, bfloat16
+2 checkpoint export run -o new --format onnx -> --format onnx is not one of hf, protlm
+2 checkpoint export run -o new --format hf --dtype bfloat16 \
+    -> --dtype bfloat16 needs --format protlm
+2 checkpoint export run -o new --fit x.json -> --fit needs --format hf
+3 data info none -> none & protlm prepare
+3 data export none -> none & protlm prepare
+4 data export data -o x.fasta -> x.fasta exists already
+2 finetune labels.tsv -m run -o new --lora 1000000000 -> --lora 1000000000 must be at most 64
+2 finetune labels.tsv -m run -o new --devices 9999 -> --devices 9999: this machine has
+2 finetune labels.tsv -m run -o new --devices 2 --batch-size 1 \
+    -> --devices 2 divide the --batch-size 1
+2 finetune labels.tsv -m run -o new --lora 2 --lora-targets nothing -> no layer is named 'nothing'
+2 probe labels.tsv -m run -o new --layers 9 -> layer 9 does not exist
+4 probe labels.tsv -m run -o x.fasta -> x.fasta exists already
+3 probe labels.tsv -m run -o new --task number -> 'c0' is not a number; type --task class
+3 probe labels.tsv -m run -o new --task per-residue -> 2 labels for the 6 residues of P0
+2 probe labels.tsv -m run -o new --cluster --cluster-table v.csv -> omit one of them
+2 probe labels.tsv -m run -o new --task letters -> letters & per-residue
+2 probe labels.tsv -m run -o new --separator : -> --separator & ;
+"""
+MISTAKES = [line.split(" -> ") for line in TABLE.strip().splitlines()]
 # An interpreter takes seconds to start: one mistake for each way in which a command is begun.
-IN_A_PROCESS_OF_ITS_OWN = (
-    "unknown command",
-    "broken model",
-    "prepare onto something",
-    "wrong key",
-    "evaluate a broken run",
+IN_A_PROCESS = (
+    "2 embedd",
+    "3 embed x.fasta -m broken -o o.h5",
+    "4 prepare x.fasta --out broken",
+    "2 train data.dirr=data",
+    "3 evaluate checkpoint=broken data.dir=data split=test output=o.json",
 )
 
 
-def assert_one_sentence(run: Command, case: str, workplace: Path) -> None:
+@pytest.fixture
+def place(workplace: Path, causal_run: Path) -> Path:
+    """The workplace with more files."""
+    for name, text in FILES.items():
+        (workplace / name).parent.mkdir(exist_ok=True)
+        (workplace / name).write_text(text)
+    (workplace / "causal").symlink_to(causal_run)
+    (workplace / "my.attention.v2").symlink_to(workplace / "run")
+    return workplace
+
+
+def assert_one_sentence(run: Command, typed: str, words: str, folder: Path) -> None:
     """Makes a mistake, and looks at what is said, at the exit code and at the folder."""
-    arguments, code, words = WRONG[case]
-    before = {path: path.stat().st_mtime_ns for path in workplace.rglob("*")}
-    done = run(*arguments, cwd=workplace)
-    assert done.returncode == code, done.stderr
+    code, *arguments = shlex.split(typed)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    done = run(*arguments, cwd=folder)
+    assert done.returncode == int(code), done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     told = [line for line in done.stderr.splitlines() if line.startswith("protlm: ")]
     assert len(told) == 1, done.stderr
-    for word in words:
-        assert word in told[0]
-    assert {path: path.stat().st_mtime_ns for path in workplace.rglob("*")} == before
+    for word in words.split(" & "):
+        assert word.strip() in told[0]
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-@pytest.mark.parametrize("case", [case for case in WRONG if case not in IN_A_PROCESS_OF_ITS_OWN])
+@pytest.mark.parametrize(("typed", "words"), MISTAKES)
 def test_a_mistake_is_one_sentence_and_leaves_nothing(
-    case: str, workplace: Path, protlm_in_process: Command
+    typed: str, words: str, place: Path, protlm_in_process: Command
 ) -> None:
-    assert_one_sentence(protlm_in_process, case, workplace)
+    assert_one_sentence(protlm_in_process, typed, words, place)
 
 
-@pytest.mark.parametrize(
-    "case", slow_but(IN_A_PROCESS_OF_ITS_OWN, "unknown command", "broken model")
-)
+@pytest.mark.parametrize("typed", slow_but(IN_A_PROCESS, *IN_A_PROCESS[:2]))
 def test_a_mistake_ends_a_process_with_one_sentence(
-    case: str, workplace: Path, protlm_command: Command
+    typed: str, place: Path, protlm_command: Command
 ) -> None:
-    assert_one_sentence(protlm_command, case, workplace)
+    assert_one_sentence(protlm_command, typed, dict(MISTAKES)[typed], place)
+
+
+def test_values_without_end_are_mistakes(place: Path, protlm_in_process: Command) -> None:
+    for typed, words in (
+        (f"2 embed x.fasta -o o.h5 --shard {'9' * 5000}", "I/N"),
+        (f"4 embed x.fasta -m run -o {'n' * 246}.h5", "at most 247 bytes & NAME.partial"),
+        (f"4 prepare x.fasta --out {'é' * 124}", "247 bytes"),
+    ):
+        assert_one_sentence(protlm_in_process, typed, words, place)

@@ -14,16 +14,17 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import protlm
-from protlm.checkpoints.checksums import write_sums
-from protlm.commands.label_inputs import LabelOptions
+from protlm.checkpoints.checks import write_sums
 from protlm.commands.predict import predict
 from protlm.commands.probe import probe_labels
-from protlm.downstream.features import embeddings
+from protlm.downstream.examples import LabelOptions
 from protlm.downstream.linear import probabilities
-from protlm.downstream.probe_files import DESCRIPTION, WEIGHTS, read_probe
+from protlm.downstream.probe_results import DESCRIPTION, WEIGHTS, read_probe
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
-from protlm.errors import InputDataError, OutputError, UserError
+from protlm.model.embedding import embeddings
+from protlm.system.errors import InputDataError, UserError
+from tests.fixtures.commands import run_page
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,9 +34,8 @@ OPTIONS = ProbeOptions(layers=(0, 1))
 
 # What is changed in the files of a probe, whose sums are right, and what the sentence says.
 DAMAGED: list[tuple[dict[str, Any], str]] = [
-    *(({"json": {"layer": layer}}, "its layer or its width") for layer in (99, -5, 1e308)),
-    ({"json": {"layer": "x"}}, "is not a probe"),
-    ({"json": {"layer": None}}, "is not a probe"),
+    *(({"json": {"layer": layer}}, "its layer or its width") for layer in (99, -5)),
+    *(({"json": {"layer": layer}}, "layer=.* must be a whole") for layer in ("x", None, 1e308)),
     ({"json": {"classes": ["a", "b", "c"]}}, "does not have 3 outputs"),
     ({"json": {"format": 99}}, "another format"),
     ({"array": lambda one: one[:5].copy()}, "its layer or its width"),
@@ -126,15 +126,18 @@ def test_clusters_are_made_or_read(
         probe_labels(table, tiny_run, tmp_path / "p", OPTIONS, LabelOptions())
     clustered = LabelOptions(cluster=lambda sequences: [len(one) % 4 for one in sequences])
     result = probe_labels(table, tiny_run, tmp_path / "p", OPTIONS, clustered)
-    tested = {len(rows[n]["sequence"]) % 4 for n in result.split.test}
-    assert tested.isdisjoint({len(rows[n]["sequence"]) % 4 for n in result.split.train})
-    assert result.leakage.same_cluster == 0
+    tested = {len(rows[n]["sequence"]) % 4 for n in result.labeled.split.test}
+    assert tested.isdisjoint({len(rows[n]["sequence"]) % 4 for n in result.labeled.split.train})
+    assert result.labeled.leakage.same_cluster == 0
     clusters = tmp_path / "clusters.tsv"
     clusters.write_text("".join(f"P1\tP{n}\n" for n in range(1, 4)))
     both = LabelOptions(cluster_table=clusters)
     capsys.readouterr()
     result = probe_labels(table, tiny_run, tmp_path / "q", OPTIONS, both)
-    assert len(set(result.split.groups[:3])) == 1 and len(set(result.split.groups)) == 4
+    assert (
+        len(set(result.labeled.split.groups[:3])) == 1
+        and len(set(result.labeled.split.groups)) == 4
+    )
     assert "clusters.tsv lacks 3 of 6 proteins" in capsys.readouterr().err
     clusters.write_text("X1\tX2\n")
     with pytest.raises(InputDataError, match="has none of the 6 proteins"):
@@ -142,23 +145,6 @@ def test_clusters_are_made_or_read(
     clusters.write_text("P1 P2\n")
     with pytest.raises(InputDataError, match="line 1: 'P1 P2' is not a representative"):
         probe_labels(table, tiny_run, tmp_path / "r", OPTIONS, both)
-
-
-def test_mistakes_are_explained(labels: Path, tiny_run: Path, tmp_path: Path) -> None:
-    def run(reading: LabelOptions, options: ProbeOptions = OPTIONS, output: str = "p") -> None:
-        probe_labels(labels, tiny_run, tmp_path / output, options, reading)
-
-    with pytest.raises(UserError, match="7 labels for the 22 residues of P1"):
-        run(LabelOptions(task=Task.residue_classes))
-    with pytest.raises(InputDataError, match="'nucleus' is not a number; type --task class"):
-        run(LabelOptions(task=Task.number))
-    with pytest.raises(UserError, match="layer 9 does not exist"):
-        run(LabelOptions(), ProbeOptions(layers=(9,)))
-    with pytest.raises(UserError, match="omit one of them"):
-        run(LabelOptions(cluster_table=labels, cluster=lambda _: []))
-    with pytest.raises(OutputError, match="exists already"):
-        run(LabelOptions(), output="x.fasta")
-    assert not (tmp_path / "p").exists()
 
 
 def test_another_model_and_damaged_probes_are_refused(
@@ -186,10 +172,7 @@ def test_another_model_and_damaged_probes_are_refused(
 
 
 def test_the_commands_of_the_page_run(labels: Path, protlm_in_process: Command) -> None:
-    """All commands of docs/learn.md, with the files that it names."""
     folder, rows = labels.parent, read(labels)
-    (folder / "runs").mkdir()
-    (folder / "runs" / "mine").symlink_to(folder / "run")
     numbers = "".join(f"{row['sequence']},{n / 7}\n" for n, row in enumerate(rows))
     (folder / "stability.csv").write_text(f"sequence,target\n{numbers}")
     members = "".join(f"line {2 * (n // 2) + 2}\tline {n + 2}\n" for n in range(6))
@@ -200,11 +183,4 @@ def test_the_commands_of_the_page_run(labels: Path, protlm_in_process: Command) 
     pairs = zip(rows, marks, strict=True)
     states = (f">{row['identifier']} SET={row['split']}\n{mark}\n" for row, mark in pairs)
     (folder / "residues.fasta").write_text("".join(states))
-    blocks = re.findall(r"^```bash\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    commands = "".join(blocks).splitlines()
-    assert len(commands) >= 5
-    for command in commands:
-        typed = command.split()
-        done = protlm_in_process(*typed[1:], cwd=folder)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-        assert (folder / typed[typed.index("-o") + 1]).exists()
+    run_page("learn.md", folder, protlm_in_process, fewest=5)

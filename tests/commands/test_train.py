@@ -2,21 +2,26 @@
 
 import re
 import shutil
-import subprocess
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from protlm.checkpoints.metrics import METRICS, read_metrics
-from protlm.commands.run_settings import compose_run, refuse_another_run
+from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.commands.train import train
-from protlm.composition import compose, to_plain
 from protlm.config import EvaluateConfig, TrainConfig
-from protlm.errors import UserError
+from protlm.config.composition import compose, to_plain
+from protlm.config.settings import may_change
 from protlm.loading import load_model
-from protlm.training.schedule import rate_factor
+from protlm.system.errors import UserError
+from protlm.training.optimization import rate_factor
+from protlm.training.run_config import (
+    _USED_WITH,
+    compose_run,
+    refuse_another_run,
+    refuse_unused,
+)
 
 TRICKY_NAMES = [
     "run (1)",
@@ -39,33 +44,56 @@ def test_the_run_directory_is_checked_before_data_are_prepared(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(run.parent)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("data are prepared"))
+    told = "protlm.data_prep.prepare.prepare"
+    monkeypatch.setattr(told, lambda *_, **__: pytest.fail("data are prepared"))
     with pytest.raises(UserError, match="run contains a run with"):
         train(compose(TrainConfig, ["run_dir=run", "data=sample"]))
     assert [path.name for path in run.parent.iterdir()] == ["run"]
 
 
-def test_the_most_telling_differences_come_first(run: Path) -> None:
-    typed = [f"run_dir={run}", "attention=performer_relu", "attention.kernel_epsilon=0.5"]
-    typed.append("experiment=swissprot_medium")
+@pytest.mark.parametrize(
+    ("typed", "difference"),
+    [
+        # The default, which differs from what is stored.
+        ("data.max_length=512", "with data.max_length=128, not 512; to"),
+        ("model=small", "with model.num_layers=2, not 4; model."),
+        ("schedule=cosine", "with schedule.name=constant, not cosine; to"),
+        ("experiment=demo", "model.feedforward_dim=128, not 344"),
+        ("seed=1", "with seed=0, not 1; to"),
+        ("attention=softmax", "with attention.name=performer_relu, not softmax; to"),
+        ("objective=causal", "with objective.name=masked, not causal; to"),
+        # The most telling ones first, and five of them.
+        (
+            "optimizer.beta1=0.5 attention.kernel_epsilon=0.5",
+            "with optimizer.beta1=0.9, not 0.5; attention.kernel_epsilon=0.001, not 0.5; to",
+        ),
+        (
+            "attention=performer_relu attention.kernel_epsilon=0.5 experiment=swissprot_medium",
+            "with optimizer.name=adamw, not muon; schedule.name=constant, not wsd; ",
+        ),
+        ("experiment=swissprot_medium", " more; to continue it with its own settings type protlm"),
+    ],
+)
+def test_typed_settings_must_agree(typed: str, difference: str, run: Path) -> None:
     with pytest.raises(UserError) as refused:
-        compose_run(typed)
-    message = str(refused.value)
-    first = "model.convolution=None, not 5; model.feedforward_dim=128, not 512"
-    assert message.startswith(f"{run} contains a run with {first}; model.")
-    assert "attention" not in message
-    assert message.count(", not ") == 5
-    assert "more; to continue it" in message
-    with pytest.raises(
-        UserError, match=r"with attention\.name=performer_relu, not softmax; to cont"
-    ):
-        compose_run([f"run_dir={run}", "attention=softmax"])
-    with pytest.raises(UserError) as refused:
-        compose_run([f"run_dir={run}", "attention.kernel_epsilon=0.5", "optimizer.beta1=0.5"])
-    assert "optimizer.beta1=0.9, not 0.5; attention.kernel_epsilon=" in str(refused.value)
+        compose_run([f"run_dir={run}", *typed.split()])
+    assert str(refused.value).startswith(f"{run} contains a run with ")
+    assert difference in str(refused.value)
+    assert str(refused.value).count(", not ") <= 5
+
+
+def test_settings_that_decide_are_those_of_what_is_learned() -> None:
+    free = may_change()
+    assert {"run_dir", "data.dir", "objective.teacher", "trainer.devices", "logger.wandb"} <= free
+    assert {name.partition(".")[0] for name in free} == {
+        *("run_dir", "data", "objective", "trainer", "logger")
+    }
+    decides = {"precision", "tokens_per_step", "ema_decay", "gradient_clip"}
+    assert not free & {"data.tokens_per_batch", *(f"trainer.{one}" for one in decides)}
 
 
 def test_a_run_continues_with_its_stored_settings(run: Path, tiny_data: Path) -> None:
+    compose_run([f"run_dir={run}", "model=tiny", "data.max_length=128", "seed=0"])
     config = compose_run([f"run_dir={run}", "trainer.max_steps=6", "trainer.devices=2"])
     assert (config.trainer.max_steps, config.trainer.devices) == (6, 2)
     assert (config.model.model_dim, config.data.dir) == (64, str(tiny_data))
@@ -76,36 +104,38 @@ def test_a_run_continues_with_its_stored_settings(run: Path, tiny_data: Path) ->
     assert (run / "checkpoints" / "step-00000006.ckpt").is_file()
 
 
+BACKEND, EPSILON = "attention.options.backend=", "+attention.options.kernel_epsilon=0.01"
+
+
 @pytest.mark.parametrize(
-    "typed, difference",
+    ("chosen", "again", "other"),
     [
-        # The default, which differs from what is stored.
-        ("data.max_length=512", "data.max_length=128, not 512"),
-        ("model=small", "model.feedforward_dim=128, not 344"),
-        ("schedule=cosine", "schedule.name=constant, not cosine"),
-        ("experiment=demo", "model.feedforward_dim=128, not 344"),
-        ("seed=1", "seed=0, not 1"),
+        (["attention=nystromformer", "attention.num_landmarks=8"], [], "attention.num_landmarks=9"),
+        (["attention=performer_relu", "attention.backend=torch"], ["attention.backend=auto"], ""),
+        (
+            ["attention=hybrid", EPSILON, f"+{BACKEND}torch"],
+            [EPSILON, f"+{BACKEND}auto"],
+            EPSILON.replace("0.01", "0.02"),
+        ),
     ],
 )
-def test_typed_settings_must_agree(typed: str, difference: str, run: Path) -> None:
-    with pytest.raises(UserError) as refused:
-        compose_run([f"run_dir={run}", typed])
-    assert difference in str(refused.value)
-
-
-def test_settings_that_agree_can_be_typed(run: Path) -> None:
-    compose_run([f"run_dir={run}", "model=tiny", "data.max_length=128", "seed=0"])
-
-
-def test_options_of_the_stored_mechanism_can_be_typed(
-    train_tiny: Callable[..., Path], tmp_path: Path
+def test_options_of_the_stored_mechanism_may_be_typed_alone(
+    chosen: list[str],
+    again: list[str],
+    other: str,
+    train_tiny: Callable[..., Path],
+    tmp_path: Path,
 ) -> None:
-    settings = ("attention=nystromformer", "attention.num_landmarks=8", "trainer.max_steps=1")
-    run = train_tiny(tmp_path / "run", *settings, "schedule.warmup_steps=0")
-    config = compose_run([f"run_dir={run}", "attention.num_landmarks=8"])
-    assert config.attention["name"] == "nystromformer"
-    with pytest.raises(UserError, match=r"attention\.num_landmarks=8, not 16"):
-        compose_run([f"run_dir={run}", "attention.num_landmarks=16"])
+    run = train_tiny(tmp_path / "run", *chosen, "trainer.max_steps=1", "schedule.warmup_steps=0")
+    config = compose_run([f"run_dir={run}", *(again or chosen[1:])])
+    assert f"attention={config.attention['name']}" == chosen[0]
+    options = config.attention.get("options") or config.attention
+    assert options.get("backend", "auto") == "auto"
+    saved = load_model(run).description.attention_options
+    assert "backend" not in saved and "backend" not in saved.get("options", {})
+    if other:
+        with pytest.raises(UserError, match=rf"{other.split('.')[1].split('=')[0]}=.*, not "):
+            compose_run([f"run_dir={run}", other])
 
 
 def test_a_warmup_that_was_not_typed_is_shortened(
@@ -123,17 +153,6 @@ def test_a_warmup_that_was_not_typed_is_shortened(
     with pytest.raises(UserError, match=r"schedule\.warmup_steps=20 must be at least 0 and below"):
         train(typed)
     assert not (tmp_path / "run").exists()
-
-
-def test_the_same_command_continues_a_run_with_a_shortened_warmup(
-    tiny_data: Path, tmp_path: Path
-) -> None:
-    settings = ["experiment=demo", "model=tiny", f"data.dir={tiny_data}", "trainer.max_steps=2"]
-    settings += [f"run_dir={tmp_path / 'run'}", "trainer.accelerator=cpu", "data.max_length=128"]
-    train(compose_run(settings))
-    again = compose_run(settings)
-    assert again.schedule.warmup_steps == 0
-    refuse_another_run(tmp_path / "run", again)
 
 
 def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(
@@ -155,17 +174,14 @@ def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path, tmp_path: Pat
     settings = ["experiment=demo", "model=tiny", f"data.dir={tiny_data}", "schedule=wsd_linear"]
     settings += [f"run_dir={tmp_path / 'run'}", "trainer.accelerator=cpu", "data.max_length=128"]
     train(compose_run([*settings, "trainer.max_steps=20"]))
-    longer = compose_run([*settings, "trainer.max_steps=2000"])
-    assert longer.schedule.warmup_steps == 2
-    refuse_another_run(tmp_path / "run", longer)
-    with pytest.raises(UserError, match=r"has 2 steps; type more, such as trainer\.max_steps=20"):
-        compose_run([*settings, "trainer.max_steps=2"])
+    for steps in (20, 2000):
+        longer = compose_run([*settings, f"trainer.max_steps={steps}"])
+        assert longer.schedule.warmup_steps == 2
+        refuse_another_run(tmp_path / "run", longer)
+    with pytest.raises(UserError, match=r"warmup_steps=2 must be .* larger trainer\.max_steps"):
+        train(compose_run([*settings, "trainer.max_steps=2"]))
     with pytest.raises(UserError, match=r"schedule\.warmup_steps=2, not 20"):
         compose_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=20"])
-    # Without a checkpoint nothing was learned under the shortened warm-up.
-    shutil.rmtree(tmp_path / "run" / "checkpoints")
-    with pytest.raises(UserError, match=r"schedule\.warmup_steps=2, not 100"):
-        compose_run([*settings, "trainer.max_steps=2000"])
 
 
 def test_a_run_cannot_end_before_its_checkpoint(run: Path, train_tiny: Callable[..., Path]) -> None:
@@ -223,9 +239,11 @@ def test_paths_are_taken_literally(name: str) -> None:
     assert evaluated.checkpoint == evaluated.output == name
 
 
-def test_quoted_and_interpolated_paths_are_still_read() -> None:
-    config = compose(TrainConfig, ["run_dir='a b'", "data.dir=null", "data.valid_dir=runs/${seed}"])
-    assert (config.run_dir, config.data.dir, config.data.valid_dir) == ("a b", None, "runs/0")
+def test_quoted_and_interpolated_paths_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JOB", "7")
+    typed = ["run_dir='a b'", "data.dir=null", "data.valid_dir=r/${oc.env:JOB}-${seed}"]
+    config = compose(TrainConfig, typed)
+    assert (config.run_dir, config.data.dir, config.data.valid_dir) == ("a b", None, "r/7-0")
 
 
 @pytest.mark.slow
@@ -244,15 +262,6 @@ def test_a_run_in_a_folder_with_an_awkward_name(
     assert "run_dir: run (1)\n" in shown.stdout
 
 
-def test_the_implementation_of_the_attention_may_change(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = train_tiny(tmp_path / "run", "attention=performer_relu", "attention.kernel=torch")
-    arguments = [f"run_dir={run}", "trainer.max_steps=5", "attention.kernel=auto"]
-    assert compose_run(arguments).attention["kernel"] == "auto"
-    assert "kernel" not in load_model(run).description.attention_options
-
-
 def test_few_validation_sequences_cause_a_warning(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,13 +273,58 @@ def test_few_validation_sequences_cause_a_warning(
     assert "warning" not in capfd.readouterr().err
 
 
-def test_the_implementation_of_the_linear_heads_of_a_hybrid_may_change(
-    train_tiny: Callable[..., Path], tmp_path: Path
+MIXTURE = "data.mixture=[{dir: a, weight: 1}, {dir: b, weight: 1, split: test}]"
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (["optimizer=adamw", "optimizer.momentum=0.5"], "type optimizer.name=muon$"),
+        (["schedule=cosine", "schedule.decay_fraction=0.5"], "type schedule.name=wsd$"),
+        (["schedule=cosine", "schedule.decay_shape=sqrt"], "with schedule.name=cosine"),
+        (["schedule=constant", "schedule.min_lr_ratio=0"], "type schedule.name=cosine, wsd$"),
+        (["objective=causal", "objective.mask_prob=0.3"], "with objective.name=causal"),
+        (["objective=causal", "objective.random_prob=0.3"], "with objective.name=causal"),
+        (["objective=causal", "objective.mask_fraction=0.3"], "with objective.name=causal"),
+        (["objective.teacher_weight=3"], "type objective.stage=logits$"),
+        (["logger.wandb_project=x"], "type logger.wandb=offline, online$"),
+        (["data=concatenated", "data.crop=random"], "type data.mode=sequences$"),
+        (["data.dir=null", MIXTURE, "data.train_split=test"], "type split: in the data sets$"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(typed: list[str], message: str) -> None:
+    *others, last = typed
+    compose_run(["run_dir=new", *others])
+    with pytest.raises(UserError, match=message):
+        compose_run(["run_dir=new", last, *others])
+
+
+@pytest.mark.parametrize("name", _USED_WITH)
+def test_every_name_is_a_setting(name: str) -> None:
+    config = to_plain(compose(TrainConfig, []))
+    for one in (name, _USED_WITH[name][0]):
+        section, _, key = one.partition(".")
+        assert key in config[section]
+
+
+def test_a_setting_without_effect_is_refused_in_every_run_of_a_sweep(
+    protlm_in_process: Callable, tmp_path: Path
 ) -> None:
-    epsilon, kernel = "+attention.options.kernel_epsilon=0.01", "+attention.options.kernel="
-    run = train_tiny(tmp_path / "run", "attention=hybrid", epsilon, f"{kernel}torch")
-    arguments = [f"run_dir={run}", "trainer.max_steps=5", f"{kernel}auto"]
-    assert compose_run([*arguments, epsilon]).attention["options"]["kernel"] == "auto"
-    assert load_model(run).description.attention_options["options"] == {"kernel_epsilon": 0.01}
-    with pytest.raises(UserError, match=r"attention\.options="):
-        compose_run([*arguments, epsilon.replace("0.01", "0.02")])
+    swept = ["--multirun", "optimizer.momentum=0.9,0.95", "run_dir=run-${optimizer.momentum}"]
+    done = protlm_in_process("train", *swept, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "optimizer.momentum has no effect with optimizer.name=adamw" in done.stderr
+    assert not list(tmp_path.glob("run-*"))
+
+
+def test_a_sweep_may_decide_whether_a_setting_is_used() -> None:
+    typed = ["optimizer.momentum=0.9"]
+    config = to_plain(compose(TrainConfig, ["optimizer=adamw"]))
+    for swept in ({"optimizer"}, {"optimizer.name"}):
+        refuse_unused(typed, config, swept=swept)
+    with pytest.raises(UserError, match="has no effect"):
+        refuse_unused(typed, config, swept={"optimizer.momentum", "seed"})
+
+
+def test_groups_may_set_what_is_not_used() -> None:
+    compose_run(["run_dir=new", "objective=causal", "objective.stage=null", "schedule=constant"])

@@ -14,7 +14,7 @@ from protlm.data.dataset import FILLER, SequenceDataset, collate
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 MAX_LENGTH = 100
 BERT = MaskingRule()

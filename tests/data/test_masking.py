@@ -14,7 +14,7 @@ from protlm.data.masking import (
     row_rng,
 )
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def test_random_numbers_are_keyed_to_the_sample():
@@ -49,10 +49,9 @@ def test_random_streams_of_samples_do_not_overlap():
 @pytest.mark.parametrize("num_residues", [1, 9, 10])
 def test_what_fits_is_not_cropped(how, num_residues):
     assert crop(num_residues, 10, how, np.random.default_rng(0)) == slice(0, num_residues)
-
-
-def test_prefix_takes_the_start():
     assert crop(25, 10, "prefix", np.random.default_rng(0)) == slice(0, 10)
+    with pytest.raises(UserError, match="prefix, random"):
+        crop(5, 10, "middle", np.random.default_rng(0))
 
 
 def test_random_crops_are_uniformly_distributed():
@@ -62,11 +61,6 @@ def test_random_crops_are_uniformly_distributed():
     counts = np.bincount([part.start for part in parts])
     assert len(counts) == 3
     assert np.abs(counts - 1_000).max() < 5 * np.sqrt(3_000 * 2 / 9)
-
-
-def test_an_unknown_crop_is_rejected():
-    with pytest.raises(UserError, match="prefix, random"):
-        crop(5, 10, "middle", np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(

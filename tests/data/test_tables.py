@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from protlm.data.tables import number_of, read_labels, read_table, read_text, write_rows
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 
 @pytest.mark.parametrize(

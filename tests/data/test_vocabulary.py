@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY, capitals
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 # As in the vocab.txt of ESM-2.
 ESM2 = (

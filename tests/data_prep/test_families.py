@@ -1,6 +1,5 @@
 """Families held out as `test_ood_family`."""
 
-import gzip
 import pickle
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from protlm.data.records import Record
 from protlm.data_prep.families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, entry_of
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 ALL_TRAIN = HashSplit(valid_fraction=0, test_fraction=0)
 EXPORT = "Entry\tPfam\nP00001\tPF00069;PF07714;\nP00002\t\nP00003\tPF07714;\nP00004\tPF00001;\n"
@@ -16,16 +15,6 @@ EXPORT = "Entry\tPfam\nP00001\tPF00069;PF07714;\nP00002\t\nP00003\tPF07714;\nP00
 
 def record(identifier):
     return Record(identifier, identifier, "MKV", 1)
-
-
-@pytest.fixture
-def table(tmp_path):
-    def write(text: str, name="families.tsv"):
-        path = tmp_path / name
-        path.write_bytes(gzip.compress(text.encode()) if name.endswith("gz") else text.encode())
-        return path
-
-    return write
 
 
 def held_out(rule, identifiers):
@@ -121,7 +110,7 @@ def test_every_family_of_a_held_out_record_is_noted(table, text):
     ],
 )
 def test_an_invalid_table_is_an_error_with_its_line(table, text, message):
-    with pytest.raises(InputDataError, match=rf"families\.tsv, {message}"):
+    with pytest.raises(InputDataError, match=rf"table\.tsv, {message}"):
         HeldOutFamilies(table(text), ["PF00069"])
 
 

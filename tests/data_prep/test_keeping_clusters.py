@@ -2,26 +2,21 @@
 
 import json
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import read_manifest
-from protlm.data_prep import source_jobs, submission
-from protlm.data_prep.cluster_table import ClusterTable, member_name, name_hash
-from protlm.data_prep.clusters import ClusterSplit
+from protlm.data_prep.clusters import ClusterSplit, ClusterTable, member_name, name_hash
 from protlm.data_prep.encode import UNLISTED
 from protlm.data_prep.merge import merge
 from protlm.data_prep.prepare import PrepareOptions, prepare
-from protlm.data_prep.source_jobs import prepare_by_jobs
 from protlm.data_prep.split import HashSplit, TableSplit
-from protlm.data_prep.submission import Executor, Submission
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.shares import Executor, Submission
 
 RULE = HashSplit(0.2, 0.1)
-ROOT = str(Path(__file__).resolve().parents[2])
 
 
 @pytest.fixture
@@ -77,21 +72,23 @@ def assert_indexed(directory, table):
     return manifest
 
 
-def made(sources, out, table, rule=RULE, **options):
-    clusters = None if table is None else ClusterTable(table, near=out.parent)
-    settings = PrepareOptions(**options)
-    return prepare(list(sources), out, split_rule=rule, clusters=clusters, options=settings)
+@pytest.fixture
+def made(release, build):
+    """Prepares the files of the release, or one of them."""
 
+    def run(out, table, rule=RULE, source=release, **options):
+        clusters = None if table is None else ClusterTable(table)
+        sources = [source] if source.is_file() else sorted(source.iterdir())
+        return build(sources, out, rule, clusters, **options)
 
-def files_of(release):
-    return sorted(release.iterdir())
+    return run
 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("deduplicate", [False, True])
-def test_the_index_agrees_with_the_table(release, table, tmp_path, deduplicate):
-    options = {"deduplicate": deduplicate, "shard_residues": 2_000}
-    report = made(files_of(release), tmp_path / "data", table, **options)
+def test_the_index_agrees_with_the_table(made, table, tmp_path, deduplicate):
+    options = {"deduplicate": deduplicate, "shard_residues": 2_000, "workers": 1 + deduplicate}
+    report = made(tmp_path / "data", table, **options)
     manifest = assert_indexed(tmp_path / "data", table)
     assert len(manifest.splits["train"]) > 1
     assert report.clusters == {s: i.clusters for s, i in manifest.clusters.indexes.items()}
@@ -101,49 +98,27 @@ def test_the_index_agrees_with_the_table(release, table, tmp_path, deduplicate):
     assert report.counts.noted[UNLISTED] == 23
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_any_number_of_workers_gives_the_same_bytes(release, table, tmp_path, contents):
-    for workers in (1, 2, 3):
-        out = tmp_path / str(workers)
-        made(files_of(release), out, table, workers=workers, shard_residues=2_000)
-    one = contents(tmp_path / "1")
-    assert "train/clusters.h5" in one
-    assert contents(tmp_path / "2") == one
-    assert contents(tmp_path / "3") == one
-
-
-def test_without_a_table_no_clusters_are_stored(release, tmp_path):
-    report = made(files_of(release), tmp_path / "data", None)
+def test_without_a_table_no_clusters_are_stored_and_the_splits_are_the_same(
+    made, table, tmp_path, in_shards
+):
+    report = made(tmp_path / "data", None)
     assert report.clusters == {}
     for name in ("manifest.json", "report.json"):
         assert "clusters" not in json.loads((tmp_path / "data" / name).read_text())
     assert not list((tmp_path / "data").rglob("clusters.h5"))
+    made(tmp_path / "with", table)
+    assert in_shards(tmp_path / "with") == in_shards(tmp_path / "data")
 
 
-def test_clusters_do_not_change_the_splits(release, table, tmp_path):
-    made(files_of(release), tmp_path / "with", table)
-    made(files_of(release), tmp_path / "without", None)
-    found = [
-        {
-            split: [
-                open_split(out, split).identifier(i) for i in range(len(open_split(out, split)))
-            ]
-            for split in read_manifest(out).splits
-        }
-        for out in (tmp_path / "with", tmp_path / "without")
-    ]
-    assert found[0] == found[1]
-
-
-def test_clusters_go_with_every_split_rule(release, table, tmp_path):
+def test_clusters_go_with_every_split_rule(made, table, tmp_path):
     rows = "".join(f"{name}\t{'valid' if '3' in name else 'train'}\n" for name in cluster_of(table))
     (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
-    report = made(files_of(release), tmp_path / "table", table, TableSplit(tmp_path / "splits.tsv"))
+    report = made(tmp_path / "table", table, TableSplit(tmp_path / "splits.tsv"))
     assert_indexed(tmp_path / "table", table)
     assert set(report.splits) == {"train", "valid"}
     assert UNLISTED not in report.counts.noted
     rule = ClusterSplit(ClusterTable(table), HashSplit(0.3, 0.2))
-    made(files_of(release), tmp_path / "cluster", table, rule)
+    made(tmp_path / "cluster", table, rule)
     manifest = assert_indexed(tmp_path / "cluster", table)
     # No cluster is in two splits, so there are as many as there are names. Of the 23 records that
     # are not listed 4 are representatives, and so in their clusters.
@@ -170,21 +145,21 @@ def test_the_command_line_stores_clusters(release, table, tmp_path, protlm_in_pr
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_a_build_does_not_resume_with_another_table(release, table, tmp_path, monkeypatch):
+def test_a_build_does_not_resume_with_another_table(made, table, tmp_path, monkeypatch):
     out, options = tmp_path / "data", {"shard_residues": 2_000}
 
     def fail(*_):
         raise InputDataError("stopped")
 
     with monkeypatch.context() as patch, pytest.raises(InputDataError, match="stopped"):
-        patch.setattr("protlm.data_prep.prepare.write_cluster_index", fail)
-        made(files_of(release), out, table, **options)
+        patch.setattr("protlm.data_prep.prepare.write_clusters", fail)
+        made(out, table, **options)
     assert (tmp_path / "data.partial").is_dir()
     for other in (None, tmp_path / "other.tsv"):
         (tmp_path / "other.tsv").write_text("A\tA\n")
-        with pytest.raises(UserError, match=r"was begun with another cluster table.*--restart"):
-            made(files_of(release), out, other, **options)
-    made(files_of(release), out, table, **options)
+        with pytest.raises(UserError, match=r"was begun with cluster table.*--restart"):
+            made(out, other, **options)
+    made(out, table, **options)
     assert_indexed(out, table)
 
 
@@ -192,29 +167,28 @@ def test_a_build_does_not_resume_with_another_table(release, table, tmp_path, mo
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_parts_with_the_same_table_keep_their_clusters(release, table, tmp_path, contents, capsys):
-    parts = []
-    for source in files_of(release):
-        parts.append(tmp_path / source.stem)
-        made([source], parts[-1], table, shard_residues=2_000)
-    report = merge(parts, tmp_path / "merged")
+def test_parts_with_the_same_table_keep_their_clusters(
+    release, made, table, tmp_path, contents, capsys
+):
+    for name in ("one", "two"):
+        made(tmp_path / name, table, source=release / f"{name}.fasta", shard_residues=2_000)
+    report = merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
     manifest = assert_indexed(tmp_path / "merged", table)
     assert report.clusters["train"] == manifest.clusters.indexes["train"].clusters
-    made(files_of(release), tmp_path / "whole", table, shard_residues=2_000)
+    made(tmp_path / "whole", table, shard_residues=2_000)
     whole, merged = contents(tmp_path / "whole"), contents(tmp_path / "merged")
     for split in manifest.splits:
         assert whole[f"{split}/clusters.h5"] == merged[f"{split}/clusters.h5"]
     assert "warning" not in capsys.readouterr().err
 
 
-def test_parts_with_different_tables_lose_their_clusters(release, table, tmp_path, capsys):
+def test_parts_with_different_tables_lose_their_clusters(release, made, table, tmp_path, capsys):
     (tmp_path / "other.tsv").write_text("A\tA\n")
-    one, two = files_of(release)
-    made([one], tmp_path / "one", table)
-    made([two], tmp_path / "two", None)
-    made([two], tmp_path / "three", tmp_path / "other.tsv")
-    for number, (other, words) in enumerate([("two", "no clusters"), ("three", "of other.tsv")]):
-        out = tmp_path / f"merged-{number}"
+    made(tmp_path / "one", table, source=release / "one.fasta")
+    made(tmp_path / "two", None, source=release / "two.fasta")
+    made(tmp_path / "three", tmp_path / "other.tsv", source=release / "two.fasta")
+    for other, words in (("two", "no clusters"), ("three", "of other.tsv")):
+        out = tmp_path / f"merged-{other}"
         merge([tmp_path / "one", tmp_path / other], out)
         said = capsys.readouterr().err
         assert f"{tmp_path / 'one'} has clusters of cluster.tsv" in said
@@ -225,21 +199,20 @@ def test_parts_with_different_tables_lose_their_clusters(release, table, tmp_pat
             open_clusters(out, "train")
 
 
-def test_jobs_give_the_same_result_as_one_process(release, table, tmp_path, contents, monkeypatch):
-    def submitter(*_):
-        def run(records, tasks):
-            # As they come to another machine.
-            for task in tasks:
-                assert submission.run_task(sent(task)) is None
+@pytest.mark.parametrize("where", ["this process", pytest.param("others", marks=pytest.mark.slow)])
+def test_jobs_read_the_table(release, made, table, tmp_path, contents, monkeypatch, where):
+    def run(self, function, items, folder, cores):
+        # As they come to another machine.
+        for item in items:
+            sent(function)(item)
 
-        return run
+    def sent(function):
+        return pickle.loads(pickle.dumps(function))
 
-    def sent(task):
-        return pickle.loads(pickle.dumps(task))
-
-    monkeypatch.setattr(source_jobs, "submitter", submitter)
-    prepare_by_jobs(
-        files_of(release),
+    if where == "this process":
+        monkeypatch.setattr(Submission, "run", run)
+    prepare(
+        sorted(release.iterdir()),
         tmp_path / "data",
         split_rule=RULE,
         clusters=ClusterTable(table),
@@ -247,24 +220,8 @@ def test_jobs_give_the_same_result_as_one_process(release, table, tmp_path, cont
         submission=Submission(Executor.LOCAL),
     )
     assert_indexed(tmp_path / "data", table)
-    parts = []
-    for source in files_of(release):
-        parts.append(tmp_path / source.stem)
-        made([source], parts[-1], table)
-    merge(parts, tmp_path / "merged")
+    for name in ("one", "two"):
+        made(tmp_path / name, table, source=release / f"{name}.fasta")
+    merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
     assert contents(tmp_path / "data") == contents(tmp_path / "merged")
     assert not (tmp_path / "data.partial").exists()
-
-
-@pytest.mark.slow
-def test_local_jobs_read_the_table(release, table, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", ROOT)
-    prepare_by_jobs(
-        files_of(release),
-        tmp_path / "data",
-        split_rule=RULE,
-        clusters=ClusterTable(table),
-        options=PrepareOptions(),
-        submission=Submission(Executor.LOCAL),
-    )
-    assert_indexed(tmp_path / "data", table)

@@ -1,20 +1,23 @@
-"""Clustering by MMseqs2, replaced here by a stub whose clusters share ten residues."""
+"""MMseqs2 as an external program, here a stub; and clusters of sources by linclust."""
 
 import gzip
 import os
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from protlm.data.records import ReadOptions, Tally, read_records
-from protlm.data_prep.cluster_table import ClusterTable
-from protlm.data_prep.clusters import ClusterSplit
+from protlm.data_prep.clusters import ClusterSplit, ClusterTable
 from protlm.data_prep.linclust import Clustering, cluster_sources
-from protlm.data_prep.mmseqs import run_mmseqs
+from protlm.data_prep.mmseqs import cluster_sequences, run_mmseqs
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.paths import sample_dir
+from protlm.system.work_folder import BEGUN
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 
@@ -39,21 +42,26 @@ import sys
 print("Input reads.fasta\\n\\nsomething happened")
 sys.exit("Error: {reason}")
 """
+CLUSTERING = """#!{python}
+import sys
 
+command, fasta, result, folder, *options = sys.argv[1:]
+assert command == "easy-cluster" and options[:2] == ["--min-seq-id", "0.3"], sys.argv
+records = [one.split() for one in open(fasta).read().split(">")[1:]]
+first = {{}}
+with open(f"{{result}}_cluster.tsv", "w") as table:
+    for name, sequence in records:
+        print(first.setdefault(sequence[:3], name), name, sep="\\t", file=table)
+"""
 
-@pytest.fixture
-def install(tmp_path, monkeypatch):
-    """Puts an executable named mmseqs on the PATH; returns the file in which it lists its calls."""
-
-    def put(script: str, **names: str) -> Path:
-        folder = tmp_path / "bin"
-        folder.mkdir()
-        (folder / "mmseqs").write_text(script.format(python=sys.executable, **names))
-        (folder / "mmseqs").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
-        return folder / "calls"
-
-    return put
+# As MMseqs2 does, it starts another process, which runs for long.
+SLEEPING = """#!/bin/sh
+sleep 600 &
+echo $! > {folder}/found
+mv {folder}/found {folder}/pid
+wait
+"""
+SEARCH = "from protlm.data_prep.mmseqs import run_mmseqs; run_mmseqs(['search'])"
 
 
 @pytest.fixture
@@ -69,8 +77,8 @@ def members_of(table):
     return clusters
 
 
-def test_all_records_are_clustered_under_their_identifiers(install, out):
-    calls = install(FAKE)
+def test_all_records_are_clustered_under_their_identifiers(install_mmseqs, out):
+    calls = install_mmseqs(FAKE) / "calls"
     table = cluster_sources([TINY], out, Clustering(identity=0.3))
     by_start = {}
     for record in read_records(TINY, Tally()):
@@ -81,8 +89,8 @@ def test_all_records_are_clustered_under_their_identifiers(install, out):
     assert call.endswith("--min-seq-id\t0.3\t-c\t0.8\t--cov-mode\t1\t-v\t1")
 
 
-def test_every_format_and_several_sources(install, out, tmp_path):
-    install(FAKE)
+def test_every_format_and_several_sources(install_mmseqs, out, tmp_path):
+    install_mmseqs(FAKE)
     flat = tmp_path / "-one entry.dat"
     flat.write_text(
         "ID   A_B                     Reviewed;          12 AA.\nAC   P00001;\n"
@@ -95,8 +103,8 @@ def test_every_format_and_several_sources(install, out, tmp_path):
     assert members_of(table) == {"P00001": {"P00001", "P00002"}}
 
 
-def test_the_same_sources_are_clustered_once(install, out, tmp_path, capsys):
-    calls = install(FAKE)
+def test_the_same_sources_are_clustered_once(install_mmseqs, out, tmp_path, capsys):
+    calls = install_mmseqs(FAKE) / "calls"
     source = tmp_path / "one.fasta"
     source.write_text(">a\nMKTAYIAKQRQI\n")
     first = cluster_sources([source], out, Clustering())
@@ -114,8 +122,8 @@ def test_the_same_sources_are_clustered_once(install, out, tmp_path, capsys):
     assert len({first, other, longer, newer}) == 4
 
 
-def test_files_of_a_killed_process_are_removed(install, out):
-    install(FAKE)
+def test_files_of_a_process_that_was_killed_on_another_machine_are_removed(install_mmseqs, out):
+    install_mmseqs(FAKE)
     table = cluster_sources([TINY], out, Clustering())
     content = table.read_text()
     table.unlink()
@@ -124,34 +132,26 @@ def test_files_of_a_killed_process_are_removed(install, out):
     (left / "tmp" / "half").touch()
     (left / "linclust_cluster.tsv").write_text("half\n")
     (left / "sources.fasta").touch()
-    assert cluster_sources([TINY], out, Clustering()).read_text() == content
-    assert list(out.parent.iterdir()) == [table]
-
-
-def test_two_builders_do_not_share_a_folder(install, out):
-    install(FAKE)
-    table = cluster_sources([TINY], out, Clustering())
-    table.unlink()
-    left = out.with_name(f"{table.name}.partial")
-    left.mkdir()
-    (left / "lock.json").write_text('{"host": "elsewhere", "pid": 1, "since": "", "start": null}')
+    (left / BEGUN).write_text("{}")
+    (left / "lock.json").write_text('{"host": "elsewhere", "pid": 1, "since": ""}')
     with pytest.raises(OutputError, match=r"process 1 on elsewhere.*--break-lock"):
         cluster_sources([TINY], out, Clustering())
-    assert cluster_sources([TINY], out, Clustering(break_lock=True)) == table
+    assert cluster_sources([TINY], out, Clustering(break_lock=True)).read_text() == content
+    assert list(out.parent.iterdir()) == [table]
 
 
 @pytest.mark.parametrize(
     ("reason", "kind"), [("bad input", InputDataError), ("No space left on device", OutputError)]
 )
-def test_a_failure_quotes_mmseqs_and_leaves_nothing(install, out, reason, kind):
-    install(FAILING, reason=reason)
+def test_a_failure_quotes_mmseqs_and_leaves_nothing(install_mmseqs, out, reason, kind):
+    install_mmseqs(FAILING, reason=reason)
     with pytest.raises(kind, match=f"easy-linclust ended with 1: .*happened; Error: {reason}"):
         cluster_sources([TINY], out, Clustering())
     assert list(out.parent.iterdir()) == []
 
 
-def test_a_source_that_cannot_be_read_leaves_nothing(install, out, tmp_path):
-    install(FAKE)
+def test_a_source_that_cannot_be_read_leaves_nothing(install_mmseqs, out, tmp_path):
+    install_mmseqs(FAKE)
     source = tmp_path / "cut.fasta.gz"
     source.write_bytes(TINY.read_bytes()[:-100])
     with pytest.raises(InputDataError, match="truncated"):
@@ -160,8 +160,8 @@ def test_a_source_that_cannot_be_read_leaves_nothing(install, out, tmp_path):
 
 
 @pytest.mark.parametrize("other", ["a", "sp|a|A_B"])
-def test_duplicate_names_are_rejected_before_clustering(install, out, tmp_path, other):
-    calls = install(FAKE)
+def test_duplicate_names_are_rejected_before_clustering(install_mmseqs, out, tmp_path, other):
+    calls = install_mmseqs(FAKE) / "calls"
     one, two = tmp_path / "one.fasta", tmp_path / "two.fasta"
     one.write_text(">a\nMKTAYIAKQRQI\n>b\nMKT\n>a\nMKTAYIAKQRQI\n")
     two.write_text(f">c\nMKTAYIAKQRQI\n\n>{other}\nMKTAYIAKQRQL\n")
@@ -172,19 +172,21 @@ def test_duplicate_names_are_rejected_before_clustering(install, out, tmp_path, 
     assert not calls.exists()
 
 
-def test_a_changing_source_is_reported_and_leaves_nothing(install, out, tmp_path):
+def test_a_changing_source_is_reported_and_leaves_nothing(install_mmseqs, out, tmp_path):
     """Clustering takes hours; records added since then would be split without their relatives."""
     source = tmp_path / "growing.fasta"
     source.write_text(">a\nMKTAYIAKQRQI\n")
-    install(FAKE + "open({source!r}, 'a').write('>b\\nMKTAYIAKQRQ\\n')\n", source=str(source))
+    install_mmseqs(
+        FAKE + "open({source!r}, 'a').write('>b\\nMKTAYIAKQRQ\\n')\n", source=str(source)
+    )
     with pytest.raises(InputDataError, match="a source changed while it was clustered"):
         cluster_sources([source], out, Clustering())
     assert list(out.parent.iterdir()) == []
 
 
-def test_a_broken_lock_leaves_everything_to_the_other_process(install, out):
-    lock = '{"host": "elsewhere", "pid": 1, "since": "", "start": null}'
-    install(FAKE + "Path(folder).with_name('lock.json').write_text({lock!r})\n", lock=lock)
+def test_a_broken_lock_leaves_everything_to_the_other_process(install_mmseqs, out):
+    lock = '{"host": "elsewhere", "pid": 1, "since": ""}'
+    install_mmseqs(FAKE + "Path(folder).with_name('lock.json').write_text({lock!r})\n", lock=lock)
     with pytest.raises(OutputError, match=r"now belongs to process 1 on elsewhere.*took it over"):
         cluster_sources([TINY], out, Clustering())
     (folder,) = out.parent.iterdir()
@@ -207,8 +209,8 @@ def test_invalid_clusterings_are_rejected(out, tmp_path, monkeypatch):
     assert not out.parent.exists()
 
 
-def test_the_table_determines_a_split(install, out):
-    install(FAKE)
+def test_the_table_determines_a_split(install_mmseqs, out):
+    install_mmseqs(FAKE)
     table = cluster_sources([TINY], out, Clustering())
     rule = ClusterSplit(ClusterTable(table), HashSplit(0.2, 0.2))
     records = list(read_records(TINY, Tally()))
@@ -220,9 +222,29 @@ def test_the_table_determines_a_split(install, out):
     ]
 
 
-def test_arguments_never_reach_a_shell(install, tmp_path):
-    calls = install(FAKE)
-    with pytest.raises(InputDataError, match="AssertionError"):
-        run_mmseqs(["version; touch canary", tmp_path / "$(touch canary)"])
-    assert calls.read_text().startswith("version; touch canary\t")
+def test_clusters_are_rows_of_representatives(install_mmseqs):
+    install_mmseqs(CLUSTERING)
+    assert cluster_sequences(["MKTA", "MWWA", "MKTC", "MWWW"]) == [0, 1, 0, 1]
+
+
+def test_arguments_never_reach_a_shell(install_mmseqs, tmp_path):
+    install_mmseqs("#!{python}\nimport sys\nsys.exit(repr(sys.argv[1:]))\n")
+    arguments = ["version; touch canary", tmp_path / "$(touch canary)"]
+    with pytest.raises(InputDataError) as caught:
+        run_mmseqs(arguments)
+    assert repr([*map(str, arguments), "-v", "1"]) in str(caught.value)
     assert not list(tmp_path.rglob("canary"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_mmseqs_and_what_it_starts_end_with_protlm(install_mmseqs, tmp_path, number, assert_gone):
+    install_mmseqs(SLEEPING, folder=tmp_path)
+    process = subprocess.Popen([sys.executable, "-c", SEARCH], stderr=subprocess.DEVNULL)
+    while not (tmp_path / "pid").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    started = int((tmp_path / "pid").read_text())
+    os.kill(started, 0)
+    process.send_signal(number)
+    assert process.wait(60) != 0
+    assert_gone(started)

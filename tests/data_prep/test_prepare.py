@@ -2,6 +2,10 @@
 
 import gzip
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,29 +15,20 @@ from protlm.data.records import ReadOptions, Tally, read_records
 from protlm.data.records.fasta import FastaBlock
 from protlm.data.shards.data_set import open_split, verify
 from protlm.data.shards.manifest import Counts, read_manifest
-from protlm.data.vocabulary import VOCABULARY
 from protlm.data_prep import prepare as preparation
+from protlm.data_prep.encode import Selection
 from protlm.data_prep.prepare import PrepareOptions, prepare
-from protlm.data_prep.select import Selection
+from protlm.data_prep.report import read_rejected, write_rejected
 from protlm.data_prep.split import HashSplit, TableSplit
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.paths import sample_dir, sha256_of
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.paths import sample_dir, sha256_of
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 SAMPLE = sample_dir() / "uniprot_sample.fasta.gz"
 BPT1 = sample_dir() / "bpt1_bovin.fasta"
 TABLE = sample_dir() / "uniprot_sample.splits.tsv.gz"
-ALL_TRAIN = HashSplit(valid_fraction=0, test_fraction=0)
-
-
-@pytest.fixture
-def fasta(tmp_path):
-    def write(content: bytes, name="proteins.fasta") -> Path:
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 @pytest.fixture
@@ -41,25 +36,13 @@ def out(tmp_path) -> Path:
     return tmp_path / "output" / "data"
 
 
-def in_shards(directory: Path) -> dict[str, list[tuple[str, str]]]:
-    found = {}
-    for split in read_manifest(directory).splits:
-        reader = open_split(directory, split)
-        found[split] = [
-            (reader.identifier(i), VOCABULARY.decode(reader[i])) for i in range(len(reader))
-        ]
-    return found
-
-
 def assert_nothing_left(out: Path):
     assert not out.exists()
     assert not out.parent.exists() or list(out.parent.iterdir()) == []
 
 
-def test_every_sequence_of_the_sample_is_in_its_split(out):
-    report = prepare(
-        [SAMPLE], out, split_rule=TableSplit(TABLE), options=PrepareOptions(shard_residues=1)
-    )
+def test_every_sequence_of_the_sample_is_in_its_split(build, out, in_shards):
+    report = build(SAMPLE, out, TableSplit(TABLE), shard_residues=1)
     with gzip.open(TABLE, "rt") as file:
         split_of = dict(line.split("\t")[:2] for line in file)
     expected: dict[str, list[tuple[str, str]]] = {}
@@ -80,14 +63,10 @@ def test_every_sequence_of_the_sample_is_in_its_split(out):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_same_input_gives_the_same_bytes_by_any_number_of_workers(tmp_path, contents):
+def test_the_same_input_gives_the_same_bytes_by_any_number_of_workers(build, tmp_path, contents):
     for workers in (1, 2, 3):
-        prepare(
-            [TINY, BPT1],
-            tmp_path / str(workers),
-            split_rule=HashSplit(0.1, 0.1),
-            options=PrepareOptions(workers=workers, shard_residues=5_000),
-        )
+        out, rule = tmp_path / str(workers), HashSplit(0.1, 0.1)
+        build([TINY, BPT1], out, rule, workers=workers, shard_residues=5_000)
     one = contents(tmp_path / "1")
     assert len([name for name in one if name.startswith("train/")]) > 5
     assert contents(tmp_path / "2") == one
@@ -95,11 +74,10 @@ def test_the_same_input_gives_the_same_bytes_by_any_number_of_workers(tmp_path, 
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_the_size_of_shards_does_not_change_a_split(tmp_path):
+def test_the_size_of_shards_does_not_change_a_split(build, tmp_path, in_shards):
     sizes = (1, 20_000, 10**9)
     for size in sizes:
-        options = PrepareOptions(shard_residues=size)
-        prepare([TINY], tmp_path / str(size), split_rule=HashSplit(0.2, 0), options=options)
+        build(TINY, tmp_path / str(size), HashSplit(0.2, 0), shard_residues=size)
     first, *others = (in_shards(tmp_path / str(size)) for size in sizes)
     assert all(other == first for other in others)
     shards = [read_manifest(tmp_path / str(size)).splits["train"] for size in sizes]
@@ -111,11 +89,10 @@ def test_the_size_of_shards_does_not_change_a_split(tmp_path):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_short_sequences_do_not_accumulate_in_memory(fasta, out, monkeypatch):
+def test_short_sequences_do_not_accumulate_in_memory(build, fasta, out, monkeypatch, in_shards):
     """A shard of peptides has many more names and offsets than a shard of proteins."""
     monkeypatch.setattr("protlm.data_prep.segments._MAX_SEQUENCES", 1_000)
-    source = fasta(b"".join(b">p%d\nMKV\n" % number for number in range(5_000)))
-    prepare([source], out, split_rule=ALL_TRAIN)
+    build(fasta("".join(f">p{number}\nMKV\n" for number in range(5_000))), out)
     shards = read_manifest(out).splits["train"]
     assert len(shards) == 5
     # A block of 4 KiB has some 400.
@@ -124,18 +101,19 @@ def test_short_sequences_do_not_accumulate_in_memory(fasta, out, monkeypatch):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_every_record_is_in_a_shard_or_counted(fasta, out):
+def test_every_record_is_in_a_shard_or_counted(build, fasta, out, in_shards):
     rng = np.random.default_rng(0)
-    kinds = [b"MKVLAW", b"MKVLAW" * 9, b"mkv*", b"", b"M1", b"MK-V", b"MXJ", b"MK*V", b"W" * 200]
-    picked = [kinds[i] + b"KR" * rng.integers(0, 9) for i in rng.integers(0, len(kinds), 4_000)]
-    source = fasta(b"".join(b">p%d\n%b\n" % (i, letters) for i, letters in enumerate(picked)))
-    options = PrepareOptions(
+    kinds = ["MKVLAW", "MKVLAW" * 9, "mkv*", "", "M1", "MK-V", "MXJ", "MK*V", "W" * 200]
+    picked = [kinds[i] + "KR" * rng.integers(0, 9) for i in rng.integers(0, len(kinds), 4_000)]
+    counts = build(
+        fasta("".join(f">p{i}\n{letters}\n" for i, letters in enumerate(picked))),
+        out,
+        HashSplit(0.2, 0.2),
         max_reject_rate=1,
         deduplicate=True,
         shard_residues=1_000,
         selection=Selection(min_length=4, max_length=150),
-    )
-    counts = prepare([source], out, split_rule=HashSplit(0.2, 0.2), options=options).counts
+    ).counts
     names = [name for some in in_shards(out).values() for name, _ in some]
     left_out = sum(counts.rejected.values()) + sum(counts.filtered.values())
     assert len(names) + left_out == counts.records == 4_000
@@ -143,10 +121,10 @@ def test_every_record_is_in_a_shard_or_counted(fasta, out):
     assert min(len(counts.rejected), len(counts.filtered), len(counts.changed)) >= 3
 
 
-def test_every_outcome_is_reported(fasta, out):
-    content = b">a\nMKVLW\n>b\nmkvlw*\n>bad one\nMK-V\n>\nMJV\n>e\n\n>f\nMKV\x00\n"
-    more = b"".join(b">p%d\nMKVLW%b\n" % (i, b"KR" * (i % 7)) for i in range(1_100))
-    prepare([fasta(content), fasta(more + b">g\nM-\n", "more.fasta")], out, split_rule=ALL_TRAIN)
+def test_every_outcome_is_reported(build, fasta, out):
+    one = fasta(b">a\nMKVLW\n>b\nmkvlw*\n>bad one\nMK-V\n>\nMJV\n>e\n\n>f\nMKV\x00\n")
+    more = "".join(f">p{i}\nMKVLW{'KR' * (i % 7)}\n" for i in range(1_100))
+    build([one, fasta(f"{more}>g\nM-\n", "more.fasta")], out)
     report, manifest = json.loads((out / "report.json").read_text()), read_manifest(out)
     assert report["counts"] == {
         "records": 1_107,
@@ -171,87 +149,69 @@ def test_every_outcome_is_reported(fasta, out):
         "gap\tg\tmore.fasta\t2201",
     ]
     assert [source.file for source in manifest.sources] == ["proteins.fasta", "more.fasta"]
-    assert manifest.sources[0].sha256 == sha256_of(fasta(content))
+    assert manifest.sources[0].sha256 == sha256_of(one)
     assert str(out.parent) not in (out / "manifest.json").read_text()
 
 
-def test_too_many_rejects_stop_and_leave_nothing(fasta, out):
-    source = fasta(b">a\nMKV\n" * 49 + b">bad\nMK-V\n")
+def test_too_many_rejects_stop_and_leave_nothing(build, fasta, out, capsys):
+    source = fasta(">a\nMKV\n" * 49 + ">bad\nMK-V\n")
     with pytest.raises(InputDataError, match=r"1 of 50.*1 gap.*--max-reject-rate 0\.02$") as told:
-        prepare([source], out, split_rule=ALL_TRAIN)
+        build(source, out)
     # Nothing is left that would name it otherwise.
     assert f"bad ({source.name}, line 99: gap)" in str(told.value)
     assert_nothing_left(out)
-    prepare([source], out, split_rule=ALL_TRAIN, options=PrepareOptions(max_reject_rate=0.02))
+    # Few records are no reason for a warning.
+    assert "warning" not in capsys.readouterr().err
+    build(source, out, max_reject_rate=0.02)
     assert len(open_split(out, "train")) == 49
 
 
 @pytest.mark.usefixtures("small_blocks")
 def test_too_many_rejects_of_a_large_input_can_be_allowed_without_reading_it_again(
-    fasta, out, monkeypatch, contents
+    build, fasta, out, monkeypatch, contents
 ):
-    source = fasta(b">a\nMKVLW\n" * 5_000 + b">bad\nMK-V\n" * 500)
-    rate = PrepareOptions(shard_residues=1, max_reject_rate=0.2)
+    source = fasta(">a\nMKVLW\n" * 5_000 + ">bad\nMK-V\n" * 500)
     with pytest.raises(InputDataError, match="500 of 5,500"):
-        prepare([source], out, split_rule=ALL_TRAIN, options=PrepareOptions(shard_residues=1))
-    parsed = []
-    records = FastaBlock.records
+        build(source, out, shard_residues=1)
+    parsed, records = [], FastaBlock.records
     monkeypatch.setattr(
         FastaBlock, "records", lambda self, tally: parsed.append(self) or records(self, tally)
     )
-    prepare([source], out, split_rule=ALL_TRAIN, options=rate)
+    build(source, out, shard_residues=1, max_reject_rate=0.2)
     assert 0 < len(parsed) < 4
-    prepare([source], out.with_name("whole"), split_rule=ALL_TRAIN, options=rate)
+    build(source, out.with_name("whole"), shard_residues=1, max_reject_rate=0.2)
     assert contents(out) == contents(out.with_name("whole"))
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.parametrize("shard_residues", [10_000, 10**9])
-def test_a_warning_about_rejects_is_printed_once(fasta, out, monkeypatch, capsys, shard_residues):
-    monkeypatch.setattr("protlm.data_prep.reject_rate._ENOUGH_RECORDS", 1_000)
-    bad = b">gap\nMK-V\n>gap\nMK-V\n>digit\nMK1V\n" * 10
-    early = fasta(b">a\nMKVLW\n" * 970 + bad + b">a\nMKVLW\n" * 9_000)
-    options = PrepareOptions(shard_residues=shard_residues)
-    prepare([early], out, split_rule=ALL_TRAIN, options=options)
+@pytest.mark.parametrize("size", [10_000, 10**9])
+def test_a_warning_about_rejects_is_printed_once(build, fasta, out, monkeypatch, capsys, size):
+    monkeypatch.setattr("protlm.data_prep.report._ENOUGH_RECORDS", 1_000)
+    bad = ">gap\nMK-V\n>gap\nMK-V\n>digit\nMK1V\n" * 10
+    early = fasta(">a\nMKVLW\n" * 970 + bad + ">a\nMKVLW\n" * 9_000)
+    build(early, out, shard_residues=size)
     told = capsys.readouterr().err
     assert told.count("warning") == 1
     assert "30 of the first 1," in told
     assert "(20) for this reason: gap; if more than 1.00%" in told
-    late = fasta(b">a\nMKVLW\n" * 9_970 + bad, "late.fasta")
-    prepare([late], out.with_name("late"), split_rule=ALL_TRAIN, options=options)
+    late = fasta(">a\nMKVLW\n" * 9_970 + bad, "late.fasta")
+    build(late, out.with_name("late"), shard_residues=size)
     assert "warning" not in capsys.readouterr().err
 
 
-def test_no_warning_for_few_records(fasta, out, capsys):
-    with pytest.raises(InputDataError, match="1 of 2 records"):
-        prepare([fasta(b">a\nMKV\n>bad\nMK-V\n")], out, split_rule=ALL_TRAIN)
-    assert "warning" not in capsys.readouterr().err
-
-
-def test_more_than_a_few_nul_bytes_stop_even_when_rejects_are_allowed(fasta, out):
-    source = fasta(b">a\nMKV\n" * 900 + b">bad\nMK\x00V\n")
-    with pytest.raises(InputDataError, match="NUL bytes"):
-        prepare([source], out, split_rule=ALL_TRAIN, options=PrepareOptions(max_reject_rate=0.5))
-    assert_nothing_left(out)
-
-
-def test_records_missing_from_the_table_are_filtered(fasta, out, tmp_path):
-    table = tmp_path / "splits.tsv"
-    table.write_text("accession\tsplit\na\ttrain\nunused\ttest\n")
-    report = prepare([fasta(b">a\nMKV\n>b\nMKL\n")], out, split_rule=TableSplit(table))
+def test_records_missing_from_the_table_are_filtered(build, fasta, out, table, in_shards):
+    source = fasta(">a\nMKV\n>b\nMKL\n")
+    known = TableSplit(table("accession\tsplit\na\ttrain\nunused\ttest\n"))
+    report = build(source, out, known)
     assert in_shards(out) == {"train": [("a", "MKV")]}
     assert report.counts.filtered == {"in no split": 1}
-
-
-def test_a_table_of_other_proteins_is_an_error(fasta, out, tmp_path):
-    table = tmp_path / "splits.tsv"
-    table.write_text("accession\tsplit\nunused\ttest\n")
+    others = TableSplit(table("accession\tsplit\nunused\ttest\n"))
     with pytest.raises(InputDataError, match=r"none of the 2 records is left.*2 in no split"):
-        prepare([fasta(b">a\nMKV\n>b\nMKL\n")], out, split_rule=TableSplit(table))
-    assert_nothing_left(out)
+        build(source, out.with_name("others"), others)
+    assert [path.name for path in out.parent.iterdir()] == ["data"]
 
 
-def test_duplicates_are_indexed_only_on_request(fasta, out, monkeypatch):
+def test_duplicates_are_indexed_only_on_request(build, fasta, out, monkeypatch):
     """The index of TrEMBL's sequences would take 13 GB of disk."""
     built, conclude = {}, preparation._conclude
 
@@ -261,56 +221,34 @@ def test_duplicates_are_indexed_only_on_request(fasta, out, monkeypatch):
         return conclude(work, plan)
 
     monkeypatch.setattr(preparation, "_conclude", conclude_and_look)
-    source = fasta(b">a\nMKV\n>b\nMKL\n>c\nMKV\n")
+    source = fasta(">a\nMKV\n>b\nMKL\n>c\nMKV\n")
     for deduplicate in (False, True):
-        options = PrepareOptions(deduplicate=deduplicate)
-        target = out.with_name(f"data{deduplicate}")
-        prepare([source], target, split_rule=ALL_TRAIN, options=options)
+        build(source, out.with_name(f"data{deduplicate}"), deduplicate=deduplicate)
     assert "digests/first-00000.bin" in built[True]
     assert built[False] == built[True] - {"digests/first-00000.bin"}
 
 
-def test_later_copies_can_be_omitted(fasta, out):
-    one, other = fasta(b">a\nMKV\n>b\nMKL\n>c\nMKV\n"), fasta(b">d\nMKL\n>e\nMKW\n", "other")
-    options = PrepareOptions(deduplicate=True)
-    report = prepare([one, other], out, split_rule=ALL_TRAIN, options=options)
-    assert in_shards(out) == {"train": [("a", "MKV"), ("b", "MKL"), ("e", "MKW")]}
-    assert report.counts.filtered == {"duplicate sequence": 2}
-    assert not report.counts.noted
-
-
 @pytest.mark.usefixtures("small_blocks")
-def test_the_first_copy_is_kept_in_any_split(fasta, out, tmp_path):
-    """Compared with a Python set, over several blocks, segments and splits."""
+def test_the_first_copy_is_kept_in_any_split(build, fasta, out, table, in_shards):
+    """Compared with a Python set, over several sources, blocks, segments and splits."""
     rng = np.random.default_rng(0)
     numbers = rng.integers(0, 700, 3_000)
     pairs = [(f"p{i}", "MKV" + "LA" * (n % 50) + "KRDEW"[n % 5] * n) for i, n in enumerate(numbers)]
-    table = tmp_path / "splits.tsv"
     splits = [("train", "valid", "test")[i] for i in rng.integers(0, 3, len(pairs))]
-    rows = [f"{name}\t{split}" for (name, _), split in zip(pairs, splits, strict=True)]
-    table.write_text("\n".join(["accession\tsplit", *rows]))
+    rows = [(name, split) for (name, _), split in zip(pairs, splits, strict=True)]
     expected, seen = {}, set()
     for (name, sequence), split in zip(pairs, splits, strict=True):
         if sequence not in seen:
             seen.add(sequence)
             expected.setdefault(split, []).append((name, sequence))
-    source = fasta("".join(f">{name}\n{sequence}\n" for name, sequence in pairs).encode())
-    options = PrepareOptions(deduplicate=True, shard_residues=30_000, workers=2)
-    report = prepare([source], out, split_rule=TableSplit(table), options=options)
+    records = [f">{name}\n{sequence}\n" for name, sequence in pairs]
+    sources = [fasta("".join(records[:900]), "one"), fasta("".join(records[900:]), "two")]
+    rule = TableSplit(table([("accession", "split"), *rows]))
+    report = build(sources, out, rule, deduplicate=True, shard_residues=30_000, workers=2)
     assert in_shards(out) == expected
     assert report.counts.filtered == {"duplicate sequence": len(pairs) - len(seen)}
+    assert not report.counts.noted
     assert len(read_manifest(out).splits["train"]) > 3
-
-
-def test_unselected_records_are_filtered(out):
-    options = PrepareOptions(selection=Selection(min_length=100, max_length=500))
-    report = prepare([TINY], out, split_rule=ALL_TRAIN, options=options)
-    lengths = [len(record.sequence) for record in read_records(TINY, Tally())]
-    assert len(open_split(out, "train")) == sum(100 <= n <= 500 for n in lengths)
-    assert report.counts.filtered == {
-        "shorter than 100 residues": sum(n < 100 for n in lengths),
-        "longer than 500 residues": sum(n > 500 for n in lengths),
-    }
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -322,34 +260,27 @@ def test_unselected_records_are_filtered(out):
         (Selection(organisms=("Mus musculus",)), {"other organism": 2}),
     ],
 )
-def test_headers_are_parsed_for_organisms_only_if_needed(fasta, out, selection, filtered, workers):
+def test_headers_are_parsed_for_organisms(build, fasta, out, selection, filtered, workers):
     source = fasta(
-        b">sp|P1|A Actin OS=Homo sapiens OX=9606\nMKV\n"
-        b">sp|P2|B Actin (Fragment) OS=Homo sapiens OX=9606\nMKL\n"
-        b">sp|P3|C Actin OS=Mus musculus OX=10090\nMKI\n"
+        ">sp|P1|A Actin OS=Homo sapiens OX=9606\nMKV\n"
+        ">sp|P2|B Actin (Fragment) OS=Homo sapiens OX=9606\nMKL\n"
+        ">sp|P3|C Actin OS=Mus musculus OX=10090\nMKI\n"
     )
-    options = PrepareOptions(workers=workers, selection=selection)
-    report = prepare([source], out, split_rule=ALL_TRAIN, options=options)
+    report = build(source, out, workers=workers, selection=selection)
     assert report.counts.filtered == filtered
 
 
-def test_folders_are_read_by_name_and_hold_sequences_alone(tmp_path, out):
+def test_folders_are_read_by_name_and_hold_sequences_alone(build, tmp_path, fasta, out, in_shards):
     folder = tmp_path / "release"
     folder.mkdir()
-    for name, protein in (("b.fasta", b">b\nMKL\n"), ("a.fasta", b">a\nMKV\n")):
-        (folder / name).write_bytes(protein)
-    prepare([folder], out, split_rule=ALL_TRAIN)
+    fasta(">b\nMKL\n", "release/b.fasta")
+    fasta(">a\nMKV\n", "release/a.fasta")
+    build(folder, out)
     assert in_shards(out) == {"train": [("a", "MKV"), ("b", "MKL")]}
     (folder / "README").write_text("All of UniProt\n")
     with pytest.raises(InputDataError, match="README, line 1"):
-        prepare([folder], tmp_path / "other", split_rule=ALL_TRAIN)
+        build(folder, tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-@pytest.mark.parametrize("name", [".", "", ".."])
-def test_the_current_folder_is_not_an_output(fasta, name):
-    with pytest.raises(OutputError, match="exists already"):
-        prepare([fasta(b">a\nMKV\n")], Path(name), split_rule=ALL_TRAIN)
 
 
 @pytest.mark.parametrize(
@@ -361,60 +292,96 @@ def test_the_current_folder_is_not_an_output(fasta, name):
         (b"@a\nACGT\n+\nIIII\n", "FASTQ"),
         (TINY.read_bytes()[:-100], "truncated"),
         (b">a\n" + b"ACGT" * 20 + b"\n", "--allow-nucleotides"),
+        (b">a\nMKV\n" * 900 + b">bad\nMK\x00V\n", "NUL bytes"),
     ],
 )
-def test_unusable_input_leaves_nothing(fasta, out, content, message):
-    with pytest.raises(InputDataError, match=message):
-        prepare(
-            [fasta(content)], out, split_rule=ALL_TRAIN, options=PrepareOptions(max_reject_rate=1)
-        )
-    assert_nothing_left(out)
+def test_unusable_input_leaves_nothing(build, fasta, out, content, message):
+    """However many rejected records are allowed; and as the second source, too."""
+    for sources in ([fasta(content)], [TINY, fasta(content)]):
+        if len(sources) == 1 or b">" not in content:
+            with pytest.raises(InputDataError, match=message):
+                build(sources, out, max_reject_rate=1)
+            assert_nothing_left(out)
 
 
-def test_nucleotides_can_be_allowed(fasta, out):
-    source = fasta(b">a\n" + b"ACGT" * 20 + b"\n")
-    options = PrepareOptions(reading=ReadOptions(allow_nucleotides=True))
-    prepare([source], out, split_rule=ALL_TRAIN, options=options)
+def test_nucleotides_can_be_allowed(build, fasta, out, in_shards):
+    reading = ReadOptions(allow_nucleotides=True)
+    build(fasta(">a\n" + "ACGT" * 20 + "\n"), out, reading=reading)
     assert in_shards(out) == {"train": [("a", "ACGT" * 20)]}
 
 
-def test_a_damaged_second_source_leaves_nothing(fasta, out):
-    with pytest.raises(InputDataError, match="second"):
-        prepare([TINY, fasta(b"junk", "second")], out, split_rule=ALL_TRAIN)
-    assert_nothing_left(out)
-
-
-def test_an_invalid_output_is_rejected_before_input_is_read(tmp_path):
+def test_an_invalid_output_is_rejected_before_input_is_read(build, tmp_path):
     missing, file = tmp_path / "none.fasta", tmp_path / "file"
     file.touch()
     for out in (file, tmp_path, file / "data", Path("/proc/data")):
         with pytest.raises(OutputError, match=str(out)):
-            prepare([missing], out, split_rule=ALL_TRAIN)
+            build(missing, out)
+    for name in (".", "", ".."):
+        with pytest.raises(OutputError, match="exists already"):
+            build(missing, Path(name))
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("name", "values"),
     [
-        {"max_reject_rate": 1.5},
-        {"max_reject_rate": float("nan")},
-        {"shard_residues": 0},
-        {"workers": 0},
-        {"workers": 1_000},
+        ("max_reject_rate", (1.5, -0.1, float("nan"))),
+        ("shard_residues", (0,)),
+        ("workers", (0, 257, 1_000)),
     ],
 )
-def test_invalid_settings_are_rejected(wrong):
-    name, value = next(iter(wrong.items()))
-    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}"):
-        PrepareOptions(**wrong)
+def test_invalid_settings_are_rejected(name, values):
+    for value in values:
+        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}"):
+            PrepareOptions(**{name: value})
 
 
-def test_a_source_given_twice_is_rejected(out):
+def test_missing_and_repeated_sources_are_errors(build, out, tmp_path):
     with pytest.raises(UserError, match="given twice"):
-        prepare([TINY, TINY.parent / ".." / "sample" / TINY.name], out, split_rule=ALL_TRAIN)
-
-
-def test_a_missing_source_is_an_error(out, tmp_path):
+        build([TINY, TINY.parent / ".." / "sample" / TINY.name], out)
     with pytest.raises(UserError, match="protlm prepare SOURCE"):
-        prepare([], out, split_rule=ALL_TRAIN)
+        build([], out)
     with pytest.raises(InputDataError, match="no such file"):
-        prepare([tmp_path / "none.fasta"], out, split_rule=ALL_TRAIN)
+        build([tmp_path / "none.fasta"], out)
+
+
+def peak(out: Path, records: int, workers: int) -> int:
+    """The peak of the resident memory of the process that reads and writes, in bytes."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    generate = [sys.executable, PROGRAMS / "write_proteins.py", str(records)]
+    with subprocess.Popen(generate, stdout=subprocess.PIPE) as source:
+        done = subprocess.run(
+            [sys.executable, PROGRAMS / "prepare_standard_input.py", out, str(workers)],
+            stdin=source.stdout,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    assert re.search(rf"read +{records:,}", done.stderr)
+    return int(done.stdout) * 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_memory_does_not_grow_with_the_input(tmp_path, workers):
+    small, large = (peak(tmp_path / f"{n}", n, workers) for n in (100_000, 800_000))
+    assert large < small + (64 << 20)
+    assert large < 250 << 20
+
+
+def test_names_of_any_kind_are_read_back(tmp_path):
+    """File names are arbitrary, and an accession of a flat file may contain a line separator."""
+    listed = {"digit": [("a\tb\x1cc", "x\ny\u2028.fasta", 3), ("\x1d", "\udcff", 4)], "gap": []}
+    write_rejected(tmp_path, listed)
+    assert read_rejected(tmp_path) == {"digit": [("a b c", "x y .fasta", 3), ("", "\\udcff", 4)]}
+
+
+def test_an_empty_split_is_reported(tmp_path, capsys):
+    source = tmp_path / "a.fasta"
+    source.write_text(">a\nMKVLWAALLV\n>b\nMKTAYIAKQR\n")
+    prepare([source], tmp_path / "data", split_rule=HashSplit(0.001, 0))
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+    assert told == (
+        "protlm: warning: split valid is empty: 2 sequences at --valid-fraction 0.001; to have "
+        "one, prepare them again with a larger --valid-fraction"
+    )

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import os
-import sys
 
 import pytest
 
@@ -14,8 +12,8 @@ from protlm.data_prep.families import FamilySplit
 from protlm.data_prep.prepare import PrepareOptions
 from protlm.data_prep.rules import SplitOptions, make_rule
 from protlm.data_prep.split import HashSplit, TableSplit
-from protlm.errors import OutputError, UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import OutputError, UserError
+from protlm.system.paths import sample_dir
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 
@@ -102,14 +100,11 @@ open(result + "_cluster.tsv", "w").write("\\n".join(rows) + "\\n")
 
 @pytest.mark.parametrize("clusters", ["of a table", "of mmseqs"])
 def test_prepare_holds_out_families_and_whole_clusters(
-    protlm_in_process, tmp_path, tables, clusters, monkeypatch
+    protlm_in_process, tmp_path, tables, clusters, install_mmseqs
 ):
     arguments = ["--cluster-table", tables["cluster"]]
     if clusters == "of mmseqs":
-        (tmp_path / "bin").mkdir()
-        (tmp_path / "bin" / "mmseqs").write_text(FAKE.format(python=sys.executable))
-        (tmp_path / "bin" / "mmseqs").chmod(0o755)
-        monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+        install_mmseqs(FAKE)
         arguments = ["--cluster", "--cluster-identity", "0.4"]
     done = protlm_in_process(
         *("prepare", TINY, "--out", "D", "--family-table", tables["family"]),
@@ -150,23 +145,6 @@ def test_an_empty_hold_out_is_an_error_and_leaves_nothing(protlm_in_process, tmp
             "no record belongs to a held-out family" in done.stderr and "family.tsv" in done.stderr
         )
         assert not (tmp_path / "D").exists()
-
-
-@pytest.mark.slow
-def test_a_family_may_be_in_one_of_several_files(protlm_command, tmp_path):
-    """Each job sees one file, so this can be checked only for the merged data set."""
-    (tmp_path / "one.fasta").write_text(">P00001\nMKTAYIAKQRQISFV\n>P00002\nMKTAYIAKQ\n")
-    (tmp_path / "two.fasta").write_text(">P00003\nMKTAYIAWWWQISFV\n")
-    (tmp_path / "families.tsv").write_text("P00001\tPF00001\nP00009\tPF00002\n")
-    arguments = ["prepare", "one.fasta", "two.fasta", "--executor", "local"]
-    families = ["--family-table", "families.tsv", "--ood-families"]
-    done = protlm_command(*arguments, "--out", "D", *families, "PF00001", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert len(open_split(tmp_path / "D", "test_ood_family")) == 1
-    done = protlm_command(*arguments, "--out", "E", *families, "PF00002", cwd=tmp_path)
-    assert done.returncode == 3
-    assert "no record belongs to a held-out family" in done.stderr
-    assert not (tmp_path / "E").exists()
 
 
 def test_leakage_of_a_prepared_set_by_the_command(protlm_in_process, tmp_path):

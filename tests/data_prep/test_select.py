@@ -3,8 +3,8 @@
 import pytest
 
 from protlm.data.records import Record, Tally
-from protlm.data_prep.select import Selection
-from protlm.errors import UserError
+from protlm.data_prep.encode import Selection
+from protlm.system.errors import UserError
 
 
 def record(length=10, **known):

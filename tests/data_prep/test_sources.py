@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protlm.data_prep.sources import find_sources, list_files, refuse_inside
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 
 def test_an_output_among_the_sources_is_rejected(tmp_path):

@@ -4,16 +4,13 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
-from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.downstream.estimators import Estimator, score
-from protlm.downstream.mutations import Substitution, Variant, parse_mutant, parse_sequence
-from protlm.downstream.predictions import Predictor
-from protlm.errors import UserError
+from protlm.data.vocabulary import VOCABULARY
+from protlm.downstream.estimators import Estimator, Predictor, Query, score
+from protlm.downstream.variants import Variant, parse_mutant, parse_sequence
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ModelOutput
-from tests.small_models import small_model
+from protlm.system.errors import UserError
+from tests.small_models import log_p_of, small_model, tokens_of, watched_batches
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 WILD_TYPE = "MKTAYIAKQRXQ"
@@ -33,17 +30,10 @@ class Direct:
         self.model = model
 
     def log_p(self, sequence: str, position: int, residue: str, masked: bool = True) -> float:
-        tokens = [VOCABULARY.cls, *(VOCABULARY[a] for a in sequence), VOCABULARY.eos]
+        tokens = tokens_of(sequence)
         if masked:
             tokens[position + 1] = VOCABULARY.mask
-        return float(self._all(tokens)[position + 1, VOCABULARY[residue]])
-
-    def _all(self, tokens: list[int]) -> torch.Tensor:
-        tokens_1L = torch.tensor([tokens])
-        mask_1L = torch.ones_like(tokens_1L, dtype=torch.bool)
-        with torch.inference_mode():
-            out = self.model.network(tokens_1L, mask_1L, causal=self.model.causal)
-        return out.logits_BLV[0].double().log_softmax(-1)
+        return float(log_p_of(self.model, tokens)[position + 1, VOCABULARY[residue]])
 
     def marginals(
         self, variant: Variant, *, context: Callable[[Variant], str], masked: bool
@@ -58,8 +48,8 @@ class Direct:
         return sum(self.log_p(sequence, i, residue) for i, residue in enumerate(sequence))
 
     def causal(self, sequence: str) -> float:
-        tokens = [VOCABULARY.cls, *(VOCABULARY[a] for a in sequence), VOCABULARY.eos]
-        log_p_LV = self._all(tokens)
+        tokens = tokens_of(sequence)
+        log_p_LV = log_p_of(self.model, tokens)
         return float(sum(log_p_LV[i, token] for i, token in enumerate(tokens[1:])))
 
     def score(self, estimator: Estimator, variant: Variant) -> float:
@@ -98,29 +88,14 @@ def test_scores_are_their_definitions(attention: str, estimator: Estimator) -> N
     assert np.abs(found.values[0]) > 1e-3
 
 
-def test_estimators_differ() -> None:
-    predictor = Predictor(small_model("softmax"))
-    asked = variants(["K2R", "K2R:T3S", "M1A:Q12W:I6V"])
-    values = np.array([score(one, predictor, WILD_TYPE, asked).values for one in MASKED])
-    gaps = np.abs(values[:, None] - values[None]).min(axis=-1)
-    assert (gaps[~np.eye(len(MASKED), dtype=bool)] > 1e-4).all()
-
-
 def test_a_mutant_takes_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if two rows name it, one of them with a residue that stays the same."""
     model = small_model("softmax")
-    rows: list[torch.Tensor] = []
-    forward = model.network.forward
-
-    def watched(tokens_BL: torch.Tensor, *rest: object, **named: object) -> object:
-        rows.extend(tokens_BL)
-        return forward(tokens_BL, *rest, **named)
-
-    monkeypatch.setattr(model.network, "forward", watched)
+    batches = watched_batches(model, monkeypatch)
     asked = variants(["K2R:T3S", "M1A", "T3S:K2R:A4A", "K2R:T3S"])
     values = score(Estimator.mutant_marginals, Predictor(model), WILD_TYPE, asked).values
-    assert len(rows) == 2
-    assert not any((row == VOCABULARY.mask).any() for row in rows)
+    assert sum(map(len, batches)) == 2
+    assert not any((tokens_BL == VOCABULARY.mask).any() for tokens_BL in batches)
     np.testing.assert_allclose(values[[2, 3]], values[0], atol=TOLERANCE, rtol=0)
 
 
@@ -156,60 +131,114 @@ def test_the_perplexity_of_the_wild_type() -> None:
     assert score(Estimator.wt_marginals, predictor, WILD_TYPE, variants()).perplexity is None
 
 
-@pytest.mark.parametrize("estimator", MASKED)
-def test_each_residue_is_read_at_its_own_position(
-    estimator: Estimator, monkeypatch: pytest.MonkeyPatch
+REFUSED = [
+    ("causal", "wt-marginals", False, "type --estimator causal-likelihood"),
+    ("masked", "causal-likelihood", False, "type --estimator masked-marginals"),
+    # Insertions and deletions.
+    ("masked", "masked-marginals", False, "type --estimator pseudo-log-likelihood"),
+    ("masked", "wt-marginals", True, "--per-token divides .* and wt-marginals has none"),
+]
+
+
+@pytest.mark.parametrize(("objective", "estimator", "per_token", "words"), REFUSED)
+def test_what_an_estimator_cannot_score_is_refused(
+    objective: str, estimator: str, per_token: bool, words: str
 ) -> None:
-    """Every substitution in a protein that is predicted with logits of 5 costs 5 nats."""
-    model = small_model("softmax")
-    tokens = [VOCABULARY.cls, *(VOCABULARY[a] for a in WILD_TYPE), VOCABULARY.eos]
-    logits_LV = 5.0 * torch.nn.functional.one_hot(torch.tensor(tokens), len(VOCABULARY))
-
-    def known(tokens_BL: torch.Tensor, mask_BL: object, **named: object) -> ModelOutput:
-        return ModelOutput(logits_LV.expand(len(tokens_BL), -1, -1), {})
-
-    monkeypatch.setattr(model.network, "forward", known)
-    every = [
-        Variant((Substitution(own, position, letter),))
-        for position, own in enumerate(WILD_TYPE)
-        if own in STANDARD
-        for letter in STANDARD
-        if letter != own
-    ]
-    found = score(estimator, Predictor(model), WILD_TYPE, every)
-    np.testing.assert_allclose(found.values, -5, atol=1e-5)
-
-
-def test_long_proteins_are_scored_through_windows() -> None:
-    predictor = Predictor(small_model("softmax", max_length=10))
-    for estimator in MASKED:
-        found = score(estimator, predictor, WILD_TYPE, variants())
-        assert np.isfinite(found.values).all()
-    # Position 1 sees the first ten tokens alone, so the far end of the protein changes nothing.
-    other = WILD_TYPE[:-1] + "W"
-    first = variants(["M1A"])
-    for estimator in MASKED[:3]:
-        values = [score(estimator, predictor, wild, first).values for wild in (WILD_TYPE, other)]
-        np.testing.assert_array_equal(*values)
-
-
-REFUSED = {
-    "a masked estimator of a causal model": ("causal", "wt-marginals", "causal-likelihood"),
-    "a causal estimator of a masked model": ("masked", "causal-likelihood", "masked-marginals"),
-    "indels": ("masked", "masked-marginals", "pseudo-log-likelihood"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_an_estimator_cannot_score_is_refused(case: str) -> None:
-    objective, estimator, instead = REFUSED[case]
     predictor = Predictor(small_model("softmax", objective))
-    asked = [parse_sequence(INDELS[0], WILD_TYPE)]
-    with pytest.raises(UserError, match=f"--estimator {estimator}.*type --estimator {instead}"):
-        score(Estimator(estimator), predictor, WILD_TYPE, asked)
+    asked = variants() if per_token else [parse_sequence(INDELS[0], WILD_TYPE)]
+    with pytest.raises(UserError, match=f"{estimator}.*{words}" if not per_token else words):
+        score(Estimator(estimator), predictor, WILD_TYPE, asked, per_token=per_token)
 
 
-def test_marginals_are_not_divided() -> None:
-    predictor = Predictor(small_model("softmax"))
-    with pytest.raises(UserError, match=r"--per-token divides .* and wt-marginals has none"):
-        score(Estimator.wt_marginals, predictor, WILD_TYPE, variants(), per_token=True)
+SEQUENCES = ["MKTAYIAKQR", "MKTAYIAKQRQISFVK", "MENDELMENDELMENDEL"]
+WINDOW = 12
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 40, 1000])
+def test_batches_keep_the_order_and_the_budget(
+    tokens_per_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model("softmax")
+    batches = watched_batches(model, monkeypatch)
+    queries = [Query(one, i, masked=i % 3 > 0) for one in SEQUENCES for i in range(len(one))]
+    found = list(Predictor(model, tokens_per_batch).log_p(iter(queries)))
+    assert [query for query, _ in found] == queries
+    assert all(len(one) == 1 or one.numel() <= tokens_per_batch for one in batches)
+    assert (len(batches) == 3) == (tokens_per_batch == 1000)
+    monkeypatch.undo()
+    for query, log_p_V in found:
+        tokens = tokens_of(query.sequence)
+        if query.masked:
+            tokens[query.position + 1] = VOCABULARY.mask
+        np.testing.assert_allclose(log_p_V, log_p_of(model, tokens)[query.position + 1], atol=1e-9)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_long_protein_is_read_through_windows(masked: bool) -> None:
+    model = small_model("softmax", max_length=WINDOW)
+    sequence = SEQUENCES[-1]
+    positions = range(len(sequence))
+    predictor = Predictor(model, 40)
+    if masked:
+        found = {q.position: p for q, p in predictor.log_p(Query(sequence, i) for i in positions)}
+    else:
+        (found,) = predictor.unmasked_log_p([(sequence, positions)])
+    for position in positions:
+        tokens = tokens_of(sequence)
+        if masked:
+            tokens[position + 1] = VOCABULARY.mask
+        # Centered where there are six tokens on both sides, else at the end.
+        start = min(max(position + 1 - 6, 0), len(tokens) - WINDOW)
+        expected_LV = log_p_of(model, tokens[start : start + WINDOW])
+        np.testing.assert_allclose(found[position], expected_LV[position + 1 - start], atol=1e-9)
+
+
+def test_a_protein_that_fits_is_read_whole() -> None:
+    model = small_model("softmax", max_length=WINDOW)
+    sequence = SEQUENCES[0]
+    assert len(sequence) + 2 == WINDOW
+    log_p_LV = log_p_of(model, tokens_of(sequence))
+    (found,) = Predictor(model).unmasked_log_p([(sequence, [3, 0])])
+    assert set(found) == {0, 3}
+    np.testing.assert_allclose(found[3], log_p_LV[4], atol=1e-9)
+    np.testing.assert_allclose(found[0], log_p_LV[1], atol=1e-9)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 40, 1000])
+def test_unmasked_sequences_of_a_length_share_a_batch(
+    tokens_per_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model("softmax")
+    sequences = [*SEQUENCES, SEQUENCES[-1][::-1]]
+    expected = [log_p_of(model, tokens_of(sequence))[1:-1] for sequence in sequences]
+    batches = watched_batches(model, monkeypatch)
+    asked = ((sequence, [5, 0, len(sequence) - 1]) for sequence in sequences)
+    found = list(Predictor(model, tokens_per_batch).unmasked_log_p(asked))
+    assert all(len(one) == 1 or one.numel() <= tokens_per_batch for one in batches)
+    assert sum(map(len, batches)) == 4
+    assert (len(batches) == 3) == (tokens_per_batch >= 40)
+    for sequence, log_p, expected_LV in zip(sequences, found, expected, strict=True):
+        assert list(log_p) == [5, 0, len(sequence) - 1]
+        for position, log_p_V in log_p.items():
+            np.testing.assert_allclose(log_p_V, expected_LV[position], atol=1e-9)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "performer_relu"])
+@pytest.mark.parametrize("tokens_per_batch", [1, 40, 1000])
+def test_causal_probabilities_do_not_depend_on_the_batch(
+    attention: str, tokens_per_batch: int
+) -> None:
+    model = small_model(attention, "causal")
+    found = list(Predictor(model, tokens_per_batch).causal_log_p(iter(SEQUENCES)))
+    assert len(found) == len(SEQUENCES)
+    for sequence, log_p_L in zip(SEQUENCES, found, strict=True):
+        tokens = tokens_of(sequence)
+        expected_LV = log_p_of(model, tokens)
+        expected = [expected_LV[i, token] for i, token in enumerate(tokens[1:])]
+        np.testing.assert_allclose(log_p_L, expected, atol=1e-9)
+
+
+def test_a_causal_model_reads_no_windows() -> None:
+    predictor = Predictor(small_model("softmax", "causal", max_length=WINDOW))
+    with pytest.raises(UserError, match="16 residues is longer than the 10"):
+        list(predictor.causal_log_p(SEQUENCES[:2]))

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.commands.label_inputs import LabelOptions, targets_from
 from protlm.data.tables import MISSING
+from protlm.downstream.examples import LabelOptions, targets_from
 from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
 from protlm.downstream.splits import cluster_names, held_out, leakage, missing, split_of
 from protlm.downstream.tasks import Task, guess_task, missing_in_test, targets_of
-from protlm.errors import InputDataError, UserError
-from tests.analysis.test_relatives import random_sequences
+from protlm.system.errors import InputDataError, UserError
+from tests.data.test_relatives import random_sequences
 
 
 @pytest.fixture
@@ -53,18 +53,13 @@ def test_fasta_of_proteins(read) -> None:
         Example("B", "MKTC", "golgi", "valid"),
         Example("C", "MKTD", "golgi", "test"),
     ]
-
-
-def test_targets_may_have_spaces(read) -> None:
     text = (
         ">A TARGET=cell membrane SET=train OS=Homo sapiens\nMKTA\n"
         ">B SET=test extra TARGET=cell wall \nMKTC\n>C TARGET= SET=test\nMKTD\n"
     )
     found = read(text, "x.fasta")
-    assert [(one.label, one.split) for one in found.examples] == [
-        ("cell membrane", "train"),
-        ("cell wall", "test"),
-    ]
+    labels = [("cell membrane", "train"), ("cell wall", "test")]
+    assert [(one.label, one.split) for one in found.examples] == labels
     assert found.left_out == {"without a label": 1}
 
 
@@ -103,28 +98,30 @@ def test_tables_with_accessions_find_their_sequences(read, tmp_path: Path) -> No
     assert found.examples[0].sequence == "MKTA"
 
 
-def test_options_of_tables_are_refused_for_fasta_files(read) -> None:
-    text = ">A TARGET=HHEE\nMKTA\n"
+MISTAKES = [
+    ("identifier\tlabel\nA\t1\n", "has no sequence; add a column sequence, or --sequences"),
+    ("identifier\tsequence\nA\tMK\n", "not label; choose the column of the labels: --label"),
+    ("name\tlabel\nA\tMK\n", "add a column identifier or sequence"),
+    ("id\tsequence\tlabel\nA\tMK\t1\nA\tMK\t2\n", "line 3: A is repeated"),
+    ("id\tsequence\tlabel\tsplit\nA\tMK\t1\tfold3\n", "line 2: the split 'fold3' is not one"),
+    ("sequence\ttarget\tset\tvalidation\nMK\t1\ttrain\tyes\n", "validation 'yes' is not one"),
+    ("id\tsequence\tlabel\nA\tMK\t\n", "has no labels"),
+    (">p|TARGET=a|SET=train\nMKTA\n", r"\(1 without a label\); give a row, or .* TARGET= after"),
+    (">P1 Cell.membrane-M\nMKTA\n", "headers lack TARGET= and SET="),
+    (">P1 SET=train\nHHEE\n", "if the letters are labels of residues, type --seq"),
+    (">P1 TARGET=HHE SET=train MASK=011\nMKT\n", "line 1: the header has MASK=; masks"),
+    (">P1 INTERACTOR=P2 TARGET=0 SET=train\nMKT\n", "INTERACTOR=; pairs are not read"),
+]
+
+
+@pytest.mark.parametrize(("text", "words"), MISTAKES)
+def test_mistakes_in_files(read, text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read(text, "x.fasta" if text.startswith(">") else "labels.tsv")
+    # Options of tables are not for FASTA files.
     for options in ({"column": "place"}, {"per_residue": True}):
         with pytest.raises(UserError, match="leave --label and --per-residue out"):
-            read(text, "x.fasta", **options)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("identifier\tlabel\nA\t1\n", "has no sequence; add a column sequence, or --sequences"),
-        ("identifier\tsequence\nA\tMK\n", "not label; choose the column of the labels: --label"),
-        ("name\tlabel\nA\tMK\n", "add a column identifier or sequence"),
-        ("id\tsequence\tlabel\nA\tMK\t1\nA\tMK\t2\n", "line 3: A is repeated"),
-        ("id\tsequence\tlabel\tsplit\nA\tMK\t1\tfold3\n", "line 2: the split 'fold3' is not one"),
-        ("sequence\ttarget\tset\tvalidation\nMK\t1\ttrain\tyes\n", "validation 'yes' is not one"),
-        ("id\tsequence\tlabel\nA\tMK\t\n", "has no labels"),
-    ],
-)
-def test_mistakes_in_tables(read, text: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        read(text)
+            read(">A TARGET=HHEE\nMKTA\n", "x.fasta", **options)
 
 
 def test_tasks_are_guessed() -> None:
@@ -329,25 +326,6 @@ def test_sequences_are_read_as_in_fasta_files(take, capsys, read, tmp_path: Path
         read(f"{labels}C\t1\n", sequences=tmp_path / "x.fasta")
 
 
-HEADERS = {
-    "no blank": (
-        ">p|TARGET=a|SET=train\nMKTA\n",
-        r"\(1 without a label\); give a row, or .* TARGET= after",
-    ),
-    "no attributes": (">P1 Cell.membrane-M\nMKTA\n", "headers lack TARGET= and SET="),
-    "no sequences": (">P1 SET=train\nHHEE\n", "if the letters are labels of residues, type --seq"),
-    "a mask": (">P1 TARGET=HHE SET=train MASK=011\nMKT\n", "line 1: the header has MASK=; masks"),
-    "a pair": (">P1 INTERACTOR=P2 TARGET=0 SET=train\nMKT\n", "INTERACTOR=; pairs are not read"),
-}
-
-
-@pytest.mark.parametrize("case", HEADERS)
-def test_headers_that_protlm_does_not_apply_are_refused(read, case: str) -> None:
-    text, words = HEADERS[case]
-    with pytest.raises(UserError, match=words):
-        read(text, "x.fasta")
-
-
 @pytest.mark.parametrize("mask", ["mask.fasta", "mask.fasta.gz"])
 def test_masks_are_not_passed_over(read, tmp_path, mask: str) -> None:
     (tmp_path / mask).write_bytes(b"")
@@ -393,7 +371,7 @@ def test_classes_that_are_not_tested_are_named() -> None:
     assert missing_in_test(one, rows) is None
     found = missing_in_test(one, rows[:2])
     assert found is not None and "lack 1 of 3 classes (c), which the metrics do not" in found
-    assert "lack 2 of 3 classes (b, c), so the metrics mean nothing" in (
+    assert "lack 2 of 3 classes (b, c), so there is nothing to tell apart" in (
         missing_in_test(one, rows[3:]) or ""
     )
     several = targets_of(["a;b", "b", "a", "b"], Task.several_classes)
@@ -432,19 +410,12 @@ def test_tables_are_searched_by_accession() -> None:
         assert cluster_names(examples, table) == ["c", "c"]
         assert missing(examples, table) == 0
     assert missing(examples, {"P1": "c"}) == 1
+    # Of equal sequences one with a cluster decides, also if the copy without one comes first.
+    three = [Example("A", "MKTA", "1"), Example("B", "MKTA", "1"), Example("C", "MKTC", "1")]
+    assert cluster_names(three, {"B": "c", "C": "c"}) == ["c", "c", "c"]
+    assert cluster_names(three, {"C": "c"}) == ["only A", "only A", "c"]
     with pytest.raises(InputDataError, match=r"none of the 2 proteins.*identifiers like P1"):
         split_of(examples, {"Q1": "c"}, seed=0)
-
-
-def test_of_equal_sequences_one_with_a_cluster_decides() -> None:
-    """Also if the copy without a cluster comes first."""
-    examples = [Example("A", "MKTA", "1"), Example("B", "MKTA", "1"), Example("C", "MKTC", "1")]
-    assert cluster_names(examples, {"B": "c", "C": "c"}) == ["c", "c", "c"]
-    assert cluster_names(examples, {"C": "c"}) == ["only A", "only A", "c"]
-
-
-def test_without_splits_and_clusters_nothing_is_split() -> None:
-    examples = [Example("A", "MKTA", "1"), Example("B", "MKTC", "2")]
     with pytest.raises(InputDataError, match=r"neither splits nor clusters.*--cluster"):
         split_of(examples, None, seed=0)
     with pytest.raises(InputDataError, match="no protein is in the split test"):

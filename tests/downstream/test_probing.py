@@ -9,8 +9,6 @@ from scipy.sparse import csr_matrix
 
 import protlm
 from protlm.analysis.structures import read_structure
-from protlm.downstream.features import embeddings, residue_baselines
-from protlm.downstream.label_metrics import METRICS, label_scores
 from protlm.downstream.linear import (
     PENALTIES,
     constant,
@@ -19,13 +17,14 @@ from protlm.downstream.linear import (
     probabilities,
     trainable,
 )
-from protlm.downstream.probe_files import Probe, read_probe, write_probe
-from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, over_best_baseline, probe
-from protlm.downstream.residue_states import state_labels, state_targets
+from protlm.downstream.metrics import LABEL_METRICS, label_scores
+from protlm.downstream.probe_results import Probe, read_probe, scores_of, write_probe
+from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, probe, residue_baselines
 from protlm.downstream.splits import Split
-from protlm.downstream.tasks import Targets, Task
-from protlm.errors import InputDataError, UserError
-from protlm.paths import sample_dir
+from protlm.downstream.tasks import Targets, Task, state_labels, state_targets
+from protlm.model.embedding import embeddings
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
 
 LETTERS = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
 
@@ -204,11 +203,11 @@ def test_planted_labels_are_found(numbers, split: Split, tiny_run: Path) -> None
     assert set(found[MODEL].by_layer) == set(range(model.num_layers + 1))
     assert found["composition"].scores.values["accuracy"] > 0.9
     assert found[CONSTANT].scores.values["MCC"] == 0
-    compared = over_best_baseline(found, Task.one_class)
+    over = scores_of(found, Task.one_class)["over_best_baseline"]
     values = {name: one.scores.values["accuracy"] for name, one in found.items()}
-    assert compared.baseline != MODEL and compared.metric == "accuracy"
-    assert compared.value == values[MODEL] - max(values[name] for name in values if name != MODEL)
-    assert compared.low <= compared.value <= compared.high
+    assert over["baseline"] != MODEL and over["metric"] == "accuracy"
+    assert over["value"] == values[MODEL] - max(values[name] for name in values if name != MODEL)
+    assert over["low"] <= over["value"] <= over["high"]
     low, high = found[CONSTANT].scores.interval("accuracy")
     assert 0.2 < low < high < 0.9
 
@@ -295,7 +294,7 @@ def test_residue_labels_are_found(numbers, tiny_run: Path) -> None:
     found = probe(protlm.load(tiny_run), sequences, targets, split, ProbeOptions(layers=(0, 1)))
     assert found[MODEL].scores.values["accuracy"] > 0.99
     assert found["residue"].scores.values["accuracy"] > 0.99
-    assert set(found[MODEL].scores.values) == set(METRICS[Task.residue_classes])
+    assert set(found[MODEL].scores.values) == set(LABEL_METRICS[Task.residue_classes])
 
 
 def test_unresolved_residues_have_no_state() -> None:

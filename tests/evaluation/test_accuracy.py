@@ -4,24 +4,25 @@ import csv
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import protlm
-from protlm.analysis.sequence_sums import SequenceSums, by_group, intervals, most_frequent
-from protlm.checkpoints.metrics import read_metrics
+from protlm.analysis.sequence_sums import SequenceSums, by_group, intervals
+from protlm.checkpoints.validations import read_metrics
 from protlm.data.batching.buckets import SequenceRow
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.masking import IGNORE, corrupt
-from protlm.data.shards.data_set import open_split
+from protlm.data.shards.data_set import SplitReader, open_split
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation import accuracy
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
 from tests.rounding import error_bound
 
 
@@ -30,62 +31,73 @@ def model(tiny_run: Path) -> PretrainedModel:
     return protlm.load(tiny_run)
 
 
-def num_residues(directory: Path) -> int:
-    """Residues of the test split, which the model reads whole although it was trained on less."""
-    split = open_split(directory, "test")
+@pytest.fixture(scope="module")
+def split(tiny_data: Path) -> SplitReader:
+    """The test split, which the model reads whole although it was trained on less."""
+    return open_split(tiny_data, "test")
+
+
+@pytest.fixture(scope="module")
+def total(split: SplitReader) -> int:
+    """Its residues."""
     return int(split.lengths_of(np.arange(len(split))).sum())
 
 
-def data(directory: Path, tokens_per_batch: int = 2048) -> EvaluationData:
-    return EvaluationData(
-        open_split(directory, "test"), open_split(directory, "train"), tokens_per_batch
-    )
+Judge = Callable[..., dict[str, Any]]
 
 
-@pytest.mark.parametrize("objective", ["masked", "causal"])
-def test_figures_do_not_move_with_the_batch(
-    objective: str, model: PretrainedModel, tiny_data: Path
-) -> None:
-    small, large = (
-        Accuracy(objective=objective).run(model, data(tiny_data, size)) for size in (1, 20_000)
-    )
-    assert small["targets"] == large["targets"]
-    assert small["empirical"] == pytest.approx(large["empirical"])
-    assert small["model"]["perplexity"] == pytest.approx(large["model"]["perplexity"], rel=1e-5)
+@pytest.fixture
+def judge(model: PretrainedModel, split: SplitReader, tiny_data: Path) -> Judge:
+    """Evaluates the model on the test split, or on another one."""
+    train = open_split(tiny_data, "train")
+
+    def run(
+        objective: str = "masked", *, size: int = 2048, on: SplitReader = split, **settings: Any
+    ) -> dict[str, Any]:
+        data = EvaluationData(on, train, size)
+        return Accuracy(objective=objective, **settings).run(model, data)
+
+    return run
 
 
-def test_causal_counts_every_residue_once(model: PretrainedModel, tiny_data: Path) -> None:
-    found = Accuracy(objective="causal").run(model, data(tiny_data))
-    assert found["targets"] == num_residues(tiny_data)
-
-
-@pytest.mark.parametrize("objective", ["masked", "causal"])
-def test_joined_rows_count_every_residue_once_and_for_its_sequence(
-    objective: str, model: PretrainedModel, tiny_data: Path, tmp_path: Path
-) -> None:
-    table = tmp_path / "sums.tsv"
-    settings = {"max_length": 100, "concatenated": True, "per_sequence": str(table)}
-    # Masked, every residue is a target.
-    evaluation = Accuracy(objective=objective, mask_fraction=1.0, **settings)
-    found = evaluation.run(model, data(tiny_data))
-    assert found["targets"] == num_residues(tiny_data)
-    assert found["cropped"] == {"sequences": 0, "residues": 0}
-    split = open_split(tiny_data, "test")
+def sums_of(table: Path, column: str) -> list[float]:
+    """A column of the table of sums of each sequence."""
     with table.with_name("sums.split.tsv").open() as file:
-        rows = list(csv.DictReader(file, delimiter="\t"))
-    assert [float(row["targets"]) for row in rows] == [len(split[i]) for i in range(len(split))]
+        return [float(row[column]) for row in csv.DictReader(file, delimiter="\t")]
+
+
+@pytest.mark.parametrize(
+    ("objective", "settings"),
+    [("masked", {}), ("causal", {}), ("masked", {"concatenated": True, "max_length": 300})],
+)
+def test_figures_do_not_move_with_the_batch(
+    objective: str, settings: dict[str, Any], judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accuracy, "_JOINED", 5)
+    monkeypatch.setattr("protlm.data.batching.plan._WINDOW", 3)
+    monkeypatch.setattr("protlm.data.batching.plan._WINDOW_FOR", 1000)
+    small, large = (judge(objective, size=size, **settings) for size in (300, 20_000))
+    assert small["targets"] == large["targets"]
+    assert small["empirical"] == pytest.approx(large["empirical"], rel=1e-12)
+    assert small["model"]["perplexity"] == pytest.approx(large["model"]["perplexity"], rel=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_joined_rows_are_predicted_from_all_of_the_row(
-    objective: str, model: PretrainedModel, tiny_data: Path, tmp_path: Path
+    objective: str,
+    judge: Judge,
+    model: PretrainedModel,
+    split: SplitReader,
+    total: int,
+    tmp_path: Path,
 ) -> None:
-    table = tmp_path / "sums.tsv"
-    length = 300
+    table, length = tmp_path / "sums.tsv", 300
     settings = {"max_length": length, "concatenated": True, "per_sequence": str(table)}
     # Masked, every residue is a target, and only the special tokens are left to read.
-    Accuracy(objective=objective, mask_fraction=1.0, **settings).run(model, data(tiny_data))
-    split = open_split(tiny_data, "test")
+    found = judge(objective, mask_fraction=1.0, **settings)
+    assert found["targets"] == total
+    assert found["cropped"] == {"sequences": 0, "residues": 0}
+    assert sums_of(table, "targets") == [len(split[i]) for i in range(len(split))]
     stream, owner = [], []
     order = SampleOrder([len(split)], seed=0).draw(0, np.arange(len(split))).samples
     assert order.tolist() != sorted(order)
@@ -106,59 +118,25 @@ def test_joined_rows_are_predicted_from_all_of_the_row(
         for place, loss in enumerate(losses.tolist()):
             if stream[start + place] != VOCABULARY.eos:
                 nats[owner[start + place]] += loss
-    with table.with_name("sums.split.tsv").open() as file:
-        found = [float(row["nats"]) for row in csv.DictReader(file, delimiter="\t")]
-    assert found == pytest.approx(nats, rel=1e-4)
+    assert sums_of(table, "nats") == pytest.approx(nats, rel=1e-4)
 
 
-def test_joined_rows_have_the_baselines_of_whole_proteins(
-    model: PretrainedModel, tiny_data: Path
-) -> None:
+def test_joined_rows_have_the_baselines_of_whole_proteins(judge: Judge, total: int) -> None:
     """Both are fitted to whole proteins, and neither reads across the ends of sequences."""
-    single = Accuracy(objective="causal").run(model, data(tiny_data))
-    total = num_residues(tiny_data)
+    single = judge("causal")
     for length in (100, 2 * total):
-        joined = Accuracy(objective="causal", concatenated=True, max_length=length)
-        found = joined.run(model, data(tiny_data, 2 * total))
+        found = judge("causal", size=2 * total, concatenated=True, max_length=length)
         assert found["empirical"] == pytest.approx(single["empirical"], rel=1e-12)
         same = found["three_mers"] == pytest.approx(single["three_mers"], rel=1e-12)
         # A row that begins within a protein hides the residues before it.
         assert same == (length > total)
 
 
-def test_joined_rows_do_not_move_with_the_batch(
-    model: PretrainedModel, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(accuracy, "_JOINED", 5)
-    monkeypatch.setattr("protlm.data.batching.plan._WINDOW", 3)
-    monkeypatch.setattr("protlm.data.batching.plan._WINDOW_FOR", 1000)
-    joined = Accuracy(objective="masked", concatenated=True, max_length=300)
-    small, large = (joined.run(model, data(tiny_data, size)) for size in (300, 3000))
-    assert small["targets"] == large["targets"]
-    assert small["empirical"] == pytest.approx(large["empirical"], rel=1e-12)
-
-
-def test_joined_rows_need_a_length() -> None:
-    with pytest.raises(UserError, match="type max_length=TOKENS too"):
-        Accuracy(objective="masked", concatenated=True)
-
-
-def test_joined_rows_are_not_shortened(
-    model: PretrainedModel, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other rows would have other masks, and could not be compared with those of another model."""
-    monkeypatch.setattr(type(model), "max_length", 64)
-    joined = Accuracy(objective="masked", concatenated=True, max_length=100)
-    with pytest.raises(UserError, match=r"max_length=100 is more than .*; type max_length=64"):
-        joined.run(model, data(tiny_data))
-
-
 def test_causal_perplexity_is_that_of_one_sequence_at_a_time(
-    model: PretrainedModel, tiny_data: Path
+    judge: Judge, model: PretrainedModel, split: SplitReader
 ) -> None:
-    found = Accuracy(objective="causal").run(model, data(tiny_data))
+    found = judge("causal")
     nats, correct, count = 0.0, 0, 0
-    split = open_split(tiny_data, "test")
     for index in range(len(split)):
         residues = torch.from_numpy(split[index].astype(np.int64))
         tokens_BL = torch.cat([torch.tensor([0]), residues])[None]
@@ -168,6 +146,7 @@ def test_causal_perplexity_is_that_of_one_sequence_at_a_time(
         nats -= log_p.gather(1, residues[:, None]).sum().item()
         correct += int((logits.argmax(-1) == residues).sum())
         count += len(residues)
+    assert found["targets"] == count
     assert found["model"]["perplexity"] == pytest.approx(math.exp(nats / count), rel=1e-4)
     assert found["model"]["accuracy"] == pytest.approx(correct / count, abs=2 / count)
 
@@ -189,27 +168,20 @@ def test_the_validation_of_a_causal_run_gives_the_same_figures(
     assert row["valid_end_loss"] > 0
 
 
-def test_about_the_fraction_is_masked(model: PretrainedModel, tiny_data: Path) -> None:
-    total = num_residues(tiny_data)
+def test_about_the_fraction_is_masked_by_the_seed(judge: Judge, total: int) -> None:
     for fraction in (0.15, 0.5):
-        found = Accuracy(objective="masked", mask_fraction=fraction).run(model, data(tiny_data))
+        found = judge(mask_fraction=fraction)
         sigma = math.sqrt(total * fraction * (1 - fraction))
         assert abs(found["targets"] - fraction * total) < 4 * sigma
+    assert judge(seed=0)["model"] != judge(seed=1)["model"]
 
 
-def test_another_seed_masks_other_residues(model: PretrainedModel, tiny_data: Path) -> None:
-    first, second = (
-        Accuracy(objective="masked", seed=seed).run(model, data(tiny_data)) for seed in (0, 1)
-    )
-    assert first["model"] != second["model"]
-
-
-@pytest.mark.parametrize("split, is_train", [("train", True), ("test", False)])
+@pytest.mark.parametrize("name, is_train", [("train", True), ("test", False)])
 def test_the_training_split_is_not_masked_as_in_the_first_epoch(
-    split: str, is_train: bool, tiny_data: Path
+    name: str, is_train: bool, tiny_data: Path
 ) -> None:
     """Other splits have the masks of earlier versions, which figures in model cards are of."""
-    readers = open_split(tiny_data, split), open_split(tiny_data, "train")
+    readers = open_split(tiny_data, name), open_split(tiny_data, "train")
     evaluated = Accuracy(objective="masked", seed=4)
     batch = next(iter(evaluated._batches(EvaluationData(*readers, 2048), None)))
     common = total = 0
@@ -223,52 +195,37 @@ def test_the_training_split_is_not_masked_as_in_the_first_epoch(
     assert not is_train or common < 0.15 * total + 5 * math.sqrt(0.15 * 0.85 * total)
 
 
-def test_the_uniform_baseline_is_twenty(model: PretrainedModel, tiny_data: Path) -> None:
-    found = Accuracy(objective="masked").run(model, data(tiny_data))
+def test_the_baseline_of_a_large_split_is_that_of_a_sample(
+    judge: Judge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = judge()
     assert found["uniform"]["perplexity"] == pytest.approx(20)
     assert found["uniform"]["accuracy"] == pytest.approx(0.05)
-    assert 16 < found["empirical"]["perplexity"] < 20
-
-
-def test_the_baseline_of_a_large_split_is_that_of_a_sample(
-    model: PretrainedModel, tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    evaluation = Accuracy(objective="masked")
-    whole = evaluation.run(model, data(tiny_data))["empirical"]["perplexity"]
+    whole = found["empirical"]["perplexity"]
+    assert 16 < whole < 20
     monkeypatch.setattr(accuracy, "_MOST_COUNTED", 60)
-    some = evaluation.run(model, data(tiny_data))["empirical"]["perplexity"]
+    some = judge()["empirical"]["perplexity"]
     assert some != whole
     assert some == pytest.approx(whole, rel=0.01)
 
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_the_3_mer_baseline_is_between_frequencies_and_certainty(
-    objective: str, model: PretrainedModel, tiny_data: Path
+    objective: str, judge: Judge, tiny_data: Path
 ) -> None:
     # Judged on the sequences that were counted, neighbors must help.
-    train = open_split(tiny_data, "train")
-    found = Accuracy(objective=objective).run(model, EvaluationData(train, train, 2048))
+    found = judge(objective, on=open_split(tiny_data, "train"))
     assert 1 < found["three_mers"]["perplexity"] < found["empirical"]["perplexity"]
     assert found["empirical"]["accuracy"] < found["three_mers"]["accuracy"] < 1
 
 
-def test_an_unknown_objective_is_refused() -> None:
-    with pytest.raises(UserError, match="causal, masked"):
-        Accuracy(objective="span")
-
-
-def test_groups_are_figures_of_their_own(
-    model: PretrainedModel, tiny_data: Path, tmp_path: Path
-) -> None:
-    split = open_split(tiny_data, "test")
+def test_groups_are_figures_of_their_own(judge: Judge, split: SplitReader, tmp_path: Path) -> None:
     names = [split.identifier(number) for number in range(len(split))]
     lines = [f"{name}\t{'PF1' if number % 3 else 'PF2'}" for number, name in enumerate(names[:-1])]
     lines[1] += ",PF3"
     (tmp_path / "t.tsv").write_text("\n".join(["accession\tpfam_family", *lines, ""]))
     asked = {"groups": str(tmp_path / "t.tsv"), "per_sequence": str(tmp_path / "sums.tsv")}
-    evaluation = Accuracy(objective="masked", **asked)
-    found = evaluation.run(model, data(tiny_data))
-    alone = Accuracy(objective="masked").run(model, data(tiny_data))
+    evaluation, found, alone = Accuracy(objective="masked"), judge(**asked), judge()
     assert found["model"] == alone["model"]
     # A table that covers almost nothing is seen.
     assert found["without_group"] == 1
@@ -297,32 +254,6 @@ def test_groups_are_figures_of_their_own(
     assert widths[0] > 0 and widths[1] > 0
 
 
-def test_the_interval_holds_the_figure_and_narrows_with_the_number() -> None:
-    generator = np.random.default_rng(0)
-
-    def sums(number: int) -> SequenceSums:
-        targets = np.full(number, 50.0)
-        nats = 50 * generator.normal(2.5, 0.4, size=number)
-        return SequenceSums(targets, *(nats, 0.1 * targets) * 3)
-
-    widths = []
-    for number in (100, 10_000):
-        some = sums(number)
-        low, high = intervals(some, [str(n) for n in range(number)], seed=0)["perplexity"]
-        assert low < some.figures()["perplexity"] < high
-        # The standard error of the mean is 0.4 / √n; an interval has 2 × 1.96 of them.
-        assert math.log(high / low) == pytest.approx(3.92 * 0.4 / math.sqrt(number), rel=0.2)
-        widths.append(high - low)
-    assert widths[0] / widths[1] == pytest.approx(10, rel=0.3)
-
-
-def test_a_protein_of_several_families_belongs_to_the_most_frequent() -> None:
-    groups = ["Pkinase", "RRM_1", "fn3,Pkinase", "RRM_1, Pkinase,", "P12345"]
-    assert most_frequent(groups) == ["Pkinase", "RRM_1", "Pkinase", "Pkinase", "P12345"]
-    # A domain that is repeated in a protein counts once: fn3 is in one, Pkinase in two.
-    assert most_frequent(["fn3,fn3,fn3,Pkinase", "Pkinase"]) == ["Pkinase", "Pkinase"]
-
-
 def test_groups_of_five_count_in_the_mean_over_groups() -> None:
     targets = np.full(9, 50.0)
     sums = SequenceSums(targets, *(np.linspace(100, 120, 9), 0.1 * targets) * 3)
@@ -334,9 +265,23 @@ def test_groups_of_five_count_in_the_mean_over_groups() -> None:
     assert "macro" not in by_group(sums, [str(number) for number in range(9)])
 
 
-def test_groups_without_a_sequence_are_refused(
-    model: PretrainedModel, tiny_data: Path, tmp_path: Path
+def test_an_interval_is_that_of_the_standard_error() -> None:
+    targets = np.full(10_000, 50.0)
+    nats = 50 * np.random.default_rng(0).normal(2.5, 0.4, size=len(targets))
+    some = SequenceSums(targets, *(nats, 0.1 * targets) * 3)
+    low, high = intervals(some, [str(n) for n in range(len(targets))], seed=0)["perplexity"]
+    assert low < some.figures()["perplexity"] < high
+    # The standard error of the mean is 0.4 / √n; an interval has 2 × 1.96 of them.
+    assert math.log(high / low) == pytest.approx(3.92 * 0.4 / math.sqrt(len(targets)), rel=0.2)
+
+
+def test_what_cannot_be_compared_is_refused(
+    judge: Judge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "t.tsv").write_text("accession\tpfam_family\nX\tPF1\n")
     with pytest.raises(InputDataError, match="no pfam_family for any sequence"):
-        Accuracy(objective="masked", groups=str(tmp_path / "t.tsv")).run(model, data(tiny_data))
+        judge(groups=str(tmp_path / "t.tsv"))
+    # Shorter rows would have other masks than those of another model.
+    monkeypatch.setattr(PretrainedModel, "max_length", 64)
+    with pytest.raises(UserError, match=r"max_length=100 is more than .*; type max_length=64"):
+        judge(concatenated=True, max_length=100)

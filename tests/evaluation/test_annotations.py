@@ -1,6 +1,8 @@
 """Attention to amino acids and annotations, against direct sums and constructed answers."""
 
+import gzip
 import json
+from collections import Counter
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -8,24 +10,24 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.analysis import attention_properties
-from protlm.analysis.attention_properties import (
-    pooled,
+from protlm.analysis import head_survey
+from protlm.analysis.head_survey import (
     property_sums,
     sign_flip_p_values,
+    summed,
 )
+from protlm.analysis.uniprot_features import BOND, SITES, read_annotated
 from protlm.data.records.swissprot import WRONG_LENGTH
 from protlm.data.vocabulary import STANDARD
-from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.annotations import NAMES
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.similarity import blosum62, correlation_with_blosum
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
-from tests.analysis.test_relatives import random_sequences
-from tests.analysis.test_uniprot_features import entry
+from protlm.system.errors import InputDataError
+from tests.data.test_relatives import random_sequences
+from tests.small_models import structure_folder
 
 SEQUENCE = "MKTAYIAKQRQISFVK"
 LENGTH = len(SEQUENCE)
@@ -39,13 +41,7 @@ def model(tiny_run: Path) -> PretrainedModel:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The three shortest of the shipped test structures."""
-    folder = tmp_path_factory.mktemp("structures")
-    files = sorted(
-        (sample_dir() / "structures" / "test").iterdir(), key=lambda file: file.stat().st_size
-    )
-    for file in files[:3]:
-        (folder / file.name).symlink_to(file)
-    return str(folder)
+    return structure_folder(tmp_path_factory.mktemp("structures"), "test", 3)
 
 
 def test_sums_are_those_of_a_loop_over_pairs(
@@ -55,9 +51,10 @@ def test_sums_are_those_of_a_loop_over_pairs(
     maps = generator.dirichlet(np.full(LENGTH, 0.3), size=(2, 2, LENGTH))
 
     def blocks(*_: object) -> list[tuple[int, list[torch.Tensor]]]:
-        return [(n + 1, list(torch.from_numpy(x).split(5, dim=1))) for n, x in enumerate(maps)]
+        padded = torch.nn.functional.pad(torch.from_numpy(maps), (1, 1))
+        return [(n, list(map_HML.split(5, dim=1))) for n, map_HML in enumerate(padded, start=1)]
 
-    monkeypatch.setattr(attention_properties, "residue_blocks", blocks)
+    monkeypatch.setattr(head_survey, "residue_rows", blocks)
     f = generator.random((2, LENGTH, LENGTH)) < 0.3
     known = generator.random((LENGTH, LENGTH)) < 0.8
     found = property_sums(model, SEQUENCE, f, known, threshold=0.3)
@@ -74,39 +71,7 @@ def test_sums_are_those_of_a_loop_over_pairs(
                 if at:
                     expected += sum(a[p] for p in at) * np.mean([f[k][p] for p in at])
             assert found.expected[head, k] == pytest.approx(expected)
-    assert pooled([found, found]).total == pytest.approx(2 * found.total)
-
-
-def test_the_expected_attention_is_the_mean_of_permutations_within_a_separation(
-    model: PretrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A head that sees only distance gets exactly its expectation."""
-    distance = np.abs(np.subtract.outer(np.arange(LENGTH), np.arange(LENGTH)))
-    local = torch.from_numpy(np.exp(-distance / 3.0))[None]
-    monkeypatch.setattr(attention_properties, "residue_blocks", lambda *_: [(1, [local])])
-    f = np.random.default_rng(1).random((3, LENGTH, LENGTH)) < 0.2
-    everything = np.ones((LENGTH, LENGTH), dtype=bool)
-    found = property_sums(model, SEQUENCE, f, everything, threshold=0.3)
-    np.testing.assert_allclose(found.observed, found.expected, rtol=1e-12)
-
-
-def test_p_values_of_sign_flips() -> None:
-    always = np.ones((10, 1))
-    never = np.resize([1.0, -1.0], (10, 1))
-    ((small, large),) = sign_flip_p_values(np.stack([always, never], axis=2))
-    # All of one sign: 2 of the 1,024 assignments.
-    assert 0.5 * 2 / 1024 < small < 2 * 2 / 1024
-    assert large == 1
-
-
-def test_a_clear_head_among_many_is_significant() -> None:
-    """With 1,500 heads, the p-value of one head times their number could not be below 0.07."""
-    differences = np.random.default_rng(0).normal(size=(20, 1500, 1))
-    differences[:, 7] = 1.0
-    p_values = sign_flip_p_values(differences)[:, 0]
-    assert p_values[7] < 0.01
-    # The largest of the other heads is an ordinary largest one.
-    assert np.delete(p_values, 7).min() > 0.01
+    assert summed([found, found]).total == pytest.approx(2 * found.total)
 
 
 def test_corrected_p_values_are_those_of_all_assignments() -> None:
@@ -217,9 +182,10 @@ def test_features_are_measured_on_the_proteins_that_have_them(
         third = torch.zeros(len(sequence), len(sequence))
         third[:, 2] = 1.0
         before = torch.eye(len(sequence)).roll(-5, dims=1)
-        return [(layer, [torch.stack([third, before])]) for layer in (1, 2)]
+        heads = torch.nn.functional.pad(torch.stack([third, before]), (1, 1))
+        return [(layer, [heads]) for layer in (1, 2)]
 
-    monkeypatch.setattr(attention_properties, "residue_blocks", blocks)
+    monkeypatch.setattr(head_survey, "residue_rows", blocks)
     settings = {"name": "annotations", "structures": folder, "uniprot": str(path)}
     made = create("annotations", settings)
     with pytest.warns(UserWarning, match="1 of 4 records rejected: 1 length differs"):
@@ -255,8 +221,118 @@ def test_features_are_measured_on_the_proteins_that_have_them(
     assert "3 proteins with features in the file: 3 drawn, 1 of them left out as" in caption
 
 
-@pytest.mark.parametrize("name", ["annotations", "similarity"])
-@pytest.mark.parametrize("threshold", [0.0, 1.5])
-def test_an_impossible_threshold_is_refused(name: str, threshold: float) -> None:
-    with pytest.raises(UserError, match=f"threshold={threshold} must be above 0"):
-        create(name, {"name": name, "threshold": threshold})
+FIXTURES = Path(__file__).resolve().parents[1] / "data" / "records" / "fixtures"
+ENTRY_SEQUENCE = "MKTAYCAKQRCISFVKSHFS"
+
+
+def entry(*features: str, accession: str = "P00001", sequence: str = ENTRY_SEQUENCE) -> str:
+    """A Swiss-Prot entry with these lines of features."""
+    lines = [
+        f"ID   TEST_HUMAN              Reviewed;         {len(sequence)} AA.",
+        f"AC   {accession};",
+        *(f"FT   {feature}" for feature in features),
+        f"SQ   SEQUENCE   {len(sequence)} AA;  1 MW;  0 CRC64;",
+        f"     {sequence}",
+        "//",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture
+def flat_file(tmp_path: Path) -> Path:
+    """Two entries: one with features in the present format, one without."""
+    path = tmp_path / "x.dat"
+    path.write_text(
+        entry(
+            "BINDING         3..5",
+            "BINDING         9",
+            'FT                   /note="a note"',
+            "SIGNAL          1..?",
+            "TRANSMEM        ?2..7",
+            "MOD_RES         <1",
+            "ACT_SITE        21",
+            "DISULFID        6..11",
+            "DISULFID        11",
+            "BINDING         P00001-2:3",
+            "HELIX           1..20",
+        )
+        + entry("CHAIN           1..20", accession="P00002")
+    )
+    return path
+
+
+def test_sites_and_bonds_are_at_their_positions(flat_file: Path) -> None:
+    found = read_annotated(flat_file, max_proteins=10, max_residues=100, seed=0)
+    (protein,) = found.proteins
+    sites = dict(zip(SITES, protein.is_site(), strict=True))
+    assert np.flatnonzero(sites["binding_site"]).tolist() == [2, 3, 4, 8]
+    assert not any(sites[name].any() for name in SITES if name != "binding_site")
+    assert np.argwhere(protein.bonds()).tolist() == [[5, 10], [10, 5]]
+    assert found.left_out == {
+        "on another isoform": 1,
+        "unknown or uncertain position": 3,
+        "position outside the sequence": 1,
+        "disulfide bond to another chain": 1,
+    }
+
+
+def test_xml_and_flat_file_have_the_same_sites() -> None:
+    flat, xml = (
+        read_annotated(FIXTURES / f"multi_ex.{kind}.gz", max_proteins=10, max_residues=1000, seed=0)
+        for kind in ("dat", "xml")
+    )
+    assert len(flat.proteins) > 3 and flat == xml
+    assert flat.left_out["unknown or uncertain position"] > 0
+    assert {name for protein in flat.proteins for name in protein.features} >= {
+        BOND,
+        "binding_site",
+        "active_site",
+    }
+
+
+def orthologs(*families: str, number: int = 4) -> list[str]:
+    """Entries in blocks of equal sequences, as Swiss-Prot sorts orthologs."""
+    return [
+        entry("BINDING         3", accession=f"P{family:02}{place:03}", sequence=sequence)
+        for family, sequence in enumerate(families)
+        for place in range(number)
+    ]
+
+
+def test_of_each_block_of_orthologs_one_is_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "x.dat"
+    path.write_text("".join(orthologs(*random_sequences(12))))
+    found = read_annotated(path, max_proteins=8, max_residues=100, seed=0)
+    assert len({protein.sequence for protein in found.proteins}) == len(found.proteins) == 8
+    assert found.num_in_file == 48 and found.num_drawn > 8
+    every = read_annotated(path, max_proteins=48, max_residues=100, seed=0)
+    assert len(every.proteins) == 12 and every.num_drawn == 48
+    assert every.proteins[:8] == found.proteins
+    (first,), *_, num_drawn, _, _ = read_annotated(path, max_proteins=1, max_residues=100, seed=0)
+    assert first == found.proteins[0] and num_drawn == 1
+
+
+def test_the_draw_depends_on_the_seed_and_not_on_the_order_of_the_file(tmp_path: Path) -> None:
+    entries = orthologs(*random_sequences(12), number=1)
+    forward, backward = tmp_path / "forward.dat", tmp_path / "backward.dat"
+    forward.write_text("".join(entries))
+    backward.write_text("".join(entries[::-1]))
+    first = []
+    for seed in range(100):
+        drawn = read_annotated(forward, max_proteins=3, max_residues=100, seed=seed).proteins
+        assert (
+            drawn == read_annotated(backward, max_proteins=3, max_residues=100, seed=seed).proteins
+        )
+        first.append(drawn[0].accession)
+    counts = Counter(first)
+    # A uniform draw of 100 has each of the 12 between 1 and 24 times but for 1 in 400.
+    assert len(counts) == 12 and max(counts.values()) <= 24
+
+
+def test_files_without_features_are_refused(tmp_path: Path) -> None:
+    fasta, none = tmp_path / "x.fasta", tmp_path / "none.dat.gz"
+    fasta.write_text(f">x\n{ENTRY_SEQUENCE}\n")
+    none.write_bytes(gzip.compress(entry("CHAIN           1..20").encode()))
+    for path, message in ((fasta, "FASTA file, which has no features"), (none, "no protein of")):
+        with pytest.raises(InputDataError, match=message):
+            read_annotated(path, max_proteins=10, max_residues=100, seed=0)

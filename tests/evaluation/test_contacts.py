@@ -1,8 +1,6 @@
 """The regression from attention maps to contacts, on planted and on real ones."""
 
 import json
-import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,39 +14,19 @@ from protlm.analysis.contact_regression import (
 )
 from protlm.analysis.precision import precision
 from protlm.analysis.structures import read_structure, structure_files
-from protlm.checkpoints.description import ModelDescription
-from protlm.config import ModelConfig, Objective
-from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.contacts import Contacts
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from tests.small_models import small_model, structure_folder
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
-STRUCTURES = sample_dir() / "structures"
-LAYERS, HEADS = 2, 2
+LAYERS = HEADS = 2
 
 
 @pytest.fixture(scope="module")
 def model() -> PretrainedModel:
-    config = ModelConfig(
-        num_layers=LAYERS,
-        num_heads=HEADS,
-        model_dim=32,
-        feedforward_dim=32,
-        max_length=256,
-    )
-
-    def rebuild(seed: int) -> ProteinLM:
-        return build_network(config, {"name": "softmax"}, seed=seed)
-
-    description = ModelDescription(
-        VOCABULARY.hash, Objective.masked, config, "softmax", {}, seed=1, max_length=256
-    )
-    return PretrainedModel(rebuild(1), description, rebuild=rebuild)
+    return small_model("softmax", max_length=256)
 
 
 def protein(seed: int, *, length: int = 80, planted: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -75,18 +53,7 @@ def test_apc_removes_what_rows_and_columns_explain() -> None:
     np.testing.assert_allclose(corrected.sum(-2), 0.0, atol=1e-12)
     by_hand = maps[1, 2, 4] - maps[1, 2].sum() * maps[1, :, 4].sum() / maps[1].sum()
     assert corrected[1, 2, 4] == pytest.approx(by_hand)
-
-
-def test_apc_leaves_an_empty_map_empty() -> None:
     np.testing.assert_array_equal(apc(np.zeros((2, 4, 4))), np.zeros((2, 4, 4)))
-
-
-def test_features_keep_layers_and_heads_apart() -> None:
-    maps_NHLL, _ = protein(0)
-    found = features(maps_NHLL)
-    assert found.shape == (8, 80, 80) and found.dtype == np.float32
-    expected = apc(maps_NHLL[1, 2] + maps_NHLL[1, 2].T)
-    np.testing.assert_allclose(found[4 + 2], expected, atol=1e-5)
 
 
 def test_the_regression_finds_the_head_that_sees_contacts() -> None:
@@ -183,26 +150,18 @@ def test_head_features_are_those_of_the_residues(model: PretrainedModel) -> None
             )
 
 
-def excerpt(folder: Path, part: str, number: int) -> str:
-    folder = folder / part
-    folder.mkdir()
-    for path in structure_files(STRUCTURES / part)[:number]:
-        shutil.copy(path, folder)
-    return str(folder)
-
-
 def test_contacts_are_reported_beside_random_weights_and_the_mean_of_heads(
     model: PretrainedModel, tmp_path: Path
 ) -> None:
-    fit, test = excerpt(tmp_path, "fit", 3), excerpt(tmp_path, "test", 4)
-    evaluation = Contacts(structures=test, fit_structures=fit, max_residues=175)
+    fit, test = structure_folder(tmp_path, "fit", 3), structure_folder(tmp_path, "test", 4)
+    evaluation = Contacts(structures=test, fit_structures=fit, max_residues=110)
     found = evaluation.run(model, None)
     lengths = {
         structure.identifier: len(structure)
         for folder in (fit, test)
         for structure in map(read_structure, structure_files(Path(folder)))
     }
-    too_long = {name for name, length in lengths.items() if length > 175}
+    too_long = {name for name, length in lengths.items() if length > 110}
     assert too_long and set(found["left_out"]) == too_long
     assert found["num_fit"] + found["num_test"] + len(too_long) == len(lengths) == 7
     for who in ("model", "random_weights"):
@@ -216,35 +175,22 @@ def test_contacts_are_reported_beside_random_weights_and_the_mean_of_heads(
     assert json.loads(json.dumps(found)) == evaluation.run(model, None)
     table = evaluation.table({NO_SPLIT: found})
     assert {len(row) for row in table.rows} == {len(table.columns)}
-    assert f"left out, longer than 175 residues: {', '.join(found['left_out'])}" in table.caption
-
-
-def test_sample_means_the_shipped_structures() -> None:
-    evaluation = Contacts(structures="sample", fit_structures="sample")
-    assert evaluation.test_dir == STRUCTURES / "test"
-    assert evaluation.fit_dir == STRUCTURES / "fit"
-    assert not evaluation.needs_data
+    assert f"left out, longer than 110 residues: {', '.join(found['left_out'])}" in table.caption
 
 
 def test_unusable_folders_are_rejected(model: PretrainedModel, tmp_path: Path) -> None:
-    fit = excerpt(tmp_path, "fit", 2)
+    fit = structure_folder(tmp_path, "fit", 2)
     with pytest.raises(InputDataError, match="fit to other proteins"):
         Contacts(structures=fit, fit_structures=fit).run(model, None)
     with pytest.raises(InputDataError, match="no structure of at most 50 residues"):
         Contacts(structures=fit, fit_structures=fit, max_residues=50).run(model, None)
     with pytest.raises(InputDataError, match="no such folder"):
         Contacts(structures=str(tmp_path / "no"), fit_structures=fit).run(model, None)
-    with pytest.raises(UserError, match="max_residues=0"):
-        Contacts(structures=fit, fit_structures=fit, max_residues=0)
 
 
-def test_structures_longer_than_the_model_are_excluded(
-    model: PretrainedModel, tmp_path: Path
-) -> None:
-    fit, test = excerpt(tmp_path, "fit", 3), excerpt(tmp_path, "test", 4)
-    settings = replace(model.description.model, max_length=177)
-    description = replace(model.description, model=settings)
-    short = PretrainedModel(model.network, description, rebuild=model._rebuild)
+def test_structures_longer_than_the_model_are_excluded(tmp_path: Path) -> None:
+    fit, test = structure_folder(tmp_path, "fit", 3), structure_folder(tmp_path, "test", 4)
+    short = small_model("softmax", max_length=112)
     found = Contacts(structures=test, fit_structures=fit).run(short, None)
-    assert found["max_residues"] == 175
+    assert found["max_residues"] == 110
     assert found["left_out"]

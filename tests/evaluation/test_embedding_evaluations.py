@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from protlm.analysis.sequence_features import compositions, mean_embeddings, three_mers
 from protlm.data.shards.data_set import open_split
-from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, UserError
+from protlm.data.vocabulary import STANDARD
+from protlm.downstream.probing import compositions, three_mers
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT, EvaluationData
 from protlm.loading import load_model
+from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sample_dir
 from tests.small_models import small_model
 
 
@@ -39,8 +40,7 @@ def families(seed: int, number: int, members: int) -> list[tuple[str, str, str]]
 
 def test_mean_embeddings_are_means_over_residues(model: PretrainedModel) -> None:
     sequences = [row[2] for row in families(0, 4, 2)] + ["M", "MKVW" * 9]
-    encoded = [VOCABULARY.encode(sequence) for sequence in sequences]
-    found = mean_embeddings(model, encoded, layers=[0, 2], tokens_per_batch=150)
+    found = embeddings(model, sequences, layers=[0, 2], tokens_per_batch=150)
     for row, sequence in enumerate(sequences):
         out = model(model.tokenize([sequence]), layers=[0, 2])
         for means, layer in zip(found, (0, 2), strict=True):
@@ -49,11 +49,11 @@ def test_mean_embeddings_are_means_over_residues(model: PretrainedModel) -> None
 
 
 def test_compositions_and_three_mers_by_hand() -> None:
-    encoded = [VOCABULARY.encode(s) for s in ("LLLA", "LLL", "LA", "XXX")]
-    (first, *_), lengths = compositions(encoded)[:, :-1], compositions(encoded)[:, -1]
+    sequences = ["LLLA", "LLL", "LA", "XXX"]
+    (first, *_), lengths = compositions(sequences)[:, :-1], compositions(sequences)[:, -1]
     assert first[:2].tolist() == [0.75, 0.25]
     np.testing.assert_allclose(np.exp(lengths), [4, 3, 2, 3], rtol=1e-6)
-    known, asked = three_mers(encoded[:2], encoded)
+    known, asked = three_mers(sequences[:2], sequences)
     assert known.shape == (2, 2)
     assert (asked[2:].toarray() == 0).all()
     np.testing.assert_allclose(np.linalg.norm(asked[:2].toarray(), axis=1), 1, rtol=1e-6)
@@ -69,37 +69,25 @@ def planted(tmp_path: Path, make_data_set: Any) -> tuple[EvaluationData, Path]:
         for some, name in ((queries, "queries"), (gallery, "gallery"))
     ]
     table = tmp_path / "labels.tsv.gz"
-    lines = ["accession\tcluster30", *(f"{a}\t{f}" for a, f, _ in rows[:-6])]
+    # The first query has no relative, and the last family no labels.
+    labels = [("F0M0", "alone"), *((a, f) for a, f, _ in rows[1:-6])]
+    lines = ["accession\tcluster30", *map("\t".join, labels)]
     table.write_bytes(gzip.compress("\n".join(lines).encode()))
     return EvaluationData(splits[0], splits[1], 4096), table
 
 
 def test_relatives_are_found(planted: tuple[EvaluationData, Path], model: PretrainedModel) -> None:
     data, table = planted
-    made = create("mine", {"name": "retrieval", "labels": str(table)})
+    made = create("mine", {"name": "retrieval", "labels": str(table), "layer": 1})
     values = made.run(model, data)
-    # The last family has no labels.
-    assert (values["queries"], values["gallery"], values["without_relative"]) == (11, 55, 0)
+    assert (values["queries"], values["gallery"], values["without_relative"]) == (10, 55, 1)
     assert values["three_mers"]["top1"]["value"] == values["three_mers"]["map"]["value"] == 1
     assert values["model"]["top1"]["value"] > values["chance"]["top1"]["value"]
     assert values["chance"]["map"]["value"] < 0.4
     table = made.table({"test": values})
     assert len(table.rows) == 5
-    assert values["layer"] == model.num_layers
-    assert table.caption.startswith(f"test: embeddings of layer {model.num_layers}; 0 queries")
-
-
-def test_queries_without_a_relative_are_counted_below_the_table(
-    planted: tuple[EvaluationData, Path], model: PretrainedModel, tmp_path: Path
-) -> None:
-    data, table = planted
-    rows = gzip.decompress(table.read_bytes()).decode().replace("F0M0\tf0", "F0M0\talone")
-    (tmp_path / "t.tsv").write_text(rows)
-    made = create("mine", {"name": "retrieval", "labels": str(tmp_path / "t.tsv"), "layer": 1})
-    values = made.run(model, data)
-    assert (values["queries"], values["without_relative"]) == (10, 1)
-    caption = made.table({"test": values}).caption
-    assert "layer 1; 1 queries without a relative of the same cluster30 left out" in caption
+    caption = "layer 1; 1 queries without a relative of the same cluster30 left out"
+    assert values["layer"] == 1 and caption in table.caption
 
 
 def test_average_precision_by_hand() -> None:
@@ -174,7 +162,7 @@ def test_what_is_not_used_or_leaks_is_told(tmp_path: Path) -> None:
     caption = made.table({NO_SPLIT: values}).caption
     assert "left out: 1 without a label" in caption
     assert "embedded in part, for their length: 1" in caption
-    assert "share 10% or more of the 5-mers" in caption
+    assert "share 6% or more of the 6-mers" in caption
 
 
 @pytest.mark.slow
@@ -215,29 +203,37 @@ def test_a_structure_without_a_backbone_is_left_out(model: PretrainedModel, tmp_
         create("mine", settings).run(model, None)
 
 
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({"name": "contacts", "max_residues": None}, "max_residues=null must be a whole number"),
-        ({"name": "heads", "ablate": "yes"}, "ablate=yes must be true or false"),
-        ({"name": "accuracy", "objective": "masked", "mask_fraction": "15%"}, "must be a number"),
-        ({"name": "favor_vs_softmax", "features": 256}, "features=256 must be a list"),
-        ({"name": "similarity", "seed": -1}, "seed=-1 must be at least 0"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=rf"^evaluation\.mine\..*{words}"):
-        create("mine", settings)
+# The name of an evaluation and one of its settings, and what is said.
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "contacts",
+        {"max_residues": None},
+        "mine.max_residues=null must be a whole number",
+    ),
+    ("heads", {"ablate": "yes"}, "evaluation.mine.ablate=yes must be true or false"),
+    ("masked", {"mask_fraction": "15%"}, "evaluation.mine.mask_fraction=15% must be a number"),
+    ("favor_vs_softmax", {"features": 256}, "evaluation.mine.features=256 must be a list"),
+    ("similarity", {"seed": -1}, "evaluation.mine.seed=-1 must be at least 0"),
+    ("retrieval", {}, "retrieval.labels=TABLE"),
+    ("retrieval", {"labels": "x", "max_gallery": 0}, "max_gallery=0 leaves an empty"),
+    ("sequence_labels", {"labels": "x"}, "sequence_labels.sequences has no value"),
+    ("heads", {"max_proteins": 0}, "max_proteins=0 excludes every protein"),
+    ("jacobian", {"max_residues": 0}, "max_residues=0 excludes every protein"),
+    ("contacts", {"max_residues": 0}, "max_residues=0 excludes every protein"),
+    ("favor_vs_softmax", {"draws": 1}, "draws=1 has no variance"),
+    ("favor_vs_softmax", {"features": [0]}, "must be numbers of 1 or more"),
+    ("annotations", {"threshold": 0.0}, "threshold=0.0 must be above 0"),
+    ("similarity", {"threshold": 1.5}, "threshold=1.5 must be above 0"),
+    ("accuracy", {"objective": "span"}, "objective=span is not one of: causal, masked"),
+    ("masked", {"max_length": 2}, "max_length=2 must be at least 3"),
+    ("masked", {"concatenated": True}, "needs the length of rows; type max_length=TOKENS too"),
+]
+NEEDED = {"contacts": {"structures": "x", "fit_structures": "x"}}
+NEEDED["masked"] = {"name": "accuracy", "objective": "masked"}
 
 
-@pytest.mark.parametrize(
-    "settings, words",
-    [
-        ({"name": "retrieval"}, "retrieval.labels=TABLE"),
-        ({"name": "retrieval", "labels": "x", "max_gallery": 0}, "max_gallery=0"),
-        ({"name": "sequence_labels", "labels": "x"}, "sequence_labels.sequences"),
-    ],
-)
-def test_missing_settings_are_named(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        create("mine", settings)
+@pytest.mark.parametrize("name, settings, words", REFUSED)
+def test_settings_are_refused(name: str, settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as refused:
+        create("mine", {"name": name, **NEEDED.get(name, {}), **settings})
+    assert words in str(refused.value)

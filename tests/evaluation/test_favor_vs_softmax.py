@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.analysis.fitted_contacts import FittedContacts
-from protlm.analysis.masked_proteins import masked_scores
-from protlm.analysis.proteins import Protein
-from protlm.analysis.replacement import favor, with_attention
-from protlm.analysis.softmax_estimates import compare_estimates
-from protlm.analysis.structures import read_folder
-from protlm.errors import UserError
+from protlm.analysis.replacement import (
+    FittedContacts,
+    compare_estimates,
+    favor,
+    masked_scores,
+    with_attention,
+)
+from protlm.analysis.structures import ProteinChoice
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.favor_vs_softmax import FavorVsSoftmax
 from protlm.loading import load_model
-from protlm.paths import sample_dir
+from tests.small_models import structure_folder
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLG", "GSHMLEDPVEAVLKKWDERRG"]
 
@@ -116,25 +117,14 @@ def test_the_evaluation_reports_errors_and_perplexities(softmax_run: Path, tmp_p
 def test_contacts_are_those_of_the_replaced_maps_by_the_own_regression(
     softmax_run: Path, tmp_path: Path
 ) -> None:
-    folders = {}
-    for part in ("fit", "test"):
-        folders[part] = tmp_path / part
-        folders[part].mkdir()
-        files = sorted(
-            (sample_dir() / "structures" / part).iterdir(), key=lambda file: file.stat().st_size
-        )
-        for file in files[:2]:
-            (folders[part] / file.name).symlink_to(file)
-    settings = {"structures": str(folders["test"]), "features": [16], "draws": 2}
+    folders = {part: structure_folder(tmp_path, part, 2) for part in ("fit", "test")}
+    settings = {"structures": folders["test"], "features": [16], "draws": 2}
     made = create("x", {"name": "favor_vs_softmax", **settings})
     assert isinstance(made, FavorVsSoftmax)
-    made.fit.structures = folders["fit"]
+    made.fit = ProteinChoice(folders["fit"], 10, 400)
     model = load_model(softmax_run)
     values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
-    fit, test = (
-        [Protein(s.identifier, s.sequence, s) for s in read_folder(folders[part], 400)[0]]
-        for part in ("fit", "test")
-    )
+    fit, test = (ProteinChoice(one, 10, 400).read(model) for one in folders.values())
     fitted = FittedContacts(model, fit, test, seed=0)
     for layers, place in (([1], "1"), ([1, 2], "all")):
         replaced = with_attention(model, favor(model, 16, draw=0), layers)
@@ -147,11 +137,3 @@ def test_contacts_are_those_of_the_replaced_maps_by_the_own_regression(
     table = made.table({NO_SPLIT: values})
     assert all(len(row) == len(table.columns) for row in table.rows)
     assert table.rows[0][-1] == f"{own:.1%}"
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"), [({"draws": 1}, "draws=1"), ({"features": [0]}, "1 or more")]
-)
-def test_impossible_settings_are_refused(setting: dict, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        create("favor_vs_softmax", {"name": "favor_vs_softmax", **setting})

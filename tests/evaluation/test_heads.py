@@ -1,7 +1,7 @@
-"""Heads of a model: survey, clusters, rollout, ablation, and the evaluation that joins them."""
+"""Heads: statistics against their definitions, clusters, rollout, ablation, the evaluation."""
 
 import json
-from collections.abc import Callable
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,53 +9,32 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.analysis.ablation import mean_outputs, without_head
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.analysis.head_clusters import PooledMap, head_clusters, head_distances
-from protlm.analysis.head_survey import HeadSurvey, head_precisions
-from protlm.analysis.masked_proteins import masked_scores
-from protlm.analysis.rollout import rollout
+from protlm.analysis.head_statistics import (
+    MAX_OFFSET,
+    head_statistics,
+    residue_rows,
+    sink_mass,
+)
+from protlm.analysis.head_survey import (
+    HeadSurvey,
+    PooledMap,
+    head_clusters,
+    head_distances,
+    head_precisions,
+    rollout,
+)
+from protlm.analysis.replacement import masked_scores, mean_outputs, without_head
 from protlm.attention import names
-from protlm.checkpoints.description import ModelDescription
-from protlm.config import ModelConfig, Objective
-from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.loading import load_model
-from protlm.model.network import build_network
-from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError, UserError
+from tests.rounding import error_bound
+from tests.small_models import small_model, structure_folder
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "GSHMLEDPVE", "AVLKKWDERRG"]
-
-
-@pytest.fixture(scope="module")
-def build() -> Callable[..., PretrainedModel]:
-    """Builds a small model of any mechanism in float64, with trained-like random weights."""
-
-    def made(attention: str, *, objective: str = "masked", **options: Any) -> PretrainedModel:
-        config = ModelConfig(
-            num_layers=3, num_heads=2, model_dim=16, feedforward_dim=16, max_length=256
-        )
-
-        def rebuild(seed: int) -> ProteinLM:
-            return build_network(config, {"name": attention, **options}, seed=seed).double()
-
-        description = ModelDescription(
-            VOCABULARY.hash,
-            Objective(objective),
-            config,
-            attention,
-            options,
-            seed=1,
-            max_length=256,
-        )
-        return PretrainedModel(rebuild(1), description, rebuild=rebuild)
-
-    return made
 
 
 def test_a_protein_without_a_pair_has_no_part_in_the_mean_of_a_head() -> None:
@@ -71,10 +50,8 @@ def test_a_protein_without_a_pair_has_no_part_in_the_mean_of_a_head() -> None:
     ("attention", "options"),
     [*((name, {}) for name in names()), ("performer_softmax", {"normalizer": "rmsnorm"})],
 )
-def test_rollout_is_the_product_of_the_maps(
-    build: Callable[..., PretrainedModel], attention: str, options: dict[str, Any]
-) -> None:
-    model = build(attention, **options)
+def test_rollout_is_the_product_of_the_maps(attention: str, options: dict[str, Any]) -> None:
+    model = small_model(attention, **options)
     maps = model.attention_maps(model.tokenize(SEQUENCES[:1]))
     length = len(SEQUENCES[0]) + 2
     if attention in ("linformer", "nystromformer"):
@@ -92,16 +69,14 @@ def test_rollout_is_the_product_of_the_maps(
         assert found.min() >= 0
 
 
-def test_rollout_of_a_causal_model_sees_nothing_later(
-    build: Callable[..., PretrainedModel],
-) -> None:
-    found = rollout(build("performer_relu", objective="causal"), SEQUENCES[0], 5)
+def test_rollout_of_a_causal_model_sees_nothing_later() -> None:
+    found = rollout(small_model("performer_relu", "causal"), SEQUENCES[0], 5)
     assert (found[:6] > 0).all() and (found[6:] == 0).all()
 
 
 @torch.inference_mode()
-def test_an_ablated_head_has_its_mean_output(build: Callable[..., PretrainedModel]) -> None:
-    model = build("performer_relu")
+def test_an_ablated_head_has_its_mean_output() -> None:
+    model = small_model("performer_relu")
     before = model.hash
     means_NHC = mean_outputs(model, SEQUENCES)
     outputs = []
@@ -113,35 +88,36 @@ def test_an_ablated_head_has_its_mean_output(build: Callable[..., PretrainedMode
     expected = torch.cat(outputs).mean(dim=0)
     torch.testing.assert_close(means_NHC[1, 1], expected, rtol=1e-9, atol=1e-12)
 
-    ablated = without_head(model, 2, 2, means_NHC)
-    batch = model.tokenize(SEQUENCES[:1])
-    x = dict(ablated.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))[2]
+    batch = model.tokenize(SEQUENCES[:2])
+    x = dict(model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))[2]
     named: dict[str, Any] = {
         "hidden_BLD": x.hidden_BLD,
         "mask_BL": batch.mask_BL,
         "causal": False,
     }
-    out_BHLC = ablated.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
     intact_BHLC = model.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
+    logits_BLV = model(batch).logits_BLV
+    with without_head(model, 2, 2, means_NHC) as ablated:
+        out_BHLC = ablated.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
+        assert not torch.equal(ablated(batch).logits_BLV, logits_BLV)
     assert torch.equal(out_BHLC[:, 0], intact_BHLC[:, 0])
-    assert (out_BHLC[:, 1] == means_NHC[1, 1]).all()
-    assert not torch.equal(ablated(batch).logits_BLV, model(batch).logits_BLV)
-    assert model.hash == before
-    # The copy has the weights of the model, not a second set of them.
-    assert ablated.network.embedding.weight is model.network.embedding.weight
+    assert (out_BHLC[:, 1][batch.mask_BL] == means_NHC[1, 1]).all()
+    assert (out_BHLC[:, 1][~batch.mask_BL] == 0).all()
+    assert model.hash == before and torch.equal(model(batch).logits_BLV, logits_BLV)
 
 
 def test_pooled_maps_are_means_of_cells() -> None:
     map_HLL = torch.arange(2 * 130 * 130, dtype=torch.float64).view(2, 130, 130)
     pooled = PooledMap()
-    assert torch.equal(torch.cat(list(pooled.watch(map_HLL.split(50, dim=1))), dim=1), map_HLL)
+    for block_HML in map_HLL.split(50, dim=1):
+        pooled.add(block_HML)
     found = pooled.means()
     cells = np.arange(130) * 64 // 130
     for head, row, column in ((0, 0, 0), (1, 63, 5), (1, 31, 63)):
         inside = map_HLL[head][cells == row][:, cells == column]
         assert found[head, row, column] == pytest.approx(inside.mean().item())
     short = PooledMap()
-    list(short.watch([torch.eye(3)[None]]))
+    short.add(torch.eye(3)[None])
     np.testing.assert_array_equal(short.means()[0], np.eye(3))
 
 
@@ -167,8 +143,8 @@ def test_ratios_and_their_intervals() -> None:
     assert ratio_interval(np.full(5, 2.0)) == {"mean": 2.0, "low": 2.0, "high": 2.0, "count": 5}
 
 
-def test_scores_of_masked_residues(build: Callable[..., PretrainedModel]) -> None:
-    model = build("softmax")
+def test_scores_of_masked_residues() -> None:
+    model = small_model("softmax")
     found = masked_scores(model, SEQUENCES, mask_fraction=0.2, seed=3)
     assert found.targets.tolist() == [4, 2, 2]
     again = masked_scores(model, SEQUENCES, mask_fraction=0.2, seed=3)
@@ -179,8 +155,8 @@ def test_scores_of_masked_residues(build: Callable[..., PretrainedModel]) -> Non
     assert other.nats[0] != alone.nats[0]
 
 
-def test_scores_of_next_residues(build: Callable[..., PretrainedModel]) -> None:
-    model = build("softmax", objective="causal")
+def test_scores_of_next_residues() -> None:
+    model = small_model("softmax", "causal")
     found = masked_scores(model, SEQUENCES)
     batch = model.tokenize(SEQUENCES[1:2])
     log_p_LV = model(batch).logits_BLV[0].log_softmax(-1)
@@ -189,25 +165,14 @@ def test_scores_of_next_residues(build: Callable[..., PretrainedModel]) -> None:
     assert found.targets.tolist() == [len(s) for s in SEQUENCES]
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Two structures to test on and two to fit to, of the shortest that are shipped."""
-    found = {}
-    for name, setting in (("test", "structures"), ("fit", "fit_structures")):
-        folder = tmp_path_factory.mktemp(name)
-        files = sorted(
-            (sample_dir() / "structures" / name).iterdir(), key=lambda file: file.stat().st_size
-        )
-        for file in files[:2]:
-            (folder / file.name).symlink_to(file)
-        found[setting] = str(folder)
-    return found
-
-
 def test_the_evaluation_reports_heads_contacts_and_ablations(
-    tiny_run: Path, folders: dict[str, str]
+    tiny_run: Path, tmp_path: Path
 ) -> None:
     model = load_model(tiny_run)
+    folders = {
+        "structures": structure_folder(tmp_path, "test", 2),
+        "fit_structures": structure_folder(tmp_path, "fit", 2),
+    }
     made = create("heads", {"name": "heads", **folders, "ablate": True})
     values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
     layers, heads = model.num_layers, model.num_heads
@@ -229,10 +194,12 @@ def test_the_evaluation_reports_heads_contacts_and_ablations(
 
 def test_a_sequence_file_has_statistics_only(tiny_run: Path, tmp_path: Path) -> None:
     fasta = tmp_path / "x.fasta"
-    fasta.write_text("".join(f">P{n}\n{s}\n" for n, s in enumerate([*SEQUENCES, "M" * 500])))
+    given = [SEQUENCES[0], "", *SEQUENCES[1:], "M" * 500]
+    fasta.write_text("".join(f">P{n}\n{s}\n" for n, s in enumerate(given)))
     settings = {"name": "heads", "sequences": str(fasta), "max_proteins": 2}
     made = create("heads", settings)
-    values = made.run(load_model(tiny_run), None)
+    with pytest.warns(UserWarning, match="x.fasta: 1 of 5 records rejected"):
+        values = made.run(load_model(tiny_run), None)
     assert values["num_proteins"] == 2
     assert "contact_precision" not in values["model"]
     # Offsets that no protein is long enough for are missing.
@@ -240,11 +207,113 @@ def test_a_sequence_file_has_statistics_only(tiny_run: Path, tmp_path: Path) -> 
     assert "best head" not in made.table({NO_SPLIT: values}).caption
 
 
-def test_impossible_choices_are_refused(tiny_run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="max_proteins=0 excludes"):
-        create("heads", {"name": "heads", "max_proteins": 0})
+def test_a_file_without_a_protein_is_refused(tiny_run: Path, tmp_path: Path) -> None:
     fasta = tmp_path / "x.fasta"
     fasta.write_text(">P1\n" + "M" * 50)
     made = create("heads", {"name": "heads", "sequences": str(fasta), "max_residues": 49})
     with pytest.raises(InputDataError, match="no protein of at most 49 residues"):
         made.run(load_model(tiny_run), None)
+
+
+PER_ROW = ("entropy", "effective_keys", "mean_distance", "bandwidth", "column_entropy")
+
+
+def direct(a: np.ndarray) -> dict[str, float]:
+    """The statistics of one head, each written from its definition."""
+    n = len(a)
+    p = a / a.sum(axis=1, keepdims=True)
+    entropies = [-sum(x * math.log(x) for x in row if x > 0) for row in p]
+    bandwidths = []
+    for i, row in enumerate(p):
+        within = (sum(row[max(0, i - w) : i + w + 1]) for w in range(n))
+        bandwidths.append(next(w for w, mass in enumerate(within) if mass >= 0.8))
+    columns = p.mean(axis=0)
+
+    def offset(d: int) -> float:
+        return float(np.mean([a[i, i + d] for i in range(n) if 0 <= i + d < n]))
+
+    return {
+        "entropy": float(np.mean(entropies)),
+        "effective_keys": float(np.mean(np.exp(entropies))),
+        "mean_distance": sum(p[i, j] * abs(i - j) for i in range(n) for j in range(n)) / n,
+        "bandwidth": float(np.median(bandwidths)),
+        "column_entropy": -float((columns * np.log(columns)).sum()),
+        "symmetry": float(np.linalg.norm(a - a.T) / np.linalg.norm(a + a.T)),
+        "neighbor_mass": offset(1) + offset(-1),
+        "strand_mass": offset(2) + offset(-2),
+        "helix_mass": offset(3) + offset(-3) + offset(4) + offset(-4),
+    }
+
+
+@pytest.mark.parametrize("sizes", [(40,), (1, 0, 30, 9), (13, 13, 14)])
+def test_statistics_of_random_maps_match_their_definitions(sizes: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    map_HLL = torch.randn(3, 42, 42, generator=generator, dtype=torch.float64).mul(3).softmax(-1)
+    map_HLL = map_HLL[:, 1:-1, 1:-1]
+    found = head_statistics(map_HLL.split([*sizes], dim=1))
+    for head, map_LL in enumerate(map_HLL.numpy()):
+        for name, expected in direct(map_LL).items():
+            # Sums of up to L² positive terms.
+            bound = error_bound(torch.float64, abs(expected) + 1, 40**2)
+            assert abs(found[name][head].item() - expected) <= bound, name
+        for d in range(-MAX_OFFSET, MAX_OFFSET + 1):
+            expected = np.diagonal(map_LL, d).mean()
+            assert found["offset_profile"][head, MAX_OFFSET + d].item() == pytest.approx(expected)
+
+
+def test_a_causal_map_without_a_diagonal_is_not_symmetric() -> None:
+    map_LL = torch.ones(6, 6).tril(-1)
+    found = head_statistics([map_LL[None]])
+    assert found["symmetry"].item() == 1
+    # The first row is empty and does not count.
+    assert found["effective_keys"].item() == pytest.approx((1 + 2 + 3 + 4 + 5) / 5)
+
+
+def test_negative_weights_have_no_entropy() -> None:
+    map_HLL = torch.full((2, 4, 4), 0.25)
+    map_HLL[1, 2] = torch.tensor([-0.5, 0.5, 0.5, 0.5])
+    found = head_statistics([map_HLL])
+    for name in PER_ROW:
+        assert found[name].isnan().tolist() == [False, True], name
+    assert found["symmetry"].isfinite().all()
+
+
+def test_offsets_beyond_a_short_protein_are_missing() -> None:
+    profile = head_statistics([torch.full((1, 3, 3), 1 / 3)])["offset_profile"][0]
+    assert profile.isfinite().sum() == 5
+    assert profile[MAX_OFFSET - 2 : MAX_OFFSET + 3].tolist() == pytest.approx([1 / 3] * 5)
+
+
+def test_symmetry_is_left_out_of_long_proteins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("protlm.analysis.head_statistics.MAX_SYMMETRY_RESIDUES", 5)
+    found = head_statistics([torch.full((2, 6, 6), 1 / 6)])
+    assert found["symmetry"].isnan().all()
+    assert found["entropy"].isfinite().all()
+
+
+# The rows of Linformer's maps do not sum to 1.
+@pytest.mark.parametrize("mechanism", ["performer_relu", "linformer"])
+def test_statistics_of_a_model_are_those_of_its_maps(
+    mechanism: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model(mechanism)
+    monkeypatch.setattr("protlm.analysis.head_statistics._BLOCK_ENTRIES", 5 * 32 * 2)
+    sequence = "MKTAYIAKQRQISFVKSHFSRQLEERLGLI"
+    maps = model.attention_maps(model.tokenize([sequence]))
+    found = {}
+    for layer, rows in residue_rows(model, sequence):
+        blocks = [*rows]
+        assert len(blocks) > 1
+        sinks = {"sink_mass": torch.cat([*map(sink_mass, blocks)], dim=1).mean(dim=1)}
+        found[layer] = head_statistics(block[:, :, 1:-1] for block in blocks) | sinks
+    assert list(found) == list(maps)
+    for layer, map_BHLL in maps.items():
+        whole = head_statistics([map_BHLL[0, :, 1:-1, 1:-1]])
+        sinks_HL = map_BHLL[0, :, 1:-1, [0, -1]].double().sum(dim=-1)
+        whole["sink_mass"] = sinks_HL.mean(dim=-1)
+        for name, value in whole.items():
+            # Blocks of other sizes round differently, in the maps.
+            bound = error_bound(torch.float32, 1.0, 64)
+            torch.testing.assert_close(
+                found[layer][name], value, rtol=bound, atol=bound, equal_nan=True
+            )

@@ -1,7 +1,6 @@
-"""The categorical Jacobian: a direct one in float64, blocks, symmetry, and planted couplings."""
+"""The categorical Jacobian: a direct one in float64, blocks and symmetry."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +9,10 @@ import torch
 import protlm
 from protlm.analysis.categorical_jacobian import jacobian_contacts
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import UserError
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sample_dir
-from tests.small_models import small_model
+from tests.small_models import small_model, structure_folder
 
 SEQUENCE = "MKTAYIAKQRWCF"
 LETTERS = [VOCABULARY[letter] for letter in STANDARD]
@@ -79,50 +76,12 @@ def test_bfloat16_products_change_little(tiny_run: Path) -> None:
     assert 0.9 < np.corrcoef(exact[pairs], rounded[pairs])[0, 1] < 1 - 1e-9
 
 
-def test_two_coupled_positions_stand_out() -> None:
-    """A model that copies the residue at position 3 to position 9 and back."""
-
-    judged = small_model("softmax")
-    mechanism = judged.network.mechanism(1)
-
-    class Copy(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.zeros(1))
-
-        def mechanism(self, number: int) -> Any:
-            return mechanism
-
-        def __call__(self, tokens_BL: torch.Tensor, mask_BL: Any, *, causal: bool) -> Any:
-            logits = torch.nn.functional.one_hot(tokens_BL, 33).double()
-            out = 0.1 * logits
-            out[:, 4] += logits[:, 10]
-            out[:, 10] += logits[:, 4]
-            return type("Out", (), {"logits_BLV": out})
-
-    judged.network = Copy()  # pyright: ignore[reportAttributeAccessIssue]
-    found = jacobian_contacts(judged, SEQUENCE)
-    assert np.unravel_index(found.argmax(), found.shape) in ((3, 9), (9, 3))
-    peak = found.max()
-    found[[3, 9], [9, 3]] = 0
-    # Centering over positions leaves a thirteenth of it in other places.
-    assert found.max() < 0.2 * peak
-
-
 def test_the_evaluation_has_a_table(tiny_run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "structures"
-    folder.mkdir()
-    for path in sorted((sample_dir() / "structures" / "test").iterdir())[:2]:
-        (folder / path.name).symlink_to(path)
-    made = create("mine", {"name": "jacobian", "structures": str(folder), "max_residues": 126})
+    folder = structure_folder(tmp_path, "test", 2)
+    made = create("mine", {"name": "jacobian", "structures": folder, "max_residues": 103})
     values = made.run(protlm.load(tiny_run), None)
     assert values["num_test"] + len(values["left_out"]) == 2
     table = made.table({NO_SPLIT: values})
     assert len(table.rows) == 3 * 3 and {len(row) for row in table.rows} == {len(table.columns)}
     assert values["over_best_baseline"]["long"]["baseline"] in table.caption
     assert values["left_out"] and values["left_out"][0] in table.caption
-
-
-def test_no_residues_are_refused() -> None:
-    with pytest.raises(UserError, match="max_residues=0"):
-        create("mine", {"name": "jacobian", "max_residues": 0})

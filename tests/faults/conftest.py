@@ -1,49 +1,134 @@
-"""Fixtures of the fault tests: builders in other processes, full disks, and invalid input."""
+"""Fixtures of the fault tests: programs in other processes, children to kill, and proteins."""
 
 import json
-import os
 import shutil
+import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from protlm.data.records import ReadOptions
-from protlm.data_prep.prepare import PrepareOptions, prepare
-from protlm.data_prep.split import HashSplit
-from protlm.errors import ExitCode, InputDataError
+from protlm.checkpoints.format import all_checkpoints
+from protlm.system.paths import sample_dir
+from tests.faults.processes import fork
+from tests.fixtures.ranks import assert_same_checkpoint, read_log
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
+PROGRAMS = Path(__file__).parent / "programs"
+# Long enough to be interrupted.
+PAIR = (
+    "trainer.max_steps=150",
+    "trainer.checkpoint_every=5",
+    "trainer.valid_every=60",
+    "trainer.log_every=1",
+    "model.dropout=0.1",
+)
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
-SmallDisk = Callable[[Path, str], AbstractContextManager[bool]]
+Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(scope="session")
-def run_builder() -> Run:
-    """Runs a program of builders: `run_builder(PROGRAMS / "build_data_set.py", fasta, "out")`."""
+def run_program(one_process) -> Run:
+    """Runs a program of `programs/`, which must succeed: `run_program("kill.py", "build", ...)`."""
 
-    def run(program: Path, *arguments: object, **named: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-W", "error", program, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+    def run(program: str, *arguments: object, **named: Any) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [sys.executable, PROGRAMS / program, *map(str, arguments)],
+            env=one_process,
             capture_output=True,
             text=True,
             check=False,
+            timeout=290,
             **named,
         )
+        assert done.returncode == 0, done.stderr
+        return done
 
     return run
 
 
 @pytest.fixture(scope="session")
-def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def told_by(run_program) -> Callable[..., Any]:
+    """Runs a program and returns the JSON of its last line."""
+
+    def run(*arguments: object, **named: Any) -> Any:
+        return json.loads(run_program(*arguments, **named).stdout.splitlines()[-1])
+
+    return run
+
+
+@pytest.fixture
+def start(one_process, tmp_path) -> Iterator[Start]:
+    """Starts a command in the folder of the test; it is killed at the end.
+
+    `start(*command, log="log", **variables)`: what it prints is appended to the file `log`.
+    """
+    started = []
+
+    def run(*command: object, log: str = "log", **variables: str) -> "subprocess.Popen[str]":
+        with (tmp_path / log).open("a") as file:
+            process = subprocess.Popen(
+                list(map(str, command)),
+                cwd=tmp_path,
+                env={**one_process, **variables},
+                stdout=file,
+                stderr=file,
+                text=True,
+            )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def start_training(start, tiny_settings) -> Start:
+    """Starts `protlm train` on the tiny data in `run`."""
+    command = [sys.executable, "-m", "protlm.train", *tiny_settings, "run_dir=run"]
+    return lambda *settings: start(*command, *settings)
+
+
+@pytest.fixture
+def start_child() -> Iterator[Callable[..., BaseProcess]]:
+    """Forks a process that calls a function, and returns it when the function has called `ready`.
+
+    `ready` never returns; the process is killed at the end of the test.
+    """
+    children: list[BaseProcess] = []
+
+    def start(work: Callable[[Callable[[], None]], object]) -> BaseProcess:
+        is_ready = fork.Event()
+
+        def ready() -> None:
+            is_ready.set()
+            while True:
+                signal.pause()
+
+        child = fork.Process(target=work, args=(ready,))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child.start()
+        children.append(child)
+        assert is_ready.wait(60)
+        return child
+
+    yield start
+    for child in children:
+        child.kill()
+        child.join()
+
+
+@pytest.fixture(scope="session")
+def proteins(tmp_path_factory) -> Path:
     """A FASTA file of 3,000 random proteins, some of them repeated, and two invalid records."""
     rng = np.random.default_rng(0)
     letters = np.frombuffer(b"ACDEFGHIKLMNPQRSTVWY", np.uint8)
@@ -57,56 +142,37 @@ def proteins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_disk() -> SmallDisk:
-    """Mounts a small tmpfs, and yields whether this was allowed."""
-
-    @contextmanager
-    def mounted(folder: Path, size: str) -> Iterator[bool]:
-        folder.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
-        is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
-        try:
-            yield is_mounted
-        finally:
-            if is_mounted:
-                subprocess.run(["umount", folder], check=True)
-
-    return mounted
+def few_structures(tmp_path_factory) -> Path:
+    """A folder with the three smallest structures that contacts are fitted to."""
+    folder = tmp_path_factory.mktemp("structures")
+    shipped = (sample_dir() / "structures" / "fit").glob("*.gz")
+    for path in sorted(shipped, key=lambda path: path.stat().st_size)[:3]:
+        shutil.copy(path, folder)
+    return folder
 
 
-@pytest.fixture
-def prepare_bytes(tmp_path: Path) -> Callable[..., Any]:
-    """Prepares bytes as a file, with any number of rejects; returns `report.json`."""
-
-    def run(content: bytes, **options: bool) -> Any:
-        source, out = tmp_path / "proteins.fasta", tmp_path / "data"
-        source.write_bytes(content)
-        reading = PrepareOptions(max_reject_rate=1, reading=ReadOptions(**options))
-        prepare([source], out, split_rule=HashSplit(0, 0), options=reading)
-        report = json.loads((out / "report.json").read_text())
-        shutil.rmtree(out)
-        return report
-
-    return run
+@pytest.fixture(scope="session")
+def pair_settings(tiny_settings) -> list[str]:
+    """The settings of `pair_run`, to be given to a launcher with those of its processes."""
+    return [*tiny_settings, *PAIR, "run_dir=run"]
 
 
-@pytest.fixture
-def refuse_bytes(prepare_bytes: Callable[..., Any], tmp_path: Path) -> Callable[..., str]:
-    """Prepares bytes that must be refused as bad input without output; returns the message."""
-
-    def run(content: bytes, **options: bool) -> str:
-        with pytest.raises(InputDataError) as caught:
-            prepare_bytes(content, **options)
-        assert caught.value.exit_code == ExitCode.BAD_INPUT
-        assert [path.name for path in tmp_path.iterdir()] == ["proteins.fasta"]
-        return str(caught.value)
-
-    return run
+@pytest.fixture(scope="session")
+def pair_run(run_ranks, tmp_path_factory) -> Path:
+    """An uninterrupted run of two ranks, of which the second starts more than a second later."""
+    folder = tmp_path_factory.mktemp("pair")
+    run_ranks(folder, "start-apart", *PAIR)
+    return folder / "run"
 
 
-@pytest.fixture
-def dead_process() -> int:
-    """The process ID of a process that has ended."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+@pytest.fixture(scope="session")
+def assert_same_as_pair(pair_run) -> Callable[[Path], None]:
+    """Compares the log of a run and everything in its last checkpoint with `pair_run`."""
+
+    def compare(run: Path) -> None:
+        last, found = max(all_checkpoints(pair_run)), max(all_checkpoints(run))
+        assert found.name == last.name
+        assert_same_checkpoint(found, last)
+        assert read_log(run) == read_log(pair_run)
+
+    return compare

@@ -2,34 +2,36 @@
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from protlm.data.records import ReadOptions, splitting
-from protlm.data_prep.journal import read_checked, write_checked
+from protlm.data.records import ReadOptions, block
+from protlm.data_prep.encode import Selection
 from protlm.data_prep.prepare import PrepareOptions, prepare
-from protlm.data_prep.select import Selection
 from protlm.data_prep.split import HashSplit
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 RULE = HashSplit(0.1, 0.1)
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
-    monkeypatch.setattr(splitting, "BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 14)
 
 
-def options(**named) -> PrepareOptions:
-    return PrepareOptions(shard_residues=30_000, **named)
+def build(sources: Sequence[Path], out: Path, rule=RULE, **options) -> Path:
+    settings = PrepareOptions(**{"shard_residues": 30_000, **options})
+    prepare(sources, out, split_rule=rule, options=settings)
+    return out
 
 
 class Meddling:
     """A split rule that calls a function at one record."""
 
-    def __init__(self, act, at="P1500"):
+    def __init__(self, act: Callable[[], object], at: str = "P1500") -> None:
         self.act, self.at = act, at
 
     def split_of(self, record, digest):
@@ -44,6 +46,10 @@ class Meddling:
         return RULE.describe()
 
 
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.fixture
 def source(tmp_path, proteins):
     path = tmp_path / "proteins.fasta"
@@ -51,8 +57,12 @@ def source(tmp_path, proteins):
     return path
 
 
-def stop():
-    raise KeyboardInterrupt
+@pytest.fixture
+def first(tmp_path):
+    """A file that is read before `source`."""
+    path = tmp_path / "first.fasta"
+    path.write_text("".join(f">F{i}\n{'MKVLAWERT' * 40}\n" for i in range(190)))
+    return path
 
 
 @pytest.fixture
@@ -60,16 +70,9 @@ def begun(source, tmp_path):
     """A build that was interrupted halfway."""
     out = tmp_path / "data"
     with pytest.raises(KeyboardInterrupt):
-        prepare([source], out, split_rule=Meddling(stop), options=options())
+        build([source], out, Meddling(stop))
     assert len(list(out.with_name("data.partial").glob("journal/*"))) > 3
     return out
-
-
-def write(path, content):
-    """Changes a file but not its modification time."""
-    status = path.stat()
-    path.write_bytes(content)
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def append(path):
@@ -82,8 +85,23 @@ def rewrite(path):
 
 
 def truncate(path):
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size - 100)
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def unnoticed(change: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Changes a file but not its size and modification time."""
+
+    def change_and_date_back(path: Path) -> None:
+        status = path.stat()
+        change(path)
+        os.truncate(path, status.st_size)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    return change_and_date_back
+
+
+def replace(path, old: bytes, new: bytes):
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
 
 
 @pytest.mark.parametrize("change", [append, rewrite, truncate])
@@ -91,191 +109,136 @@ def truncate(path):
 def test_a_source_that_changes_while_it_is_read(source, tmp_path, change, at):
     rule = Meddling(lambda: change(source), at)
     with pytest.raises(InputDataError, match=r"proteins\.fasta changed while it was read"):
-        prepare([source], tmp_path / "data", split_rule=rule, options=options())
+        build([source], tmp_path / "data", rule)
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("change", [append, rewrite, truncate])
-def test_a_source_that_changed_before_the_build_is_continued(begun, source, change, contents):
+CHANGES = {
+    "appended": (append, "has changed since.*--restart"),
+    "rewritten": (rewrite, "has changed since.*--restart"),
+    "truncated": (truncate, "has changed since.*--restart"),
+    "a letter": (
+        unnoticed(lambda path: replace(path, b">P0 a", b">P0 A")),
+        "differs from what was",
+    ),
+    "the end": (
+        unnoticed(lambda path: path.write_bytes(path.read_bytes()[:20_000].rpartition(b">")[0])),
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "told"), CHANGES.values(), ids=CHANGES)
+def test_a_source_that_changed_before_the_build_is_continued(begun, source, change, told, contents):
+    """Also where its size and time are the same, as in a file that grew back with holes."""
     change(source)
     before = contents(begun.with_name("data.partial") / "data")
-    with pytest.raises(InputDataError, match=r"proteins\.fasta has changed since.*--restart"):
-        prepare([source], begun, split_rule=RULE, options=options())
+    with pytest.raises(InputDataError, match=rf"proteins\.fasta.*{told}"):
+        build([source], begun)
     assert contents(begun.with_name("data.partial") / "data") == before
 
 
-def test_an_interrupted_build_can_start_again(begun, source, contents):
-    append(source)
-    prepare([source], begun, split_rule=RULE, options=options(restart=True))
-    whole = begun.with_name("whole")
-    prepare([source], whole, split_rule=RULE, options=options())
+@pytest.mark.parametrize("options", [{"restart": True}, {"workers": 2}])
+def test_what_may_change(begun, source, contents, options):
+    """The number of workers; and everything if the build starts again."""
+    if "restart" in options:
+        append(source)
+    build([source], begun, **options)
+    whole = build([source], begun.with_name("whole"))
     assert contents(begun) == contents(whole)
 
 
-def test_a_changed_letter_is_found_when_size_and_time_are_the_same(begun, source):
-    content = bytearray(source.read_bytes())
-    content[20] = ord("W") if content[20] != ord("W") else ord("A")
-    write(source, content)
-    with pytest.raises(InputDataError, match=r"proteins\.fasta.*differs from what was read before"):
-        prepare([source], begun, split_rule=RULE, options=options())
-
-
-def test_a_file_that_ends_before_the_resumed_position_is_rejected(begun, source):
-    status = source.stat()
-    source.write_bytes(source.read_bytes()[:20_000].rpartition(b">")[0])
-    # A file that grew back to its size with holes.
-    with source.open("r+b") as file:
-        file.truncate(status.st_size)
-    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
-    with pytest.raises(InputDataError, match=r"proteins\.fasta"):
-        prepare([source], begun, split_rule=RULE, options=options())
-
-
-def test_a_source_that_was_read_is_not_opened_again(source, tmp_path, proteins, contents):
-    other = tmp_path / "other.fasta"
-    other.write_bytes(b">a\nMKV\n>b\nMKL\n" * 3_000)
+def test_a_source_that_was_read_is_not_opened_again(first, source, tmp_path, contents):
     out = tmp_path / "data"
-    rule = Meddling(stop)
     with pytest.raises(KeyboardInterrupt):
-        prepare([other, source], out, split_rule=rule, options=options())
-    whole = tmp_path / "whole"
-    prepare([other, source], whole, split_rule=RULE, options=options())
-    write(other, b"x" * other.stat().st_size)
-    with pytest.raises(InputDataError, match=r"other\.fasta, line 1"):
-        prepare([other, source], tmp_path / "new", split_rule=RULE, options=options())
-    prepare([other, source], out, split_rule=RULE, options=options())
+        build([first, source], out, Meddling(stop))
+    whole = build([first, source], tmp_path / "whole")
+    unnoticed(lambda path: path.write_bytes(b"x" * path.stat().st_size))(first)
+    with pytest.raises(InputDataError, match=r"first\.fasta, line 1"):
+        build([first, source], tmp_path / "new")
+    build([first, source], out)
     assert contents(out) == contents(whole)
 
 
 @pytest.mark.parametrize(
     ("changed", "told"),
     [
-        (
-            {"shard_residues": 40_000},
-            "with --shard-residues 30000, not with --shard-residues 40000",
-        ),
-        ({"deduplicate": True}, "without --deduplicate, not with --deduplicate"),
+        ({"shard_residues": 40_000}, "--shard-residues 30000, not 40000"),
+        ({"deduplicate": True}, "--deduplicate off, not on"),
         (
             {"reading": ReadOptions(ignore_trailing_garbage=True)},
-            "without --ignore-trailing-garbage, not with --ignore-trailing-garbage",
+            "--ignore-trailing-garbage off, not on",
         ),
-        ({"selection": Selection(min_length=5)}, "without --min-length, not with --min-length 5"),
+        ({"selection": Selection(min_length=5)}, "--min-length nothing, not 5"),
         (
             {"selection": Selection(organisms=("9606", "Homo sapiens"))},
-            "without --organism, not with --organism 9606 --organism 'Homo sapiens'",
+            "--organism nothing, not 9606, Homo sapiens",
         ),
+        ({"rule": HashSplit(0.1, 0.2)}, r"split rule test_fraction: 0\.1, not 0\.2"),
     ],
 )
 def test_a_build_does_not_resume_with_other_settings(begun, source, changed, told):
-    with pytest.raises(UserError, match=f"was begun {told}: .*--restart"):
-        prepare(
-            [source],
-            begun,
-            split_rule=RULE,
-            options=PrepareOptions(**{"shard_residues": 30_000, **changed}),
-        )
+    with pytest.raises(UserError, match=f"was begun with {told}: .*--restart"):
+        build([source], begun, **changed)
 
 
-def test_a_build_does_not_resume_with_another_rule_or_other_sources(begun, source):
-    told = r"another split rule \(test_fraction: 0\.1, not 0\.2\): .*--restart"
-    with pytest.raises(UserError, match=told):
-        prepare([source], begun, split_rule=HashSplit(0.1, 0.2), options=options())
-    other = source.with_name("other.fasta")
-    other.write_text(">P1\nMKV\n")
-    for sources, told in (([other], f"{source}, not {other}"), ([source, other], "nothing, not")):
-        with pytest.raises(UserError, match=rf"other sources \({told}.*--restart"):
-            prepare(sources, begun, split_rule=RULE, options=options())
+def test_a_build_does_not_resume_with_other_sources(begun, source, first):
+    for sources, told in (([first], f"{source}, not {first}"), ([source, first], "nothing, not")):
+        with pytest.raises(UserError, match=rf"begun with sources {told}.*--restart"):
+            build(sources, begun)
 
 
-def test_a_build_of_an_earlier_version_resumes_without_its_missing_settings(begun, source):
-    """A plan without a flag that was added later; and a plan with an unknown flag."""
-    plan = begun.with_name("data.partial") / "plan.json"
-    fields = read_checked(plan, dict)
-    del fields["settings"]["--deduplicate"]
-    plan.unlink()
-    write_checked(plan, {**fields, "settings": {**fields["settings"], "--odd": 1}})
-    with pytest.raises(UserError, match=r"was begun with --odd 1, not without --odd"):
-        prepare([source], begun, split_rule=RULE, options=options())
-    plan.unlink()
-    write_checked(plan, fields)
-    prepare([source], begun, split_rule=RULE, options=options())
-
-
-def test_the_number_of_workers_may_change(begun, source, tmp_path, contents):
-    prepare([source], begun, split_rule=RULE, options=options(workers=2))
-    prepare([source], tmp_path / "whole", split_rule=RULE, options=options())
-    assert contents(begun) == contents(tmp_path / "whole")
-
-
-def test_a_source_that_was_read_ahead_is_not_yet_finished(source, tmp_path, contents):
+def test_a_source_that_was_read_ahead_is_not_yet_finished(first, source, tmp_path, contents):
     """With two workers the reader is in the second file when the first segment is finished."""
 
-    def fail():
+    def fail() -> None:
         raise InputDataError("stop here")
 
-    first = tmp_path / "first.fasta"
-    first.write_text("".join(f">F{i}\n{'MKVLAWERT' * 40}\n" for i in range(190)))
-    files, out = [first, source], tmp_path / "data"
+    out = tmp_path / "data"
     with pytest.raises(InputDataError, match="stop here"):
-        prepare(files, out, split_rule=Meddling(fail, "F170"), options=options(workers=2))
+        build([first, source], out, Meddling(fail, "F170"), workers=2)
     assert list(out.with_name("data.partial").glob("journal/segment-*"))
-    prepare(files, out, split_rule=RULE, options=options())
-    prepare(files, tmp_path / "whole", split_rule=RULE, options=options())
-    assert contents(out) == contents(tmp_path / "whole")
+    build([first, source], out)
+    assert contents(out) == contents(build([first, source], tmp_path / "whole"))
 
 
+@pytest.fixture
+def build_input(monkeypatch, tmp_path):
+    """Builds from a file as standard input, and perhaps from further files."""
+
+    def run(out: str, file: Path, *further: Path, rule=RULE) -> Path:
+        with file.open("rb") as stream:
+            monkeypatch.setattr(sys, "stdin", stream)
+            return build([Path("-"), *further], tmp_path / out, rule)
+
+    return run
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+@pytest.mark.parametrize("is_read_to_its_end", [False, True])
 def test_standard_input_is_compared_with_that_of_the_interrupted_build(
-    source, tmp_path, monkeypatch, contents
+    first, source, build_input, contents, is_other, is_read_to_its_end
 ):
-    def build(out, rule=RULE):
-        with source.open("rb") as file:
-            monkeypatch.setattr(sys, "stdin", file)
-            prepare([Path("-")], tmp_path / out, split_rule=rule, options=options())
-
-    for out in ("data", "other"):
-        with pytest.raises(KeyboardInterrupt):
-            build(out, Meddling(stop))
-    build("data")
-    build("whole")
-    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
-    write(source, source.read_bytes().replace(b"P1 ", b"Q1 ", 1))
-    with pytest.raises(InputDataError, match=r"standard input.*differs from what was read before"):
-        build("other")
+    """A file is identified by its size and time, a stream only by its bytes."""
+    files = [first, source] if is_read_to_its_end else [source]
+    with pytest.raises(KeyboardInterrupt):
+        build_input("data", *files, rule=Meddling(stop))
+    if is_other:
+        unnoticed(lambda path: replace(path, path.read_bytes()[:3], b">Q1"))(files[0])
+        told = r"standard input.*differs from what was read before"
+        with pytest.raises(InputDataError, match=told):
+            build_input("data", *files)
+    else:
+        assert contents(build_input("data", *files)) == contents(build_input("whole", *files))
 
 
-def test_standard_input_is_continued_from_another_folder(source, tmp_path, monkeypatch):
+def test_standard_input_is_continued_from_another_folder(
+    source, tmp_path, monkeypatch, build_input
+):
     """Standard input does not depend on the working directory."""
     (tmp_path / "elsewhere").mkdir()
     for folder, rule in ((tmp_path, Meddling(stop)), (tmp_path / "elsewhere", RULE)):
         monkeypatch.chdir(folder)
-        with source.open("rb") as file, suppress(KeyboardInterrupt):
-            monkeypatch.setattr(sys, "stdin", file)
-            prepare([Path("-")], tmp_path / "data", split_rule=rule, options=options())
+        with suppress(KeyboardInterrupt):
+            build_input("data", source, rule=rule)
         assert (tmp_path / "data").exists() == (rule is RULE)
-
-
-@pytest.mark.parametrize("is_other", [False, True])
-def test_standard_input_that_was_read_to_its_end_is_also_compared(
-    source, tmp_path, monkeypatch, contents, is_other
-):
-    """A file is identified by its size and time, a stream only by its bytes."""
-    first = tmp_path / "first.fasta"
-    first.write_text("".join(f">F{i}\n{'MKVLAWERT' * 40}\n" for i in range(190)))
-
-    def build(out, rule=RULE):
-        with first.open("rb") as file:
-            monkeypatch.setattr(sys, "stdin", file)
-            prepare([Path("-"), source], tmp_path / out, split_rule=rule, options=options())
-
-    with pytest.raises(KeyboardInterrupt):
-        build("data", Meddling(stop))
-    if is_other:
-        first.write_text(first.read_text().replace(">F7\n", ">G7\n"))
-        with pytest.raises(
-            InputDataError, match=r"standard input.*differs from what was read before"
-        ):
-            build("data")
-        return
-    build("data")
-    build("whole")
-    assert contents(tmp_path / "data") == contents(tmp_path / "whole")

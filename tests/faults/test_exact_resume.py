@@ -1,82 +1,55 @@
-"""A run that was killed after any step resumes as if uninterrupted."""
+"""A run that was killed after any step resumes as if uninterrupted, on any number of ranks."""
 
+import json
 import shutil
-from collections.abc import Callable
+from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from protlm.checkpoints.format import all_checkpoints, checkpoint_name, set_latest, step_of
+from protlm.checkpoints.format import all_checkpoints, step_of
+from protlm.checkpoints.validations import METRICS, read_metrics
+from protlm.system.errors import ExitCode
 from protlm.training.module import LanguageModeling
+from tests.fixtures.ranks import assert_same_checkpoint, assert_same_run, go_back
 
-STEPS = 12
-# 150 sequences in batches of 1,024 tokens are about 17 batches: with accumulation the run crosses
-# the end of an epoch. The steps of logs, validations, redraws and the end of the epoch differ.
-HARD = (
+STEPS, MOVED_AT = 12, 5
+# Without dropout, which differs between ranks.
+PLAIN = (
     "attention=performer_softmax",
     "attention.num_features=32",
     "attention.redraw_every=3",
     # With them 32 features do for an estimate, and the run does not warn.
     "model.qk_norm=true",
-    "model.dropout=0.3",
     "data.crop=random",
+    "trainer.valid_every=4",
+    "trainer.checkpoint_every=1",
+    "trainer.keep_checkpoints=100",
+    f"trainer.max_steps={STEPS}",
+    "trainer.log_every=1",
+)
+# 150 sequences in batches of 1,024 tokens are about 17 batches: with accumulation the run crosses
+# the end of an epoch. The steps of logs, validations, redraws and the end of the epoch differ.
+HARD = (
+    *PLAIN[:-1],
+    "trainer.log_every=5",
+    "model.dropout=0.3",
     "trainer.accumulate_grad_batches=2",
     "trainer.activation_checkpointing=true",
     "trainer.ema_decay=0.9",
-    "trainer.valid_every=4",
-    "trainer.log_every=5",
-    "trainer.checkpoint_every=1",
-    "trainer.keep_checkpoints=100",
     "schedule=cosine",
     "schedule.warmup_steps=2",
-    f"trainer.max_steps={STEPS}",
 )
-
-Train = Callable[..., Path]
-Read = Callable[[Path], Any]
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted(train_tiny, tmp_path_factory) -> Path:
     return train_tiny(tmp_path_factory.mktemp("runs") / "whole", *HARD)
 
 
-@pytest.fixture
-def go_back(uninterrupted: Path, tmp_path: Path) -> Callable[[int], Path]:
-    """Copies the uninterrupted run as a process killed after a step would have left it."""
-
-    def copy(step: int) -> Path:
-        run = shutil.copytree(uninterrupted, tmp_path / f"from-{step}")
-        for path in all_checkpoints(run):
-            if step_of(path) > step:
-                path.unlink()
-        set_latest(run / "checkpoints" / checkpoint_name(step))
-        return run
-
-    return copy
-
-
-def assert_same(run: Path, whole: Path, state_of: Read, log_of: Read) -> None:
-    """Compares the log, and all contents of all checkpoints."""
-    names = [path.name for path in all_checkpoints(whole)]
-    assert [path.name for path in all_checkpoints(run)] == names
-    for name in names:
-        found, expected = (state_of(where / "checkpoints" / name) for where in (run, whole))
-        assert found.keys() == expected.keys()
-        assert [key for key in expected if found[key] != expected[key]] == [], name
-    assert log_of(run) == log_of(whole)
-
-
-def test_killed_after_every_step(
-    uninterrupted: Path,
-    train_tiny: Train,
-    killed_after: Callable,
-    tmp_path: Path,
-    state_of: Read,
-    log_of: Read,
-) -> None:
+def test_killed_after_every_step(uninterrupted, train_tiny, killed_after, tmp_path):
     """One run that is killed after each of its steps: each start makes one step and is compared.
 
     As step k + 1 is exact when begun from the checkpoint of step k, and that checkpoint is exact,
@@ -87,12 +60,10 @@ def test_killed_after_every_step(
         with killed_after(step):
             train_tiny(run, *HARD)
     train_tiny(run, *HARD)
-    assert_same(run, uninterrupted, state_of, log_of)
+    assert_same_run(run, uninterrupted)
 
 
-def test_the_run_covers_the_difficult_cases(
-    uninterrupted: Path, log_of: Read, state_of: Read
-) -> None:
+def test_the_run_covers_the_difficult_cases(uninterrupted, log_of, state_of):
     rows = log_of(uninterrupted)
     assert [row["step"] for row in rows if "train_loss" in row] == [5, 10]
     assert [row["step"] for row in rows if "valid_loss" in row] == [4, 8, 12]
@@ -107,16 +78,11 @@ def test_the_run_covers_the_difficult_cases(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [1, 7, 9])
-def test_several_steps_after_the_kill(
-    step: int,
-    go_back: Callable[[int], Path],
-    uninterrupted: Path,
-    train_tiny: Train,
-    state_of: Read,
-    log_of: Read,
-) -> None:
-    run = train_tiny(go_back(step), *HARD)
-    assert_same(run, uninterrupted, state_of, log_of)
+def test_several_steps_after_the_kill(step, uninterrupted, train_tiny, tmp_path):
+    run = shutil.copytree(uninterrupted, tmp_path / "run")
+    go_back(run, step)
+    train_tiny(run, *HARD)
+    assert_same_run(run, uninterrupted)
 
 
 @pytest.mark.parametrize(
@@ -129,15 +95,8 @@ def test_several_steps_after_the_kill(
     ],
 )
 def test_killed_during_a_validation(
-    step: int,
-    every: int,
-    train_tiny: Train,
-    uninterrupted: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    state_of: Read,
-    log_of: Read,
-) -> None:
+    step, every, train_tiny, uninterrupted, tmp_path, monkeypatch, log_of
+):
     """No row is repeated or missing, wherever the run resumes, also at the last step."""
     validate = LanguageModeling.validation_step
     settings = [*HARD, f"trainer.checkpoint_every={every}"]
@@ -153,17 +112,13 @@ def test_killed_during_a_validation(
     run = train_tiny(tmp_path / "run", *settings)
     assert log_of(run) == log_of(uninterrupted)
     for path in all_checkpoints(run):
-        assert state_of(path) == state_of(uninterrupted / "checkpoints" / path.name), path.name
+        assert_same_checkpoint(path, uninterrupted / "checkpoints" / path.name)
     assert (run / "loss.png").is_file()
 
 
 def test_stopped_again_in_the_repeated_validation(
-    train_tiny: Train,
-    killed_after: Callable,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    log_of: Read,
-) -> None:
+    train_tiny, killed_after, tmp_path, monkeypatch, log_of
+):
     """No step was made, so the checkpoint from which the run resumed is not written again."""
     settings = ("trainer.valid_every=2", "trainer.checkpoint_every=2", "data.tokens_per_batch=512")
     run = tmp_path / "run"
@@ -182,27 +137,20 @@ def test_stopped_again_in_the_repeated_validation(
     assert [row["step"] for row in log_of(run) if "valid_loss" in row] == [2, 4]
 
 
-def test_a_complete_run_is_left_unchanged(uninterrupted: Path, train_tiny: Train) -> None:
+def test_a_complete_run_is_left_unchanged(uninterrupted, train_tiny):
     before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*.ckpt*")}
     train_tiny(uninterrupted, *HARD)
     assert {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*.ckpt*")} == before
 
 
 @pytest.mark.slow
-def test_with_other_numbers_of_workers(
-    train_tiny: Train,
-    killed_after: Callable,
-    uninterrupted: Path,
-    tmp_path: Path,
-    state_of: Read,
-    log_of: Read,
-) -> None:
+def test_with_other_numbers_of_workers(train_tiny, killed_after, uninterrupted, tmp_path):
     """Workers run ahead of the training: the batches they have prepared are not skipped."""
     run = tmp_path / "run"
     with killed_after(5):
         train_tiny(run, *HARD, "data.num_workers=2")
     train_tiny(run, *HARD, "data.num_workers=1")
-    assert_same(run, uninterrupted, state_of, log_of)
+    assert_same_run(run, uninterrupted)
 
 
 @pytest.mark.slow
@@ -213,14 +161,7 @@ def test_with_other_numbers_of_workers(
         ("trainer.accumulate_grad_batches=1", "trainer.tokens_per_step=2048", "attention=rfa"),
     ],
 )
-def test_other_ways_to_train(
-    settings: tuple[str, ...],
-    train_tiny: Train,
-    killed_after: Callable,
-    tmp_path: Path,
-    state_of: Read,
-    log_of: Read,
-) -> None:
+def test_other_ways_to_train(settings, train_tiny, killed_after, tmp_path):
     given = {setting.partition("=")[0] for setting in settings}
     kept = [s for s in HARD if s.partition("=")[0] not in given and not s.startswith("attention")]
     whole, run = tmp_path / "whole", tmp_path / "run"
@@ -229,18 +170,11 @@ def test_other_ways_to_train(
         with killed_after(step):
             train_tiny(run, *kept, *settings)
     train_tiny(run, *kept, *settings)
-    assert_same(run, whole, state_of, log_of)
+    assert_same_run(run, whole)
 
 
 @pytest.mark.slow
-def test_sampling_by_cluster(
-    train_tiny: Train,
-    killed_after: Callable,
-    tiny_clusters: Path,
-    tmp_path: Path,
-    state_of: Read,
-    log_of: Read,
-) -> None:
+def test_sampling_by_cluster(train_tiny, killed_after, tiny_clusters, tmp_path, log_of):
     """Across the ends of epochs, with masks, crops and dropout."""
     settings = (*HARD, "data.sampling=cluster", f"data.dir={tiny_clusters}")
     whole, run = tmp_path / "whole", tmp_path / "run"
@@ -250,4 +184,94 @@ def test_sampling_by_cluster(
         with killed_after(step):
             train_tiny(run, *settings)
     train_tiny(run, *settings)
-    assert_same(run, whole, state_of, log_of)
+    assert_same_run(run, whole)
+
+
+class Runs(NamedTuple):
+    """The folder of the runs, what two ranks returned, and the log of rank 0."""
+
+    folder: Path
+    told: list[Any]
+    log: str
+
+
+@pytest.fixture(scope="module")
+def runs(run_ranks, train_tiny, tmp_path_factory) -> Runs:
+    """Runs of one rank in this process, and of two and four ranks in other processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    train_tiny(folder / "one", *PLAIN)
+    go_back(shutil.copytree(folder / "one", folder / "one-to-two"), MOVED_AT)
+    told = run_ranks(folder, "interruptions", arguments=[STEPS, MOVED_AT, HARD, PLAIN])
+    log = (folder / "rank-0.log").read_text()
+    for target in ("two-to-one", "two-to-four"):
+        shutil.copytree(folder / "two-to-others", folder / target)
+    train_tiny(folder / "two-to-one", *PLAIN)
+    run_ranks(folder, "resume-two-to-four", *PLAIN, ranks=4)
+    return Runs(folder, told, log)
+
+
+@pytest.mark.slow
+def test_two_ranks_killed_after_every_step(runs, log_of):
+    assert len(all_checkpoints(runs.folder / "whole")) == STEPS
+    assert_same_run(runs.folder / "killed", runs.folder / "whole")
+    assert {row.get("epoch", 0) for row in log_of(runs.folder / "whole")} == {0, 1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moved", ["one-to-two", "two-to-one", "two-to-four"])
+def test_on_another_number_of_ranks(moved, runs, log_of):
+    """The global batches are the same; losses differ by the rounding of sums in another order."""
+    one, other = log_of(runs.folder / "one"), log_of(runs.folder / moved)
+    assert [row["step"] for row in other] == [row["step"] for row in one]
+    for expected, found in zip(one, other, strict=True):
+        assert found.keys() == expected.keys()
+        for name in expected.keys() & {"epoch", "samples", "learning_rate"}:
+            assert found[name] == expected[name]
+        for name in expected.keys() & {"train_loss", "valid_loss"}:
+            assert found[name] == pytest.approx(expected[name], abs=1e-5)
+        for name in expected.keys() & {"gradient_norm", "square_norm_layer_1"}:
+            assert found[name] == pytest.approx(expected[name], rel=1e-3)
+    ranks = {"one-to-two": 2, "two-to-one": 1, "two-to-four": 4}[moved]
+    timed = read_metrics(runs.folder / moved / METRICS)
+    last = [row for row in timed if "residues_per_second" in row][-1]
+    assert last["residues_per_second_per_device"] * ranks == pytest.approx(
+        last["residues_per_second"]
+    )
+
+
+def samples(runs: Runs, name: str) -> dict[tuple[int, ...], list[int]]:
+    """Returns the samples of each global batch of a run, by the position after it."""
+    found = defaultdict(list)
+    for path in runs.folder.glob(f"samples-{name}-*.jsonl"):
+        for line in path.read_text().splitlines():
+            after, numbers = json.loads(line)
+            found[tuple(after)] += [number for number in numbers if number >= 0]
+    return {after: sorted(numbers) for after, numbers in found.items()}
+
+
+@pytest.mark.slow
+def test_the_same_samples_in_every_batch(runs):
+    two, four = samples(runs, "two-to-others"), samples(runs, "two-to-four")
+    assert len(two) == MOVED_AT and len(four) == STEPS - MOVED_AT
+    continued = samples(runs, "one-to-two")
+    assert continued == four
+    assert not two.keys() & four.keys()
+    hard, killed = samples(runs, "whole"), samples(runs, "killed")
+    assert hard == killed
+    assert all(hard[after] == numbers for after, numbers in (two | four).items())
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_full_for_the_rank_that_saves(runs):
+    first, second = runs.told
+    assert first == second
+    warned, stopped, at_the_end = first
+    assert warned == [4, ExitCode.OK]
+    for (message, code), last in ((stopped, "step 1"), (at_the_end, "step 3")):
+        assert code == ExitCode.OUTPUT
+        assert "no space left" in message and f"the last checkpoint is {last}" in message
+    assert runs.log.count("training continues") == 1
+    kept = {name: all_checkpoints(runs.folder / name) for name in ("warned", "stopped")}
+    assert [step_of(path) for path in kept["warned"]] == [1, 3, 4]
+    assert [step_of(path) for path in kept["stopped"]] == [1]
+    assert not list(runs.folder.rglob("*.part"))

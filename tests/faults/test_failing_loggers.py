@@ -13,7 +13,6 @@ from pytorch_lightning.loggers.logger import DummyLogger
 
 from protlm.checkpoints.format import all_checkpoints
 
-Train = Callable[..., Path]
 Read = Callable[[Path], Any]
 
 
@@ -65,14 +64,12 @@ CASES = {
 
 
 @pytest.fixture(scope="module")
-def plain(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plain(train_tiny, tmp_path_factory) -> Path:
     return train_tiny(tmp_path_factory.mktemp("runs") / "plain", "trainer.log_every=1")
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_training_is_unaffected(
-    case: str, plain: Path, train_tiny: Train, tmp_path: Path, state_of: Read, log_of: Read
-) -> None:
+def test_the_training_is_unaffected(case, plain, train_tiny, tmp_path, state_of, log_of):
     spoil, logger, words = CASES[case]
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", UserWarning)

@@ -6,10 +6,11 @@ Needs root and `ip` (iproute2), as in a container of CI; elsewhere it fails with
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
+
+from tests.faults.processes import ranks_below, wait_for_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.netns]
 
@@ -43,49 +44,26 @@ def namespaces() -> Iterator[list[str]]:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
 
 
-@pytest.fixture
-def start(
-    namespaces: list[str], one_process: dict[str, str], pair_settings: list[str], tmp_path: Path
-) -> Iterator[Callable[[], list["subprocess.Popen[str]"]]]:
-    """Starts torchrun on both nodes, with a rank each."""
-    started: list[subprocess.Popen[str]] = []
-
-    def run() -> list["subprocess.Popen[str]"]:
-        for number, (name, address) in enumerate(zip(namespaces, NODES, strict=True)):
-            command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
-            command += ["--nnodes=2", f"--node-rank={number}", "--nproc-per-node=1"]
-            command += ["--rdzv-backend=static", f"--master-addr={NODES[0]}", "--master-port=29551"]
-            command += [f"--local-addr={address}", "-m", "protlm.train", *pair_settings]
-            command += ["run_dir=run", "trainer.num_nodes=2", "trainer.timeout_minutes=0.25"]
-            with (tmp_path / f"node-{number}.log").open("a") as log:
-                started.append(
-                    subprocess.Popen(
-                        command,
-                        cwd=tmp_path,
-                        env={**one_process, "GLOO_SOCKET_IFNAME": "node"},
-                        stdout=log,
-                        stderr=log,
-                        text=True,
-                    )
-                )
-        return started[-2:]
-
-    yield run
-    for process in started:
-        process.kill()
-        process.wait()
+def node_command(name: str, number: int) -> list[str]:
+    """Returns the command that starts torchrun on a node, with one rank."""
+    command = ["ip", "netns", "exec", name, sys.executable, "-m", "torch.distributed.run"]
+    command += ["--nnodes=2", f"--node-rank={number}", "--nproc-per-node=1"]
+    command += ["--rdzv-backend=static", f"--master-addr={NODES[0]}", "--master-port=29551"]
+    command += [f"--local-addr={NODES[number]}", "-m", "protlm.train", "trainer.num_nodes=2"]
+    return [*command, "trainer.timeout_minutes=0.25"]
 
 
 def test_a_cut_link_ends_both_nodes_and_a_restart_resumes_the_run(
-    namespaces: list[str],
-    start: Callable,
-    tmp_path: Path,
-    wait_for_step: Callable,
-    ranks_below: Callable,
-    assert_gone: Callable,
-    assert_same_as_pair: Callable,
-) -> None:
-    nodes = start()
+    namespaces, start, pair_settings, tmp_path, assert_gone, assert_same_as_pair
+):
+    def start_both() -> list["subprocess.Popen[str]"]:
+        commands = [node_command(name, number) for number, name in enumerate(namespaces)]
+        return [
+            start(*command, *pair_settings, log=f"node-{number}.log", GLOO_SOCKET_IFNAME="node")
+            for number, command in enumerate(commands)
+        ]
+
+    nodes = start_both()
     wait_for_step(tmp_path / "run", 12, *nodes)
     ranks = [pid for node in nodes for pid in ranks_below(node.pid).values()]
     assert len(ranks) == 2
@@ -97,6 +75,6 @@ def test_a_cut_link_ends_both_nodes_and_a_restart_resumes_the_run(
     said = [(tmp_path / f"node-{number}.log").read_text() for number in (0, 1)]
     assert any("has lost another rank" in text for text in said)
     ip("-n", namespaces[1], "link", "set", "node", "up")
-    nodes = start()
+    nodes = start_both()
     assert [node.wait(timeout=250) for node in nodes] == [0, 0], said
     assert_same_as_pair(tmp_path / "run")

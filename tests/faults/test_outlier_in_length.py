@@ -1,4 +1,4 @@
-"""A protein that is far longer than the others of its file, and several files on a full disk."""
+"""A protein that is far longer than the others of its file."""
 
 import shutil
 import tracemalloc
@@ -10,23 +10,28 @@ import pytest
 import torch
 from torch import nn
 
-from protlm import paths
 from protlm.analysis import contact_regression
 from protlm.analysis.contact_regression import BYTES_PER_PAIR, ContactRegression, head_features
-from protlm.cli import app
+from protlm.cli.main import app
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import InputDataError, OutputError
 from protlm.model import gibbs, memory
 from protlm.model.decoding import Sampling
-from protlm.training.finetuning import FinetuneSettings, Finetuning, Metric
-from protlm.training.labeled_batches import Batches, LabeledTokens
+from protlm.system.errors import InputDataError
+from protlm.training.labels import (
+    Batches,
+    FinetuneSettings,
+    LabeledData,
+    LabeledTokens,
+    LabelLearning,
+    Metric,
+)
 from tests.small_models import small_model
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Short proteins and a long one, with labels, and structures to fit to."""
+def folder(tmp_path, few_structures, monkeypatch) -> Path:
+    """Short proteins and a long one, with labels, and structures to fit to in `fit`."""
     letters = np.random.default_rng(0).choice(list("ACDEFGHIKLMNPQRSTVWY"), (20, 30))
     rows = {f"P{number}": "".join(row) for number, row in enumerate(letters)}
     rows["long"] = "MKTAYIAKQR" * 210
@@ -34,10 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     splits = ("train", "train", "valid", "test")
     labels = [f"{k},{s},{s.count('A')},{splits[n % 4]}" for n, (k, s) in enumerate(rows.items())]
     (tmp_path / "x.csv").write_text("\n".join(["identifier,sequence,label,split", *labels]))
-    shipped = (paths.sample_dir() / "structures" / "fit").glob("*.gz")
-    (tmp_path / "fit").mkdir()
-    for path in sorted(shipped, key=lambda path: path.stat().st_size)[:3]:
-        shutil.copy(path, tmp_path / "fit")
+    (tmp_path / "fit").symlink_to(few_structures)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -54,12 +56,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_what_has_no_room_is_skipped_with_both_figures(
-    command: str,
-    folder: Path,
-    tiny_run: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    command, folder, tiny_run, monkeypatch, capfd
+):
     monkeypatch.setattr(memory, "free_memory", lambda device: 1_000_000)
     app([*command.split(), "-m", str(tiny_run), "--device", "cpu"], standalone_mode=False)
     said = capfd.readouterr().err.splitlines()
@@ -72,9 +70,7 @@ def test_what_has_no_room_is_skipped_with_both_figures(
             assert np.asarray(file.attrs["skipped"])["reason"][0].decode() in skipped
 
 
-def test_contacts_of_nothing_that_fits_are_no_result(
-    folder: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contacts_of_nothing_that_fits_are_no_result(folder, tiny_run, monkeypatch):
     shutil.copy(next((folder / "fit").glob("*")), "x.pdb.gz")
     monkeypatch.setattr(memory, "_LONGEST", 16)
     monkeypatch.setattr(memory.Room, "refusal", lambda self, length: f"{length} need more")
@@ -84,7 +80,7 @@ def test_contacts_of_nothing_that_fits_are_no_result(
     assert list(folder.glob("out*")) == []
 
 
-def test_contacts_need_the_maps_of_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contacts_need_the_maps_of_one_layer(monkeypatch):
     monkeypatch.setattr(contact_regression, "_ROWS", 20)
     model, sequence, regression = small_model("softmax"), "MKTAYIAKQR" * 45, ContactRegression()
     regression.weights_H = np.array([0.5, 0.0, -2.0, 3.0])
@@ -97,7 +93,7 @@ def test_contacts_need_the_maps_of_one_layer(monkeypatch: pytest.MonkeyPatch) ->
     assert peak < (4 * model.num_heads + BYTES_PER_PAIR) * len(sequence) ** 2
 
 
-def test_starts_are_sampled_in_batches_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_starts_are_sampled_in_batches_of_tokens(monkeypatch):
     starts = [STANDARD[: 3 + number % 5] for number in range(12)] + [STANDARD * 3]
     network, seen, found = small_model("softmax").network, list[int](), []
     network.register_forward_pre_hook(lambda _, given: seen.append(given[0].numel()))
@@ -111,7 +107,7 @@ def test_starts_are_sampled_in_batches_of_tokens(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("of_residues", [False, True])
-def test_a_step_in_several_passes_has_the_gradient_of_one(of_residues: bool) -> None:
+def test_a_step_in_several_passes_has_the_gradient_of_one(of_residues):
     sequences = ["MKTAY", STANDARD * 4, "ACDEF", STANDARD, "MK", "GSHMTTA"]
     places = [np.arange(len(one))[:: 1 + n] for n, one in enumerate(sequences)]
     values = np.arange(float(sum(map(len, places)) if of_residues else len(sequences)))
@@ -121,12 +117,12 @@ def test_a_step_in_several_passes_has_the_gradient_of_one(of_residues: bool) -> 
     for limit in (10_000, 60):
         network = small_model("softmax").network
         network.register_forward_pre_hook(lambda _, given: tokens.append(given[0].numel()))
-        module = Finetuning(
+        module = LabelLearning(
             network,
             head,
             loss="mean_squares",
             metric=Metric("x", lambda *_: 0.0),
-            valid=data,
+            data=LabeledData(data, data, batch_size=6, seed=1),
             causal=False,
             settings=FinetuneSettings(tokens_per_batch=limit),
         )
@@ -137,30 +133,3 @@ def test_a_step_in_several_passes_has_the_gradient_of_one(of_residues: bool) -> 
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
     # Each of the three passes is computed again for the gradient.
     assert len(tokens) == 1 + 2 * 3 and max(tokens[1:]) == len(sequences[1]) + SPECIALS
-
-
-@pytest.mark.parametrize(
-    "command, number",
-    [
-        ("contacts x.fasta --fit fit -o out.h5", 2),
-        ("attention x.fasta -o out.h5", 1),
-        ("score x.fasta --scan -o out.csv", 1),
-    ],
-)
-def test_all_files_are_there_or_none(
-    command: str, number: int, folder: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The disk is full when the last file is written."""
-    (folder / "x.fasta").write_text(">P1\nMKTAYIAKQRQISFVKSHFSRQ\n")
-    before, finished, finish = sorted(folder.iterdir()), list[Path](), paths.finish
-
-    def refuse_last(temporary: Path, path: Path) -> None:
-        if len(finished) == number:
-            raise OSError(28, "No space left on device")
-        finish(temporary, path)
-        finished.append(path)
-
-    monkeypatch.setattr(paths, "finish", refuse_last)
-    with pytest.raises(OutputError, match=r"out\.\w+: no space left"):
-        app([*command.split(), "--figure", "out.png", "-m", str(tiny_run)], standalone_mode=False)
-    assert len(finished) == number and sorted(folder.iterdir()) == before

@@ -1,29 +1,25 @@
-"""The commands on a foreign model: as it is, and imported."""
+"""The commands on a foreign model, as it is and imported, and those of docs/interop.md."""
 
 import json
-import os
 import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
 import pytest
-import torch
 
 import protlm
 from protlm import interop
-from protlm.build import load_initial_weights
 from protlm.checkpoints.description import ModelDescription
-from protlm.checkpoints.format import weights_hash
 from protlm.commands import checkpoint
-from protlm.config import Activation, NormOrder, Positions
-from protlm.errors import InputDataError, UserError
-from protlm.model.network import build_network
-from protlm.paths import sample_dir, sha256_of
-from tests.interop.conftest import esm_tensors
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sha256_of
+from tests.fixtures.commands import SHORT_TRAINING, commands_of
+from tests.interop.families import ESM, FAIR_ESM
+from tests.small_models import shortest_structures, structure_folder
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 Write = Callable[..., Path]
@@ -44,27 +40,7 @@ def succeed(protlm_in_process: Command, tmp_path: Path) -> Callable[..., str]:
 def test_the_commands_take_an_imported_esm_2(
     succeed: Callable[..., str], write_esm: Write, tiny_data: Path, tmp_path: Path
 ) -> None:
-    use(succeed, write_esm(), tiny_data, tmp_path, layers=2, heads=4)
-
-
-@pytest.mark.slow
-@pytest.mark.peers
-def test_the_commands_take_an_imported_esm_2_of_8m(
-    succeed: Callable[..., str], esm2_8m: Path, tiny_data: Path, tmp_path: Path
-) -> None:
-    use(succeed, esm2_8m, tiny_data, tmp_path, layers=6, heads=20)
-
-
-def use(
-    succeed: Callable[..., str],
-    foreign: Path,
-    tiny_data: Path,
-    tmp_path: Path,
-    *,
-    layers: int,
-    heads: int,
-) -> None:
-    """Imports a model, and runs the commands on it."""
+    foreign = write_esm()
     succeed("checkpoint", "import", foreign, "-o", "esm2")
     imported = tmp_path / "esm2"
     succeed("checkpoint", "verify", "esm2")
@@ -82,11 +58,8 @@ def use(
     np.testing.assert_array_equal(*vectors)
     succeed("attention", fasta, "-m", "esm2", "-o", "maps.h5")
     with h5py.File(tmp_path / "maps.h5") as file:
-        assert file[f"P1/layer_{layers}"].shape == (heads, 24, 24)
-    structures = sample_dir() / "structures" / "fit"
-    smallest = min(structures.glob("*.gz"), key=lambda path: path.stat().st_size)
-    (tmp_path / "fit").mkdir()
-    (tmp_path / "fit" / smallest.name).write_bytes(smallest.read_bytes())
+        assert file["P1/layer_2"].shape == (4, 24, 24)
+    structure_folder(tmp_path, "fit", 1)
     succeed("contacts", fasta, "-m", "esm2", "-o", "contacts.h5", "--fit", "fit")
     succeed("contacts", fasta, "-m", foreign, "-o", "kept.h5", "--fit", "esm2.fit.json")
     printed = succeed("evaluate", "checkpoint=esm2", f"data.dir={tiny_data}", "output=e.json")
@@ -94,27 +67,14 @@ def use(
     assert json.loads((tmp_path / "e.json").read_text())["results"]["test"]["masked"]
 
 
-class RunsCode:
-    """Unpickling it ends the process."""
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return os._exit, (1,)
-
-
 def test_an_import_that_fails_leaves_nothing(
     protlm_in_process: Command, write_esm: Write, tiny_run: Path, tmp_path: Path
 ) -> None:
-    lacking = esm_tensors()
-    del lacking["lm_head.bias"]
-    newer = esm_tensors() | {"esm.encoder.layer.0.attention.gate.weight": torch.zeros(4)}
-    code, text = tmp_path / "code.pt", tmp_path / "text.pt"
-    torch.save({"args": RunsCode()}, code)
-    text.write_text("not a model")
+    tensors = {name: value for name, value in ESM.tensors().items() if name != "lm_head.bias"}
+    (tmp_path / "text.pt").write_text("not a model")
     for source, message in (
-        (write_esm("newer", tensors=newer), "has 1 tensor ('esm.encoder.layer.0.attention.gate"),
-        (code, "code.pt is refused: it would call "),
-        (text, "text.pt is not a file of tensors as torch.save writes it, or incomplete; get"),
-        (write_esm("lacking", tensors=lacking), "lacks 1 tensor ('lm_head.bias')"),
+        (tmp_path / "text.pt", "text.pt is not a file of tensors as torch.save writes it, or"),
+        (write_esm("lacking", tensors=tensors), "lacks 1 tensor ('lm_head.bias')"),
         (write_esm("other", model_type="t5"), "is a model of the type 't5'; protlm reads: ablang"),
         (tiny_run, "is not a model of another program: give a Hugging Face folder"),
         (tmp_path / "missing.pt", "missing.pt: no such file"),
@@ -143,60 +103,20 @@ def test_an_interrupted_import_leaves_no_contact_head(
     assert [path.name for path in tmp_path.iterdir()] == ["esm"]
 
 
-def test_training_starts_from_a_foreign_model(write_esm: Write) -> None:
-    model = protlm.load(write_esm())
-    described = model.description
-    network = build_network(described.model, described.attention_config, seed=1)
-    load_initial_weights(network, described.model, described.attention_config, write_esm("again"))
-    assert weights_hash(network.state_dict()) == model.hash
-
-
-@pytest.mark.parametrize(
-    "setting, value, message",
-    [
-        ("activation", Activation.relu, "model.activation=gelu, .* this run is relu"),
-        ("token_dropout", False, "model.token_dropout=true, .* this run is false"),
-        ("norm_epsilon", 1e-3, "model.norm_epsilon=1e-05, .* this run is 0.001"),
-        ("norm_order", NormOrder.post, "model.norm_order=pre, .* this run is post"),
-        ("positions", Positions.sinusoidal, "model.positions=rotary, .* this run is sinusoidal"),
-    ],
-)
-def test_a_setting_without_weights_is_compared(
-    setting: str, value: Any, message: str, write_esm: Write
-) -> None:
-    path = write_esm(tensors={n: v for n, v in esm_tensors().items() if "inv_freq" not in n})
-    described = protlm.load(path).description
-    model = replace(described.model, **{setting: value})
-    network = build_network(model, described.attention_config, seed=1)
-    with pytest.raises(UserError, match=rf"init_from=.*\({message}\); type: model.{setting}="):
-        load_initial_weights(network, model, described.attention_config, path)
-
-
-def test_settings_of_training_and_memory_may_differ(write_esm: Write) -> None:
-    described = protlm.load(write_esm()).description
-    changes = {"dropout": 0.1, "feedforward_chunk": 8, "max_length": 64, "norm_epsilon": None}
-    model = replace(described.model, **changes)
-    network = build_network(model, {"name": "softmax"}, seed=1)
-    again = write_esm("again")
-    load_initial_weights(network, model, described.attention_config, again)
-    expected = protlm.load(again).network.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in network.state_dict().items())
-
-
 @pytest.mark.parametrize("source", [3, {}, {"family": "esm"}, {"family": "esm", "sha256": 1}])
 def test_an_impossible_source_in_a_description_is_refused(
     source: object, write_esm: Write, tmp_path: Path
 ) -> None:
     plain = protlm.load(write_esm()).description.to_plain()
     assert ModelDescription.parse(tmp_path, plain).to_plain() == plain
-    with pytest.raises(InputDataError, match=r"source=.* must have family, sha256"):
+    with pytest.raises(InputDataError, match=r"source.* must (have family, sha256|be an? )"):
         ModelDescription.parse(tmp_path, plain | {"source": source})
 
 
 def test_an_esm_is_exported_and_imported_again(
     succeed: Callable[..., str], write_esm: Write, tmp_path: Path
 ) -> None:
-    foreign = write_esm(tensors={n: v.float() for n, v in esm_tensors().items()})
+    foreign = write_esm(tensors={n: v.float() for n, v in ESM.tensors().items()})
     succeed("checkpoint", "import", foreign, "-o", "esm2")
     succeed("checkpoint", "export", "esm2", "--format", "hf", "--fit", "esm2.fit.json", "-o", "hf")
     succeed("checkpoint", "import", "hf", "-o", "again")
@@ -229,27 +149,60 @@ def test_a_run_is_exported_for_transformers_and_imported_again(
         (["--format", "hf", "--dtype", "bfloat16"], "--dtype bfloat16 needs --format protlm"),
         (["--fit", "x.json"], "--fit needs --format hf"),
         (["--format", "hf", "--fit", "fit.json"], "needs a model with the architecture of ESM"),
+        (["--format", "hf", "--fit", "fit.json"], "was fitted with another model"),
     ],
 )
 def test_impossible_exports_are_refused(
     options: list[str],
     message: str,
     protlm_in_process: Command,
+    write_esm: Write,
     tiny_run: Path,
     tmp_path: Path,
 ) -> None:
     fit = {"model_hash": "x", "seed": 0, "weights": [1.0], "intercept": 0.0}
     (tmp_path / "fit.json").write_text(json.dumps(fit))
-    done = protlm_in_process("checkpoint", "export", tiny_run, "-o", "new", *options, cwd=tmp_path)
+    model = write_esm() if "another model" in message else tiny_run
+    done = protlm_in_process("checkpoint", "export", model, "-o", "new", *options, cwd=tmp_path)
     assert (done.returncode, message in done.stderr) == (2, True)
     assert not (tmp_path / "new").exists()
 
 
-def test_a_fit_of_another_model_is_refused(
-    protlm_in_process: Command, write_esm: Write, tmp_path: Path
+@pytest.mark.slow
+@pytest.mark.peers
+def test_the_commands_of_the_document(
+    succeed: Callable[..., str],
+    write_esm: Write,
+    esm2_8m: Path,
+    tiny_data: Path,
+    tiny_run: Path,
+    tmp_path: Path,
 ) -> None:
-    fit = {"model_hash": "x", "seed": 0, "weights": [1.0], "intercept": 0.0}
-    (tmp_path / "fit.json").write_text(json.dumps(fit))
-    options = ("--format", "hf", "--fit", "fit.json", "-o", "new")
-    done = protlm_in_process("checkpoint", "export", write_esm(), *options, cwd=tmp_path)
-    assert (done.returncode, "was fitted with another model" in done.stderr) == (2, True)
+    write_esm("esm2_t33_650M_UR50D")
+    FAIR_ESM.save(tmp_path / "fair").rename(tmp_path / "esm2_t33_650M_UR50D.pt")
+    # With a folder of its owner, a name of the Hub is a local path.
+    (tmp_path / "facebook").mkdir()
+    (tmp_path / "facebook" / "esm2_t33_650M_UR50D").symlink_to(tmp_path / "esm2_t33_650M_UR50D")
+    for folder in ("data", "runs", "models"):
+        (tmp_path / folder).mkdir()
+    for name in ("mine", "family"):
+        (tmp_path / "data" / name).symlink_to(tiny_data)
+    (tmp_path / "runs" / "mine").symlink_to(tiny_run)
+    for name in ("proteins.fasta", "protein.fasta"):
+        (tmp_path / name).write_text(">P1\nMKTAYIAKQRQISFVKSHFSRQ\n>P2\nMKXU\n")
+    (smallest,) = shortest_structures("fit", 1)
+    (tmp_path / smallest.name).write_bytes(smallest.read_bytes())
+    # The layers of the tiny model, and the format of the shipped structures.
+    ours = {"33": "2", "protein.pdb": smallest.name}
+    for program, *named in commands_of(DOCUMENT):
+        if program == "pip":
+            continue
+        assert program == "protlm"
+        words = [ours.get(word, word) for word in named]
+        (tmp_path / "embeddings.h5").unlink(missing_ok=True)
+        short = SHORT_TRAINING if words[0] == "train" else []
+        succeed(*words, *short)
+    assert (tmp_path / "exported" / "modeling_protlm.py").is_file()
+    assert not list((tmp_path / "esm2").glob("*.py"))
+    assert protlm.load(tmp_path / "models" / "again").hash == protlm.load(tiny_run).hash
+    assert protlm.load(tmp_path / "runs" / "family").description.source is not None

@@ -1,8 +1,12 @@
-"""Models of the Hugging Face Hub by name, from a cache and an imitation of its interface."""
+"""Models of the Hugging Face Hub: its interface is imitated, or a server answers in its place."""
 
+import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from hashlib import sha1
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +14,9 @@ import pytest
 
 import protlm
 from protlm import interop
-from protlm.errors import InputDataError, UserError
+from protlm.data.vocabulary import VOCABULARY
 from protlm.interop.hub import _read_files
+from protlm.system.errors import InputDataError, UserError
 
 pytestmark = pytest.mark.peers
 hub = pytest.importorskip("huggingface_hub")
@@ -101,28 +106,20 @@ def test_the_cache_is_used_without_the_network(
 
 
 @pytest.mark.parametrize(
-    "information, offline, message",
+    "information, message",
     [
-        (
-            None,
-            True,
-            "does not exist here; it is not in the cache .*hub either, and HF_HUB_OFFLINE is set",
-        ),
-        (ConnectionError("x"), False, r"in the cache .*failed \(ConnectionError: x\)"),
-        ("GatedRepoError", False, f"{NAME} is gated: accept .*hf auth login"),
-        (
-            "RepositoryNotFoundError",
-            False,
-            "does not exist here, and is not a model of the Hugging Face",
-        ),
-        (files(("README.md", 1)), False, "has no config.json with weights"),
-        (files(("config.json", 1), ("vocab.txt", 1)), False, "has no config.json with weights"),
+        (None, "here; it is not in the cache .*hub either, and HF_HUB_OFFLINE is set"),
+        (ConnectionError("x"), r"in the cache .*failed \(ConnectionError: x\)"),
+        ("GatedRepoError", f"{NAME} is gated: accept .*hf auth login"),
+        ("RepositoryNotFoundError", "not exist here, and is not a model of the Hugging Face"),
+        (files(("README.md", 1)), "has no config.json with weights"),
+        (files(("config.json", 1), ("vocab.txt", 1)), "has no config.json with weights"),
     ],
 )
 def test_a_model_that_cannot_be_had_is_one_sentence(
-    information: Any, offline: bool, message: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+    information: Any, message: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", information is None)
     answer(monkeypatch, hub_error(information) if isinstance(information, str) else information)
     with pytest.raises(InputDataError, match=message) as raised:
         protlm.load(NAME)
@@ -141,18 +138,15 @@ def test_an_impossible_name_is_one_sentence(
     assert error.value.exit_code == 2
 
 
-@pytest.mark.parametrize("error", ["GatedRepoError", "RepositoryNotFoundError", "no network"])
 def test_a_model_that_cannot_be_imported_leaves_nothing(
-    error: str,
     cache: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     protlm_in_process: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    answer(monkeypatch, ConnectionError(error) if error == "no network" else hub_error(error))
+    answer(monkeypatch, hub_error("GatedRepoError"))
     done = protlm_in_process("checkpoint", "import", NAME, "-o", "new", cwd=tmp_path)
-    assert done.returncode == 3
-    assert len(done.stderr.splitlines()) == 1
+    assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["hub"]
 
 
@@ -178,3 +172,72 @@ def test_a_local_path_is_not_looked_up(
 )
 def test_one_form_of_the_weights_is_read(names: list[str], expected: list[str]) -> None:
     assert _read_files(["config.json", *names]) == ["config.json", *expected]
+
+
+@pytest.fixture
+def served(write_esm: Callable[..., Path]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The address of a Hub with one model, and what ends it."""
+    folder = write_esm("served")
+    numbers = {token: number for number, token in enumerate(VOCABULARY.tokens)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": numbers}}))
+    (folder / "modeling_code.py").write_text("raise SystemExit")
+
+    sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    tree = [
+        {"type": "file", "path": name, "size": size, "oid": REVISION}
+        for name, size in sizes.items()
+    ]
+    siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
+    model = {"_id": "1", "id": NAME, "sha": REVISION, "siblings": siblings}
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if path.startswith("/api/models/"):
+                content = json.dumps(tree if "/tree/" in path else model).encode()
+            elif (file := folder / Path(path).name).is_file():
+                content = file.read_bytes()
+            else:
+                return self.send_error(404)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.send_header("ETag", f'"{sha1(content).hexdigest()}"')
+            self.send_header("X-Repo-Commit", REVISION)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(content)
+            return None
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", server.shutdown
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.slow
+def test_a_downloaded_model_is_used_without_the_network(
+    served: tuple[str, Callable[[], None]], protlm_command: Callable[..., Any], tmp_path: Path
+) -> None:
+    address, end = served
+    named = {"config.json", "tokenizer.json", "model.safetensors"}
+    cases = [
+        ("first", {}, "downloading config.json, tokenizer.json, model.safetensors of"),
+        ("offline", {"HF_HUB_OFFLINE": "1"}, "from the cache, because HF_HUB_OFFLINE is set"),
+        ("gone", {"HF_ENDPOINT": "http://127.0.0.1:9"}, "because the Hugging Face Hub failed"),
+    ]
+    for output, more, told in cases:
+        env = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "cache"), **more}
+        command = ("checkpoint", "import", NAME, "-o", output)
+        done = protlm_command(*command, cwd=tmp_path, env=env)
+        assert (done.returncode, told in done.stderr) == (0, True), done.stderr
+        assert {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")} == named
+        if output == "first":
+            end()
+    weights = {(tmp_path / name / "model.safetensors").read_bytes() for name, *_ in cases}
+    assert len(weights) == 1

@@ -1,11 +1,14 @@
-"""Exported models: transformers computes the same without protlm, and what it saves is read."""
+"""Exported models: transformers computes the same without protlm, and what it saves is read.
+
+Their code is a bundle: it computes what the modules compute, and has nothing that is not used.
+"""
 
 import ast
 import json
 import string
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from protlm import attention, interop
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
-from protlm.composition import compose, to_plain
 from protlm.config import (
     Activation,
     HeadKind,
@@ -29,33 +30,30 @@ from protlm.config import (
     QueryKeyWidth,
     TrainConfig,
 )
+from protlm.config.composition import compose, to_plain
 from protlm.data.dataset import collate
 from protlm.data.masking import IGNORE
 from protlm.data.records import ReadOptions, Tally
 from protlm.data.records.residues import residues
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop import hugging_face
-from protlm.interop.esm_export import is_esm
-from protlm.model.network import build_network
-from protlm.model.transformer import ProteinLM
-from tests.interop.conftest import WIDTH, esm_tensors
+from protlm.interop.bundle import Bundle, Name
+from protlm.interop.hugging_face import is_esm
+from protlm.model.transformer import build_network
+from tests.interop.example import Example
+from tests.interop.families import ESM, ESM_1V
+from tests.interop.test_families import assert_same, outputs
 from tests.marks import slow_but
 
 PROGRAM = Path(__file__).parent / "programs" / "use_exported.py"
 SEQUENCES = ["MKTVRQERLKSIVRILERSKEPVSX", "MK", "ACDEFGHIKLMNPQRSTVWY"]
-Write = Callable[..., Path]
-
-
-def options_of(mechanism: str) -> dict[str, Any]:
-    """The settings of `conf/attention`."""
-    return dict(to_plain(compose(TrainConfig, [f"attention={mechanism}"]))["attention"])
 
 
 def model_with(
     mechanism: str, *, objective: Objective = Objective.masked, **changes: Any
 ) -> Checkpoint:
     """A tiny model with random weights."""
-    options = options_of(mechanism)
+    options = dict(to_plain(compose(TrainConfig, [f"attention={mechanism}"]))["attention"])
     assert attention.mechanism(mechanism).supports_bidirectional
     settings = {"num_layers": 2, "num_heads": 2, "model_dim": 16, "feedforward_dim": 24}
     settings |= {"max_length": 64, "positions": Positions.rotary, "norm": Norm.rms}
@@ -74,32 +72,19 @@ def model_with(
     return Checkpoint(Path("x"), description, network.state_dict())
 
 
-def network_of(model: Checkpoint) -> ProteinLM:
-    described = model.description
-    network = build_network(described.model, described.attention_config, seed=1)
-    network.load_state_dict(model.weights)
-    return network.eval()
-
-
 def exported(model: Checkpoint, folder: Path, *, maps: bool = True) -> Path:
     """Exports a model, with its outputs in `inputs.pt`."""
     hugging_face.export(model, folder, None)
-    network, causal = network_of(model), model.description.objective is Objective.causal
+    described, causal = model.description, model.description.objective is Objective.causal
+    network = build_network(described.model, described.attention_config, seed=1).eval()
+    network.load_state_dict(model.weights)
     tokens_BL, mask_BL = collate([VOCABULARY.encode(sequence) for sequence in SEQUENCES])
-    with torch.no_grad():
-        out = network(tokens_BL, mask_BL, causal=causal, layers=range(network.num_layers + 1))
-        inputs = list(network.attention_inputs(tokens_BL, mask_BL, causal=causal))
+    states, found, logits_BLV = outputs(network, tokens_BL, mask_BL, causal=causal)
     rows = mask_BL[:, None, :, None]
-    found = [
-        network.mechanism(number).attention_map(
-            x.q_BHLK, x.k_BHLK, hidden_BLD=x.hidden_BLD, mask_BL=mask_BL, causal=causal
-        )
-        for number, x in inputs
-    ]
     labels_BL = tokens_BL.masked_fill(~mask_BL, IGNORE)
     # A causal model predicts the token after a position.
     last, distance = tokens_BL.shape[1] - int(causal), int(causal)
-    predicted_NV = out.logits_BLV[:, :last].flatten(0, 1)
+    predicted_NV = logits_BLV[:, :last].flatten(0, 1)
     expected = {
         "labels": labels_BL,
         "loss": F.cross_entropy(predicted_NV, labels_BL[:, distance:].flatten()),
@@ -107,9 +92,9 @@ def exported(model: Checkpoint, folder: Path, *, maps: bool = True) -> Path:
         "tokens": tokens_BL,
         "mask": mask_BL,
         "causal": causal,
-        "logits": out.logits_BLV[mask_BL],
-        "hidden": [out.hidden[n][mask_BL] for n in sorted(out.hidden)],
-        "maps": [x.detach()[rows.expand_as(x)] for x in found] if maps else [],
+        "logits": logits_BLV[mask_BL],
+        "hidden": [state_BLD[mask_BL] for state_BLD in states],
+        "maps": [x[rows.expand_as(x)] for x in found] if maps else [],
     }
     torch.save(expected, folder / "inputs.pt")
     return folder
@@ -130,19 +115,16 @@ def use_exported(*folders: Path) -> None:
     assert done.stdout.count("good") == len(folders)
 
 
-def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        assert (found[name].dtype, found[name].tolist()) == (value.dtype, value.tolist()), name
-
-
 def assert_read_again(folder: Path, model: Checkpoint) -> None:
     """What is exported, and what transformers has saved of it, is the same model."""
-    saved = sorted(folder.glob("saved_*"))
-    assert len(saved) == 2
+    has_code = any(folder.glob("*.py"))
+    # A bare ESM has lost its output layer.
+    saved = sorted(folder.glob("saved_*" if has_code else "saved_*MaskedLM"))
+    assert len(saved) == (2 if has_code else 1)
     for path in (folder, *saved):
         found = interop.read(path)
-        assert found.description == model.description
+        assert found.description.model == model.description.model
+        assert not has_code or found.description == model.description
         assert_same(found.weights, model.weights)
 
 
@@ -151,37 +133,23 @@ def assert_transformers_agrees(models: dict[str, Checkpoint], tmp_path: Path) ->
     folders = {name: exported(model, tmp_path / name) for name, model in models.items()}
     use_exported(*folders.values())
     for name, folder in folders.items():
-        if list(folder.glob("*.py")):
-            assert_read_again(folder, models[name])
-        else:
-            assert_esm_read_again(folder, models[name])
+        assert_read_again(folder, models[name])
 
 
-def esm_folder(write_esm: Write, name: str, **changes: Any) -> Path:
-    tensors = esm_tensors()
-    if changes.get("position_embedding_type") == "absolute":
-        tensors = {n: v for n, v in tensors.items() if not n.endswith("inv_freq")}
-        tensors["esm.embeddings.position_embeddings.weight"] = torch.randn(66, WIDTH).double()
-    tensors = {name: value.float() for name, value in tensors.items()}
-    return write_esm(name, tensors=tensors, **changes)
-
-
-def assert_esm_read_again(folder: Path, model: Checkpoint) -> None:
-    for path in (folder, folder / "saved_AutoModelForMaskedLM"):
-        found = interop.read(path)
-        assert found.description.model == model.description.model
-        assert_same(found.weights, model.weights)
+def esm(folder: Path, example: Example = ESM) -> interop.ForeignModel:
+    """An ESM in single precision."""
+    tensors = {name: value.float() for name, value in example.tensors().items()}
+    return interop.read(example.save(folder, tensors))
 
 
 @pytest.mark.peers
 @pytest.mark.slow
-def test_transformers_loads_a_model_without_protlm(write_esm: Write, tmp_path: Path) -> None:
-    absolute = {"position_embedding_type": "absolute", "max_position_embeddings": 66}
+def test_transformers_loads_a_model_without_protlm(tmp_path: Path) -> None:
     models = {
         "performer": model_with("performer_relu"),
         "linformer": model_with("linformer"),
-        "esm2": interop.read(esm_folder(write_esm, "esm2_source")),
-        "esm1v": interop.read(esm_folder(write_esm, "esm1v_source", **absolute)),
+        "esm2": esm(tmp_path / "esm2_source"),
+        "esm1v": esm(tmp_path / "esm1v_source", ESM_1V),
     }
     assert_transformers_agrees(models, tmp_path)
     code = {name: len(list((tmp_path / name).glob("*.py"))) for name in models}
@@ -208,14 +176,6 @@ EXTRAS: dict[str, Any] = {
 }
 
 
-def with_bounded_norms(model: Checkpoint) -> Checkpoint:
-    """A model as trained by an earlier version."""
-    weights = {n: v for n, v in model.weights.items() if "_norm.gain" not in n}
-    for name in set(model.weights) - set(weights):
-        weights[name.replace("gain", "scale")] = model.weights[name] - 0.5
-    return replace(model, weights=weights)
-
-
 @pytest.mark.peers
 @pytest.mark.slow
 def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
@@ -226,7 +186,6 @@ def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
         "hybrid": model_with("hybrid", qk_norm=True),
         "width": model_with("softmax", qk_norm=True, qk_norm_width=QueryKeyWidth.layer),
         "stored": model_with("performer_relu", stored_frequencies=True),
-        "earlier": with_bounded_norms(model_with("performer_relu", qk_norm=True)),
         "causal": model_with("performer_relu", objective=Objective.causal, qk_norm=True),
     }
     assert_transformers_agrees(models, tmp_path)
@@ -260,13 +219,7 @@ def test_the_tokenizer_reads_what_protlm_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mechanism", slow_but(attention.names(), "performer_relu", "reformer"))
 def test_the_code_of_every_mechanism_defines_it(mechanism: str) -> None:
     """Without transformers, the code can be compiled and not run."""
-    options = options_of(mechanism)
-    del options["name"]
-    config = ModelConfig(num_layers=1, num_heads=2, model_dim=16, feedforward_dim=16)
-    description = ModelDescription(
-        VOCABULARY.hash, Objective.masked, config, mechanism, options, seed=0, max_length=64
-    )
-    text = hugging_face._code(description)
+    text = hugging_face._code(model_with(mechanism).description)
     compile(text, "modeling_protlm.py", "exec")
     defined = {node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
     assert attention.mechanism(mechanism).__name__ in defined
@@ -275,10 +228,10 @@ def test_the_code_of_every_mechanism_defines_it(mechanism: str) -> None:
 
 
 @pytest.mark.peers
-def test_all_tensors_of_an_esm_are_written(write_esm: Write, tmp_path: Path) -> None:
+def test_all_tensors_of_an_esm_are_written(tmp_path: Path) -> None:
     from transformers import EsmForMaskedLM
 
-    model = interop.read(esm_folder(write_esm, "source"))
+    model = esm(tmp_path / "source")
     hugging_face.export(model, tmp_path / "new", model.contacts)
     assert interop.read(tmp_path / "new").contacts == model.contacts
     _, info = EsmForMaskedLM.from_pretrained(tmp_path / "new", output_loading_info=True)
@@ -296,11 +249,102 @@ def test_all_tensors_of_an_esm_are_written(write_esm: Write, tmp_path: Path) -> 
     ],
 )
 def test_other_architectures_are_exported_with_code(
-    changes: dict[str, Any], write_esm: Write
+    changes: dict[str, Any], tmp_path: Path
 ) -> None:
-    described = interop.read(esm_folder(write_esm, "source")).description
+    described = esm(tmp_path / "source").description
     described = replace(described, model=replace(described.model, stored_frequencies=False))
     assert is_esm(described)
     assert not is_esm(replace(described, model=replace(described.model, **changes)))
     assert not is_esm(replace(described, attention="performer_relu"))
     assert not is_esm(replace(described, objective=Objective.causal))
+
+
+PACKAGE = "package_under_test"
+
+
+@pytest.fixture
+def write_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Writes the modules of a package: `write_modules(name="source", ...)`."""
+    monkeypatch.setattr("protlm.interop.bundle._PACKAGE", PACKAGE)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / PACKAGE).mkdir()
+
+    def write(**sources: str) -> None:
+        for name, source in {"__init__": "", **sources}.items():
+            (tmp_path / PACKAGE / f"{name}.py").write_text(source)
+
+    yield write
+    for name in [name for name in sys.modules if name.startswith(PACKAGE)]:
+        del sys.modules[name]
+
+
+def at(module: str, name: str) -> Name:
+    return Name(f"{PACKAGE}.{module}" if module else PACKAGE, name)
+
+
+def run_bundle(bundle: Bundle) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    assert PACKAGE not in bundle.source()
+    exec(bundle.source(), values)
+    return values
+
+
+def test_objects_of_one_name_are_kept_apart(write_modules: Callable[..., None]) -> None:
+    write_modules(
+        first="_X = 1\n\ndef f(x=_X):\n    return x + _X\n",
+        second=(
+            f"from {PACKAGE}.first import f as g\n\n_X = 20\n\n"
+            "class C:\n    size = _X\n    def f(self):\n        return g(), g(7), f'{_X}'\n"
+        ),
+    )
+    bundle = Bundle([at("second", "C")], {})
+    made = run_bundle(bundle)["C"]
+    assert (made.size, made().f()) == (20, (2, 8, "20"))
+    assert bundle.source() == bundle.source()
+
+
+def test_only_what_is_used_is_included(write_modules: Callable[..., None]) -> None:
+    write_modules(
+        first="import json\nimport math\n\ndef unused():\n    return json\n\nPI = math.pi\n",
+        second=(
+            f"from {PACKAGE} import f\n\nclass Base:\n    pass\n\nclass C(Base):\n    value = f()\n"
+        ),
+        __init__=f"from {PACKAGE}.first import PI\n\ndef f():\n    return PI\n",
+    )
+    bundle = Bundle([at("second", "C")], {})
+    assert 3.1 < run_bundle(bundle)["C"].value < 3.2
+    assert "unused" not in bundle.source()
+    assert "json" not in bundle.source()
+
+
+def test_a_name_can_be_replaced(write_modules: Callable[..., None]) -> None:
+    write_modules(
+        first="def f():\n    return 1\n\ndef g():\n    return f()\n",
+        second=(
+            f"from {PACKAGE}.first import g\n\ndef other():\n    return 2\n\n"
+            "def h():\n    return g()\n"
+        ),
+    )
+    bundle = Bundle([at("second", "h")], {at("first", "f"): at("second", "other")})
+    assert run_bundle(bundle)["h"]() == 2
+    assert "def f(" not in bundle.source()
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("def f():\n    import math\n    return math\n", "move the import up"),
+        (f"from {PACKAGE} import first\ndef f():\n    return first._X\n", "names of .*first"),
+        (
+            f"from {PACKAGE}.first import _X as y\n_X = 2\ndef f(_X):\n    return y, g()\n"
+            "def g():\n    return _X\n",
+            "_X has two meanings",
+        ),
+    ],
+)
+def test_what_cannot_be_bundled_is_refused(
+    source: str, message: str, write_modules: Callable[..., None]
+) -> None:
+    write_modules(first="_X = 1\n", second=source)
+    with pytest.raises(AssertionError, match=message):
+        Bundle([at("second", "f")], {}).source()

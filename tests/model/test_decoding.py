@@ -1,30 +1,26 @@
 """Decoding: steps equal the parallel form, and samples follow the model and the seed."""
 
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import yaml
-from omegaconf import OmegaConf
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from protlm.attention import mechanism, names
 from protlm.attention.base import Recurrent
-from protlm.config import ModelConfig, NormOrder, Positions
+from protlm.config import NormOrder, Positions
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.errors import UserError
 from protlm.model.decoding import Ended, GeneratedSequence, Sampling, generate
-from protlm.model.network import build_network
 from protlm.model.positions import rotate
 from protlm.model.selfattention import BoundedNorm, FreeNorm
 from protlm.model.transformer import DecodingState, ProteinLM
-from protlm.paths import conf_dir
+from protlm.system.errors import UserError
 from tests.marks import slow_but
 from tests.rounding import condition_of, error_bound
+from tests.small_models import network_of, random_tokens
 
 RECURRENT = [name for name in names() if issubclass(mechanism(name), Recurrent)]
 KEEP_EVERY_POSITION = {"softmax"}
@@ -32,18 +28,11 @@ RESIDUES = [VOCABULARY[letter] for letter in STANDARD]
 
 
 def network(attention: str = "performer_relu", **changes: Any) -> ProteinLM:
-    """The `tiny` model with the shipped settings of a mechanism."""
-    settings = yaml.safe_load((conf_dir() / "attention" / f"{attention}.yaml").read_text())
-    preset = OmegaConf.load(conf_dir() / "model" / "tiny.yaml")
-    config = OmegaConf.merge(OmegaConf.structured(ModelConfig), preset, changes)
-    built = OmegaConf.to_object(config)
-    assert isinstance(built, ModelConfig)
-    return build_network(built, settings, seed=0).eval()
+    return network_of(f"attention={attention}", **changes)
 
 
-def example(length: int, batch: int = 2) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(4, 24, (batch, length), generator=generator)
+def example(length: int) -> Tensor:
+    return random_tokens(length)[0]
 
 
 @torch.inference_mode()
@@ -101,13 +90,9 @@ def models() -> list[Any]:
     """
     orders = list(NormOrder)
     found = list(product(["performer_relu"], Positions, orders, [False, True]))
-    for attention in RECURRENT:
-        if attention != "performer_relu":
-            ways = (
-                (positions, orders[number % len(orders)], number > 0)
-                for number, positions in enumerate(Positions)
-            )
-            found += [(attention, *way) for way in ways]
+    ways = [(at, orders[n % len(orders)], n > 0) for n, at in enumerate(Positions)]
+    others = [attention for attention in RECURRENT if attention != "performer_relu"]
+    found += [(attention, *way) for attention in others for way in ways]
     fast = {attention: way for attention, *way in found}
     return slow_but(found, *((attention, *way) for attention, way in fast.items()))
 
@@ -137,22 +122,6 @@ def test_float64_is_not_rounded_in_between() -> None:
         normed_BHLK = norm(num_heads=2).double()(x_BHLK)
         normed_BHLK = normed_BHLK * (x_BHLK.norm(dim=-1) / normed_BHLK.norm(dim=-1))[..., None]
         torch.testing.assert_close(normed_BHLK, x_BHLK, rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("attention", RECURRENT)
-def test_some_samples_continue(attention: str) -> None:
-    model = network(attention, positions=Positions.rotary).double()
-    tokens_BL = example(20, batch=3)
-    rows = torch.tensor([2, 2, 0])
-    with torch.inference_mode():
-        state = stepped(model, tokens_BL[:, :12])[0][rows]
-        assert state.length == 12
-        logits = []
-        for tokens_B in tokens_BL[rows, 12:].unbind(dim=1):
-            state, logits_BV = model.step(state, tokens_B)
-            logits.append(logits_BV)
-    expected = parallel(model, tokens_BL)[rows, 12:]
-    torch.testing.assert_close(torch.stack(logits, dim=1), expected, rtol=1e-10, atol=1e-10)
 
 
 def test_steps_have_the_options_of_imported_models() -> None:
@@ -203,13 +172,6 @@ def logits_like(seed: int, batch: int = 50) -> Tensor:
     return logits_BV
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-def test_temperature_divides_the_logits(temperature: float) -> None:
-    logits_BV = logits_like(1)
-    found = Sampling(temperature).probabilities(logits_BV)
-    torch.testing.assert_close(found, (logits_BV / temperature).softmax(-1))
-
-
 GREEDY = {
     "temperature 0": Sampling(0.0),
     "temperature 0 among few": Sampling(0.0, top_k=3, top_p=0.9),
@@ -232,11 +194,14 @@ def test_top_k_keeps_k_of_several_equal_tokens() -> None:
     assert found[0].tolist() == [0.5, 0.5] + [0.0] * 31
 
 
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
 @pytest.mark.parametrize("top_k", [2, 7, 29, 33, 500])
-def test_top_k_keeps_the_most_probable(top_k: int) -> None:
+def test_the_most_probable_are_kept_and_the_temperature_divides_logits(
+    top_k: int, temperature: float
+) -> None:
     logits_BV = logits_like(3)
-    probable_BV = logits_BV.softmax(-1)
-    found_BV = Sampling(top_k=top_k).probabilities(logits_BV)
+    probable_BV = (logits_BV / temperature).softmax(-1)
+    found_BV = Sampling(temperature, top_k=top_k).probabilities(logits_BV)
     kept_BV = found_BV > 0
     assert (kept_BV.sum(-1) == min(top_k, 29)).all()
     out_BV = probable_BV.masked_fill(kept_BV, 0)
@@ -359,17 +324,9 @@ def test_the_probability_is_that_of_the_model() -> None:
         assert sequence.perplexity == pytest.approx(np.exp(nats.item() / len(tokens[3:])))
 
 
-@pytest.fixture
-def watched() -> Iterator[tuple[ProteinLM, list[int]]]:
-    """A model, and the number of samples in each of its steps."""
+def test_sequences_that_ended_cost_nothing() -> None:
     model, rows = bias(network(), [VOCABULARY.eos], 1.0), []
-    handle = model.head.register_forward_hook(lambda module, args, out: rows.append(len(out)))
-    yield model, rows
-    handle.remove()
-
-
-def test_sequences_that_ended_cost_nothing(watched: tuple[ProteinLM, list[int]]) -> None:
-    model, rows = watched
+    model.head.register_forward_hook(lambda module, args, out: rows.append(len(out)))
     found = sampled(model, 30, prefix="MKT", batch_size=30)
     # Four tokens are read before the first draw; a token ends a sequence or is read next.
     assert rows[:4] == [1, 1, 1, 1]

@@ -11,9 +11,8 @@ import protlm
 from protlm.attention import names
 from protlm.model import memory
 from protlm.model.memory import Room, TensorMemory, _peak, extrapolate
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from tests.marks import slow_but
 from tests.small_models import small_model
 

@@ -1,8 +1,8 @@
 """The Python interface: from sequences to logits, hidden states and maps."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ import protlm
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.performer_softmax import PerformerSoftmax
-from protlm.errors import UserError
-from protlm.model.network import build_network
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import build_network
+from protlm.system.errors import UserError
 from tests.small_models import small_model
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMNPQRSTVWYXBZUO", "M"]
@@ -37,13 +37,6 @@ def test_layers_are_numbered_from_the_embedding_and_from_the_end(model: Pretrain
     assert out.hidden[2].equal(out.hidden[-1])
     with pytest.raises(UserError, match="layer 3 does not exist; this model has 0 to 2"):
         model(model.tokenize(SEQUENCES), layers=[3])
-
-
-def test_alone_and_in_a_batch_are_the_same(model: PretrainedModel) -> None:
-    together = model(model.tokenize(SEQUENCES), layers=[-1]).hidden[-1]
-    for row, sequence in enumerate(SEQUENCES):
-        alone = model(model.tokenize([sequence]), layers=[-1]).hidden[-1][0]
-        torch.testing.assert_close(together[row, : len(sequence) + 2], alone, atol=1e-5, rtol=0)
 
 
 def test_maps_are_distributions_over_the_tokens(model: PretrainedModel) -> None:
@@ -97,46 +90,43 @@ def test_random_weights_are_the_same_architecture(model: PretrainedModel) -> Non
     assert (floor.num_layers, floor.num_heads) == (model.num_layers, model.num_heads)
 
 
-def test_estimate_errors_are_by_layer_and_head(
-    train_tiny: Callable[..., Path], model: PretrainedModel, tmp_path: Path
+@pytest.mark.parametrize(
+    "attention, first",
+    [
+        ({"name": "performer_softmax"}, 0),
+        ({"name": "hybrid", "local_heads": 1, "mechanism": "performer_softmax"}, 1),
+    ],
+)
+def test_estimate_errors_are_those_of_the_heads_of_favor(
+    attention: dict[str, Any], first: int, model: PretrainedModel
 ) -> None:
+    """Of all heads of a layer, or of a hybrid's linear heads."""
     assert model.estimate_errors(model.tokenize(SEQUENCES)) == {}, "it has no FAVOR+"
-    settings = ("attention=performer_softmax", "model.qk_norm=true", "trainer.max_steps=2")
-    estimating = protlm.load(train_tiny(tmp_path / "run", *settings))
-    errors = estimating.estimate_errors(estimating.tokenize(SEQUENCES))
-    assert set(errors) == {1, 2}
-    for square_norm_H, error_H in errors.values():
-        # Norms of 1 bound |q̂ + k̂|² by 4, and so the error of 256 features.
-        assert square_norm_H.shape == error_H.shape == (model.num_heads,)
-        assert (square_norm_H > 0).all() and (square_norm_H <= 4.1).all()
-        assert (error_H > 0).all() and (error_H < 0.5).all()
-
-
-def test_estimate_errors_are_those_of_the_linear_heads_of_a_hybrid() -> None:
-    options = {"local_heads": 1, "mechanism": "performer_softmax"}
-    config = replace(small_model("hybrid").description.model, num_heads=4)
+    described = small_model("softmax").description
+    config = replace(described.model, num_heads=4, qk_norm=not first)
     # In float64 the bounds of `assert_close` are 10^8 roundings wide.
-    network = build_network(config, {"name": "hybrid", **options}, seed=1).double()
-    hybrid = PretrainedModel(network, small_model("hybrid").description, rebuild=lambda _: network)
-    batch = hybrid.tokenize(SEQUENCES)
-    errors = hybrid.estimate_errors(batch)
+    network = build_network(config, attention, seed=1).double()
+    estimating = PretrainedModel(network, described, rebuild=lambda _: network)
+    batch = estimating.tokenize(SEQUENCES)
+    errors = estimating.estimate_errors(batch)
     assert set(errors) == {1, 2}
     for number, x in network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False):
         mechanism = network.mechanism(number)
-        assert isinstance(mechanism, Hybrid)
-        linear = mechanism.linear
+        linear = mechanism.linear if isinstance(mechanism, Hybrid) else mechanism
         assert isinstance(linear, PerformerSoftmax)
-        q_BHLK, k_BHLK = x.q_BHLK[:, 1:], x.k_BHLK[:, 1:]
+        q_BHLK, k_BHLK = x.q_BHLK[:, first:], x.k_BHLK[:, first:]
         norms = SquareNorms.of(pair_sums(q_BHLK, k_BHLK, batch.mask_BL, causal=False))
+        assert errors[number][0].shape == (4 - first,)
         torch.testing.assert_close(errors[number][0], norms.sum_H)
         torch.testing.assert_close(errors[number][1], relative_error(linear, norms))
+        if not first:
+            # Norms of 1 bound |q̂ + k̂|² by 4, and so the error of 256 features.
+            assert (errors[number][0] > 0).all() and (errors[number][0] <= 4.1).all()
+            assert (errors[number][1] > 0).all() and (errors[number][1] < 0.5).all()
 
 
-def test_learned_positions_bound_the_length(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    settings = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
-    bounded = protlm.load(train_tiny(tmp_path / "run", *settings))
+def test_learned_positions_bound_the_length() -> None:
+    bounded = small_model("softmax", max_length=128)
     bounded.tokenize(["A" * 126])
     with pytest.raises(UserError, match="127 residues is longer than the 126"):
         bounded.tokenize(["A" * 127])

@@ -1,5 +1,9 @@
-"""The attention sublayer: one product for queries, keys and values equals three."""
+"""The attention sublayer: one product for three, norms, and rotary positions by their formula.
 
+The formula is equation 34 of arXiv 2104.09864, written pair by pair.
+"""
+
+import math
 from typing import Any
 
 import pytest
@@ -8,29 +12,34 @@ from torch import Tensor, nn
 
 from protlm.attention import create
 from protlm.config import ModelConfig, QueryKeyWidth
-from protlm.errors import UserError
 from protlm.model import selfattention
-from protlm.model.linear import Linear
+from protlm.model.layers import Linear
+from protlm.model.positions import Rotary, rotate
 from protlm.model.selfattention import BoundedNorm, Context, SelfAttention, Tokens, WidthNorm
+from protlm.system.errors import UserError
 from protlm.training.lora import add_adapters
+
+SIZES = {"num_layers": 1, "num_heads": 2, "model_dim": 8, "feedforward_dim": 8}
+ONES_BL = torch.ones(3, 5, dtype=torch.int64)
+CONTEXT = Context(ONES_BL, ONES_BL.bool(), None, causal=False)
+
+
+def sublayer_of(name: str, **changes: Any) -> SelfAttention:
+    mechanism = create(name, {}, num_heads=2, head_dim=4, model_dim=8, max_length=16)
+    torch.manual_seed(0)
+    return SelfAttention(ModelConfig(**SIZES, **changes), mechanism, Tokens(33, 1))
 
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", ["softmax", "reformer"])
 def test_queries_keys_and_values_are_those_of_their_projections(name: str, bias: bool) -> None:
-    mechanism = create(name, {}, num_heads=2, head_dim=4, model_dim=8, max_length=16)
-    torch.manual_seed(0)
-    config = ModelConfig(
-        num_layers=1, num_heads=2, model_dim=8, feedforward_dim=8, attention_bias=bias
-    )
-    layer = SelfAttention(config, mechanism, Tokens(33, 1)).double()
+    layer = sublayer_of(name, attention_bias=bias).double()
     names = {name for name, _ in layer.named_parameters()}
     assert ("output.bias" in names) == ("query.bias" in names) == bias
     hidden_BLD = torch.randn(3, 5, 8, dtype=torch.float64)
-    ones_BL = torch.ones(3, 5, dtype=torch.int64)
-    inputs = layer.inputs(hidden_BLD, Context(ones_BL, ones_BL.bool(), None, causal=False))
+    inputs = layer.inputs(hidden_BLD, CONTEXT)
     # A mechanism whose keys are its queries has no projection for keys.
-    assert (layer.key is None) == mechanism.shares_query_key == (name == "reformer")
+    assert (layer.key is None) == (name == "reformer")
     key = layer.query if layer.key is None else layer.key
     found = (inputs.q_BHLK, inputs.k_BHLK, inputs.v_BHLC)
     expected = [
@@ -82,16 +91,13 @@ def change(layer: SelfAttention, way: str) -> Any:
 def run(layer: SelfAttention) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     hidden_BLD = torch.randn(3, 5, 8, generator=generator).requires_grad_()
-    ones_BL = torch.ones(3, 5, dtype=torch.int64)
-    return layer(hidden_BLD, Context(ones_BL, ones_BL.bool(), None, causal=False))
+    return layer(hidden_BLD, CONTEXT)
 
 
 @pytest.fixture
 def sublayer() -> SelfAttention:
     CALLS.clear()
-    mechanism = create("linear", {}, num_heads=2, head_dim=4, model_dim=8, max_length=16)
-    config = ModelConfig(num_layers=1, num_heads=2, model_dim=8, feedforward_dim=8)
-    return SelfAttention(config, mechanism, Tokens(33, 1))
+    return sublayer_of("linear")
 
 
 @pytest.mark.parametrize(
@@ -132,17 +138,13 @@ def test_plain_layers_are_one_product(
 
 
 def test_a_query_key_norm_may_have_the_width_of_all_heads() -> None:
-    sizes = {"num_layers": 1, "num_heads": 2, "model_dim": 8, "feedforward_dim": 8}
-    config = ModelConfig(**sizes, qk_norm=True, qk_norm_width=QueryKeyWidth.layer)
-    mechanism = create("linear", {}, num_heads=2, head_dim=4, model_dim=8, max_length=16)
-    layer = SelfAttention(config, mechanism, Tokens(33, 1)).double()
+    layer = sublayer_of("linear", qk_norm=True, qk_norm_width=QueryKeyWidth.layer).double()
     assert isinstance(layer.query_norm, WidthNorm)
     assert isinstance(layer.key_norm, WidthNorm)
     torch.manual_seed(0)
     torch.nn.init.normal_(layer.query_norm.weight)
     hidden_BLD = torch.randn(3, 5, 8, dtype=torch.float64)
-    ones_BL = torch.ones(3, 5, dtype=torch.int64)
-    inputs = layer.inputs(hidden_BLD, Context(ones_BL, ones_BL.bool(), None, causal=False))
+    inputs = layer.inputs(hidden_BLD, CONTEXT)
     query_BLD = layer.query(hidden_BLD)
     centered_BLD = query_BLD - query_BLD.mean(-1, keepdim=True)
     variance_BL1 = centered_BLD.square().mean(-1, keepdim=True)
@@ -150,7 +152,7 @@ def test_a_query_key_norm_may_have_the_width_of_all_heads() -> None:
     expected_BHLK = normed_BLD.unflatten(-1, (2, 4)).transpose(1, 2)
     torch.testing.assert_close(inputs.q_BHLK, expected_BHLK)
     with pytest.raises(UserError, match=r"qk_norm_width=layer needs model\.qk_norm=true"):
-        ModelConfig(**sizes, qk_norm_width=QueryKeyWidth.layer)
+        ModelConfig(**SIZES, qk_norm_width=QueryKeyWidth.layer)
 
 
 @pytest.mark.parametrize("linear", ["performer_relu", "performer_softmax", "linear", "rfa"])
@@ -182,3 +184,71 @@ def test_exact_heads_of_a_hybrid_can_look_at_one_key_and_the_others_keep_their_n
     torch.testing.assert_close(found.q_BHLK[:, 1:], expected.q_BHLK[:, 1:])
     is_bounded = isinstance(alone.query_norm, BoundedNorm)
     assert is_bounded == isinstance(layer.query_norm.linear, BoundedNorm) == (linear != "rfa")
+
+
+def by_pairs(x_BHLK: Tensor, start: int) -> Tensor:
+    """Each pair (i, i + K/2) as a complex number, times exp(i·position·frequency)."""
+    half = x_BHLK.shape[-1] // 2
+    frequency = torch.tensor([10_000.0 ** (-i / half) for i in range(half)], dtype=torch.float64)
+    position = torch.arange(start, start + x_BHLK.shape[2], dtype=torch.float64)
+    turn = torch.polar(
+        torch.ones(len(position), half, dtype=torch.float64), position[:, None] * frequency
+    )
+    turned = torch.complex(x_BHLK[..., :half], x_BHLK[..., half:]) * turn
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+@pytest.mark.parametrize("start", [0, 35_000])
+def test_rotation_and_its_gradient_are_those_of_the_formula(start: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    # The layout of the model: heads come out of one product, so that positions are not adjacent.
+    x_BLHK = torch.randn(2, 5, 3, 8, dtype=torch.float64, generator=generator)
+    weights = torch.randn(2, 3, 5, 8, dtype=torch.float64, generator=generator)
+    angles = Rotary(head_dim=8).angles(start, start + 5)
+    results = []
+    for turn in (lambda x: rotate(x, *angles), lambda x: by_pairs(x, start)):
+        leaf = x_BLHK.clone().requires_grad_()
+        out = turn(leaf.transpose(1, 2))
+        (gradient,) = torch.autograd.grad((out * weights).sum(), leaf)
+        results.append((out, gradient))
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_a_rotation_in_pieces_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_BHLK = torch.randn(2, 3, 11, 8, generator=torch.Generator().manual_seed(0))
+    angles = Rotary(head_dim=8).angles(7, 18)
+    expected_BHLK = rotate(x_BHLK, *angles)
+    # 4 positions of 48 numbers at a time, and 3 at the end; or less than one.
+    for numbers in (200, 1):
+        monkeypatch.setattr("protlm.model.positions._PIECE", numbers)
+        assert torch.equal(rotate(x_BHLK, *angles), expected_BHLK)
+
+
+def test_an_empty_batch_is_rotated() -> None:
+    x_BHLK = torch.zeros(0, 3, 11, 8)
+    assert rotate(x_BHLK, *Rotary(head_dim=8).angles(0, 11)).shape == x_BHLK.shape
+
+
+def test_low_precision_is_kept_and_rounded_once() -> None:
+    x_BHLK = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
+    angles = Rotary(head_dim=8).angles(100, 109)
+    low_BHLK = x_BHLK.bfloat16()
+    turned = rotate(low_BHLK, *angles)
+    assert turned.dtype == torch.bfloat16
+    assert torch.equal(turned, rotate(low_BHLK.float(), *angles).bfloat16())
+    norms = turned.float().norm(dim=-1) / low_BHLK.float().norm(dim=-1)
+    assert math.isclose(norms.mean().item(), 1.0, rel_tol=1e-2)
+
+
+def test_stored_frequencies_are_those_of_the_file() -> None:
+    """Angles are those of frequencies that were rounded in training."""
+    assert Rotary(head_dim=8).state_dict() == {}
+    rotary = Rotary(head_dim=8, stored=True)
+    rounded = rotary.frequency.half().float()
+    assert not torch.equal(rounded.double(), rotary.frequency)
+    rotary.load_state_dict({"frequency": rounded})
+    cos_LK, sin_LK = rotary.angles(5, 7)
+    angle = torch.tensor([5.0, 6.0], dtype=torch.float64)[:, None] * rounded.double()
+    assert torch.equal(cos_LK, angle.cos().repeat(1, 2).float())
+    assert torch.equal(sin_LK, angle.sin().repeat(1, 2).float())

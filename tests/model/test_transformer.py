@@ -1,143 +1,113 @@
-"""The transformer: sizes, choices, padding, causality, checkpointed activations."""
+"""The transformer: sizes, choices, and optional parts around every mechanism."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
+from torch import Tensor
 
-from protlm.attention import create
-from protlm.config import Activation, ModelConfig, Norm, NormOrder, Positions
+from protlm.attention import mechanism, names
+from protlm.attention.base import Recurrent
+from protlm.config import Activation, Norm, NormOrder, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.model.block import Block
 from protlm.model.transformer import ProteinLM, num_parameters
-from protlm.paths import conf_dir
+from protlm.system.errors import UserError
 from tests.rounding import error_bound
+from tests.small_models import network_of, random_tokens
+
+SOFTMAX = "attention=softmax"
+EXTRAS: dict[str, Any] = {
+    "convolution": 5,
+    "output_gate": True,
+    "value_embedding": True,
+    "unet_skips": True,
+}
+# Those that change nothing as long as they have not been trained.
+SILENT = ["convolution", "value_embedding", "unet_skips"]
+RECURRENT = [name for name in names() if issubclass(mechanism(name), Recurrent)]
+# Their layout of positions depends on the length of a row.
+BY_LENGTH = ("linformer", "nystromformer", "reformer", "bigbird")
 
 
-def preset(name: str, **changes: object) -> ModelConfig:
-    schema = OmegaConf.structured(ModelConfig)
-    config = OmegaConf.merge(schema, OmegaConf.load(conf_dir() / "model" / f"{name}.yaml"), changes)
-    built = OmegaConf.to_object(config)
-    assert isinstance(built, ModelConfig)
-    return built
+def network(attention: str = "softmax", **changes: Any) -> ProteinLM:
+    """The `tiny` model with 4 layers, in float64."""
+    settings = {"num_layers": 4, "max_length": 64, **changes}
+    return network_of(f"attention={attention}", **settings).double()
 
 
-def network(config: ModelConfig, attention: str = "softmax", seed: int = 0) -> ProteinLM:
-    def mechanism(layer: int):
-        return create(
-            attention,
-            {},
-            num_heads=config.num_heads,
-            head_dim=config.model_dim // config.num_heads,
-            model_dim=config.model_dim,
-            max_length=config.max_length,
-            seed=layer,
-        )
-
-    torch.manual_seed(seed)
-    model = ProteinLM(config, vocab_size=len(VOCABULARY), pad=VOCABULARY.pad, mechanism=mechanism)
-    return model.eval()
+def trained(model: ProteinLM) -> ProteinLM:
+    """Returns the model with random values for parameters that start at 0 or 1."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if any(part in name for part in ("convolution", "value_embedding", "skips", "norm")):
+                noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.add_(noise, alpha=0.3)
+    return model
 
 
-def example(batch: int = 2, length: int = 37) -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    tokens_BL = torch.randint(4, 24, (batch, length), generator=generator)
-    return tokens_BL, torch.ones(batch, length, dtype=torch.bool)
+@torch.inference_mode()
+def logits(model: ProteinLM, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool) -> Tensor:
+    return model(tokens_BL, mask_BL, causal=causal).logits_BLV
 
 
 @pytest.mark.parametrize("name", ["paper_36", "modern_36"])
 def test_36_layers_are_76_million_parameters(name: str) -> None:
-    config = preset(name)
-    assert config.num_layers == 36
-    assert round(num_parameters(network(config)) / 1e6) == 76
+    model = network_of(f"model={name}", SOFTMAX)
+    assert model.num_layers == 36
+    assert round(num_parameters(model) / 1e6) == 76
 
 
-CHOICES = list(itertools.product(Positions, NormOrder, Norm))
-
-
-@pytest.mark.parametrize("positions, order, norm", CHOICES)
+@pytest.mark.parametrize("positions, order, norm", [*itertools.product(Positions, NormOrder, Norm)])
 @pytest.mark.parametrize("activation", Activation)
 def test_every_choice_trains(
     positions: Positions, order: NormOrder, norm: Norm, activation: Activation
 ) -> None:
-    config = preset("tiny", positions=positions, norm_order=order, norm=norm, activation=activation)
-    model = network(config)
-    logits_BLV = model(*example(), causal=False).logits_BLV
-    logits_BLV.square().mean().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-    assert all(
-        p.grad.abs().sum() > 0
-        for n, p in model.named_parameters()
-        if p.grad is not None and "bias" not in n
-    )
-
-
-@pytest.mark.parametrize("attention", ["softmax", "performer_relu", "performer_softmax"])
-@pytest.mark.parametrize("name", ["tiny", "small"])
-def test_a_sequence_alone_and_in_a_batch_agree(attention: str, name: str) -> None:
-    model = network(preset(name), attention)
-    tokens_BL, mask_BL = example()
-    with torch.no_grad():
-        alone = model(tokens_BL[:1, :20], mask_BL[:1, :20], causal=False, layers=[2]).hidden[2]
-        padded_BL, padded_mask_BL = tokens_BL.clone(), mask_BL.clone()
-        padded_BL[0, 20:] = VOCABULARY.pad
-        padded_mask_BL[0, 20:] = False
-        batched = model(padded_BL, padded_mask_BL, causal=False, layers=[2]).hidden[2]
-    torch.testing.assert_close(batched[:1, :20], alone, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("attention", ["softmax", "performer_relu", "performer_softmax"])
-@pytest.mark.parametrize("positions", Positions)
-def test_causal_logits_do_not_see_the_future(attention: str, positions: Positions) -> None:
-    model = network(preset("tiny", positions=positions), attention)
-    tokens_BL, mask_BL = example()
-    changed_BL = tokens_BL.clone()
-    changed_BL[:, 20:] = 4 + (changed_BL[:, 20:] - 3) % 20
-    with torch.no_grad():
-        before = model(tokens_BL, mask_BL, causal=True).logits_BLV
-        after = model(changed_BL, mask_BL, causal=True).logits_BLV
-    assert torch.equal(before[:, :20], after[:, :20])
-    assert not torch.allclose(before[:, 20:], after[:, 20:])
+    choices = {"positions": positions, "norm_order": order, "norm": norm, "activation": activation}
+    model = network_of(SOFTMAX, **choices)
+    model(*random_tokens(37), causal=False).logits_BLV.square().mean().backward()
+    gradients = {name: p.grad for name, p in model.named_parameters()}
+    for name, gradient in gradients.items():
+        assert gradient is not None and gradient.isfinite().all(), name
+        assert gradient.abs().sum() > 0 or "bias" in name, name
 
 
 @pytest.mark.parametrize("positions", Positions)
 def test_order_matters(positions: Positions) -> None:
-    model = network(preset("tiny", positions=positions))
-    tokens_BL, mask_BL = example()
-    with torch.no_grad():
-        forward = model(tokens_BL, mask_BL, causal=False).logits_BLV
-        backward = model(tokens_BL.flip(1), mask_BL, causal=False).logits_BLV.flip(1)
+    model = network_of(SOFTMAX, positions=positions)
+    tokens_BL, mask_BL = random_tokens(37)
+    forward = logits(model, tokens_BL, mask_BL, causal=False)
+    backward = logits(model, tokens_BL.flip(1), mask_BL, causal=False).flip(1)
     assert not torch.allclose(forward, backward, atol=1e-3)
 
 
 def test_rotary_depends_on_distance_only() -> None:
-    model = network(preset("tiny", positions=Positions.rotary))
-    tokens_BL, mask_BL = example()
+    model = network_of(SOFTMAX, positions="rotary")
+    tokens_BL, mask_BL = random_tokens(37)
     shifted_BL = torch.cat([torch.full((2, 9), VOCABULARY.pad), tokens_BL], dim=1)
     shifted_mask_BL = torch.cat([torch.zeros(2, 9, dtype=torch.bool), mask_BL], dim=1)
-    with torch.no_grad():
-        here = model(tokens_BL, mask_BL, causal=False).logits_BLV
-        there = model(shifted_BL, shifted_mask_BL, causal=False).logits_BLV
+    here = logits(model, tokens_BL, mask_BL, causal=False)
+    there = logits(model, shifted_BL, shifted_mask_BL, causal=False)
     torch.testing.assert_close(there[:, 9:], here, atol=1e-4, rtol=1e-4)
 
 
 def test_checkpointed_activations_give_the_same_gradients() -> None:
-    config = preset("tiny", dropout=0.2)
     gradients = []
-    for recompute in (False, True):
-        model = network(config).train()
-        model.activation_checkpointing = recompute
+    for recompute in ("false", "true"):
+        setting = f"trainer.activation_checkpointing={recompute}"
+        model = network_of(SOFTMAX, setting, dropout=0.2).train()
         torch.manual_seed(1)
-        model(*example(), causal=False).logits_BLV.square().mean().backward()
+        model(*random_tokens(37), causal=False).logits_BLV.square().mean().backward()
         gradients.append([p.grad for p in model.parameters()])
     for kept, recomputed in zip(*gradients, strict=True):
         assert torch.equal(kept, recomputed)
 
 
 def test_hidden_states_are_numbered_as_in_esm() -> None:
-    model = network(preset("tiny"))
-    tokens_BL, mask_BL = example()
+    model = network_of(SOFTMAX)
+    tokens_BL, mask_BL = random_tokens(37)
     with torch.no_grad():
         out = model(tokens_BL, mask_BL, causal=False, layers=[0, 1, 2])
     torch.testing.assert_close(out.hidden[0], model.embedding(tokens_BL))
@@ -146,13 +116,13 @@ def test_hidden_states_are_numbered_as_in_esm() -> None:
 
 
 def test_query_key_norms_of_a_performer_are_bounded() -> None:
-    model = network(preset("small"), "performer_softmax")
+    model = network_of("model=small", "attention=performer_softmax")
     names = {name for name, _ in model.named_parameters() if "_norm.scale" in name}
     assert "blocks.0.attention.query_norm.scale" in names, "checkpoints have this name"
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(50)
-        inputs = next(model.attention_inputs(*example(), causal=False))[1]
+        inputs = next(model.attention_inputs(*random_tokens(37), causal=False))[1]
     width = inputs.q_BHLK.shape[-1]
     squares = inputs.q_BHLK.square().sum(-1) / width**0.5
     # The squared norm is 3, up to the rounding of a mean and of a sum over the width.
@@ -160,34 +130,36 @@ def test_query_key_norms_of_a_performer_are_bounded() -> None:
 
 
 def test_query_key_norms_of_softmax_have_a_gain_without_a_bound() -> None:
-    model = network(preset("small"), "softmax")
-    inputs = next(model.attention_inputs(*example(), causal=False))[1]
-    squares = inputs.q_BHLK.square().mean(-1)
-    torch.testing.assert_close(squares, torch.ones_like(squares), rtol=1e-4, atol=0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.endswith("query_norm.gain"):
-                parameter.fill_(50)
-    inputs = next(model.attention_inputs(*example(), causal=False))[1]
-    squares = inputs.q_BHLK.square().mean(-1)
-    torch.testing.assert_close(squares, torch.full_like(squares, 2500), rtol=1e-4, atol=0)
+    model = network_of("model=small", SOFTMAX)
+    for gain in (1.0, 50.0):
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("query_norm.gain"):
+                    assert gain != 1.0 or (parameter == 1).all()
+                    parameter.fill_(gain)
+        inputs = next(model.attention_inputs(*random_tokens(37), causal=False))[1]
+        squares = inputs.q_BHLK.square().mean(-1)
+        torch.testing.assert_close(squares, torch.full_like(squares, gain**2), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("attention", ["aft_simple", "rfa"])
 def test_query_key_norms_do_nothing_for_mechanisms_that_need_none(attention: str) -> None:
-    plain, normed = (network(preset("small", qk_norm=x), attention) for x in (False, True))
+    plain, normed = (network(attention, qk_norm=has_norm) for has_norm in (False, True))
     assert plain.state_dict().keys() == normed.state_dict().keys()
 
 
 @pytest.mark.parametrize(
     ("attention", "is_rotated"),
-    [(name, False) for name in ("aft_simple", "aft_conv", "aft_full", "aft_local")]
-    + [("softmax", True), ("rfa", True)],
+    [
+        *((name, False) for name in ("aft_simple", "aft_conv", "aft_full", "aft_local")),
+        ("softmax", True),
+        ("rfa", True),
+    ],
 )
 def test_queries_and_keys_are_rotated_for_mechanisms_that_support_it(
     attention: str, is_rotated: bool
 ) -> None:
-    model = network(preset("small", positions=Positions.rotary), attention)
+    model = network(attention, positions="rotary")
     # The same token everywhere: before the rotation, all keys are equal.
     tokens_BL = torch.full((1, 5), VOCABULARY.pad + 5)
     inputs = next(model.attention_inputs(tokens_BL, tokens_BL > 0, causal=False))[1]
@@ -195,27 +167,141 @@ def test_queries_and_keys_are_rotated_for_mechanisms_that_support_it(
         assert torch.allclose(x_BHLK[:, :, 0], x_BHLK[:, :, -1], rtol=1e-5) != is_rotated
 
 
-def test_attention_inputs_are_those_of_the_forward_pass() -> None:
-    model = network(preset("tiny"), "performer_relu")
-    tokens_BL, mask_BL = example()
-    seen = {}
-    for number in (1, 2):
-        model.mechanism(number).register_forward_pre_hook(
-            lambda module, args, number=number: seen.__setitem__(number, args[0])
-        )
+@pytest.mark.parametrize("option", SILENT)
+def test_options_that_start_at_zero_do_not_change_the_initial_model(option: str) -> None:
+    plain, model = network(), network(**{option: EXTRAS[option]})
+    model.load_state_dict(plain.state_dict(), strict=False)
+    assert set(model.state_dict()) - set(plain.state_dict())
+    before = logits(model, *random_tokens(30), causal=False)
+    torch.testing.assert_close(before, logits(plain, *random_tokens(30), causal=False))
+    assert not torch.allclose(before, logits(trained(model), *random_tokens(30), causal=False))
+
+
+@pytest.mark.parametrize("option", EXTRAS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_every_extra_is_trained(option: str, causal: bool) -> None:
+    model = network(**{option: EXTRAS[option]})
+    plain = set(network().state_dict())
+    model(*random_tokens(30), causal=causal).logits_BLV.square().mean().backward()
+    added = {n: p.grad for n, p in model.named_parameters() if n not in plain}
+    assert added
+    assert all(grad is not None and grad.abs().sum() > 0 for grad in added.values())
+
+
+@pytest.mark.parametrize("attention", names())
+def test_padding_changes_nothing(attention: str) -> None:
+    model = trained(network(attention, **EXTRAS))
+    causal = not mechanism(attention).supports_bidirectional
+    tokens_BL, mask_BL = random_tokens(29)
+    padded_BL = torch.nn.functional.pad(tokens_BL, (0, 11), value=1)
+    wider_BL = torch.nn.functional.pad(mask_BL, (0, 11))
+    among = logits(model, padded_BL, wider_BL, causal=causal)[:, :29]
+    if attention in BY_LENGTH:
+        padded_BL[:, 29:] = 7
+        again = logits(model, padded_BL, wider_BL, causal=causal)[:, :29]
+        torch.testing.assert_close(again, among, rtol=1e-10, atol=1e-10)
+        assert among.isfinite().all()
+    else:
+        alone = logits(model, tokens_BL, mask_BL, causal=causal)
+        torch.testing.assert_close(among, alone, rtol=1e-9, atol=1e-9)
+
+
+CAUSAL = [(name, "rotary") for name in names() if mechanism(name).supports_causal]
+
+
+@pytest.mark.parametrize(
+    "attention, positions", [*CAUSAL, ("softmax", "learned"), ("performer_relu", "sinusoidal")]
+)
+def test_the_future_is_not_seen(attention: str, positions: str) -> None:
+    model = trained(network(attention, positions=positions, **EXTRAS))
+    tokens_BL, mask_BL = random_tokens(40)
+    other_BL = tokens_BL.clone()
+    other_BL[:, 25:] = (other_BL[:, 25:] - 3) % 20 + 4
+    before, after = (logits(model, t, mask_BL, causal=True) for t in (tokens_BL, other_BL))
+    assert torch.equal(before[:, :25], after[:, :25])
+    assert not torch.allclose(before[:, 25:], after[:, 25:])
+
+
+@pytest.mark.parametrize("attention", RECURRENT)
+@torch.inference_mode()
+def test_steps_are_the_causal_forward_pass(attention: str) -> None:
+    """Also after samples have left the batch, changed places and were doubled."""
+    model = trained(network(attention, **EXTRAS))
+    tokens_BL, mask_BL = random_tokens(23, batch=3)
+    expected = logits(model, tokens_BL, mask_BL, causal=True)
+    state, rows = model.initial_state(), torch.arange(3)
+    for part in (range(12), range(12, 23)):
+        found = []
+        for n in part:
+            state, logits_BV = model.step(state, tokens_BL[rows, n])
+            found.append(logits_BV)
+        expected_BLV = expected[rows][:, part.start : part.stop]
+        torch.testing.assert_close(torch.stack(found, 1), expected_BLV, rtol=1e-9, atol=1e-9)
+        assert state.length == part.stop
+        rows = torch.tensor([2, 2, 0])
+        state = state[rows]
+
+
+def test_the_norm_of_the_gate_cancels_a_denominator() -> None:
+    block = network(output_gate=True).blocks[0]
+    assert isinstance(block, Block)
+    mixed_BLHC = torch.randn(2, 7, 2, 32, dtype=torch.float64)
+    hidden_BLD = torch.randn(2, 7, 64, dtype=torch.float64)
+    factor_BLH1 = torch.rand(2, 7, 2, 1, dtype=torch.float64) + 0.5
     with torch.no_grad():
-        for number, inputs in model.attention_inputs(tokens_BL, mask_BL, causal=False):
-            asked = inputs.q_BHLK
-            model(tokens_BL, mask_BL, causal=False)
-            torch.testing.assert_close(asked, seen[number])
+        one = block.attention._out(mixed_BLHC, hidden_BLD)
+        other = block.attention._out(mixed_BLHC * factor_BLH1, hidden_BLD)
+        gate, norm = block.attention.gate, block.attention.output_norm
+        assert gate is not None and norm is not None
+        gates_BLD = gate(hidden_BLD)
+        root_BLH1 = mixed_BLHC.square().mean(-1, keepdim=True).sqrt()
+        normed_BLD = (mixed_BLHC / root_BLH1 * norm.weight).flatten(2)
+        by_hand = normed_BLD * gates_BLD * gates_BLD.sigmoid() @ block.attention.output.weight.T
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(one, by_hand, rtol=1e-4, atol=1e-6)
 
 
-def test_too_long_an_input_is_a_user_error() -> None:
-    model = network(preset("tiny", positions=Positions.learned, max_length=16))
-    with pytest.raises(UserError, match="37 positions exceed the 16"):
-        model(*example(), causal=False)
+@pytest.mark.parametrize("num_layers", [4, 5])
+def test_skips_join_the_first_block_to_the_last(num_layers: int) -> None:
+    model = trained(network(num_layers=num_layers, unet_skips=True))
+    assert model.skips is not None
+    seen: list[Tensor] = []
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        out = model(*random_tokens(9), causal=False, layers=range(num_layers))
+    factors = model.skips.factors.detach()
+    for n in range(num_layers):
+        partner = num_layers - 1 - n
+        added = factors[partner] * seen[partner] if partner < n else 0
+        torch.testing.assert_close(seen[n], out.hidden[n] + added)
 
 
-def test_sizes_that_do_not_fit_are_a_user_error() -> None:
-    with pytest.raises(UserError, match="not a multiple"):
-        network(preset("tiny", num_heads=3))
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_inputs_are_those_of_the_forward_pass(causal: bool) -> None:
+    model = trained(network(**EXTRAS))
+    seen: list[tuple[Tensor, ...]] = []
+    for n in range(1, 5):
+        model.mechanism(n).register_forward_pre_hook(lambda _, args: seen.append(args))
+    logits(model, *random_tokens(9), causal=causal)
+    expected = seen.copy()
+    with torch.inference_mode():
+        asked = [x for _, x in model.attention_inputs(*random_tokens(9), causal=causal)]
+    for x, given in zip(asked, expected, strict=True):
+        torch.testing.assert_close((x.q_BHLK, x.k_BHLK, x.v_BHLC), given[:3])
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"convolution": 4}, "model.convolution=5"),
+        ({"convolution": 1}, "model.convolution=5"),
+        ({"convolution": 33}, "3 to 31"),
+        ({"num_heads": 3}, "not a multiple"),
+        ({"feedforward_chunk": 0}, r"model\.feedforward_chunk=0 must be at least 1"),
+        ({"feedforward_chunk": -5}, r"model\.feedforward_chunk=-5 must be at least 1"),
+    ],
+)
+def test_impossible_settings_are_rejected(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        network(**changes)

@@ -11,13 +11,12 @@ import pytest
 
 import protlm
 from protlm.commands.inspect import InspectOptions, inspect
-from protlm.paths import sample_dir
 from protlm.report.page import SCRIPTS
 from tests.fixtures.browser import Browser
+from tests.small_models import shortest_structures
 
 HOSTILE = "</script><script>window.broken=1</script><img/src=x/onerror=window.broken=2>\"'`&lt;"
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
-STRUCTURES = sample_dir() / "structures" / "test"
 TITLE = "document.getElementById('map-title').textContent"
 READING = "document.getElementById('reading').textContent"
 
@@ -29,7 +28,7 @@ def two_models(
     """A page of a structure by two models."""
     folder = tmp_path_factory.mktemp("pages")
     other = train_tiny(folder / "other", "attention=softmax", "trainer.max_steps=2")
-    structure = min(STRUCTURES.glob("*.gz"), key=lambda path: path.stat().st_size)
+    (structure,) = shortest_structures("test", 1)
     inspect(structure, [tiny_run, other], folder / "two.html", InspectOptions())
     return folder / "two.html"
 

@@ -9,16 +9,13 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from protlm.checkpoints.format import load_training
-from protlm.checkpoints.metrics import read_metrics
-from protlm.composition import compose
-from protlm.config import TrainConfig
+from protlm.checkpoints.validations import read_metrics
 from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
-from protlm.data.batching.plan import BatchStream
-from protlm.data.batching.rank_slice import RankSlice
-from protlm.model.network import build_network
+from protlm.data.batching.plan import BatchStream, RankSlice
 from protlm.training import run
-from protlm.training.compilation import RunEagerly, compile_blocks
+from protlm.training.callbacks.hooks import RunEagerly, compile_blocks
+from tests.small_models import network_of
 
 # What torch's compiler does to the tensors and functions that it traces.
 pytestmark = [
@@ -40,13 +37,6 @@ def forget_graphs() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def network(*settings: str) -> torch.nn.Module:
-    config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *settings])
-    made = build_network(config.model, config.attention, seed=0)
-    made.activation_checkpointing = config.trainer.activation_checkpointing
-    return made
-
-
 def gradients(made: torch.nn.Module, rows: int, length: int) -> list[torch.Tensor]:
     tokens_BL = torch.arange(rows * length).reshape(rows, length) % 20 + 4
     mask_BL = torch.ones(rows, length, dtype=torch.bool)
@@ -65,7 +55,7 @@ def gradients(made: torch.nn.Module, rows: int, length: int) -> list[torch.Tenso
     ],
 )
 def test_a_length_is_one_graph_for_all_blocks(settings: list[str]) -> None:
-    plain, compiled = network(*settings), network(*settings)
+    plain, compiled = network_of(*settings), network_of(*settings)
     counter = CompileCounterWithBackend("aot_eager")
     compile_blocks(compiled, backend=counter)
     assert list(compiled.state_dict()) == list(plain.state_dict())
@@ -79,7 +69,7 @@ def test_a_length_is_one_graph_for_all_blocks(settings: list[str]) -> None:
 
 @pytest.mark.slow
 def test_more_lengths_than_torch_s_default_limit_are_compiled() -> None:
-    made = network("model.num_layers=1", "attention=aft_simple")
+    made = network_of("attention=aft_simple", num_layers=1)
     counter = CompileCounterWithBackend("eager")
     compile_blocks(made, backend=counter)
     with torch.no_grad():

@@ -1,39 +1,62 @@
-"""Data of a run: joined sequences, mixtures, curricula; bitwise resumption; other data rejected."""
+"""Data of a run: joined sequences, mixtures, curricula, masks; other data are rejected."""
 
+import math
 import shutil
-import warnings
+from collections import defaultdict
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from protlm.build import batching_strategy, build_data, open_data
+from protlm.build import batching_strategy, build_data, masking_schedule, open_data
 from protlm.checkpoints.format import load_training
-from protlm.checkpoints.metrics import read_metrics
-from protlm.composition import compose
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
+from protlm.config.composition import compose
 from protlm.data.batching.buckets import LengthBuckets
+from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.packing import Packing
-from protlm.data.dataset import Batch
+from protlm.data.batching.plan import BatchPlan, BatchStream
+from protlm.data.dataset import Batch, SequenceDataset
+from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import open_clusters, open_split
-from protlm.data_prep.cluster_table import ClusterTable
+from protlm.data.vocabulary import VOCABULARY
+from protlm.data_prep.clusters import ClusterTable
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
-from protlm.errors import UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import sample_dir
+from protlm.training.datamodule import SequenceData
 from protlm.training.module import LanguageModeling
 
+SAMPLE = sample_dir() / "uniprot_tiny.fasta.gz"
 Train = Callable[..., Path]
 STEPS = 8
+FALLING = (
+    "objective.mask_fraction_range=[0.1,0.6]",
+    "objective.mask_fraction_decays=true",
+    "schedule=wsd",
+    "schedule.decay_fraction=0.5",
+    "schedule.warmup_steps=1",
+    "trainer.accumulate_grad_batches=2",
+    "trainer.checkpoint_every=1",
+    "trainer.keep_checkpoints=100",
+    "trainer.valid_every=4",
+    "data.crop=random",
+    f"trainer.max_steps={STEPS}",
+)
 
 
-@pytest.fixture(scope="module")
-def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same sequences in another folder, which a mixture treats as another data set."""
-    return Path(shutil.copytree(tiny_data, tmp_path_factory.mktemp("data") / "other"))
+def build(tiny_data: Path, *settings: str) -> SequenceData:
+    given = [f"data.dir={tiny_data}", "data.max_length=128", "data.tokens_per_batch=1024"]
+    config = compose(TrainConfig, [*given, *settings])
+    return build_data(*open_data(config.data), config)
 
 
 def mixture(one: Path, other: Path, weights: tuple[float, float] = (2, 1)) -> list[str]:
@@ -43,57 +66,8 @@ def mixture(one: Path, other: Path, weights: tuple[float, float] = (2, 1)) -> li
     return ["data.dir=null", f"data.mixture=[{parts}]"]
 
 
-def weights_of(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
-    return load_training(run / "checkpoints" / f"step-{step:08d}.ckpt")["state_dict"]
-
-
 def place_of(run: Path, step: int) -> dict[str, int]:
     return load_training(run / "checkpoints" / f"step-{step:08d}.ckpt")["SequenceData"]
-
-
-MODES = {
-    "joined": ["data.mode=concatenated", "data.tokens_per_batch=512"],
-    "joined, causal": ["data.mode=concatenated", "objective=causal", "data.tokens_per_batch=512"],
-    "growing": ["data.curriculum=[[0,32],[100,64]]", "data.crop=random"],
-    "mixture": ["data.crop=random"],
-    "mixture, joined": ["data.mode=concatenated", "data.tokens_per_batch=512"],
-    "clusters": ["data.sampling=cluster", "data.crop=random"],
-    "clusters, joined": [
-        "data.sampling=cluster",
-        "data.mode=concatenated",
-        "data.tokens_per_batch=512",
-    ],
-}
-
-
-# The others combine what these test with concatenated rows.
-FAST = ("growing", "mixture", "clusters, joined")
-
-
-@pytest.mark.parametrize(
-    "mode", [m if m in FAST else pytest.param(m, marks=pytest.mark.slow) for m in MODES]
-)
-def test_resumption_is_bitwise(
-    mode: str,
-    train_tiny: Train,
-    tiny_data: Path,
-    other_data: Path,
-    tiny_clusters: Path,
-    tmp_path: Path,
-) -> None:
-    settings = list(MODES[mode])
-    if mode.startswith("mixture"):
-        settings += mixture(tiny_data, other_data)
-    if mode.startswith("clusters"):
-        settings.append(f"data.dir={tiny_clusters}")
-    whole = train_tiny(tmp_path / "whole", *settings, f"trainer.max_steps={STEPS}")
-    train_tiny(tmp_path / "run", *settings, "trainer.max_steps=5")
-    run = train_tiny(tmp_path / "run", *settings, f"trainer.max_steps={STEPS}")
-    place = place_of(run, 5)
-    assert ("concatenated" in " ".join(settings)) == (place["tokens"] > 0)
-    for name, value in weights_of(whole).items():
-        assert torch.equal(value, weights_of(run)[name]), name
-    assert [row["samples"] for row in read_metrics(run / "metrics.csv") if "samples" in row]
 
 
 def test_a_run_resumes_after_its_data_have_moved(
@@ -139,9 +113,7 @@ def test_a_run_by_clusters_resumes_only_with_the_same_clusters(
     others = tmp_path / "others"
     table = tmp_path / "others.tsv"
     table.write_text("A\tA\n")
-    source = sample_dir() / "uniprot_tiny.fasta.gz"
-    clusters = ClusterTable(table)
-    prepare([source], others, split_rule=HashSplit(0.1, 0.2), clusters=clusters)
+    prepare([SAMPLE], others, split_rule=HashSplit(0.1, 0.2), clusters=ClusterTable(table))
     with pytest.raises(UserError, match="the run was trained on other data"):
         train_tiny(run, f"data.dir={others}", cluster, "trainer.max_steps=3")
     assert place_of(run, 2)["epoch"] == 0
@@ -165,18 +137,8 @@ def test_a_run_by_clusters_reads_a_member_of_each(tiny_clusters: Path) -> None:
     assert sum(len(batch.samples_B) for batch in data.val_dataloader()) == len(valid)
 
 
-def test_a_run_does_not_resume_with_another_mode_or_curriculum(
-    train_tiny: Train, tmp_path: Path
-) -> None:
-    run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
-    for setting in ("data.mode=concatenated", "data.curriculum=[[0,32]]"):
-        key = setting.partition("=")[0]
-        with pytest.raises(UserError, match=key):
-            train_tiny(run, setting, "trainer.max_steps=3")
-
-
 def test_the_start_describes_an_epoch(
-    train_tiny: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_tiny: Train, tiny_clusters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     train_tiny(tmp_path / "run", "data.curriculum=[[0,32],[100,64]]", "trainer.max_steps=2")
     said = capsys.readouterr().err
@@ -184,13 +146,8 @@ def test_the_start_describes_an_epoch(
     assert "of the positions of a batch are padding" in said
     assert "rows of 32 tokens, 64 after 100 samples" in said
     assert "clusters" not in said
-
-
-def test_the_start_reports_the_number_of_clusters(
-    train_tiny: Train, tiny_clusters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     settings = (f"data.dir={tiny_clusters}", "data.sampling=cluster", "trainer.max_steps=2")
-    train_tiny(tmp_path / "run", *settings)
+    train_tiny(tmp_path / "clusters", *settings)
     split, index = open_split(tiny_clusters, "train"), open_clusters(tiny_clusters, "train")
     said = f"{len(split)} sequences in {len(index)} clusters; an epoch draws one"
     assert said in capsys.readouterr().err
@@ -210,13 +167,25 @@ def test_configs_become_rules() -> None:
     assert rule.curriculum.max_length(0) == 2_048
 
 
+def test_the_first_batches_of_validation_are_not_selected_by_length() -> None:
+    lengths = np.random.default_rng(0).lognormal(5.8, 0.6, 20_000).astype(np.int64)
+    order = SampleOrder([len(lengths)], shuffle=False)
+    stream = BatchStream(lengths.take, order, LengthBuckets(16_384, 4_096))
+    first = np.array([lengths[row.sample] for plan in islice(stream, 60) for row in plan.rows])
+    # All rows of a batch have one length, so the mean over 60 batches is rough.
+    assert 0.75 < first.mean() / lengths.mean() < 1.35
+
+
 def test_data_sets_with_another_split_rule_cause_a_warning(tiny_data: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    source = sample_dir() / "uniprot_tiny.fasta.gz"
-    prepare([source], other, split_rule=HashSplit(0.3, 0.3))
+    prepare([SAMPLE], other, split_rule=HashSplit(0.3, 0.3))
     config = compose(TrainConfig, mixture(tiny_data, other)).data
     with pytest.warns(UserWarning, match=rf"{other} was split by another rule than {tiny_data}"):
         open_data(config)
+    with pytest.warns(UserWarning, match="was split by another rule than .* protlm data leakage"):
+        open_data(DataConfig(dir=str(tiny_data), valid_dir=str(other)))
+    # Warnings are errors in the tests.
+    open_data(DataConfig(dir=str(tiny_data), valid_dir=str(tiny_data)))
 
 
 def test_a_mixture_is_composed(tiny_data: Path, other_data: Path) -> None:
@@ -240,14 +209,16 @@ def test_validation_can_be_in_another_data_set(tiny_data: Path, other_data: Path
 
 
 def test_validation_always_has_one_sequence_per_row(tiny_data: Path) -> None:
-    losses = []
-    for extra in ([], ["data.mode=concatenated"], ["data.curriculum=[[0,32]]", "data.crop=random"]):
-        config = compose(TrainConfig, [f"data.dir={tiny_data}", "data.max_length=64", *extra])
-        batches = list(build_data(*open_data(config.data), config).val_dataloader())
-        losses.append([batch.tokens_BL for batch in batches])
-    for other in losses[1:]:
-        assert len(other) == len(losses[0])
-        assert all(torch.equal(a, b) for a, b in zip(losses[0], other, strict=True))
+    """And, with one fraction of masks, the same targets."""
+    expected = list(build(tiny_data).val_dataloader())
+    for extra in (
+        ["data.mode=concatenated"],
+        ["data.curriculum=[[0,32]]", "data.crop=random"],
+        FALLING,
+    ):
+        for one, other in zip(expected, build(tiny_data, *extra).val_dataloader(), strict=True):
+            assert torch.equal(one.tokens_BL, other.tokens_BL)
+            assert torch.equal(one.targets_BL, other.targets_BL)
 
 
 def test_devices_without_a_row_cause_a_warning(
@@ -265,53 +236,24 @@ def test_devices_without_a_row_cause_a_warning(
         train_tiny(tmp_path / "run", "trainer.devices=8", *settings[1:])
 
 
-WRONG = [
-    (["data.dir=null"], "neither data.dir nor data.mixture"),
-    (["data.mixture=[{dir: x, weight: 1}]"], "data.dir=null"),
-    (["data.dir=null", "data.mixture=[{dir: x, weight: 0}]"], "weight=0.0 must be above 0"),
-    (["data.dir=null", "data.mixture=[{dir: x}]"], "weight"),
-    (["data.dir=null", "data.mixture=[{dir: x, wieght: 1}]"], "data.mixture=[{dir: x, wieght"),
-    (["data.mode=joined"], "concatenated"),
-    (["data.curriculum=[[0,9999]]"], "data.max_length=9999"),
-    (["data.curriculum=[[10,64]]"], "[[0,256],[1000000,1024]]"),
-    (["data.curriculum=[[0,many]]"], "many"),
-    (["data.sampling=clusters"], "expected one of [uniform, cluster]"),
-    (["data.sampling=cluster"], "prepare it again with --cluster-table"),
-]
-
-
-@pytest.mark.parametrize("settings, words", WRONG, ids=[settings[-1] for settings, _ in WRONG])
-def test_impossible_data_are_rejected(
-    settings: list[str], words: str, train_tiny: Train, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError) as raised:
-        train_tiny(tmp_path / "run", *settings)
-    assert words in str(raised.value)
-    assert "\n" not in str(raised.value)
-    assert not (tmp_path / "run").exists()
-
-
 def test_there_are_no_more_workers_than_processors(
     tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = compose(TrainConfig, [f"data.dir={tiny_data}", "data.num_workers=4"])
     for processors, workers in ((2, 2), (None, 1)):
         monkeypatch.setattr("os.cpu_count", lambda found=processors: found)
-        data = build_data(*open_data(config.data), config)
+        data = build(tiny_data, "data.num_workers=4")
         assert data.train_dataloader().num_workers == workers
 
 
 def test_a_part_of_the_validation_split_is_not_its_start(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_tiny: Train, tmp_path: Path, look_at: Callable[..., None]
 ) -> None:
     seen: list[list[int]] = []
-    work = LanguageModeling.validation_step
 
-    def validation_step(self: LanguageModeling, batch: Batch, index: int) -> None:
-        seen[-1] += batch.samples_B.tolist()
-        work(self, batch, index)
+    def look(module: LanguageModeling, batch: Batch, index: int) -> None:
+        seen[-1].extend(batch.samples_B.tolist())
 
-    monkeypatch.setattr(LanguageModeling, "validation_step", validation_step)
+    look_at(LanguageModeling, "validation_step", look)
     settings = ("data.valid_split=train", "trainer.max_steps=2", "trainer.valid_every=1")
     for batches in ("1", "null"):
         seen.append([])
@@ -325,23 +267,10 @@ def test_a_part_of_the_validation_split_is_not_its_start(
     assert set(first) != set(whole[: len(first)])
 
 
-def test_validation_data_of_another_rule_are_reported(tiny_data: Path, tmp_path: Path) -> None:
-    sample = sample_dir() / "uniprot_tiny.fasta.gz"
-    prepare([sample], tmp_path / "other", split_rule=HashSplit(0.4, 0.1))
-    settings = {"dir": str(tiny_data), "valid_split": "valid"}
-    with pytest.warns(UserWarning, match="was split by another rule than .* protlm data leakage"):
-        open_data(DataConfig(**settings, valid_dir=str(tmp_path / "other")))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        open_data(DataConfig(**settings, valid_dir=str(tiny_data)))
-        open_data(DataConfig(**settings))
-
-
 def test_batches_for_a_gpu_are_page_locked(
     tiny_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = compose(TrainConfig, [f"data.dir={tiny_data}"])
-    data = build_data(*open_data(config.data), config)
+    data = build(tiny_data)
     assert not data.train_dataloader().pin_memory
     for device, is_pinned in (("cpu", False), ("cuda:0", True)):
         trainer = SimpleNamespace(
@@ -360,8 +289,7 @@ def test_pinning_a_batch_pins_its_tensors(tiny_data: Path, monkeypatch: pytest.M
         pinned.append(x.clone())
         return pinned[-1]
 
-    config = compose(TrainConfig, [f"data.dir={tiny_data}"])
-    batch = next(iter(build_data(*open_data(config.data), config).train_dataloader()))
+    batch = next(iter(build(tiny_data).train_dataloader()))
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     copy = batch.pin_memory()
     assert [id(x) for x in vars(copy).values() if isinstance(x, torch.Tensor)] == [
@@ -369,3 +297,108 @@ def test_pinning_a_batch_pins_its_tensors(tiny_data: Path, monkeypatch: pytest.M
     ]
     assert len(pinned) == 5 and torch.equal(copy.tokens_BL, batch.tokens_BL)
     assert (copy.after, copy.slice) == (batch.after, batch.slice)
+
+
+@pytest.mark.slow
+def test_plans_have_the_step_that_they_are_trained_in(
+    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a skipped step, which counts as a step, and in a resumed run."""
+    planned: dict[tuple[int, int, int], int] = {}
+    trained: list[tuple[int, int]] = []
+    make, work = SequenceDataset.__getitem__, LanguageModeling.training_step
+
+    def make_and_note(self: SequenceDataset, plan: BatchPlan) -> Batch:
+        batch = make(self, plan)
+        planned[batch.after] = plan.step
+        return batch
+
+    def work_and_note(self: LanguageModeling, batch: Batch, index: int) -> Any:
+        trained.append((self.trainer.global_step, planned[batch.after]))
+        if len(trained) != 6:
+            return work(self, batch, index)
+        # The second batch of the third step.
+        bias = self.network.head.bias
+        assert isinstance(bias, Tensor)
+        kept = bias.data.clone()
+        bias.data.fill_(math.nan)
+        out = work(self, batch, index)
+        bias.data.copy_(kept)
+        return out
+
+    monkeypatch.setattr(SequenceDataset, "__getitem__", make_and_note)
+    monkeypatch.setattr(LanguageModeling, "training_step", work_and_note)
+    run = tmp_path / "run"
+    with pytest.warns(UserWarning, match="step 3 was skipped"):
+        train_tiny(run, *FALLING, "trainer.max_steps=5")
+    with pytest.warns(UserWarning, match="after step 5 the learning rate goes from"):
+        train_tiny(run, *FALLING)
+    assert trained == [(step, step) for step in range(STEPS) for _ in range(2)]
+
+
+def test_measured_fractions_are_those_of_the_step(tiny_data: Path) -> None:
+    """Rows of about 100 residues with varying fractions: the z-score is over rows."""
+    data = build(tiny_data, *FALLING, "trainer.max_steps=80")
+    rows: dict[int, list[float]] = defaultdict(list)
+    for number, batch in enumerate(islice(data.train_dataloader(), 160)):
+        for tokens_L, targets_L in zip(batch.tokens_BL, batch.targets_BL, strict=True):
+            is_residue_L = VOCABULARY.is_residue[tokens_L] | (tokens_L == VOCABULARY.mask).numpy()
+            share = (targets_L != IGNORE).numpy()[is_residue_L].mean()
+            rows[number // 2].append(float(share))
+    # The decay begins with step 40 and ends with step 80, at 0.15.
+    for first, last, done in ((0, 40, 0.0), (40, 50, 0.1125), (70, 80, 0.8625)):
+        shares = np.array([share for step in range(first, last) for share in rows[step]])
+        expected = (1 - done) * 0.35 + done * 0.15
+        z = (shares.mean() - expected) / (shares.std() / np.sqrt(len(shares)))
+        assert abs(z) < 4, (first, z)
+        spread = (1 - done) * 0.5 / np.sqrt(12)
+        assert shares.std() == pytest.approx(np.hypot(spread, 0.045), rel=0.25)
+
+
+def test_configs_become_schedules_of_masks() -> None:
+    assert masking_schedule(compose(TrainConfig, [])) == MaskingSchedule(MaskingRule())
+    assert masking_schedule(compose(TrainConfig, ["objective=causal"])) is None
+    config = compose(TrainConfig, ["objective=mask_only", *FALLING, "trainer.max_steps=100"])
+    rule = MaskingRule(0.15, 1.0, 0.0, mask_fraction_range=(0.1, 0.6))
+    assert masking_schedule(config) == MaskingSchedule(rule, (50, 100))
+    config = compose(TrainConfig, ["schedule=wsd_linear", "trainer.max_steps=10000", *FALLING[:2]])
+    schedule = masking_schedule(config)
+    assert schedule is not None and schedule.narrowing == (6_000, 10_000)
+
+
+@pytest.mark.parametrize("objective", ["masked", "mask_only", "causal"])
+def test_the_log_has_the_unigram_loss(
+    objective: str,
+    train_tiny: Train,
+    tiny_data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = train_tiny(tmp_path / "run", f"objective={objective}", "trainer.valid_every=2")
+    rows = [row for row in read_metrics(run / "metrics.csv") if "valid_loss" in row]
+    data = build(tiny_data, f"objective={objective}")
+    # Frequencies from the text of the training sequences, cropped as in validation.
+    counts = np.where(VOCABULARY.is_residue, 1.0, 0.0)
+    for sample in range(len(data.train)):
+        np.add.at(counts, data.train[sample][:126], 1)
+    f = counts / counts.sum()
+    nats = []
+    for batch in data.val_dataloader():
+        chosen = (batch.targets_BL != IGNORE) & (batch.targets_BL != VOCABULARY.eos)
+        pairs = zip(
+            batch.tokens_BL[chosen].tolist(), batch.targets_BL[chosen].tolist(), strict=True
+        )
+        for seen, target in pairs:
+            if objective == "masked" and seen != VOCABULARY.mask:
+                joint = 0.1 * f[seen] * (seen == target) + 0.1 * f[target] / 25
+                nats.append(-np.log(joint / (0.1 * f[seen] + 0.1 / 25)))
+            else:
+                nats.append(-np.log(f[target]))
+    assert [row["valid_unigram_loss"] for row in rows] == pytest.approx([np.mean(nats)] * 2)
+    told = [line for line in capsys.readouterr().err.splitlines() if "validation loss" in line]
+    loss, accuracy = rows[1]["valid_loss"], 100 * rows[1]["valid_accuracy"]
+    unigram = np.mean(nats)
+    assert told[1] == (
+        f"step 4: validation loss {loss:.3f}, perplexity {np.exp(loss):.1f}, "
+        f"accuracy {accuracy:.1f} % (unigram: loss {unigram:.3f}, perplexity {np.exp(unigram):.1f})"
+    )

@@ -1,4 +1,4 @@
-"""objective=distillation: what is trained, what is learned, and exact resumption."""
+"""objective=distillation: what is trained, and what is learned."""
 
 import math
 from collections.abc import Callable
@@ -12,18 +12,17 @@ from torch import Tensor
 import protlm
 from benchmarks.pretended_cuda import PretendedCuda
 from protlm.build import build_module
-from protlm.checkpoints.format import all_checkpoints, export, load_training
-from protlm.checkpoints.metrics import read_metrics
-from protlm.commands.run_settings import compose_run
-from protlm.composition import compose
+from protlm.checkpoints.format import all_checkpoints, load_training
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import DistillationStage, TrainConfig
-from protlm.conversion import convert
+from protlm.config.composition import compose
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
-from protlm.errors import InputDataError, UserError
 from protlm.loading import read_model
 from protlm.model.block import Block
-from protlm.model.network import build_network
+from protlm.model.transformer import build_network
+from protlm.system.errors import InputDataError, UserError
+from protlm.training.run_config import compose_run
 
 Train = Callable[..., Path]
 STEPS = 6
@@ -31,18 +30,6 @@ EITHER = ("objective=distillation", f"trainer.max_steps={STEPS}")
 STAGE_1 = (*EITHER, "optimizer.learning_rate=1e-2")
 STAGE_2 = (*EITHER, "optimizer.learning_rate=5e-3", "objective.stage=logits")
 LORA = (*STAGE_2, "objective.lora_rank=2")
-
-
-@pytest.fixture(scope="module")
-def teacher(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_tiny(tmp_path_factory.mktemp("runs") / "teacher", "attention=softmax")
-
-
-@pytest.fixture(scope="module")
-def swapped(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "swapped"
-    export(convert(read_model(teacher), {"name": "hedgehog"}, seed=0).checkpoint, folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -79,15 +66,12 @@ def weights(path: Path) -> dict[str, Tensor]:
     return read_model(path).weights
 
 
-def test_stage_1_trains_the_attention_alone(stage_1: Path, swapped: Path) -> None:
+def test_stage_1_trains_the_attention_alone_and_lowers_its_error(
+    stage_1: Path, swapped: Path, teacher: Path
+) -> None:
     before, after = weights(swapped), weights(stage_1)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith("_map")}
-
-
-def test_stage_1_lowers_the_error_of_the_attention(
-    stage_1: Path, swapped: Path, teacher: Path
-) -> None:
     assert attention_error(stage_1, teacher) < 0.9 * attention_error(swapped, teacher)
     assert attention_error(teacher, teacher) == 0
     losses = [row["train_loss"] for row in read_metrics(stage_1 / "metrics.csv") if "epoch" in row]
@@ -195,11 +179,20 @@ def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair: tuple[str, ...]) 
     assert totals[0] < loss
 
 
-def test_a_run_keeps_the_source_of_its_first_weights(
-    stage_1: Path, swapped: Path, train_tiny: Train, pair: tuple[str, ...], tmp_path: Path
+def test_a_run_keeps_the_source_of_its_first_weights_and_the_hash_of_its_teacher(
+    stage_1: Path,
+    swapped: Path,
+    teacher: Path,
+    train_tiny: Train,
+    pair: tuple[str, ...],
+    tmp_path: Path,
 ) -> None:
     source = read_model(swapped).description.source
     assert source is not None and read_model(stage_1).description.source == source
+    # The teacher is not saved, but its hash.
+    saved = load_training(max(all_checkpoints(stage_1)))
+    assert saved["teacher"] == protlm.load(teacher).hash
+    assert len(saved["state_dict"]) == len(weights(stage_1))
     run = tmp_path / "run"
     for steps in (2, 3):
         # The second command continues the run.
@@ -215,52 +208,17 @@ def test_a_learning_rate_of_stage_1_is_high_for_all_weights(
         train_tiny(tmp_path / "run", *settings, "trainer.max_steps=2")
 
 
-def test_the_teacher_is_not_saved_and_its_hash_is(stage_1: Path, teacher: Path) -> None:
-    saved = load_training(max(all_checkpoints(stage_1)))
-    assert saved["teacher"] == protlm.load(teacher).hash
-    assert len(saved["state_dict"]) == len(weights(stage_1))
-
-
-@pytest.mark.parametrize(
-    "stage",
-    [
-        pytest.param(STAGE_1, marks=pytest.mark.slow),
-        STAGE_2,
-        LORA,
-    ],
-    ids=["attention", "logits", "lora"],
-)
-def test_a_killed_run_is_continued_exactly(
-    stage: tuple[str, ...],
-    train_tiny: Train,
-    killed_after: Callable[..., Any],
-    pair: tuple[str, ...],
-    state_of: Callable[[Path], dict[str, Any]],
-    tmp_path: Path,
-) -> None:
-    settings = [*stage, *pair, "trainer.checkpoint_every=1", "model.dropout=0.1"]
-    whole = train_tiny(tmp_path / "whole", *settings)
-    run = tmp_path / "run"
-    with killed_after(3):
-        train_tiny(run, *settings)
-    train_tiny(run, *settings)
-    expected, found = (state_of(max(all_checkpoints(path))) for path in (whole, run))
-    # As text, in which NaN is equal to itself.
-    assert [key for key in expected if repr(found[key]) != repr(expected[key])] == []
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [STAGE_1, STAGE_2], ids=["attention", "logits"])
 def test_two_ranks_train_as_one(
     stage: tuple[str, ...],
-    run_ranks: Callable[..., list[str]],
+    run_ranks: Callable[..., list[Any]],
     train_tiny: Train,
     pair: tuple[str, ...],
     tmp_path: Path,
 ) -> None:
     settings = [*stage, *pair]
-    program = Path(__file__).parents[1] / "faults" / "programs" / "start_apart.py"
-    run_ranks(tmp_path, program, *settings)
+    run_ranks(tmp_path, "start-apart", *settings)
     one, two = (weights(train_tiny(tmp_path / "one", *settings)), weights(tmp_path / "run"))
     # Adam divides by the size of the gradient: rounding may change a step by a part of it.
     for name, value in one.items():
@@ -284,57 +242,41 @@ def test_another_teacher_is_refused(
         UserError, match=r"objective.teacher has weights with the hash .* was train"
     ):
         train_tiny(run, *given, f"objective.teacher={other}", "trainer.max_steps=4")
-
-
-def test_a_model_that_was_not_converted_from_the_teacher_is_refused(
-    train_tiny: Train, pair: tuple[str, ...], tmp_path: Path
-) -> None:
-    other = train_tiny(tmp_path / "other", "attention=softmax", "seed=5", "trainer.max_steps=2")
-    message = (
-        r"has other weights than objective.teacher=.*other \(embedding.weight\), and .*convert"
-    )
-    run = tmp_path / "run"
+    # Nor can the attention alone learn from a model that this one was not converted from.
+    message = r"other weights than objective.teacher=.*other \(embedding.weight\), and .*convert"
     with pytest.raises(UserError, match=message):
-        train_tiny(run, *STAGE_1, pair[0], pair[2], f"objective.teacher={other}")
-    assert not run.exists()
+        train_tiny(tmp_path / "new", *STAGE_1, pair[0], pair[2], f"objective.teacher={other}")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
-    "settings, message",
+    "stage, settings, message",
     [
-        (["attention=performer_relu"], "attention=performer_relu has no parameters, so"),
-        (["attention=performer_softmax"], "objective.stage=logits, or choose attention=hedgehog"),
-        (["model.init_from=null"], r"type model.init_from=NEW with .*protlm checkpoint convert"),
-        (["model.num_layers=3"], "has model.num_layers=2, and this run 3"),
-        (["objective.name=causal"], "was trained with objective=masked, and this run has"),
-        (["objective.teacher=null"], "needs a trained model to imitate; type objective.teacher="),
-        (["trainer.compile=true"], "trainer.compile=true has no effect in objective.stage=atten"),
-        (["trainer.activation_checkpointing=true"], "has no effect in objective.stage=attention"),
+        (STAGE_1, "attention=performer_relu", "attention=performer_relu has no parameters, so"),
+        (STAGE_1, "attention=performer_softmax", "stage=logits, or choose attention=hedgehog"),
+        (STAGE_1, "model.init_from=null", r"model.init_from=NEW with .*protlm checkpoint convert"),
+        (STAGE_1, "model.num_layers=3", "has model.num_layers=2, and this run 3"),
+        (STAGE_1, "objective.name=causal", "was trained with objective=masked, and this run has"),
+        (STAGE_1, "objective.teacher=null", "a trained model to imitate; type objective.teacher="),
+        (STAGE_1, "trainer.compile=true", "trainer.compile=true has no effect in objective.stage"),
+        (
+            STAGE_1,
+            "trainer.activation_checkpointing=true",
+            "has no effect in objective.stage=atten",
+        ),
+        (LORA, "model.init_from=null", "lora_rank=2 adapts a trained model; type model.init_from="),
+        (LORA, "trainer.ema_decay=0.9", "has no average of weights; type trainer.ema_decay=null"),
+        (LORA, "objective.stage=attention", "lora_rank=2 is a setting of the second stage"),
+        (LORA, "objective.lora_rank=0", "objective.lora_rank=0 must be at least 1"),
     ],
 )
-def test_what_stage_1_cannot_train_is_refused(
-    settings: list[str], message: str, pair: tuple[str, ...]
+def test_what_a_stage_cannot_train_is_refused(
+    stage: tuple[str, ...], settings: str, message: str, pair: tuple[str, ...]
 ) -> None:
     with pytest.raises(UserError, match=message):
-        module_of(pair, *STAGE_1, *settings)
+        module_of(pair, *stage, settings)
 
 
 def test_a_teacher_without_a_stage_is_refused() -> None:
     with pytest.raises(UserError, match="used with a stage only; type objective=distillation"):
         compose(TrainConfig, ["objective.teacher=run"])
-
-
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (["model.init_from=null"], r"lora_rank=2 adapts a trained model; type model.init_from=NEW"),
-        (["trainer.ema_decay=0.9"], "has no average of weights; type trainer.ema_decay=null"),
-        (["objective.stage=attention"], "lora_rank=2 is a setting of the second stage"),
-        (["objective.lora_rank=0"], "objective.lora_rank=0 must be at least 1"),
-    ],
-)
-def test_adapters_that_cannot_be_trained_are_refused(
-    settings: list[str], message: str, pair: tuple[str, ...]
-) -> None:
-    with pytest.raises(UserError, match=message):
-        module_of(pair, *LORA, *settings)

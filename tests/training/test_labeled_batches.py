@@ -1,12 +1,13 @@
 """Batches of labeled proteins: their labels, and their division between processes."""
 
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
 import pytest
 
 from protlm.data.vocabulary import VOCABULARY
-from protlm.training.labeled_batches import Batches, LabeledTokens, TokenRows
+from protlm.training.labels import Batches, LabeledTokens, TokenRows
 
 SEQUENCES = ["MKTAY", "MKT", "WWSGKWL", "ACD", "MKTAYIA"]
 PLACES = [np.array([0, 4]), np.array([1]), np.array([2, 3, 6]), np.arange(3), np.array([6])]
@@ -37,22 +38,26 @@ def test_labels_are_those_of_their_residues(data: LabeledTokens) -> None:
 
 
 def test_processes_divide_each_batch(data: LabeledTokens) -> None:
-    """Their labels are those of one process, weighted by the labels of the whole batch."""
     whole = Batches(data, 2, seed=3)
-    parts = [Batches(data, 2, seed=3) for _ in range(2)]
-    for rank, one in enumerate(parts):
-        one.share = (rank, 2)
+    parts = [Batches(data, 2, seed=3, share=(rank, 2)) for rank in range(2)]
     for batch, *mine in zip(all_of(whole), *map(all_of, parts), strict=True):
-        used = [one for one in mine if one.weight]
-        assert sorted(batch.rows) == sorted(np.concatenate([one.rows for one in used]))
-        assert {one.weight for one in used} == {batch.weight} == {1 / len(batch.rows)}
-    # The last batch has one protein: the other process computes it too, with no weight.
-    assert [parts[rank][2].weight > 0 for rank in (0, 1)] == [True, False]
+        used = [one.rows for one in mine if one.is_used]
+        assert sorted(batch.rows) == sorted(np.concatenate(used))
+    # The last batch has one protein: the other process computes it too, and it does not count.
+    assert [part[2].is_used for part in parts] == [True, False]
     assert len(parts[1][2].values)
+
+
+def test_each_epoch_has_all_proteins_in_another_order(data: LabeledTokens) -> None:
+    batches = Batches(data, 2, seed=3)
+    first, second = ([batches[n].rows.tolist() for n in ns] for ns in (range(3), range(3, 6)))
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(len(data.values)))
+    assert first != second
+    assert [batches[n].place for n in (0, 2, 4)] == [(0, 0, 0), (0, 2, 0), (1, 1, 0)]
 
 
 def test_proteins_have_one_label_each() -> None:
     tokens = [VOCABULARY.encode(one) for one in SEQUENCES]
     batch = Batches(LabeledTokens(tokens, np.arange(5)), 4, seed=None)[0]
     assert batch.is_label_BL is None
-    assert (batch.values.tolist(), batch.weight) == ([0, 1, 2, 3], 0.25)
+    assert batch.values.tolist() == [0, 1, 2, 3]

@@ -1,7 +1,8 @@
-"""Checks of the processes that torchrun and srun have started."""
+"""The start of a run: processes of torchrun and srun, devices, precision, and lost workers."""
 
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,15 +12,16 @@ from pytorch_lightning.accelerators import MPSAccelerator
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from protlm.config import TrainerConfig
-from protlm.errors import InputDataError, LostRankError, OutputError, UserError
+from protlm.system.errors import InputDataError, LostRankError, OutputError, UserError
 from protlm.training.launch import (
     check_launch,
+    check_trainer,
     cluster_environment,
     is_first_rank,
     leave_other_ranks,
     loader_errors_explained,
+    resolved_precision,
 )
-from protlm.training.run import check_trainer
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", "RANK": "3"}
 SLURM = {
@@ -56,19 +58,22 @@ def test_settings_must_match_the_processes(
         assert str(raised.value).endswith("type trainer.devices=4 trainer.num_nodes=2")
 
 
-def test_a_batch_script_has_to_call_srun(monkeypatch: pytest.MonkeyPatch) -> None:
-    put(SLURM, monkeypatch)
-    with pytest.raises(UserError, match=r"type: srun protlm train"):
+@pytest.mark.parametrize(
+    "variables, absent, message",
+    [
+        (SLURM, "RANK", "type: srun protlm train"),
+        (SRUN, "SLURM_NTASKS_PER_NODE", "--ntasks-per-node=4"),
+    ],
+)
+def test_a_job_that_was_started_in_another_way_is_told_how(
+    variables: dict[str, str], absent: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(variables, monkeypatch)
+    monkeypatch.delenv(absent, raising=False)
+    with pytest.raises(UserError, match=message):
         check_launch(config(4, 2))
     put({"SLURM_NTASKS": "1", "SLURM_NNODES": "1"}, monkeypatch)
     check_launch(config(1, 1))
-
-
-def test_tasks_have_to_be_counted_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    put(SRUN, monkeypatch)
-    monkeypatch.delenv("SLURM_NTASKS_PER_NODE")
-    with pytest.raises(UserError, match="--ntasks-per-node=4"):
-        check_launch(config(4, 2))
 
 
 def test_lightning_does_not_requeue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,3 +162,25 @@ def test_a_lost_loader_worker_is_explained(
         assert "type data.num_workers=0" in str(caught.value)
     with pytest.raises(type(raised)), loader_errors_explained(0, lambda: ""):
         raise EOFError if isinstance(raised, EOFError) else type(raised)("of something else")
+
+
+PROBES = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+
+
+@pytest.mark.parametrize("has", [(True, False), (False, True), (False, False), ()])
+def test_precision_follows_the_hardware_if_it_is_auto(
+    has: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor that multiplies bfloat16 by either unit, by none, and a torch without probes."""
+    for probe in PROBES:
+        monkeypatch.delattr(torch.cpu, probe, raising=False)
+    for probe, value in zip(PROBES, has, strict=False):
+        monkeypatch.setattr(torch.cpu, probe, lambda value=value: value, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: any(has))
+    for accelerator in ("cpu", "cuda"):
+        expected = "bf16-mixed" if any(has) else "32-true"
+        assert resolved_precision("auto", accelerator) == expected
+        assert resolved_precision("32-true", accelerator) == "32-true"
+    assert resolved_precision("bf16-mixed", "cuda") == "bf16-mixed"
+    with nullcontext() if any(has) else pytest.warns(UserWarning, match="six times slower"):
+        assert resolved_precision("bf16-mixed", "cpu") == "bf16-mixed"

@@ -28,12 +28,7 @@ VALIDATION_BATCHES = 4
 
 
 class Recorder(pl.LightningModule):
-    """A model of one weight that records the batches of training and validation.
-
-    Attributes:
-        steps: for each training batch, the number of optimizer steps before it.
-        validated: the numbers of the validation batches.
-    """
+    """A model of one weight that records the step of each batch, and the validated batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,16 +37,13 @@ class Recorder(pl.LightningModule):
         self.validated: list[int] = []
 
     def training_step(self, batch: Tensor, batch_index: int) -> Tensor:
-        """Records the step."""
         self.steps.append(self.trainer.global_step)
         return self.weight * batch.sum()
 
     def validation_step(self, batch: Tensor, batch_index: int) -> None:
-        """Records the batch."""
         self.validated.append(batch_index)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Returns plain gradient descent."""
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
@@ -214,12 +206,13 @@ def test_validate_after_this_batch(request_it: bool, fit: Fit) -> None:
 def test_end_validation(fit: Fit) -> None:
     ended = []
 
-    def after_batch(_trainer: pl.Trainer, _model: Any, _outputs: Any, _batch: Any, n: int) -> None:
-        if n == 1:
+    def after_batch(*given: Any) -> None:
+        # The trainer, the model, outputs, a batch, its number and that of its loader.
+        if given[4] == 1:
             internals.end_validation()
 
-    hooks = [On("on_validation_batch_end", lambda t, m, o, b, n, *_: after_batch(t, m, o, b, n))]
-    hooks.append(On("on_validation_end", lambda trainer, _: ended.append(trainer.global_step)))
+    at_end = On("on_validation_end", lambda trainer, _: ended.append(trainer.global_step))
+    hooks = On("on_validation_batch_end", after_batch), at_end
     model = fit(*hooks, val_check_interval=2, max_steps=3)
     assert model.validated == [0, 1]
     assert ended == [2]

@@ -1,4 +1,4 @@
-"""Groups of parameters for decay and Muon, the fused optimizer, the loss as a total."""
+"""Groups of parameters, AdamW, Muon, learning rates as functions of the step, and the loss."""
 
 import copy
 import math
@@ -11,23 +11,35 @@ from torch import nn
 
 from protlm.attention import names
 from protlm.build import build_module
-from protlm.checkpoints.metrics import read_metrics
-from protlm.composition import compose
-from protlm.config import Optimizer, OptimizerConfig, TrainConfig
+from protlm.checkpoints.validations import read_metrics
+from protlm.config import (
+    DecayShape,
+    Optimizer,
+    OptimizerConfig,
+    Schedule,
+    ScheduleConfig,
+    TrainConfig,
+)
+from protlm.config.composition import compose
 from protlm.data.masking import IGNORE
-from protlm.errors import UserError
 from protlm.model import objective
-from protlm.model.network import build_network
-from protlm.model.objective import target_sums
-from protlm.model.transformer import ProteinLM
+from protlm.model.objective import TargetSums, target_sums
+from protlm.model.transformer import build_network
+from protlm.system.errors import UserError
 from protlm.training.lora import add_adapters
 from protlm.training.module import LanguageModeling
 from protlm.training.optimization import (
+    Muon,
+    MuonWithAdamW,
     ParameterKinds,
     adamw,
     build_optimizer,
+    check_schedule,
+    fitting_warmup,
+    rate_factor,
     with_half_life,
 )
+from tests.small_models import network_of
 
 # What activations are not multiplied with as with a matrix.
 NEVER_DECAYED = (
@@ -51,14 +63,9 @@ NEVER_DECAYED = (
 IN_EVERY_BLOCK = {"query", "key", "value", "output", "up", "down", "gate"}
 
 
-def network(*settings: str) -> ProteinLM:
-    config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *settings])
-    return build_network(config.model, config.attention, seed=0)
-
-
 @pytest.mark.parametrize("name", names())
 def test_matrices_decay_and_nothing_else(name: str) -> None:
-    made = network(f"attention={name}", "model.positions=learned", "model.qk_norm=true")
+    made = network_of(f"attention={name}", positions="learned", qk_norm=True)
     kinds = ParameterKinds.of(made)
     listed = {**kinds.hidden, **kinds.matrices, **kinds.rest}
     assert listed.keys() == dict(made.named_parameters()).keys()
@@ -74,22 +81,21 @@ def test_matrices_decay_and_nothing_else(name: str) -> None:
 
 @pytest.mark.parametrize("name", Optimizer)
 def test_groups_have_the_decay_of_their_kind(name: Optimizer) -> None:
-    made = network()
+    made = network_of()
     optimizer = build_optimizer(
         made, OptimizerConfig(learning_rate=1e-3, name=name, weight_decay=0.1)
     )
     kinds = ParameterKinds.of(made)
-    decayed = {
-        id(p) for g in optimizer.param_groups if g["weight_decay"] == 0.1 for p in g["params"]
-    }
-    others = {id(p) for g in optimizer.param_groups if g["weight_decay"] == 0 for p in g["params"]}
-    assert decayed == {id(p) for p in (*kinds.hidden.values(), *kinds.matrices.values())}
-    assert others == {id(p) for p in kinds.rest.values()}
+    found = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
+    decayed = (*kinds.hidden.values(), *kinds.matrices.values())
+    assert found == dict.fromkeys(map(id, kinds.rest.values()), 0) | dict.fromkeys(
+        map(id, decayed), 0.1
+    )
 
 
 @pytest.mark.parametrize("name", Optimizer)
 def test_adapters_decay_as_matrices_do(name: Optimizer) -> None:
-    adapted = network()
+    adapted = network_of()
     add_adapters(adapted, rank=2, targets=["query"], seed=0)
     config = OptimizerConfig(learning_rate=1e-3, name=name, weight_decay=0.1)
     (group,) = build_optimizer(adapted, config).param_groups
@@ -98,7 +104,7 @@ def test_adapters_decay_as_matrices_do(name: Optimizer) -> None:
 
 
 def test_parameters_without_hidden_matrices_have_adamw_alone() -> None:
-    made = network("attention=linformer", "data.max_length=64", "model.max_length=64")
+    made = network_of("attention=linformer", max_length=64)
     made.requires_grad_(False)
     for number in (1, 2):
         made.mechanism(number).requires_grad_(True)
@@ -172,52 +178,224 @@ def test_the_fused_optimizer_is_adamw() -> None:
 
 
 def test_gradients_are_clipped_but_logged_unclipped(
-    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train_tiny: Callable[..., Path], tmp_path: Path, look_at: Callable[..., None]
 ) -> None:
-    stepped, norms = LanguageModeling.lr_scheduler_step, []
+    norms = []
 
-    def look(self: LanguageModeling, *given: object) -> None:
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+    def look(module: LanguageModeling, *_: object) -> None:
+        gradients = [p.grad for p in module.parameters() if p.grad is not None]
         norms.append(float(torch.nn.utils.get_total_norm(gradients)))
-        stepped(self, *given)
 
-    monkeypatch.setattr(LanguageModeling, "lr_scheduler_step", look)
+    look_at(LanguageModeling, "lr_scheduler_step", look)
     run = train_tiny(tmp_path / "run", "trainer.gradient_clip=0.01", "trainer.log_every=1")
     assert norms == pytest.approx([0.01] * 4, rel=1e-3)
     rows = [row for row in read_metrics(run / "metrics.csv") if "gradient_norm" in row]
     assert len(rows) == 4 and min(row["gradient_norm"] for row in rows) > 0.02
 
 
-def test_loss_is_a_total_over_targets() -> None:
+@pytest.mark.parametrize("function", [target_sums, objective._sums_everywhere])
+def test_loss_is_a_total_over_targets(function: Callable[..., TargetSums]) -> None:
+    """Also as a GPU computes it, at all positions; others have no influence, NaN included."""
     generator = torch.Generator().manual_seed(0)
     logits_BLV = torch.randn(2, 5, 33, generator=generator, dtype=torch.float64)
-    targets_BL = torch.full((2, 5), IGNORE)
-    targets_BL[0, 1], targets_BL[1, 4] = 7, 9
-    sums = target_sums(logits_BLV, targets_BL)
-    by_hand = sum(
-        math.log(sum(math.exp(x) for x in logits_BLV[b, i].tolist())) - logits_BLV[b, i, t].item()
-        for b, i, t in ((0, 1, 7), (1, 4, 9))
-    )
-    assert sums.count == 2
-    assert sums.nats.item() == pytest.approx(by_hand, rel=1e-6)
-    nothing = target_sums(logits_BLV, torch.full((2, 5), IGNORE))
-    assert (nothing.nats, nothing.count) == (0, 0)
-
-
-def test_the_loss_of_a_gpu_is_that_of_a_cpu() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits_BLV = torch.randn(2, 5, 33, generator=generator, dtype=torch.float64)
-    # Padding has no influence, NaN included.
     logits_BLV[1, 3:] = math.nan
-    logits_BLV.requires_grad_()
     targets_BL = torch.full((2, 5), IGNORE)
-    targets_BL[0, 1], targets_BL[0, 2], targets_BL[1, 0] = 7, int(logits_BLV[0, 2].argmax()), 9
-    found = []
-    for function in (objective._sums_everywhere, objective._sums_at_targets):
-        sums = function(logits_BLV, targets_BL)
-        (gradient,) = torch.autograd.grad(sums.nats, logits_BLV)
-        found.append([sums.stacked(), gradient])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
-    nothing = objective._sums_everywhere(logits_BLV, torch.full((2, 5), IGNORE))
+    nothing = function(logits_BLV, targets_BL)
     assert (nothing.nats, nothing.count) == (0, 0)
+    best = int(logits_BLV[0, 2].argmax())
+    places = ((0, 1, 7), (0, 2, best), (1, 0, 9))
+    for b, i, token in places:
+        targets_BL[b, i] = token
+    sums = function(logits_BLV.requires_grad_(), targets_BL)
+    (gradient_BLV,) = torch.autograd.grad(sums.nats, logits_BLV)
+    nats, expected_BLV = 0.0, torch.zeros_like(logits_BLV)
+    for b, i, token in places:
+        p_V = logits_BLV[b, i].detach().softmax(-1)
+        nats -= math.log(p_V[token])
+        expected_BLV[b, i] = p_V
+        expected_BLV[b, i, token] -= 1
+    assert (sums.nats.item(), sums.count) == (pytest.approx(nats, rel=1e-6), 3)
+    assert sums.correct == sum(int(logits_BLV[b, i].argmax()) == x for b, i, x in places) >= 1
+    torch.testing.assert_close(gradient_BLV, expected_BLV, rtol=1e-5, atol=1e-7)
+
+
+CONFIG = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
+
+
+def model_and_optimizer() -> tuple[nn.Sequential, MuonWithAdamW]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 3, bias=False))
+    matrices = [model[0].weight, model[1].weight]
+    muon = Muon(matrices, lr=1e-2, momentum=0.95, weight_decay=0.1)
+    return model, MuonWithAdamW([muon, adamw({}, {"bias": model[0].bias}, CONFIG)])
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
+    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(seed))
+    optimizer.zero_grad()
+    model(x).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("shape", [(32, 16), (16, 32), (24, 24)])
+def test_an_update_is_nearly_orthogonal_and_as_large_as_one_of_adamw(
+    shape: tuple[int, int],
+) -> None:
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(shape))
+    weight.grad = 1e-3 * torch.randn(shape)
+    Muon([weight], lr=1.0, momentum=0.95, weight_decay=0).step()
+    size = 0.2 * max(shape) ** 0.5
+    singular = torch.linalg.svdvals(weight.detach()) / size
+    # A nearly singular matrix has a singular value that five iterations do not raise to 1.
+    assert singular[:-2].min() > 0.5 and singular.max() < 1.3
+    assert weight.square().mean().sqrt().item() == pytest.approx(0.2, rel=0.2)
+
+
+def test_it_is_torchs_muon() -> None:
+    # torch's Muon computes in bfloat16, also on a CPU.
+    torch.manual_seed(0)
+    start = torch.randn(48, 24)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    one = Muon([ours], lr=1e-2, momentum=0.9, weight_decay=0.1)
+    other = torch.optim.Muon(
+        [theirs], lr=1e-2, momentum=0.9, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"
+    )
+    for _ in range(4):
+        ours.grad = theirs.grad = torch.randn(48, 24)
+        one.step()
+        other.step()
+    assert (ours - theirs).norm() < 0.03 * (ours - start).norm()
+
+
+def test_matrices_that_are_orthogonalized_together_do_not_affect_each_other() -> None:
+    torch.manual_seed(0)
+    shapes, scales = [(8, 4), (4, 8), (8, 4), (8, 4)], [1.0, 1.0, 1e-3, 1e3]
+    together = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+    for weight, scale in zip(together, scales, strict=True):
+        weight.grad = scale * torch.randn_like(weight)
+    alone = copy.deepcopy(together)
+    for one, other in zip(alone, together, strict=True):
+        one.grad = other.grad
+        Muon([one], lr=0.1, momentum=0.9, weight_decay=0.1).step()
+    Muon(together, lr=0.1, momentum=0.9, weight_decay=0.1).step()
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_parameters_that_are_not_matrices_are_updated_by_adamw() -> None:
+    model, optimizer = model_and_optimizer()
+    alone = nn.Parameter(model[0].bias.detach().clone())
+    other = adamw({}, {"bias": alone}, CONFIG)
+    for seed in range(3):
+        step(model, optimizer, seed)
+        alone.grad = model[0].bias.grad
+        other.step()
+    assert torch.equal(alone, model[0].bias)
+    assert "momentum_buffer" in optimizer.state[model[0].weight]
+    assert "exp_avg" in optimizer.state[model[0].bias]
+
+
+def test_a_resumed_run_makes_the_same_steps() -> None:
+    model, optimizer = model_and_optimizer()
+    for seed in range(3):
+        step(model, optimizer, seed)
+    resumed, continued = model_and_optimizer()
+    resumed.load_state_dict(copy.deepcopy(model.state_dict()))
+    continued.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for seed in range(3, 6):
+        step(model, optimizer, seed)
+        step(resumed, continued, seed)
+    for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_schedule_sets_the_rates_of_both() -> None:
+    model, optimizer = model_and_optimizer()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    step(model, optimizer, 0)
+    schedule.step()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
+def test_the_closure_is_run_once_and_its_loss_returned() -> None:
+    model, optimizer = model_and_optimizer()
+    losses = []
+
+    def closure() -> torch.Tensor:
+        losses.append(model(torch.ones(2, 6)).sum())
+        losses[-1].backward()
+        return losses[-1]
+
+    assert optimizer.step(closure) is losses[0]
+    assert len(losses) == 1
+
+
+def rates(config: ScheduleConfig, *, max_steps: int) -> list[float]:
+    return [rate_factor(step, config, max_steps=max_steps) for step in range(max_steps)]
+
+
+@pytest.mark.parametrize("name", Schedule)
+def test_warm_up_rises_linearly_to_the_peak(name: Schedule) -> None:
+    found = rates(ScheduleConfig(name=name, warmup_steps=10), max_steps=110)
+    assert found[:11] == pytest.approx([*((n + 1) / 10 for n in range(10)), 1.0])
+    assert name is not Schedule.constant or found[10:] == [1.0] * 100
+
+
+def test_cosine_falls_to_its_minimum() -> None:
+    config = ScheduleConfig(name=Schedule.cosine, warmup_steps=10, min_lr_ratio=0.1)
+    factors = [rate_factor(step, config, max_steps=110) for step in range(10, 111)]
+    assert factors == sorted(factors, reverse=True)
+    assert factors[50] == pytest.approx(0.55)
+    assert factors[100] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "shape, halfway", [(DecayShape.linear, 0.5), (DecayShape.sqrt, 1 - 0.5**0.5)]
+)
+def test_wsd_is_stable_and_then_decays(shape: DecayShape, halfway: float) -> None:
+    config = ScheduleConfig(
+        Schedule.wsd, 10, min_lr_ratio=0.0, decay_fraction=0.2, decay_shape=shape
+    )
+    factors = rates(config, max_steps=100)
+    assert factors[10:81] == [1.0] * 71
+    assert factors[90] == pytest.approx(halfway)
+    assert factors[80:] == sorted(factors[80:], reverse=True)
+    # The rate would reach its minimum after the last step.
+    assert 0 < factors[99] < 0.06
+    assert rate_factor(100, config, max_steps=100) == 0
+    ends = ScheduleConfig(Schedule.wsd, min_lr_ratio=0.1, decay_shape=shape)
+    assert rate_factor(100, ends, max_steps=100) == pytest.approx(0.1)
+
+
+def test_a_wsd_run_can_be_lengthened_before_its_decay() -> None:
+    config = ScheduleConfig(Schedule.wsd, warmup_steps=5, decay_fraction=0.2)
+    short, long = rates(config, max_steps=100), rates(config, max_steps=300)
+    assert short[:81] == long[:81]
+    assert short[81] < long[81]
+
+
+@pytest.mark.parametrize(
+    "warmup, decay, steps, message",
+    [
+        (10, None, 10, "warmup_steps=10 .*; type schedule.warmup_steps=1, or"),
+        (6, 0.5, 10, "less the 5 steps of the decay; type schedule.warmup_steps=1, or"),
+        (100, 0.95, 1000, r"type schedule\.warmup_steps=50, or"),
+    ],
+)
+def test_a_warm_up_longer_than_the_run_is_refused_and_one_that_fits_named(
+    warmup: int, decay: float | None, steps: int, message: str
+) -> None:
+    config = ScheduleConfig(warmup_steps=warmup)
+    if decay is not None:
+        config = ScheduleConfig(Schedule.wsd, warmup_steps=warmup, decay_fraction=decay)
+    with pytest.raises(UserError, match=message):
+        check_schedule(config, max_steps=steps)
+    config.warmup_steps = fitting_warmup(config, max_steps=steps)
+    check_schedule(config, max_steps=steps)
+
+
+def test_fractions_are_at_most_1() -> None:
+    with pytest.raises(UserError, match=r"schedule\.decay_fraction=1\.5 must be"):
+        ScheduleConfig(decay_fraction=1.5)

@@ -1,30 +1,27 @@
 """The base class of the Performers: linear attention with random features, and its map."""
 
-from copy import copy
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.base import Attention, QueryKeyNorms, RandomFeatures, Recurrent
-from protlm.attention.linearized.bidirectional import BidirectionalAttention
-from protlm.attention.linearized.causal import CausalAttention
-from protlm.attention.linearized.exponential import key_features, query_features
-from protlm.attention.linearized.features import (
-    ExponentialFeatureMap,
-    FeatureMap,
-    FeatureMapFactory,
-    logit_floor,
-)
+from protlm.attention.base import Attention, Context, QueryKeyNorms, RandomFeatures, Recurrent
+from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
+from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.normalization import Denominator, Normalizer
-from protlm.attention.linearized.operands import Kernel
-from protlm.attention.linearized.selection import Case, Implementation, chosen_attention, has_fused
-from protlm.attention.ops.masking import visible_keys, zero_padding
-from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast
-from protlm.attention.ops.options import require_at_least
+from protlm.attention.linearized.operands import key_features
+from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
+from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
+from protlm.attention.ops.numerics import (
+    accum_dtype,
+    no_autocast,
+    upcast,
+    visible_keys,
+    zero_padding,
+)
 from protlm.attention.ops.projection import Projection
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError
 
 
 class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
@@ -32,17 +29,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     The recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32. For
     features that are exponentials it has one more row, the largest logit of each feature so far,
-    which is the reference of the sums. Only `forward` is differentiable; maps, features and steps
-    are not.
-
-    Args:
-        feature_map: creates the feature map of the kernel from a projection.
-        num_features: features R of a position.
-        projection: the distribution of the rows; None for features without a projection.
-        normalizer: maps the sums to outputs.
-        redraw_every: optimizer steps between redraws; None keeps the first draw.
-        seed: the seed of the projections, together with the redraw index.
-        implementation: `auto`, `torch`, or `triton` for fused kernels.
+    which is the reference of the sums. Only `mix` is differentiable; maps, features and steps are
+    not. `projection` is None for features without one.
     """
 
     supports_bidirectional = True
@@ -57,14 +45,19 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         *,
         feature_map: FeatureMapFactory,
         num_features: int,
-        projection: Projection | None,
-        normalizer: Normalizer,
-        redraw_every: int | None,
-        seed: int,
-        implementation: str = Implementation.torch,
+        projection: Projection | None = None,
+        normalizer: Normalizer | None = None,
+        redraw_every: int | None = None,
+        seed: int = 0,
+        backend: str = Backend.torch,
     ) -> None:
         super().__init__()
-        _check_redraw(redraw_every, has_projection=projection is not None)
+        normalizer = normalizer or Denominator()
+        if redraw_every is not None and projection is None:
+            raise UserError(
+                f"attention.redraw_every={redraw_every} needs a projection: set "
+                "attention.num_features, or attention.redraw_every=null"
+            )
         self.redraw_every = redraw_every
         self.num_features = num_features
         self._feature_map = feature_map
@@ -76,101 +69,67 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         rows_RK = None if projection is None else projection.draw(seed, 0).float()
         first_map = feature_map(rows_RK)
         self._is_exponential = isinstance(first_map, ExponentialFeatureMap)
-        refuse_unknown("attention.kernel", implementation, Implementation)
-        self._implementation = Implementation(implementation)
-        if implementation == Implementation.triton:
-            _check_fused(first_map, normalizer)
+        self._backend = Backend(backend)
+        if backend == Backend.triton and not has_fused(first_map, normalizer):
+            raise UserError(
+                "attention.backend=triton is for positive and ReLU features with "
+                "attention.normalizer=denominator; set attention.backend=auto"
+            )
         self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
 
     def redraw(self, index: int) -> None:
-        """Draws projection number `index` in place, a pure function of (seed, index)."""
         self.redraw_index.fill_(index)
         if self.projection is not None and self._projection_rows is not None:
             self.projection.copy_(self._projection_rows.draw(self._seed, index))
 
-    def forward(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-    ) -> Tensor:
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
-        inputs, kernel = (q_BHLK, k_BHLK, v_BHLC, mask_BL), self._kernel(q_BHLK)
-        case = Case.of(q_BHLK, k_BHLK, v_BHLC, self.projection, causal=causal)
-        chosen = self._implementation, kernel.feature_map, self._normalizer, case
-        if fused := chosen_attention(*chosen):
-            return fused(*inputs)
-        attend = CausalAttention.apply if causal else BidirectionalAttention.apply
-        out_BHLC = attend(*inputs, kernel)
+        feature_map = self.feature_map(accum_dtype(q_BHLK))
+        case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal)
+        if fused := chosen_attention(self._backend, feature_map, self._normalizer, case):
+            return fused(q_BHLK, k_BHLK, v_BHLC, mask_BL)
+        weighting = Weighting(feature_map, self._normalizer, causal)
+        out_BHLC = LinearAttention.apply(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
         assert isinstance(out_BHLC, Tensor)
         return out_BHLC
 
     @torch.no_grad()
-    def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
-    ) -> Tensor:
-        """Returns the map or a block of its rows, in float32 (float64 for float64 queries).
-
-        With a normalizer that depends on the values, the absolute entries of a row sum to 1.
-        """
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        """With a normalizer that depends on the values, the absolute entries of a row sum to 1."""
+        _, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK)
-        if causal and self._is_exponential:
-            # References are those of the forward pass. Weights are positive, so that dividing by
-            # their sum is right for every normalizer.
-            normalized = copy(self)
-            normalized._normalizer = Denominator()
-            # Identity values are as wide as the sequence is long.
-            normalized._implementation = Implementation.torch
-            return Attention.attention_map(
-                normalized,
-                q_BHLK,
-                k_BHLK,
-                hidden_BLD=hidden_BLD,
-                mask_BL=mask_BL,
-                causal=causal,
-                rows=rows,
-            )
-        rows = slice(None) if rows is None else rows
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
         hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
         with no_autocast(q_BHLK):
-            feature_map = self._map(accum_dtype(q_BHLK))
+            feature_map = self.feature_map(accum_dtype(q_BHLK))
             k_BHLK = k_BHLK.to(accum_dtype(q_BHLK))
-            phi_k_BHLR, reference_BH1R = key_features(feature_map, k_BHLK, mask_BL)
-            phi_q_BHMR, _ = query_features(feature_map, upcast(q_BHMK), reference_BH1R)
+            phi_k_BHLR, reference_BH1R = key_features(feature_map, k_BHLK, mask_BL, causal=causal)
+            phi_q_BHMR, _ = feature_map.queries(upcast(q_BHMK), reference_BH1R)
             weights_BHML = phi_q_BHMR @ phi_k_BHLR.mT
             return self._normalizer.weights(weights_BHML.masked_fill(hidden_keys_B1ML, 0))
 
     @torch.no_grad()
     def query_features(self, q_BHLK: Tensor) -> Tensor:
         """Returns φ(q), BHLR, without a reference, up to a factor per query; at least float32."""
-        return self._map(accum_dtype(q_BHLK)).queries(upcast(q_BHLK)).phi_BHLR
+        return self.feature_map(accum_dtype(q_BHLK)).queries(upcast(q_BHLK)).phi_BHLR
 
     @torch.no_grad()
     def key_features(self, k_BHLK: Tensor) -> Tensor:
         """Returns φ(k), BHLR, without a reference; at least float32."""
-        return self._map(accum_dtype(k_BHLK)).keys(upcast(k_BHLK)).phi_BHLR
+        return self.feature_map(accum_dtype(k_BHLK)).keys(upcast(k_BHLK)).phi_BHLR
 
     @torch.no_grad()
     def kernel(self, q_BHLK: Tensor, k_BHMK: Tensor) -> Tensor:
         """Returns the kernel, or its estimate, of every query and key: BHLM, not normalized."""
         q_BHLK = upcast(q_BHLK)
         with no_autocast(q_BHLK):
-            feature_map = self._map(q_BHLK.dtype)
-            phi_k_BHMR, reference_BH1R = key_features(feature_map, k_BHMK.to(q_BHLK.dtype))
-            phi_q_BHLR, _ = query_features(feature_map, q_BHLK, reference_BH1R)
+            feature_map = self.feature_map(q_BHLK.dtype)
+            is_key_BM = k_BHMK.new_ones(len(k_BHMK), k_BHMK.shape[2], dtype=torch.bool)
+            k_BHMK = k_BHMK.to(q_BHLK.dtype)
+            phi_k_BHMR, reference_BH1R = key_features(feature_map, k_BHMK, is_key_BM, causal=False)
+            phi_q_BHLR, _ = feature_map.queries(q_BHLK, reference_BH1R)
             log_factor_BHL1 = feature_map.log_factor(q_BHLK, reference_BH1R)
             return phi_q_BHLR @ phi_k_BHMR.mT * log_factor_BHL1.exp()
 
@@ -187,7 +146,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     ) -> tuple[Tensor, Tensor]:
         _refuse_float16(q_BHK, k_BHK, v_BHC)
         with no_autocast(v_BHC):
-            feature_map = self._map(state.dtype)
+            feature_map = self.feature_map(state.dtype)
             q_BH1K, k_BH1K = (x_BHK[:, :, None].to(state.dtype) for x_BHK in (q_BHK, k_BHK))
             sums, reference_BH1R = state, None
             if isinstance(feature_map, ExponentialFeatureMap):
@@ -199,42 +158,15 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
                 phi_k_BH1R = logits_BH1R.sub_(highest_BH1R).exp2_()
             else:
                 phi_k_BH1R, _ = feature_map.keys(k_BH1K)
-            phi_q_BH1R, _ = query_features(feature_map, q_BH1K, reference_BH1R)
+            phi_q_BH1R, _ = feature_map.queries(q_BH1K, reference_BH1R)
             values = torch.cat([v_BHC, torch.ones_like(v_BHC[..., :1])], dim=-1).to(state.dtype)
             sums.addcmul_(values[..., None], phi_k_BH1R)
             out_BH1C, _ = self._normalizer(phi_q_BH1R @ sums.mT)
         return state, out_BH1C[:, :, 0].to(v_BHC.dtype)
 
-    def _kernel(self, x_BHLK: Tensor) -> Kernel:
-        return Kernel(
-            feature_map=self._map(accum_dtype(x_BHLK)),
-            normalizer=self._normalizer,
-            num_features=self.num_features,
-            projection_RK=self.projection,
-        )
-
-    def _map(self, dtype: torch.dtype) -> FeatureMap:
+    def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         rows_RK = self.projection
         return self._feature_map(None if rows_RK is None else rows_RK.to(dtype))
-
-
-def _check_fused(feature_map: FeatureMap, normalizer: Normalizer) -> None:
-    if not has_fused(feature_map, normalizer):
-        raise UserError(
-            "attention.kernel=triton is for positive and ReLU features with "
-            "attention.normalizer=denominator; set attention.kernel=auto"
-        )
-
-
-def _check_redraw(redraw_every: int | None, *, has_projection: bool) -> None:
-    require_at_least(
-        "redraw_every", redraw_every, 1, example=1000, otherwise="null for a single draw"
-    )
-    if redraw_every is not None and not has_projection:
-        raise UserError(
-            f"attention.redraw_every={redraw_every} needs a projection: set "
-            "attention.num_features, or attention.redraw_every=null"
-        )
 
 
 def _refuse_float16(*inputs: Tensor) -> None:

@@ -1,11 +1,15 @@
 """Feature maps φ with φ(q)·φ(k) an estimate of, or equal to, a kernel (arXiv 2009.14794)."""
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from protlm.attention.ops.products import product
 
 # Maps the gradient of the features, BHLR, to that of the vectors, BHLK; may overwrite its argument.
 Pullback = Callable[[Tensor], Tensor]
@@ -19,77 +23,211 @@ class Features(NamedTuple):
 
 
 class FeatureMap(ABC):
-    """A feature map of queries and keys, with one projection.
+    """A feature map of queries and keys, with one projection, RK, or None for coordinates.
 
     The features of a position depend only on the vector of the position.
     """
 
+    # Features of each row or coordinate.
+    features_per_row: ClassVar[int] = 1
+    # Whether there are fused kernels; an instance may override it.
+    has_fused: bool = False
+
+    def __init__(self, projection_RK: Tensor | None = None) -> None:
+        self.projection_RK = projection_RK
+
+    def num_features(self, width: int) -> int:
+        rows_RK = self.projection_RK
+        return self.features_per_row * (width if rows_RK is None else len(rows_RK))
+
+    def fused_rows(self, like: Tensor) -> tuple[Tensor, Tensor | None, float]:
+        """Returns what fused kernels take in place of the map, on the device of a tensor.
+
+        These are rows, RK; constants of positive features, R, or None for ReLU; and ε of ReLU.
+        """
+        raise NotImplementedError
+
     @abstractmethod
-    def queries(self, q_BHLK: Tensor) -> Features:
-        """Computes the features of queries, up to a factor per query that cancels in the output."""
+    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
+        """Computes the features of queries, up to a factor per query that cancels in the output.
+
+        Only exponentials have a reference, to which φ(q) and φ(k) are relative.
+        """
 
     @abstractmethod
     def keys(self, k_BHLK: Tensor) -> Features:
         """Computes the features of keys."""
 
-    @abstractmethod
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        """Returns log c, BHL1, such that the kernel of a query and a key is c times φ(q)·φ(k).
-
-        Only exponentials have a reference, to which φ(q) and φ(k) are relative.
-        """
-
-
-class Logits(NamedTuple):
-    """The base-2 logarithms of features.
-
-    Attributes:
-        logits_BHLR: log₂ φ.
-        pullback: maps the gradient of ln φ to that of the vectors.
-    """
-
-    logits_BHLR: Tensor
-    pullback: Pullback
-
-
-class ExponentialFeatureMap(FeatureMap):
-    """A feature map of exponentials, whose logits may be far outside the range of a float.
-
-    Linear attention subtracts a reference from the logits of each feature before exponentiating.
-    2^(key logit - reference) · 2^(query logit + reference) does not depend on the reference, which
-    therefore has no gradient. By default `queries` and `keys` have no reference.
-    """
-
-    @abstractmethod
-    def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Logits:
-        """Computes the logits of queries, plus the reference."""
-
-    @abstractmethod
-    def key_logits(self, k_BHLK: Tensor) -> Logits:
-        """Computes the logits of keys."""
-
-    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
-        """See `FeatureMap.queries`; the largest feature of a query is 1."""
-        logits_BHLR, pullback = self.query_logits(q_BHLK, reference_BH1R)
-        # The maximum cancels in the normalized output, and therefore has no gradient.
-        logits_BHLR.sub_(logits_BHLR.amax(dim=-1, keepdim=True))
-        return exponential(logits_BHLR, pullback)
-
-    def keys(self, k_BHLK: Tensor) -> Features:
-        return exponential(*self.key_logits(k_BHLK))
-
-
-def exponential(logits_BHLR: Tensor, pullback: Pullback) -> Features:
-    """Exponentiates logits in place."""
-    phi_BHLR = logits_BHLR.exp2_()
-    return Features(phi_BHLR, lambda dphi_BHLR: pullback(dphi_BHLR.mul_(phi_BHLR)))
-
-
-def logit_floor(dtype: torch.dtype) -> float:
-    """Returns the logit of a padded key, which is finite, so that differences are not NaN."""
-    return torch.finfo(dtype).min / 4
+        """Returns log c, BHL1, such that the kernel of a query and a key is c times φ(q)·φ(k)."""
+        raise NotImplementedError
 
 
 # Creates a feature map from the random rows ω_r, RK in the dtype of the computation; from None for
 # features that are the coordinates of the vectors.
 FeatureMapFactory = Callable[[Tensor | None], FeatureMap]
+
+
+# With larger exponents, sums over long sequences would overflow float32.
+_LARGEST_EXPONENT = 30.0
+
+
+class Nonlinearity(NamedTuple):
+    """A function f, the gradient of x from that of f(x) and x, and whether f is never negative."""
+
+    value: Callable[[Tensor], Tensor]
+    gradient: Callable[[Tensor, Tensor], Tensor]
+    is_positive: bool
+
+
+def _capped_exp(x: Tensor) -> Tensor:
+    return x.clamp(max=_LARGEST_EXPONENT).exp_()
+
+
+def _elu_plus_1(x: Tensor) -> Tensor:
+    # exp(x) - 1 + 1 would lose digits of a small feature.
+    return x.clamp(max=0).exp_().add_(x.relu())
+
+
+def _relu_gradient(df: Tensor, x: Tensor) -> Tensor:
+    return torch.ops.aten.threshold_backward(df, x, 0)
+
+
+NONLINEARITIES: Mapping[str, Nonlinearity] = {
+    "relu": Nonlinearity(torch.relu, _relu_gradient, True),
+    "elu": Nonlinearity(_elu_plus_1, lambda df, x: df * x.clamp(max=0).exp_(), True),
+    "exp": Nonlinearity(
+        _capped_exp, lambda df, x: df * _capped_exp(x) * (x < _LARGEST_EXPONENT), True
+    ),
+    "abs": Nonlinearity(torch.abs, lambda df, x: df * x.sign(), True),
+    "gelu": Nonlinearity(F.gelu, torch.ops.aten.gelu_backward, False),
+    "sigmoid": Nonlinearity(torch.sigmoid, lambda df, x: df * x.sigmoid() * (-x).sigmoid_(), True),
+    "tanh": Nonlinearity(torch.tanh, lambda df, x: df * (1 - x.tanh().square_()), False),
+    "cos": Nonlinearity(torch.cos, lambda df, x: -df * x.sin(), False),
+    "square_relu": Nonlinearity(
+        lambda x: x.relu().square_(), lambda df, x: 2 * df * x.relu(), True
+    ),
+    "identity": Nonlinearity(torch.clone, lambda df, x: df, False),
+}
+
+
+@final
+class GeneralizedFeatures(FeatureMap):
+    """The features φ_r(x) = f(ω_r·x) + ε, or f(x_r) + ε without a projection, of queries and keys.
+
+    As in the code released with the paper, x is scaled neither by K^(-1/4) nor by 1/√R: both would
+    only change the size of ε relative to the features. exp is capped at exp(30).
+    """
+
+    def __init__(self, projection_RK: Tensor | None, *, kernel: str, epsilon: float) -> None:
+        super().__init__(projection_RK)
+        self._nonlinearity = NONLINEARITIES[kernel]
+        self.has_fused = kernel == "relu"
+        self._epsilon = epsilon
+
+    def fused_rows(self, like: Tensor) -> tuple[Tensor, None, float]:
+        rows_RK = self.projection_RK
+        if rows_RK is None:
+            rows_RK = torch.eye(like.shape[-1], device=like.device)
+        return rows_RK.contiguous(), None, self._epsilon
+
+    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
+        return self.keys(q_BHLK)
+
+    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
+        """The kernel is the mean over the features."""
+        return torch.full_like(q_BHLK[..., :1], -math.log(self.num_features(q_BHLK.shape[-1])))
+
+    def keys(self, k_BHLK: Tensor) -> Features:
+        rows_RK = self.projection_RK
+        projected_BHLR = k_BHLK if rows_RK is None else product(k_BHLK, rows_RK)
+
+        def pullback(dphi_BHLR: Tensor) -> Tensor:
+            dprojected_BHLR = self._nonlinearity.gradient(dphi_BHLR, projected_BHLR)
+            return dprojected_BHLR if rows_RK is None else product(dprojected_BHLR, rows_RK.mT)
+
+        return Features(self._nonlinearity.value(projected_BHLR).add_(self._epsilon), pullback)
+
+
+# With larger exponents the features of a key would overflow float32; keys with |k̂|² = 80 do not
+# occur in softmax attention.
+_LARGEST_HALF_SQUARE = 40.0
+
+
+@final
+class TrigonometricFeatures(FeatureMap):
+    """Features that estimate exp(q·k / √K) by exp(|q̂|²/2 + |k̂|²/2) cos(ω·(q̂ - k̂)), ω ~ N(0, I).
+
+    φq = (sin ω_r·q̂, cos ω_r·q̂), without the factor exp(|q̂|²/2), which cancels in the output, and
+    φk = exp(|k̂|²/2) (sin ω_r·k̂, cos ω_r·k̂) / R' for R' rows. Estimates of small weights have large
+    variances and may be negative, and so may their sums: hence positive features in the paper.
+    Exponents |k̂|²/2 are capped at 40.
+    """
+
+    features_per_row: ClassVar[int] = 2
+
+    def __init__(self, projection_RK: Tensor | None) -> None:
+        assert projection_RK is not None
+        super().__init__(projection_RK)
+        self._num_rows, self._head_dim = projection_RK.shape
+        self._scaled_RK = projection_RK * self._head_dim**-0.25
+
+    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
+        return _circle(q_BHLK, self._scaled_RK)
+
+    def keys(self, k_BHLK: Tensor) -> Features:
+        exponent_BHL1 = self._exponent(k_BHLK)
+        factor_BHL1 = exponent_BHL1.clamp(max=_LARGEST_HALF_SQUARE).exp() / self._num_rows
+        circle, circle_pullback = self.queries(k_BHLK)
+        phi_BHLR = circle * factor_BHL1
+
+        def pullback(dphi_BHLR: Tensor) -> Tensor:
+            radial_BHL1 = (dphi_BHLR * phi_BHLR).sum(dim=-1, keepdim=True)
+            radial_BHL1 = radial_BHL1 * (exponent_BHL1 < _LARGEST_HALF_SQUARE)
+            dk_BHLK = circle_pullback(dphi_BHLR * factor_BHL1)
+            return dk_BHLK.addcmul_(k_BHLK, radial_BHL1, value=self._head_dim**-0.5)
+
+        return Features(phi_BHLR, pullback)
+
+    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
+        return self._exponent(q_BHLK)
+
+    def _exponent(self, x_BHLK: Tensor) -> Tensor:
+        return x_BHLK.square().sum(dim=-1, keepdim=True) * (self._head_dim**-0.5 / 2)
+
+
+@final
+class FourierFeatures(FeatureMap):
+    """Random Fourier features, which estimate exp(-|q - k|²/2) = E cos(ω·(q - k)), ω ~ N(0, I).
+
+    φ(x) = (sin ω_r·x, cos ω_r·x) / √R' for R' rows, for both queries and keys (arXiv 2103.02143,
+    Theorem 1). |φ(x)| = 1, so an estimate is within [-1, 1].
+    """
+
+    features_per_row: ClassVar[int] = 2
+
+    def __init__(self, projection_RK: Tensor | None) -> None:
+        assert projection_RK is not None
+        super().__init__(projection_RK)
+        self._rows_RK, self._scale = projection_RK, 1 / math.sqrt(len(projection_RK))
+
+    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
+        return self.keys(q_BHLK)
+
+    def keys(self, k_BHLK: Tensor) -> Features:
+        return _circle(k_BHLK, self._rows_RK, scale=self._scale)
+
+
+def _circle(x_BHLK: Tensor, rows: Tensor, *, scale: float | None = None) -> Features:
+    """Computes (sin ω_r·x, cos ω_r·x), times a scale."""
+    angles = product(x_BHLK, rows)
+    phi_BHLR = torch.cat([angles.sin(), angles.cos()], dim=-1)
+    if scale is not None:
+        phi_BHLR.mul_(scale)
+
+    def pullback(dphi_BHLR: Tensor) -> Tensor:
+        sine, cosine = phi_BHLR.chunk(2, dim=-1)
+        dsine, dcosine = dphi_BHLR.chunk(2, dim=-1)
+        return product(dsine * cosine - dcosine * sine, rows.mT)
+
+    return Features(phi_BHLR, pullback)

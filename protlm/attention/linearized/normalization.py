@@ -1,6 +1,5 @@
 """Normalizers, which map the sums [N | D] = [Σ_j w_ij v_j | Σ_j w_ij] to the output."""
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
@@ -9,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError
 
 
 class Normalizer(ABC):
@@ -17,10 +16,7 @@ class Normalizer(ABC):
 
     @abstractmethod
     def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the output, BHLC, and a number per row for the gradient, BHL1.
-
-        A row without weight is 0, not NaN.
-        """
+        """Returns the output, 0 for a row without weight, and a number for the gradient, BHL1."""
 
     @abstractmethod
     def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
@@ -39,14 +35,7 @@ class Normalization(StrEnum):
 
 
 def normalizer_of(name: str, *, floor: float | None, is_positive: bool) -> Normalizer:
-    """Creates a normalizer.
-
-    Args:
-        name: `denominator` or `rmsnorm`.
-        floor: the smallest denominator; None for no floor.
-        is_positive: whether all weights are positive.
-    """
-    refuse_unknown("attention.normalizer", name, Normalization)
+    """Creates a normalizer; None for no floor under the denominator."""
     given = f"attention.denominator_floor={'null' if floor is None else floor}"
     if name == Normalization.rmsnorm:
         if floor is not None:
@@ -54,8 +43,6 @@ def normalizer_of(name: str, *, floor: float | None, is_positive: bool) -> Norma
                 f"{given} has no effect with attention.normalizer=rmsnorm; set it to null"
             )
         return RootMeanSquare()
-    if floor is not None and not 0 < floor < math.inf:
-        raise UserError(f"{given} must be a number above 0, or null")
     if floor is None and not is_positive:
         raise UserError(
             f"{given} allows division by sums of weights that may be negative or near 0 with "

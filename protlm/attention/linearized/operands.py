@@ -1,75 +1,116 @@
-"""The operands of linear attention, cast to float32 a tile at a time."""
+"""What linear attention multiplies, a tile at a time: features of queries and keys, and [v | 1].
 
-from dataclasses import dataclass
+Features that are exponentials are relative to a reference. In bidirectional attention it is, for
+each feature, the largest logit of all unpadded keys of the sequence. It is updated while the state
+is summed, and the state is then rescaled, as in flash attention (Milakov and Gimelshein, arXiv
+1805.02867).
+
+In causal attention it must not depend on later keys: it is the logit of the first unpadded key,
+which every query sees. Logits are cut at `largest_rise` above it, so that sums of features are
+finite. Keys of trained models are not cut (docs/decisions/0019); a cut one has too little weight.
+"""
+
+import math
+import warnings
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from protlm.attention.linearized.features import FeatureMap
-from protlm.attention.linearized.normalization import Normalizer
+from protlm.attention.linearized.features import FeatureMap, Features, Pullback
+from protlm.attention.linearized.positive import ExponentialFeatureMap, exponential, logit_floor
+from protlm.attention.linearized.tiles import Tile
 from protlm.attention.ops.numerics import accum_dtype
-from protlm.attention.ops.products import operand_dtype
-from protlm.attention.ops.tiles import Tile
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """A feature map with R features, and a normalizer.
-
-    The projection is saved for the backward pass, so that a redraw before it is an error (except
-    under activation checkpointing, where the recomputation would use the new rows).
-    """
-
-    feature_map: FeatureMap
-    normalizer: Normalizer
-    num_features: int
-    projection_RK: Tensor | None
+from protlm.attention.ops.products import operand_dtype, product
 
 
 class Operands:
-    """Queries, keys and values with their mask.
+    """Queries, keys and values with their mask and feature map.
 
-    Its methods return contiguous tensors in float32 (float64 for float64 queries), 0 at padding.
+    Its methods return contiguous tensors in `dtype`: float32, or float64 for float64 queries.
+    Operands of products of features, states and values are rounded to `product_dtype`.
+    `reference_BH1R` is that of the group of tiles at hand; None before its first keys, and for
+    features without one.
     """
 
-    def __init__(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor) -> None:
+    def __init__(
+        self,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        mask_BL: Tensor,
+        feature_map: FeatureMap,
+    ) -> None:
         assert mask_BL.dtype == torch.bool, f"the mask must be bool, not {mask_BL.dtype}"
         self._q_BHLK, self._k_BHLK, self._v_BHLC = q_BHLK, k_BHLK, v_BHLC
+        self._mask_BL, self._feature_map = mask_BL, feature_map
         # On a CPU it is cheaper to look for padding than to clear it. On a GPU, looking would
         # synchronize, and under torch.compile it would break the graph.
-        may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
-        is_whole = may_look and bool(mask_BL.all())
-        self._padding_BL = None if is_whole else ~mask_BL
+        may_look = mask_BL.device.type == "cpu" and not is_compiling()
+        self._is_whole = may_look and bool(mask_BL.all())
         self.dtype = accum_dtype(q_BHLK)
-        # Of products of features, states and values; projections are never rounded.
         self.product_dtype = operand_dtype(v_BHLC)
+        self.reference_BH1R: Tensor | None = None
 
-    @property
-    def may_have_padding(self) -> bool:
-        """Whether there may be padding; true where checking would be too expensive."""
-        return self._padding_BL is not None
+    def queries(self, tile: Tile) -> Features:
+        """Computes the features of queries, after the keys that they see."""
+        return self._feature_map.queries(self._take(self._q_BHLK, tile), self.reference_BH1R)
 
-    def queries(self, tile: Tile) -> Tensor:
-        """Returns the queries, BHMK for M rows."""
-        return self.take(self._q_BHLK, tile)
+    def keys(self, tile: Tile, *, causal: bool = False) -> Features:
+        """Computes the features of keys: if not causal, after all keys were added."""
+        feature_map = self._feature_map
+        if not isinstance(feature_map, ExponentialFeatureMap):
+            return feature_map.keys(self._take(self._k_BHLK, tile))
+        logits, pullback = self._logits(feature_map, tile)
+        if causal:
+            self.reference_BH1R = self._first_reference(logits, tile)
+        assert self.reference_BH1R is not None
+        logits.sub_(self.reference_BH1R)
+        return exponential(_cut(logits) if causal else logits, pullback)
 
-    def keys(self, tile: Tile) -> Tensor:
-        """Returns the keys, BHMK."""
-        return self.take(self._k_BHLK, tile)
+    def add_keys(self, state: Tensor | None, tile: Tile) -> Tensor:
+        """Adds [v | 1]ᵀφ(k) of a tile to the state, (B, H, C + 1, R), in place."""
+        feature_map = self._feature_map
+        if isinstance(feature_map, ExponentialFeatureMap):
+            logits, _ = self._logits(feature_map, tile)
+            highest = logits.amax(dim=-2, keepdim=True)
+            if state is not None and self.reference_BH1R is not None:
+                highest = torch.maximum(highest, self.reference_BH1R)
+                state.mul_((self.reference_BH1R - highest).exp2_())
+            self.reference_BH1R = highest
+            phi = logits.sub_(highest).exp2_()
+        else:
+            phi = feature_map.keys(self._take(self._k_BHLK, tile)).phi_BHLR
+        # Contiguous, since a product over positions would copy it anyway.
+        values = self._with_ones(tile, transposed=True)
+        self.clear_padding(values.mT, tile)
+        increment = product(values, phi.mT, dtype=self.product_dtype)
+        return increment if state is None else state.add_(increment)
 
     def values(self, tile: Tile) -> Tensor:
-        """Returns the values, BHMC."""
-        return self.take(self._v_BHLC, tile)
+        return self._take(self._v_BHLC, tile)
 
     def values_and_ones(self, tile: Tile) -> Tensor:
         """Returns [v | 1], and [0 | 0] at padding; the column of ones yields the sum of weights."""
         return self.clear_padding(self._with_ones(tile, transposed=False), tile)
 
-    def transposed_values_and_ones(self, tile: Tile) -> Tensor:
-        """Returns [v | 1]ᵀ, contiguous, since a product over positions would copy it anyway."""
-        values = self._with_ones(tile, transposed=True)
-        self.clear_padding(values.mT, tile)
-        return values
+    def clear_padding(self, x_BHMK: Tensor, tile: Tile, *, value: float = 0) -> Tensor:
+        """Sets the padding of a tile to 0 or another value, in place."""
+        if self._is_whole:
+            return x_BHMK
+        padding_BM = ~self._mask_BL[tile.samples, tile.rows]
+        is_on_cpu = padding_BM.device.type == "cpu"
+        if len(padding_BM) == 1 and is_on_cpu and not is_compiling():
+            # Only writes to the padding, which is a small part. A GPU would have to synchronize.
+            return x_BHMK.index_fill_(2, padding_BM[0].nonzero()[:, 0], value)
+        return x_BHMK.masked_fill_(padding_BM[:, None, :, None], value)
+
+    def _take(self, x: Tensor, tile: Tile) -> Tensor:
+        x_BHMK = tile.of(x)
+        if self._is_whole:
+            return x_BHMK.to(self.dtype).contiguous()
+        copy_BHMK = x_BHMK.new_empty(x_BHMK.shape, dtype=self.dtype).copy_(x_BHMK)
+        return self.clear_padding(copy_BHMK, tile)
 
     def _with_ones(self, tile: Tile, *, transposed: bool) -> Tensor:
         v_BHMC = tile.of(self._v_BHLC)
@@ -82,43 +123,59 @@ class Operands:
         by_rows[..., -1] = 1
         return values
 
-    def take(self, x: Tensor, tile: Tile) -> Tensor:
-        """Returns the tile of any tensor of vectors."""
-        x_BHMK = tile.of(x)
-        if self._padding_BL is None:
-            return x_BHMK.to(self.dtype).contiguous()
-        copy_BHMK = x_BHMK.new_empty(x_BHMK.shape, dtype=self.dtype).copy_(x_BHMK)
-        return self.clear_padding(copy_BHMK, tile)
+    def _logits(self, feature_map: ExponentialFeatureMap, tile: Tile) -> tuple[Tensor, Pullback]:
+        logits, pullback = feature_map.key_logits(self._take(self._k_BHLK, tile))
+        return self.clear_padding(logits, tile, value=logit_floor(logits.dtype)), pullback
 
-    def first_keys(self, tile: Tile) -> tuple[Tensor, Tensor]:
-        """Returns the first unpadded position of each sample of a tile, and if it exists: B111."""
-        num_samples = tile.samples.stop - tile.samples.start
-        if self._padding_BL is None:
-            first_B = torch.zeros(num_samples, dtype=torch.int64, device=self._k_BHLK.device)
-            return first_B[:, None, None, None], torch.ones_like(first_B).bool()[
-                :, None, None, None
-            ]
-        is_key_BM = ~self._padding_BL[tile.samples, tile.rows]
-        first_B1 = is_key_BM.int().argmax(dim=1, keepdim=True)
-        return first_B1[:, :, None, None], is_key_BM.any(dim=1)[:, None, None, None]
-
-    def clear_padding(self, x_BHMK: Tensor, tile: Tile, *, value: float = 0) -> Tensor:
-        """Sets the padding of a tile to 0 or another value, in place."""
-        if self._padding_BL is None:
-            return x_BHMK
-        padding_BM = self._padding_BL[tile.samples, tile.rows]
-        is_on_cpu = padding_BM.device.type == "cpu"
-        if len(padding_BM) == 1 and is_on_cpu and not torch.compiler.is_compiling():
-            # Only writes to the padding, which is a small part. A GPU would have to synchronize.
-            return x_BHMK.index_fill_(2, padding_BM[0].nonzero()[:, 0], value)
-        return x_BHMK.masked_fill_(padding_BM[:, None, :, None], value)
+    def _first_reference(self, logits: Tensor, tile: Tile) -> Tensor:
+        """Returns the logits of the first keys; the floor for a sample of padding so far."""
+        reference_BH1R = self.reference_BH1R
+        if reference_BH1R is not None and self._is_whole:
+            return reference_BH1R
+        first_BH1R = _first_of(logits, self._mask_BL[tile.samples, tile.rows])
+        if reference_BH1R is None:
+            return first_BH1R
+        is_padding = reference_BH1R == logit_floor(logits.dtype)
+        return torch.where(is_padding, first_BH1R, reference_BH1R)
 
 
-def empty_output(v_BHLC: Tensor) -> Tensor:
-    """Allocates outputs with the shape, dtype and strides of the values.
+def key_features(
+    feature_map: FeatureMap, k_BHLK: Tensor, mask_BL: Tensor, *, causal: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Computes the features of whole sequences of keys, BHLR, and their reference, BH1R."""
+    if not isinstance(feature_map, ExponentialFeatureMap):
+        return feature_map.keys(k_BHLK).phi_BHLR, None
+    logits_BHLR, _ = feature_map.key_logits(k_BHLK)
+    logits_BHLR.masked_fill_(~mask_BL[:, None, :, None], logit_floor(k_BHLK.dtype))
+    highest_BH1R = logits_BHLR.amax(dim=-2, keepdim=True)
+    reference_BH1R = _first_of(logits_BHLR, mask_BL) if causal else highest_BH1R
+    return _cut(logits_BHLR.sub_(reference_BH1R)).exp2_(), reference_BH1R
 
-    torch.compile functionalizes in-place writes, and then loses the strides.
-    """
-    is_plain = not torch.compiler.is_compiling()
-    kept = torch.preserve_format if is_plain else torch.contiguous_format
-    return torch.empty_like(v_BHLC, memory_format=kept)
+
+def largest_rise(dtype: torch.dtype) -> float:
+    """Returns the largest logit above that of the first key: half the exponent range of a dtype."""
+    return math.log2(torch.finfo(dtype).max) / 2
+
+
+def _first_of(logits_BHLR: Tensor, mask_BL: Tensor) -> Tensor:
+    """Returns the logits of the first position that is not padding, or of the first one, BH1R."""
+    first_B111 = mask_BL.int().argmax(dim=1)[:, None, None, None]
+    _, heads, _, num_features = logits_BHLR.shape
+    return logits_BHLR.gather(2, first_B111.expand(-1, heads, 1, num_features))
+
+
+def _cut(logits: Tensor) -> Tensor:
+    """Cuts logits relative to those of the first key, in place; warns of it on a CPU alone."""
+    largest = largest_rise(logits.dtype)
+    if logits.device.type == "cpu" and not is_compiling():
+        # False for NaN too, so that rows before one are as they are without it.
+        if bool(logits.amax() <= largest):
+            return logits
+        if bool((logits > largest).any()):
+            warnings.warn(
+                f"keys of causal attention have features of more than 2^{largest:.0f} times those "
+                "of the first key, which are cut there: queries and keys this large have no useful "
+                "estimate of softmax; train with model.qk_norm=true (docs/decisions/0019)",
+                stacklevel=2,
+            )
+    return logits.clamp_(max=largest)

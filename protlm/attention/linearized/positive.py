@@ -1,14 +1,17 @@
-"""Positive features of the softmax kernel: FAVOR+ and, with a stretch, OPRF.
+"""Positive features: of the softmax kernel, FAVOR+ and, with a stretch, OPRF; and Hedgehog's.
 
-Choromanski et al., arXiv 2009.14794, Lemma 1; Likhosherstov et al., arXiv 2205.15317, section 3.
+Choromanski et al., arXiv 2009.14794, Lemma 1; Likhosherstov et al., arXiv 2205.15317, section 3;
+Zhang et al., arXiv 2402.04347.
 """
 
 import math
-from typing import final
+from abc import abstractmethod
+from typing import ClassVar, final
 
+import torch
 from torch import Tensor
 
-from protlm.attention.linearized.features import ExponentialFeatureMap, Logits
+from protlm.attention.linearized.features import FeatureMap, Features, Pullback
 from protlm.attention.ops.products import product
 
 # Key features without a reference are at most exp(60): sums of larger ones would overflow float32.
@@ -17,11 +20,53 @@ _LARGEST_EXPONENT = 60.0
 _LOG2_E = math.log2(math.e)
 
 
+class ExponentialFeatureMap(FeatureMap):
+    """A feature map of exponentials, whose logits may be far outside the range of a float.
+
+    Linear attention subtracts a reference from the logits of each feature before exponentiating.
+    2^(key logit - reference) · 2^(query logit + reference) does not depend on the reference, which
+    therefore has no gradient. By default `queries` and `keys` have no reference.
+
+    Logits are log₂ φ, and come with the pullback of ln φ.
+    """
+
+    @abstractmethod
+    def query_logits(
+        self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None
+    ) -> tuple[Tensor, Pullback]:
+        """Computes the logits of queries, plus the reference."""
+
+    @abstractmethod
+    def key_logits(self, k_BHLK: Tensor) -> tuple[Tensor, Pullback]:
+        """Computes the logits of keys."""
+
+    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
+        """The largest feature of each query is 1."""
+        logits_BHLR, pullback = self.query_logits(q_BHLK, reference_BH1R)
+        # The maximum cancels in the normalized output, and therefore has no gradient.
+        logits_BHLR.sub_(logits_BHLR.amax(dim=-1, keepdim=True))
+        return exponential(logits_BHLR, pullback)
+
+    def keys(self, k_BHLK: Tensor) -> Features:
+        return exponential(*self.key_logits(k_BHLK))
+
+
+def exponential(logits_BHLR: Tensor, pullback: Pullback) -> Features:
+    """Exponentiates logits in place."""
+    phi_BHLR = logits_BHLR.exp2_()
+    return Features(phi_BHLR, lambda dphi_BHLR: pullback(dphi_BHLR.mul_(phi_BHLR)))
+
+
+def logit_floor(dtype: torch.dtype) -> float:
+    """Returns the logit of a padded key, which is finite, so that differences are not NaN."""
+    return torch.finfo(dtype).min / 4
+
+
 @final
 class PositiveFeatures(ExponentialFeatureMap):
     """Positive features, whose products estimate exp(q·k / √K); no ε is added.
 
-    With x̂ = x / K^(1/4) and rows ω_r ~ N(0, I), for any s ≥ 1 the mean over r of
+    With x̂ = x / K^(1/4) and rows ω_r ~ N(0, I), for any stretch s ≥ 1 the mean over r of
 
         s^K · exp((1 - s²)|ω_r|²/2 + s ω_r·(q̂ + k̂) - (|q̂|² + |k̂|²)/2)
 
@@ -35,18 +80,15 @@ class PositiveFeatures(ExponentialFeatureMap):
 
         φk_r = exp(b_r - M_r),  φq_r = exp(a_r + M_r - max_r'(a_r' + M_r'))
 
-    M_r is about the largest b_r of the visible keys (see `bidirectional` and `causal`). The largest
-    feature of a query is then exp(0), and its product with the key of the largest b_r is 1, so that
-    the sum of weights is at least 1 for queries and keys of any norm. Without a reference M_r = 0,
-    and keys far from all rows underflow in float32.
-
-    Args:
-        projection_RK: the rows ω_r.
-        stretch: s.
+    M_r is the b_r of a visible key (see `operands`), so that the sum of weights is at least 1 for
+    queries and keys of any norm. Without a reference M_r = 0, and keys far from all rows underflow.
     """
+
+    has_fused = True
 
     def __init__(self, projection_RK: Tensor | None, *, stretch: float = 1.0) -> None:
         assert projection_RK is not None
+        super().__init__(projection_RK)
         num_rows, self._head_dim = projection_RK.shape
         self._scaled_RK = projection_RK * (stretch * self._head_dim**-0.25)
         self._log2_scaled_RK = self._scaled_RK * _LOG2_E
@@ -56,14 +98,13 @@ class PositiveFeatures(ExponentialFeatureMap):
         self._key_bias_R = (shift - stretch**2 * half_square_R) * _LOG2_E
         self._log_constant = self._head_dim * math.log(stretch) - math.log(num_rows) - shift
 
-    def log2_rows(self) -> tuple[Tensor, Tensor]:
-        """Returns rows w, RK, and constants c, R: φq_r φk_r is 2^(w_r·(q + k) + c_r) per row.
+    def fused_rows(self, like: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Returns w and c: φq_r φk_r is 2^(w_r·(q + k) + c_r), up to factors of query and key."""
+        return self._log2_scaled_RK.contiguous(), self._query_bias_R + self._key_bias_R, 0.0
 
-        Up to factors of the query and of the key.
-        """
-        return self._log2_scaled_RK.contiguous(), self._query_bias_R + self._key_bias_R
-
-    def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Logits:
+    def query_logits(
+        self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None
+    ) -> tuple[Tensor, Pullback]:
         bias_R = self._query_bias_R
         if reference_BH1R is None:
             logits_BHLR = product(q_BHLK, self._log2_scaled_RK, bias_R)
@@ -76,9 +117,9 @@ class PositiveFeatures(ExponentialFeatureMap):
         def pullback(dlogit_BHLR: Tensor) -> Tensor:
             return product(dlogit_BHLR, self._scaled_RK.mT)
 
-        return Logits(logits_BHLR, pullback)
+        return logits_BHLR, pullback
 
-    def key_logits(self, k_BHLK: Tensor) -> Logits:
+    def key_logits(self, k_BHLK: Tensor) -> tuple[Tensor, Pullback]:
         logits_BHLR = product(k_BHLK, self._log2_scaled_RK, self._key_bias_R)
         logits_BHLR.sub_(self._half_square(k_BHLK) * _LOG2_E)
 
@@ -87,10 +128,10 @@ class PositiveFeatures(ExponentialFeatureMap):
             dk_BHLK = product(dlogit_BHLR, self._scaled_RK.mT)
             return dk_BHLK.addcmul_(k_BHLK, dlogit_BHL1, value=-(self._head_dim**-0.5))
 
-        return Logits(logits_BHLR, pullback)
+        return logits_BHLR, pullback
 
     def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        logits_BHLR = self.query_logits(q_BHLK, reference_BH1R).logits_BHLR
+        logits_BHLR, _ = self.query_logits(q_BHLK, reference_BH1R)
         maximum_BHL1 = logits_BHLR.amax(dim=-1, keepdim=True) / _LOG2_E
         return maximum_BHL1 - self._half_square(q_BHLK) + self._log_constant
 
@@ -99,9 +140,7 @@ class PositiveFeatures(ExponentialFeatureMap):
 
 
 def optimal_stretch(head_dim: int, square_norm: float) -> float:
-    """Returns the stretch s with the smallest variance at |q̂ + k̂|² = `square_norm`.
-
-    arXiv 2205.15317, Theorem 3.2.
+    """Returns the stretch s of the smallest variance at |q̂ + k̂|² = λ (2205.15317, Theorem 3.2).
 
     With A = (1 - 1/ρ)/8, ρ = (√((2λ + K)² + 8Kλ) - 2λ - K) / 4λ, s² = 1 - 4A = (1 + 1/ρ)/2.
     """
@@ -109,3 +148,30 @@ def optimal_stretch(head_dim: int, square_norm: float) -> float:
     # Rationalized, which avoids cancellation for small λ.
     inverse_rho = (math.sqrt(sum_**2 + 8 * head_dim * square_norm) + sum_) / (2 * head_dim)
     return math.sqrt((1 + inverse_rho) / 2)
+
+
+@final
+class ExponentialPairs(ExponentialFeatureMap):
+    """The features φ(x) = [exp(x), exp(-x)] of every coordinate, R = 2K, without parameters.
+
+    Zhang et al., arXiv 2402.04347, section 4.1; the learned matrix is applied to x before.
+    """
+
+    features_per_row: ClassVar[int] = 2
+
+    def query_logits(
+        self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None
+    ) -> tuple[Tensor, Pullback]:
+        logits_BHLR, pullback = self.key_logits(q_BHLK)
+        if reference_BH1R is not None:
+            logits_BHLR.add_(reference_BH1R)
+        return logits_BHLR, pullback
+
+    def key_logits(self, k_BHLK: Tensor) -> tuple[Tensor, Pullback]:
+        scaled_BHLK = k_BHLK * _LOG2_E
+
+        def pullback(dlogit_BHLR: Tensor) -> Tensor:
+            plus_BHLK, minus_BHLK = dlogit_BHLR.chunk(2, dim=-1)
+            return plus_BHLK - minus_BHLK
+
+        return torch.cat([scaled_BHLK, -scaled_BHLK], dim=-1), pullback

@@ -1,7 +1,6 @@
-"""The choice between fused kernels and PyTorch for linear attention.
+"""The backend of linear attention: fused kernels where they agree with float64 on a small case.
 
-On CUDA, fused kernels are first checked on a small case, once for each device, dtype and size: they
-may not compile there, or not correctly.
+They are checked once for each device, dtype and size: they may not compile, or not correctly.
 """
 
 import importlib.util
@@ -15,14 +14,11 @@ import torch
 from torch import Tensor
 from torch.compiler import assume_constant_result
 
-from protlm.attention.linearized.bidirectional import BidirectionalAttention
-from protlm.attention.linearized.causal import CausalAttention
-from protlm.attention.linearized.features import FeatureMap
-from protlm.attention.linearized.generalized import GeneralizedFeatures
+from protlm.attention.linearized.features import FeatureMap, GeneralizedFeatures
+from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.normalization import Denominator, Normalizer
-from protlm.attention.linearized.operands import Kernel
-from protlm.attention.linearized.positive import PositiveFeatures
-from protlm.errors import UserError
+from protlm.attention.linearized.positive import ExponentialFeatureMap, PositiveFeatures
+from protlm.system.errors import UserError
 
 # Maps queries, keys, values and the mask to outputs.
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -38,11 +34,11 @@ _NARROWEST_ON_HOPPER = 24
 _BATCH, _HEADS, _LENGTHS = 2, 2, (330, 65, 64)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Why fused kernels are not used in a case; an empty string if they are.
-_reasons: dict[tuple[bool, "Case"], str] = {}
+_reasons: dict["Case", str] = {}
 
 
-class Implementation(StrEnum):
-    """The implementations of linear attention."""
+class Backend(StrEnum):
+    """What computes linear attention."""
 
     # Fused kernels on CUDA where they exist and pass the check, and PyTorch elsewhere.
     auto = "auto"
@@ -61,44 +57,19 @@ class Case(NamedTuple):
     key_width: int
     value_width: int
     num_rows: int | None
+    is_exponential: bool
     causal: bool
 
     @classmethod
     def of(
-        cls,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        v_BHLC: Tensor,
-        rows_RK: Tensor | None,
-        *,
-        causal: bool,
+        cls, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap, causal: bool
     ) -> "Case":
-        """Returns the case of these tensors."""
         dtypes = q_BHLK.dtype, k_BHLK.dtype, v_BHLC.dtype
         widths = q_BHLK.shape[-1], v_BHLC.shape[-1]
+        rows_RK = feature_map.projection_RK
         num_rows = None if rows_RK is None else len(rows_RK)
-        return cls(q_BHLK.device, *dtypes, *widths, num_rows, causal)
-
-    @property
-    def is_supported(self) -> bool:
-        """Whether there are fused kernels for these dtypes and widths."""
-        dtypes = self.query_dtype, self.key_dtype, self.value_dtype
-        width = max(self.key_width, self.value_width)
-        return (
-            all(x in TOLERANCES for x in dtypes) and width <= WIDEST[self.causal][self.value_dtype]
-        )
-
-    @property
-    def too_narrow(self) -> str:
-        """Why the compiler may err for a card of compute capability 9.0; an empty string if not."""
-        num_features = self.num_rows or self.key_width
-        is_narrow = num_features < _NARROWEST_ON_HOPPER and self.value_dtype == torch.bfloat16
-        if not (is_narrow and self.causal and is_hopper(self.device)):
-            return ""
-        return (
-            f"causal attention in bfloat16 needs {_NARROWEST_ON_HOPPER} features or more on this "
-            f"card, and has {num_features}"
-        )
+        is_exponential = isinstance(feature_map, ExponentialFeatureMap)
+        return cls(q_BHLK.device, *dtypes, *widths, num_rows, is_exponential, causal)
 
 
 @assume_constant_result
@@ -109,142 +80,99 @@ def is_hopper(device: torch.device) -> bool:
 
 def has_fused(feature_map: FeatureMap, normalizer: Normalizer) -> bool:
     """Returns whether there are fused kernels for these features and this normalizer."""
-    is_relu = isinstance(feature_map, GeneralizedFeatures) and feature_map.is_relu
-    return normalizer == Denominator() and (is_relu or isinstance(feature_map, PositiveFeatures))
+    return feature_map.has_fused and normalizer == Denominator()
+
+
+def chosen_attention(
+    backend: Backend, feature_map: FeatureMap, normalizer: Normalizer, case: Case
+) -> Attend | None:
+    """Returns attention by fused kernels, or None for PyTorch."""
+    is_demanded = backend == Backend.triton
+    is_possible = _is_card(case.device) and has_fused(feature_map, normalizer)
+    if not is_demanded and (backend == Backend.torch or not is_possible):
+        return None
+    if not is_usable(is_demanded, *case):
+        return None
+    return fused_attention(feature_map, causal=case.causal)
 
 
 def fused_attention(feature_map: FeatureMap, *, causal: bool) -> Attend:
     """Returns attention by fused kernels; imports Triton."""
-    if causal:
-        return _fused_causal(feature_map)
-    if isinstance(feature_map, PositiveFeatures):
-        from protlm.attention.linearized.fused.softmax import softmax_attention
+    from protlm.attention.linearized.fused.attention import attention
 
-        rows = feature_map.log2_rows()
-        return lambda q, k, v, mask: softmax_attention(q, k, v, mask, *rows)[0]
-    from protlm.attention.linearized.fused.relu import relu_attention
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        return attention(q, k, v, mask, *feature_map.fused_rows(q), causal)[0]
 
-    assert isinstance(feature_map, GeneralizedFeatures)
-    return lambda q, k, v, mask: relu_attention(
-        q, k, v, mask, feature_map.rows(like=q), feature_map.epsilon
-    )[0]
-
-
-def _fused_causal(feature_map: FeatureMap) -> Attend:
-    from protlm.attention.linearized.fused.causal import causal_attention
-
-    if isinstance(feature_map, PositiveFeatures):
-        rows = feature_map.log2_rows()
-        return lambda q, k, v, mask: causal_attention(q, k, v, mask, *rows, 0.0)[0]
-    assert isinstance(feature_map, GeneralizedFeatures)
-    return lambda q, k, v, mask: causal_attention(
-        q, k, v, mask, feature_map.rows(like=q), None, feature_map.epsilon
-    )[0]
-
-
-def chosen_attention(
-    implementation: Implementation, feature_map: FeatureMap, normalizer: Normalizer, case: Case
-) -> Attend | None:
-    """Returns attention by fused kernels, or None for PyTorch."""
-    is_exponential = isinstance(feature_map, PositiveFeatures)
-    if implementation == Implementation.triton:
-        _require(case)
-        # The interpreter on a CPU is what the tests compare with float64.
-        if _is_card(case.device):
-            require_right(is_exponential, *case)
-        return fused_attention(feature_map, causal=case.causal)
-    if implementation == Implementation.torch or not _is_card(case.device):
-        return None
-    if not has_fused(feature_map, normalizer):
-        return None
-    if not is_usable(is_exponential, *case):
-        return None
-    return fused_attention(feature_map, causal=case.causal)
+    return attend
 
 
 def _is_card(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _require(case: Case) -> None:
-    given = "attention.kernel=triton"
-    if not _HAS_TRITON:
-        raise UserError(
-            f"{given} needs the package triton, which comes with torch for CUDA; set "
-            "attention.kernel=auto"
-        )
-    if not case.is_supported:
-        widest, mode = WIDEST[case.causal], "causal" if case.causal else "bidirectional"
-        raise UserError(
-            f"{given} takes heads of up to {widest[torch.bfloat16]} channels in bfloat16 and "
-            f"{widest[torch.float32]} in float32 in {mode} attention, not {case.key_width} in "
-            f"{case.value_dtype}; set attention.kernel=auto"
-        )
-    if case.device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise UserError(f"{given} needs a GPU, not {case.device}; set attention.kernel=auto")
-
-
 # The compiler of torch calls it once, instead of tracing it; a cache of functools would be traced.
 @assume_constant_result
-def is_usable(is_exponential: bool, *sizes: Any) -> bool:
-    """Returns whether fused kernels agree with PyTorch; warns if they do not.
+def is_usable(is_demanded: bool, *sizes: Any) -> bool:
+    """Returns whether fused kernels are used in a case, which the compiler demands unpacked.
 
-    Args:
-        is_exponential: whether features are positive features, or else ReLU.
-        sizes: the case, unpacked, as the compiler demands.
+    If not, it warns the first time, or refuses kernels that are demanded.
     """
     case = Case(*sizes)
-    is_new = (is_exponential, case) not in _reasons
-    reason = _known_reason(is_exponential, case)
+    is_new = case not in _reasons
+    if is_new:
+        _reasons[case] = _reason(case)
+    reason = _reasons[case]
+    if reason and is_demanded:
+        raise UserError(
+            f"attention.backend=triton cannot be used on {case.device}: {reason}; "
+            "set attention.backend=auto"
+        )
     if reason and is_new:
         warnings.warn(
             f"the fused attention kernels are not used on {case.device}: {reason}; attention "
-            "runs in PyTorch, which is slower (attention.kernel=torch avoids this message)",
+            "runs in PyTorch, which is slower (attention.backend=torch avoids this message)",
             stacklevel=2,
         )
     return not reason
 
 
-@assume_constant_result
-def require_right(is_exponential: bool, *sizes: Any) -> None:
-    """Refuses fused kernels that do not agree with PyTorch; arguments as in `is_usable`."""
-    case = Case(*sizes)
-    if reason := _known_reason(is_exponential, case):
-        raise UserError(
-            f"attention.kernel=triton: the fused kernels are wrong on {case.device}: {reason}; set "
-            "attention.kernel=auto"
-        )
-
-
-def _known_reason(is_exponential: bool, case: Case) -> str:
-    key = is_exponential, case
-    if key not in _reasons:
-        _reasons[key] = _reason(is_exponential, case)
-    return _reasons[key]
-
-
-def _reason(is_exponential: bool, case: Case) -> str:
+def _reason(case: Case) -> str:
+    """Returns why fused kernels are not used; an empty string if they are."""
     if not _HAS_TRITON:
-        return "the package triton is missing"
-    if not case.is_supported:
-        return f"there are none for {case.key_width} channels in {case.value_dtype}"
-    return case.too_narrow or failure(_feature_map(is_exponential, case), case)
-
-
-def failure(feature_map_in: Callable[[torch.dtype], FeatureMap], case: Case) -> str:
-    """Compares fused kernels with PyTorch in float64; returns what is wrong, or an empty string."""
+        return "the package triton is missing, which comes with torch for CUDA"
+    widest, mode = WIDEST[case.causal], "causal" if case.causal else "bidirectional"
+    has_dtypes = {case.query_dtype, case.key_dtype, case.value_dtype} <= set(TOLERANCES)
+    if not has_dtypes or max(case.key_width, case.value_width) > widest[case.value_dtype]:
+        return (
+            f"they take heads of up to {widest[torch.bfloat16]} channels in bfloat16 and "
+            f"{widest[torch.float32]} in float32 in {mode} attention, not {case.key_width} in "
+            f"{case.value_dtype}"
+        )
     num_features = case.num_rows or case.key_width
-    exact_map = feature_map_in(torch.float64)
-    exact = Kernel(exact_map, Denominator(), num_features, projection_RK=None)
-    attend = CausalAttention.apply if case.causal else BidirectionalAttention.apply
+    is_narrow = num_features < _NARROWEST_ON_HOPPER and case.value_dtype == torch.bfloat16
+    if is_narrow and case.causal and is_hopper(case.device):
+        # The compiler may err there.
+        return (
+            f"causal attention in bfloat16 needs {_NARROWEST_ON_HOPPER} features or more on this "
+            f"card, and has {num_features}"
+        )
+    if _is_card(case.device):
+        return failure(case)
+    # The interpreter on a CPU is what the tests compare with float64.
+    return "" if os.environ.get("TRITON_INTERPRET") == "1" else "they need a GPU"
+
+
+def failure(case: Case) -> str:
+    """Compares fused kernels with PyTorch in float64; returns what is wrong, or an empty string."""
+    exact = Weighting(_small_map(case, torch.float64), Denominator(), case.causal)
     for length in _LENGTHS:
         *inputs, cotangent_BHLC, mask_BL = _small_inputs(case, length)
         try:
             with torch.inference_mode(False), torch.enable_grad():
-                fused = fused_attention(feature_map_in(torch.float32), causal=case.causal)
+                fused = fused_attention(_small_map(case, torch.float32), causal=case.causal)
                 found = _with_gradients(fused, inputs, cotangent_BHLC, mask_BL)
                 wanted = _with_gradients(
-                    lambda *x: attend(*x, exact),
+                    lambda *x: LinearAttention.apply(*x, exact),
                     [x.double() for x in inputs],
                     cotangent_BHLC.double(),
                     mask_BL,
@@ -263,38 +191,27 @@ def failure(feature_map_in: Callable[[torch.dtype], FeatureMap], case: Case) -> 
     return ""
 
 
-def _feature_map(is_exponential: bool, case: Case) -> Callable[[torch.dtype], FeatureMap]:
+def _small_map(case: Case, dtype: torch.dtype) -> FeatureMap:
     generator = torch.Generator().manual_seed(0)
     rows_RK = None
     if case.num_rows is not None:
-        rows_RK = torch.randn(case.num_rows, case.key_width, generator=generator).to(case.device)
-
-    def create(dtype: torch.dtype) -> FeatureMap:
-        rows = None if rows_RK is None else rows_RK.to(dtype)
-        if is_exponential:
-            return PositiveFeatures(rows)
-        return GeneralizedFeatures(rows, kernel="relu", epsilon=1e-3)
-
-    return create
+        rows_RK = torch.randn(case.num_rows, case.key_width, generator=generator)
+        rows_RK = rows_RK.to(case.device, dtype)
+    if case.is_exponential:
+        return PositiveFeatures(rows_RK)
+    return GeneralizedFeatures(rows_RK, kernel="relu", epsilon=1e-3)
 
 
 def _small_inputs(case: Case, length: int) -> list[Tensor]:
-    """Draws queries, keys, values, the gradient of the output, and the mask."""
     generator, device = torch.Generator().manual_seed(1), case.device
-    kinds = (
-        (case.query_dtype, case.key_width),
-        (case.key_dtype, case.key_width),
-        *((case.value_dtype, case.value_width),) * 2,
-    )
+    dtypes = case.query_dtype, case.key_dtype, case.value_dtype, case.value_dtype
+    widths = case.key_width, case.key_width, case.value_width, case.value_width
     drawn = [
         torch.randn(_BATCH, length, _HEADS, width, generator=generator).to(device, dtype)
-        for dtype, width in kinds
+        for dtype, width in zip(dtypes, widths, strict=True)
     ]
     mask_BL = torch.ones(_BATCH, length, dtype=torch.bool, device=device)
     mask_BL[1, length // 3 :] = False
-    # Features of the first key are then far below those of others, for which causal kernels have
-    # separate code.
-    drawn[1][0, 0] *= 8
     return [*(x.transpose(1, 2) for x in drawn), mask_BL]
 
 

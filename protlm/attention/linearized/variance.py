@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention.linearized.positive import optimal_stretch
-from protlm.attention.ops.masking import zero_padding
-from protlm.attention.ops.numerics import accum_dtype
+from protlm.attention.ops.numerics import accum_dtype, zero_padding
 
 # exp(|z|²) overflows for large queries and keys. A relative error of 10⁶ is as useless as a larger
 # one, and keeps infinities out of the log.
@@ -47,7 +46,7 @@ def pair_sums(q_BHLK: Tensor, k_BHLK: Tensor, mask_BL: Tensor, *, causal: bool) 
 
     The rows are the sums of |q̂|² + |k̂|², the sums of q̂·k̂, and the number of pairs. They can be
     added over batches and ranks. No tensor has the size L×L: the sum of q̂·k̂ is that of q̂ times
-    sums of k̂. In float32, or float64 for float64 queries.
+    sums of k̂.
     """
     dtype = accum_dtype(q_BHLK)
     scale = q_BHLK.shape[-1] ** -0.25
@@ -73,7 +72,6 @@ class SquareNorms(NamedTuple):
 
     @classmethod
     def of(cls, sums_3H: Tensor) -> Self:
-        """Computes the means from the sums of `pair_sums`; 0 for a head without pairs."""
         squares_H, products_H, pairs_H = sums_3H.double()
         squares_H, products_H = (x_H / pairs_H.clamp(min=1) for x_H in (squares_H, products_H))
         return cls(squares_H + 2 * products_H, squares_H - 2 * products_H)

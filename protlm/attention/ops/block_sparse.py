@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from protlm.attention.ops.blocks import softmax_in_blocks
-from protlm.attention.ops.numerics import accum_dtype
+from protlm.attention.ops.numerics import accum_dtype, at_once
 
 # The elements of the keys of a tile: they fit into the caches of a CPU, and occupy a GPU.
 _CPU_ELEMENTS, _GPU_ELEMENTS = 1 << 20, 1 << 26
@@ -27,14 +27,9 @@ class Selection:
     """The keys that every block of queries sees: global keys, and the keys of some blocks.
 
     The place of a key is 1 + its position, or 0 if no query may see it. A query sees the keys with
-    places from 1 to the last place of the query.
-
-    Attributes:
-        numbers: the distinct blocks of keys for every block of queries, (B, H, S, any); -1 for no
-            block.
-        place_BSM: the places of the keys in blocks.
-        global_place_BP: the places of the global keys.
-        last_place: the last place that a query sees, (S, M), or (S, 1) for all queries of a block.
+    places from 1 to the last place of the query, (S, M), or (S, 1) for all queries of a block.
+    `numbers` are the distinct blocks of keys for every block of queries, (B, H, S, any); -1 for no
+    block.
     """
 
     numbers: Tensor
@@ -46,8 +41,8 @@ class Selection:
         """Yields the ranges of blocks whose keys are gathered together."""
         batch, heads, number, selected = self.numbers.shape
         num_keys = self.global_place_BP.shape[1] + selected * self.place_BSM.shape[2]
-        elements = _CPU_ELEMENTS if self.numbers.device.type == "cpu" else _GPU_ELEMENTS
-        step = max(1, elements // (batch * heads * num_keys * width))
+        elements = batch * heads * num_keys * width
+        step = at_once(self.numbers, elements, cpu=_CPU_ELEMENTS, gpu=_GPU_ELEMENTS)
         return (slice(start, start + step) for start in range(0, number, step))
 
     def take(self, global_BHPK: Tensor, blocks_BHSMK: Tensor, tile: slice) -> Tensor:
@@ -99,7 +94,6 @@ class SelectedBlocksAttention(torch.autograd.Function):
         global_v_BHPC: Tensor,
         selection: Selection,
     ) -> Tensor:
-        """Computes the tiles, without keeping their keys."""
         out_BHSMC = torch.empty_like(v_BHSMC)
         ctx.tiles = list(selection.tiles(max(k_BHSMK.shape[-1], v_BHSMC.shape[-1])))
         for tile in ctx.tiles:
@@ -146,3 +140,73 @@ class SelectedBlocksAttention(torch.autograd.Function):
             selection.add(dv, dglobal_v_BHPC, dv_BHSMC, tile)
         sums = (dk_BHSMK, dv_BHSMC, dglobal_k_BHPK, dglobal_v_BHPC)
         return dq_BHSMK, *(dx.to(x.dtype) for dx, x in zip(sums, taken_from, strict=True)), None
+
+
+_LOW_32 = 0xFFFFFFFF
+
+
+@dataclass(frozen=True)
+class FixedBlocks:
+    """How many blocks every block sees at both ends of the sequence and next to itself, undrawn."""
+
+    first: int
+    last: int
+    before: int
+    after: int
+
+
+def hash_keys(seed: int, number: int) -> Tensor:
+    """Draws the keys of `number` independent hashes: integers below 2^32, int64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(_LOW_32 + 1, (number,), generator=generator)
+
+
+def scramble(x: Tensor) -> Tensor:
+    """Applies a fixed permutation of the integers below 2^32 that mixes all bits.
+
+    Two rounds of multiplying and shifting (the constants are `prospector32` of C. Wellons,
+    nullprogram.com/blog/2018/07/31); products are below 2^62, so that int64 suffices.
+    Bits of `x` above bit 31 are ignored.
+    """
+    x = x & _LOW_32
+    x = (x ^ (x >> 15)) * 0x2C1B3C6D & _LOW_32
+    x = (x ^ (x >> 12)) * 0x297A2D39 & _LOW_32
+    return x ^ (x >> 15)
+
+
+def random_subsets(key: Tensor, num_candidates: Tensor, size: int) -> Tensor:
+    """Draws `size` numbers below `num_candidates` without replacement, for every hash key.
+
+    Returns (..., size), -1 where no candidate was left. Every subset is equally likely. This is
+    Robert Floyd's algorithm (J. Bentley and R. Floyd, CACM 30(9), 1987): a turn with n candidates
+    draws one of them, and replaces a repeated one by the last candidate. The cost is size²,
+    independent of the number of candidates, which is below 2^31.
+    """
+    key, num_candidates = torch.broadcast_tensors(key, num_candidates)
+    drawn = key.new_empty(*key.shape, size)
+    for turn in range(size):
+        last = num_candidates - size + turn
+        # Uniform from 0 to `last`, up to one part in 2^32 / last.
+        chosen = scramble(key + turn) * (last + 1) >> 32
+        is_taken = (drawn[..., :turn] == chosen[..., None]).any(dim=-1)
+        drawn[..., turn] = torch.where(is_taken, last, chosen).where(last >= 0, -1)
+    return drawn
+
+
+def draw_blocks(key_H: Tensor, num_blocks_BS: Tensor, fixed: FixedBlocks, size: int) -> Tensor:
+    """Draws distinct blocks for every block and head among `num_blocks_BS`, but not `fixed` ones.
+
+    Returns (B, H, S, size), -1 where no candidate was left: a pure function of the head's key, the
+    block and the number of blocks.
+    """
+    row_S = torch.arange(num_blocks_BS.shape[1], device=key_H.device)
+    # The candidates are the blocks from `first` to the end, except a gap around the block itself.
+    end_BS = (num_blocks_BS - fixed.last).clamp(min=fixed.first)
+    gap_start_BS = (row_S - fixed.before).clamp(min=fixed.first).minimum(end_BS)
+    gap_end_BS = (row_S + fixed.after + 1).clamp(min=fixed.first).minimum(end_BS)
+    gap_BS = gap_end_BS - gap_start_BS
+    key_BHS = scramble(scramble(key_H[:, None] + num_blocks_BS[:, None]) + row_S)
+    drawn = random_subsets(key_BHS, (end_BS - fixed.first - gap_BS)[:, None], size)
+    block = fixed.first + drawn
+    is_after_gap = block >= gap_start_BS[:, None, :, None]
+    return torch.where(drawn < 0, -1, block + is_after_gap * gap_BS[:, None, :, None])

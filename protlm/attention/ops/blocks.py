@@ -1,6 +1,8 @@
-"""Blocks of positions: splitting, joining, neighbors, and softmax within blocks."""
+"""Softmax within blocks of positions and in sliding windows."""
 
 import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -19,29 +21,12 @@ def from_blocks(x_BHSMK: Tensor, length: int) -> Tensor:
     return x_BHSMK.flatten(2, 3)[:, :, :length]
 
 
-def with_neighbors(x_BHSMK: Tensor, *, before: int, after: int) -> Tensor:
-    """Concatenates every block with the blocks before and after it; zeros beyond the ends.
-
-    Returns:
-        (B, H, S, (before + 1 + after) · M, K).
-    """
-    size = x_BHSMK.shape[3]
-    return with_margins(x_BHSMK, before=before * size, after=after * size)
-
-
 def with_margins(
     x_BHSMK: Tensor, *, before: int, after: int, shared_BHPK: Tensor | None = None
 ) -> Tensor:
     """Concatenates every block with the positions before and after it; zeros beyond the ends.
 
-    Args:
-        x_BHSMK: adjacent blocks.
-        before: the number of positions before a block.
-        after: the number of positions after it.
-        shared_BHPK: positions to prepend to every block.
-
-    Returns:
-        (B, H, S, P + before + M + after, K).
+    Returns (B, H, S, P + before + M + after, K), where `shared_BHPK` is prepended to every block.
     """
     number, size = x_BHSMK.shape[2:4]
     blocks_before, blocks_after = math.ceil(before / size), math.ceil(after / size)
@@ -59,15 +44,8 @@ def with_margins(
 def softmax_in_blocks(q_BHSMK: Tensor, k_BHSLK: Tensor, v_BHSLC: Tensor, visible: Tensor) -> Tensor:
     """Computes softmax(q kᵀ / √K) v in every block separately, by the fused kernels of torch.
 
-    Args:
-        q_BHSMK: M queries of every block.
-        k_BHSLK: the keys of every block, any number.
-        v_BHSLC: their values.
-        visible: true where a query sees a key; broadcasts to (B, H, S, M, L). The output of a
-            query without visible keys is 0.
-
-    Returns:
-        BHSMC, in the dtype of the values.
+    `visible` is true where a query sees a key, and broadcasts to (B, H, S, M, L). The output of a
+    query without visible keys is 0. BHSMC, in the dtype of the values.
     """
     batch, _, number, num_queries, key_width = q_BHSMK.shape
     num_keys, value_width = k_BHSLK.shape[3], v_BHSLC.shape[4]
@@ -84,11 +62,124 @@ def softmax_in_blocks(q_BHSMK: Tensor, k_BHSLK: Tensor, v_BHSLC: Tensor, visible
         for x in (q_BHSMK, k_BHSLK, v_BHSLC)
     )
     out = F.scaled_dot_product_attention(
-        q,
-        k,
-        v,
-        attn_mask=visible.transpose(1, 2).flatten(0, 1),
-        scale=1 / math.sqrt(key_width),
+        q, k, v, attn_mask=visible.transpose(1, 2).flatten(0, 1), scale=1 / math.sqrt(key_width)
     )
     out_BHSMC = out[..., :value_width].unflatten(0, (batch, number)).transpose(1, 2)
     return out_BHSMC.masked_fill(~sees_any, 0).to(v_BHSLC.dtype)
+
+
+# The matrix products of smaller blocks would be slow.
+_SMALLEST_BLOCK = 64
+
+
+@final
+@dataclass(frozen=True)
+class Window:
+    """The keys that a query sees: offset · dilation positions from its own, -before to after."""
+
+    before: int
+    after: int
+    dilation: int = 1
+
+    @classmethod
+    def of(cls, window: int, *, causal: bool, dilation: int = 1) -> "Window":
+        """Creates a window of `window` other positions: half on either side, or all before."""
+        if causal:
+            return cls(window, 0, dilation)
+        return cls(window // 2, window // 2, dilation)
+
+    def sees(self, offset: Tensor) -> Tensor:
+        """Returns whether a query sees the key `offset` positions after it."""
+        steps = offset.div(self.dilation, rounding_mode="floor")
+        is_step = offset == steps * self.dilation
+        return is_step & (steps >= -self.before) & (steps <= self.after)
+
+
+class SharedKeys(NamedTuple):
+    """P keys that queries see beside their windows, in the same softmax.
+
+    `visible_BLP` is true where a query sees a key.
+    """
+
+    k_BHPK: Tensor
+    v_BHPC: Tensor
+    visible_BLP: Tensor
+
+    def of_heads(self, heads: slice) -> "SharedKeys":
+        return self._replace(k_BHPK=self.k_BHPK[:, heads], v_BHPC=self.v_BHPC[:, heads])
+
+
+def window_softmax(
+    q_BHLK: Tensor,
+    k_BHLK: Tensor,
+    v_BHLC: Tensor,
+    *,
+    keys_BL: Tensor,
+    window: Window,
+    shared: SharedKeys | None = None,
+) -> Tensor:
+    """Computes softmax(q kᵀ / √K) v over the window of every query, in linear time and memory.
+
+    Keys and values are finite everywhere; windows see those of `keys_BL`, and all see `shared`.
+    BHLC, in the dtype of the values; 0 for a query without visible keys.
+    """
+    if window.dilation > 1:
+        return _dilated_softmax(q_BHLK, k_BHLK, v_BHLC, keys_BL, window, shared)
+    length = q_BHLK.shape[2]
+    before, after, size = window.before, window.after, _block_size(length, window)
+    if size == length:
+        # A single block contains all keys.
+        before = after = 0
+    k, v, is_key = (
+        with_margins(to_blocks(x, size), before=before, after=after, shared_BHPK=extra)
+        for x, extra in (
+            (k_BHLK, None if shared is None else shared.k_BHPK),
+            (v_BHLC, None if shared is None else shared.v_BHPC),
+            (keys_BL[:, None, :, None], None),
+        )
+    )
+    key = torch.arange(-before, size + after, device=q_BHLK.device)
+    query_M1 = torch.arange(size, device=q_BHLK.device)[:, None]
+    visible = window.sees(key - query_M1) & is_key.mT
+    if shared is not None:
+        is_visible = to_blocks(shared.visible_BLP[:, None], size)
+        visible = torch.cat([is_visible, visible], dim=-1)
+    return from_blocks(softmax_in_blocks(to_blocks(q_BHLK, size), k, v, visible), length)
+
+
+def _block_size(length: int, window: Window) -> int:
+    """Returns the size of a block: half of a window, or all positions if that costs no more.
+
+    Smaller blocks would copy keys more often, larger ones would compute more masked weights.
+    """
+    reach = window.before + window.after
+    size = max(reach // 2, _SMALLEST_BLOCK)
+    return length if length <= size + reach else size
+
+
+def _dilated_softmax(
+    q_BHLK: Tensor,
+    k_BHLK: Tensor,
+    v_BHLC: Tensor,
+    keys_BL: Tensor,
+    window: Window,
+    shared: SharedKeys | None,
+) -> Tensor:
+    """Splits positions into d sequences of every d-th position, with windows without gaps."""
+    length, dilation = q_BHLK.shape[2], window.dilation
+    missing = -length % dilation
+
+    def every_dth(x_BHLK: Tensor) -> Tensor:
+        padded = F.pad(x_BHLK, (0, 0, 0, missing)).unflatten(2, (-1, dilation))
+        return padded.movedim(3, 1).flatten(0, 1)
+
+    if shared is not None:
+        k, v = (x.repeat_interleave(dilation, dim=0) for x in (shared.k_BHPK, shared.v_BHPC))
+        shared = SharedKeys(k, v, every_dth(shared.visible_BLP[:, None])[:, 0])
+    out = window_softmax(
+        *(every_dth(x) for x in (q_BHLK, k_BHLK, v_BHLC)),
+        keys_BL=every_dth(keys_BL[:, None, :, None])[:, 0, :, 0],
+        window=replace(window, dilation=1),
+        shared=shared,
+    )
+    return out.unflatten(0, (-1, dilation)).movedim(1, 3).flatten(2, 3)[:, :, :length]

@@ -1,13 +1,13 @@
 """Global positions: the first ones of every sample, and residues chosen by their numbers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
 from torch import Tensor
 
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 
 def check_residue_numbers(numbers: Sequence[object] | None) -> tuple[int, ...]:
@@ -54,7 +54,6 @@ class GlobalTokens:
         return cls(position_BP, is_global_BL.gather(1, position_BP), is_global_BL)
 
     def take(self, x_BHLK: Tensor) -> Tensor:
-        """Returns the rows of a tensor at the P positions, BHPK."""
         return x_BHLK.take_along_dim(self.position_BP[:, None, :, None], dim=2)
 
     def put(self, x_BHLK: Tensor, rows_BHPK: Tensor) -> Tensor:
@@ -72,55 +71,9 @@ class GlobalTokens:
         return seen_BLP
 
     def visible(self, mask_BL: Tensor, *, causal: bool) -> Tensor:
-        """Returns which positions the P rows see: all true ones or, causal, those up to theirs.
-
-        Returns:
-            BPL; all false in rows that do not exist.
-        """
+        """Returns which positions the P rows see, BPL: all or, causal, those up to theirs."""
         visible_BPL = mask_BL[:, None] & self.exists_BP[..., None]
         if causal:
             position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
             visible_BPL = visible_BPL & (position_L <= self.position_BP[..., None])
         return visible_BPL
-
-
-@final
-@dataclass(frozen=True)
-class GlobalTokensCache:
-    """Keys and values in M slots: the first P positions, then a ring of the last positions.
-
-    Position P - 1 is the last global one, so that every global token finds all positions before it
-    in the first P slots. Their hidden inputs are kept for the projections of global tokens.
-    `length` positions were seen in total.
-    """
-
-    k_BHMK: Tensor
-    v_BHMC: Tensor
-    hidden_BPD: Tensor
-    length: int
-
-    def __getitem__(self, rows_B: Tensor) -> "GlobalTokensCache":
-        return GlobalTokensCache(
-            self.k_BHMK[rows_B], self.v_BHMC[rows_B], self.hidden_BPD[rows_B], self.length
-        )
-
-    def append(self, k_BHK: Tensor, v_BHC: Tensor, hidden_BD: Tensor) -> "GlobalTokensCache":
-        """Writes one position, in place."""
-        first, slot = self.hidden_BPD.shape[1], self.length
-        if slot < first:
-            self.hidden_BPD[:, slot] = hidden_BD
-        else:
-            slot = first + (slot - first) % (self.k_BHMK.shape[2] - first)
-        self.k_BHMK[:, :, slot] = k_BHK
-        self.v_BHMC[:, :, slot] = v_BHC
-        return replace(self, length=self.length + 1)
-
-    def positions(self) -> Tensor:
-        """Returns the position in every slot, M; -1 in a slot that is empty."""
-        first, number = self.hidden_BPD.shape[1], self.k_BHMK.shape[2]
-        slot_M = torch.arange(number, device=self.k_BHMK.device)
-        last = self.length - 1
-        ring_M = last - (last - slot_M).remainder(number - first)
-        position_M = torch.where(slot_M < first, slot_M, ring_M)
-        is_stored_M = (position_M <= last) & ((slot_M < first) | (position_M >= first))
-        return position_M.where(is_stored_M, -1)

@@ -26,14 +26,10 @@ def operand_dtype(x: Tensor) -> torch.dtype | None:
 def product(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Returns x wᵀ, (..., M, N), plus a bias.
+    """Returns x wᵀ, (..., M, N), plus a bias, (N) or (..., N).
 
-    Args:
-        x: (..., M, K).
-        w: (N, K), the same for every leading index of x, or (..., N, K).
-        bias: (N), or (..., N) as w.
-        dtype: what the operands are rounded to, see `operand_dtype`; on CUDA and for (..., N, K)
-            only. Sums, the bias and the result are float32.
+    w is (N, K), the same for every leading index of x, or (..., N, K); with a dtype only the
+    latter, on CUDA: the operands are rounded to it, and sums, bias and result are float32.
     """
     if dtype is not None:
         out = _rounded_product(x, w.mT, dtype)
@@ -47,14 +43,7 @@ def product(
 def matrix_product(
     x: Tensor, y: Tensor, *, onto: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Returns x y for each leading index; adds it to `onto`, in place, if given.
-
-    Args:
-        x: (..., M, K).
-        y: (..., K, N).
-        onto: (..., M, N).
-        dtype: what the operands are rounded to, as in `product`.
-    """
+    """Returns x y for each leading index, added to `onto` in place; `dtype` as in `product`."""
     if dtype is not None:
         out = _rounded_product(x, y, dtype)
         return out if onto is None else onto.add_(out)
@@ -81,10 +70,7 @@ def takes_onednn(x: Tensor) -> bool:
 
 
 def _are_small(x: Tensor, w: Tensor) -> bool:
-    """Whether each leading index has a separate product, of a short sequence.
-
-    MKL takes all of them in one call.
-    """
+    """Whether each leading index has a separate product, of a short sequence: one call of MKL."""
     sizes = x.shape[-2], w.shape[-2], w.shape[-1]
     return w.dim() > 2 and max(sizes) <= _SHORT and math.prod(sizes) < _SMALL
 
@@ -110,7 +96,6 @@ def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def _has_onednn() -> bool:
-    """Returns whether torch has an operator of oneDNN for float32."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 

@@ -10,8 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from protlm.attention.ops.options import require_at_least
-from protlm.errors import UserError, refuse_unknown
+from protlm.system.errors import UserError
 
 
 class RowSampling(StrEnum):
@@ -38,14 +37,9 @@ class Projection:
     Directions are independent of each other, or orthogonal within blocks of K rows. A block is a
     uniform orthogonal matrix, a product (HD₁)(HD₂)(HD₃) of Walsh-Hadamard matrices and random
     signs, or a product of K⌈ln K⌉ Givens rotations. The rows of the last two are only approximately
-    uniform on the sphere, so that estimates of a kernel have a small bias.
-
-    Args:
-        num_features: rows R.
-        head_dim: width K of a query and a key.
-        sampling: the distribution of the directions; blocks are independent of each other.
-        row_norms: `chi`, so that a row is N(0, I), or `sqrt_dim`, so that all norms are √K.
-        antithetic: whether rows R/2 to R - 1 are the negatives of rows 0 to R/2 - 1.
+    uniform on the sphere, so that estimates of a kernel have a small bias. Norms are `chi`, so that
+    a row is N(0, I), or all √K. Of `antithetic` rows, the second half are the negatives of the
+    first.
     """
 
     num_features: int
@@ -55,10 +49,23 @@ class Projection:
     antithetic: bool = False
 
     def __post_init__(self) -> None:
-        refuse_unknown("attention.projection", self.sampling, RowSampling)
-        refuse_unknown("attention.row_norms", self.row_norms, RowNorms)
-        self._check_num_features()
-        self._check_head_dim()
+        if self.antithetic and self.num_features % 2:
+            raise UserError(
+                f"attention.num_features={self.num_features} must be even where features come in "
+                "mirrored pairs (attention.antithetic=true, attention.estimator=hyperbolic); "
+                f"type attention.num_features={self.num_features + 1}"
+            )
+        allowed = {
+            RowSampling.hadamard: (self.head_dim.bit_count() == 1, "that is a power of two"),
+            RowSampling.givens: (self.head_dim >= 2, "of 2 or more"),
+        }
+        exists, condition = allowed.get(RowSampling(self.sampling), (True, ""))
+        if not exists:
+            raise UserError(
+                f"attention.projection={self.sampling} needs a head width (model.model_dim / "
+                f"model.num_heads) {condition}, not {self.head_dim}; "
+                "type attention.projection=orthogonal"
+            )
 
     def draw(self, seed: int, index: int) -> Tensor:
         """Returns draw number `index`, RK in float64: a pure function of (seed, index)."""
@@ -72,28 +79,6 @@ class Projection:
         if self.row_norms == RowNorms.chi:
             return _standard_normal(num_rows, self.head_dim, generator).norm(dim=1)
         return torch.full((num_rows,), math.sqrt(self.head_dim), dtype=torch.float64)
-
-    def _check_num_features(self) -> None:
-        require_at_least("num_features", self.num_features, 1, example=256)
-        if self.antithetic and self.num_features % 2:
-            raise UserError(
-                f"attention.num_features={self.num_features} must be even where features come in "
-                "mirrored pairs (attention.antithetic=true, attention.estimator=hyperbolic); "
-                f"type attention.num_features={self.num_features + 1}"
-            )
-
-    def _check_head_dim(self) -> None:
-        allowed = {
-            RowSampling.hadamard: (self.head_dim.bit_count() == 1, "that is a power of two"),
-            RowSampling.givens: (self.head_dim >= 2, "of 2 or more"),
-        }
-        exists, condition = allowed.get(RowSampling(self.sampling), (True, ""))
-        if not exists:
-            raise UserError(
-                f"attention.projection={self.sampling} needs a head width (model.model_dim / "
-                f"model.num_heads) {condition}, not {self.head_dim}; "
-                "type attention.projection=orthogonal"
-            )
 
 
 def projection_generator(seed: int, index: int) -> torch.Generator:

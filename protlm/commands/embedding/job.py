@@ -2,7 +2,9 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,49 +13,35 @@ import torch
 
 from protlm import __version__
 from protlm.commands.embedding.options import EmbedOptions
-from protlm.commands.embedding.plan import Plan, first_equal
-from protlm.commands.embedding.ranges import Ranges, check_ranges, read_ranges
-from protlm.commands.inputs import Proteins
+from protlm.commands.embedding.plan import Part, Plan, first_equal
 from protlm.data.records import Record
+from protlm.data.records.proteins import Proteins
+from protlm.data.tables import read_table
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
+from protlm.loading import load_model
 from protlm.model.embedding import Embedder, num_windows
 from protlm.model.pooling import Pooling
-from protlm.model.pretrained import PretrainedModel
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sha256_of
+from protlm.system.terminal import printable
 
 Key = tuple[Pooling, int]
+Ranges = tuple[tuple[int, int], ...]
+# The columns of a table of ranges.
+_COLUMNS = ("accession", "first", "last")
 _DIGEST_BYTES = 16
-
-
-@dataclass(frozen=True)
-class Named:
-    """A model and its name in outputs."""
-
-    model: PretrainedModel
-    name: str
-
-    @classmethod
-    def of(cls, model: PretrainedModel, path: Path) -> "Named":
-        """Names a model by the last part of its path, which says nothing of the machine."""
-        name = path.absolute().name
-        return cls(model, name.removesuffix(".ckpt").removesuffix(".pt"))
 
 
 class Job:
     """The proteins of a file, and the division of the work on them.
 
-    Args:
-        fasta: a sequence file.
-        named: the model.
-        options: the settings.
-
     `options` has no repeated kinds and layers, and no negative layers.
     """
 
-    def __init__(self, fasta: Path, named: Named, options: EmbedOptions) -> None:
-        model = self.model = named.model
-        self.name = named.name
+    def __init__(self, fasta: Path, model_path: Path, options: EmbedOptions) -> None:
+        model = self.model = load_model(model_path, device=options.device)
+        # The last part of the path, which says nothing of the machine.
+        self.name = model_path.absolute().name.removesuffix(".ckpt").removesuffix(".pt")
         # Hashing takes seconds for a large model.
         self.model_hash = model.hash
         layers = (model.layer_number(layer, first=0) for layer in options.layers)
@@ -62,9 +50,7 @@ class Job:
             include=tuple(dict.fromkeys(options.include)),
             layers=tuple(dict.fromkeys(layers)),
         )
-        self.ranges: dict[str, Ranges] = {}
-        if options.ranges is not None:
-            self.ranges = read_ranges(options.ranges)
+        self.ranges = {} if options.ranges is None else _read_ranges(options.ranges)
         self._digests, self._names = bytearray(), list[str]()
         self.width = model.description.model.model_dim
         self.proteins = Proteins(
@@ -74,7 +60,7 @@ class Job:
             observe=self._observe,
         )
         if options.ranges is not None:
-            check_ranges(options.ranges, self.ranges, self._names, self.proteins.lengths)
+            _check_ranges(options.ranges, self.ranges, self._names, self.proteins.lengths)
         self.plan = self._plan()
 
     @property
@@ -82,7 +68,7 @@ class Job:
         """The arrays of a protein: kind and layer, in the order in which they are stored."""
         return [(kind, layer) for kind in self.options.include for layer in self.options.layers]
 
-    @property
+    @cached_property
     def embedder(self) -> Embedder:
         """Computes what the options ask for."""
         options = self.options
@@ -99,6 +85,13 @@ class Job:
         if number + 1 != len(self.proteins):
             raise self._changed()
 
+    def units(self) -> Iterator[tuple[list[Part], dict[int, Record]]]:
+        """Yields the parts of each unit, and their records by number."""
+        distinct = (item for item in self.records() if self.plan.first[item[0]] == item[0])
+        for unit in self.plan.units:
+            size = sum(len(batch) for part in unit for batch in part.batches)
+            yield unit, dict(islice(distinct, size))
+
     def rows(self, kind: Pooling, record: Record) -> int:
         """Returns the number of vectors of a kind that a protein has."""
         return kind.num_rows(len(record.sequence), len(self.ranges_of(record)))
@@ -109,6 +102,11 @@ class Job:
         if kind is Pooling.ranges:
             return np.array([len(self.ranges.get(name, ())) for name in self._names], np.int64)
         return lengths if kind is Pooling.per_tok else np.ones_like(lengths)
+
+    def num_bytes(self, record: Record) -> int:
+        """Returns the bytes of the vectors of a protein."""
+        rows = sum(self.rows(kind, record) for kind, _ in self.keys)
+        return rows * self.width * self.options.dtype.stored.itemsize
 
     def ranges_of(self, record: Record) -> Ranges:
         """Returns the ranges of a protein in the table."""
@@ -129,7 +127,8 @@ class Job:
             "protlm": __version__,
             "torch": torch.__version__,
             "vocabulary": VOCABULARY.hash,
-            "the sequence file": sha256_of(self.proteins.source),
+            # Of the sequences that were read from it.
+            "the sequence file": hashlib.sha256(self._digests).hexdigest(),
             "the model": self.model_hash,
             "the description of the model": self.model.description.to_plain(),
             "the name of the model": self.name,
@@ -145,14 +144,15 @@ class Job:
         }
 
     def attributes(self) -> dict[str, object]:
-        """Returns what an output says of itself."""
+        """Returns the attributes of the output file."""
         options = self.options
-        window = {"window_residues": self.model.max_residues} if options.windows else {}
+        limit = self.model.max_residues
+        window = {"window_residues": limit} if options.windows and limit is not None else {}
         return {
             "model_name": self.name,
             "model_hash": self.model_hash,
-            "layer": _one_or_all(options.layers),
-            "pooling": _one_or_all([kind.value for kind in options.include]),
+            "layer": _unwrap_single(options.layers),
+            "pooling": _unwrap_single([kind.value for kind in options.include]),
             "dtype": options.dtype.value,
             "compute_dtype": options.compute_dtype.value,
             "vocabulary_hash": VOCABULARY.hash,
@@ -166,8 +166,7 @@ class Job:
         rows = np.sum([self.rows_of_all(kind) for kind in self.options.include], axis=0)
         item = self.options.dtype.stored.itemsize
         num_bytes = rows * (len(self.options.layers) * self.width * item)
-        first = first_equal(digests)
-        return Plan(lengths, first, num_bytes, self.options.tokens_per_batch)
+        return Plan(lengths, first_equal(digests), num_bytes, self.options.tokens_per_batch)
 
     def _observe(self, record: Record) -> None:
         self._digests += self._digest(record)
@@ -187,6 +186,51 @@ class Job:
         )
 
 
-def _one_or_all(values: Sequence[Any]) -> object:
+def _unwrap_single(values: Sequence[Any]) -> object:
     """Returns the only value, or an array of several."""
     return values[0] if len(values) == 1 else list(values)
+
+
+def _read_ranges(path: Path) -> dict[str, Ranges]:
+    """Returns the ranges of each protein, in the order of a table; residues count from 1."""
+    columns, rows = read_table(path, "a table of ranges")
+    if missing := [name for name in _COLUMNS if name not in columns]:
+        raise InputDataError(
+            f"{path} has no column {missing[0]}; its first line has to name the columns "
+            "accession, first and last, separated by tabs"
+        )
+    places = [columns.index(name) for name in _COLUMNS]
+    found: dict[str, Ranges] = {}
+    for line, row in rows:
+        accession, *ends = (row[place] for place in places)
+        first, last = (_number(end) for end in ends)
+        if not 1 <= first <= last:
+            raise InputDataError(
+                f"{path}, line {line}: {' to '.join(ends)} is not a range; residues are counted "
+                "from 1, and the last one is included"
+            )
+        found[accession] = (*found.get(accession, ()), (first, last))
+    return found
+
+
+def _check_ranges(
+    path: Path, ranges: dict[str, Ranges], names: Sequence[str], lengths: Sequence[int]
+) -> None:
+    """Refuses ranges outside of the proteins."""
+    known = dict(zip(names, lengths, strict=True))
+    for name, some in ranges.items():
+        if name not in known:
+            raise InputDataError(
+                f"{path}: {printable(name)} is not among the embedded proteins; correct the "
+                "accession or remove its rows"
+            )
+        last = max(end for _, end in some)
+        if last > known[name]:
+            raise InputDataError(
+                f"{path}: a range of {printable(name)} ends at residue {last:,}, and it has "
+                f"{known[name]:,}; correct the range"
+            )
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() else 0

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from protlm.commands.inputs import Duplicates
-from protlm.errors import UserError
+from protlm.data.records.proteins import Duplicates
 from protlm.model.pooling import Pooling
+from protlm.system.errors import UserError
+from protlm.system.shares import Share
 
 
 class Format(StrEnum):
@@ -42,49 +43,16 @@ class Dtype(StrEnum):
 
 
 @dataclass(frozen=True)
-class Share:
-    """The part of the work that a process does: units number, number + count, ..."""
-
-    number: int = 1
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> "Share":
-        """Reads `I/N`.
-
-        >>> Share.parse("2/8")
-        Share(number=2, count=8)
-        """
-        number, _, count = text.partition("/")
-        numbers = number.isdecimal() and count.isdecimal() and len(text) < 20
-        if numbers and 1 <= int(number) <= int(count):
-            return cls(int(number), int(count))
-        raise UserError(f"--shard {text} is not I/N with I from 1 to N; type for instance 1/4")
-
-    def __contains__(self, unit: object) -> bool:
-        """Returns whether a unit, counted from 0, belongs to this process."""
-        return isinstance(unit, int) and unit % self.count == self.number - 1
-
-
-@dataclass(frozen=True)
 class EmbedOptions:
-    """The settings of `protlm embed`.
+    """The settings of `protlm embed`, by their flags.
 
     Attributes:
-        include: what is kept of each protein.
-        layers: numbers of layers; negative ones count from the end.
+        layers: negative ones count from the end.
         tokens_per_batch: rows times length of a batch, at most.
-        dtype: the type of the numbers in the output.
-        compute_dtype: the type of matrix products.
-        device: as for `protlm.loading.pick_device`.
-        duplicates: the treatment of repeated identifiers.
-        ranges: a table of the residue ranges of `--include ranges`.
+        ranges: the table of `--include ranges`.
         windows: computes proteins that are longer than the model accepts in windows.
-        format: the format of the output.
-        processes: number of processes on this machine.
-        share: the part of the work to do; None does all of it, and writes the output.
-        merge: writes the output from the work of all parts.
-        dry_run: only estimates.
+        share: the share to compute; None computes everything, and writes the output.
+        break_lock: takes over the lock of a dead process of another machine.
     """
 
     include: tuple[Pooling, ...] = (Pooling.mean,)
@@ -101,6 +69,7 @@ class EmbedOptions:
     share: Share | None = None
     merge: bool = False
     dry_run: bool = False
+    break_lock: bool = False
 
     @property
     def is_single(self) -> bool:

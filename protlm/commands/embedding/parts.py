@@ -1,42 +1,37 @@
-"""`OUT.partial`: the folder of finished batches, from which an interrupted `embed` continues.
+"""`OUT.partial`: the folder of parts, which are computed one by one; `embed` continues from it.
 
-The file of a unit is a pure function of the plan: every batch has its place and its SHA-256 there.
-A batch that is missing, partial or damaged is computed again, and the others are kept.
+The file of a part has the vectors of its records, and the SHA-256 of them. It gets its name when it
+is complete; a damaged one is computed again.
 """
 
 import hashlib
-import json
-import os
-import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import numpy as np
+import torch
 
-from protlm.commands.embedding.options import Share
-from protlm.commands.embedding.plan import DIGEST_BYTES, Batch, Plan
-from protlm.errors import InputDataError, OutputError, UserError
-from protlm.json_file import read_json
-from protlm.lock import FolderLock
-from protlm.paths import OUTPUT_FAULTS, beside, explain_os_error, fsync
-from protlm.terminal import printable
+from protlm.commands.embedding.job import Job
+from protlm.commands.embedding.options import Dtype
+from protlm.commands.embedding.plan import Part, Plan
+from protlm.data.records import Record
+from protlm.model.embedding import Embedder, Vectors
+from protlm.system.errors import UserError
+from protlm.system.paths import finish
+from protlm.system.shares import Share
+from protlm.system.terminal import JobProgress, printable
+from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 
-_PLAN = "plan.json"
-# The status of a record: its vectors are there, or it did not fit into the memory.
-PRESENT, NO_MEMORY = 1, 2
-
-
-@final
-class _ShareLock(FolderLock):
-    """The lock of one share of the work."""
-
-    doing = "being computed"
-    if_running = "wait for it, or choose another --output"
-    if_gone = "remove {lock} and type the same command again"
+EMBEDDING = Kind("embedding", "being computed", "--output")
+# The bytes of a record that did not fit into the memory: not a number in any type, and the first
+# ones of such a record.
+NO_MEMORY = b"\xff"
+_MARK = 4 * NO_MEMORY
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class Parts:
@@ -44,178 +39,149 @@ class Parts:
 
     Args:
         output: the output.
-        plan: the units.
+        plan: the parts.
+        work: the folder, once this process may write there.
+        share: what this process computes, in the names of its temporary files.
     """
 
-    def __init__(self, output: Path, plan: Plan) -> None:
-        self.folder, self._plan = partial_folder(output), plan
+    def __init__(
+        self, output: Path, plan: Plan, work: WorkFolder | None = None, share: str = ""
+    ) -> None:
+        self.folder, self._plan, self._work, self._share = unfinished(output), plan, work, share
         self._mapped = lru_cache(maxsize=16)(self._map)
 
-    def finished(self, unit: int) -> dict[int, np.ndarray]:
-        """Returns the status bytes of the intact batches of a unit, by their index."""
-        found = {}
-        with suppress(FileNotFoundError), self._path(unit).open("rb") as file:
-            for index, batch in enumerate(self._plan.batches(unit)):
-                file.seek(batch.offset)
-                content = file.read(batch.num_bytes)
-                body, digest = content[:-DIGEST_BYTES], content[-DIGEST_BYTES:]
-                if len(content) == batch.num_bytes and hashlib.sha256(body).digest() == digest:
-                    found[index] = np.frombuffer(body[: len(batch.records)], np.uint8)
-        return found
+    @property
+    def work(self) -> WorkFolder:
+        """The folder, in which this process may write."""
+        assert self._work is not None
+        return self._work
 
-    def write(self, unit: int, batch: Batch, statuses: list[int], vectors: list[bytes]) -> None:
-        """Stores a batch at its place."""
-        body = b"".join([bytes(statuses), *vectors])
-        content = memoryview(body + hashlib.sha256(body).digest())
-        assert len(content) == batch.num_bytes
-        descriptor = os.open(self._path(unit), os.O_WRONLY | os.O_CREAT, 0o666)
+    def too_large(self, part: Part) -> set[int] | None:
+        """Returns the records that did not fit into the memory; None if the part is unfinished."""
+        size = self._plan.bytes_of(part)
+        path = self._path(part.number)
+        if not path.is_file() or path.stat().st_size != size + _DIGEST_BYTES:
+            return None
+        content = self._mapped(part.number)
+        if hashlib.sha256(content[:size].data).digest() != content[size:].tobytes():
+            return None
+        return {
+            record
+            for batch in part.batches
+            for record in batch.tolist()
+            if self.read(record)[: len(_MARK)] == _MARK
+        }
+
+    def write(self, part: Part, vectors: Iterable[bytes]) -> None:
+        """Stores the vectors of all records of a part, in the order of its batches."""
+        path, digest = self._path(part.number), hashlib.sha256()
+        # The lock of the share has no other owner.
+        temporary = path.with_name(f".{path.name}{self._share}.part")
         try:
-            done = 0
-            while done < len(content):
-                done += os.pwrite(descriptor, content[done:], batch.offset + done)
+            with temporary.open("wb") as file:
+                for content in vectors:
+                    digest.update(content)
+                    file.write(content)
+                file.write(digest.digest())
+            self.work.lock.check()
+            finish(temporary, path, overwrite=True)
+            self._mapped.cache_clear()
         finally:
-            os.close(descriptor)
+            temporary.unlink(missing_ok=True)
 
     def read(self, record: int) -> memoryview:
-        """Returns the bytes of the vectors of a record, whose unit was found to be finished."""
-        place = self._plan.place(record)
-        return self._mapped(place.unit)[place.offset : place.offset + place.num_bytes].data
+        """Returns the bytes of the vectors of a record, whose part was found to be finished."""
+        part, place = self._plan.place(record)
+        return self._mapped(part)[place].data
 
     def missing_bytes(self, share: Share) -> int:
-        """Returns the bytes of the vectors of a share that have no place on the disk yet."""
-        missing = 0
-        for unit, records in enumerate(self._plan.units):
-            if unit in share:
-                path = self._path(unit)
-                there = path.stat().st_size if path.exists() else 0
-                missing += max(0, int(self._plan.num_bytes[records].sum()) - there)
-        return missing
+        """Returns the bytes of the vectors of a share that are not on the disk yet."""
+        return sum(
+            self._plan.bytes_of(part)
+            for part in self._plan.parts
+            if part.number in share and not self._path(part.number).exists()
+        )
 
-    def check_alone(self) -> None:
-        """Makes sure that no other share is being computed, before the folder is removed."""
-        whole = self.folder / _folder_name(Share())
-        for folder in sorted(self.folder.glob("share-*-of-*")):
-            if folder != whole:
-                _ShareLock(folder).release()
-                with suppress(OSError):
-                    folder.rmdir()
+    def _map(self, number: int) -> np.ndarray:
+        return np.memmap(self._path(number), np.uint8, "r")
 
-    def remove(self) -> None:
-        """Removes the folder after the output has its name."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _map(self, unit: int) -> np.ndarray:
-        return np.memmap(self._path(unit), np.uint8, "r")
-
-    def _path(self, unit: int) -> Path:
-        return self.folder / f"{unit:06d}.part"
-
-
-def partial_folder(output: Path) -> Path:
-    """Returns the folder of the unfinished results of an output."""
-    return beside(output, ".partial")
-
-
-def _folder_name(share: Share) -> str:
-    return f"share-{share.number}-of-{share.count}"
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.vectors"
 
 
 @contextmanager
 def opened(
-    output: Path,
-    plan: Plan,
-    fingerprint: Mapping[str, Any],
-    share: Share,
-    *,
-    quiet: bool = False,
+    job: Job, output: Path, fingerprint: Mapping[str, Any], *, quiet: bool = False
 ) -> Iterator[Parts]:
     """Yields the unfinished results of an output, while this process owns a share of them.
 
-    After an error, finished batches are kept, which is printed unless `quiet`; if there are none,
-    the folder is removed.
+    After an error, finished parts are kept, which is printed unless `quiet`; if there are none, the
+    folder is removed.
     """
-    parts = Parts(output, plan)
-    folder = parts.folder / _folder_name(share)
-    lock, is_done = None, False
-    try:
-        _begin(parts.folder, fingerprint)
-        folder.mkdir(exist_ok=True)
-        lock = _ShareLock(folder)
-        yield parts
-        is_done = True
-    except OSError as error:
-        if error.errno in OUTPUT_FAULTS:
-            raise explain_os_error(error, output) from error
-        raise
-    except KeyboardInterrupt:
-        # The command says itself how to continue.
-        quiet = True
-        raise
-    finally:
-        if lock is not None:
-            lock.release()
-        with suppress(OSError):
-            folder.rmdir()
-        if not is_done:
-            _leave(parts.folder, quiet=quiet or lock is None)
-
-
-def _begin(folder: Path, fingerprint: Mapping[str, Any]) -> None:
-    """Writes the fingerprint, or checks that it is that of the unfinished results."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / _PLAN
-    if not path.exists():
-        if any(entry.suffix == ".part" for entry in folder.iterdir()):
-            raise OutputError(f"{path} is missing: {_again(folder)}")
-        temporary = folder / f"{_PLAN}.{os.getpid()}"
+    share, break_lock = job.options.share, job.options.break_lock
+    name = "" if share is None else f"share-{share.number}-of-{share.count}"
+    folder = unfinished(output)
+    with work_folder(folder, fingerprint, EMBEDDING, break_lock=break_lock, share=name) as work:
+        work.is_quiet = quiet
         try:
-            temporary.write_text(json.dumps(dict(fingerprint), indent=2) + "\n", encoding="utf-8")
-            fsync(temporary)
-            # Another share may do the same: the fingerprint that remains is compared below.
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    compare(folder, fingerprint)
+            yield Parts(output, job.plan, work, name)
+        except KeyboardInterrupt:
+            # The command says itself how to continue.
+            work.is_quiet = True
+            raise
 
 
-def read_fingerprint(output: Path) -> dict[str, Any] | None:
-    """Returns the fingerprint of unfinished results; None if there are none."""
-    path = partial_folder(output) / _PLAN
-    try:
-        return read_json(path, "a plan") if path.exists() else None
-    except InputDataError as error:
-        raise InputDataError(f"{error}; {_again(path.parent)}") from None
+def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int:
+    """Computes the parts of a share that are not finished; returns how many batches were halved.
+
+    Those with a protein that did not fit into the memory are computed again: it may fit now.
+    """
+    plan, embedder = job.plan, job.embedder
+    mine = [part for part in plan.parts if part.number in share]
+    finished = [part for part in mine if parts.too_large(part) == set()]
+    if kept := sum(len(part.batches) for part in finished):
+        of_share = "" if share.count == 1 else f" of share {share.number} of {share.count}"
+        message = f"continuing {parts.folder}: {kept:,} batches{of_share} are finished"
+        print(printable(message), file=sys.stderr)
+    total = sum(plan.residues(part.batches) for part in mine)
+    done = sum(plan.residues(part.batches) for part in finished)
+    missing = {part.number for part in mine} - {part.number for part in finished}
+    with JobProgress("residues embedded", total, done=done, quiet=quiet) as progress:
+        for unit, records in job.units():
+            for part in (part for part in unit if part.number in missing):
+                batches = [[records[number] for number in batch] for batch in part.batches]
+                parts.write(part, _contents(job, embedder, batches, progress))
+    return embedder.num_halved
 
 
-def compare(folder: Path, fingerprint: Mapping[str, Any]) -> None:
-    """Checks that unfinished results have a fingerprint."""
-    begun = read_fingerprint(folder.with_name(folder.name.removesuffix(".partial"))) or {}
-    for name, value in fingerprint.items():
-        if begun.get(name) != value:
+def _contents(
+    job: Job, embedder: Embedder, batches: list[list[Record]], progress: JobProgress
+) -> Iterator[bytes]:
+    """Yields the bytes of the vectors of each record."""
+    for records in batches:
+        sequences = [record.sequence for record in records]
+        computed = embedder.vectors(sequences, [job.ranges_of(record) for record in records])
+        for record, vectors in zip(records, computed, strict=True):
+            if vectors is None:
+                yield NO_MEMORY * job.num_bytes(record)
+            else:
+                embedder.check_finite(vectors, printable(record.identifier))
+                yield _encode(job, record, vectors)
+        progress.advance(sum(map(len, sequences)))
+
+
+def _encode(job: Job, record: Record, vectors: Vectors) -> bytes:
+    dtype = job.options.dtype
+    contents = []
+    for key in job.keys:
+        narrow = vectors[key].to(dtype.torch)
+        if dtype is Dtype.float16 and narrow.isinf().any():
             raise UserError(
                 printable(
-                    f"{folder} was begun with {name} {_short(begun.get(name))}, and now it is "
-                    f"{_short(value)}: type the command as it was then, or, to start over, "
-                    f"type: rm -r {folder}"
+                    f"the vectors of {record.identifier} have numbers that are too large for "
+                    "float16; type --dtype float32"
                 )
             )
-
-
-def _short(value: object) -> str:
-    return value[:16] if isinstance(value, str) else json.dumps(value)
-
-
-def _again(folder: Path) -> str:
-    return f"remove the folder {folder} and type the same command again"
-
-
-def _leave(folder: Path, *, quiet: bool) -> None:
-    """Removes the folder if it has no batch, and no other process uses it."""
-    with suppress(OSError):
-        entries = {entry.name for entry in folder.iterdir()}
-        if entries <= {_PLAN}:
-            (folder / _PLAN).unlink(missing_ok=True)
-            folder.rmdir()
-        elif not quiet and any(name.endswith(".part") for name in entries):
-            message = f"finished batches are kept in {folder}: the same command continues"
-            print(printable(message), file=sys.stderr)
+        bits = narrow.view(torch.int16) if dtype is Dtype.bfloat16 else narrow
+        contents.append(bits.contiguous().numpy().tobytes())
+    return b"".join(contents)

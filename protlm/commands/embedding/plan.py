@@ -1,15 +1,17 @@
-"""The division of a file's proteins into units and batches, and the bytes of their vectors.
+"""The division of a file's proteins into parts and batches, and the bytes of their vectors.
 
-Equal sequences are computed once. A unit is a number of consecutive distinct sequences; its batches
-have similar lengths. Everything depends only on the proteins and the options, so that every process
-computes the same batches.
+Equal sequences are computed once. A unit is a number of consecutive distinct sequences, which are
+in memory together; its batches have similar lengths, and some of its batches are a part, which is
+one file. Everything depends only on the proteins and the options, so that every process computes
+the same batches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from protlm.data.batching.plan import SPECIALS
 from protlm.model.embedding import batches
 
 # A unit has at most this number of sequences, and of residues unless it is one protein.
@@ -17,31 +19,20 @@ _SEQUENCES, _RESIDUES = 2_048, 1 << 20
 # Units of fewer sequences, so that a small file has this number of them to divide; units below the
 # second number would have much padding.
 _UNITS, _LEAST = 16, 384
-# The SHA-256 after the vectors of a batch.
-DIGEST_BYTES = 32
+# A part has no more batches once it has this number of residues, which is some seconds of work: of
+# a large file more, so that there are not too many files.
+_PART_RESIDUES, _PARTS = 1 << 15, 4_096
 
 
-class Batch(NamedTuple):
-    """A batch: its records by number, and its place in the file of its unit.
+class Part(NamedTuple):
+    """A part by its number, and the records of each of its batches, by number."""
 
-    In the file: a status byte for each record, the vectors, the SHA-256 of both.
-    """
-
-    records: list[int]
-    offset: int
-    num_bytes: int
-
-
-class Place(NamedTuple):
-    """Where the vectors of a protein are: in the file of a unit, from a byte."""
-
-    unit: int
-    offset: int
-    num_bytes: int
+    number: int
+    batches: list[np.ndarray]
 
 
 class Plan:
-    """The units of a file.
+    """The parts of a file.
 
     Args:
         lengths: residues of each record.
@@ -49,7 +40,7 @@ class Plan:
         num_bytes: bytes of the vectors of each record.
         tokens_per_batch: rows times length of a batch, at most.
 
-    `units` has the distinct records of each unit, by number.
+    `units` has the parts of each unit, and `distinct` the first record of each sequence.
     """
 
     def __init__(
@@ -60,44 +51,55 @@ class Plan:
         tokens_per_batch: int,
     ) -> None:
         self.lengths, self.first, self.num_bytes = lengths, first, num_bytes
-        self._tokens_per_batch = tokens_per_batch
-        distinct = np.flatnonzero(first == np.arange(len(first)))
-        self.units = [distinct[start:end] for start, end in _cuts(lengths[distinct])]
-        self._unit_of, self._offset = np.zeros((2, len(lengths)), np.int64)
-        for unit, records in enumerate(self.units):
-            self._unit_of[records] = unit
-            for batch in self.batches(unit):
-                sizes = num_bytes[batch.records]
-                before = np.cumsum(sizes) - sizes
-                self._offset[batch.records] = batch.offset + len(batch.records) + before
+        self.distinct = np.flatnonzero(first == np.arange(len(first)))
+        self.units: list[list[Part]] = []
+        self.parts: list[Part] = []
+        residues = max(_PART_RESIDUES, int(lengths[self.distinct].sum()) // _PARTS)
+        for start, end in _cuts(lengths[self.distinct]):
+            records = self.distinct[start:end]
+            some = batches(lengths[records].tolist(), tokens_per_batch)
+            groups = self._groups([records[batch] for batch in some], residues)
+            self.units.append([Part(n, group) for n, group in enumerate(groups, len(self.parts))])
+            self.parts += self.units[-1]
+        self._part_of, self._offset = np.zeros((2, len(lengths)), np.int64)
+        for part in self.parts:
+            members = np.concatenate(part.batches)
+            self._part_of[members] = part.number
+            self._offset[members] = np.cumsum(num_bytes[members]) - num_bytes[members]
 
-    def batches(self, unit: int) -> list[Batch]:
-        """Returns the batches of a unit."""
-        records, found, offset = self.units[unit], [], 0
-        for some in batches(self.lengths[records].tolist(), self._tokens_per_batch):
-            members = records[some]
-            size = len(members) + int(self.num_bytes[members].sum()) + DIGEST_BYTES
-            found.append(Batch(members.tolist(), offset, size))
-            offset += size
-        return found
+    def residues(self, records: Sequence[np.ndarray]) -> int:
+        """Returns the residues of the records in batches."""
+        return sum(int(self.lengths[batch].sum()) for batch in records)
 
-    def place(self, record: int) -> Place:
-        """Returns where the vectors of a record are, perhaps those of an equal sequence."""
+    def bytes_of(self, part: Part) -> int:
+        """Returns the bytes of the vectors of a part."""
+        return sum(int(self.num_bytes[batch].sum()) for batch in part.batches)
+
+    def place(self, record: int) -> tuple[int, slice]:
+        """Returns the part with the vectors of a record, perhaps of an equal one, and its bytes."""
         first = int(self.first[record])
-        unit, offset, size = (
-            values[first] for values in (self._unit_of, self._offset, self.num_bytes)
-        )
-        return Place(int(unit), int(offset), int(size))
+        start = int(self._offset[first])
+        return int(self._part_of[first]), slice(start, start + int(self.num_bytes[first]))
 
     def padding(self) -> float:
         """Returns the fraction of the positions in batches that are padding."""
         used = positions = 0
-        for unit in range(len(self.units)):
-            for batch in self.batches(unit):
-                lengths = self.lengths[batch.records] + 2
-                used += int(lengths.sum())
-                positions += int(lengths.max()) * len(lengths)
+        for batch in (batch for part in self.parts for batch in part.batches):
+            lengths = self.lengths[batch] + SPECIALS
+            used += int(lengths.sum())
+            positions += int(lengths.max()) * len(lengths)
         return 1 - used / positions if positions else 0.0
+
+    def _groups(self, made: list[np.ndarray], residues: int) -> Iterator[list[np.ndarray]]:
+        """Yields batches in groups of a number of residues, or a little more."""
+        group: list[np.ndarray] = []
+        for batch in made:
+            group.append(batch)
+            if self.residues(group) >= residues:
+                yield group
+                group = []
+        if group:
+            yield group
 
 
 def first_equal(digests: np.ndarray) -> np.ndarray:

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from protlm.commands.embedding.job import Job, Key
-from protlm.commands.embedding.options import Dtype
-from protlm.commands.embedding.parts import NO_MEMORY, Parts
+from protlm.commands.embedding.parts import Parts
 from protlm.data.records import Record
-from protlm.errors import UserError
 from protlm.model.pooling import Pooling
+from protlm.system.errors import UserError
 
 # The numbers, and the proteins, that are written at a time.
 _BLOCK_VALUES, _BLOCK_PROTEINS = 1 << 24, 1 << 14
@@ -33,16 +32,13 @@ class Embedded:
 class Results:
     """The vectors of a job, all of which are finished.
 
-    Args:
-        job: the proteins.
-        parts: the finished batches, which are verified.
-
     `too_large` lists identifier and reason of the records that did not fit into the memory, and
-    `skipped` of all records without vectors.
+    `skipped` of all records without vectors. `num_values` is the number of stored numbers, at most.
     """
 
     def __init__(self, job: Job, parts: Parts) -> None:
         self.job, self._parts = job, parts
+        self.num_values = int(job.plan.num_bytes.sum()) // job.options.dtype.stored.itemsize
         self._failed = self._verify()
         self.too_large: list[tuple[str, str]] = []
         if self._failed:
@@ -61,25 +57,18 @@ class Results:
     def __iter__(self) -> Iterator[Embedded]:
         job = self.job
         for number, record in job.records():
-            if int(job.plan.first[number]) in self._failed:
-                continue
-            yield Embedded(
-                record,
-                job.original_id(record),
-                self._vectors(number, record),
-                job.windows_of(record),
-                job.ranges_of(record),
-            )
+            if int(job.plan.first[number]) not in self._failed:
+                yield Embedded(
+                    record,
+                    job.original_id(record),
+                    self._vectors(number, record),
+                    job.windows_of(record),
+                    job.ranges_of(record),
+                )
 
-    @property
-    def dtype(self) -> Dtype:
-        """The type of the numbers."""
-        return self.job.options.dtype
-
-    @property
-    def num_values(self) -> int:
-        """The number of stored numbers, at most."""
-        return int(self.job.plan.num_bytes.sum()) // self.dtype.stored.itemsize
+    def attributes(self) -> dict[str, object]:
+        """Returns the attributes of the output, and the skipped records."""
+        return {**self.job.attributes(), "skipped": self.skipped}
 
     def offsets(self, kind: Pooling) -> np.ndarray:
         """Returns where the vectors of each protein begin when all are end to end, and the end."""
@@ -101,34 +90,27 @@ class Results:
             yield block
 
     def _vectors(self, number: int, record: Record) -> dict[Key, np.ndarray]:
-        values = np.frombuffer(self._parts.read(number), self.dtype.stored)
-        found, start = {}, 0
-        for kind, layer in self.job.keys:
-            rows = self.job.rows(kind, record)
-            end = start + rows * self.job.width
-            shape = (rows, self.job.width) if kind.is_matrix else (self.job.width,)
-            found[kind, layer] = values[start:end].reshape(shape)
-            start = end
+        job, found, start = self.job, {}, 0
+        values = np.frombuffer(self._parts.read(number), job.options.dtype.stored)
+        for kind, layer in job.keys:
+            rows = job.rows(kind, record)
+            shape = (rows, job.width) if kind.is_matrix else (job.width,)
+            found[kind, layer] = values[start : start + rows * job.width].reshape(shape)
+            start += rows * job.width
         return found
 
     def _verify(self) -> set[int]:
         """Returns the numbers of the distinct records that did not fit into the memory."""
-        failed, missing, total = set(), 0, 0
-        for unit in range(len(self.job.plan.units)):
-            finished = self._parts.finished(unit)
-            for index, batch in enumerate(self.job.plan.batches(unit)):
-                total += 1
-                if index not in finished:
-                    missing += 1
-                    continue
-                places = np.flatnonzero(finished[index] == NO_MEMORY)
-                failed |= {batch.records[place] for place in places}
+        parts = self.job.plan.parts
+        states = [self._parts.too_large(part) for part in parts]
+        sizes = [len(part.batches) for part in parts]
+        missing = sum(n for n, state in zip(sizes, states, strict=True) if state is None)
         if missing:
             raise UserError(
-                f"{missing:,} of {total:,} batches in {self._parts.folder} are not finished: run "
-                "every --shard to its end, or type the command without --merge"
+                f"{missing:,} of {sum(sizes):,} batches in {self._parts.folder} are not finished: "
+                "run every --shard to its end, or type the command without --merge"
             )
-        return failed
+        return set[int]().union(*(state for state in states if state))
 
 
 def end_to_end(block: list[Embedded], key: Key) -> np.ndarray:

@@ -16,7 +16,7 @@ from protlm.data.batching.plan import (
 )
 from protlm.data.masking import CROPS, crop, row_rng
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError, one_of
+from protlm.system.errors import UserError, one_of
 
 _FIRST_EDGE = 64
 _EDGES_PER_DOUBLING = 16

@@ -13,8 +13,8 @@ import numpy as np
 
 from protlm.data.batching.order import EpochOrder, hashed
 from protlm.data.shards.cluster_index import ClusterIndex
-from protlm.data.shards.reader import SplitReader
-from protlm.errors import UserError
+from protlm.data.shards.data_set import SplitReader
+from protlm.system.errors import UserError
 
 _MAX_CYCLE = 10_000
 

@@ -10,8 +10,6 @@ from typing import final
 
 import numpy as np
 
-from protlm.data.splitmix64 import splitmix64
-
 _NUM_ROUNDS = 8
 # A network over fewer than 64 values has too few permutations to look random.
 _MIN_HALF_BITS = 3
@@ -19,15 +17,7 @@ _MIN_HALF_BITS = 3
 
 @final
 class EpochOrder:
-    """A permutation of `range(num_samples)`, a pure function of (seed, epoch, stream).
-
-    Args:
-        num_samples: number of samples.
-        seed: seed of the run.
-        epoch: number of the epoch, counted from 0.
-        stream: distinguishes orders with the same seed and epoch.
-        shuffle: if false, samples are in their original order.
-    """
+    """A permutation of `range(num_samples)`, a pure function of (seed, epoch, stream)."""
 
     def __init__(
         self, num_samples: int, *, seed: int, epoch: int, stream: int = 0, shuffle: bool = True
@@ -60,13 +50,18 @@ class EpochOrder:
 
 
 def hashed(items: np.ndarray, *, seed: int, stream: int = 0) -> np.ndarray:
-    """Returns a random number for each item, uint64: a pure function of (seed, stream, item).
-
-    Args:
-        items: any numbers, int64.
-        seed: seed of the run.
-        stream: distinguishes data sets of the same run.
-    """
+    """Returns a random number for each item, uint64: a pure function of (seed, stream, item)."""
     entropy = np.random.SeedSequence([seed % 2**64], spawn_key=(stream, 1))
     first, second = entropy.generate_state(2, np.uint64)
     return splitmix64(splitmix64(items.astype(np.uint64) + first) + second)
+
+
+def splitmix64(values: np.ndarray) -> np.ndarray:
+    """Applies the finalizer of SplitMix64 (Steele et al. 2014) to uint64 values.
+
+    >>> int(splitmix64(np.array([1], np.uint64))[0])
+    6238072747940578789
+    """
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,28 +1,114 @@
-"""The order of a run's batches, and the data position to resume from."""
+"""The order of a run's batches, the slices of ranks, and the data position to resume from."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Protocol, TypeAlias, final
 
 import numpy as np
 from torch.utils.data import Sampler
 
-from protlm.data.batching.curriculum import Curriculum
 from protlm.data.batching.mixture import SampleOrder
-from protlm.data.batching.rank_slice import RankSlice
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 SPECIALS = 2
 
 # About 45 batches of proteins; only the last one is not full.
 _WINDOW, _WINDOW_FOR = 16_384, 131_072
-_WHOLE = RankSlice()
 
 # Returns the lengths of samples in residues, int64, given their numbers.
 Lengths: TypeAlias = Callable[[np.ndarray], np.ndarray]
+# Up to this number of samples, all lengths are read, in a second or two; beyond it, only those of
+# the first window, which the first batch needs anyway.
+_MAX_EXACT = 1 << 21
+
+
+@dataclass(frozen=True)
+class RankSlice:
+    """The slices of a batch that a rank computes: `parts` of them, one after the other.
+
+    A batch has `world_size * parts` = n slices, and slice s has the rows s, s + n, s + 2n, ... With
+    `fill`, all slices of the same length have the same number of rows, also in the last batch of a
+    window, so that they have the same shape. An optimizer step has `batches_per_step` batches.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    parts: int = 1
+    fill: bool = False
+    batches_per_step: int = 1
+
+    @property
+    def num_slices(self) -> int:
+        """Number of slices of a batch."""
+        return self.world_size * self.parts
+
+    @property
+    def slices(self) -> range:
+        """Numbers of the slices of this rank."""
+        return range(self.rank * self.parts, (self.rank + 1) * self.parts)
+
+
+@final
+class Curriculum:
+    """The maximum length of rows as a function of the samples that a run has consumed.
+
+    Args:
+        stages: pairs of a number of samples, beginning with 0, and the length from there on; empty
+            for no curriculum.
+    """
+
+    def __init__(self, stages: Sequence[Sequence[int]] = ()) -> None:
+        self._stages = [tuple(stage) for stage in stages]
+        if not self._stages:
+            return
+        if any(len(stage) != 2 for stage in self._stages) or self._stages[0][0] != 0:
+            raise UserError(
+                f"curriculum={self} must be pairs of samples and length, beginning with 0 samples, "
+                "for instance [[0,256],[1000000,1024]]"
+            )
+        starts, lengths = zip(*self._stages, strict=True)
+        if lengths[0] < 3 or not all(
+            a < b for numbers in (starts, lengths) for a, b in pairwise(numbers)
+        ):
+            raise UserError(
+                f"curriculum={self}: samples and lengths must be ascending, and lengths at least 3"
+            )
+
+    def __str__(self) -> str:
+        return str([list(stage) for stage in self._stages]).replace(" ", "")
+
+    def check(self, max_length: int) -> None:
+        """Rejects lengths above the length of rows."""
+        longest = max((length for _, length in self._stages), default=0)
+        if longest > max_length:
+            raise UserError(
+                f"curriculum={self} reaches {longest}, more than max_length={max_length}; "
+                f"type data.max_length={longest}, or remove the last stages"
+            )
+
+    def max_length(self, samples: int) -> int | None:
+        """Returns the maximum length after a number of samples; None without a curriculum.
+
+        >>> Curriculum([[0, 256], [1_000, 512]]).max_length(999)
+        256
+        """
+        return max((length for start, length in self._stages if start <= samples), default=None)
+
+    def describe(self) -> str:
+        """Describes the stages for the log; empty without a curriculum.
+
+        >>> Curriculum([[0, 256], [1_000, 512]]).describe()
+        'rows of 256 tokens, 512 after 1,000 samples'
+        """
+        if not self._stages:
+            return ""
+        (_, first), *others = self._stages
+        later = [f"{length} after {samples:,} samples" for samples, length in others]
+        return ", ".join([f"rows of {first} tokens", *later])
 
 
 @dataclass(frozen=True, order=True)
@@ -192,7 +278,7 @@ class BatchStream(Sampler[BatchPlan]):
         start: Progress = Progress(),
         num_batches: int | None = None,
         done: int = 0,
-        share: RankSlice = _WHOLE,
+        share: RankSlice = RankSlice(),
     ) -> None:
         assert 0 <= share.rank < share.world_size
         assert 0 <= start.samples <= len(order)
@@ -230,7 +316,6 @@ class BatchStream(Sampler[BatchPlan]):
             progress = Progress(progress.epoch + 1)
 
     def _epoch(self, start: Progress) -> Iterator[BatchPlan]:
-        """Yields the plans of the rest of an epoch."""
         window = self._rule.window_size
         for first in range(start.samples // window * window, len(self._order), window):
             before = Progress(start.epoch, first)
@@ -273,3 +358,58 @@ class BatchStream(Sampler[BatchPlan]):
             rows: list[Row | None] = list(batch.rows[number::num_slices])
             rows += [None] * (most - len(rows))
             yield BatchPlan(tuple(rows), batch.length, after, number)
+
+
+@final
+@dataclass(frozen=True)
+class Forecast:
+    """Statistics of an epoch.
+
+    Attributes:
+        cropped: number of sequences that are longer than a row.
+        left_out: number of their residues that are cropped.
+        is_exact: whether these two numbers are exact or estimated.
+        useful_fraction: fraction of the first window's positions that are not padding.
+    """
+
+    cropped: int
+    left_out: int
+    is_exact: bool
+    useful_fraction: float
+
+    def describe(self) -> str:
+        """Describes the forecast in one line."""
+        about = "" if self.is_exact else "about "
+        padding = f"{1 - self.useful_fraction:.1%} of the positions of a batch are padding"
+        if not self.cropped:
+            return padding
+        return f"{about}{self.cropped:,} cropped ({self.left_out:,} residues); {padding}"
+
+
+def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) -> Forecast:
+    """Predicts the statistics of the first epoch."""
+    cropped = left_out = 0.0
+    for start, row_length, scale in _sampled_windows(order, rule):
+        positions = np.arange(start, min(start + rule.window_size, len(order)))
+        residues = rule.left_out(lengths_of(order.draw(0, positions).samples), row_length)
+        cropped += int(np.count_nonzero(residues)) * scale
+        left_out += int(residues.sum()) * scale
+    batches = BatchStream(lengths_of, order, rule).window(0, 0)
+    return Forecast(
+        cropped=round(cropped),
+        left_out=round(left_out),
+        is_exact=len(order) <= _MAX_EXACT,
+        useful_fraction=sum(batch.num_tokens for batch in batches)
+        / sum(len(batch.rows) * batch.length for batch in batches),
+    )
+
+
+def _sampled_windows(order: SampleOrder, rule: BatchingStrategy) -> list[tuple[int, int, float]]:
+    """Returns the starts of windows, their row lengths, and the windows that each represents."""
+    starts = range(0, len(order), rule.window_size)
+    if len(order) <= _MAX_EXACT:
+        return [(start, rule.row_length(start), 1.0) for start in starts]
+    # The first window represents all others, for each length of the curriculum.
+    num_windows = Counter(map(rule.row_length, starts))
+    num_per_window = len(order) / len(starts) / rule.window_size
+    return [(0, length, number * num_per_window) for length, number in num_windows.items()]

@@ -2,8 +2,7 @@
 
 from protlm.data.records.block import Block
 from protlm.data.records.file import SequenceFile, read_records
-from protlm.data.records.record import Feature, ReadOptions, Record
-from protlm.data.records.tally import MAX_LISTED, Tally
+from protlm.data.records.record import MAX_LISTED, Feature, ReadOptions, Record, Tally
 
 __all__ = [
     "MAX_LISTED",

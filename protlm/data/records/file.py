@@ -5,17 +5,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Self
 
-from protlm.data.records import splitting
-from protlm.data.records.block import Block, RecordFormat
+from protlm.data.records.block import Block, RecordFormat, cut
 from protlm.data.records.fasta import fasta_layout
 from protlm.data.records.format_detection import foreign_format
-from protlm.data.records.record import STRICT, ReadOptions, Record
+from protlm.data.records.record import STRICT, ReadOptions, Record, Tally
 from protlm.data.records.source import ByteSource
-from protlm.data.records.splitting import cut
 from protlm.data.records.swissprot import swissprot_layout
-from protlm.data.records.tally import Tally
 from protlm.data.records.uniprot_xml import xml_layout
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 # Bytes that include everything before the first entry of an XML file.
 _START_BYTES = 1 << 16
@@ -25,16 +22,12 @@ _KNOWN = "protlm reads FASTA, Swiss-Prot flat files (.dat) and UniProt XML, plai
 class SequenceFile:
     """An open file of proteins: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip.
 
-    >>> from protlm.paths import sample_dir
+    >>> from protlm.system.paths import sample_dir
     >>> tally = Tally()
     >>> with SequenceFile(sample_dir() / "uniprot_tiny.fasta.gz") as file:
     ...     lengths = [len(r.sequence) for block in file.blocks() for r in block.records(tally)]
     >>> file.format, len(lengths), tally.records
     ('fasta', 180, 180)
-
-    Args:
-        path: the file; `-` is standard input.
-        options: which deviations from the formats are accepted.
     """
 
     def __init__(self, path: Path, options: ReadOptions = STRICT) -> None:
@@ -74,9 +67,7 @@ class SequenceFile:
         chunks = chain([self._start[layout.num_skipped :]], self._chunks)
         line = self._line + self._start.count(b"\n", 0, layout.num_skipped)
         is_first = True
-        for piece in cut(
-            chunks, layout.marker, max_record=layout.max_record, size=splitting.BLOCK_BYTES
-        ):
+        for piece in cut(chunks, layout.marker, max_record=layout.max_record):
             yield layout.block(
                 self._source.name,
                 line,

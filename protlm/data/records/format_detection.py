@@ -1,4 +1,4 @@
-"""Detection of unsupported formats by their first bytes, so that messages can name them."""
+"""Detection of unsupported formats by their first bytes, and of annotation in FASTA files."""
 
 import re
 
@@ -40,6 +40,29 @@ _STARTS = (
 )
 # Earlier UniProt releases are tar archives, whose first 257 bytes contain a file name.
 _TAR_MAGIC = 257
+_RECORDS = 1_000
+_FORMATS = (
+    (
+        re.compile(rb"(?:ss|sa|aa|bb)_(?:pred|conf|dssp)\b"),
+        "this alignment of HH-suite has records of annotation (ss_pred, ss_conf, ss_dssp); leave "
+        "them out: awk '/^>/{keep=!/^>(ss|sa|aa|bb)_/} keep' FILE > SEQUENCES.a3m",
+    ),
+    (
+        re.compile(
+            rb"\S+[:_](?:(?<=:)(?:secstr|disorder)\s*\n|(?:ss|pred|dssp)\d*\s*\n[-HECGIBTS\s]+$)"
+        ),
+        "this file has records of secondary structures (:secstr, :disorder, _ss); leave them out: "
+        "awk '/^>/{keep=!/[:_](secstr|disorder|ss|pred|dssp)[^a-z]*$/} keep' FILE > SEQUENCES.fa",
+    ),
+    (
+        re.compile(rb"(?:[PF]1|[DR][LC]|N[13]|XX);\S.*\n.*(?:\n[^*]*\*|[\d:;,(]|\S[ \t]+\S)"),
+        "this is PIR (NBRF), where a line of description follows '>P1;ID' and '*' ends a sequence; "
+        "convert it: awk '/^>/{sub(/..;/,\"\"); print; getline; on=1; next} on; /[*]/{on=0}' FILE "
+        "> SEQUENCES.fasta; if it is FASTA, remove '*' and blanks from the lines",
+    ),
+)
+_RUN = re.compile(rb"(.)\1*")
+_3DI = re.compile(rb"\S*_(?:ss|3di)\b", re.IGNORECASE)
 
 
 def structure_format(start: bytes | bytearray) -> str:
@@ -68,3 +91,51 @@ def foreign_format(start: bytes) -> str:
             "or write its sequences as FASTA"
         )
     return f"{line!r} precedes the first header; a FASTA file begins with '>'"
+
+
+def annotation(data: bytes) -> str:
+    """Returns what is wrong with data that begin with a record of FASTA, or ""."""
+    records = data.removeprefix(b">").split(b"\n>", _RECORDS)[:_RECORDS]
+    for pattern, sentence in _FORMATS:
+        if any(map(pattern.match, records)):
+            return sentence
+    named = [*filter(_3DI.match, records)] or records
+    states = [b"".join(one.partition(b"\n")[2].split()).upper() for one in named]
+    # Foldseek writes D at both ends, and D or V at every third residue.
+    joined, least = b"".join(states), 0.2 if len(states) > 1 else 0.3
+    is_rich = joined.count(b"D") + joined.count(b"V") > max(8, least * len(joined))
+    if is_rich and sum(one[:1] == one[-1:] == b"D" for one in states) >= 0.9 * len(states):
+        return (
+            "records begin and end with D and are rich in D and V: these are 3Di states of "
+            "Foldseek; leave them out, and give residues: foldseek convert2fasta DB, not DB_ss"
+        )
+    lines = [[s for s in record.split(b"\n")[1:] if s.strip()] for record in records]
+    texts = [b"".join(some) for some in lines if len(some) > 1]
+    # Labels are the last two thirds, or the lower half, however a record is wrapped.
+    for n in (3, 2):
+        whole = [s for s in texts if len(s) % n == 0]
+        above = b"".join(s[: len(s) // n] for s in whole)
+        letters = b"".join(s[len(s) // n :] for s in whole).translate(None, b" -.~")
+        # Few letters for proteins, of which one or two may have tags or be low in complexity.
+        are_few = len(set(letters)) <= min(9, len(letters) // max(6, 3 * len(whole)))
+        is_sure = (len(whole) > 2 and len(set(above)) > 8) or _are_labels(letters.upper())
+        if whole and len(whole) >= 0.9 * len(texts) and are_few and is_sure:
+            shown = bytes(sorted(set(letters))).decode("ascii", "backslashreplace")
+            return (
+                f"the last {n - 1}/{n} of each record has the letters {shown} alone: this looks "
+                "like a file of three lines, as SignalP and DeepTMHMM write them, with labels "
+                "below each sequence; leave the labels out: awk 'function p(){if(k)print substr("
+                f't,1,length(t)/(k>1&&length(t)%{n}==0?{n}:1)); t=""; k=0}} '
+                "/^>/{p(); print; next} NF{t=t $0; k++} END{p()}' FILE > SEQUENCES.fasta; "
+                "if they are residues, write each sequence in one line"
+            )
+    return ""
+
+
+def _are_labels(letters: bytes) -> bool:
+    """Returns whether capitals are topology (O: outside), digits or runs of H, E and C."""
+    used = set(letters)
+    if used & set(b"O0123456789") or used <= set(b"IM"):
+        return True
+    mean_run = len(letters) / len(_RUN.findall(letters))
+    return used <= set(b"HECLGIBTSPX_") and len(used & set(b"HEC")) > 1 and mean_run > 2.5

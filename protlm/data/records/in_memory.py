@@ -10,11 +10,10 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from Bio.Seq import MutableSeq, Seq, UndefinedSequenceError
 from Bio.SeqRecord import SeqRecord
 
-from protlm.data.records.record import STRICT, Record
+from protlm.data.records.record import STRICT, Record, Tally
 from protlm.data.records.residues import residues
-from protlm.data.records.tally import Tally
 from protlm.data.vocabulary import VOCABULARY, capitals
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 Letters: TypeAlias = str | Seq | MutableSeq | SeqRecord | Record
 # A pair is a name, which is ignored, and its sequence.

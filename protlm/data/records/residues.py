@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-from protlm.data.records.record import ReadOptions
-from protlm.data.records.tally import Tally
+from protlm.data.records.record import ReadOptions, Tally
 from protlm.data.vocabulary import RESIDUES, STANDARD
 
 MAX_RESIDUES = 100_000

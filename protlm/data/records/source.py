@@ -14,8 +14,8 @@ from select import select
 from types import ModuleType
 from typing import Any, Self, TextIO
 
-from protlm.errors import InputDataError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError
+from protlm.system.paths import existing_file
 
 STANDARD_INPUT = Path("-")
 
@@ -36,11 +36,6 @@ class ByteSource:
 
     `name` is its name in messages; `has_mark` is whether there was a byte order mark;
     `num_bytes` counts the raw bytes read so far, all of them after the end of `chunks`.
-
-    Args:
-        path: the file.
-        what: description for messages, for instance "a sequence file".
-        ignore_trailing_garbage: ignores data after the gzip data.
     """
 
     def __init__(self, path: Path, what: str, *, ignore_trailing_garbage: bool = False) -> None:
@@ -109,7 +104,6 @@ class ByteSource:
         return data
 
     def _wait(self) -> bytes:
-        """Waits for more bytes or the end of the file."""
         select([self._raw], [], [])
         return b""
 
@@ -119,7 +113,7 @@ class ByteSource:
             data = self._read(_PLAIN_BYTES)
 
     def _gunzipped(self, data: bytes) -> Iterator[bytes]:
-        library = _zlib()
+        library = fast_zlib()
         try:
             while data:
                 inflater = library.decompressobj(wbits=31)
@@ -129,7 +123,6 @@ class ByteSource:
             raise self._damage(str(error)) from None
 
     def _member(self, inflater: Any, data: bytes) -> Iterator[bytes]:
-        """Decompresses one member of a gzip file."""
         is_drained = True
         while not inflater.eof:
             if not data and is_drained:
@@ -233,8 +226,8 @@ def _standard_input() -> Any:
     return io.FileIO(sys.stdin.fileno(), closefd=False)
 
 
-def _zlib() -> ModuleType:
-    """Returns Intel's igzip if it is installed, which is three times faster."""
+def fast_zlib() -> ModuleType:
+    """Returns Intel's igzip if it is installed, which is three to ten times faster."""
     try:
         from isal import isal_zlib
     except ImportError:

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from typing import ClassVar, final
 
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.record import Feature, Record
+from protlm.data.records.record import Feature, Record, Tally
 from protlm.data.records.residues import residues
-from protlm.data.records.tally import Tally
 
 NO_END = "no '//' at the end"
 WRONG_LENGTH = "length differs from the one that the entry declares"
@@ -99,7 +98,6 @@ def _header(entry: bytes) -> str:
 
 
 def _origin(entry: bytes) -> tuple[int | None, bool, str | None]:
-    """Returns taxon, fragment status and organism."""
     organism, taxon = _ORGANISM.search(entry), _TAXON.search(entry)
     name, end = None, len(entry)
     if organism:

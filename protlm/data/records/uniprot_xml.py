@@ -9,11 +9,10 @@ from typing import Any, ClassVar, final
 from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.record import Feature, Record
+from protlm.data.records.record import Feature, Record, Tally
 from protlm.data.records.residues import residues
 from protlm.data.records.swissprot import WRONG_LENGTH
-from protlm.data.records.tally import Tally
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 # TrEMBL and Swiss-Prot have entries of some megabytes.
 _MAX_ENTRY = 64 << 20
@@ -171,7 +170,6 @@ def _accession(entry: Any) -> str:
 
 
 def _letters(entry: Any) -> tuple[str, str]:
-    """Returns the letters of the sequence, or an empty string and the reason for rejection."""
     if not _accession(entry):
         return "", "no accession"
     sequence = _child(entry, "sequence", from_end=True)
@@ -186,13 +184,11 @@ def _letters(entry: Any) -> tuple[str, str]:
 
 
 def _header(entry: Any) -> str:
-    """Returns the beginning of the header in UniProt's FASTA files."""
     database = "sp" if entry.get("dataset") == "Swiss-Prot" else "tr"
     return f"{database}|{_accession(entry)}|{_text(entry, 'name')}"
 
 
 def _origin(entry: Any) -> tuple[int | None, bool, str | None]:
-    """Returns taxon, fragment status and organism."""
     taxon, name = None, None
     organism = _child(entry, "organism")
     for child in organism if organism is not None else ():

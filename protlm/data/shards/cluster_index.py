@@ -9,8 +9,8 @@ import numpy as np
 
 from protlm.data.shards.manifest import IndexEntry
 from protlm.data.shards.mapped_shard import READING_FAULTS, map_arrays, places_of, size_fault
-from protlm.errors import InputDataError
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sha256_of
 
 ARRAYS = {"offsets": "<u8", "members": "<u8"}
 # Numbers checked at a time, so that the check takes little memory.
@@ -27,13 +27,7 @@ class _Mapped(NamedTuple):
 
 @final
 class ClusterIndex:
-    """The sequences of each cluster of a split; reads only the requested clusters.
-
-    Args:
-        path: the file, which is opened on first use.
-        entry: its entry in the manifest.
-        num_sequences: number of sequences of the split; each is in one cluster.
-    """
+    """The sequences of each cluster of a split; reads only the requested clusters."""
 
     def __init__(self, path: Path, entry: IndexEntry, num_sequences: int) -> None:
         self._path, self._entry, self._num_sequences = path, entry, num_sequences

@@ -3,61 +3,56 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any
 
 from protlm import __version__
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
-from protlm.paths import existing_file
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.json_file import Count, Sha256, from_json, read_json, to_json
+from protlm.system.paths import existing_file, sha256_of
 
 FORMAT = "protlm-shards"
 FORMAT_VERSION = 1
 MANIFEST, MANIFEST_SHA256 = "manifest.json", "manifest.json.sha256"
 
 _SPLIT = re.compile(r"[a-z0-9_]{1,64}")
-_FILE = re.compile(r"[a-z0-9_]{1,64}/shard-[0-9]{5,8}\.h5")
-_INDEX = re.compile(r"[a-z0-9_]{1,64}/clusters\.h5")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_MAX_BYTES = 1 << 26
-_T = TypeVar("_T")
+# A path from the manifest must not lead out of the folder.
+_ShardFile = Annotated[str, re.compile(r"[a-z0-9_]{1,64}/shard-[0-9]{5,8}\.h5")]
+_IndexFile = Annotated[str, re.compile(r"[a-z0-9_]{1,64}/clusters\.h5")]
+_Split = Annotated[str, _SPLIT]
+_Counts = dict[str, Count]
 
 
 @dataclass(frozen=True)
 class ShardEntry:
     """Description of a shard: `file` is relative to the manifest, `sha256` covers all its bytes."""
 
-    file: str
-    sequences: int
-    residues: int
-    bytes: int
-    sha256: str
+    file: _ShardFile
+    sequences: Count
+    residues: Count
+    bytes: Count
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
 class IndexEntry:
     """Description of the cluster index of a split; fields as in `ShardEntry`."""
 
-    file: str
-    clusters: int
-    bytes: int
-    sha256: str
+    file: _IndexFile
+    clusters: Count
+    bytes: Count
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """The clusters of a data set.
-
-    Args:
-        table: name of the cluster table.
-        sha256: SHA-256 of the cluster table.
-        indexes: the cluster index of each split.
-    """
+    """The clusters of a data set."""
 
     table: str
-    sha256: str
-    indexes: dict[str, IndexEntry]
+    sha256: Sha256
+    indexes: dict[_Split, IndexEntry]
 
 
 @dataclass(frozen=True)
@@ -65,8 +60,8 @@ class SourceEntry:
     """A source file, identified by its name without the folder."""
 
     file: str
-    bytes: int
-    sha256: str
+    bytes: Count
+    sha256: Sha256
 
 
 @dataclass(frozen=True)
@@ -76,11 +71,11 @@ class Counts:
     `rejected` counts records that cannot be used, `filtered` those that were not selected.
     """
 
-    records: int = 0
-    rejected: dict[str, int] = field(default_factory=dict)
-    filtered: dict[str, int] = field(default_factory=dict)
-    changed: dict[str, int] = field(default_factory=dict)
-    noted: dict[str, int] = field(default_factory=dict)
+    records: Count = 0
+    rejected: _Counts = field(default_factory=dict)
+    filtered: _Counts = field(default_factory=dict)
+    changed: _Counts = field(default_factory=dict)
+    noted: _Counts = field(default_factory=dict)
 
     def by_kind(self) -> dict[str, dict[str, int]]:
         """Returns the counts of records that were not kept unchanged, by kind."""
@@ -99,7 +94,7 @@ class Manifest:
     `clusters` is None for a data set without clusters.
     """
 
-    splits: dict[str, tuple[ShardEntry, ...]]
+    splits: dict[_Split, tuple[ShardEntry, ...]]
     sources: tuple[SourceEntry, ...]
     counts: Counts
     split_rule: dict[str, Any]
@@ -111,17 +106,14 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Writes `manifest.json` and its SHA-256; equal manifests give equal bytes."""
-        fields = asdict(self)
+        fields = to_json(self)
         if self.clusters is None:
             del fields["clusters"]
         text = json.dumps(fields, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-        (directory / MANIFEST_SHA256).write_bytes(_checksum(text.encode()))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        # As `sha256sum --check` reads it.
+        (directory / MANIFEST_SHA256).write_bytes(f"{digest}  {MANIFEST}\n".encode())
         (directory / MANIFEST).write_bytes(text.encode())
-
-
-def _checksum(content: bytes) -> bytes:
-    """Returns the line that `sha256sum --check` reads."""
-    return f"{hashlib.sha256(content).hexdigest()}  {MANIFEST}\n".encode()
 
 
 def is_split_name(name: str) -> bool:
@@ -146,14 +138,12 @@ def read_manifest(directory: Path) -> Manifest:
             f"protlm prepare SOURCE.fasta.gz --out {directory}"
         )
     try:
-        if existing_file(path, "a manifest").stat().st_size > _MAX_BYTES:
-            raise ValueError(f"larger than {_MAX_BYTES:,} bytes")
-        content = path.read_bytes()
-        if (directory / MANIFEST_SHA256).read_bytes() != _checksum(content):
+        expected = f"{sha256_of(existing_file(path, 'a manifest'))}  {MANIFEST}\n"
+        if (directory / MANIFEST_SHA256).read_bytes() != expected.encode():
             raise ValueError(f"its SHA-256 differs from {MANIFEST_SHA256}")
-        fields = json.loads(content.decode("utf-8"))
+        fields = read_json(path, "a manifest")
         _check_version(path, fields)
-        return _parse(fields)
+        return _checked(from_json(Manifest, fields))
     except FileNotFoundError as error:
         raise InputDataError(
             f"{path} has no {MANIFEST_SHA256} next to it: copy it too, or make the data set again "
@@ -161,7 +151,7 @@ def read_manifest(directory: Path) -> Manifest:
         ) from error
     except OSError as error:
         raise InputDataError(f"{error.filename} cannot be read: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError) as error:
         raise InputDataError(
             f"{path} is damaged ({error}); make the data set again with protlm prepare"
         ) from error
@@ -180,69 +170,14 @@ def _check_version(path: Path, fields: dict[str, Any]) -> None:
         )
 
 
-def _parse(fields: dict[str, Any]) -> Manifest:
-    splits = {
-        split: tuple(_shard(split, entry) for entry in _a(list, entries))
-        for split, entries in _a(dict, fields["splits"]).items()
-    }
-    counts = _a(dict, fields["counts"])
-    return Manifest(
-        splits=splits,
-        sources=tuple(
-            SourceEntry(_a(str, e["file"]), _count(e["bytes"]), _matching(_SHA256, e["sha256"]))
-            for e in fields["sources"]
-        ),
-        counts=Counts(
-            _count(counts["records"]),
-            *(_counts(counts[kind]) for kind in ("rejected", "filtered", "changed", "noted")),
-        ),
-        split_rule=_a(dict, fields["split_rule"]),
-        clusters=_clusters(fields["clusters"], splits) if "clusters" in fields else None,
-        tool_version=_a(str, fields["tool_version"]),
-    )
-
-
-def _shard(split: str, entry: dict[str, Any]) -> ShardEntry:
-    # A path from the manifest must not lead out of the folder.
-    file = _matching(_FILE, entry["file"])
-    if not file.startswith(f"{_matching(_SPLIT, split)}/"):
-        raise ValueError(f"{file} is listed under the split {split}")
-    numbers = (_count(entry[name]) for name in ("sequences", "residues", "bytes"))
-    return ShardEntry(file, *numbers, sha256=_matching(_SHA256, entry["sha256"]))
-
-
-def _clusters(fields: dict[str, Any], splits: dict[str, tuple[ShardEntry, ...]]) -> Clusters:
-    indexes = {split: _index(split, e) for split, e in _a(dict, fields["indexes"]).items()}
-    if indexes.keys() != splits.keys():
-        raise ValueError("the splits with clusters differ from those of the data set")
-    return Clusters(_a(str, fields["table"]), _matching(_SHA256, fields["sha256"]), indexes)
-
-
-def _index(split: str, entry: dict[str, Any]) -> IndexEntry:
-    file = _matching(_INDEX, entry["file"])
-    if not file.startswith(f"{_matching(_SPLIT, split)}/"):
-        raise ValueError(f"{file} is listed under the split {split}")
-    numbers = (_count(entry[name]) for name in ("clusters", "bytes"))
-    return IndexEntry(file, *numbers, sha256=_matching(_SHA256, entry["sha256"]))
-
-
-def _counts(value: Any) -> dict[str, int]:
-    return {_a(str, reason): _count(number) for reason, number in _a(dict, value).items()}
-
-
-def _matching(pattern: re.Pattern[str], value: Any) -> str:
-    if not pattern.fullmatch(_a(str, value)):
-        raise ValueError(f"{value[:80]!r} is not allowed here")
-    return value
-
-
-def _count(value: Any) -> int:
-    if _a(int, value) < 0:
-        raise ValueError(f"{value} is negative")
-    return value
-
-
-def _a(kind: type[_T], value: Any) -> _T:
-    if not isinstance(value, kind):
-        raise TypeError(f"{value!r:.80} is not of type {kind.__name__}")
-    return value
+def _checked(manifest: Manifest) -> Manifest:
+    """Returns a manifest whose files are in the folders of their splits."""
+    files = [(split, one.file) for split, shards in manifest.splits.items() for one in shards]
+    if manifest.clusters is not None:
+        if manifest.clusters.indexes.keys() != manifest.splits.keys():
+            raise ValueError("the splits with clusters differ from those of the data set")
+        files += [(split, one.file) for split, one in manifest.clusters.indexes.items()]
+    for split, file in files:
+        if not file.startswith(f"{split}/"):
+            raise ValueError(f"{file} is listed under the split {split}")
+    return manifest

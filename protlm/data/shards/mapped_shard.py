@@ -13,7 +13,7 @@ import numpy as np
 
 from protlm.data.shards.manifest import IndexEntry, ShardEntry
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 ARRAYS = {"tokens": "u1", "offsets": "<u8", "ids": "u1", "id_offsets": "<u8"}
 # An optional array.
@@ -111,14 +111,7 @@ def find_arrays(path: Path, entry: ShardEntry) -> Places:
 def places_of(
     path: Path, kinds: dict[str, str], size: int, *, optional: dict[str, str] | None = None
 ) -> Places:
-    """Finds the positions of the arrays of a file with HDF5.
-
-    Args:
-        path: the file.
-        kinds: type of each required array.
-        size: size of the file in bytes.
-        optional: type of each optional array.
-    """
+    """Finds the positions of the arrays of a file with HDF5."""
     with h5py.File(path, "r", locking=False) as file:
         # `name in file` would follow a link into another file.
         links = file.id.links
@@ -129,14 +122,7 @@ def places_of(
 def map_shard(
     path: Path, entry: ShardEntry, places: Places, *, shuffled: bool = False
 ) -> MappedShard:
-    """Maps a shard into memory.
-
-    Args:
-        path: the file.
-        entry: its entry in the manifest.
-        places: positions of the arrays, from `find_arrays`.
-        shuffled: sequences will be read in random order, so read-ahead is turned off.
-    """
+    """Maps a shard into memory."""
     if fault := size_fault(path, entry):
         raise InputDataError(fault)
     try:
@@ -154,14 +140,7 @@ def map_shard(
 def map_arrays(
     path: Path, kinds: dict[str, str], places: Places, *, shuffled: bool
 ) -> tuple[mmap.mmap, dict[str, np.ndarray]]:
-    """Maps a file into memory, read-only, and returns its pages and views of its arrays.
-
-    Args:
-        path: the file.
-        kinds: type of each array.
-        places: positions of the arrays, from `places_of`.
-        shuffled: the arrays will be read in random order.
-    """
+    """Maps a file into memory, read-only, and returns its pages and views of its arrays."""
     with path.open("rb") as file:
         raw = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     if shuffled and hasattr(mmap, "MADV_RANDOM"):

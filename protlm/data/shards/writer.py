@@ -1,19 +1,79 @@
-"""Writing of shards: concatenated sequences as arrays of one HDF5 file."""
+"""Writing of shards, which are concatenated sequences as arrays, and of cluster indexes.
+
+They are files of contiguous arrays, whose HDF5 metadata is created in memory.
+"""
 
 import hashlib
-from collections.abc import Sequence
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, TypeAlias
 
+import h5py
 import numpy as np
 
-from protlm.data.shards.hdf5_layout import Array, Content, contents
-from protlm.data.shards.manifest import ShardEntry
-from protlm.data.shards.mapped_shard import ARRAYS, CLUSTERS, CLUSTERS_TYPE
+from protlm.data.shards.cluster_index import ARRAYS as INDEX_ARRAYS
+from protlm.data.shards.manifest import Clusters, IndexEntry, ShardEntry
+from protlm.data.shards.mapped_shard import (
+    ARRAYS,
+    CLUSTERS,
+    CLUSTERS_TYPE,
+    find_arrays,
+    map_shard,
+)
 from protlm.data.vocabulary import VOCABULARY
-from protlm.paths import complete_file
+from protlm.system.errors import InputDataError
+from protlm.system.paths import complete_file, explain_os_error
+
+# Readers map the arrays into memory, where aligned access is faster.
+_ALIGNMENT = 64
+
+Content: TypeAlias = bytes | memoryview
+
+
+@dataclass(frozen=True)
+class Array:
+    """A one-dimensional array of a file.
+
+    Args:
+        kind: numpy's name of its type.
+        size: number of elements.
+        pieces: its bytes in order; they may be read from disk lazily.
+    """
+
+    kind: str
+    size: int
+    pieces: Iterable[Content]
+
+
+def contents(arrays: dict[str, Array]) -> Iterator[Content]:
+    """Yields the bytes of the file: HDF5 metadata, the arrays, and the gaps between them."""
+    layout = _MetadataFile()
+    pieces: list[tuple[int, Iterable[Content]]] = []
+    # Format 1.8 is the oldest that needs no chunks here, and the newest without timestamps.
+    with h5py.File(
+        layout,
+        "w",
+        libver=("v108", "v108"),
+        track_order=False,
+        alignment_threshold=1,
+        alignment_interval=_ALIGNMENT,
+    ) as file:
+        for name, array in arrays.items():
+            start = _place(file, name, array)
+            if start is not None:
+                pieces.append((start, array.pieces))
+    pieces += [(start, (record,)) for start, record in layout.records()]
+    end = 0
+    for start, some in sorted(pieces, key=lambda piece: piece[0]):
+        yield bytes(start - end)
+        end = start
+        for content in some:
+            yield content
+            end += len(content)
+    yield bytes(layout.size - end)
 
 
 @dataclass(frozen=True)
@@ -70,11 +130,6 @@ def write_shard(directory: Path, file: str, parts: Sequence[PackedSequences]) ->
 
     HDF5 does not write to the disk, because on a full disk it leaves a broken file and crashes at
     exit. The shard has clusters if all parts have them.
-
-    Args:
-        directory: the folder of the data set.
-        file: name of the shard in that folder, for instance `train/shard-00000.h5`.
-        parts: the sequences; their arrays are written without copying.
     """
     offsets = _offsets([part.lengths for part in parts])
     id_offsets = _offsets([part.id_lengths for part in parts])
@@ -87,17 +142,58 @@ def write_shard(directory: Path, file: str, parts: Sequence[PackedSequences]) ->
     clusters = [part.clusters for part in parts if part.clusters is not None]
     if clusters and len(clusters) == len(parts):
         arrays[CLUSTERS] = [some.astype(CLUSTERS_TYPE, copy=False) for some in clusters]
-    path = directory / file
-    path.parent.mkdir(parents=True, exist_ok=True)
+    (directory / file).parent.mkdir(parents=True, exist_ok=True)
     kinds = {**ARRAYS, CLUSTERS: CLUSTERS_TYPE}
+    size, sha256 = _write(directory / file, kinds, arrays)
+    return ShardEntry(file, len(offsets) - 1, int(offsets[-1]), size, sha256)
+
+
+def write_clusters(
+    directory: Path, splits: Mapping[str, Sequence[ShardEntry]], table: tuple[str, str]
+) -> Clusters:
+    """Writes the cluster index of each split, whose shards are complete; `table` is as stored."""
+    indexes = {split: write_cluster_index(directory, split, splits[split]) for split in splits}
+    return Clusters(*table, indexes)
+
+
+def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry]) -> IndexEntry:
+    """Writes `SPLIT/clusters.h5`; the same shards give the same bytes.
+
+    Clusters are sorted by hash, in about 30 bytes of memory for each sequence of the split, and the
+    members of each are in the order of the split.
+    """
+    file = f"{split}/clusters.h5"
+    hashes = np.concatenate([_clusters_of(directory / one.file, one) for one in shards])
+    order = np.argsort(hashes, kind="stable")
+    hashes = hashes[order]
+    starts = np.flatnonzero(np.append(True, hashes[1:] != hashes[:-1]))
+    arrays = {"offsets": np.append(starts, len(order)), "members": order}
+    parts = {name: [array.astype(INDEX_ARRAYS[name])] for name, array in arrays.items()}
+    try:
+        size, sha256 = _write(directory / file, INDEX_ARRAYS, parts)
+    except OSError as error:
+        raise explain_os_error(error, directory / file) from error
+    return IndexEntry(file, len(starts), size, sha256)
+
+
+def _clusters_of(path: Path, shard: ShardEntry) -> np.ndarray:
+    clusters = map_shard(path, shard, find_arrays(path, shard)).clusters
+    if clusters is None:
+        raise InputDataError(f"the shard {path} has no clusters: make the data set again")
+    return clusters
+
+
+def _write(
+    path: Path, kinds: dict[str, str], arrays: dict[str, list[np.ndarray]]
+) -> tuple[int, str]:
+    """Writes arrays, each in parts, as a file; returns its size and its SHA-256."""
     content = list(contents({name: _array(kinds[name], some) for name, some in arrays.items()}))
     # Another thread hashes while this one waits for the disk.
     with ThreadPoolExecutor(1) as thread:
         sha256 = thread.submit(_sha256, content)
         with complete_file(path) as temporary, temporary.open("xb") as out:
             out.writelines(content)
-    size = sum(map(len, content))
-    return ShardEntry(file, len(offsets) - 1, int(offsets[-1]), size, sha256.result())
+    return sum(map(len, content)), sha256.result()
 
 
 def _array(kind: str, parts: list[np.ndarray]) -> Array:
@@ -117,3 +213,58 @@ def _offsets(lengths: list[np.ndarray]) -> np.ndarray:
     offsets = np.zeros(sum(map(len, lengths)) + 1, "<u8")
     np.cumsum(np.concatenate(lengths), out=offsets[1:])
     return offsets
+
+
+def _place(file: h5py.File, name: str, array: Array) -> int | None:
+    """Allocates an array in the file, and returns its offset; None if the array is empty."""
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)
+    kind = h5py.h5t.py_create(np.dtype(array.kind))
+    space = h5py.h5s.create_simple((array.size,))
+    return h5py.h5d.create(file.id, name.encode(), kind, space, properties).get_offset()
+
+
+class _MetadataFile(io.RawIOBase):
+    """An in-memory file that stores the metadata which HDF5 writes, and the file size."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[int, int] = {}
+        self._position = 0
+        self.size = 0
+
+    def records(self) -> list[tuple[int, bytes]]:
+        """Returns the written bytes as contiguous runs with their offsets."""
+        runs: list[tuple[int, bytearray]] = []
+        for position, value in sorted(self._bytes.items()):
+            if not runs or position != runs[-1][0] + len(runs[-1][1]):
+                runs.append((position, bytearray()))
+            runs[-1][1].append(value)
+        return [(start, bytes(run)) for start, run in runs]
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, content: Any, /) -> int:
+        record = bytes(content)
+        self._bytes.update(enumerate(record, start=self._position))
+        self._position += len(record)
+        self.size = max(self.size, self._position)
+        return len(record)
+
+    def truncate(self, size: int | None = None, /) -> int:
+        self.size = self._position if size is None else size
+        return self.size
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True

@@ -16,9 +16,8 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, Maske
 from protlm.attention import Attention
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import Objective
-from protlm.errors import UserError
-from protlm.model.network import build_network
-from protlm.model.selfattention import keep_stored_norms
+from protlm.model.transformer import build_network
+from protlm.system.errors import UserError
 
 # The mechanisms of the model, by name.
 MECHANISMS: dict[str, type[Attention]] = {}
@@ -41,24 +40,12 @@ def chosen_attention(*case: Any) -> None:
 
 
 class ProtlmConfig(PreTrainedConfig):
-    """The settings of a model.
-
-    Args:
-        protlm: the description of the model, as in the `config.json` of protlm's own format.
-        stored_norms: names of the query-key norms that an earlier version of protlm trained.
-        others: settings of every Hugging Face model.
-    """
+    """The settings of a model; `protlm` is its description as in protlm's own `config.json`."""
 
     model_type = "protlm"
 
-    def __init__(
-        self,
-        protlm: dict[str, Any] | None = None,
-        stored_norms: list[str] | None = None,
-        **others: Any,
-    ) -> None:
+    def __init__(self, protlm: dict[str, Any] | None = None, **others: Any) -> None:
         self.protlm = protlm
-        self.stored_norms = stored_norms
         super().__init__(**others)
 
 
@@ -68,7 +55,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
     config_class = ProtlmConfig
     config: ProtlmConfig
     main_input_name = "input_ids"
-    _keep_in_fp32_modules_strict = ["rotary"]  # noqa: RUF012 (the type that transformers has)
+    _keep_in_fp32_modules_strict = ["rotary"]
 
     def __init__(self, config: ProtlmConfig) -> None:
         super().__init__(config)
@@ -78,9 +65,6 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         with torch.device("cpu"):
             self.network = build_network(
                 described.model, described.attention_config, seed=described.seed
-            )
-            keep_stored_norms(
-                self.network, dict.fromkeys(config.stored_norms or [], torch.empty(0))
             )
         self._constants = {
             module: {name: module.get_buffer(name).clone() for name in unsaved}
@@ -96,7 +80,6 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                 module.get_buffer(name).copy_(value)
 
     def get_input_embeddings(self) -> nn.Module:
-        """Returns the embedding of the tokens."""
         return self.network.embedding
 
     def _run(
@@ -106,9 +89,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         output_hidden_states: bool | None,
         output_attentions: bool | None,
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Returns logits, and the fields of an output: hidden states after the embedding and after
-        each block, the last one after the final norm, and maps of each block, BHLL.
-        """
+        """Returns logits, and the fields of an output, with hidden states and maps where asked."""
         mask_BL = input_ids != self.config.pad_token_id
         if attention_mask is not None:
             mask_BL = attention_mask.bool()

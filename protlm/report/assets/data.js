@@ -17,7 +17,7 @@ const Data = (() => {
     return codes;
   }
 
-  /** The weight of a code, which may lie between two codes: see protlm/report/codes.py. */
+  /** The weight of a code, which may lie between two codes: see protlm/report/heads.py. */
   function weight(coded, code) {
     if (!coded.signed) return coded.scale * (code / 255) ** 2;
     const steps = code - 128;

@@ -3,12 +3,10 @@
 import warnings
 from typing import Any, NamedTuple, Self
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
-from protlm.attention import Attention
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import (
     SquareNorms,
@@ -23,7 +21,8 @@ from protlm.attention.performer_softmax import (
 )
 from protlm.data.dataset import FILLER, Batch
 from protlm.model.transformer import ProteinLM
-from protlm.training.module import LanguageModeling
+from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.module import LanguageModeling, Objective
 
 # An estimate whose standard deviation equals the weight carries no information about it.
 _USELESS = 1.0
@@ -31,16 +30,13 @@ _USELESS = 1.0
 _STRETCHABLE = (Estimator.positive, Estimator.hyperbolic)
 
 
-class WatchEstimates(Callback):
+class WatchEstimates(LoopCallback):
     """Logs the mean |q̂ + k̂|² of each layer and the relative error that it predicts for a weight.
 
     Both values are those of the layer's worst head. They are measured on the last batch before
     each log, summed over the ranks, by hooks that exist only during its forward pass; other
-    batches cost nothing. A layer whose estimate is useless causes one warning per run.
-
-    Args:
-        network: the model; layers without a softmax Performer are ignored.
-        every: optimizer steps between two logs.
+    batches cost nothing. A layer whose estimate is useless causes one warning per run. Layers
+    without a softmax Performer are ignored.
     """
 
     def __init__(self, network: ProteinLM, *, every: int) -> None:
@@ -51,47 +47,35 @@ class WatchEstimates(Callback):
             for part in network.mechanism(number).modules()
             if isinstance(part, PerformerSoftmax)
         }
-        self._local_heads = {n: _local_heads(network.mechanism(n)) for n in self._layers}
+        mechanisms = {n: network.mechanism(n) for n in self._layers}
+        # The heads before those of the Performer.
+        self._local_heads = {
+            n: x.local_heads if isinstance(x, Hybrid) else 0 for n, x in mechanisms.items()
+        }
         self._every = every
+        self.columns = [name for number in self._layers for name in _names(number)]
         self._sums: dict[int, Tensor] = {}
         self._warned: set[int] = set()
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of the log."""
-        return tuple(name for number in self._layers for name in _names(number))
-
     def state_dict(self) -> dict[str, Any]:
-        """Returns the layers that had a warning."""
         return {"warned": sorted(self._warned)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the layers that had a warning."""
         self._warned = set(state_dict["warned"])
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Hooks the mechanisms if a log is due after this batch."""
-        steps = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if steps and (trainer.global_step + 1) % self._every == 0:
+        is_last = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if is_last and (trainer.global_step + 1) % self._every == 0:
             mask_BL = batch.mask_BL & (batch.samples_B != FILLER)[:, None]
             for number, mechanism in self._layers.items():
                 self._look_once(number, mechanism, mask_BL)
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Logs the measurement, and warns."""
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
         if not self._sums:
             return
-        assert isinstance(pl_module, LanguageModeling)
-        sums_N3H = pl_module.all_ranks(torch.stack([self._sums[n] for n in self._layers])).cpu()
+        sums_N3H = module.all_ranks(torch.stack([self._sums[n] for n in self._layers])).cpu()
         self._sums = {}
         worst = {
             number: _WorstHead.of(mechanism, sums_3H)
@@ -102,11 +86,12 @@ class WatchEstimates(Callback):
             metrics.update(zip(_names(number), (head.square_norm, head.error), strict=True))
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
-        useless = {number for number, head in worst.items() if head.error > _USELESS}
-        if (news := useless - self._warned) and trainer.is_global_zero:
-            has_norms = pl_module.description.model.qk_norm
+        useless = {number: head for number, head in worst.items() if head.error > _USELESS}
+        if (news := useless.keys() - self._warned) and trainer.is_global_zero:
+            assert isinstance(module, LanguageModeling)
+            has_norms = module.description.model.qk_norm
             self._warn({number: worst[number] for number in sorted(news)}, has_norms=has_norms)
-        self._warned |= useless
+        self._warned |= useless.keys()
 
     def _look_once(self, number: int, mechanism: PerformerSoftmax, mask_BL: Tensor) -> None:
         def look(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
@@ -152,9 +137,7 @@ class _WorstHead(NamedTuple):
     """The head of a layer with the largest error.
 
     Attributes:
-        number: the number of the head, from 1.
         norm: the mean square norm that determines the error.
-        error: the relative standard deviation of a weight.
         square_norm: the largest mean |q̂ + k̂|² of the layer.
     """
 
@@ -169,11 +152,6 @@ class _WorstHead(NamedTuple):
         norm_H, error_H = deciding_norm(mechanism, norms), relative_error(mechanism, norms)
         head = int(norm_H.argmax())
         return cls(head + 1, float(norm_H[head]), float(error_H[head]), float(norms.sum_H.max()))
-
-
-def _local_heads(mechanism: Attention) -> int:
-    """Returns the number of heads before those of the Performer."""
-    return mechanism.local_heads if isinstance(mechanism, Hybrid) else 0
 
 
 def _names(number: int) -> tuple[str, str]:

@@ -1,23 +1,48 @@
-"""Logs loss, throughput and memory, and drives the progress bar."""
+"""Logs loss, throughput, memory and the values of probes, and drives the progress bar."""
 
 import math
 import resource
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.profilers import Profiler
 from torch import Tensor
 
 from protlm.data.dataset import FILLER, Batch
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.objective import perplexity
-from protlm.terminal import JobProgress
-from protlm.training.data_wait import DataWait
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ProteinLM
+from protlm.system.terminal import JobProgress
+from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.flops import ModelFlops, peak_tflops
-from protlm.training.module import LanguageModeling
+from protlm.training.module import LanguageModeling, Objective
+
+_FETCH = ".train_dataloader_next"
+
+
+class DataWait(Profiler):
+    """Measures the seconds in which the training loop waits for its next batch.
+
+    Lightning reports the start and end of each fetch of a batch, and of many other actions, to its
+    profiler.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = self._since = 0.0
+
+    def start(self, action_name: str) -> None:
+        if action_name.endswith(_FETCH):
+            self._since = time.perf_counter()
+
+    def stop(self, action_name: str) -> None:
+        if action_name.endswith(_FETCH):
+            self.seconds += time.perf_counter() - self._since
 
 
 class _Sums(NamedTuple):
@@ -34,16 +59,11 @@ class _Sums(NamedTuple):
     seconds_waited: float
 
 
-class Monitor(Callback):
+class Monitor(LoopCallback):
     """Logs loss, accuracy, learning rate, gradient norm, throughput, utilization and memory.
 
-    Sums are accumulated since the last log, added up over ranks, and divided once.
-
-    Args:
-        every: optimizer steps between two logs.
-        max_steps: the last step of the run.
-        data_wait: the profiler that measures how long batches are waited for.
-        peak: TFLOP/s of a device that is not in the table of `flops`.
+    Sums are accumulated since the last log, added up over ranks, and divided once. `peak` has the
+    TFLOP/s of a device that is not in the table of `flops`.
     """
 
     def __init__(
@@ -54,9 +74,10 @@ class Monitor(Callback):
         self._flops: ModelFlops | None = None
         self._row_flops = 0
         self._note = ""
-        self._trainer: pl.Trainer | None = None
+        self._trainer: Trainer | None = None
         self._restored: dict[str, Any] = {}
         self._rate = math.nan
+        self._progress: JobProgress | None = None
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums since the last log, so that a resumed run logs the same values."""
@@ -67,11 +88,9 @@ class Monitor(Callback):
         return {"sums": sums.tolist(), "seconds": time.perf_counter() - self._since}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the sums."""
         self._restored = state_dict
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Starts the clock and the progress report."""
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModeling)
         self._trainer = trainer
         self._peak = self._peak or peak_tflops(pl_module.device)
@@ -81,51 +100,38 @@ class Monitor(Callback):
         if self._restored and trainer.is_global_zero:
             self._sums += self._sums.new_tensor(self._restored["sums"])
             self._since -= self._restored["seconds"]
-        self._progress = JobProgress(
-            "training",
-            self.max_steps,
-            done=trainer.global_step,
-            quiet=not trainer.is_global_zero,
-        )
+        done, quiet = trainer.global_step, not trainer.is_global_zero
+        self._progress = JobProgress("training", self.max_steps, done=done, quiet=quiet)
         self._progress.__enter__()
 
     def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Batch, batch_idx: int
+        self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
-        """Counts the FLOPs of a row of the batch if the peak of the device is known."""
         if self._flops is not None:
             self._row_flops = self._flops.training(batch.tokens_BL.shape[1], pl_module.device)
 
     def on_before_optimizer_step(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         """Records the rate of this step; at the end of the batch it is that of the next step."""
         self._rate = float(optimizer.param_groups[0]["lr"])
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Adds the batch to the sums, and logs them when a log is due."""
+    def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Batch) -> None:
         self._sums += torch.cat([outputs["sums"], self._sizes(batch)])
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return
+
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
         if trainer.global_step % self.every == 0:
-            assert isinstance(pl_module, LanguageModeling)
-            self._log(trainer, pl_module, batch)
+            assert isinstance(module, LanguageModeling)
+            self._log(trainer, module, batch)
+        assert self._progress is not None
         self._progress.update(trainer.global_step, self._note)
 
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Pauses the clock."""
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validation_start = time.perf_counter()
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Logs the validation, and excludes its time from the throughput."""
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModeling)
+        assert self._progress is not None
         sums = pl_module.validation_sums()
         # A validation that a signal interrupted is repeated by the resumed run.
         if sums.num_targets and not trainer.should_stop:
@@ -139,21 +145,20 @@ class Monitor(Callback):
                 metrics["valid_end_loss"] = sums.end_nats / sums.num_ends
             self._write(trainer, metrics)
             self._progress.print(f"step {trainer.global_step:,}: {_validation_in_short(metrics)}")
-        self._since += time.perf_counter() - self._validation_start
+        self.exclude(time.perf_counter() - self._validation_start)
 
     def exclude(self, seconds: float) -> None:
         """Excludes the time of a measurement from the throughput."""
         self._since += seconds
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Ends the progress report."""
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert self._progress is not None
         self._progress.__exit__(None, None, None)
 
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Removes the progress bar so that the message can be read."""
-        if hasattr(self, "_progress"):
+        if self._progress is not None:
             self._progress.__exit__(type(exception), exception, None)
 
     def _restart(self, device: torch.device) -> None:
@@ -167,7 +172,7 @@ class Monitor(Callback):
         total[-1] += self._data_wait.seconds
         return total
 
-    def _log(self, trainer: pl.Trainer, module: LanguageModeling, batch: Batch) -> None:
+    def _log(self, trainer: Trainer, module: LanguageModeling, batch: Batch) -> None:
         sums = _Sums(*module.all_ranks(self._total()).tolist())
         seconds = time.perf_counter() - self._since
         device_seconds = seconds * trainer.world_size
@@ -192,7 +197,7 @@ class Monitor(Callback):
         self._note = _in_short(metrics)
         self._restart(module.device)
 
-    def _write(self, trainer: pl.Trainer, metrics: dict[str, float]) -> None:
+    def _write(self, trainer: Trainer, metrics: dict[str, float]) -> None:
         for logger in trainer.loggers:
             logger.log_metrics(metrics, trainer.global_step)
 
@@ -215,7 +220,6 @@ class Monitor(Callback):
 
 
 def _in_short(metrics: dict[str, float]) -> str:
-    """Formats the metrics for the progress line."""
     parts = [
         f"loss {metrics['train_loss']:{'.3f' if metrics['train_loss'] >= 0.1 else '.3g'}}",
         f"lr {metrics['learning_rate']:.2g}",
@@ -250,6 +254,51 @@ def _peak_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # Linux counts in KiB.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class Measurement(NamedTuple):
+    """A function that measures a model, and the names of its values."""
+
+    measure: Callable[[PretrainedModel], Mapping[str, float]]
+    columns: Sequence[str]
+
+
+class MeasureModel(LoopCallback):
+    """Logs the values of a measurement at intervals of steps, on the first rank.
+
+    Training is as without it: random numbers and the modes of all modules are restored, and its
+    time does not count in the throughput. The weights are those of the step, not their average.
+    """
+
+    def __init__(self, measurement: Measurement, *, every: int) -> None:
+        self._measurement, self._every = measurement, every
+        self.columns = measurement.columns
+
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+        if trainer.global_step % self._every or not trainer.is_global_zero:
+            return
+        assert isinstance(module, LanguageModeling)
+        start = time.perf_counter()
+        values = self._measured(module)
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(values), trainer.global_step)
+        for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
+            if isinstance(callback, Monitor):
+                callback.exclude(time.perf_counter() - start)
+
+    def _measured(self, module: LanguageModeling) -> Mapping[str, float]:
+        modes = [(part, part.training) for part in module.modules()]
+        devices = [] if module.device.type == "cpu" else [module.device]
+        try:
+            with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
+                model = PretrainedModel(module.network, module.description, rebuild=_no_baseline)
+                return self._measurement.measure(model)
+        finally:
+            for part, mode in modes:
+                part.training = mode
+
+
+def _no_baseline(seed: int) -> ProteinLM:
+    raise AssertionError("measurements in training have no random baseline")

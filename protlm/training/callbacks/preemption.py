@@ -7,18 +7,14 @@ import time
 from types import FrameType
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning import LightningModule, Trainer
 
-from protlm.data.dataset import Batch
-from protlm.errors import ExitCode
+from protlm.system.errors import ExitCode
+from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.launch import SIGNALS
 from protlm.training.lightning_internals import disable_signal_handlers, end_validation
-
-# Signals that schedulers send before preemption: SIGTERM, SLURM's `--signal=USR1@120`, and
-# submitit's SIGUSR2.
-PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-SIGNALS = (signal.SIGINT, *PREEMPTION_SIGNALS)
+from protlm.training.module import Objective
 
 # A signal within this time after the first is the same one: launchers forward what the whole
 # process group has already received.
@@ -27,16 +23,13 @@ _ECHO_SECONDS = 1.0
 VALIDATION_BATCHES = 10
 
 
-class StopOnSignal(Callback):
+class StopOnSignal(LoopCallback):
     """Stops a run cleanly at a preemption signal or Ctrl-C on any rank.
 
     The handler only records the signal. At the end of each optimizer step, and every few batches
     of a validation, the ranks agree by a reduction, so that all of them stop after the same step.
     An incomplete validation is repeated by the resumed run. A second signal ends a process
     immediately, even one that waits for another rank.
-
-    Attributes:
-        received: the number of the signal, on every rank, or 0.
     """
 
     def __init__(self) -> None:
@@ -51,7 +44,7 @@ class StopOnSignal(Callback):
         """The exit code of the process."""
         return ExitCode.INTERRUPTED if self.received == signal.SIGINT else ExitCode.PREEMPTED
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Installs the handlers, and keeps Lightning from installing its own after them."""
         disable_signal_handlers(trainer)
         arrivals, self._signals_pipe = os.pipe()
@@ -60,45 +53,26 @@ class StopOnSignal(Callback):
         signal.set_wakeup_fd(self._signals_pipe, warn_on_full_buffer=False)
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Makes the ranks agree at the end of an optimizer step."""
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-            self._agree(trainer, pl_module)
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+        self._agree(trainer)
 
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_validated_batch(self, trainer: Trainer, number: int) -> None:
         """Makes the ranks agree every few batches, and leaves the validation if they stop."""
-        if (batch_idx + 1) % VALIDATION_BATCHES == 0:
-            self._agree(trainer, pl_module)
+        if number % VALIDATION_BATCHES == 0:
+            self._agree(trainer)
             if self.received:
                 end_validation()
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Restores the signal handlers, after the last checkpoint."""
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._restore_handlers()
 
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Restores the signal handlers."""
         self._restore_handlers()
 
-    def _agree(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        mine = torch.tensor(self._noted, device=pl_module.device)
+    def _agree(self, trainer: Trainer) -> None:
+        mine = torch.tensor(self._noted, device=trainer.strategy.root_device)
         self.received = int(trainer.strategy.reduce(mine, reduce_op="max"))
         if self.received:
             trainer.should_stop = True

@@ -14,33 +14,27 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from protlm.checkpoints.format import latest
 from protlm.data.dataset import Batch
-from protlm.errors import OutputError, TrainingDivergedError
-from protlm.paths import complete_file
-from protlm.training.module import LanguageModeling
+from protlm.system.errors import OutputError, TrainingDivergedError
+from protlm.system.paths import complete_file
+from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.module import Objective
 
 BAD_BATCHES = "bad_batches.jsonl"
 # Number of previous steps whose gradient norms a spike is compared with.
 WINDOW = 100
 
 
-class SkipBadSteps(Callback):
+class SkipBadSteps(LoopCallback):
     """Records the samples of skipped steps, and ends a run with too many of them in a row.
 
     It also sets the module's largest gradient norm: `max_gradient_norm_ratio` times the median of
     the last 100 steps that were not skipped, once there are 100.
-
-    Args:
-        run_dir: the directory of the run; `bad_batches.jsonl` in it has a line per skipped step.
-        identify: returns the accession of a sample by its number.
-        max_in_a_row: number of skipped steps in a row that ends the run.
-        max_gradient_norm_ratio: the factor, or None for no limit.
     """
 
     def __init__(
@@ -59,43 +53,32 @@ class SkipBadSteps(Callback):
         self._batches: list[tuple[Tensor, Tensor]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of skipped steps in a row, and the last gradient norms."""
         return {"in_a_row": self._in_a_row, "norms": list(self._norms)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores both."""
         self._in_a_row = state_dict["in_a_row"]
         self._norms.extend(state_dict["norms"])
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Removes lines of steps that are repeated, and sets the largest gradient norm."""
-        assert isinstance(pl_module, LanguageModeling)
+        assert isinstance(pl_module, Objective)
         pl_module.largest_norm = self._largest_norm()
         path = self._run_dir / BAD_BATCHES
         if trainer.is_global_zero and path.is_file():
             self._drop_after(trainer.global_step, path)
 
-    def on_train_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Batch,
-        batch_idx: int,
-    ) -> None:
-        """Records a complete step."""
-        assert isinstance(pl_module, LanguageModeling)
+    def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Batch) -> None:
         self._batches.append((batch.joined_N, outputs["is_finite"]))
-        if (batch_idx + 1) % trainer.accumulate_grad_batches:
-            return
-        if pl_module.is_skipped:
+
+    def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
+        if module.is_skipped:
             self._in_a_row += 1
-            self._report(trainer, pl_module, batch)
+            self._report(trainer, module, batch)
         else:
             self._in_a_row = 0
             if self._max_ratio is not None:
-                self._norms.append(float(pl_module.gradient_norm))
-                pl_module.largest_norm = self._largest_norm()
+                self._norms.append(float(module.gradient_norm))
+                module.largest_norm = self._largest_norm()
         self._batches = []
 
     def _drop_after(self, step: int, path: Path) -> None:
@@ -115,7 +98,7 @@ class SkipBadSteps(Callback):
             return math.inf
         return self._max_ratio * median(self._norms)
 
-    def _report(self, trainer: pl.Trainer, module: LanguageModeling, batch: Batch) -> None:
+    def _report(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
         """Writes the line of a skipped step on rank 0; all ranks must call this."""
         reason = self._reason(module)
         samples = [n for part in _of_all_ranks(self._own_samples(module)) for n in part]
@@ -150,7 +133,7 @@ class SkipBadSteps(Callback):
                 f"{latest(self._run_dir) or 'none'}: {advice}"
             )
 
-    def _reason(self, module: LanguageModeling) -> str:
+    def _reason(self, module: Objective) -> str:
         if module.num_bad_losses:
             return "the loss is not finite"
         norm = float(module.gradient_norm)
@@ -159,7 +142,7 @@ class SkipBadSteps(Callback):
         usual = module.largest_norm / (self._max_ratio or 1)
         return f"the gradient norm is {norm:.3g}, where {usual:.3g} is usual"
 
-    def _own_samples(self, module: LanguageModeling) -> list[int]:
+    def _own_samples(self, module: Objective) -> list[int]:
         """Returns this rank's samples of the step, of batches with a bad loss if there are any."""
         return [
             number

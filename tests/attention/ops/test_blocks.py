@@ -1,6 +1,4 @@
-"""Blocks, margins, and softmax within blocks, compared with loops and dense matrices."""
-
-from collections.abc import Callable
+"""Blocks, margins, windows, and softmax within them, compared with loops and dense matrices."""
 
 import pytest
 import torch
@@ -8,65 +6,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention.ops.blocks import (
-    from_blocks,
+    SharedKeys,
+    Window,
     softmax_in_blocks,
-    to_blocks,
-    with_margins,
-    with_neighbors,
+    window_softmax,
 )
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-
-@pytest.mark.parametrize("size", [1, 3, 8, 100])
-@pytest.mark.parametrize("length", [1, 7, 8, 9, 65])
-def test_blocks_end_to_end_are_the_sequence(length: int, size: int) -> None:
-    x = draw(2, 3, length, 4)
-    blocks = to_blocks(x, size, value=5.0)
-    assert blocks.shape == (2, 3, -(-length // size), size, 4)
-    assert torch.equal(from_blocks(blocks, length), x)
-    assert from_blocks(blocks, blocks.shape[2] * size)[:, :, length:].eq(5).all()
-
-
-def loop_of_margins(x: Tensor, size: int, before: int, after: int) -> Tensor:
-    """Every block's positions, one by one."""
-    number = x.shape[2] // size
-    zero = torch.zeros_like(x[:, :, 0])
-    rows = [
-        [
-            x[:, :, p] if 0 <= p < x.shape[2] else zero
-            for p in range(s * size - before, (s + 1) * size + after)
-        ]
-        for s in range(number)
-    ]
-    return torch.stack([torch.stack(row, dim=2) for row in rows], dim=2)
-
-
-@pytest.mark.parametrize("number", [1, 2, 5])
-@pytest.mark.parametrize(
-    ("before", "after"), [(0, 0), (3, 0), (0, 5), (4, 4), (1, 7), (8, 3), (9, 12), (40, 0)]
-)
-def test_margins_are_the_positions_on_either_side(number: int, before: int, after: int) -> None:
-    size = 4
-    x = draw(2, 3, number * size, 2).requires_grad_()
-    found = with_margins(x.unflatten(2, (number, size)), before=before, after=after)
-    expected = loop_of_margins(x, size, before, after)
-    assert torch.equal(found, expected)
-    cotangent = draw(*expected.shape, seed=1)
-    (got,) = torch.autograd.grad(found, x, cotangent)
-    (wanted,) = torch.autograd.grad(expected, x, cotangent)
-    torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.parametrize(("before", "after"), [(0, 0), (1, 1), (2, 0), (0, 3)])
-def test_neighbors_are_margins_of_whole_blocks(before: int, after: int) -> None:
-    x = draw(2, 3, 4, 5, 2)
-    found = with_neighbors(x, before=before, after=after)
-    assert found.shape == (2, 3, 4, 5 * (before + 1 + after), 2)
-    assert torch.equal(found, loop_of_margins(x.flatten(2, 3), 5, 5 * before, 5 * after))
 
 
 def dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
@@ -100,20 +49,6 @@ def test_softmax_in_blocks_is_softmax_in_each(
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-def broadcasting(shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """Reduces a full mask to one that broadcasts to it."""
-    return lambda full: full[tuple(slice(0, size) for size in shape)]
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 1, 6, 11), (3, 1, 1, 6, 11), (1, 2, 4, 1, 11)])
-def test_a_mask_may_broadcast(shape: tuple[int, ...]) -> None:
-    q, k, v = draw(3, 2, 4, 6, 8), draw(3, 2, 4, 11, 8, seed=1), draw(3, 2, 4, 11, 8, seed=2)
-    visible = broadcasting(shape)(draw(3, 2, 4, 6, 11, seed=3) > 0)
-    assert visible.shape == shape
-    found = softmax_in_blocks(q, k, v, visible)
-    torch.testing.assert_close(found, dense(q, k, v, visible), rtol=1e-12, atol=1e-12)
-
-
 def test_a_kernel_whose_first_keys_are_masked_is_correct() -> None:
     """Fused kernels take 512 keys at a time: the first of them are hidden here."""
     q, k, v = draw(1, 2, 1, 6, 8), draw(1, 2, 1, 1100, 8, seed=1), draw(1, 2, 1, 1100, 8, seed=2)
@@ -121,3 +56,58 @@ def test_a_kernel_whose_first_keys_are_masked_is_correct() -> None:
     found = softmax_in_blocks(q.float(), k.float(), v.float(), visible)
     expected = F.scaled_dot_product_attention(q, k[:, :, :, 1050:], v[:, :, :, 1050:])
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+WINDOWS = [
+    Window(0, 0),
+    Window(1, 0),
+    Window(0, 3),
+    Window(8, 8),
+    Window(70, 70),
+    Window(130, 0),
+    Window(33, 90),
+    Window(1000, 1000),
+    Window(4, 4, dilation=3),
+    Window(20, 0, dilation=2),
+    Window(2, 2, dilation=100),
+]
+
+
+def band(length: int, window: Window) -> Tensor:
+    """Which of the positions sees which, one pair after the other."""
+    seen = {window.dilation * step for step in range(-window.before, window.after + 1)}
+    return torch.tensor([[j - i in seen for j in range(length)] for i in range(length)])
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=repr)
+@pytest.mark.parametrize("length", [1, 2, 65, 300])
+@pytest.mark.parametrize("num_shared", [0, 3])
+def test_it_is_softmax_with_a_band_for_a_mask(window: Window, length: int, num_shared: int) -> None:
+    q, k, v = (draw(2, 2, length, 8, seed=seed).requires_grad_() for seed in range(3))
+    keys_BL = torch.rand(2, length, generator=torch.Generator().manual_seed(1)) < 0.8
+    visible = band(length, window) & keys_BL[:, None, None]
+    shared_k, shared_v = (draw(2, 2, num_shared, 8, seed=5 + s).requires_grad_() for s in range(2))
+    generator = torch.Generator().manual_seed(2)
+    visible_BLP = torch.rand(2, length, num_shared, generator=generator) < 0.5
+    found = window_softmax(
+        *(q, k, v),
+        keys_BL=keys_BL,
+        window=window,
+        shared=SharedKeys(shared_k, shared_v, visible_BLP) if num_shared else None,
+    )
+    expected = dense(
+        q,
+        torch.cat([k, shared_k], dim=2),
+        torch.cat([v, shared_v], dim=2),
+        torch.cat([visible, visible_BLP[:, None]], dim=3),
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
+    cotangent = draw(*found.shape, seed=9)
+    leaves = [q, k, v, shared_k, shared_v][: 5 if num_shared else 3]
+    pairs = zip(
+        torch.autograd.grad(found, leaves, cotangent),
+        torch.autograd.grad(expected, leaves, cotangent),
+        strict=True,
+    )
+    for got, wanted in pairs:
+        torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)

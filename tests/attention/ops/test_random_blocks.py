@@ -3,21 +3,7 @@
 import torch
 from torch import Tensor
 
-from protlm.attention.ops.random_blocks import FixedBlocks, draw_blocks, hash_keys, random_subsets
-
-
-def test_subsets_are_distinct_and_complete() -> None:
-    num_candidates = torch.arange(-2, 30).expand(50, -1)
-    keys = torch.arange(50)[:, None]
-    for size in (0, 1, 3, 8):
-        drawn = random_subsets(keys, num_candidates, size)
-        assert drawn.shape == (50, 32, size)
-        for row, candidates in zip(
-            drawn.flatten(0, 1).tolist(), num_candidates.flatten().tolist(), strict=True
-        ):
-            numbers = [number for number in row if number != -1]
-            assert len(set(numbers)) == len(numbers) == min(size, max(candidates, 0))
-            assert set(numbers) <= set(range(candidates))
+from protlm.attention.ops.block_sparse import FixedBlocks, draw_blocks, hash_keys, random_subsets
 
 
 def chi_square(counts: Tensor) -> float:
@@ -40,21 +26,6 @@ def drawn_blocks(num_blocks: list[int], fixed: FixedBlocks, size: int, *, seed: 
     """Draws blocks for three heads, in sequences of the given numbers of blocks."""
     num_blocks_BS = torch.tensor(num_blocks)[:, None].expand(-1, max(num_blocks))
     return draw_blocks(hash_keys(seed, 3), num_blocks_BS, fixed, size)
-
-
-def test_random_blocks_are_legal() -> None:
-    """The released plans draw blocks twice, and from the start of the sequence alone."""
-    numbers = [1, 2, 3, 5, 6, 7, 8, 12, 40]
-    for fixed in (FixedBlocks(1, 1, 1, 1), FixedBlocks(0, 0, 2, 2), FixedBlocks(2, 0, 3, 0)):
-        blocks = drawn_blocks(numbers, fixed, 3)
-        for sample, number in enumerate(numbers):
-            for row in range(number):
-                known = {*range(row - fixed.before, row + fixed.after + 1), *range(fixed.first)}
-                legal = set(range(number - fixed.last)) - known
-                for chosen in blocks[sample, :, row].tolist():
-                    real = [block for block in chosen if block != -1]
-                    assert len(set(real)) == len(real) == min(3, len(legal))
-                    assert set(real) <= legal
 
 
 def test_random_blocks_come_from_everywhere_alike() -> None:

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 
 from protlm.data.batching.buckets import LengthBuckets
-from protlm.data.batching.curriculum import Curriculum
-from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import SampleOrder
-from protlm.data.batching.plan import BatchStream, Progress
+from protlm.data.batching.plan import BatchStream, Curriculum, Progress, forecast
 from protlm.data.records import Tally, read_records
-from protlm.errors import UserError
-from protlm.paths import sample_dir
+from protlm.system.errors import UserError
+from protlm.system.paths import sample_dir
 
 LENGTHS = np.random.default_rng(0).integers(1, 300, 500)
 RULE = LengthBuckets(1_000, 128, window=64)

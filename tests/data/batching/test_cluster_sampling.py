@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from protlm.data.batching.buckets import LengthBuckets
-from protlm.data.batching.forecast import forecast
 from protlm.data.batching.mixture import Mixture, SampleOrder
 from protlm.data.batching.order import EpochOrder, hashed
+from protlm.data.batching.plan import forecast
 from protlm.data.shards.data_set import open_clusters, open_split
 
 SIZES = [1, 1, 2, 3, 4, 6, 1, 12]
@@ -80,14 +80,6 @@ def test_clusters_come_in_the_order_of_the_epoch(opened):
         starts = hashed(clusters, seed=3)
         expected = index.members(clusters, starts, epoch)
         assert order.draw(epoch, everywhere).samples.tolist() == expected.tolist()
-
-
-def test_clusters_of_one_are_uniform_sampling(opened):
-    """The order of the sequences differs, but each is drawn once."""
-    split, index, _ = opened([1] * 50)
-    order = SampleOrder([len(split)], seed=1, clusters=[index])
-    for draw in passes_of(order, 4):
-        assert sorted(draw.samples.tolist()) == list(range(50))
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])

@@ -9,7 +9,7 @@ from protlm.data.batching.mixture import Mixture, SampleOrder, integer_weights, 
 from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import UserError
+from protlm.system.errors import UserError
 
 SIZES, SHARES = [100, 45, 5], [5, 4, 2]
 ENDS = np.cumsum(SIZES)
@@ -82,13 +82,6 @@ def test_any_position_is_computed_directly():
     assert near.passes.tolist() == [0]
     assert far.passes.max() > 9 * 10**5
     assert (far.samples < len(order)).all()
-
-
-def test_positions_can_be_looked_up_in_any_order():
-    order = SampleOrder(SIZES, shares=SHARES, seed=1)
-    whole, some = order.draw(2, np.arange(150)), np.array([149, 0, 77, 77])
-    assert order.draw(2, some).samples.tolist() == whole.samples[some].tolist()
-    assert order.draw(2, some).passes.tolist() == whole.passes[some].tolist()
 
 
 @pytest.mark.parametrize(

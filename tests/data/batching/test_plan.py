@@ -1,4 +1,4 @@
-"""Batches: complete, identical for any number of ranks, resumable at any position."""
+"""Batches: complete, identical for any number of ranks, resumable; curricula and forecasts."""
 
 from dataclasses import replace
 from itertools import islice
@@ -6,13 +6,12 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from protlm.data.batching import plan as module
 from protlm.data.batching.buckets import LengthBuckets
-from protlm.data.batching.curriculum import Curriculum
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.packing import Packing
-from protlm.data.batching.plan import BatchStream, Progress
-from protlm.data.batching.rank_slice import RankSlice
-from protlm.errors import UserError
+from protlm.data.batching.plan import BatchStream, Curriculum, Progress, RankSlice, forecast
+from protlm.system.errors import UserError
 
 NUM_SAMPLES = 150
 # Clusters have twice as many sequences, and an epoch as many samples.
@@ -25,6 +24,9 @@ RULES = {
     "sequences, growing": LengthBuckets(1_000, 128, window=32, curriculum=STAGES),
     "concatenated, growing": Packing(300, 128, window=32, curriculum=STAGES),
 }
+MANY = np.random.default_rng(0).integers(1, 300, 5_000)
+MANY_ORDER = SampleOrder([len(MANY)], seed=1)
+BUCKETS = LengthBuckets(4_000, 128, window=1_000)
 
 
 class Pairs:
@@ -164,11 +166,6 @@ def test_only_the_current_window_is_read(order, rule):
     assert asked == [rule.window]
 
 
-def test_a_long_run_needs_no_list(order, rule):
-    batches = stream(order, rule, num_batches=10**9, start=Progress(10**6))
-    assert len(list(islice(batches, 400))) == 400
-
-
 @pytest.mark.parametrize("rule_of", [LengthBuckets, Packing])
 def test_a_window_has_as_many_batches_whatever_their_size(rule_of):
     sizes = [rule_of(tokens, 1_024).window_size for tokens in (1, 131_072, 131_073, 2**21)]
@@ -207,3 +204,95 @@ def test_a_curriculum_applies_from_the_start_of_a_window():
 def test_invalid_rules_are_rejected(rule_of, wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         rule_of(**({"tokens_per_batch": 1_000, "max_length": 128} | wrong))
+
+
+def test_a_length_applies_from_its_number_of_samples_on():
+    curriculum = Curriculum([[0, 256], [1_000, 512], [3_000, 1_024]])
+    seen = [0, 999, 1_000, 2_999, 3_000, 10**12]
+    assert [curriculum.max_length(n) for n in seen] == [256, 256, 512, 512, 1_024, 1_024]
+    assert curriculum.describe() == (
+        "rows of 256 tokens, 512 after 1,000 samples, 1024 after 3,000 samples"
+    )
+
+
+def test_without_stages_there_is_no_curriculum():
+    assert Curriculum().max_length(0) is None
+    assert Curriculum([]).describe() == ""
+    Curriculum().check(3)
+
+
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        ([[5, 64]], "beginning with 0"),
+        ([[0, 64], [10, 64]], "ascend"),
+        ([[0, 64], [10, 32]], "ascend"),
+        ([[0, 2]], "at least 3"),
+        ([[0, 64], [20, 128], [20, 256]], "ascend"),
+        ([[0, 64, 1]], "pairs"),
+        ([[0]], "pairs"),
+        ([[]], "pairs"),
+    ],
+)
+def test_invalid_stages_are_rejected(wrong, words):
+    with pytest.raises(UserError, match=words):
+        Curriculum(wrong)
+
+
+def test_a_length_above_that_of_the_rows_is_rejected():
+    Curriculum([[0, 64], [10, 128]]).check(128)
+    with pytest.raises(UserError, match=r"data\.max_length=128"):
+        Curriculum([[0, 64], [10, 128]]).check(127)
+
+
+def test_cropping_is_counted():
+    found = forecast(MANY.take, MANY_ORDER, BUCKETS)
+    left_out = np.maximum(MANY + 2 - 128, 0)
+    assert (found.cropped, found.left_out) == ((left_out > 0).sum(), left_out.sum())
+    assert found.is_exact
+    assert f"{found.cropped:,} cropped ({found.left_out:,} residues)" in found.describe()
+    assert "about" not in found.describe()
+
+
+def test_for_large_data_sets_only_one_window_is_read(monkeypatch):
+    monkeypatch.setattr(module, "_MAX_EXACT", 4_999)
+    asked = []
+
+    def lengths_of(samples):
+        asked.extend(samples.tolist())
+        return MANY.take(samples)
+
+    found = forecast(lengths_of, MANY_ORDER, BUCKETS)
+    assert len(set(asked)) == BUCKETS.window
+    left_out = np.maximum(MANY + 2 - 128, 0)
+    assert found.cropped == pytest.approx((left_out > 0).sum(), rel=0.1)
+    assert found.left_out == pytest.approx(left_out.sum(), rel=0.1)
+    assert found.describe().startswith("about ")
+
+
+def test_what_fits_is_not_mentioned():
+    text = forecast(MANY.take, MANY_ORDER, LengthBuckets(4_000, 302)).describe()
+    assert "cropped" not in text
+    assert text.endswith("of the positions of a batch are padding")
+
+
+def test_joined_sequences_have_hardly_any_padding():
+    found = forecast(MANY.take, MANY_ORDER, Packing(4_096, 128, window=1_000))
+    assert found.cropped == 0
+    # Of a window's 1,000 rows and more, the last one is short.
+    assert 0.999 < found.useful_fraction <= 1
+
+
+@pytest.mark.parametrize("most", [5_000, 4_999])
+def test_a_curriculum_crops_more(monkeypatch, most):
+    """Half of the epoch has rows of 32 tokens, the rest rows of 128."""
+    monkeypatch.setattr(module, "_MAX_EXACT", most)
+    rule = LengthBuckets(4_000, 128, window=1_000, curriculum=Curriculum([[0, 32], [2_500, 128]]))
+    found = forecast(MANY.take, MANY_ORDER, rule)
+    drawn = MANY[MANY_ORDER.draw(0, np.arange(5_000)).samples]
+    # A window has the length that holds at its beginning: the first three are short.
+    left_out = np.maximum(drawn + 2 - np.repeat([32, 128], [3_000, 2_000]), 0)
+    rel = 1e-9 if found.is_exact else 0.1
+    assert found.cropped == pytest.approx(np.count_nonzero(left_out), rel=rel)
+    assert found.left_out == pytest.approx(left_out.sum(), rel=rel)
+    assert found.is_exact == (most == 5_000)

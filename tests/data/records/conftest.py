@@ -55,4 +55,4 @@ def feature_of() -> Callable[[SeqFeature], Feature]:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the size of a block, so that small files have many."""
-    return lambda size: monkeypatch.setattr("protlm.data.records.splitting.BLOCK_BYTES", size)
+    return lambda size: monkeypatch.setattr("protlm.data.records.block.BLOCK_BYTES", size)

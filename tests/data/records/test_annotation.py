@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 # 60 residues of human titin, and others.
 ONE = "MTTQAPTFTQPLQSVVVLEGSTATFEAHISGFPVPEVSWFRDGQVISTSTLPGVQISFSD"

@@ -15,8 +15,8 @@ import pytest
 
 from protlm.data.records import ReadOptions, SequenceFile, Tally, read_records
 from protlm.data.records.residues import TOO_LONG
-from protlm.errors import InputDataError
-from protlm.paths import sample_dir
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sample_dir
 
 ROOT = Path(__file__).resolve().parents[3]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
@@ -50,33 +50,65 @@ def tarred(name: str, content: bytes) -> bytes:
     return archive.getvalue()
 
 
+# What is not a file of records, and what the message says of it.
+OTHERS: list[tuple[bytes, str]] = [
+    (b"", "line 1: the file is empty"),
+    (b"\n\n \n", "the file is empty"),
+    (b"MKVLL\nMKV\n", "line 1: 'MKVLL' precedes the first header"),
+    (b"\n\njunk\n>a\nMKV\n", "line 3: 'junk' precedes"),
+    (b"# comment\n>a\nMKV\n", "line 1: this is a comment"),
+    (b"!comment\n>a\nMKV\n", "line 1: this is a comment"),
+    (b"; comment\n>a\nMKV\n", "line 1: this is a comment"),
+    (b"@read\nACGT\n+\nIIII\n", "line 1: this is FASTQ"),
+    (b"PK\x03\x04\x00\x00", "zip"),
+    (b"BZh91AY", "bzip2"),
+    (b"\xfd7zXZ\x00\x00", "xz"),
+    (b"\x28\xb5\x2f\xfd\x00", "zstd"),
+    (b"\x89HDF\r\n\x1a\n\x00\x00", "HDF5"),
+    (b"%PDF-1.7\n", "PDF"),
+    (b"LOCUS       SCU49845 5028 bp DNA\n", "GenBank"),
+    (b"ID   X56734; SV 1; linear; mRNA; STD; PLN; 1859 BP.\nXX\n//\n", "an EMBL flat file"),
+    (b"# STOCKHOLM 1.0\n", "Stockholm"),
+    (b"CLUSTAL W (1.82)\n", "Clustal"),
+    (b"REMARK   1\n", "PDB"),
+    (b"# license\n\ndata_1ABC\n", "mmCIF"),
+    (gzip.compress(gzip.compress(b">a\nMKV\n")), "compressed by gzip twice; type: gunzip"),
+    (tarred("uniprot_sprot.fasta.gz", b">a\nMKV\n"), "tar archive; type: tar xf"),
+]
+OTHER_XML = [
+    (b'<?xml version="1.0"?>\n<UniRef50 xmlns="http://uniprot.org/uniref">', "UniRef's FASTA"),
+    (b'<UniRef100 releaseDate="2020">', "UniRef's FASTA"),
+    (b'<uniparc xmlns="http://uniprot.org/uniparc">', "UniParc's FASTA"),
+    (b"<html><body>503</body></html>", "a web page"),
+    (b"<!DOCTYPE html>\n<html>", "a web page"),
+    (b"<svg/>", "XML of <svg>"),
+    (b"<uniprot/>", "no entry"),
+    (b"<uniprot>\n</uniprot>", "no entry"),
+    (b"<uniprot", "neither UniProt XML"),
+    (b"<?xml version='1.0' encoding='ISO-8859-1'?><uniprot>", "ISO-8859-1"),
+    (b"<!-- endless", "neither UniProt XML"),
+]
+
+
 @pytest.mark.parametrize(
-    ("content", "name"),
-    [
-        (b"@read\nACGT\n+\nIIII\n", "FASTQ"),
-        (b"PK\x03\x04\x00\x00", "zip"),
-        (b"BZh91AY", "bzip2"),
-        (b"\xfd7zXZ\x00\x00", "xz"),
-        (b"\x28\xb5\x2f\xfd\x00", "zstd"),
-        (b"\x89HDF\r\n\x1a\n\x00\x00", "HDF5"),
-        (b"%PDF-1.7\n", "PDF"),
-        (b"LOCUS       SCU49845 5028 bp DNA\n", "GenBank"),
-        (b"# STOCKHOLM 1.0\n", "Stockholm"),
-        (b"CLUSTAL W (1.82)\n", "Clustal"),
-        (b"REMARK   1\n", "PDB"),
-        (b"# license\n\ndata_1ABC\n", "mmCIF"),
-        (gzip.compress(gzip.compress(b">a\nMKV\n")), "compressed by gzip twice; type: gunzip"),
-        (tarred("uniprot_sprot.fasta.gz", b">a\nMKV\n"), "tar archive; type: tar xf"),
-    ],
-    # Names of the formats alone: a gzip header holds the time, and workers must agree on the names.
-    ids=lambda value: value.split(";")[0] if isinstance(value, str) else "",
+    ("content", "message"),
+    [*((content, f"{message}.*protlm reads FASTA") for content, message in OTHERS), *OTHER_XML],
+    # Numbers: a gzip header holds the time, and workers must agree on the names.
+    ids=range(len(OTHERS) + len(OTHER_XML)),
 )
-def test_other_formats_are_rejected_by_name(tmp_path, content, name):
-    path = tmp_path / "proteins"
+def test_other_formats_are_rejected_by_name(read, content, message):
     for data in (content, gzip.compress(content), b"\xef\xbb\xbf" + content):
-        path.write_bytes(data)
-        with pytest.raises(InputDataError, match=f"{name}.*protlm reads FASTA"):
-            SequenceFile(path)
+        with pytest.raises(InputDataError, match=rf"proteins\.fasta.*{message}"):
+            read(data)
+
+
+def test_comments_are_an_error(read):
+    with pytest.raises(InputDataError, match=r"proteins\.fasta.* line 3: this is a comment"):
+        read(b">a\nMKV\n; comment\nLLL\n")
+    with pytest.raises(
+        InputDataError, match=r"proteins\.fasta: the file contains comments, and no"
+    ):
+        read(b"; one\n# two\n", allow_comments=True)
 
 
 @pytest.mark.parametrize("format_", FILES)
@@ -112,6 +144,14 @@ def test_line_ends_of_every_kind_give_the_same_blocks(tmp_path, small_blocks, fo
         with SequenceFile(tmp_path / "proteins") as file:
             found.append(list(file.blocks()))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("format_", FILES)
+@pytest.mark.parametrize("size", [100, 5_000, 40_000])
+def test_blocks_do_not_matter(read_path, small_blocks, format_, size):
+    whole = read_path(FILES[format_])
+    small_blocks(size)
+    assert read_path(FILES[format_]) == whole
 
 
 def test_many_blocks_contain_the_records_of_one(read, small_blocks):
@@ -225,3 +265,6 @@ def test_a_rejected_file_is_closed(tmp_path):
         (tmp_path / "x").write_bytes(content)
         with pytest.raises(InputDataError):
             SequenceFile(tmp_path / "x")
+    for path in (tmp_path / "none.fasta", tmp_path):
+        with pytest.raises(InputDataError):
+            SequenceFile(path)

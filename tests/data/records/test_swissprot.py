@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from Bio import SwissProt
 
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 FILES = sorted(FIXTURES.glob("*.dat.gz"))
@@ -163,24 +163,6 @@ def test_a_broken_entry_is_rejected_by_name_and_others_are_kept(read, content, r
     assert line == NEXT.count(b"\n") + 1
 
 
-@pytest.mark.parametrize("size", [100, 5_000, 40_000])
-def test_blocks_do_not_matter(read, read_path, small_blocks, size):
-    path = FIXTURES / "multi_ex.dat.gz"
-    whole = read_path(path)
-    broken = gzip.decompress(path.read_bytes()).replace(b"\n//\n", b"\n", 1)
-    expected = read(broken)
-    small_blocks(size)
-    assert read_path(path) == whole
-    assert read(broken) == expected
-
-
-def test_line_ends_do_not_matter(read):
-    expected, tally = read(FRAGMENT + NEXT)
-    assert not tally.changed
-    for line_end in (b"\r\n", b"\r"):
-        assert read((FRAGMENT + NEXT).replace(b"\n", line_end))[0] == expected
-
-
 def test_names_of_older_releases_are_understood(read):
     old = FRAGMENT.replace(b"Unreviewed;       196 AA.", b"PRELIMINARY;   PRT;   196 AA.")
     old = old.replace(b"DE   Flags: Fragment;\n", b"").replace(b"A subunit", b"A (Fragment)")
@@ -201,8 +183,3 @@ def test_an_endless_entry_is_rejected_and_the_next_one_kept(read, small_blocks):
     ((reason, [(name, _, line)]),) = tally.listed.items()
     assert reason.startswith("entry of more than")
     assert (name, line) == ("H2CNN8", NEXT.count(b"\n") + 1)
-
-
-def test_nucleotide_entries_of_embl_are_rejected_by_name(read):
-    with pytest.raises(InputDataError, match="line 1: this is an EMBL flat file"):
-        read(b"ID   X56734; SV 1; linear; mRNA; STD; PLN; 1859 BP.\nXX\n//\n")

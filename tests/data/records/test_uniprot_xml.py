@@ -12,7 +12,7 @@ from Bio import SeqIO
 
 from protlm.data.records import SequenceFile, Tally
 from protlm.data.records.uniprot_xml import _entries
-from protlm.errors import InputDataError
+from protlm.system.errors import InputDataError
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 FILES = sorted(FIXTURES.glob("*.xml.gz"))
@@ -156,7 +156,7 @@ def test_lines_are_right_however_many_there_are(read, num_lines):
 
 def test_a_file_of_one_endless_entry_is_not_called_empty(read, monkeypatch):
     monkeypatch.setattr("protlm.data.records.uniprot_xml._MAX_ENTRY", 1_000)
-    monkeypatch.setattr("protlm.data.records.splitting.BLOCK_BYTES", 1_000)
+    monkeypatch.setattr("protlm.data.records.block.BLOCK_BYTES", 1_000)
     records, tally = read(ONE)
     assert not records
     assert tally.rejected == {"entry of more than 1,000 bytes": 1}
@@ -181,28 +181,6 @@ def test_a_file_that_ends_between_entries_is_an_error(read, small_blocks):
         small_blocks(size)
         with pytest.raises(InputDataError, match="ends prematurely, near accession P00750 "):
             read(SEVERAL[:end])
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'<?xml version="1.0"?>\n<UniRef50 xmlns="http://uniprot.org/uniref">', "UniRef's FASTA"),
-        (b'<UniRef100 releaseDate="2020">', "UniRef's FASTA"),
-        (b'<uniparc xmlns="http://uniprot.org/uniparc">', "UniParc's FASTA"),
-        (b"<html><body>503</body></html>", "a web page"),
-        (b"<!DOCTYPE html>\n<html>", "a web page"),
-        (b"<svg/>", "XML of <svg>"),
-        (b"<uniprot/>", "no entry"),
-        (b"<uniprot>\n</uniprot>", "no entry"),
-        (b"<uniprot", "neither UniProt XML"),
-        (b"<?xml version='1.0' encoding='ISO-8859-1'?><uniprot>", "ISO-8859-1"),
-        (b"<!-- endless", "neither UniProt XML"),
-    ],
-)
-def test_other_xml_is_rejected_by_name(read, content, message):
-    with pytest.raises(InputDataError, match=r"proteins\.fasta") as caught:
-        read(content)
-    assert message in str(caught.value)
 
 
 BOMB = b"""<?xml version="1.0"?>

@@ -1,20 +1,31 @@
-"""Data sets on disk: reproducible, opened by manifest, verified, and read as documented."""
+"""Data sets on disk: reproducible, verified, read at random and as documented."""
 
 import json
+import os
+import pickle
 import re
+import shutil
+import subprocess
+import sys
+from functools import cache, lru_cache
+from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from protlm.data.shards.data_set import open_split, read_manifest, verify
+from protlm.data.shards import data_set as reader_module
+from protlm.data.shards import mapped_shard
+from protlm.data.shards.data_set import SplitReader, open_split, read_manifest, verify
 from protlm.data.shards.manifest import MANIFEST
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, UserError
-from protlm.paths import conf_dir, sha256_of
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import conf_dir, sha256_of
 
 SHARD = "train/shard-00001.h5"
 DOCUMENT = conf_dir().parent / "docs" / "shards.md"
+ROOT = Path(__file__).resolve().parents[3]
+SHARD = "train/shard-00001.h5"
 
 
 def test_equal_input_gives_equal_bytes(make_data_set, proteins):
@@ -64,23 +75,20 @@ def test_a_split_without_sequences_is_rejected(data_set, write_manifest, verify_
         open_split(data_set, "test", verify=verify_by)
 
 
-@pytest.mark.parametrize("number", [VOCABULARY.mask, VOCABULARY.eos, 33, 255])
-def test_tokens_that_are_not_residues_are_found(data_set, trust, number):
+@pytest.mark.parametrize(
+    ("array", "number", "told"),
+    [
+        *(("tokens", n, "damaged (a token is not a residue)") for n in (2, 32, 33, 255)),
+        ("offsets", -1, "not a shard of protlm (the offsets decrease)"),
+        ("id_offsets", -1, "not a shard of protlm (the offsets decrease)"),
+    ],
+)
+def test_numbers_that_cannot_be_are_found(data_set, trust, array, number, told):
+    """Tokens such as <eos> and <mask>, and offsets behind later ones."""
     with h5py.File(data_set / SHARD, "r+") as file:
-        file["tokens"][5] = number
+        file[array][2] = file[array][-1] if number < 0 else number
     trust(data_set, SHARD)
-    fault = f"the shard {data_set / SHARD} is damaged (a token is not a residue)"
-    assert verify(data_set) == [fault]
-    with pytest.raises(InputDataError, match=re.escape(fault)):
-        open_split(data_set, "train")
-
-
-@pytest.mark.parametrize("name", ["offsets", "id_offsets"])
-def test_decreasing_offsets_are_found(data_set, trust, name):
-    with h5py.File(data_set / SHARD, "r+") as file:
-        file[name][2] = file[name][-1]
-    trust(data_set, SHARD)
-    fault = f"the shard {data_set / SHARD} is not a shard of protlm (the offsets decrease)"
+    fault = f"the shard {data_set / SHARD} is {told}"
     assert verify(data_set) == [fault]
     with pytest.raises(InputDataError, match=re.escape(fault)):
         open_split(data_set, "train")
@@ -139,3 +147,175 @@ def test_arrays_can_be_mapped_without_hdf5(data_set, proteins):
         stop = int(file["offsets"][1])
     tokens = np.fromfile(data_set / SHARD, np.uint8, stop, offset=first)
     assert VOCABULARY.decode(tokens) == proteins[16][1]
+
+
+def descriptors() -> int:
+    """How many this process has open."""
+    return len(list(Path("/dev/fd").iterdir()))
+
+
+@pytest.mark.parametrize("shuffled", [True, False])
+def test_sequences_are_read_as_written(data_set, proteins, shuffled):
+    reader = open_split(data_set, "train", shuffled=shuffled)
+    assert len(reader) == len(proteins)
+    for index, (identifier, sequence) in enumerate(proteins):
+        assert VOCABULARY.decode(reader[index]) == sequence
+        assert reader.identifier(index) == identifier
+    # As views that cannot be written to.
+    assert reader[3].dtype == np.uint8 and reader[3].base is not None
+    with pytest.raises(ValueError, match="read-only"):
+        reader[3][0] = 0
+
+
+@pytest.mark.parametrize("index", [-1, 40, 10**9])
+def test_indices_out_of_range_are_errors(data_set, index):
+    reader = open_split(data_set, "train")
+    with pytest.raises(IndexError):
+        reader[index]
+    with pytest.raises(IndexError):
+        reader.lengths_of(np.array([3, index]))
+
+
+def test_lengths_are_those_of_the_requested_sequences(data_set, proteins):
+    reader = open_split(data_set, "train")
+    lengths = np.array([len(sequence) for _, sequence in proteins])
+    for samples in ([], [39], [0, 39, 0, 16, 15], range(40), reversed(range(40))):
+        asked = np.array(list(samples), dtype=np.int64)
+        found = reader.lengths_of(asked)
+        assert found.dtype == np.int64
+        assert found.tolist() == lengths[asked].tolist()
+
+
+def test_lengths_are_counted(data_set, proteins):
+    counts = open_split(data_set, "train").length_counts()
+    assert counts.tolist() == np.bincount([len(sequence) for _, sequence in proteins]).tolist()
+
+
+def test_readers_open_files_lazily(data_set):
+    entries = read_manifest(data_set).splits["train"]
+    shutil.rmtree(data_set / "train")
+    reader = SplitReader(data_set, entries)
+    with pytest.raises(InputDataError, match="missing"):
+        reader[0]
+
+
+def test_only_the_requested_shards_are_opened(data_set, monkeypatch):
+    opened = []
+    monkeypatch.setattr(
+        reader_module, "find_arrays", lambda path, entry: opened.append(path) or find(path, entry)
+    )
+    find = mapped_shard.find_arrays
+    reader = open_split(data_set, "train", verify="sizes")
+    assert opened == []
+    reader.lengths_of(np.array([20, 16, 31]))
+    reader[17]
+    assert opened == [data_set / SHARD]
+
+
+def test_a_pickled_reader_contains_no_maps(data_set, proteins):
+    reader = open_split(data_set, "train")
+    assert reader.lengths_of(np.array([0])) == [len(reader[0])]
+    packed = pickle.dumps(reader)
+    assert len(packed) < 2_000
+    assert VOCABULARY.decode(pickle.loads(packed)[39]) == proteins[39][1]
+
+
+def test_readers_share_the_maps_of_a_process(make_data_set, monkeypatch):
+    few = lru_cache(5)(reader_module._mapped.__wrapped__)
+    monkeypatch.setattr(reader_module, "_mapped", few)
+    proteins = [(f"P{i}", "MKV" * (i + 1)) for i in range(16 * 30)]
+    readers = [
+        open_split(make_data_set(proteins, name), "train", verify="sizes") for name in ("a", "b")
+    ]
+    before = descriptors()
+    for index in np.random.default_rng(0).permutation(len(proteins)).tolist():
+        for reader in readers:
+            assert VOCABULARY.decode(reader[index]) == proteins[index][1]
+        assert descriptors() <= before + 5
+    assert readers[0].lengths_of(np.arange(len(proteins)))[-1] == 3 * len(proteins)
+    assert descriptors() <= before + 5
+
+
+def test_a_shard_that_was_mapped_before_is_not_opened_by_hdf5_again(data_set, monkeypatch):
+    monkeypatch.setattr(reader_module, "_mapped", reader_module._mapped.__wrapped__)
+    opened = []
+    find = mapped_shard.find_arrays
+    monkeypatch.setattr(
+        reader_module,
+        "_places",
+        cache(lambda path, entry: opened.append(path) or find(path, entry)),
+    )
+    reader = open_split(data_set, "train", verify="sizes")
+    for index in (3, 20, 3, 21):
+        reader[index]
+    assert len(opened) == 2
+
+
+@pytest.mark.slow
+def test_two_thousand_shards_do_not_exhaust_descriptors(make_data_set, write_manifest, proteins):
+    """With no more than 256 descriptors, of which Python keeps one for each memory map."""
+    directory = make_data_set(proteins)
+    fields = json.loads((directory / MANIFEST).read_text())
+    first = fields["splits"]["train"][0]
+    files = [f"train/shard-{number}.h5" for number in range(10_000, 12_000)]
+    for file in files:
+        (directory / file).symlink_to("shard-00000.h5")
+    fields["splits"]["train"] = [first | {"file": file} for file in files]
+    write_manifest(directory, json.dumps(fields))
+    program = Path(__file__).parent / "programs" / "read_many_shards.py"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, program, directory], env=environment, check=False)
+    assert done.returncode == 0
+
+
+# --- offsets that lead astray, in a shard whose hash is right
+
+
+def spoil(directory: Path, name: str, edit) -> None:
+    """Changes offsets of a shard."""
+    with h5py.File(directory / SHARD, "r+") as file:
+        file[name][:] = edit(file[name][:])
+
+
+@pytest.mark.parametrize(
+    "offset, astray",
+    [(0, [17]), (2**63, [17, 18]), (2**64 - 1, [17, 18]), (-1, [18])],
+    ids=["back", "huge", "largest", "end"],
+)
+def test_offsets_are_checked_where_they_are_used(data_set, trust, offset, astray):
+    def edit(offsets):
+        value = offsets[offset] if offset in (0, -1) else np.uint64(offset)
+        return np.where(np.arange(len(offsets)) == 2, value, offsets)
+
+    spoil(data_set, "offsets", edit)
+    spoil(data_set, "id_offsets", edit)
+    trust(data_set, SHARD)
+    with pytest.raises(InputDataError, match=re.escape(SHARD)):
+        open_split(data_set, "train")
+    reader = open_split(data_set, "train", verify="sizes")
+    whole = reader.lengths_of(np.array([0, 15, 16, 19, 39]))
+    assert (whole > 0).all()
+    uses = [reader.length_counts]
+    for bad in astray:
+        uses += [
+            lambda bad=bad: reader[bad],
+            lambda bad=bad: reader.identifier(bad),
+            lambda bad=bad: reader.lengths_of(np.array([0, bad, 39])),
+        ]
+    for use in uses:
+        with pytest.raises(InputDataError, match=re.escape(str(data_set / SHARD))):
+            use()
+
+
+@pytest.mark.parametrize("read", ["lengths", "sequence", "identifier"])
+def test_a_shard_that_is_truncated_under_a_reader_is_named(data_set, read):
+    """Its process, which a read beyond the end would kill, ends with a sentence."""
+    split = open_split(data_set, "train")
+    assert len(split[0])
+    path = split._paths[0]
+    os.truncate(path, 100)
+    reads = {"sequence": split.__getitem__, "identifier": split.identifier}
+    reads["lengths"] = lambda row: split.lengths_of(np.array([row]))
+    with pytest.raises(InputDataError, match=f"{path} was truncated while .* 100 bytes"):
+        reads[read](0)
+    assert "has 100 bytes" in split.size_fault()

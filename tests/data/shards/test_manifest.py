@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256, is_split_name, read_manifest
-from protlm.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, UserError
 
 
 @pytest.fixture

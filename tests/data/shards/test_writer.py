@@ -6,8 +6,8 @@ import pytest
 
 from protlm.data.shards.writer import PackedSequences, write_shard
 from protlm.data.vocabulary import VOCABULARY
-from protlm.errors import InputDataError, OutputError
-from protlm.paths import sha256_of
+from protlm.system.errors import InputDataError, OutputError
+from protlm.system.paths import sha256_of
 
 FILE = "train/shard-00000.h5"
 

@@ -1,4 +1,4 @@
-"""The metrics of a run: utilization, waiting time, memory."""
+"""The metrics of a run: utilization, waiting time, memory; and their loggers, which never fail."""
 
 import os
 import subprocess
@@ -6,22 +6,22 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TextIO
 
 import pytest
 import torch
+from pytorch_lightning.loggers.logger import DummyLogger
 
 from benchmarks.pretended_cuda import PretendedCuda
-from protlm.checkpoints.metrics import read_metrics
-from protlm.composition import compose
-from protlm.config import TrainConfig
+from protlm.checkpoints.validations import read_metrics
+from protlm.config import LoggerConfig, WandbMode
 from protlm.data.dataset import Batch, SequenceDataset
-from protlm.model.network import build_network
-from protlm.model.transformer import ProteinLM
-from protlm.training import data_wait
 from protlm.training.callbacks import monitor
-from protlm.training.data_wait import DataWait
+from protlm.training.callbacks.monitor import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
+from protlm.training.loggers import COLUMNS, CsvFile, make_loggers
 from protlm.training.module import LanguageModeling
+from tests.small_models import network_of
 
 CPU = torch.device("cpu")
 # In a process of its own, because Triton decides when it is imported whether it interprets.
@@ -34,8 +34,8 @@ from protlm.training.flops import _more_counters, fused_counters
 torch.set_num_threads(1)
 q, k, v = torch.ones(3, 2, 2, 40, 16)
 mask, hidden = torch.ones(2, 40, dtype=torch.bool), torch.ones(2, 40, 32)
-for kernel in ("triton", "torch"):
-    options = {"num_features": 24, "kernel": kernel}
+for backend in ("triton", "torch"):
+    options = {"num_features": 24, "backend": backend}
     sizes = {"num_heads": 2, "head_dim": 16, "model_dim": 32, "max_length": 40}
     attention = create("performer_relu", options, **sizes)
     counters = _more_counters(q.device) | fused_counters()
@@ -46,13 +46,8 @@ for kernel in ("triton", "torch"):
 """
 
 
-def tiny_network(*settings: str) -> ProteinLM:
-    config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *settings])
-    return build_network(config.model, config.attention, seed=0)
-
-
 def test_flops_are_those_of_the_formula() -> None:
-    network, length, depth, width = tiny_network("attention=softmax"), 48, 2, 64
+    network, length, depth, width = network_of("attention=softmax"), 48, 2, 64
     matrices = sum(p.numel() for p in network.parameters() if p.ndim == 2)
     matrices -= network.embedding.weight.numel()
     # Two for each weight and token, and q·k and the sum over values for each pair of positions.
@@ -61,7 +56,7 @@ def test_flops_are_those_of_the_formula() -> None:
 
 
 def test_flops_of_linear_attention_are_linear() -> None:
-    flops = ModelFlops(tiny_network("attention=performer_softmax"), causal=False)
+    flops = ModelFlops(network_of("attention=performer_softmax"), causal=False)
     assert flops.training(128, CPU) == 2 * flops.training(64, CPU)
 
 
@@ -84,7 +79,7 @@ def test_utilization_is_logged_if_the_peak_is_known(
         "trainer.log_every=1",
     )
     run = train_tiny(tmp_path / "run", *settings, "trainer.peak_tflops=0.25")
-    of_a_row = ModelFlops(tiny_network(), causal=False).training(128, CPU)
+    of_a_row = ModelFlops(network_of(), causal=False).training(128, CPU)
     rows = [row for row in read_metrics(run / "metrics.csv") if "train_loss" in row]
     assert len(rows) == 4
     for row in rows:
@@ -141,7 +136,7 @@ def test_the_logged_rate_is_that_of_the_step(
 
 def test_only_the_fetch_of_a_batch_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 3.5, 10.0, 11.0])
-    monkeypatch.setattr(data_wait.time, "perf_counter", lambda: next(times))
+    monkeypatch.setattr(monitor.time, "perf_counter", lambda: next(times))
     wait = DataWait()
     for action in ("fetch.train_dataloader_next", "run_training_batch") * 2:
         with wait.profile(action):
@@ -154,8 +149,7 @@ def test_rates_exclude_the_time_of_validation(
 ) -> None:
     # A batch is waited for 3 seconds, trained on for one, validated for 100.
     now = [0.0]
-    for module in (monitor, data_wait):
-        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def taking(seconds: float, work: Callable) -> Callable:
         def takes(*given: object) -> object:
@@ -187,3 +181,123 @@ def test_counting_a_batch_does_not_wait_for_a_gpu() -> None:
     counter = monitor.Monitor(every=1, max_steps=1, data_wait=DataWait())
     with PretendedCuda():
         assert counter._sizes(batch).shape == (6,)
+
+
+def test_every_step_is_in_one_row_of_the_log(
+    train_tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    settings = ("trainer.max_steps=6", "trainer.valid_every=2")
+    fine = train_tiny(tmp_path / "fine", *settings, "trainer.log_every=1")
+    coarse = train_tiny(tmp_path / "coarse", *settings, "trainer.log_every=3")
+
+    logs = [read_metrics(run / "metrics.csv") for run in (fine, coarse)]
+    one, three = ([row["train_loss"] for row in log if "train_loss" in row] for log in logs)
+    assert (len(one), len(three)) == (6, 2)
+    for number, value in enumerate(three):
+        part = one[3 * number : 3 * number + 3]
+        assert min(part) <= value <= max(part)
+        assert value == pytest.approx(sum(part) / 3, rel=5e-3)
+
+
+def test_a_resumed_log_has_no_gaps_and_no_repeats(tmp_path: Path) -> None:
+    first = CsvFile(tmp_path, from_step=0)
+    for step in (1, 2, 3):
+        first.log_metrics({"train_loss": step / 10}, step)
+    second = CsvFile(tmp_path, from_step=2)
+    second.log_metrics({"valid_loss": 0.5}, 3)
+    assert read_metrics(tmp_path / "metrics.csv") == [
+        {"step": 1, "train_loss": 0.1},
+        {"step": 2, "train_loss": 0.2},
+        {"step": 3, "valid_loss": 0.5},
+    ]
+
+
+def test_a_truncated_row_affects_neither_the_next_nor_a_resumed_run(tmp_path: Path) -> None:
+    """The disk was full in the middle of a row, and had space again for the next one."""
+    log = CsvFile(tmp_path, from_step=0)
+    log.log_metrics({"train_loss": 0.1}, 1)
+    # As written by versions that did not truncate the row, and as after a flipped bit.
+    with log.path.open("a") as file:
+        file.write("2,0,8,2.5")
+    log.log_metrics({"train_loss": 0.3}, 3)
+    with log.path.open("a") as file:
+        file.write("4,0\n5" + "," * (len(COLUMNS) - 1) + "x\n")
+    assert read_metrics(tmp_path / "metrics.csv") == [{"step": 1, "train_loss": 0.1}]
+    CsvFile(tmp_path, from_step=5).log_metrics({"train_loss": 0.6}, 6)
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 6]
+
+
+def test_a_full_disk_leaves_no_truncated_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = CsvFile(tmp_path, from_step=0)
+    log.log_metrics({"train_loss": 0.1}, 1)
+
+    class Full:
+        def __init__(self, file: TextIO, columns: object) -> None:
+            self.file = file
+
+        def writerow(self, row: object) -> None:
+            self.file.write("2,0,8,2.5")
+            self.file.flush()
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="No space left"):
+        patch.setattr("csv.DictWriter", Full)
+        log.log_metrics({"train_loss": 0.2}, 2)
+    log.log_metrics({"train_loss": 0.3}, 3)
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 3]
+
+
+def test_a_log_with_other_columns_is_resumed(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("step,train_loss,of_an_older_version\n1,0.1,7\n")
+    CsvFile(tmp_path, from_step=1).log_metrics({"train_loss": 0.2}, 2)
+    rows = read_metrics(tmp_path / "metrics.csv")
+    assert rows == [{"step": 1, "train_loss": 0.1}, {"step": 2, "train_loss": 0.2}]
+
+
+def test_tensorboard_is_written(train_tiny: Callable[..., Path], tmp_path: Path) -> None:
+    run = train_tiny(tmp_path / "run", "logger=tensorboard")
+    assert list((run / "tensorboard").glob("events.out.tfevents.*"))
+
+
+def test_a_resumed_run_hides_the_repeated_steps(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = LoggerConfig(tensorboard=True)
+    for from_step, steps in ((0, (1, 2, 3)), (1, (2, 3))):
+        _, tensorboard = make_loggers(config, tmp_path, from_step=from_step)
+        for step in steps:
+            tensorboard.log_metrics({"train_loss": from_step + step / 10}, step)
+        tensorboard.finalize("success")
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    found = [(event.step, round(event.value, 3)) for event in events.Scalars("train_loss")]
+    assert found == [(1, 0.1), (2, 1.2), (3, 1.3)]
+
+
+def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = []
+    monkeypatch.setattr(
+        "pytorch_lightning.loggers.WandbLogger", lambda **named: told.append(named) or DummyLogger()
+    )
+    for folder in ("run", "run", "another"):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        loggers = make_loggers(LoggerConfig(wandb=WandbMode.online), tmp_path / folder, from_step=0)
+        loggers[1].log_metrics({"train_loss": 0.1}, 1)
+    first, second, other = (named["id"] for named in told)
+    assert first == second != other
+    assert all(named["resume"] == "allow" for named in told)
+
+
+@pytest.mark.slow
+def test_wandb_runs_offline(
+    protlm_command: Callable, tiny_settings: list[str], tmp_path: Path
+) -> None:
+    environment = {"HOME": str(tmp_path), "WANDB_SILENT": "true"}
+    settings = [*tiny_settings, "run_dir=run", "trainer.max_steps=2", "trainer.log_every=1"]
+    done = protlm_command("train", *settings, "logger=wandb", cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "wandb failed" not in done.stderr
+    logged = list((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"))
+    assert len(logged) == 1 and logged[0].stat().st_size > 0
+    assert read_metrics(tmp_path / "run" / "metrics.csv")

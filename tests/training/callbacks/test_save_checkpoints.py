@@ -1,5 +1,6 @@
-"""Times of checkpoints, and the choice of those that are kept."""
+"""Times of checkpoints, the choice of those that are kept, and the history of the weights."""
 
+import csv
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,14 +8,21 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from protlm.checkpoints.best import best_checkpoints
-from protlm.checkpoints.format import all_checkpoints, checkpoint_name, latest, step_of
-from protlm.checkpoints.metrics import read_metrics
+from protlm.checkpoints.format import (
+    all_checkpoints,
+    checkpoint_name,
+    latest,
+    step_of,
+    weights_hash,
+)
+from protlm.checkpoints.validations import best_checkpoints, read_metrics
 from protlm.config import BestMetric
-from protlm.errors import UserError
 from protlm.training.callbacks import save_checkpoints
 from protlm.training.callbacks.monitor import Monitor
+from protlm.training.callbacks.save_checkpoints import COLUMNS, HISTORY, WriteHistory
 
 Train = Callable[..., Path]
 
@@ -98,13 +106,27 @@ def test_the_best_are_kept_besides_the_newest(
     assert newest_of_all is not None and step_of(newest_of_all) == 10
 
 
-def test_the_last_validation_may_be_the_best(
-    validations: dict[int, float], train_tiny: Train, tmp_path: Path
+@pytest.mark.parametrize(
+    "losses, settings, kept",
+    [
+        # The last is the best: the best before it, which is not among the newest, is removed.
+        ([0.2, 0.5, 0.9, 0.3, 0.1], ["trainer.keep_best=1"], [8, 10]),
+        # By default no best is kept.
+        ([0.1, 0.2, 0.3, 0.4, 0.5], [], [5, 10]),
+    ],
+)
+def test_nothing_else_is_kept(
+    losses: list[float],
+    settings: list[str],
+    kept: list[int],
+    validations: dict[int, float],
+    train_tiny: Train,
+    tmp_path: Path,
 ) -> None:
-    """The previous best is then removed, if it is not among the newest."""
-    validations |= {2: 0.2, 4: 0.5, 6: 0.9, 8: 0.3, 10: 0.1}
-    run = train_tiny(tmp_path / "run", *BEST, "trainer.keep_best=1")
-    assert steps_of(run) == [8, 10]
+    validations |= zip(range(2, 11, 2), losses, strict=True)
+    run = train_tiny(tmp_path / "run", *BEST, *settings)
+    assert steps_of(run) == kept
+    assert len([row for row in read_metrics(run / "metrics.csv") if "valid_loss" in row]) == 5
 
 
 def test_a_validation_that_is_nan_is_not_the_best(tmp_path: Path) -> None:
@@ -115,15 +137,6 @@ def test_a_validation_that_is_nan_is_not_the_best(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / checkpoint_name(step)).touch()
     best = best_checkpoints(tmp_path, BestMetric.valid_loss, 9)
     assert [step_of(path) for path in best] == [3, 5, 1]
-
-
-def test_by_default_no_best_is_kept(
-    validations: dict[int, float], train_tiny: Train, tmp_path: Path
-) -> None:
-    validations |= {2: 0.1, 4: 0.2, 6: 0.3, 8: 0.4, 10: 0.5}
-    run = train_tiny(tmp_path / "run", *BEST)
-    assert steps_of(run) == [5, 10]
-    assert len([row for row in read_metrics(run / "metrics.csv") if "valid_loss" in row]) == 5
 
 
 @pytest.fixture
@@ -172,16 +185,59 @@ def test_the_log_is_as_durable_as_the_checkpoint(
     assert found[:6] == [sync_log, names[0], "name latest", sync_log, names[1], "name latest"]
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "trainer.checkpoint_minutes=0",
-        "trainer.keep_best=-1",
-        "trainer.best_metric=train_loss",
-        "trainer.on_save_error=ignore",
-    ],
-)
-def test_impossible_settings_are_rejected(setting: str, train_tiny: Train, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=setting.partition("=")[0]):
-        train_tiny(tmp_path / "run", setting)
-    assert not (tmp_path / "run").exists()
+def history_of(path: Path) -> list[dict[str, str]]:
+    with (path / HISTORY).open() as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+def trainer(step: int, is_first: bool = True) -> Any:
+    return SimpleNamespace(global_step=step, is_global_zero=is_first)
+
+
+def module(network: nn.Module) -> Any:
+    return nn.ModuleDict({"network": network})
+
+
+def test_a_row_for_each_start_and_checkpoint(tmp_path: Path) -> None:
+    network = module(nn.Linear(3, 2))
+    history = WriteHistory(tmp_path)
+    history.on_train_start(trainer(0), network)
+    with torch.no_grad():
+        network["network"].weight += 1
+    history.on_save_checkpoint(trainer(7), network, {})
+    WriteHistory(tmp_path).on_train_start(trainer(7), network)
+    history.on_save_checkpoint(trainer(7, is_first=False), network, {})
+    first, saved, again = history_of(tmp_path)
+    assert tuple(first) == COLUMNS
+    assert [row["event"] for row in (first, saved, again)] == ["start", "save", "start"]
+    assert [row["step"] for row in (first, saved, again)] == ["0", "7", "7"]
+    assert first["weights_sha256"] != saved["weights_sha256"] == again["weights_sha256"]
+
+
+def test_the_hash_is_of_names_and_every_bit() -> None:
+    network = nn.Linear(3, 2)
+    before = weights_hash(network.state_dict())
+    with torch.no_grad():
+        network.bias[1] = torch.nextafter(network.bias[1], torch.tensor(9.0))
+    assert weights_hash(network.state_dict()) != before
+    named = [nn.ModuleDict({name: nn.Linear(2, 2)}) for name in "ab"]
+    named[1]["b"].load_state_dict(named[0]["a"].state_dict())
+    first, second = (weights_hash(one.state_dict()) for one in named)
+    assert first != second
+
+
+def test_a_truncated_row_does_not_affect_the_next(tmp_path: Path) -> None:
+    network = module(nn.Linear(3, 2))
+    history = WriteHistory(tmp_path)
+    history.on_train_start(trainer(0), network)
+    with (tmp_path / HISTORY).open("a") as file:
+        file.write("2026-01-01\tsa")
+    history.on_train_start(trainer(3), network)
+    assert history_of(tmp_path)[-1]["step"] == "3"
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path: Path) -> None:
+    (tmp_path / HISTORY).symlink_to("/dev/full")
+    with pytest.warns(UserWarning, match="cannot be written"):
+        WriteHistory(tmp_path).on_train_start(trainer(0), module(nn.Linear(1, 1)))

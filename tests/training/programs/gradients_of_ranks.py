@@ -14,8 +14,8 @@ import torch
 # Imported before the forks, which share it.
 import protlm.commands.train as command
 import protlm.model.pretrained  # noqa: F401
-from protlm.composition import compose
 from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.training.module import LanguageModeling
 
 TOKENS = 2048

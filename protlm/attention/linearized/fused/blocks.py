@@ -1,9 +1,22 @@
-"""Blocks of rows of tensors, for Triton kernels; what lies outside a tensor is 0 and never read."""
+"""Blocks of rows of tensors in Triton kernels, and the grids of programs that run them."""
 
-from typing import Any, NamedTuple
+# The sizes S are a `Sizes` within kernels.
+# pyright: reportAttributeAccessIssue=false
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from math import ceil
+from typing import Any, NamedTuple, Self
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from protlm.attention.linearized.selection import is_hopper
+
+LN_2 = tl.constexpr(0.6931471805599453)
 
 
 class Vectors(NamedTuple):
@@ -16,16 +29,10 @@ class Vectors(NamedTuple):
 class Sizes(NamedTuple):
     """Sizes that a kernel is compiled for.
 
-    Attributes:
-        R: random features.
-        K: width of queries and keys.
-        C: width of values.
-        BL: positions of a block.
-        BR: features of a block.
-        BK: K, rounded up to a power of 2.
-        BC: C, rounded up likewise.
-        is_precise: whether products of float32 are three products in TF32, almost float32, or one.
-            Triton 3.6 passes numbers, but no text, from a tuple on to other functions.
+    R random features, K the width of queries and keys, C that of values; BL positions and BR
+    features of a block, BK and BC the widths rounded up to powers of 2. `is_precise` is whether
+    products of float32 are three products in TF32, almost float32, or one: Triton 3.6 passes
+    numbers, but no text, from a tuple on to other functions.
     """
 
     R: int
@@ -88,6 +95,26 @@ def load_mask(mask, head, num_heads, positions, length):
 
 
 @triton.jit
+def load_numbers(x, start, features, outside, S: tl.constexpr):
+    """Loads numbers of features, the first of which is number `start` of x."""
+    return tl.load(x + start + features, mask=features < S.R, other=outside)
+
+
+@triton.jit
+def load_shift(bias, x, head, features, S: tl.constexpr):
+    """Loads c_r + x_r of a head; no feature outside has weight."""
+    shift = load_numbers(bias, 0, features, float("-inf"), S)
+    return shift + load_numbers(x, head.to(tl.int64) * S.R, features, 0.0, S)
+
+
+@triton.jit
+def half_square(k, K: tl.constexpr):
+    """Returns |k|² log₂e / (2√K)."""
+    k = k.to(tl.float32)
+    return tl.sum(k * k, axis=1) * (0.5 / LN_2 / K**0.5)
+
+
+@triton.jit
 def project(x, w, is_precise: tl.constexpr):
     """Returns x wᵀ."""
     return tl.dot(x.to(tl.float32), tl.trans(w), input_precision="tf32x3" if is_precise else "tf32")
@@ -118,3 +145,142 @@ def project_split(x, w, is_precise: tl.constexpr):
 def multiply(x, y, dtype: tl.constexpr, is_precise: tl.constexpr):
     """Returns x y for operands rounded to a dtype, summed in float32."""
     return tl.dot(x.to(dtype), y.to(dtype), input_precision="tf32x3" if is_precise else "tf32")
+
+
+# Sums over positions are split until there are this many programs, about two for each
+# multiprocessor of the largest cards, unless parts would become shorter than this.
+_PROGRAMS, _SHORTEST_PART = 264, 256
+_NARROWEST = 16
+
+
+class Blocks(NamedTuple):
+    """Positions and features of a block, and warps of a program; larger ones spill registers."""
+
+    positions: int
+    features: int
+    num_warps: int
+
+
+# By the dtype of the values, and whether K and C are at most 64.
+BlockTable = Mapping[tuple[torch.dtype, bool], Blocks]
+FORWARD: BlockTable = {
+    (torch.bfloat16, True): Blocks(64, 64, 4),
+    (torch.bfloat16, False): Blocks(64, 32, 8),
+    (torch.float32, True): Blocks(32, 32, 4),
+}
+GRADIENTS: BlockTable = {
+    (torch.bfloat16, True): Blocks(64, 32, 4),
+    (torch.bfloat16, False): Blocks(32, 32, 8),
+    (torch.float32, True): Blocks(32, 32, 8),
+}
+# They hold the most in registers: k, v, dk and dv.
+KEY_GRADIENTS: BlockTable = GRADIENTS | {(torch.bfloat16, True): Blocks(32, 32, 4)}
+# States are stored for every block of positions: shorter blocks take more memory.
+CAUSAL: BlockTable = {
+    (torch.bfloat16, True): Blocks(64, 32, 4),
+    (torch.float32, True): Blocks(32, 16, 4),
+}
+CAUSAL_GRADIENTS: BlockTable = CAUSAL | {(torch.bfloat16, True): Blocks(64, 16, 4)}
+# Triton's assembler errs in narrow blocks for compute capability 9.0; wide ones spill on others.
+_HOPPER_CAUSAL_GRADIENTS = CAUSAL | {(torch.bfloat16, True): Blocks(64, 64, 4)}
+
+
+def causal_blocks(device: torch.device) -> BlockTable:
+    """Returns the blocks of causal gradients on a card."""
+    return _HOPPER_CAUSAL_GRADIENTS if is_hopper(device) else CAUSAL_GRADIENTS
+
+
+def vectors(x_BHLK: Tensor) -> Vectors:
+    """Returns the tensor with its strides."""
+    return Vectors(x_BHLK, x_BHLK.stride())
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The programs of the kernels, and the arguments that all of them have.
+
+    `shape` is (B, H, L); `sizes` are `Sizes`, which kernels declare as constants of the compiler.
+    `num_programs` are heads of all samples times blocks of features, and `part_length` is the
+    positions of a part of a sum, a multiple of the block.
+    """
+
+    shape: tuple[int, int, int]
+    sizes: Any
+    num_programs: int
+    part_length: int
+    options: Mapping[str, int]
+
+    @classmethod
+    def of(cls, q_BHLK: Tensor, v_BHLC: Tensor, w_RK: Tensor, table: BlockTable) -> Self:
+        batch, heads, length, key_width = q_BHLK.shape
+        num_features, width, dtype = len(w_RK), v_BHLC.shape[-1], v_BHLC.dtype
+        blocks = table[dtype, max(key_width, width) <= 64]
+        sizes = Sizes(
+            R=num_features,
+            K=key_width,
+            C=width,
+            BL=blocks.positions,
+            BR=min(_rounded(num_features), blocks.features),
+            BK=_rounded(key_width),
+            BC=_rounded(width),
+            # Queries and keys in bfloat16 are exact in TF32; rows are rounded to 11 bits.
+            is_precise=dtype != torch.bfloat16,
+        )
+        num_programs = batch * heads * ceil(num_features / sizes.BR)
+        num_parts = min(ceil(_PROGRAMS / num_programs), ceil(length / _SHORTEST_PART))
+        part_length = ceil(ceil(length / sizes.BL) / num_parts) * sizes.BL
+        return cls(
+            shape=(batch, heads, length),
+            sizes=sizes,
+            num_programs=num_programs,
+            part_length=part_length,
+            options={"num_warps": blocks.num_warps, "num_stages": 2 if table is FORWARD else 1},
+        )
+
+    def over_positions(self, kernel: Any, *arguments: Any) -> None:
+        """Runs a program for each head and block of positions."""
+        batch, heads, length = self.shape
+        programs = batch * heads, ceil(length / self.sizes.BL)
+        kernel[programs](*arguments, heads, length, self.sizes, **self.options)
+
+    def over_features(self, kernel: Any, *arguments: Any) -> None:
+        """Runs a program for each head and block of features."""
+        _, heads, length = self.shape
+        kernel[(self.num_programs,)](*arguments, heads, length, self.sizes, **self.options)
+
+    def over_parts(self, kernel: Any, *arguments: Any) -> None:
+        """Runs a program for each head, block of features, and part of the positions."""
+        _, heads, length = self.shape
+        kernel[self.num_programs, self._num_parts](
+            *arguments, heads, length, self.part_length, self.sizes, **self.options
+        )
+
+    def states_like(self, v_BHLC: Tensor) -> tuple[Tensor, Tensor]:
+        """Allocates, for each block of positions, a vector of width C and a number per feature."""
+        batch, heads, length = self.shape
+        shape = batch, heads, ceil(length / self.sizes.BL), self.sizes.R
+        return v_BHLC.new_empty(*shape, self.sizes.C), v_BHLC.new_empty(shape, dtype=torch.float32)
+
+    def parts_like(self, v_BHLC: Tensor) -> tuple[Tensor, Tensor]:
+        """Allocates, for each part, a vector of width C and a number per feature, in float32."""
+        shape = self._num_parts, *self.shape[:2], self.sizes.R
+        numbers = v_BHLC.new_empty(shape, dtype=torch.float32)
+        return numbers.new_empty(*shape, self.sizes.C), numbers
+
+    @property
+    def _num_parts(self) -> int:
+        return ceil(self.shape[2] / self.part_length)
+
+
+def bytes_of(mask_BL: Tensor) -> Tensor:
+    """Returns the mask as bytes."""
+    return mask_BL.contiguous().view(torch.uint8)
+
+
+def on_device(x: Tensor) -> AbstractContextManager[object]:
+    """Makes the device of a tensor the current one."""
+    return torch.cuda.device_of(x)
+
+
+def _rounded(width: int) -> int:
+    return max(1 << (width - 1).bit_length(), _NARROWEST)

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from protlm.commands.embedding.formats.ragged import fill, open_file
 from protlm.commands.embedding.job import Job, Key
-from protlm.commands.embedding.results import Results, end_to_end
-from protlm.commands.outputs import TEXT, hdf5_file, sanitize
-from protlm.terminal import JobProgress
+from protlm.commands.embedding.results import Results
+from protlm.commands.hdf5_output import TEXT
 
 SUFFIXES, WHAT = (".h5ad",), "an AnnData file"
 _ARRAY, _TEXTS = ("array", "0.2.0"), ("string-array", "0.2.0")
@@ -25,36 +25,22 @@ _ARRAY, _TEXTS = ("array", "0.2.0"), ("string-array", "0.2.0")
 def write(results: Results, output: Path) -> None:
     """Writes the rows in the order of the input."""
     job, number = results.job, len(results)
-    size = results.num_values * job.options.dtype.stored.itemsize + number * 200
-    about = job.attributes()
-    with (
-        hdf5_file(output, about, results.skipped, num_bytes=size) as (file, disk),
-        JobProgress("proteins written", number) as progress,
-    ):
-        ids, original, lengths = _obs(file, number)
-        arrays = _arrays(file, job, number)
-        _describe(file, {**about, "skipped": results.skipped})
-        first = 0
-        for block in results.blocks():
-            some = slice(first, first + len(block))
-            ids[some] = [sanitize(protein.record.identifier) for protein in block]
-            original[some] = [sanitize(protein.original_id) for protein in block]
-            lengths[some] = [len(protein.record.sequence) for protein in block]
-            for key, array in arrays.items():
-                array[some] = end_to_end(block, key)
-            first = some.stop
-            disk.check()
-            progress.update(first)
+    with open_file(results, output) as (file, disk):
+        columns, arrays = _obs(file, number), _arrays(file, job, number)
+        _encoded(file, ("anndata", "0.1.0"))
+        about = file.create_dataset("uns/protlm", data=json.dumps(results.attributes()))
+        _encoded(about, ("string", "0.2.0"))
+        fill(results, columns, arrays, disk)
 
 
-def _obs(file: Any, number: int) -> tuple[Any, Any, Any]:
-    """Creates the table of the proteins; returns its index and its columns."""
+def _obs(file: Any, number: int) -> list[Any]:
+    """Creates the table of the proteins; returns its columns: index, original names, lengths."""
     frame = _frame(file, "obs", ["original_id", "length"])
-    ids, original = (
+    texts = [
         _encoded(frame.create_dataset(name, number, TEXT), _TEXTS)
         for name in ("_index", "original_id")
-    )
-    return ids, original, _encoded(frame.create_dataset("length", number, "int64"), _ARRAY)
+    ]
+    return [*texts, _encoded(frame.create_dataset("length", number, "int64"), _ARRAY)]
 
 
 def _arrays(file: Any, job: Job, number: int) -> dict[Key, Any]:
@@ -72,11 +58,6 @@ def _arrays(file: Any, job: Job, number: int) -> dict[Key, Any]:
         key: _encoded(file.create_dataset(name, shape, dtype), _ARRAY)
         for key, name in names.items()
     }
-
-
-def _describe(file: Any, about: dict[str, Any]) -> None:
-    _encoded(file, ("anndata", "0.1.0"))
-    _encoded(file.create_dataset("uns/protlm", data=json.dumps(about)), ("string", "0.2.0"))
 
 
 def _frame(file: Any, name: str, columns: Sequence[str]) -> Any:

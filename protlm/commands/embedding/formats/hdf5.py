@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from protlm.commands.embedding.results import Embedded, Results
-from protlm.commands.outputs import ProteinFile, entry_bytes, hdf5_file
-from protlm.terminal import JobProgress
+from protlm.commands.hdf5_output import ProteinFile, entry_bytes, hdf5_file
+from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
 

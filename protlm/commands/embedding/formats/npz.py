@@ -12,8 +12,8 @@ import numpy as np
 
 from protlm.commands.embedding.formats.ragged import group_of
 from protlm.commands.embedding.results import Results, end_to_end
-from protlm.paths import complete_file
-from protlm.terminal import JobProgress
+from protlm.system.paths import complete_file
+from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = (".npz",), "a NumPy archive"
 
@@ -26,8 +26,7 @@ def write(results: Results, output: Path) -> None:
         ZipFile(temporary, "w") as archive,
         JobProgress("arrays written", len(job.keys)) as progress,
     ):
-        metadata = json.dumps({**job.attributes(), "skipped": results.skipped})
-        _add(archive, "metadata", np.array(metadata))
+        _add(archive, "metadata", np.array(json.dumps(results.attributes())))
         proteins = [(p.record.identifier, p.original_id, len(p.record.sequence)) for p in results]
         ids, original, lengths = zip(*proteins, strict=True) if proteins else ((), (), ())
         _add(archive, "ids", np.array(ids, np.str_))

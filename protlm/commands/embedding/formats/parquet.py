@@ -1,7 +1,7 @@
 """Apache Parquet: a row for each protein, with a column of vectors for each kind and layer.
 
 The columns are `id`, `original_id`, `length` and `embedding`; with several kinds or layers,
-KIND_LAYER in place of `embedding`. What the file says of itself is in the metadata of the schema.
+KIND_LAYER in place of `embedding`. The attributes of the file are in the metadata of the schema.
 """
 
 import json
@@ -11,9 +11,9 @@ from typing import Any
 
 from protlm.commands.embedding.job import Job, Key
 from protlm.commands.embedding.results import Embedded, Results, end_to_end
-from protlm.errors import UserError
-from protlm.paths import complete_file
-from protlm.terminal import JobProgress
+from protlm.system.errors import UserError
+from protlm.system.paths import complete_file
+from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = (".parquet",), "a Parquet file"
 
@@ -25,8 +25,7 @@ def write(results: Results, output: Path) -> None:
     vector = arrow.list_(number, job.width)
     fields = [("id", arrow.string()), ("original_id", arrow.string()), ("length", arrow.int64())]
     fields += [(_column(job, key), vector) for key in job.keys]
-    about = {**job.attributes(), "skipped": results.skipped}
-    metadata = {name: _text(value) for name, value in about.items()}
+    metadata = {name: _text(value) for name, value in results.attributes().items()}
     schema = arrow.schema(fields, metadata=metadata)
     with (
         complete_file(output) as temporary,

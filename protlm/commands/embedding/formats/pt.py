@@ -16,10 +16,10 @@ from torch import Tensor
 from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.options import Dtype
 from protlm.commands.embedding.results import Embedded, Results
-from protlm.commands.outputs import entry_name
+from protlm.commands.hdf5_output import entry_name
 from protlm.model.pooling import Pooling
-from protlm.paths import complete_folder
-from protlm.terminal import JobProgress
+from protlm.system.paths import complete_folder
+from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = ("",), "a folder of .pt files"
 # The longest file names have 255 bytes.
@@ -39,7 +39,7 @@ def write(results: Results, output: Path) -> None:
             torch.save(_contents(job, protein), folder / name)
             files[protein.record.identifier] = name
             progress.update(done)
-        about = {**job.attributes(), "skipped": results.skipped, "files": files}
+        about = {**results.attributes(), "files": files}
         (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 
 

@@ -5,13 +5,16 @@ with several vectors for a protein have `offsets`: those of protein n are the ro
 to `offsets[n + 1]`. With several kinds or layers, `embeddings` and `offsets` are in KIND/LAYER.
 """
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.job import Job, Key
 from protlm.commands.embedding.results import Results, end_to_end
-from protlm.commands.outputs import TEXT, hdf5_file, sanitize
-from protlm.terminal import JobProgress
+from protlm.commands.hdf5_output import TEXT, DiskFile, hdf5_file, sanitize
+from protlm.system.terminal import JobProgress
 
 SUFFIXES, WHAT = hdf5.SUFFIXES, hdf5.WHAT
 
@@ -24,12 +27,8 @@ def group_of(job: Job, key: Key) -> str:
 def write(results: Results, output: Path) -> None:
     """Writes the arrays in the order of the input."""
     job, number = results.job, len(results)
-    size = results.num_values * job.options.dtype.stored.itemsize + number * 200
-    with (
-        hdf5_file(output, job.attributes(), results.skipped, num_bytes=size) as (file, disk),
-        JobProgress("proteins written", number) as progress,
-    ):
-        ids = [file.create_dataset(name, number, TEXT) for name in ("ids", "original_ids")]
+    with open_file(results, output) as (file, disk):
+        texts = [file.create_dataset(name, number, TEXT) for name in ("ids", "original_ids")]
         lengths = file.create_dataset("lengths", number, "int64")
         arrays = {}
         for kind, layer in job.keys:
@@ -38,11 +37,24 @@ def write(results: Results, output: Path) -> None:
                 file.create_dataset(f"{group}offsets", data=rows)
             shape, name = (int(rows[-1]), job.width), f"{group}embeddings"
             arrays[kind, layer] = file.create_dataset(name, shape, job.options.dtype.stored)
-        first, filled = 0, dict.fromkeys(arrays, 0)
+        fill(results, [*texts, lengths], arrays, disk)
+
+
+def open_file(results: Results, output: Path) -> AbstractContextManager[tuple[Any, DiskFile]]:
+    """Opens an HDF5 file for the vectors of all proteins."""
+    size = results.num_values * results.job.options.dtype.stored.itemsize + len(results) * 200
+    return hdf5_file(output, results.job.attributes(), results.skipped, num_bytes=size)
+
+
+def fill(results: Results, columns: list[Any], arrays: Mapping[Key, Any], disk: DiskFile) -> None:
+    """Writes the columns (identifiers, original ones, lengths) and the vectors, in blocks."""
+    first, filled = 0, dict.fromkeys(arrays, 0)
+    ids, original_ids, lengths = columns
+    with JobProgress("proteins written", len(results)) as progress:
         for block in results.blocks():
             some = slice(first, first + len(block))
-            ids[0][some] = [sanitize(protein.record.identifier) for protein in block]
-            ids[1][some] = [sanitize(protein.original_id) for protein in block]
+            ids[some] = [sanitize(protein.record.identifier) for protein in block]
+            original_ids[some] = [sanitize(protein.original_id) for protein in block]
             lengths[some] = [len(protein.record.sequence) for protein in block]
             for key, array in arrays.items():
                 values = end_to_end(block, key)

@@ -2,7 +2,8 @@
 
 TRITON_INTERPRET=1 python interpret.py MECHANISM DTYPE MODE K R LENGTH...
 
-MODE is bidirectional or causal. In causal mode the features of keys rise far, in some heads.
+MODE is bidirectional, causal or cut: causal, with keys so far above the first one that they are
+cut, compared with PyTorch in float32, which cuts at the same height.
 """
 
 import json
@@ -68,10 +69,10 @@ def with_gradients(
     return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
 
 
-def raise_features(k_BHLK: Tensor) -> None:
-    """Makes the features of the first keys of sample 0 tiny: those of later keys rise."""
-    k_BHLK[0, 0, :1] *= 8
-    k_BHLK[0, 1, : k_BHLK.shape[2] // 2] *= 8
+def raise_features(k_BHLK: Tensor, factor: float) -> None:
+    """Makes the features of the first keys of sample 0 small: those of later keys rise."""
+    k_BHLK[0, 0, :1] *= factor
+    k_BHLK[0, 1, : k_BHLK.shape[2] // 2] *= factor
 
 
 def is_causal(mechanism: Any, inputs: list[Tensor], mask_BL: Tensor, out_BHLC: Tensor) -> bool:
@@ -85,21 +86,21 @@ def is_causal(mechanism: Any, inputs: list[Tensor], mask_BL: Tensor, out_BHLC: T
 
 
 def main() -> None:
-    """Prints, for each length, the errors of the output and of the gradients against float64."""
+    """Prints, for each length, the errors of the output and of the gradients."""
     emulate_bfloat16()
     (name, dtype, mode), (width, features) = sys.argv[1:4], map(int, sys.argv[4:6])
-    causal = mode == "causal"
+    causal, precise = mode != "bidirectional", torch.float32 if mode == "cut" else torch.float64
     sizes = {"num_heads": HEADS, "head_dim": width, "model_dim": 8, "max_length": 8}
     options = {"num_features": features or None}
-    fused = protlm.attention.create(name, options | {"kernel": "triton"}, **sizes)
-    exact = protlm.attention.create(name, options | {"kernel": "torch"}, **sizes).double()
+    fused = protlm.attention.create(name, options | {"backend": "triton"}, **sizes)
+    exact = protlm.attention.create(name, options | {"backend": "torch"}, **sizes).to(precise)
     for length in map(int, sys.argv[6:]):
         inputs, cotangent, mask_BL = draw(length, width, getattr(torch, dtype))
         if causal:
-            raise_features(inputs[1])
+            raise_features(inputs[1], 8 if mode == "cut" else 2)
         found = with_gradients(fused, inputs, cotangent, mask_BL, causal=causal)
-        wide = [x.double() for x in inputs]
-        wanted = with_gradients(exact, wide, cotangent.double(), mask_BL, causal=causal)
+        wide = [x.to(precise) for x in inputs]
+        wanted = with_gradients(exact, wide, cotangent.to(precise), mask_BL, causal=causal)
         # Gradients of queries and keys are 0 for a single position.
         scales = [y.norm() if y.norm() > 1e-9 else wanted[-1].norm() for y in wanted]
         errors = [

@@ -1,1 +1,0 @@
-"""The common parts of the attention-free transformers: sums, windows, biases, decoding."""

@@ -1,0 +1,192 @@
+"""Linear attention O_i = φ(q_i) Σ_j φ(k_j)ᵀ[v_j | 1], normalized (arXiv 2009.14794, eq. 4 and B.1).
+
+Features are computed a tile at a time, and recomputed in the backward pass. A state is a sum of
+[v | 1]ᵀφ(k) over keys, (C + 1, R) for each head. In bidirectional attention it is over all of them.
+
+In causal attention, the weights within a chunk of 64 positions are a masked 64×64 product; between
+chunks, there are prefix sums, the states, of which only those before each tile are kept. Nothing is
+ever subtracted from a state, so that later positions do not affect earlier ones, not even by
+rounding. The exceptions are NaN and infinities, which affect their whole chunk, since 0·NaN is NaN.
+
+Tensors without a suffix have the samples, heads and positions of a tile, or are in its chunks:
+(B, H, chunks, 64, width). Values and sums include the column of the denominator.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
+
+from protlm.attention.linearized.features import FeatureMap
+from protlm.attention.linearized.normalization import Normalizer
+from protlm.attention.linearized.operands import Operands
+from protlm.attention.linearized.tiles import States, Tile, chunked, positions, tiles
+from protlm.attention.ops.numerics import no_autocast
+from protlm.attention.ops.products import matrix_product, product
+
+# Takes a tile, a number of its three gradients (of q, k or v), and the gradient.
+_Write = Callable[[Tile, int, Tensor], None]
+
+
+class Weighting(NamedTuple):
+    """What decides the weights: features, their normalizer, and whether keys have to be earlier."""
+
+    feature_map: FeatureMap
+    normalizer: Normalizer
+    causal: bool
+
+
+class LinearAttention(torch.autograd.Function):
+    """`apply(q, k, v, mask, weighting)` returns the output, BHLC, in the dtype of v."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        mask_BL: Tensor,
+        weighting: Weighting,
+    ) -> Tensor:
+        feature_map, normalizer, causal = weighting
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
+        # torch.compile functionalizes in-place writes, and then loses the strides.
+        strides = torch.contiguous_format if is_compiling() else torch.preserve_format
+        out_BHLC = torch.empty_like(v_BHLC, memory_format=strides)
+        saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
+
+        def write(tile: Tile, sums: Tensor) -> None:
+            tile.of(out_BHLC)[:], tile.of(saved_BHL1)[:] = normalizer(sums)
+            operands.clear_padding(tile.of(out_BHLC), tile)
+
+        # The state of a chunk, its gradient and their increments are as large as its features.
+        num_features = feature_map.num_features(q_BHLK.shape[-1]) * (2 if causal else 1)
+        groups = list(tiles(q_BHLK, num_features=num_features))
+        references, states = [], []
+        with no_autocast(v_BHLC):
+            for group in groups:
+                operands.reference_BH1R = None
+                states += (_causal if causal else _bidirectional)(operands, group, write)
+                references.append(operands.reference_BH1R)
+        ctx.weighting, ctx.groups = weighting, groups
+        # The projection is saved so that a redraw before the backward pass is an error.
+        inputs = q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map.projection_RK
+        ctx.save_for_backward(*inputs, out_BHLC, saved_BHL1, *references, *states)
+        return out_BHLC
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (dout_BHLC,) = grad_outputs
+        # Accessed once: activation checkpointing does not allow a second access.
+        q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
+        feature_map, normalizer, causal = ctx.weighting
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
+        references, states = rest[: len(ctx.groups)], rest[len(ctx.groups) :]
+        gradients = [torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC)]
+
+        def dsums_of(tile: Tile) -> Tensor:
+            out = tile.of(out_BHLC).to(operands.dtype)
+            dsums = normalizer.gradient(tile.of(dout_BHLC), out, tile.of(saved_BHL1))
+            return operands.clear_padding(dsums, tile)
+
+        def write(tile: Tile, number: int, gradient: Tensor) -> None:
+            tile.of(gradients[number])[:] = gradient
+            operands.clear_padding(tile.of(gradients[number]), tile)
+
+        compute = _causal_gradients if causal else _bidirectional_gradients
+        with no_autocast(out_BHLC):
+            for group, reference in zip(reversed(ctx.groups), reversed(references), strict=True):
+                operands.reference_BH1R = reference
+                compute(operands, group, states, dsums_of, write)
+        return *gradients, None, None
+
+
+def _bidirectional(
+    operands: Operands, group: list[Tile], write: Callable[[Tile, Tensor], None]
+) -> list[Tensor]:
+    state = operands.add_keys(None, group[0])
+    for tile in group[1:]:
+        state = operands.add_keys(state, tile)
+    for tile in group:
+        phi = operands.queries(tile).phi_BHLR
+        write(tile, product(phi, state, dtype=operands.product_dtype))
+    return [state]
+
+
+def _bidirectional_gradients(
+    operands: Operands,
+    group: list[Tile],
+    states: list[Tensor],
+    dsums_of: Callable[[Tile], Tensor],
+    write: _Write,
+) -> None:
+    """Computes dq and the gradient of the state tile by tile, then dk and dv."""
+    multiply = partial(product, dtype=operands.product_dtype)
+    state = states.pop()
+    dstate = torch.zeros_like(state)
+    for tile in group:
+        dsums = dsums_of(tile)
+        phi, pullback = operands.queries(tile)
+        dstate += multiply(dsums.mT.contiguous(), phi.mT)
+        write(tile, 0, pullback(multiply(dsums, state.mT)))
+    dvalues, dones = dstate[..., :-1, :], dstate[..., -1, :]
+    for tile in group:
+        phi, pullback = operands.keys(tile)
+        write(tile, 2, multiply(phi, dvalues))
+        write(tile, 1, pullback(multiply(operands.values(tile), dvalues.mT, dones)))
+
+
+def _causal(
+    operands: Operands, group: list[Tile], write: Callable[[Tile, Tensor], None]
+) -> list[Tensor]:
+    """Computes the sums of a group; returns the states before its tiles but the first."""
+    dtype = operands.product_dtype
+    multiply, prefix, states = partial(matrix_product, dtype=dtype), States(), []
+    for tile in group:
+        if prefix.last is not None:
+            # The next tile overwrites it.
+            states.append(prefix.last.clone())
+        phi_k = chunked(operands.keys(tile, causal=True).phi_BHLR)
+        phi_q = chunked(operands.queries(tile).phi_BHLR)
+        values = chunked(operands.values_and_ones(tile))
+        before = prefix.add_products(values.mT, phi_k, dtype=dtype)
+        weights = multiply(phi_q, phi_k.mT).tril_()
+        sums = multiply(weights, values, onto=multiply(phi_q, before.mT))
+        write(tile, positions(sums, tile))
+    return states
+
+
+def _causal_gradients(
+    operands: Operands,
+    group: list[Tile],
+    states: list[Tensor],
+    dsums_of: Callable[[Tile], Tensor],
+    write: _Write,
+) -> None:
+    """Computes the tiles from right to left, carrying the gradient of the state."""
+    dtype = operands.product_dtype
+    multiply = partial(matrix_product, dtype=dtype)
+    prefix, suffix = States(), States(reverse=True)
+    for tile in reversed(group):
+        prefix.last = states.pop() if tile is not group[0] else None
+        phi_k, key_pullback = operands.keys(tile, causal=True)
+        phi_q, query_pullback = operands.queries(tile)
+        given = phi_q, phi_k, operands.values_and_ones(tile), dsums_of(tile)
+        phi_q, phi_k, values, dsums = (chunked(x) for x in given)
+        before = prefix.add_products(values.mT, phi_k, dtype=dtype)
+        dafter = suffix.add_products(dsums.mT, phi_q, dtype=dtype)
+        weights = multiply(phi_q, phi_k.mT).tril_()
+        dweights = multiply(dsums, values.mT).tril_()
+        dphi_q = multiply(dweights, phi_k, onto=multiply(dsums, before))
+        dphi_k = multiply(dweights.mT, phi_q, onto=multiply(values, dafter))
+        dvalues = multiply(weights.mT, dsums, onto=multiply(phi_k, dafter.mT))
+        write(tile, 0, query_pullback(positions(dphi_q, tile)))
+        write(tile, 1, key_pullback(positions(dphi_k, tile)))
+        write(tile, 2, positions(dvalues, tile)[..., :-1])

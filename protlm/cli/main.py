@@ -1,0 +1,226 @@
+"""The command line. Each command imports the heavy modules that it needs."""
+
+import os
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from typer.exceptions import TyperException
+
+from protlm import __version__
+from protlm.cli.groups import checkpoint_app, data_app
+from protlm.cli.labels import finetune, predict, probe
+from protlm.cli.look import attention, contacts, inspect
+from protlm.cli.options import (
+    RANGES,
+    Device,
+    Model,
+    model_or_default,
+)
+from protlm.cli.prepare import prepare
+from protlm.cli.use import embed, generate, score
+from protlm.system import interruption
+from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
+from protlm.system.paths import in_home
+from protlm.system.processes import ignore_modules_of_working_folder, keep_freed_memory
+
+app = typer.Typer(
+    name="protlm",
+    help="Train protein language models with linear-cost attention, embed proteins, and inspect "
+    "attention.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.add_typer(data_app, name="data")
+app.add_typer(checkpoint_app, name="checkpoint")
+_SEVERAL = {
+    "--include": "mean|max|std|cls|bos|per_tok|ranges",
+    "--repr-layers": r"-?\d+",
+    "--layers": r"-?\d+",
+    "--heads": r"\d+",
+    "--estimator": "(wt|masked|mutant)-marginals|pseudo-log-likelihood|causal-likelihood",
+    "--ood-families": r"PF\d+(,PF\d+)*,?",
+}
+_MAY_BE_EMPTY = ("--prefix", "--label")
+_HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"protlm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Defines the options before the command."""
+
+
+app.command()(prepare)
+
+
+@app.command(context_settings=_HYDRA)
+def train(context: typer.Context) -> None:
+    """Train a model or continue a run: protlm train [key=value ...]."""
+    # Launchers start the other ranks as `python -m MAIN_MODULE ARGUMENTS`, so the main module has
+    # to be the one that trains.
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "protlm.train", *context.args])  # noqa: S606
+
+
+@app.command(context_settings=_HYDRA)
+def evaluate(context: typer.Context) -> None:
+    """Evaluate a model: protlm evaluate checkpoint=RUN [...]."""
+    from protlm.commands.evaluate import run
+
+    run(context.args)
+
+
+app.command()(embed)
+app.command()(attention)
+app.command()(contacts)
+app.command()(inspect)
+app.command()(generate)
+app.command()(score)
+
+
+@app.command()
+def models() -> None:
+    """List the models that come with protlm."""
+    from protlm.commands.checkpoint import print_models
+
+    print_models()
+
+
+@app.command()
+def doctor(
+    fasta: Annotated[Path | None, typer.Argument(help="A sequence file to check as well.")] = None,
+    model: Model = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    device: Device = "auto",
+) -> None:
+    """Check this machine, a model and an input before a job."""
+    from protlm.commands.doctor import doctor as run
+
+    # Without a file, no model is needed.
+    needed = model is not None or fasta is not None
+    run(fasta, model_or_default(model) if needed else None, device=device, as_json=json)
+
+
+app.command()(probe)
+app.command()(finetune)
+app.command()(predict)
+
+
+def main() -> NoReturn:
+    """Runs the command that the arguments of this process name."""
+    ignore_modules_of_working_folder()
+    arguments = sys.argv[1:]
+    debug = "--debug" in arguments
+    # The process that trains reads it again.
+    if debug and arguments[:1] != ["train"]:
+        arguments.remove("--debug")
+    keep_freed_memory()
+    # On SIGTERM, clean up and print a message.
+    with interruption.sigterm_as_interrupt():
+        exit_with_message(lambda: _run(arguments), debug=debug)
+
+
+def _run(arguments: list[str]) -> None:
+    """Parses the arguments and runs the command; raises usage errors as `UserError`."""
+    if arguments[:1] not in (["train"], ["evaluate"]):
+        arguments = [*map(_in_home, arguments)]
+    if arguments in ([], ["data"], ["checkpoint"]):
+        arguments = [*arguments, "--help"]
+    # Raises an error if it was removed, where torch would end the process.
+    Path.cwd()
+    _check_values(arguments)
+    try:
+        code = app(_spread(arguments), prog_name="protlm", standalone_mode=False)
+    except TyperException as error:
+        message = " ".join(error.format_message().split()).rstrip(".")
+        if found := re.search("path '(.*)' is not readable", message):
+            kind = OutputError if "'--out" in message else InputDataError
+            raise kind(f"{found[1]} cannot be read: no permission") from None
+        known = arguments[:1] if arguments[0] in _command_names() else []
+        raise UserError(f"{message}; type: {' '.join(['protlm', *known, '--help'])}") from None
+    except SystemExit as end:
+        # Click turns any broken pipe into exit code 1 without a message.
+        if isinstance(end.__context__, BrokenPipeError):
+            raise end.__context__ from None
+        raise
+    if code == ExitCode.INTERRUPTED:
+        # Click turned Ctrl-C into this exit code without printing anything.
+        raise KeyboardInterrupt
+    if code:
+        sys.exit(code)
+
+
+def _check_values(arguments: list[str]) -> None:
+    """Refuses empty arguments, which would be read as the current folder, and numbers."""
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        flag, equals, value = argument.partition("=")
+        if argument and not (equals and flag.startswith("--")):
+            flag, value = before, argument
+        elif not value and (flag or before) not in _MAY_BE_EMPTY:
+            where = (
+                f"the value of {flag or before}" if (flag or before)[:1] == "-" else "an argument"
+            )
+            raise UserError(f"{where} is empty, like a shell variable that is not set; type one")
+        if flag in RANGES:
+            with suppress(ValueError):
+                number = int(value) if value.lstrip("+-").isdigit() else float(value)
+                if number not in (allowed := RANGES[flag]):
+                    raise UserError(f"{flag} {value} must be {allowed.expected(number)}")
+
+
+def _command_names() -> set[str]:
+    groups = [group.name for group in app.registered_groups]
+    commands = [getattr(command.callback, "__name__", "") for command in app.registered_commands]
+    return {name for name in [*groups, *commands] if name}
+
+
+def _in_home(argument: str) -> str:
+    """Replaces `~` where the shell does not: in `--output=~/x`, `-o~/x`, and within quotes.
+
+    >>> _in_home("--output=runs/~x")
+    '--output=runs/~x'
+    """
+    found = re.fullmatch(r"(--[\w-]+=|-\w)?(~.*)", argument, re.DOTALL)
+    return (found[1] or "") + in_home(found[2]) if found else argument
+
+
+def _spread(arguments: list[str]) -> list[str]:
+    """Allows several values after one flag: `--include mean per_tok`, as in esm-extract.
+
+    >>> _spread(["--include", "mean", "per_tok", "--heads", "1", "x.fasta"])
+    ['--include', 'mean', '--include', 'per_tok', '--heads', '1', 'x.fasta']
+    """
+    spread: list[str] = []
+    flag, fresh = "", False
+    for argument in arguments:
+        if argument in _SEVERAL:
+            flag, fresh = argument, True
+        elif flag and re.fullmatch(_SEVERAL[flag], argument):
+            if not fresh:
+                spread.append(flag)
+            fresh = False
+        else:
+            flag = ""
+        spread.append(argument)
+    return spread
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""The options that several commands share, and how their values are read."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from protlm.config.fields import above, at_least
+from protlm.system.errors import UserError
+
+# The numbers that options allow, in all commands that have them.
+RANGES = {
+    **dict.fromkeys(["--seed", "--min-count"], at_least(0)),
+    **dict.fromkeys(["--toks-per-batch", "--batch-size", "--shard-residues"], at_least(1)),
+    **dict.fromkeys(["--max-length", "--top-k", "--sweeps", "--epochs", "--patience"], at_least(1)),
+    **dict.fromkeys(["--lora", "--devices"], at_least(1)),
+    "--learning-rate": above(0),
+    "--number": at_least(1, at_most=10**8),
+    "--processes": at_least(1, at_most=1_000),
+    "--first-residue": at_least(-(10**9), at_most=10**9),
+}
+Model = Annotated[
+    Path | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="A run, a .ckpt file, an exported or foreign model (docs/interop.md), OWNER/MODEL of "
+        "the Hugging Face Hub, or a shipped model's name; default: hybrid-6m.",
+    ),
+]
+Layers = Annotated[list[int] | None, typer.Option(help="From 1; -1 is the last. Default: all.")]
+Heads = Annotated[list[int] | None, typer.Option(help="From 1. Default: all.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda (or gpu), cuda:1, ...")]
+Duplicates = Annotated[
+    str,
+    typer.Option(
+        help="Repeated identifiers: error, first (skip others), suffix (ID_2); or header: name all "
+        "proteins by the whole header, not by its first word."
+    ),
+]
+SequenceFile = Annotated[
+    Path, typer.Argument(help="A sequence file, plain or gzip; - reads standard input.")
+]
+EmbeddingDtype = Annotated[str, typer.Option(help="float32, float16 or bfloat16.")]
+BreakLock = Annotated[
+    bool,
+    typer.Option(
+        "--break-lock",
+        help="Take over a lock from another machine; first make sure that no process runs there.",
+    ),
+]
+SlurmSettings = Annotated[
+    list[str] | None, typer.Option(help="partition=, time=, mem_gb=, ... of a job; repeatable.")
+]
+Choice = TypeVar("Choice", bound=StrEnum)
+
+
+def allowed_value(flag: str, value: str, *allowed: str) -> str:
+    """Returns the value of an option if it is one of the allowed ones."""
+    if value not in allowed:
+        raise UserError(f"{flag} {value} is not one of {', '.join(allowed)}")
+    return value
+
+
+def choice(flag: str, value: str, choices: type[Choice]) -> Choice:
+    """Returns the member of an enumeration that was typed."""
+    return choices(allowed_value(flag, value, *choices))
+
+
+def model_or_default(given: Path | None) -> Path:
+    """Returns the model to use; without `-m` it is the shipped one, which is printed."""
+    if given is not None:
+        return given
+    from protlm.checkpoints.format import announced_default
+
+    return announced_default("-m MODEL")

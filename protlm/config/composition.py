@@ -1,0 +1,318 @@
+"""Composes configs from overrides and reads those of runs; errors are one sentence."""
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from protlm.config import EvaluateConfig, TrainConfig
+from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
+from protlm.system.paths import conf_dir, existing_file, in_home
+
+_FLAGS_WITH_VALUE = ("--cfg", "--package", "--info")
+HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")
+# Settings that are paths: their values are taken as they were typed.
+PATHS = {
+    "run_dir",
+    "data.dir",
+    "data.valid_dir",
+    "model.init_from",
+    "objective.teacher",
+    "trainer.measure_assay",
+    "trainer.measure_wild_type",
+    "checkpoint",
+    "output",
+}
+# The config of a run has some kilobytes.
+_LARGEST = 1 << 20
+# Parsers of deeper brackets or YAML call themselves too often, or take hours.
+_DEEPEST = 32
+# "a.b=1 c.d=2" in one argument: a value and, after a space, another key.
+_TWO_SETTINGS = re.compile(r"[^\s=]+=[^\s'\"\[{]*\s+[\w.]+=")
+_SECTIONS = ("attention", "data", "model", "objective", "optimizer", "trainer")
+Config = TypeVar("Config", TrainConfig, EvaluateConfig)
+
+
+def register_schemas() -> None:
+    """Registers the schemas that `conf/train.yaml` and `conf/evaluate.yaml` start from."""
+    from hydra.core.config_store import ConfigStore
+
+    store = ConfigStore.instance()
+    store.store(name="train_schema", node=TrainConfig)
+    store.store(name="evaluate_schema", node=EvaluateConfig)
+
+
+def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
+    """Composes `conf/train.yaml` or `conf/evaluate.yaml` with overrides such as `model=tiny`."""
+    return to_schema(_composed(schema, overrides), schema)
+
+
+def compose_plain(schema: type[Config], overrides: Sequence[str]) -> dict[str, Any]:
+    """Composes as `compose`, to plain containers, without comparing settings with each other."""
+    config = _composed(schema, overrides)
+    _refuse_missing(config)
+    return _plain(config, resolve=True)
+
+
+def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+
+    register_schemas()
+    for override in overrides:
+        _check(override, schema)
+    name = "train" if schema is TrainConfig else "evaluate"
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        try:
+            config = hydra_compose(name, [quoted(override) for override in overrides])
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(_explain(error, overrides)) from error
+    return _with_home(config)
+
+
+def _check(argument: str, schema: type) -> None:
+    """Refuses an argument that is not a setting, or whose key or choice does not exist."""
+    if "=" not in argument and not argument.startswith("~"):
+        is_model = schema is EvaluateConfig
+        advice = f"type checkpoint={argument}" if is_model else "settings are written key=value"
+        raise UserError(f"{argument} is not a setting; {advice}")
+    is_path = key_of(argument) in PATHS
+    depths = accumulate((one in "[{(") - (one in "]})") for one in argument)
+    if (argument.count("${") if is_path else max(depths, default=0)) > _DEEPEST:
+        raise UserError(
+            f"the value of {key_of(argument)[:100]} is nested more than {_DEEPEST} deep; type "
+            "another one"
+        )
+    if not is_path and _TWO_SETTINGS.match(argument):
+        raise UserError(
+            f"{argument!r} is two settings in one argument; type them without quotes around both"
+        )
+    _check_key(key_of(argument), schema)
+    _check_choice(key_of(argument), argument.partition("=")[2])
+
+
+def _check_key(key: str, schema: type) -> None:
+    here: Any = schema
+    walked: list[str] = []
+    for part in key.split("."):
+        if not is_dataclass(here):
+            return
+        known = {one.name: one.type for one in fields(here)}
+        if part not in known and not (not walked and part in ("experiment", "hydra")):
+            hint = did_you_mean(part, {name: ".".join([*walked, name]) for name in known})
+            where = ".".join(walked) or "the config"
+            raise UserError(f"{key} is not a setting{hint}; {where} has: {one_of(list(known))}")
+        here = known.get(part)
+        walked.append(part)
+
+
+def _check_choice(group: str, value: str) -> None:
+    """Refuses files that a group lacks, of one choice, of a list or of a sweep."""
+    choices = [path.stem for path in (conf_dir() / group).glob("*.yaml")]
+    for name in re.findall(r"[^][\s,'\"]+", value) if choices and "${" not in value else ():
+        if name not in choices:
+            hint = did_you_mean(name, {choice: f"{group}={choice}" for choice in choices})
+            raise UserError(f"{group}={name} does not exist{hint}; there are: {one_of(choices)}")
+
+
+def through_hydra(
+    schema: type[Config], arguments: Sequence[str], action: Callable[[Config], object]
+) -> None:
+    """Runs an action under Hydra, which handles its own flags: --cfg, --info, --multirun."""
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import DictConfig
+
+    register_schemas()
+    name = "train" if schema is TrainConfig else "evaluate"
+    flags = [argument for argument in arguments if argument.startswith("-")]
+    if unknown := [flag for flag in flags if flag not in HYDRA_FLAGS]:
+        raise UserError(
+            f"{unknown[0]} is not a flag of protlm {name}; settings are written key=value, and the "
+            f"flags are: {', '.join(HYDRA_FLAGS)}"
+        )
+
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if not argument.startswith("-") and before not in _FLAGS_WITH_VALUE:
+            _check(argument, schema)
+
+    @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
+    def run(config: DictConfig) -> None:
+        action(to_schema(_with_home(config), schema))
+
+    # In a sweep a comma separates runs.
+    is_sweep = bool({"-m", "--multirun"} & set(flags))
+    sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for one in arguments]
+    # Errors are raised here, and reported in one sentence.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        run()
+    except HydraException as error:
+        raise UserError(_explain(error, arguments)) from error
+
+
+def quoted(override: str) -> str:
+    r"""Quotes the value of a setting that is a path, so that Hydra's grammar does not read it.
+
+    >>> quoted("run_dir=run (1)"), quoted("data.dir=null"), quoted("seed=1")
+    ("run_dir='run (1)'", 'data.dir=null', 'seed=1')
+    """
+    name, equals, value = override.partition("=")
+    if name == "data.mixture":
+        # Within a list, Hydra's grammar has no `~`.
+        return re.sub(r"(\bdir:\s*)(~[^,}]*)", r"\1'\2'", override)
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+    if key_of(name) not in PATHS or not equals or is_quoted or value in ("", "null", "???"):
+        return override
+    # In Hydra's grammar, backslashes escape only when they precede a quote.
+    escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", value).replace("'", r"\'")
+    return f"{name}='{escaped}'"
+
+
+@contextmanager
+def _interpolations_explained() -> Iterator[None]:
+    """Turns errors about values such as `${SLURM_JOB_ID}` into one sentence."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        text = re.sub(r"\s+", " ", str(error).split("full_key:")[0]).strip()
+        raise UserError(
+            f"{error.full_key or 'a setting'}: {text}; ${{...}} stands for another setting: for a "
+            "variable of the shell, type double quotes in place of single ones, or ${oc.env:NAME}"
+        ) from error
+
+
+def _with_home(config: Any) -> Any:
+    """Replaces the `~` at the start of the settings that are paths; changes the config."""
+    with _interpolations_explained():
+        values = [(name, OmegaConf.select(config, name)) for name in sorted(PATHS)]
+        mixture = OmegaConf.select(config, "data.mixture") or []
+        values += [(f"data.mixture[{n}].dir", part.get("dir")) for n, part in enumerate(mixture)]
+    for name, value in values:
+        if isinstance(value, str) and value.startswith("~"):
+            OmegaConf.update(config, name, in_home(value))
+    return config
+
+
+def to_schema(config: Any, schema: type[Config]) -> Config:
+    """Turns a composed config into its dataclass."""
+    _refuse_missing(config)
+    with _interpolations_explained():
+        built = OmegaConf.to_object(config)
+    assert isinstance(built, schema)
+    return built
+
+
+def _refuse_missing(config: Any) -> None:
+    with _interpolations_explained():
+        missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
+
+
+def from_plain(settings: dict[Any, Any], schema: type[Config]) -> Config:
+    """Turns plain containers and values, as `to_plain` returns them, into a config."""
+    return to_schema(OmegaConf.merge(OmegaConf.structured(schema), settings), schema)
+
+
+def to_plain(config: TrainConfig | EvaluateConfig) -> dict[str, Any]:
+    """Returns a config as plain containers and values, as written to `config.yaml`."""
+    return _plain(OmegaConf.structured(config))
+
+
+def _plain(config: Any, *, resolve: bool = False) -> dict[str, Any]:
+    with _interpolations_explained():
+        plain = OmegaConf.to_container(config, resolve=resolve, enum_to_str=True)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def key_of(override: str) -> str:
+    """Returns the dotted name of the setting that an override such as `+model.dropout=0` sets."""
+    return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0].replace("/", ".")
+
+
+def _explain(error: Exception, overrides: Sequence[str]) -> str:
+    """Describes a failed composition in one sentence; Hydra's message lists the choices."""
+    text = " ".join(str(error.__cause__ or error).split())
+    text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
+    text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
+    named = _full_key_of(error)
+    causes = [o for o in overrides if key_of(o).split(".")[-1] == named]
+    # The key of an element of a list is part of the value.
+    causes = causes or [o for o in overrides if named and named in o]
+    if causes and "is not in struct" in text:
+        return _not_there(key_of(causes[0]), getattr(error.__cause__, "parent_node", None))
+    return f"{causes[0]}: {text}" if causes else text
+
+
+def _not_there(key: str, group: Any) -> str:
+    """Describes a key that is missing in the chosen file of its group."""
+    *where, last = key.split(".")
+    there = [str(name) for name in group or () if name != "name"]
+    if key == "attention.kernel" and "backend" in there:
+        return "attention.kernel is now called attention.backend; type attention.backend=VALUE"
+    hint = did_you_mean(last, {name: ".".join([*where, name]) for name in there})
+    choice = ".".join(where)
+    if group and "name" in group:
+        choice = f"{choice}={group['name']}"
+    known = f"; {choice} has: {one_of(there)}" if there else f"; {choice} has no settings"
+    if choice == "attention.options":
+        known = f"; to give it to the inner mechanism, type +{key}=VALUE"
+    return f"{key} is not a setting{hint}{known}"
+
+
+def _full_key_of(error: BaseException) -> str:
+    found = re.search(r"full_key: (\S+)", f"{error} {error.__cause__}")
+    return re.sub(r"\[\d+\]", "", found.group(1)).split(".")[-1] if found else ""
+
+
+def read_run_config(path: Path) -> dict[Any, Any]:
+    """Reads the settings of a run as plain values; newer settings have their defaults."""
+    try:
+        settings = _load(path)
+        loaded = OmegaConf.merge(OmegaConf.structured(TrainConfig), settings)
+        before = OmegaConf.to_container(loaded, enum_to_str=True)
+    except InputDataError:
+        raise
+    except Exception as error:
+        reason = str(error).strip().split("\n", 1)[0][:200]
+        raise InputDataError(
+            f"{path} cannot be read as the config of a run: {reason}; restore it, or choose "
+            "another run_dir="
+        ) from error
+    assert isinstance(before, dict)
+    return before
+
+
+def _load(path: Path) -> Any:
+    with existing_file(path, "the config of a run").open("rb") as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ValueError(f"it has more than {_LARGEST:,} bytes")
+    text = content.decode("utf-8")
+    if not text.strip():
+        raise ValueError("it is empty")
+    # Protlm does not write aliases, and nested ones can expand without bound.
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("it contains YAML aliases")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEEPEST:
+            raise ValueError(f"it is nested more than {_DEEPEST} deep")
+    settings: Any = OmegaConf.create(text)
+    if missing := [name for name in _SECTIONS if name not in settings]:
+        raise ValueError(f"it has no section {missing[0]!r}")
+    return settings

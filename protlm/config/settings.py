@@ -1,0 +1,143 @@
+"""All settings, from the metadata of the schema: what decides a run, `--help`, docs/settings.md."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import Field, fields, is_dataclass
+from enum import Enum
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from protlm.config import EvaluateConfig, TrainConfig
+from protlm.config.composition import compose
+from protlm.system.errors import UserError, exit_with_message
+from protlm.system.paths import complete_file, conf_dir
+from protlm.system.terminal import console
+
+_BEGIN, _END = "<!-- settings -->\n", "<!-- end of settings -->\n"
+_EVALUATION = {"evaluation"}
+
+
+class Setting(NamedTuple):
+    """A setting: its value as it would be typed, its help text, and whether it decides a run."""
+
+    name: str
+    value: str
+    help: str
+    decides: bool
+
+    @property
+    def section(self) -> str:
+        """The name up to its last dot."""
+        return self.name.rpartition(".")[0]
+
+
+def settings_of(config: Any) -> Iterator[Setting]:
+    """Lists the settings of a config, without the options of mechanisms and evaluations.
+
+    >>> next(settings_of(TrainConfig("r", None, None, None, None))).name
+    'run_dir'
+    """
+    for name, one, decides in _fields(type(config)):
+        value = attrgetter(name)(config)
+        plain = str(value) if isinstance(value, float) else json.dumps(value)
+        help_text = one.metadata["help"] + _allowed(one.type)
+        yield Setting(name, plain.strip('"'), help_text, decides)
+
+
+def may_change() -> set[str]:
+    """Returns the names of the settings that may change when a run continues."""
+    return {name for name, _, decides in _fields(TrainConfig) if not decides}
+
+
+def _fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Field, bool]]:
+    """Yields the dotted name of each setting, its field, and whether it decides a run."""
+    for one in fields(schema):
+        if is_dataclass(one.type):
+            yield from _fields(one.type, f"{prefix}{one.name}.")
+        elif "help" in one.metadata:
+            decides = one.metadata["decides"]
+            yield prefix + one.name, one, schema._decides if decides is None else decides
+
+
+def _allowed(kind: Any) -> str:
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        return ""
+    return f" ({', '.join(f'`{member.value}`' for member in kind)})"
+
+
+def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
+    """Prints the choices and settings of `protlm train` or `protlm evaluate`."""
+    is_train = schema is TrainConfig
+    command = "train" if is_train else "evaluate"
+    config = compose(TrainConfig, []) if is_train else compose(EvaluateConfig, ["checkpoint=RUN"])
+    out = console()
+    out.print(Text(f"Usage: protlm {command} [key=value ...]\n"))
+    out.print(Text("Choices, written group=choice (each is described in its file in conf/):"))
+    out.print(_rows((group, ", ".join(_choices(group)), "") for group in _groups(is_train)))
+    out.print(Text(f"Settings, with the values of a bare `protlm {command}`:"))
+    for section in dict.fromkeys(setting.section for setting in settings_of(config)):
+        out.print(_rows(s[:3] for s in settings_of(config) if s.section == section))
+    out.print(
+        "Flags: --cfg job prints the composed settings; --multirun runs a sweep; --break-lock\n"
+        "takes over the lock of a run that died on another machine; --debug shows tracebacks.\n"
+        "Examples: docs/train.md"
+        if is_train
+        else "Flags: --cfg job prints the composed settings; --debug shows tracebacks."
+    )
+
+
+def _rows(rows: Any) -> Padding:
+    table = Table.grid(padding=(0, 2))
+    for name, value, text in rows:
+        table.add_row(Text(name), Text(value), Text(text))
+    return Padding(table, (0, 0, 1, 2), expand=False)
+
+
+def _groups(is_train: bool) -> list[str]:
+    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    return sorted(groups - _EVALUATION if is_train else groups & _EVALUATION)
+
+
+def _choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def with_tables(page: str) -> str:
+    """Replaces the tables of docs/settings.md with current ones."""
+    place = re.compile(f"(?<={re.escape(_BEGIN)}).*(?={re.escape(_END)})", re.DOTALL)
+    if not place.search(page):
+        raise UserError(f"the page lacks the lines {_BEGIN.strip()} and {_END.strip()}")
+    config = compose(TrainConfig, [])
+    sections = dict.fromkeys(setting.section for setting in settings_of(config))
+    return place.sub(lambda _: "".join(_table(config, section) for section in sections), page)
+
+
+def _table(config: TrainConfig, section: str) -> str:
+    rows = [f"| {section or 'setting'} | value | fixed | meaning |", "|---|---|---|---|"]
+    rows += [
+        f"| `{setting.name}` | `{setting.value}` | {'yes' * setting.decides} | {setting.help} |"
+        for setting in settings_of(config)
+        if setting.section == section
+    ]
+    return "\n" + "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Writes the tables to the page that is given."""
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
+        raise UserError("type: python -m protlm.config.settings docs/settings.md")
+    path = Path(sys.argv[1])
+    page = with_tables(path.read_text(encoding="utf-8"))
+    with complete_file(path, overwrite=True) as partial:
+        partial.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    exit_with_message(main)

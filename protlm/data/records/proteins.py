@@ -1,0 +1,200 @@
+"""The proteins of a sequence file: every record is yielded or reported."""
+
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import IO
+
+from protlm.data.records.file import read_records
+from protlm.data.records.format_detection import WITHOUT_GAPS
+from protlm.data.records.record import Record, Tally
+from protlm.data.records.residues import GAP
+from protlm.data.records.source import STANDARD_INPUT
+from protlm.system.errors import InputDataError
+from protlm.system.paths import existing_file
+from protlm.system.terminal import printable
+
+_MOST_LISTED = 20
+_REPEATED = "repeated at line"
+_FIRST_WORD = (
+    "an identifier is the first word of a header, and --duplicates header takes the whole header"
+)
+
+
+class Duplicates(StrEnum):
+    """The treatment of repeated identifiers; `header` names every record by its whole header."""
+
+    error = "error"
+    first = "first"
+    suffix = "suffix"
+    header = "header"
+
+
+def _spooled_input() -> IO[bytes]:
+    """Copies standard input to a temporary file, since the records are read more than once."""
+    if sys.stdin is None:
+        raise InputDataError("standard input is closed; give the path of a sequence file")
+    spool = tempfile.NamedTemporaryFile(prefix="standard-input-")  # noqa: SIM115
+    shutil.copyfileobj(sys.stdin.buffer, spool)
+    spool.flush()
+    return spool
+
+
+@dataclass
+class Proteins:
+    """The records of a sequence file, which is checked once and can then be read repeatedly.
+
+    The path `-` is standard input. Records that are longer than `max_residues`, or for whose length
+    `refuse` returns a reason, are skipped and reported. While the file is checked, `observe` is
+    called with each record that is kept. `renamed` maps the new names of records to their
+    identifiers.
+    """
+
+    path: Path
+    max_residues: int | None = None
+    duplicates: Duplicates = Duplicates.error
+    observe: Callable[[Record], None] | None = None
+    refuse: Callable[[int], str | None] = lambda _: None
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    tally: Tally = field(default_factory=Tally)
+    renamed: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._source = self.path
+        # The free memory changes, and the file is read again.
+        self.refuse = cache(self.refuse)
+        if self.path == STANDARD_INPUT:
+            self._spool = _spooled_input()
+            self._source = Path(self._spool.name)
+        existing_file(self._source, "a sequence file")
+        self.skipped, self.tally, self.renamed, self.lengths = [], Tally(), {}, []
+        for record in self._records(self.skipped, self.tally):
+            self.lengths.append(len(record.sequence))
+            if self.observe is not None:
+                self.observe(record)
+        # The observer may refer to this object.
+        self.observe = None
+        if not self.lengths:
+            identifier, reason = self.without_entry()[0]
+            gaps = f"; remove gaps: {WITHOUT_GAPS}" if GAP in self.tally.rejected else ""
+            raise InputDataError(
+                f"{self.name}: none of the {self.num_records:,} records can be used, the first of "
+                f"them {identifier}: {reason}{gaps}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._records([], Tally())
+
+    @property
+    def name(self) -> str:
+        """The file in messages."""
+        return "standard input" if self.path == STANDARD_INPUT else str(self.path)
+
+    @property
+    def source(self) -> Path:
+        """The file that is read: of standard input its copy."""
+        return self._source
+
+    @property
+    def num_records(self) -> int:
+        """Number of records in the file: those yielded, skipped, and rejected by the reader."""
+        return len(self) + len(self.skipped) + self.tally.num_rejected
+
+    def without_entry(self) -> list[tuple[str, str]]:
+        """Returns the identifier and the reason of every record that is not yielded.
+
+        The reader lists the first 1,000 records of each reason; a row without an identifier counts
+        the others.
+        """
+        rows = []
+        for reason, number in sorted(self.tally.rejected.items()):
+            listed = self.tally.listed.get(reason, [])
+            rows += [(identifier, f"{reason}, line {line}") for identifier, _, line in listed]
+            if number > len(listed):
+                rows.append(("", f"{reason}: {number - len(listed):,} more records"))
+        return [*rows, *self.skipped]
+
+    def report(self, done: str, *, further: Sequence[tuple[str, str]] = ()) -> None:
+        """Prints on standard error how many records were used, changed and skipped."""
+        rejected = [f"{n} {reason}" for reason, n in sorted(self.tally.rejected.items())]
+        changed = [f"{n} {reason}" for reason, n in sorted(self.tally.changed.items())]
+        used = len(self) - len(further)
+        out = self.num_records - used
+        print(f"{self.num_records} records: {used} {done}, {out} skipped", file=sys.stderr)
+        for label, parts in (("rejected", rejected), ("changed", changed)):
+            if parts:
+                print(f"{label}: {', '.join(parts)}", file=sys.stderr)
+        for identifier, reason in [*self.without_entry(), *further][:_MOST_LISTED]:
+            print(printable(f"skipped {identifier}: {reason}"), file=sys.stderr)
+        if out > _MOST_LISTED:
+            print(f"and {out - _MOST_LISTED:,} more", file=sys.stderr)
+        if repeated := sum(reason.startswith(_REPEATED) for _, reason in self.skipped):
+            print(
+                f"{repeated:,} records have the identifier of an earlier one; {_FIRST_WORD}",
+                file=sys.stderr,
+            )
+
+    def _too_long(self, length: int) -> str | None:
+        if self.max_residues is not None and length > self.max_residues:
+            return f"{length:,} residues; this model takes {self.max_residues:,}"
+        return self.refuse(length)
+
+    def _records(self, skipped: list[tuple[str, str]], tally: Tally) -> Iterator[Record]:
+        seen: Counter[str] = Counter()
+        for record in self._read(tally):
+            seen[record.identifier] += 1
+            count = seen[record.identifier]
+            if reason := self._too_long(len(record.sequence)):
+                skipped.append((record.identifier, reason))
+            elif count == 1:
+                yield record
+            elif self.duplicates is Duplicates.suffix:
+                while seen[f"{record.identifier}_{count}"]:
+                    count += 1
+                name = f"{record.identifier}_{count}"
+                seen[name] += 1
+                self.renamed[name] = record.identifier
+                yield record._replace(identifier=name)
+            elif self.duplicates is Duplicates.first:
+                skipped.append((record.identifier, f"{_REPEATED} {record.line}"))
+            else:
+                first = "" if self.duplicates is Duplicates.header else f" or first; {_FIRST_WORD}"
+                raise InputDataError(
+                    f"{self.name}, line {record.line}: the identifier {record.identifier} is "
+                    f"repeated; type --duplicates suffix{first}"
+                )
+
+    def _read(self, tally: Tally) -> Iterator[Record]:
+        """Yields the records by the names that were asked for, and names standard input."""
+        try:
+            for record in read_records(self._source, tally):
+                if self.duplicates is Duplicates.header and record.header.strip():
+                    self.renamed[record.header] = record.identifier
+                    yield record._replace(identifier=record.header)
+                else:
+                    yield record
+        except InputDataError as error:
+            raise InputDataError(str(error).replace(str(self._source), self.name)) from None
+
+
+def one_protein(
+    path: Path, otherwise: str = "; give a file of one protein, the wild type"
+) -> Record:
+    """Returns the record of a file of one protein, such as a wild type."""
+    proteins = Proteins(path, duplicates=Duplicates.suffix)
+    if proteins.num_records != 1:
+        message = f"{proteins.name} has {proteins.num_records:,} proteins"
+        raise InputDataError(f"{message}{otherwise}")
+    for changed in proteins.tally.changed:
+        print(f"{proteins.name}: {changed}", file=sys.stderr)
+    return next(iter(proteins))

@@ -1,0 +1,155 @@
+"""Labels for the commands that learn them: read, checked against the model, and clustered."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from protlm.data.tables import read_clusters
+from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
+from protlm.downstream.splits import Leakage, Split, held_out, leakage, missing, split_of
+from protlm.downstream.tasks import (
+    SEPARATOR,
+    Targets,
+    Task,
+    guess_task,
+    refuse_labels_of_residues,
+    refuse_many_classes,
+    targets_of,
+)
+from protlm.model.memory import Room
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.terminal import printable
+
+
+@dataclass(frozen=True)
+class LabelOptions:
+    """How labels are read and split.
+
+    Sequences, column and `per_residue` are as for `read_labeled_proteins`, `min_count` and the
+    separator as for `targets_of`. Without a task it is guessed. A cluster table has representative
+    and member, separated by a tab; `cluster` returns the cluster of each sequence.
+    """
+
+    sequences: Path | None = None
+    column: str | None = None
+    task: Task | None = None
+    per_residue: bool = False
+    min_count: int = 1
+    separator: str = SEPARATOR
+    cluster_table: Path | None = None
+    cluster: Callable[[Sequence[str]], list[int]] | None = None
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """Proteins with their labels, as numbers, and their split."""
+
+    proteins: LabeledProteins
+    targets: Targets
+    split: Split
+    leakage: Leakage
+
+    @property
+    def sequences(self) -> list[str]:
+        """The sequences of the proteins."""
+        return [one.sequence for one in self.proteins.examples]
+
+
+def read_labeled(
+    path: Path,
+    room: Room,
+    reading: LabelOptions,
+    *,
+    seed: int,
+    valid_fraction: float | None = None,
+) -> Labeled:
+    """Reads, checks and splits labels; `valid` gets a fraction of `train` if it is empty."""
+    proteins = read_examples(path, room, reading)
+    targets = targets_from(path, proteins, reading)
+    clusters = clusters_of(proteins, reading)
+    split = split_of(proteins.examples, clusters, seed=seed)
+    if valid_fraction is not None and not split.valid.size:
+        is_out = held_out(split.groups[split.train], valid_fraction, seed=seed)
+        split = replace(split, train=split.train[~is_out], valid=split.train[is_out])
+    return Labeled(proteins, targets, split, leakage(proteins.examples, split, clusters))
+
+
+def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProteins:
+    """Returns the examples that the model accepts and the memory has room for."""
+    if reading.cluster is not None and reading.cluster_table is not None:
+        raise UserError("--cluster and --cluster-table both give the clusters; omit one of them")
+    per_residue = reading.per_residue or reading.task is Task.residue_classes
+    proteins = read_labeled_proteins(
+        path, sequences=reading.sequences, column=reading.column, per_residue=per_residue
+    )
+    longest = room.model.max_residues or max(len(one.sequence) for one in proteins.examples)
+    fits = [len(one.sequence) <= longest for one in proteins.examples]
+    if not any(fits):
+        raise InputDataError(f"{path}: all proteins are longer than the {longest} that fit")
+    found = proteins.only(fits, f"longer than the {longest:,} residues that the model accepts")
+    refused = [room.refusal(len(one.sequence)) for one in found.examples]
+    for one, reason in zip(found.examples, refused, strict=True):
+        if reason:
+            print(printable(f"skipped {one.identifier}: {reason}"), file=sys.stderr)
+    if all(refused):
+        raise InputDataError(f"{path}: no protein fits into the memory; give shorter ones")
+    return found.only([not one for one in refused], "that do not fit into the memory")
+
+
+def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -> Targets:
+    """Returns the labels as numbers, and prints on standard error what they were taken for."""
+    labels = [one.label for one in proteins.examples]
+    task = _task_of(labels, proteins, reading)
+    targets = targets_of(labels, task, min_count=reading.min_count, separator=reading.separator)
+    if reading.task is None:
+        refuse_many_classes(targets)
+    names = f" of {len(targets.classes)} classes ({', '.join(targets.classes)[:80]})"
+    if not targets.classes:
+        are_few = reading.task is None and 5 * len(set(labels)) <= len(labels)
+        names = " (type --task class if these are names of classes)" if are_few else ""
+    rows = len(labels) + sum(proteins.left_out.values())
+    taken = f"{path}: task: {task}{names}"
+    parts = [taken, f"{len(labels):,} of {rows:,} rows are used"]
+    for what, counts in (("left out", proteins.left_out), ("changed", proteins.changed)):
+        if counts:
+            parts.append(f"{what}: " + ", ".join(f"{n:,} {why}" for why, n in counts.items()))
+    commas = sum("," in label for label in labels)
+    if commas and targets.classes and not proteins.per_residue and "," not in reading.separator:
+        parts.append(f"{commas:,} labels have commas, which separate nothing without --separator ,")
+    print(printable("; ".join(parts)), file=sys.stderr)
+    return targets
+
+
+def _task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOptions) -> Task:
+    if reading.task is None:
+        if not proteins.per_residue:
+            refuse_labels_of_residues(proteins.examples)
+        places = [one.place for one in proteins.examples]
+        per_residue, separator = proteins.per_residue, reading.separator
+        return guess_task(labels, per_residue=per_residue, separator=separator, places=places)
+    if proteins.per_residue != (reading.task is Task.residue_classes):
+        raise UserError(
+            f"--task {reading.task} does not suit labels of "
+            f"{'residues' if proteins.per_residue else 'whole proteins'}; omit it"
+        )
+    return reading.task
+
+
+def clusters_of(proteins: LabeledProteins, reading: LabelOptions) -> dict[str, str] | None:
+    """Returns the cluster of each identifier; None to use those of the labels, if any."""
+    if reading.cluster is not None:
+        numbers = reading.cluster([one.sequence for one in proteins.examples])
+        pairs = zip(proteins.examples, numbers, strict=True)
+        return {one.identifier: str(number) for one, number in pairs}
+    if reading.cluster_table is None:
+        return None
+    rows = read_clusters(reading.cluster_table)
+    clusters = {member: representative for _, representative, member in rows}
+    if number := missing(proteins.examples, clusters):
+        print(
+            f"warning: {reading.cluster_table} lacks {number:,} of {len(proteins.examples):,} "
+            "proteins; each is a cluster by itself, so its homologs may be on the other side",
+            file=sys.stderr,
+        )
+    return clusters

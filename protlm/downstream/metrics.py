@@ -1,0 +1,301 @@
+"""Metrics of predicted scores and labels, with 95 % intervals.
+
+Scores of variants, as ProteinGym defines their agreement with measured ones (Notin et al. 2023,
+doi:10.1101/2023.12.07.570727): the variants of a position resemble each other, so intervals are by
+bootstrap over positions. A variant is in a resample as often as the product of the numbers of times
+that its positions were drawn. Of single mutants this is the cluster bootstrap (Davison and Hinkley
+1997, section 3.8), of multiple ones the pigeonhole bootstrap (Owen 2007, doi:10.1214/07-AOAS122),
+which is conservative: it multiplies the variance of what positions do not explain by up to 2^k - 1
+for k positions.
+
+Labels: residues of a protein are drawn together, as are proteins of a cluster if clusters are
+known. AUROC and AUPRC are averaged over the classes that have both positive and negative proteins.
+Matthews' correlation of several classes is that of Gorodkin 2004
+(doi:10.1016/j.compbiolchem.2004.09.006). All are those of scikit-learn, except that metrics of
+constant labels are NaN, and not 0 or 1.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from protlm.analysis.bootstrap import RESAMPLES, Metrics, draws
+from protlm.downstream.tasks import Task
+from protlm.downstream.variants import Assay, Variant
+
+METRICS = ("Spearman", "AUC", "MCC", "NDCG", "top recall")
+_TOP = 0.1
+# Fewer resamples of a large assay, whose intervals are narrow.
+_MOST_DRAWN, _FEWEST = 20_000_000, 100
+
+
+@dataclass(frozen=True)
+class Agreement(Metrics):
+    """The metrics of the measured variants of an assay, in classes by `bins` or `median`."""
+
+    num_variants: int
+    classes: str
+
+
+def positions_of(variants: Sequence[Variant]) -> np.ndarray:
+    """Returns numbers of the replaced positions, int64 [variants, most positions], -1 beyond them.
+
+    The wild type has a number, and each variant with insertions or deletions has one of its own.
+
+    >>> from protlm.downstream.variants import Substitution
+    >>> one, two = Substitution("M", 0, "A"), Substitution("K", 1, "C")
+    >>> positions_of([Variant((two,)), Variant(indel="MKK"), Variant((one, two))]).tolist()
+    [[0, -1], [1, -1], [2, 0]]
+    """
+    numbers: dict[object, int] = {}
+    found = []
+    for row, variant in enumerate(variants):
+        names: list[object] = [one.position for one in variant.substitutions]
+        if not names:
+            names = ["wild type" if variant.indel is None else ("indel", row)]
+        found.append([numbers.setdefault(name, len(numbers)) for name in names])
+    width = max(map(len, found), default=1)
+    rows = [row + [-1] * (width - len(row)) for row in found]
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+
+def agreement(
+    measured: np.ndarray,
+    predicted: np.ndarray,
+    is_fit: np.ndarray | None,
+    positions: np.ndarray,
+    *,
+    seed: int = 0,
+) -> Agreement | None:
+    """Compares predicted scores with measured ones, higher for fitter variants; None without any.
+
+    Variants without a measured score are left out. `is_fit` has the classes for AUC and MCC; None
+    divides the measured scores at their median. The bootstrap resamples the positions, as
+    `positions_of` returns them. With a single one the intervals are undefined.
+    """
+    known = ~np.isnan(measured)
+    number = int(known.sum())
+    if not number:
+        return None
+    fit = measured >= np.median(measured[known]) if is_fit is None else is_fit
+    measured, predicted, fit = measured[known], predicted[known], fit[known]
+    drawn = [
+        list(metrics(measured[rows], predicted[rows], fit[rows]).values())
+        for rows in _resamples(positions[known], seed)
+    ]
+    resampled = np.array(drawn).reshape(-1, len(METRICS))
+    classes = "median" if is_fit is None else "bins"
+    return Agreement(metrics(measured, predicted, fit), resampled, number, classes)
+
+
+def _resamples(positions: np.ndarray, seed: int) -> Iterator[np.ndarray]:
+    """Yields the rows of variants, by positions drawn with replacement; none of one position."""
+    names = np.unique(positions[positions >= 0])
+    size, number = len(names), len(positions)
+    if size < 2:
+        return
+    # Beyond the positions of a variant there is a factor of 1.
+    place = np.where(positions < 0, size, np.searchsorted(names, positions))
+    resamples = max(min(RESAMPLES, _MOST_DRAWN // number), _FEWEST)
+    for drawn in draws(size, seed=seed, number=resamples):
+        counts = np.bincount(drawn, minlength=size)
+        rows = np.repeat(np.arange(number), np.append(counts, 1)[place].prod(axis=1))
+        # Few multiple mutants may all have a position that was not drawn.
+        if len(rows):
+            yield rows
+
+
+def metrics(measured: np.ndarray, predicted: np.ndarray, is_fit: np.ndarray) -> dict[str, float]:
+    """Returns the metrics by the names in `METRICS`."""
+    return {
+        "Spearman": spearman(measured, predicted),
+        "AUC": auc(is_fit, predicted),
+        "MCC": correlation(is_fit.astype(float), (predicted >= np.median(predicted)).astype(float)),
+        "NDCG": ndcg(measured, predicted),
+        "top recall": top_recall(measured, predicted),
+    }
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Returns ranks from 1; equal values have their mean rank.
+
+    >>> ranks(np.array([3.0, 1.0, 3.0])).tolist()
+    [2.5, 1.0, 2.5]
+    """
+    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[group]
+
+
+def spearman(measured: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns Spearman's rank correlation; NaN if all values of one are equal."""
+    return correlation(ranks(measured), ranks(predicted))
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float:
+    """Returns Pearson's correlation, of two classes Matthews'; NaN if all values are equal."""
+    x, y = one - one.mean(), other - other.mean()
+    scale = np.sqrt((x @ x) * (y @ y))
+    return float(x @ y / scale) if scale else np.nan
+
+
+def auc(is_fit: np.ndarray, predicted: np.ndarray) -> float:
+    """Returns the area under the ROC curve, equal scores counted half; NaN with one class."""
+    fit = int(is_fit.sum())
+    pairs = fit * (len(is_fit) - fit)
+    above = ranks(predicted)[is_fit].sum() - fit * (fit + 1) / 2
+    return float(above / pairs) if pairs else np.nan
+
+
+def ndcg(measured: np.ndarray, predicted: np.ndarray, *, top: float = _TOP) -> float:
+    """Returns the normalized discounted cumulative gain of the predicted top fraction.
+
+    Gains are the measured scores, scaled to 0 to 1. NaN if the fraction has no variant or all
+    measured scores are equal.
+    """
+    number = int(len(measured) * top)
+    extent = np.ptp(measured)
+    if not number or not extent:
+        return np.nan
+    gains = (measured - measured.min()) / extent
+    discounts = 1 / np.log2(np.arange(number) + 2)
+    order = np.argsort(-predicted, kind="stable")[:number]
+    return float(gains[order] @ discounts / (np.sort(gains)[::-1][:number] @ discounts))
+
+
+def top_recall(measured: np.ndarray, predicted: np.ndarray, *, top: float = _TOP) -> float:
+    """Returns the fraction of the measured top fraction that is in the predicted one.
+
+    The top fraction is strictly above its percentile; NaN if nothing is.
+    """
+    best = measured > np.quantile(measured, 1 - top)
+    chosen = predicted > np.quantile(predicted, 1 - top)
+    return float((best & chosen).sum() / best.sum()) if best.any() else np.nan
+
+
+def averages(values: Mapping[str, float], assays: Mapping[str, Assay]) -> dict[str, float]:
+    """Averages a metric over assays as ProteinGym does; assays where it is NaN are left out.
+
+    Assays of a protein are averaged, then proteins of a selection type, then the types.
+    """
+    groups: dict[str, dict[str, list[float]]] = {}
+    for name, value in values.items():
+        assay = assays[name]
+        if not np.isnan(value):
+            groups.setdefault(assay.selection, {}).setdefault(assay.protein, []).append(value)
+    if not groups:
+        return {}
+    by_type = {
+        selection: float(np.mean([np.mean(one) for one in proteins.values()]))
+        for selection, proteins in sorted(groups.items())
+    }
+    return {**by_type, "mean of types": float(np.mean(list(by_type.values())))}
+
+
+LABEL_METRICS = {
+    Task.number: ("Spearman", "R2"),
+    Task.one_class: ("accuracy", "macro F1", "MCC"),
+    Task.several_classes: ("AUROC", "AUPRC"),
+    Task.residue_classes: ("accuracy", "macro F1", "MCC", "accuracy per protein"),
+}
+
+
+def label_scores(
+    outputs: np.ndarray,
+    values: np.ndarray,
+    groups: np.ndarray,
+    task: Task,
+    *,
+    units: np.ndarray | None = None,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> Metrics:
+    """Compares outputs, numbers or logits [examples, outputs], with labels.
+
+    The values are as in `Targets`, the groups are the protein of each row, and the units its
+    cluster, which is drawn whole; None draws proteins.
+    """
+    _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
+    _, unit_of = np.unique((groups if units is None else units)[first], return_inverse=True)
+    number = int(unit_of.max()) + 1
+    counts = [
+        np.bincount(drawn, minlength=number)[unit_of]
+        for drawn in draws(number, seed=seed, number=resamples)
+    ]
+    metrics = _metrics_of(outputs, values, group_of, task)
+    found = metrics(np.array([np.ones(len(first)), *counts]))
+    return Metrics(dict(zip(LABEL_METRICS[task], found[0].tolist(), strict=True)), found[1:])
+
+
+def _metrics_of(
+    outputs: np.ndarray, values: np.ndarray, group_of: np.ndarray, task: Task
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Returns a function from weights of the proteins [resamples, proteins] to metrics."""
+    if task is Task.number:
+        return lambda weights: np.stack(
+            [_of_numbers(outputs[:, 0], values, row[group_of]) for row in weights]
+        )
+    if task is Task.several_classes:
+        return lambda weights: _of_several(outputs, values, weights[:, group_of])
+    predicted, size = outputs.argmax(axis=1), outputs.shape[1]
+    confusions = np.zeros((int(group_of.max()) + 1, size, size))
+    np.add.at(confusions, (group_of, values, predicted), 1)
+    per_residue = task is Task.residue_classes
+    return lambda weights: _of_confusions(confusions, weights, per_residue=per_residue)
+
+
+def _of_numbers(predicted: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    rows = np.repeat(np.arange(len(values)), weights.astype(np.int64))
+    x, y = predicted[rows], values[rows]
+    spread = ((y - y.mean()) ** 2).sum()
+    r2 = 1 - ((y - x) ** 2).sum() / spread if spread else np.nan
+    return np.array([spearman(y, x), r2])
+
+
+def _of_confusions(confusions: np.ndarray, weights: np.ndarray, *, per_residue: bool) -> np.ndarray:
+    table = np.tensordot(weights, confusions, axes=1)
+    total = table.sum(axis=(1, 2))
+    right = table.diagonal(axis1=1, axis2=2)
+    true, predicted = table.sum(axis=2), table.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        # As in scikit-learn, also of classes that are predicted and have no label.
+        f1 = np.where(true + predicted > 0, 2 * right / (true + predicted), np.nan)
+        squares = total**2 - (true**2).sum(axis=1), total**2 - (predicted**2).sum(axis=1)
+        covariance = right.sum(axis=1) * total - (true * predicted).sum(axis=1)
+        mcc = covariance / np.sqrt(squares[0] * squares[1])
+        # MCC is 0/0 for a constant prediction; 0 is the convention.
+        mcc = np.where((squares[1] == 0) & (squares[0] > 0), 0, mcc)
+    columns = [right.sum(axis=1) / total, np.nanmean(f1, axis=1), mcc]
+    if per_residue:
+        each = confusions.diagonal(axis1=1, axis2=2).sum(axis=1) / confusions.sum(axis=(1, 2))
+        columns.append(weights @ each / weights.sum(axis=1))
+    return np.stack(columns, axis=1)
+
+
+def _of_several(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    found = [_areas(o, v, weights) for o, v in zip(outputs.T, values.T, strict=True)]
+    areas = np.array(found)
+    is_defined = ~np.isnan(areas)
+    sums, counts = np.where(is_defined, areas, 0).sum(axis=0), is_defined.sum(axis=0)
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+
+
+def _areas(scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns AUROC and average precision of a class, [resamples, 2]; ties count half in AUROC.
+
+    Average precision is Σ over thresholds of precision times the gain of recall.
+    """
+    order = np.argsort(-scores, kind="stable")
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+    weighted = weights[:, order]
+    hits = np.cumsum(weighted * is_positive[order], axis=1)[:, ends]
+    taken = np.cumsum(weighted, axis=1)[:, ends]
+    gains = np.diff(hits, axis=1, prepend=0)
+    misses = np.diff(taken - hits, axis=1, prepend=0)
+    positives, negatives = hits[:, -1], taken[:, -1] - hits[:, -1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        precision = np.where(taken > 0, hits / taken, 0)
+        auroc = (misses * (hits - gains / 2)).sum(axis=1) / (positives * negatives)
+        average = (gains * precision).sum(axis=1) / positives
+    is_defined = (positives > 0) & (negatives > 0)
+    return np.where(is_defined[:, None], np.stack([auroc, average], axis=1), np.nan)

@@ -1,0 +1,246 @@
+"""What `protlm probe` prints and writes: metrics, predictions, and the probe itself.
+
+`probe.safetensors` has `weights` [D, outputs] and `bias` [outputs], float64, of features that are
+not standardized; `probe.json` says what they predict, and from which layer of which model.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protlm import __version__
+from protlm.analysis.bootstrap import finite_or_none
+from protlm.checkpoints.checks import check_numbers, damaged_files, write_sums
+from protlm.data.tables import write_rows
+from protlm.downstream.examples import Labeled
+from protlm.downstream.linear import LinearModel, probabilities
+from protlm.downstream.metrics import LABEL_METRICS
+from protlm.downstream.probing import MODEL, Predictor, ProbeOptions
+from protlm.downstream.tasks import Task, missing_in_test
+from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.json_file import from_json, read_json
+from protlm.system.terminal import print_table
+
+RESULTS, PREDICTIONS = "results.json", "predictions.tsv"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A probe with everything that it was fitted to and compared with."""
+
+    model_name: str
+    model_hash: str
+    labeled: Labeled
+    predictors: Mapping[str, Predictor]
+
+
+def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]:
+    """Returns all metrics, choices and intervals, and the comparison with the best baseline.
+
+    That is the difference of the model's first metric from the highest of another predictor, with
+    its paired interval. Undefined values are None.
+    """
+    metric, scores = LABEL_METRICS[task][0], {name: one.scores for name, one in predictors.items()}
+    baselines = [name for name in scores if name != MODEL]
+    best = max(baselines, key=lambda name: np.nan_to_num(scores[name].values[metric], nan=-1))
+    over = scores[MODEL].less(scores[best], metric)
+    return {
+        "over_best_baseline": {"baseline": best, "metric": metric, **over},
+        "predictors": {
+            name: {
+                "metrics": one.scores.to_plain(),
+                "layer": one.layer,
+                "penalty": one.penalty,
+                "by_layer": {str(layer): finite_or_none(x) for layer, x in one.by_layer.items()},
+            }
+            for name, one in predictors.items()
+        },
+    }
+
+
+def metric_rows(scores: Mapping[str, Any], heading: str = "labels by") -> list[list[str]]:
+    """Returns headings and a row for each predictor: metrics, the interval of the first, layer.
+
+    The scores are the value of `scores_of`; `heading` is that of the column of predictors.
+    """
+    predictors = scores["predictors"]
+    first, *others = next(iter(predictors.values()))["metrics"]
+    rows = [[heading, first, "95 %", *others, "layer"]]
+    for name, found in predictors.items():
+        metrics = found["metrics"]
+        value, low, high = (_digits(metrics[first][key]) for key in ("value", "low", "high"))
+        cells = (_digits(metrics[other]["value"]) for other in others)
+        layer = "" if found["layer"] is None else str(found["layer"])
+        rows.append([name, value, f"{low} to {high}", *cells, layer])
+    return rows
+
+
+def comparison(scores: Mapping[str, Any]) -> str:
+    """Returns a sentence on the model and the best baseline, of the value of `scores_of`."""
+    over = scores["over_best_baseline"]
+    value, low, high = (_digits(over[key], "+") for key in ("value", "low", "high"))
+    return (
+        f"{over['metric']} of the model less that of {over['baseline']}: {value} ({low} to {high})"
+    )
+
+
+def _digits(value: float | None, sign: str = "") -> str:
+    return "undefined" if value is None else f"{value:{sign}.3f}"
+
+
+def print_result(result: Result) -> None:
+    """Prints a row for each predictor, the comparison with the best baseline, and what leaks."""
+    labeled, targets = result.labeled, result.labeled.targets
+    task = targets.task
+    scores = scores_of(result.predictors, task)
+    headings, *rows = metric_rows(scores)
+    classes = f" of {len(targets.classes)} classes" if targets.classes else ""
+    sides = ", ".join(f"{n:,} {side}" for side, n in labeled.split.sides().items() if n)
+    notes = [f"task: {task}{classes}; proteins: {sides}", comparison(scores)]
+    if left_out := labeled.proteins.left_out:
+        notes.append("left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items()))
+    leaks = labeled.leakage.describe(len(labeled.split.test))
+    lacking = missing_in_test(targets, labeled.split.test)
+    notes += [f"warning: {one}" for one in (leaks, lacking) if one]
+    print_table(headings, rows, notes)
+
+
+def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
+    """Writes all metrics and their intervals as JSON; undefined ones are null."""
+    labeled, leaked, task = result.labeled, result.labeled.leakage, result.labeled.targets.task
+    content = {
+        "model": result.model_name,
+        "model_hash": result.model_hash,
+        "protlm_version": __version__,
+        "task": task,
+        "classes": labeled.targets.classes,
+        "proteins": labeled.split.sides(),
+        "rows": len(labeled.targets.values),
+        "left_out": dict(labeled.proteins.left_out),
+        "seed": options.seed,
+        "test_proteins_with_relatives_to_fit_to": {
+            "identical": leaked.identical,
+            "same_cluster": leaked.same_cluster,
+            "similar": leaked.similar,
+        },
+        **scores_of(result.predictors, task),
+    }
+    (folder / RESULTS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_predictions(folder: Path, result: Result) -> None:
+    """Writes the labels and predictions of the test proteins, or of their residues."""
+    targets, examples = result.labeled.targets, result.labeled.proteins.examples
+    outputs = result.predictors[MODEL].outputs
+    rows = targets.rows_of(result.labeled.split.test)
+    places = None if targets.places is None else np.concatenate(targets.places)
+    position = [] if places is None else ["position"]
+    table = [["identifier", *position, "label", *output_columns(targets.classes)]]
+    found = output_cells(outputs, targets.task, targets.classes)
+    for row, cells in zip(rows, found, strict=True):
+        one = examples[targets.groups[row]]
+        if places is None:
+            table.append([one.identifier, one.label, *cells])
+        else:
+            place = int(places[row])
+            table.append([one.identifier, str(place + 1), one.label[place], *cells])
+    with (folder / PREDICTIONS).open("w", encoding="utf-8", newline="") as file:
+        write_rows(file, "\t", table)
+
+
+def output_columns(classes: list[str]) -> list[str]:
+    """Returns the columns of `output_cells`."""
+    return ["predicted", *(f"p({name})" for name in classes)] if classes else ["predicted"]
+
+
+def output_cells(outputs: np.ndarray, task: Task, classes: list[str]) -> list[list[str]]:
+    """Formats a number, or the predicted class, or classes with p ≥ 0.5, and all probabilities."""
+    if task is Task.number:
+        return [[f"{value:.6g}"] for value in outputs[:, 0]]
+    rows = []
+    for row in probabilities(outputs, task):
+        if task is Task.several_classes:
+            names = ";".join(classes[number] for number in np.flatnonzero(row >= 0.5))
+        else:
+            names = classes[int(row.argmax())]
+        rows.append([names, *(f"{value:.4f}" for value in row)])
+    return rows
+
+
+WEIGHTS, DESCRIPTION = "probe.safetensors", "probe.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A linear model on the hidden states of one layer of one model, and what it predicts.
+
+    The states are averaged over residues, except for residue classes. A number has no classes. The
+    hash is that of the model's weights.
+    """
+
+    task: Task
+    classes: list[str]
+    layer: int
+    model_hash: str
+    fitted: LinearModel
+
+    def check_model(self, model: PretrainedModel) -> None:
+        """Refuses another model than the one that the probe was fitted on."""
+        if model.hash != self.model_hash:
+            raise UserError(
+                f"the probe was fitted on a model with the hash {self.model_hash[:12]}, and this "
+                f"one has {model.hash[:12]}; give the same model: -m MODEL"
+            )
+        width = model.description.model.model_dim
+        if not 0 <= self.layer <= model.num_layers or self.fitted.weights.shape[0] != width:
+            raise InputDataError(
+                "the probe is damaged: its layer or its width does not fit its model, with "
+                f"layers 0 to {model.num_layers} and {width} features"
+            )
+
+
+def write_probe(folder: Path, probe: Probe) -> None:
+    """Writes the files of a probe into a folder, and the checksums of all files in it."""
+    from safetensors.numpy import save
+
+    arrays = {"weights": probe.fitted.weights.copy(order="C"), "bias": probe.fitted.bias}
+    (folder / WEIGHTS).write_bytes(save(arrays))
+    content: dict[str, Any] = {"format": _FORMAT, **asdict(probe)}
+    del content["fitted"]
+    text = json.dumps(content, indent=2) + "\n"
+    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+    write_sums(folder)
+
+
+def read_probe(folder: Path) -> Probe:
+    """Reads a probe."""
+    from safetensors.torch import load_file
+
+    if not (folder / DESCRIPTION).is_file():
+        inner = folder / "probe"
+        found = f"; {inner} is one" if (inner / DESCRIPTION).is_file() else ""
+        raise InputDataError(f"{folder} is not a folder that protlm probe has written{found}")
+    for name in damaged_files(folder, required=(WEIGHTS, DESCRIPTION)):
+        raise InputDataError(
+            f"{folder / name} is damaged or missing; give a folder that protlm probe has written"
+        )
+    try:
+        content = read_json(folder / DESCRIPTION, "a probe")
+        arrays = load_file(folder / WEIGHTS)
+        if content.pop("format", None) != _FORMAT:
+            raise ValueError("it has another format")
+        fitted = LinearModel(arrays["weights"].numpy(), arrays["bias"].numpy())
+        found = from_json(Probe, {**content, "fitted": fitted})
+    except Exception as error:
+        raise InputDataError(f"{folder} is not a probe: {str(error)[:200]}") from error
+    check_numbers(folder, arrays)
+    outputs = len(found.classes) or 1
+    if fitted.weights.shape[1:] != (outputs,) or fitted.bias.shape != (outputs,):
+        raise InputDataError(f"{folder} is not a probe: it does not have {outputs} outputs")
+    return found

@@ -1,0 +1,250 @@
+"""The names of the tensors and sizes of a foreign model, its alphabet, and the use of its tensors.
+
+Every token of protlm is read as one of the other alphabet. If several are read as the same one,
+they have its embedding, and its probability is divided evenly between them.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from protlm.checkpoints.checks import check_numbers
+from protlm.data.vocabulary import RESIDUES, VOCABULARY
+from protlm.interop.source import Source
+from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json
+from protlm.system.paths import existing_file
+
+# Names of tensors in a message.
+_MOST_NAMED = 4
+# The keys of sizes in the settings of Hugging Face.
+SIZES = {
+    "num_layers": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "model_dim": "hidden_size",
+}
+HUGGING_FACE = {
+    **SIZES,
+    "feedforward_dim": "intermediate_size",
+    "max_length": "max_position_embeddings",
+}
+# BERT's first names of the parameters of norms.
+FIRST_NORMS = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
+
+# The names of fairseq's transformer, which fair-esm has too.
+FAIRSEQ_NAMES = {
+    "embedding.weight": "embed_tokens.weight",
+    "positions.table": "embed_positions.weight",
+    "head_transform.dense.*": "lm_head.dense.*",
+    "head_transform.norm.*": "lm_head.layer_norm.*",
+    "head.bias": "lm_head.bias",
+}
+FAIRSEQ_LAYER = {
+    "attention_norm.*": "self_attn_layer_norm.*",
+    "attention.query.*": "self_attn.q_proj.*",
+    "attention.key.*": "self_attn.k_proj.*",
+    "attention.value.*": "self_attn.v_proj.*",
+    "attention.output.*": "self_attn.out_proj.*",
+    "feedforward_norm.*": "final_layer_norm.*",
+    "feedforward.up.*": "fc1.*",
+    "feedforward.down.*": "fc2.*",
+}
+FAIRSEQ_COPIES = {"lm_head.weight": "embed_tokens.weight"}
+# The files of the tokens in the folder of a model.
+ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
+# Its special tokens, in the order in which a family gives its names of them.
+_SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
+_FILES = (TOKENIZER, "vocab.json", ALPHABET)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a file names the tensors and sizes of a model.
+
+    Names that end in `*` are those of a weight and of a bias.
+
+    Attributes:
+        names: those of tensors outside the layers, ours to theirs.
+        layers: what the number of a layer follows.
+        layer: the names in a layer, ours to theirs.
+        sizes: the keys of sizes in the settings, ours to theirs; the others are those of tensors.
+        epsilon: the key of the epsilon of norms, and its value if the settings lack it.
+        spellings: patterns of other names for the same tensors, and what replaces them.
+        unused: a pattern of the names of tensors that protlm does not use.
+        stacks: the ends of the names of tensors that stack the rows of several matrices, and the
+            ends of the names of those, in order.
+        copies: tensors that may be stored twice, as tied embedding and output layer often are: the
+            names of the second and of the first.
+    """
+
+    names: Mapping[str, str]
+    layers: str
+    layer: Mapping[str, str]
+    sizes: Mapping[str, str] = field(default_factory=lambda: HUGGING_FACE)
+    epsilon: tuple[str, float] = ("layer_norm_eps", 1e-12)
+    spellings: Sequence[tuple[str, str]] = ()
+    unused: str = ""
+    stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    copies: Mapping[str, str] = field(default_factory=dict)
+
+    def all_names(self, layers: Iterable[int]) -> dict[str, str]:
+        """Returns the names of all tensors of a model with these layers, ours to theirs."""
+        names = dict(self.names)
+        for number in layers:
+            ours, theirs = f"blocks.{number}.", f"{self.layers}{number}."
+            names |= {ours + one: theirs + other for one, other in self.layer.items()}
+        return {
+            ours.replace("*", part): theirs.replace("*", part)
+            for ours, theirs in names.items()
+            for part in (("weight", "bias") if ours.endswith("*") else ("",))
+        }
+
+    def weights(self, source: Source) -> dict[str, Tensor]:
+        """Returns the tensors by our names; each must be used exactly once."""
+        path, tensors = source.path, self._unstacked(source.path, self._spelled(source))
+        for copy, first in self.copies.items():
+            value, expected = tensors.pop(copy, None), tensors.get(first)
+            if value is None and first == self.names["embedding.weight"]:
+                source.choice("tie_word_embeddings", (True,))
+            if value is not None and expected is not None and not value.equal(expected):
+                raise InputDataError(
+                    f"{path}: {copy} differs from {first}; only models in which they are tied are "
+                    "supported"
+                )
+        names = self.all_names(self._numbers(tensors))
+        return used_once(path, tensors, names, unused=self.unused)
+
+    def _spelled(self, source: Source) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for name, value in source.tensors.items():
+            new = name
+            for pattern, replacement in self.spellings:
+                new = re.sub(pattern, replacement, new, count=1)
+            if new in tensors:
+                raise InputDataError(f"{source.path} has {new!r:.90} in two layouts")
+            tensors[new] = value
+        return tensors
+
+    def _unstacked(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        separate: dict[str, Tensor] = {}
+        for name, value in tensors.items():
+            stack = next((end for end in self.stacks if name.endswith(end)), None)
+            if stack is None:
+                separate[name] = value
+                continue
+            parts = self.stacks[stack]
+            if value.ndim == 0 or len(value) % len(parts):
+                raise InputDataError(
+                    f"{path}: {name!r:.90} must have {len(parts)} matrices of one size"
+                )
+            chunks, start = value.chunk(len(parts)), name.removesuffix(stack)
+            separate |= {start + part: x for part, x in zip(parts, chunks, strict=True)}
+        return separate
+
+    def _numbers(self, names: Iterable[str]) -> range:
+        """Returns the numbers of the layers, which are counted by their tensors."""
+        pattern = re.compile(re.escape(self.layers) + r"(\d{1,4})\.")
+        counts = Counter(int(found[1]) for name in names if (found := pattern.match(name)))
+        # One tensor alone is not a layer: it is reported as unused.
+        numbers = [number for number, count in counts.items() if 2 * count > max(counts.values())]
+        return range(max(numbers, default=-1) + 1)
+
+
+def used_once(
+    path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str], *, unused: str = ""
+) -> dict[str, Tensor]:
+    """Returns the tensors by our names; each must be used exactly once, or match `unused`."""
+    wanted = list(names.values())
+    if missing := [name for name in wanted if name not in tensors]:
+        raise InputDataError(
+            f"{path} lacks {_listed(missing)}: it is incomplete, or another model than its "
+            "settings say; get it again"
+        )
+    others = sorted(name for name in set(tensors) - set(wanted) if not re.fullmatch(unused, name))
+    if others:
+        raise InputDataError(f"{path} has {_listed(others)} that its architecture does not have")
+    check_numbers(path, {name: tensors[name] for name in wanted})
+    return {ours: tensors[name] for ours, name in names.items()}
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    shown = ", ".join(f"{name!r:.90}" for name in names[:_MOST_NAMED])
+    rest = f" and {more} more" if more > 0 else ""
+    return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({shown}{rest})"
+
+
+def alphabet_file(folder: Path) -> Path:
+    """Returns the file of the tokens of a model."""
+    files = [folder / name for name in _FILES]
+    return next((path for path in files if path.is_file()), folder / ALPHABET)
+
+
+def read_alphabet(path: Path) -> list[str]:
+    """Reads the tokens of a model in order: of a JSON file their numbers, of a text one a line."""
+    if path.name == ALPHABET:
+        existing_file(path, "the alphabet of the model")
+        try:
+            return path.read_text(encoding="utf-8").split()
+        except (OSError, ValueError) as error:
+            raise InputDataError(f"{path} is not a list of tokens: {error}") from error
+    values: Any = read_json(path, "the alphabet of the model")
+    try:
+        if path.name == TOKENIZER:
+            added = {one["content"]: one["id"] for one in values.get("added_tokens") or ()}
+            values = values["model"]["vocab"] | added
+        tokens = sorted(values, key=values.__getitem__)
+        are_numbered = [values[token] for token in tokens] == list(range(len(tokens)))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputDataError(f"{path} is not the alphabet of a model: {error!r:.90}") from error
+    if not are_numbered:
+        raise InputDataError(f"{path} is not an alphabet: its tokens must be numbered from 0")
+    return tokens
+
+
+def source_tokens(
+    path: Path,
+    alphabet: Sequence[str],
+    special: Sequence[str],
+    letters: Mapping[str, str],
+    *,
+    left_out: Collection[str] = (),
+) -> list[int]:
+    """Returns the number in another alphabet of each token of protlm.
+
+    Args:
+        letters: residues that are read as another token of it, if it has that; others that it
+            lacks are read as unknown.
+    """
+    number = {token: place for place, token in enumerate(alphabet)}
+    if len(number) != len(alphabet):
+        raise InputDataError(f"{path}: the alphabet repeats a token")
+    for token in (*special, *"ACDEFGHIKLMNPQRSTVWY"):
+        if token not in number:
+            raise InputDataError(f"{path}: the alphabet lacks {token!r:.20}")
+    names = {letter: letter for letter in RESIDUES if letter in number}
+    names |= {letter: token for letter, token in letters.items() if token in number}
+    names |= zip(_SPECIAL, special, strict=True)
+    unused = set(alphabet) - set(names.values()) - set(RESIDUES) - set(left_out)
+    if unused:
+        raise InputDataError(
+            f"{path}: the alphabet has {len(unused)} tokens that protlm lacks, for instance "
+            f"{min(unused)!r:.20}"
+        )
+    return [number[names.get(token, names["<unk>"])] for token in VOCABULARY.tokens]
+
+
+def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:
+    """Puts the embedding and the output layer into the order of the vocabulary, in place."""
+    count = Counter(tokens)
+    shared_V = torch.tensor([count[token] for token in tokens], dtype=torch.float64)
+    for name in {"embedding.weight", "head.weight"} & weights.keys():
+        weights[name] = weights[name][list(tokens)]
+    bias_V = weights["head.bias"][list(tokens)]
+    weights["head.bias"] = (bias_V.double() - shared_V.log()).to(bias_V.dtype)

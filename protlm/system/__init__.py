@@ -1,0 +1,1 @@
+"""Files, folders, processes and terminals: what knows nothing of proteins."""

@@ -1,0 +1,246 @@
+"""The places of shipped files, and outputs that get their final name once they are complete."""
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+
+from protlm.system.errors import InputDataError, OutputError, UserError
+
+_CHUNK = 1 << 20
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# Errors of the system that mean that an output cannot be written.
+OUTPUT_FAULTS = frozenset({*_NO_SPACE, errno.EACCES, errno.EROFS, errno.EPERM})
+# The beginning of what Git LFS writes in the place of a file.
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_LONGEST_NAME = 255
+_PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def conf_dir() -> Path:
+    """Returns the folder of Hydra configs."""
+    return _shipped("conf")
+
+
+def sample_dir() -> Path:
+    """Returns the folder of the sample."""
+    return _shipped("data_prep/sample")
+
+
+def models_dir() -> Path:
+    """Returns the folder of shipped models."""
+    return _shipped("models")
+
+
+def _shipped(name: str) -> Path:
+    """Returns a folder: in `protlm` when installed, beside it in a checkout."""
+    installed = _PACKAGE / name
+    return installed if installed.is_dir() else _PACKAGE.parent / name
+
+
+def in_home(path: str) -> str:
+    """Replaces a home folder, `~` or `~USER` at the start of a path.
+
+    The shell does so only at the start of a word, not in `--output=~/x` or within quotes.
+    """
+    found = os.path.expanduser(path)  # noqa: PTH111 - Path would drop a final slash
+    if found.startswith("~") and not os.path.lexists(path):
+        user = path.split("/", 1)[0][1:]
+        raise UserError(f"{path}: there is no user {user}; type ./{path} for a file of this name")
+    return found
+
+
+def sha256_of(*paths: Path) -> str:
+    """Returns the SHA-256 of a file, or of several one after the other, in hexadecimal."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()
+
+
+def existing_file(path: Path, what: str) -> Path:
+    """Returns `path` if it is a readable file."""
+    try:
+        if path.is_dir():
+            raise InputDataError(f"{path} is a folder, not {what}: give the path of a file")
+        if not path.is_file() and path.exists():
+            raise InputDataError(
+                f"{path} is a pipe or a device, not {what}: write its data to a file first"
+            )
+        if not path.is_file():
+            raise InputDataError(f"{path}: no such file; give the path of {what}")
+    except OSError as error:
+        # A parent folder may be inaccessible.
+        raise InputDataError(f"{path} cannot be read: {error.strerror}") from error
+    if not os.access(path, os.R_OK):
+        raise InputDataError(f"{path} cannot be read: no permission; type: chmod u+r {path}")
+    refuse_pointer(path)
+    return path
+
+
+def refuse_pointer(path: Path) -> None:
+    """Refuses a file that Git has in the place of a large one."""
+    with path.open("rb") as file:
+        if file.read(len(_POINTER)) == _POINTER:
+            raise InputDataError(
+                f"{path} is a pointer of Git LFS, without the contents; type, in its folder: "
+                "git lfs pull"
+            )
+
+
+def explain_os_error(error: OSError, path: Path) -> OutputError:
+    """Turns a failed write into an error of one sentence that says what to do."""
+    if error.errno in _NO_SPACE:
+        return OutputError(f"{path}: no space left; free some or write to another disk")
+    return OutputError(f"{path} cannot be written: {error.strerror or error}")
+
+
+def fsync(path: Path) -> None:
+    """Waits until a file, or the entries of a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_output(path: Path, *, overwrite: bool = False) -> None:
+    """Refuses an output that cannot be written, before any work is done for it."""
+    # A link to nothing is there, too.
+    if os.path.lexists(path) and not overwrite:
+        raise _already_there(path)
+    parent = path.absolute().parent
+    while not os.path.lexists(parent):
+        parent = parent.parent
+    try:
+        # A parent folder may be inaccessible.
+        if name := re.search(r"\$\{?([A-Za-z_]\w*)", str(path.absolute().relative_to(parent))):
+            raise UserError(
+                f"{path}: the shell keeps {name[0]} in single quotes; type double ones, or (in "
+                f"settings such as run_dir) ${{oc.env:{name[1]}}}"
+            )
+        if not parent.is_dir():
+            raise OutputError(f"{path} cannot be written: {parent} is not a folder")
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+
+
+def beside(output: Path, suffix: str, prefix: str = "") -> Path:
+    """Returns the path of what is kept beside an output: its name with a suffix."""
+    name = f"{prefix}{output.name}{suffix}"
+    if len(os.fsencode(name)) > _LONGEST_NAME:
+        most = _LONGEST_NAME - len(f"{prefix}{suffix}")
+        raise OutputError(
+            f"{output}: a name has at most {most} bytes, as {prefix}NAME{suffix} is needed"
+        )
+    return output.with_name(name)
+
+
+def _already_there(path: Path) -> OutputError:
+    return OutputError(f"{path} exists already: remove it or choose another name")
+
+
+def finish(made: Path, path: Path, *, overwrite: bool = False) -> None:
+    """Syncs a complete file or folder to the disk, and gives it its final name.
+
+    Unless it may be overwritten, an output that another process finished meanwhile is kept.
+    """
+    # Names are stored in folders, which have to be on the disk too.
+    for written in [*made.rglob("*"), made]:
+        fsync(written)
+    if os.path.lexists(path) and not overwrite:
+        raise _already_there(path)
+    if overwrite and path.is_dir():
+        shutil.rmtree(path)
+    made.replace(path)
+    fsync(path.absolute().parent)
+
+
+def _temporary(path: Path, pid: int | str) -> Path:
+    """Returns the temporary name of an output, with the machine and the process that write it."""
+    host = re.sub(r"[^\w-]", "_", socket.gethostname())[:40]
+    return beside(path, f".{host}.{pid}.part", prefix=".")
+
+
+def _clear_parts(path: Path) -> None:
+    """Removes the temporary files of an output that killed processes of this machine left."""
+    with suppress(OSError):
+        for entry in path.absolute().parent.iterdir():
+            pid = entry.stem.rpartition(".")[2]
+            is_number = pid.isdecimal() and len(pid) < 10
+            if is_number and entry.name == _temporary(path, pid).name and not _is_another(int(pid)):
+                _remove(entry)
+
+
+def _is_another(pid: int) -> bool:
+    """Returns whether another process with this ID is running."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # It is of another user.
+        return True
+    return pid != os.getpid()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+@contextmanager
+def _complete_output(path: Path, *, is_dir: bool, overwrite: bool) -> Iterator[Path]:
+    check_output(path, overwrite=overwrite)
+    _clear_parts(path)
+    temporary = _temporary(path, os.getpid())
+    try:
+        path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        if is_dir:
+            temporary.mkdir()
+        yield temporary
+        finish(temporary, path, overwrite=overwrite)
+    except OSError as error:
+        if error.errno in OUTPUT_FAULTS:
+            raise explain_os_error(error, path) from error
+        raise
+    finally:
+        _remove(temporary)
+
+
+def complete_file(path: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
+    """Yields a temporary path beside `path`; the file gets its name only when it is complete.
+
+    On any exception the temporary file is removed and `path` is left unchanged.
+    """
+    return _complete_output(path, is_dir=False, overwrite=overwrite)
+
+
+def complete_folder(path: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
+    """Yields a temporary folder beside `path`; it gets its name only when it is complete."""
+    return _complete_output(path, is_dir=True, overwrite=overwrite)
+
+
+@contextmanager
+def all_or_none() -> Iterator[list[Path]]:
+    """Yields a list for the files that are written before the last one; they go if that fails."""
+    written: list[Path] = []
+    try:
+        yield written
+    except BaseException:
+        for path in written:
+            path.unlink(missing_ok=True)
+        raise

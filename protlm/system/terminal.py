@@ -1,0 +1,163 @@
+"""Terminal output: escaped text, tables as wide as the terminal, and progress of long jobs."""
+
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import timedelta
+from typing import Self, TypeVar
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+# C0 and C1 controls, line and paragraph separators, the marks that reverse text, and surrogates.
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Wider than any row; rows are not padded to it.
+_UNBOUNDED = 1 << 20
+_PLAIN_SECONDS = 5.0
+T = TypeVar("T")
+
+
+def printable(text: str) -> str:
+    r"""Escapes control characters, which could move the cursor or start a new line.
+
+    >>> printable("P1\x1b[2J\n>P2")
+    'P1\\x1b[2J\\n>P2'
+    """
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def printable_lines(text: str) -> str:
+    r"""Escapes control characters other than line feeds.
+
+    >>> printable_lines("one\ntwo\a")
+    'one\ntwo\\x07'
+    """
+    return "\n".join(printable(line) for line in text.split("\n"))
+
+
+class _Console(Console):
+    """A console whose broken pipe is that of the command; rich would redirect the output first."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Returns a console on standard output or standard error.
+
+    Output to a file or a pipe has unlimited width: rich would truncate names at 80 columns.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    is_terminal = stream is not None and stream.isatty()
+    return _Console(stderr=stderr, width=None if is_terminal else _UNBOUNDED)
+
+
+def print_table(
+    columns: Iterable[str], rows: Iterable[Iterable[str]], notes: Iterable[str] = ()
+) -> None:
+    """Prints a table on standard output, and lines below it."""
+    table = Table(*columns, box=SIMPLE)
+    for row in rows:
+        table.add_row(*(escape(printable(cell)) for cell in row))
+    out = console()
+    out.print(table)
+    for note in notes:
+        out.print(printable(note), highlight=False, markup=False)
+
+
+class JobProgress:
+    """Reports the progress of a job on standard error.
+
+    Args:
+        what: the name of the job, for instance "training".
+        total: the amount of work, or None if it is unknown.
+        done: the amount of work that was done before.
+        quiet: prints nothing, for ranks other than 0.
+    """
+
+    def __init__(self, what: str, total: int | None, *, done: int = 0, quiet: bool = False) -> None:
+        self._what, self._total, self._done, self._quiet = what, total, done, quiet
+        self._bar: Progress | None = None
+        self._first, self._start = done, time.monotonic()
+        self._last_line = 0.0
+        self._note = ""
+        self._printed = -1
+
+    def __enter__(self) -> Self:
+        if not self._quiet and sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn(
+                    "{task.completed:,}/{task.total:,}" if self._total else "{task.completed:,}"
+                ),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=Console(stderr=True),
+            )
+            self._bar.add_task(
+                self._what, total=self._total, completed=self._done, note="", rate=""
+            )
+            self._bar.start()
+        return self
+
+    def update(self, done: int, note: str = "") -> None:
+        """Sets the total amount of work done; `note` is shown beside it."""
+        self._done, self._note = done, printable(note) or self._note
+        if self._bar is not None:
+            task, text = self._bar.task_ids[0], escape(self._note)
+            self._bar.update(task, completed=done, note=text, rate=self._rate())
+        elif not self._quiet and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
+            self._print_line()
+
+    def advance(self, work: int) -> None:
+        """Adds to the amount of work done."""
+        self.update(self._done + work)
+
+    def print(self, text: str) -> None:
+        """Prints a separate line, above the progress bar if there is one."""
+        if self._bar is not None:
+            self._bar.console.print(escape(text), highlight=False)
+        elif not self._quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif not self._quiet and kind is None and self._done != self._printed:
+            self._print_line()
+
+    def _print_line(self) -> None:
+        self._last_line = time.monotonic()
+        self._printed = self._done
+        total = f"/{self._total:,}" if self._total else ""
+        notes = [note for note in (self._rate(), self._note, self._time_left()) if note]
+        line = "  ".join([f"{self._what} {self._done:,}{total}", *notes])
+        print(line, file=sys.stderr, flush=True)
+
+    def _rate(self) -> str:
+        done, seconds = self._done - self._first, time.monotonic() - self._start
+        if done <= 0 or seconds <= 0:
+            return ""
+        rate = done / seconds
+        return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
+
+    def _time_left(self) -> str:
+        done, left = self._done - self._first, (self._total or 0) - self._done
+        if done <= 0 or left <= 0:
+            return ""
+        seconds = (time.monotonic() - self._start) * left / done
+        return f"{timedelta(seconds=round(seconds))} left"
+
+
+def watched(what: str, items: Sequence[T], *, quiet: bool = False) -> Iterator[T]:
+    """Yields the items of a job, and reports how many of them are done."""
+    with JobProgress(what, len(items), quiet=quiet) as progress:
+        for done, item in enumerate(items, start=1):
+            yield item
+            progress.update(done)

@@ -1,0 +1,260 @@
+"""A folder in which a result grows, and from which an interrupted command continues."""
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.json_file import read_json
+from protlm.system.lock import LOCK, FolderLock
+from protlm.system.paths import (
+    OUTPUT_FAULTS,
+    beside,
+    check_output,
+    complete_file,
+    explain_os_error,
+    finish,
+)
+from protlm.system.terminal import printable
+
+# What the work was begun with. As long as this file exists, all others are known to be of the work.
+BEGUN = "begun_with.json"
+_SUFFIX = ".partial"
+# A hash, and as much of it as is worth reading.
+_HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
+
+
+def _has_parts(path: Path) -> bool:
+    """Returns whether a folder has more than the lock and what the work was begun with."""
+    return not all(entry.name in (BEGUN, LOCK) or _is_free(entry) for entry in path.iterdir())
+
+
+def _is_free(path: Path) -> bool:
+    """Returns whether this is hidden, or a folder with nothing but a lock, as that of a share."""
+    is_hidden = path.name.startswith(".")
+    return is_hidden or (path.is_dir() and {one.name for one in path.glob("*")} <= {LOCK})
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of work folders, with its words.
+
+    Args:
+        what: what the folder contains: "data set".
+        doing: what a process does there: "being built".
+        option: what names the output: "--out".
+        has_finished: returns whether a folder has parts that need not be made again; without any
+            it is removed after an error. The default is whether it has files of the work.
+        start_over: how to discard the parts; "" where the folder is removed by hand.
+    """
+
+    what: str
+    doing: str
+    option: str
+    has_finished: Callable[[Path], bool] = _has_parts
+    start_over: str = ""
+
+    def lock(self, folder: Path, *, break_lock: bool) -> FolderLock:
+        """Locks a folder."""
+        return FolderLock(folder, self.doing, self.option, break_lock=break_lock)
+
+    def advice(self, folder: Path) -> str:
+        """Returns what to do about parts that cannot be continued."""
+        return self.start_over or f"remove {folder} to start over"
+
+
+class WorkFolder:
+    """A work folder, in which this process may write.
+
+    Attributes:
+        path: the folder; a finished part is a file that is complete when it has its name.
+        lock: the lock, to be checked before a part is finished.
+        is_quiet: says nothing when finished parts are kept after an error.
+        is_published: the result is complete, so that the folder is removed at the end.
+    """
+
+    def __init__(self, path: Path, kind: Kind, *, share: str, break_lock: bool) -> None:
+        _refuse_foreign(path, kind)
+        self.path, self.is_quiet, self.is_published = path, False, False
+        self._kind, self._break_lock, self._locked = kind, break_lock, path / share
+        self._locked.mkdir(exist_ok=True)
+        self.lock = kind.lock(self._locked, break_lock=break_lock)
+
+    def publish(self, made: Path, out: Path) -> None:
+        """Gives a complete file or folder its final name; the rest is removed at the end."""
+        self.lock.check()
+        self.refuse_others()
+        finish(made, out)
+        self.is_published = True
+
+    def refuse_others(self) -> None:
+        """Makes sure that no other process computes a share, and removes the locks of dead ones."""
+        for folder in self._others():
+            self._kind.lock(folder, break_lock=self._break_lock).release()
+            with suppress(OSError):
+                folder.rmdir()
+
+    def begin(self, begun_with: Mapping[str, Any], *, restart: bool) -> None:
+        """Writes what the work is begun with, or compares it with what it was begun with."""
+        if self._locked == self.path:
+            self.refuse_others()
+            if restart or not self._kind.has_finished(self.path):
+                _clear(self.path)
+        begun = self.path / BEGUN
+        if not begun.exists():
+            try:
+                with complete_file(begun) as temporary:
+                    temporary.write_text(json.dumps(dict(begun_with), indent=2) + "\n")
+            except OutputError:
+                # Another share may have begun in the meantime.
+                if not begun.exists():
+                    raise
+        refuse_other(self.path, begun_with, self._kind)
+
+    def leave(self) -> None:
+        """Keeps the folder if the work can be continued, and removes it otherwise."""
+        is_kept = not self.is_published and self._kind.has_finished(self.path)
+        if self.lock.is_held:
+            if not is_kept and not self._others():
+                _clear(self.path)
+            elif is_kept and not self.is_quiet:
+                message = f"finished parts are kept in {self.path}: the same command continues"
+                print(printable(message), file=sys.stderr)
+        self.lock.release()
+        for folder in (self._locked, self.path):
+            # Another process may have created a lock there.
+            with suppress(OSError):
+                folder.rmdir()
+
+    def _others(self) -> list[Path]:
+        return [lock.parent for lock in self.path.glob(f"*/{LOCK}") if lock.parent != self._locked]
+
+
+@contextmanager
+def work_folder(
+    path: Path,
+    begun_with: Mapping[str, Any],
+    kind: Kind,
+    *,
+    restart: bool = False,
+    break_lock: bool = False,
+    share: str = "",
+) -> Iterator[WorkFolder]:
+    """Yields a folder of work that was begun with the same settings, if it exists.
+
+    After an error, finished parts are kept, so that the same command continues; if there are none,
+    the folder is removed. It is also removed when the block has published the result.
+
+    Args:
+        path: the folder.
+        begun_with: everything that the result depends on, as JSON values by flag or name.
+        kind: the kind of work.
+        restart: discards finished parts.
+        break_lock: takes over the lock of a process of another machine.
+        share: what this process computes while others compute other shares; "" is everything, and
+            excludes other processes.
+    """
+    out = path.with_name(path.name.removesuffix(_SUFFIX))
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        work = WorkFolder(path, kind, share=share, break_lock=break_lock)
+    except OSError as error:
+        with suppress(OSError):
+            path.rmdir()
+        raise explain_os_error(error, out) from error
+    try:
+        work.begin(begun_with, restart=restart)
+        yield work
+        work.is_quiet = True
+    except OSError as error:
+        if error.errno in OUTPUT_FAULTS:
+            raise explain_os_error(error, out) from error
+        raise
+    finally:
+        with suppress(OSError):
+            work.leave()
+
+
+def unfinished(out: Path) -> Path:
+    """Returns the work folder of an output."""
+    return beside(out, _SUFFIX)
+
+
+def refuse_finished(out: Path, kind: Kind) -> None:
+    """Rejects an existing output, and removes the remains of its work folder."""
+    with suppress(OSError, OutputError):
+        # `.` and `..` have no name to which a suffix can be added.
+        path = unfinished(out) if out.name and out.exists() else None
+        if path is not None and path.is_dir() and not kind.has_finished(path):
+            with work_folder(path, {}, kind):
+                pass
+    check_output(out)
+
+
+def read_begun(path: Path, kind: Kind) -> dict[str, Any] | None:
+    """Returns what the work in a folder was begun with; None if nothing was begun there."""
+    begun = path / BEGUN
+    try:
+        return read_json(begun, "a record of settings") if begun.exists() else None
+    except InputDataError as error:
+        raise InputDataError(f"{error}; {kind.advice(path)}") from None
+
+
+def refuse_other(path: Path, begun_with: Mapping[str, Any], kind: Kind) -> None:
+    """Refuses finished parts of work that was begun with something else."""
+    begun, now = read_begun(path, kind) or {}, json.loads(json.dumps(dict(begun_with)))
+    for name in {**begun, **now}:
+        if begun.get(name) != now.get(name):
+            change = f"{name} {difference(begun.get(name), now.get(name))}"
+            again = f"use the same options as then to resume it, or {kind.advice(path)}"
+            raise UserError(printable(f"{path} was begun with {change}: {again}"))
+
+
+def difference(before: Any, now: Any) -> str:
+    """Describes the first difference of two JSON values that are not equal.
+
+    >>> difference({"by": "hash", "otherwise": {"x": 0.1}}, {"by": "hash", "otherwise": {"x": 0}})
+    'otherwise: x: 0.1, not 0'
+    >>> difference(["a.fasta", "b.fasta"], ["b.fasta"])
+    'a.fasta, not nothing'
+    """
+    if isinstance(before, dict) and isinstance(now, dict):
+        # The kind of a rule is more informative than its numbers.
+        names = sorted({**before, **now}, key=lambda name: name != "by")
+        name = next(name for name in names if before.get(name) != now.get(name))
+        return f"{name}: {difference(before.get(name), now.get(name))}"
+    if isinstance(before, list) and isinstance(now, list):
+        if sorted(before, key=repr) == sorted(now, key=repr):
+            return "in another order"
+        gone, new = ([one for one in a if one not in b] for a, b in ((before, now), (now, before)))
+        return f"{_listed(gone)}, not {_listed(new)}"
+    return f"{_listed([before])}, not {_listed([now])}"
+
+
+def _listed(values: list[Any]) -> str:
+    """Lists the values, truncated to the length of a message."""
+    words = {"None": "nothing", "True": "on", "False": "off", "": "nothing"}
+    text = ", ".join(str(value) for value in values)
+    return words.get(text, _HASH.sub(r"\1", text)[:200])
+
+
+def _refuse_foreign(path: Path, kind: Kind) -> None:
+    """Rejects a folder of others, whose files must not be removed."""
+    if not (path / BEGUN).exists() and _has_parts(path):
+        raise OutputError(
+            f"{path} exists already and is not an unfinished {kind.what}: move it away or choose "
+            f"another {kind.option}"
+        )
+
+
+def _clear(folder: Path) -> None:
+    """Removes everything but the lock, and hidden files of others."""
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == BEGUN):
+        if entry.name != LOCK and (entry.suffix == ".part" or not entry.name.startswith(".")):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)

@@ -1,0 +1,238 @@
+"""The settings of a run that exists: those that are stored, and those that were typed.
+
+A run continues with its stored settings. Of those that decide what is learned, none may be typed
+with another value.
+"""
+
+import sys
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from protlm.attention import mechanism
+from protlm.checkpoints.description import as_typed
+from protlm.checkpoints.format import CHECKPOINTS
+from protlm.config import TrainConfig
+from protlm.config.composition import (
+    compose,
+    compose_plain,
+    from_plain,
+    key_of,
+    read_run_config,
+    to_plain,
+)
+from protlm.config.settings import may_change
+from protlm.system.errors import OutputError, UserError, one_of
+from protlm.system.lock import LOCK
+from protlm.system.paths import check_output, complete_file, conf_dir, explain_os_error
+from protlm.training.launch import is_first_rank
+from protlm.training.optimization import check_schedule, fitting_warmup
+
+CONFIG = "config.yaml"
+_WARMUP = "schedule.warmup_steps"
+_LISTED = 5
+# The setting that decides whether a setting is used, and the values with which it is.
+_USED_WITH = {
+    "optimizer.momentum": ("optimizer.name", ("muon",)),
+    "schedule.min_lr_ratio": ("schedule.name", ("cosine", "wsd")),
+    "schedule.decay_fraction": ("schedule.name", ("wsd",)),
+    "schedule.decay_shape": ("schedule.name", ("wsd",)),
+    "objective.mask_fraction": ("objective.name", ("masked",)),
+    "objective.mask_prob": ("objective.name", ("masked",)),
+    "objective.random_prob": ("objective.name", ("masked",)),
+    "objective.teacher_weight": ("objective.stage", ("logits",)),
+    "data.crop": ("data.mode", ("sequences",)),
+    "logger.wandb_project": ("logger.wandb", ("offline", "online")),
+}
+
+
+def compose_run(arguments: Sequence[str]) -> TrainConfig:
+    """Composes the settings of a run.
+
+    Settings that were not typed have the values that are stored in the run directory, if there is
+    a run in it. Typed are dotted overrides, all settings of a group that was chosen (`model=tiny`),
+    and with `experiment=` every setting; but a warm-up, which may have been shortened to fit, is
+    typed by its own name only.
+    """
+    run_dir = _run_dir(arguments)
+    stored = _stored(run_dir)
+    if stored is None:
+        config = compose(TrainConfig, arguments)
+        refuse_unused(arguments, to_plain(config))
+        return with_fitting_warmup(config, arguments)
+    # Settings are compared with each other only when all are those of the run.
+    composed = compose_plain(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
+    before, now = _flat(stored), _flat(composed)
+    keys = set(map(key_of, arguments))
+    typed = {name for name in {**before, **now} if _is_typed(name, keys)}
+    settings = {name: value for name, value in before.items() if name not in typed}
+    settings |= {name: now[name] for name in now if name in typed or name == "run_dir"}
+    nested = _nested(settings)
+    _refuse_differences(run_dir, stored, nested)
+    refuse_unused(arguments, nested)
+    return from_plain(nested, TrainConfig)
+
+
+def refuse_unused(
+    arguments: Sequence[str], config: Mapping[Any, Any], *, swept: Container[str] = ()
+) -> None:
+    """Rejects settings that were typed one by one and are not used.
+
+    What depends on a swept setting or group may be unused in some of the runs of a sweep.
+    """
+    for key in map(key_of, arguments):
+        if key == "data.train_split" and config["data"]["mixture"]:
+            raise UserError(
+                "data.train_split has no effect with data.mixture, whose data sets have a split "
+                "each; type split: in the data sets"
+            )
+        name, values = _USED_WITH.get(key, ("", ()))
+        section, _, setting = name.partition(".")
+        if not name or section in swept or name in swept:
+            continue
+        found = str(config[section][setting])
+        if found not in values:
+            raise UserError(
+                f"{key} has no effect with {name}={found}; leave it out, or type "
+                f"{name}={one_of(list(values))}"
+            )
+
+
+def with_fitting_warmup(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
+    """Shortens a warm-up that was not typed and does not fit into the run, and reports it."""
+    if _WARMUP in map(key_of, arguments):
+        return config
+    schedule, max_steps = config.schedule, config.trainer.max_steps
+    try:
+        check_schedule(schedule, max_steps=max_steps)
+    except UserError:
+        before = schedule.warmup_steps
+        schedule.warmup_steps = fitting_warmup(schedule, max_steps=max_steps)
+        if is_first_rank():
+            print(
+                f"{_WARMUP}={before} does not fit into trainer.max_steps={max_steps}; "
+                f"using {_WARMUP}={schedule.warmup_steps}",
+                file=sys.stderr,
+                flush=True,
+            )
+    return config
+
+
+def write_config(run_dir: Path, config: TrainConfig) -> None:
+    """Writes the config, which contains no secrets, into the run directory."""
+    # Another process may have used the directory since it was checked.
+    refuse_another_run(run_dir, config)
+    with complete_file(run_dir / CONFIG, overwrite=True) as temporary:
+        OmegaConf.save(to_plain(config), temporary)
+    try:
+        (run_dir / CHECKPOINTS).mkdir(exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, run_dir) from error
+
+
+def refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
+    """Refuses a directory that contains another run, or files that are not those of a run."""
+    stored = _stored(run_dir)
+    if stored is not None:
+        _refuse_differences(run_dir, stored, to_plain(config))
+        return
+    if run_dir.exists() and not (run_dir.is_dir() and _is_empty(run_dir)):
+        raise OutputError(f"{run_dir} exists and does not contain a run; choose another run_dir=")
+    check_output(run_dir, overwrite=True)
+
+
+def _run_dir(arguments: Sequence[str]) -> Path:
+    chosen = [one for one in arguments if key_of(one) in ("run_dir", "experiment")]
+    # Interpolations such as ${seed} need the other settings.
+    is_interpolated = any("${" in one for one in chosen)
+    return Path(compose_plain(TrainConfig, arguments if is_interpolated else chosen)["run_dir"])
+
+
+def _stored(run_dir: Path) -> dict[Any, Any] | None:
+    written = run_dir / CONFIG
+    try:
+        return read_run_config(written) if written.is_file() else None
+    except OSError as error:
+        raise explain_os_error(error, run_dir) from error
+
+
+def _is_empty(folder: Path) -> bool:
+    # A run that was killed at its start leaves only its lock.
+    return {path.name for path in folder.iterdir() if path.suffix != ".part"} <= {LOCK}
+
+
+def _stored_choices(stored: Mapping[Any, Any], arguments: Sequence[str]) -> list[str]:
+    """Chooses the mechanism and the stage of the run, so that their options can be typed alone."""
+    typed = set(map(key_of, arguments))
+    name, stage = str(stored["attention"].get("name")), stored["objective"].get("stage")
+    is_shipped = (conf_dir() / "attention" / f"{name}.yaml").is_file()
+    choices = []
+    if is_shipped and not typed & {"attention", "experiment"}:
+        choices.append(f"attention={name}")
+    if stage is not None and not typed & {"objective", "objective.stage", "experiment"}:
+        choices.append(f"objective.stage={stage}")
+    return choices
+
+
+def _is_typed(name: str, keys: set[str]) -> bool:
+    if name == _WARMUP:
+        return name in keys
+    parts = {".".join(key.split(".")[:2]) for key in keys}
+    return "experiment" in keys or name in parts or name.partition(".")[0] in keys
+
+
+def _flat(config: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns settings by their dotted names, of one or two parts."""
+    flat = {}
+    for section, values in config.items():
+        inner = values if isinstance(values, dict) else {"": values}
+        flat |= {f"{section}.{key}".rstrip("."): value for key, value in inner.items()}
+    return flat
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        section, _, key = name.partition(".")
+        if key:
+            nested.setdefault(section, {})[key] = value
+        else:
+            nested[section] = value
+    return nested
+
+
+def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[Any, Any]) -> None:
+    was, asked = _decisive(before), _decisive(now)
+    differing = [name for name in {**was, **asked} if was.get(name) != asked.get(name)]
+    if not differing:
+        return
+    if "attention.name" in differing:
+        # The options of two mechanisms cannot be compared.
+        differing = [
+            n for n in differing if n == "attention.name" or n.split(".")[0] != "attention"
+        ]
+    # The most telling first.
+    differing.sort(key=lambda name: not name.endswith(".name"))
+    listed = [
+        f"{name}={as_typed(was.get(name))}, not {as_typed(asked.get(name))}"
+        for name in differing[:_LISTED]
+    ]
+    if len(differing) > _LISTED:
+        listed.append(f"and {len(differing) - _LISTED} more")
+    raise UserError(
+        f"{run_dir} contains a run with {'; '.join(listed)}; to continue it with its own settings "
+        f"type protlm train run_dir={run_dir}, or choose another run_dir="
+    )
+
+
+def _decisive(config: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns the settings that decide what a run learns, in the order of the schema."""
+    options = mechanism(str(config["attention"]["name"])).stored_options(config["attention"])
+    free = may_change()
+    if config["trainer"].get("tokens_per_step") is not None:
+        # Then it is only the part of a step that is computed at a time.
+        free.add("data.tokens_per_batch")
+    flat = _flat({**config, "attention": options})
+    return {name: value for name, value in flat.items() if name not in free}

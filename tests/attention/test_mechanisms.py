@@ -1,0 +1,353 @@
+"""What single mechanisms promise beyond the contract: extremes, initial values, sharing."""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from protlm.attention import create
+from protlm.attention.nystromformer import convolved, pseudo_inverse
+from protlm.model.positions import Rotary, rotate
+from tests.attention.truth import HAS_FAR_KEYS
+from tests.rounding import condition_of, error_bound
+
+SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16}
+MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+
+
+def attend(name: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
+    """The output without padding."""
+    sizes = {"num_heads": q.shape[1], "head_dim": q.shape[3], "model_dim": 16, "max_length": 300}
+    mechanism = create(name, {}, **sizes).to(q.dtype)
+    mask_BL = torch.ones(len(q), q.shape[2], dtype=torch.bool)
+    return mechanism(q, k, v, hidden_BLD=q[:, 0], mask_BL=mask_BL, causal=causal)
+
+
+@MODES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_padded_key_has_no_weight_beside_large_logits(dtype: torch.dtype, causal: bool) -> None:
+    softmax = create("softmax", {}, num_heads=1, head_dim=8, model_dim=8, max_length=2)
+    q_BHLK = torch.full((1, 1, 2, 8), 100.0, dtype=dtype)
+    v_BHLC = torch.tensor([1.0, 2.0], dtype=dtype)[:, None].expand(1, 1, 2, 8)
+    rest: Any = {"hidden_BLD": q_BHLK[:, 0], "mask_BL": torch.tensor([[False, True]])}
+    out = softmax(q_BHLK, -q_BHLK, v_BHLC, **rest, causal=causal)
+    assert out[0, 0, :, 0].tolist() == [0, 2]
+
+
+@MODES
+@pytest.mark.parametrize("shift", [-30.0, 1e3])
+def test_small_and_large_keys_of_linear_attention_keep_their_digits(
+    shift: float, causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    # elu(-30) + 1 is 0 in float32, exp(-30) is not; and exp(1000) would be infinite.
+    q, k, v, *_ = make_inputs(70).without_padding()
+    k = k.float().double() + shift
+    expected = attend("linear", q, k, v, causal=causal)
+    found = attend("linear", q.float(), k.float(), v.float(), causal=causal)
+    assert (found - expected).norm() <= 1e-5 * expected.norm()
+
+
+@MODES
+def test_without_any_weight_outputs_are_0_and_gradients_finite(
+    causal: bool, make_inputs: Callable[..., Any]
+) -> None:
+    inputs = make_inputs(70).without_padding().to(torch.float32)
+    # exp(-200) is 0 in float32: no key before the last has weight.
+    inputs.k_BHLK[:, :, :-1] -= 200
+    inputs = inputs.differentiable()
+    out = attend("linear", *inputs[:3], causal=causal)
+    last = inputs.v_BHLC[:, :, -1:]
+    torch.testing.assert_close(out[:, :, -1:], last)
+    others = torch.zeros_like(out) if causal else last.expand_as(out)
+    torch.testing.assert_close(out[:, :, :-1], others[:, :, :-1])
+    found = torch.autograd.grad(out.sin().sum(), inputs[:3])
+    assert all(gradient.isfinite().all() for gradient in found)
+
+
+@HAS_FAR_KEYS
+@MODES
+def test_large_queries_and_keys_of_hedgehog_choose_one_key(causal: bool) -> None:
+    # exp(500) overflows; the output is that of the key with the largest product of features. Where
+    # causal, both large keys are cut at the same height.
+    x_BHLK = torch.tensor([1.0, 499.0, 500.0]).reshape(1, 1, 3, 1)
+    v_BHLC = torch.tensor([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1)
+    out = attend("hedgehog", x_BHLK, x_BHLK, v_BHLC, causal=causal)
+    last = (2 + 3 * math.e) / (1 + math.e)
+    expected = torch.tensor([1.0, 2.0, 2.5] if causal else [last] * 3)
+    torch.testing.assert_close(out[0, 0, :, 0], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_matrices_of_hedgehog_have_weight_decay() -> None:
+    hedgehog = create("hedgehog", {}, num_heads=2, head_dim=8, model_dim=16, max_length=64)
+    assert [name for name, _ in hedgehog.named_parameters()] == list(hedgehog.matrices)
+
+
+LENGTH = 40
+
+
+def linformer(sharing: str, *, projected_length: int = 10, max_length: int = LENGTH) -> Any:
+    """A Linformer in float64."""
+    options = {"projected_length": projected_length, "sharing": sharing}
+    return create("linformer", options, **SIZES, max_length=max_length).double()
+
+
+def test_a_shorter_input_uses_the_first_columns_alone(make_inputs: Callable[..., Any]) -> None:
+    mechanism = linformer("heads")
+    inputs = make_inputs(15)
+    before = inputs.run(mechanism, causal=False)
+    with torch.no_grad():
+        for projection in mechanism.parameters():
+            projection[..., 15:] = torch.nan
+    assert torch.equal(inputs.run(mechanism, causal=False), before)
+
+
+def test_matrices_start_from_the_distribution_of_the_theorems() -> None:
+    torch.manual_seed(0)
+    mechanism = linformer("heads", projected_length=100, max_length=4000)
+    e, f = mechanism.key_projection.flatten(), mechanism.value_projection.flatten()
+    for drawn in (e, f):
+        # 400,000 draws: four standard errors of the mean and of the variance.
+        assert abs(drawn.mean()) < 4 * 0.1 / 400_000**0.5
+        assert abs(drawn.square().mean() / 0.01 - 1) < 4 * (2 / 400_000) ** 0.5
+    assert abs(torch.corrcoef(torch.stack([e, f]))[0, 1]) < 4 / 400_000**0.5
+
+
+def sharing_layers() -> Any:
+    """Creates three layers; the second and the third use the parameters of the first."""
+    made = [linformer("layers") for _ in range(3)]
+    for later in made[1:]:
+        later.share_with(made[0])
+    return nn.ModuleList(made)
+
+
+def test_layers_that_share_have_their_parameter_once(make_inputs: Callable[..., Any]) -> None:
+    layers = sharing_layers()
+    assert list(layers.state_dict()) == ["0.key_projection"]
+    assert [name for name, _ in layers.named_parameters()] == ["0.key_projection"]
+    # safetensors refuses tensors that share their memory.
+    assert len(save(layers.state_dict())) < 1.1 * 8 * 10 * LENGTH
+    fresh = sharing_layers()
+    fresh.load_state_dict(layers.state_dict(), assign=True)
+    inputs = make_inputs(LENGTH)
+    out = inputs.run(layers[0], causal=False)
+    assert all(torch.equal(inputs.run(layer, causal=False), out) for layer in fresh)
+
+
+def test_layers_that_share_compute_and_learn_alike(make_inputs: Callable[..., Any]) -> None:
+    layers, inputs = sharing_layers(), make_inputs(LENGTH)
+    outputs = [inputs.run(layer, causal=False) for layer in layers]
+    assert torch.equal(outputs[0], outputs[1])
+    outputs[0].sum().backward()
+    once = layers[0].key_projection.grad.clone()
+    (outputs[1].sum() + outputs[2].sum()).backward()
+    torch.testing.assert_close(layers[0].key_projection.grad, 3 * once)
+
+
+def test_a_copy_of_layers_that_share_shares_within_itself(make_inputs: Callable[..., Any]) -> None:
+    layers, inputs = sharing_layers(), make_inputs(LENGTH).to(torch.float32)
+    before = inputs.to(torch.float64).run(layers[2], causal=False)
+    twin = copy.deepcopy(layers).float()
+    with torch.no_grad():
+        twin[0].key_projection.mul_(2)
+    first, last = (inputs.run(twin[i], causal=False) for i in (0, 2))
+    assert torch.equal(first, last)
+    assert not torch.allclose(first, before.float())
+    assert torch.equal(inputs.to(torch.float64).run(layers[2], causal=False), before)
+
+
+@pytest.mark.parametrize("sharing", ["none", "heads", "key_value"])
+def test_other_layers_keep_their_own(sharing: str, make_inputs: Callable[..., Any]) -> None:
+    first, second = linformer(sharing), linformer(sharing)
+    own = [p.clone() for p in second.parameters()]
+    second.share_with(first)
+    assert all(torch.equal(a, b) for a, b in zip(own, second.parameters(), strict=True))
+    inputs = make_inputs(LENGTH)
+    assert not torch.allclose(inputs.run(first, causal=False), inputs.run(second, causal=False))
+
+
+def test_the_iteration_is_of_order_three() -> None:
+    """With R = 1 - A Z its polynomial is R ← ¾ R³ + ¼ R⁴."""
+    a = torch.randn(3, 2, 12, 12, dtype=torch.float64).softmax(-1)
+    one = torch.eye(12, dtype=torch.float64)
+    for number in range(8):
+        residual = one - a @ pseudo_inverse(a, number)
+        cube = residual @ residual @ residual
+        expected = 3 / 4 * cube + 1 / 4 * cube @ residual
+        after = one - a @ pseudo_inverse(a, number + 1)
+        torch.testing.assert_close(after, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_an_inverse_near_its_limit_keeps_the_precision_of_float32() -> None:
+    """Near the inverse, errors are amplified; in float32 they would be 2e-5."""
+    generator = torch.Generator().manual_seed(0)
+    # Alike within 32 positions, so that the landmarks are not means of noise.
+    shape = (3, 1, 4, 512 // 32, 64)
+    alike = 2 * torch.randn(shape, generator=generator).repeat_interleave(32, dim=3)
+    q, k, v = alike + torch.randn(alike.shape, generator=generator)
+    options = {"num_iterations": 12, "conv_kernel": None}
+    ours = create("nystromformer", options, num_heads=4, head_dim=64, model_dim=256, max_length=1)
+    rest: Any = {"hidden_BLD": q[:, 0], "mask_BL": torch.ones(1, 512, dtype=torch.bool)}
+
+    def output(*heads: torch.Tensor) -> list[torch.Tensor]:
+        return [ours(*heads, **rest, causal=False)]
+
+    operands = [x.double() for x in (q, k, v)]
+    (exact,), (condition,) = output(*operands), condition_of(output, operands)
+    # 1.4e-5: logits are sums over 64 coordinates.
+    bound = error_bound(torch.float32, condition, math.sqrt(64))
+    assert (output(q, k, v)[0] - exact).norm() <= bound * exact.norm()
+
+
+@pytest.mark.parametrize("width", [33, 35, 65])
+def test_a_wide_kernel_has_its_gradient_in_float32(width: int) -> None:
+    """The gradient of torch's own convolution misses it by 5 % and more on some CPUs."""
+    v = torch.randn(1, 8, 512, 64)
+    weight = torch.randn(8, width)
+    cotangent = torch.randn_like(v)
+    found, exact = (
+        torch.autograd.grad(convolved(v.to(dtype), leaf), leaf, cotangent.to(dtype))[0]
+        for dtype in (torch.float32, torch.float64)
+        for leaf in [weight.to(dtype).requires_grad_()]
+    )
+    assert (found - exact).norm() <= 1e-5 * exact.norm()
+
+
+def test_the_kernel_starts_like_those_of_torch() -> None:
+    torch.manual_seed(0)
+    options = {"conv_kernel": 9999}
+    many: Any = create("nystromformer", options, **{**SIZES, "num_heads": 10}, max_length=1)
+    drawn = many.conv_weight.detach() * 9999**0.5
+    assert 0.99 < drawn.abs().max() <= 1
+    # 99,990 draws from a uniform distribution: four standard errors.
+    assert abs(drawn.mean()) < 4 * (1 / 3 / 99_990) ** 0.5
+    assert abs(drawn.square().mean() - 1 / 3) < 4 * (4 / 45 / 99_990) ** 0.5
+
+
+def small_reformer(*, seed: int = 1, max_length: int = 256, **options: Any) -> Any:
+    """A small Reformer."""
+    return create("reformer", options, **SIZES, max_length=max_length, seed=seed)
+
+
+def attend_to_itself(made: Any, q_BHLK: Tensor, v_BHLC: Tensor, *, causal: bool = False) -> Tensor:
+    """The output without padding."""
+    mask_BL = torch.ones(q_BHLK.shape[0], q_BHLK.shape[2], dtype=torch.bool)
+    return made(q_BHLK, q_BHLK, v_BHLC, hidden_BLD=q_BHLK[:, 0], mask_BL=mask_BL, causal=causal)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def test_keys_that_are_passed_are_not_read(make_inputs: Callable[..., Any]) -> None:
+    inputs, made = make_inputs(40), small_reformer(chunk=8)
+    without_keys = inputs._replace(k_BHLK=torch.full_like(inputs.k_BHLK, torch.nan))
+    assert made.shares_query_key
+    expected, found = (x.run(made, causal=False) for x in (inputs, without_keys))
+    assert torch.equal(found, expected)
+
+
+def test_a_query_of_zero_has_a_finite_gradient() -> None:
+    q_BHLK = normal(1, 2, 20, 8).float()
+    q_BHLK[:, :, 3] = 0
+    q_BHLK.requires_grad_()
+    made = small_reformer(chunk=300, num_hashes=2, num_buckets=1)
+    attend_to_itself(made, q_BHLK, normal(1, 2, 20, 5).float()).square().sum().backward()
+    assert q_BHLK.grad is not None
+    assert q_BHLK.grad.isfinite().all()
+
+
+def test_float16_does_not_overflow() -> None:
+    q_BHLK, v_BHLC = 30 * normal(1, 2, 130, 8), normal(1, 2, 130, 5)
+    made = small_reformer(chunk=8)
+    out = attend_to_itself(made, q_BHLK.half(), v_BHLC.half(), causal=True)
+    assert out.dtype == torch.float16
+    expected = attend_to_itself(made, q_BHLK.half().double(), v_BHLC.half().double(), causal=True)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("max_length", "chunk", "num_buckets"),
+    [(64, 64, 1), (65, 64, 2), (512, 64, 8), (1024, 64, 16), (1000, 64, 14), (3, 1, 2)],
+)
+def test_there_is_about_one_bucket_for_each_chunk_of_the_longest_input(
+    max_length: int, chunk: int, num_buckets: int
+) -> None:
+    made = small_reformer(max_length=max_length, chunk=chunk)
+    assert made.num_buckets == num_buckets
+    assert made.rotations.shape == (4, 2, 8, (num_buckets + 1) // 2)
+
+
+HEADS, DIM, MODEL_DIM = 2, 8, 16
+
+
+def rfa(*, seed: int = 1, **options: Any) -> Any:
+    """The mechanism, small, in float64."""
+    torch.manual_seed(seed)
+    sizes = {"num_heads": HEADS, "head_dim": DIM, "model_dim": MODEL_DIM, "max_length": 64}
+    return create("rfa", {"num_features": 20, **options}, **sizes, seed=seed).double()
+
+
+def test_scaled_distances_of_rotated_vectors_depend_on_the_distance_of_positions() -> None:
+    """With one scale for each coordinate they would depend on absolute positions."""
+    mechanism, rotary = rfa(), Rotary(head_dim=DIM)
+    q_BHLK, k_BHLK = torch.randn(2, 1, HEADS, 1, DIM, dtype=torch.float64)
+    mask_BL = torch.ones(1, 1, dtype=torch.bool)
+    with torch.no_grad():
+        mechanism.scales.uniform_(0.5, 2)
+    distances = []
+    for shift in (0, 1, 50):
+        q, k = (
+            mechanism._scaled(rotate(x, *rotary.angles(p, p + 1)), mask_BL)
+            for x, p in ((q_BHLK, 3 + shift), (k_BHLK, 7 + shift))
+        )
+        distances.append((q - k).norm(dim=-1))
+    torch.testing.assert_close(distances[1], distances[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(distances[2], distances[0], rtol=1e-6, atol=0)
+
+
+def test_an_odd_width_has_a_scale_for_its_last_coordinate() -> None:
+    made = create("rfa", {}, num_heads=2, head_dim=5, model_dim=10, max_length=64)
+    x_BHLK = torch.randn(1, 2, 3, 5)
+    rest: Any = {"hidden_BLD": x_BHLK[:, 0], "mask_BL": torch.ones(1, 3, dtype=torch.bool)}
+    out = made(*[x_BHLK] * 3, **rest, causal=False)
+    assert out.shape == x_BHLK.shape
+
+
+@pytest.mark.parametrize("gate", [False, True])
+def test_a_zero_vector_has_finite_gradients(gate: bool, make_inputs: Callable[..., Any]) -> None:
+    inputs = make_inputs(5).without_padding().to(torch.float32)
+    for x in inputs[:2]:
+        x[:, :, 2] = 0
+        x[:, :, 3] = 1e-30
+    inputs = inputs.differentiable()
+    out = inputs.run(rfa(gate=gate).float(), causal=True)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(out.sin().sum(), inputs[:3]))
+
+
+@pytest.mark.parametrize("scale", [10.0, 1e4])
+def test_extreme_gates_keep_digits_and_finite_gradients(
+    scale: float, make_inputs: Callable[..., Any]
+) -> None:
+    mechanism = rfa(gate=True, kernel="arccos", denominator_floor=None)
+    with torch.no_grad():
+        mechanism.gate.weight.normal_()
+    inputs = make_inputs(300)
+    inputs = inputs._replace(hidden_BLD=scale * inputs.hidden_BLD).to(torch.float32)
+    exact = inputs.to(torch.float64).run(mechanism, causal=True)
+    leaves = inputs.differentiable()
+    out = leaves.run(mechanism.float(), causal=True)
+    assert (out - exact).norm() <= 1e-5 * exact.norm()
+    found = torch.autograd.grad(out.sin().sum(), [*leaves[:4], *mechanism.parameters()])
+    assert all(gradient.isfinite().all() for gradient in found)
+
+
+def test_gates_start_with_memories_from_8_to_512_positions() -> None:
+    gate = rfa(gate=True).gate
+    assert (1 / torch.sigmoid(-gate.bias)).tolist() == pytest.approx([8, 512], rel=1e-4)
+    assert gate.weight.std().item() == pytest.approx(0.02, rel=0.5)

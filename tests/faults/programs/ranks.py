@@ -1,0 +1,279 @@
+"""A rank of runs with the fault of the variable FAULT: [SETTING...]; prints what came of it.
+
+The fault is a function in `FAULTS`; its arguments are in ARGUMENTS, as a list in JSON.
+"""
+
+import atexit
+import json
+import math
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.strategies import DDPStrategy
+from torch import Tensor
+
+import protlm.commands.train as command
+from protlm.attention.ops.projection import Projection
+from protlm.checkpoints import format as checkpoints
+from protlm.config import TrainConfig
+from protlm.config.composition import compose
+from protlm.system.errors import OutputError, UserError
+from protlm.train import end_with_parent
+from protlm.training.callbacks.hooks import CheckSameStep
+from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
+from protlm.training.datamodule import SequenceData
+from protlm.training.launch import leave_other_ranks
+from protlm.training.module import LanguageModeling
+from protlm.training.run import Finished
+
+FAULT, ARGUMENTS = os.environ["FAULT"], json.loads(os.environ["ARGUMENTS"])
+RANK = int(os.environ.get("RANK", "0"))
+training_step = LanguageModeling.training_step
+SHORT = ("trainer.max_steps=4", "trainer.checkpoint_every=1", "trainer.valid_every=9")
+
+
+def train(run_dir: str, *settings: str) -> tuple[int, int]:
+    """Trains; returns the step and the exit code that the run ended with."""
+    ended: list[Finished] = []
+    run = command.run
+
+    def note(*inputs: Any, **named: Any) -> Finished:
+        ended.append(run(*inputs, **named))
+        return ended[0]
+
+    command.run = note
+    try:
+        command.train(compose(TrainConfig, [*sys.argv[1:], f"run_dir={run_dir}", *settings]))
+    except SystemExit:
+        pass
+    finally:
+        command.run = run
+    return ended[0].step, int(ended[0].exit_code)
+
+
+def start_apart() -> None:
+    """Starts the second rank more than a second after the first."""
+    time.sleep(1.3 * RANK)
+    train("run")
+
+
+def change_directory() -> Any:
+    """Resumes a run whose directory rank 1 does not see; returns the error."""
+    train("run", "trainer.max_steps=2")
+    if RANK == 1:
+        Path("elsewhere").mkdir()
+        os.chdir("elsewhere")
+    try:
+        return train("run", "trainer.max_steps=4")
+    except UserError as error:
+        return str(error)
+
+
+def differing_projections() -> Any:
+    """Draws other projections on each rank; returns sums of buffers before and after."""
+    draw, sums = Projection.draw, list[list[float]]()
+
+    def draw_differently(self: Projection, seed: int, index: int) -> Tensor:
+        return draw(self, seed, index) + RANK
+
+    def record(self: LanguageModeling) -> None:
+        sums.append([float(buffer.double().sum()) for buffer in self.network.buffers()])
+
+    def setup(self: CheckSameStep, trainer: Any, pl_module: Any, stage: str) -> None:
+        record(pl_module)
+
+    Projection.draw = draw_differently
+    CheckSameStep.setup = setup
+    LanguageModeling.on_train_end = record
+    train("run", "attention=performer_softmax", "trainer.max_steps=3")
+    return sums
+
+
+def nan_on_rank_1() -> Any:
+    """Makes the bias NaN in the third step of rank 1; returns the samples of that batch."""
+    samples = []
+
+    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+        if batch_index != 2 or RANK != 1:
+            return training_step(self, batch, batch_index)
+        bias = self.network.head.bias
+        kept = bias.data.clone()
+        bias.data.fill_(math.nan)
+        out = training_step(self, batch, batch_index)
+        bias.data.copy_(kept)
+        samples.extend(n for n in batch.samples_B.tolist() if n >= 0)
+        return out
+
+    LanguageModeling.training_step = step
+    settings = ("trainer.checkpoint_every=1", "trainer.keep_checkpoints=9", "trainer.log_every=1")
+    assert train("run", *settings, "trainer.max_steps=5") == (5, 0)
+    return samples
+
+
+def signals_at_random() -> Any:
+    """Sends signals to ranks, and resumes the run each time; returns all ends and a whole run's.
+
+    The ranks draw the same moments: a while after the first step of each start, wherever they are
+    by then.
+    """
+    (turns,), rng, ended = ARGUMENTS, random.Random(0), list[tuple[int, int]]()
+    first, wait, numbers = 0, 0.0, dict[int, signal.Signals]()
+
+    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+        if self.trainer.global_step == first and RANK in numbers:
+            threading.Timer(wait, os.kill, [os.getpid(), numbers[RANK]]).start()
+        return training_step(self, batch, batch_index)
+
+    LanguageModeling.training_step = step
+    settings = ("trainer.valid_every=7", "trainer.log_every=5", "trainer.keep_checkpoints=500")
+    for turn in range(turns):
+        number = rng.choice((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
+        numbers = dict.fromkeys([[0], [1], [0, 1]][turn % 3], number)
+        wait = rng.uniform(0, 0.2)
+        ended.append(train("run", *settings, "trainer.max_steps=1000000"))
+        first = ended[-1][0]
+    numbers = {}
+    return ended, train("whole", *settings, f"trainer.max_steps={first}")
+
+
+def signal_while_starting() -> Any:
+    """Sends SIGTERM to rank 1 while its loaders start; returns how the run ended."""
+    make_loader = SequenceData.train_dataloader
+
+    def train_dataloader(self: SequenceData) -> Any:
+        if RANK == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return make_loader(self)
+
+    SequenceData.train_dataloader = train_dataloader
+    return train("run", "trainer.max_steps=9", "trainer.timeout_minutes=0.5")
+
+
+class Killed(BaseException):
+    """Represents a kill: nothing that follows is done."""
+
+
+def interrupted(
+    run: str, settings: Sequence[str], *, killed: int | None = None, full: int | None = None
+) -> Any:
+    """Trains until it is killed after a step, or has no space for a checkpoint.
+
+    Each rank writes the samples of its batches to `samples-RUN-RANK.jsonl`. Returns how the run
+    ended: None if it was killed.
+    """
+    end, save = SaveCheckpoints.on_train_batch_end, checkpoints.save
+
+    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+        with Path(f"samples-{run}-{RANK}.jsonl").open("a") as file:
+            print(json.dumps([batch.after, batch.samples_B.tolist()]), file=file)
+        return training_step(self, batch, batch_index)
+
+    def end_or_die(
+        self: SaveCheckpoints,
+        trainer: Any,
+        pl_module: Any,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        end(self, trainer, pl_module, outputs, batch, batch_idx)
+        if trainer.global_step == killed:
+            raise Killed
+
+    def save_or_fail(contents: dict[Any, Any], path: Path) -> None:
+        if contents["global_step"] == full:
+            path.write_bytes(b"a part of it")
+            raise OSError(28, "No space left on device")
+        save(contents, path)
+
+    LanguageModeling.training_step = step
+    SaveCheckpoints.on_train_batch_end = end_or_die
+    checkpoints.save = save_or_fail
+    try:
+        return train(run, *settings)
+    except Killed:
+        return None
+    except OutputError as error:
+        return str(error), int(error.exit_code)
+    finally:
+        SaveCheckpoints.on_train_batch_end, checkpoints.save = end, save
+
+
+def interruptions() -> Any:
+    """Interrupts runs in many ways: the arguments are STEPS, MOVED_AT, HARD and PLAIN settings.
+
+    `whole` is not interrupted, `killed` is killed after each of its steps; `one-to-two` exists;
+    `two-to-others` is killed after step MOVED_AT. The disk is full in the other three, whose ends
+    are returned.
+    """
+    steps, moved_at, hard, plain = ARGUMENTS
+    interrupted("whole", hard)
+    for step in range(1, steps + 1):
+        interrupted("killed", hard, killed=step)
+    interrupted("killed", hard)
+    interrupted("one-to-two", plain)
+    interrupted("two-to-others", plain, killed=moved_at)
+    return [
+        interrupted("warned", SHORT, full=2),
+        interrupted("stopped", [*SHORT, "trainer.on_save_error=stop"], full=2),
+        interrupted("at-the-end", SHORT, full=4),
+    ]
+
+
+def resume_two_to_four() -> None:
+    """Resumes the run `two-to-four` on other ranks."""
+    interrupted("two-to-four", [])
+
+
+def stall() -> None:
+    """Sleeps longer than the time-out."""
+    Path("stalled").write_text(str(os.getpid()))
+    time.sleep(1000)
+
+
+def stalled_rank() -> None:
+    """Under Lightning's launcher, stops the rank of the argument in its fourth step."""
+    setup = DDPStrategy.setup_environment
+
+    def wait_and_setup(self: DDPStrategy) -> None:
+        # The time-out applies from the start of the run.
+        if os.environ.get("LOCAL_RANK", "0") == "1":
+            Path("ready").touch()
+        while not Path("ready").exists():
+            time.sleep(0.05)
+        setup(self)
+
+    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+        if batch_index == 3 and self.global_rank == ARGUMENTS[0]:
+            stall()
+        return training_step(self, batch, batch_index)
+
+    end_with_parent()
+    DDPStrategy.setup_environment = wait_and_setup
+    LanguageModeling.training_step = step
+    command.main()
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
+    "start-apart": start_apart,
+    "change-directory": change_directory,
+    "differing-projections": differing_projections,
+    "nan-on-rank-1": nan_on_rank_1,
+    "signals-at-random": signals_at_random,
+    "signal-while-starting": signal_while_starting,
+    "interruptions": interruptions,
+    "resume-two-to-four": resume_two_to_four,
+    "stalled-rank": stalled_rank,
+}
+
+if __name__ == "__main__":
+    if FAULT != "stalled-rank":
+        atexit.register(leave_other_ranks)
+    print(json.dumps(FAULTS[FAULT]()))

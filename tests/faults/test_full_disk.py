@@ -1,0 +1,452 @@
+"""On a full or read-only disk a command ends with one sentence, and continues when it can."""
+
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import protlm
+from protlm.checkpoints import format as checkpoints
+from protlm.checkpoints.format import all_checkpoints, latest, step_of
+from protlm.commands.hdf5_output import DiskFile
+from protlm.data.records import block
+from protlm.data_prep import sources
+from protlm.data_prep.duplicates import DigestSet
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.split import HashSplit
+from protlm.system import paths
+from protlm.system.errors import ExitCode, OutputError
+from protlm.system.lock import LOCK
+from protlm.system.paths import complete_file, complete_folder, sample_dir
+from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
+from tests.marks import slow_but
+
+TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
+
+# Commands that write to `new/`, and their output.
+COMMANDS = {
+    "prepare": ("prepare {proteins} --shard-residues 30000 --out new/data", "data"),
+    "embed": (f"embed {TINY_FASTA} -m {{run}} --include per_tok -o new/out.h5", "out.h5"),
+    "attention": (f"attention {TINY_FASTA} -m {{run}} -o new/out.h5", "out.h5"),
+}
+
+
+@pytest.fixture(scope="module")
+def run_command(protlm_in_process, proteins, tiny_run) -> Callable:
+    """Runs a command of the table in a folder; the blocks of a file are small."""
+
+    def run(name: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+        typed = COMMANDS[name][0].format(proteins=proteins, run=tiny_run)
+        (folder / "new").mkdir(exist_ok=True, parents=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(block, "BLOCK_BYTES", 1 << 14)
+            return protlm_in_process(*typed.split(), cwd=folder)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(run_command, contents, tmp_path_factory) -> Callable[[str], dict[str, bytes]]:
+    """The output of a command that was not disturbed."""
+
+    @cache
+    def read(name: str) -> dict[str, bytes]:
+        folder = tmp_path_factory.mktemp("whole")
+        assert run_command(name, folder).returncode == 0
+        return contents(folder / "new" / COMMANDS[name][1])
+
+    return read
+
+
+def assert_one_sentence(done: "subprocess.CompletedProcess[str]", output: Path) -> None:
+    """Exit 4 and a sentence; what was finished is kept and announced."""
+    assert done.returncode == 4, done.stderr
+    assert "Traceback" not in done.stderr
+    (told,) = [line for line in done.stderr.splitlines() if line.startswith("protlm: ")]
+    assert f"new/{output.name}" in told and "no space left" in told
+    kept = [path.name for path in output.parent.iterdir()]
+    assert kept in ([], [f"{output.name}.partial"])
+    announced = "finished parts are kept in", "the same command continues"
+    assert any(words in done.stderr for words in announced) == bool(kept)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Limits the size of files, which a writer sees as it sees a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def small_disk(folder: Path, size: int) -> Iterator[Callable[[str], bool]]:
+    """Mounts a small tmpfs; yields what remounts it, and returns whether this was allowed.
+
+    Where it is not, the size of files is limited instead.
+    """
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+    is_mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+
+    def remount(how: str) -> bool:
+        if is_mounted:
+            subprocess.run(["mount", "-o", f"remount,{how}", folder], check=True)
+        return is_mounted
+
+    try:
+        yield remount
+    finally:
+        if is_mounted:
+            # A traceback may still refer to an open file.
+            subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+POINTS = list(product(COMMANDS, (0, 100, 20_000, 300_000)))
+POINTS = [(name, size) for name, size in POINTS if (name, size) != ("prepare", 300_000)]
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), slow_but(POINTS, ("prepare", 0), ("prepare", 20_000), ("embed", 20_000))
+)
+def test_a_quota_ends_a_command_which_continues_to_the_same_bytes(
+    name, size, run_command, whole, contents, tmp_path
+):
+    output = tmp_path / "new" / COMMANDS[name][1]
+    with largest_file(size):
+        done = run_command(name, tmp_path)
+    assert_one_sentence(done, output)
+    again = run_command(name, tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert contents(output) == whole(name)
+    assert [path.name for path in output.parent.iterdir()] == [output.name]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "limit"),
+    [
+        ("prepare", 600 << 10, 50_000),
+        pytest.param("embed", 300 << 10, 300_000, marks=pytest.mark.slow),
+    ],
+)
+def test_finished_parts_are_kept_on_a_small_disk(
+    name, size, limit, run_command, whole, contents, tmp_path, monkeypatch
+):
+    """As when another process fills the disk after the free space was checked."""
+    whole(name)
+    disk = tmp_path / "disk"
+    output = disk / "new" / COMMANDS[name][1]
+    with small_disk(disk, size) as remount:
+        is_mounted = remount(f"size={size}")
+        with monkeypatch.context() as patch, largest_file(-1 if is_mounted else limit):
+            patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 60))
+            assert_one_sentence(run_command(name, disk), output)
+            again = run_command(name, disk)
+            assert_one_sentence(again, output)
+        if is_mounted and name == "prepare":
+            partial = output.with_name("data.partial")
+            assert "resuming" in again.stderr
+            assert [p for p in partial.rglob("*") if p.name.endswith(".part")] == []
+            assert len(list(partial.glob("journal/segment-*.json"))) > 2
+            assert (partial / "data/train/shard-00000.h5").is_file()
+        remount("size=64m")
+        assert run_command(name, disk).returncode == 0
+        assert contents(output) == whole(name)
+
+
+def test_a_full_disk_is_reported_when_digests_are_written(protlm_in_process, tmp_path, monkeypatch):
+    """They need more space than the shards of short records, of which there are four."""
+    monkeypatch.setattr(HashSplit, "split_of", lambda self, record, x: f"split_{x[0] % 4}")
+    letters = "ACDEFGHIKLMNPQRSTVWY"
+    words = enumerate(product(letters, letters, letters))
+    text = "".join(f">{i}\nMKV{''.join(word)}\n" for i, word in words)
+    (tmp_path / "short.fasta").write_text(text)
+    typed = ["prepare", "short.fasta", "--deduplicate", "--out"]
+    done = protlm_in_process(*typed, "whole/data", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    largest = max(path.stat().st_size for path in (tmp_path / "whole").rglob("*.h5"))
+    assert largest < 120_000 < 8_000 * 16
+    with largest_file(120_000):
+        done = protlm_in_process(*typed, "new/data", cwd=tmp_path)
+    assert_one_sentence(done, tmp_path / "new" / "data")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_a_table_of_digests_that_does_not_fit_is_an_error_not_a_crash(tmp_path):
+    """Space is allocated when the table is created: a mapped sparse file would cause SIGBUS."""
+    rng = np.random.default_rng(0)
+    with largest_file(1 << 22), pytest.raises(OSError, match=r"File too large|No space left"):
+        known = DigestSet(tmp_path / "table", memory_slots=1 << 16)
+        for _ in range(100):
+            known.add(rng.integers(0, 2**64, (10_000, 2), np.uint64))
+
+
+def test_a_large_shard_fills_a_disk_of_16_mib(protlm_in_process, tmp_path):
+    record = "ACDEFGHIKLMNPQRSTVWY" * 2_500
+    source = tmp_path / "large.fasta"
+    source.write_text("".join(f">p{i}\n{record}\n" for i in range(400)))
+    with small_disk(tmp_path / "disk", 16 << 20) as remount:
+        with largest_file(-1 if remount("size=16m") else 16 << 20):
+            done = protlm_in_process("prepare", source, "--out", "new/data", cwd=tmp_path / "disk")
+        assert_one_sentence(done, tmp_path / "disk" / "new" / "data")
+        assert list((tmp_path / "disk" / "new").iterdir()) == []
+
+
+@contextmanager
+def as_nobody(folder: Path) -> Iterator[None]:
+    """Becomes an unprivileged user, to whom a folder is accessible; root may write anywhere."""
+    for parent in [folder, *folder.parents]:
+        if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
+            parent.chmod(parent.stat().st_mode | 0o011)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize(
+    ("closed", "mode", "name"),
+    [
+        ("locked", 0o555, "locked/data"),
+        ("locked", 0o555, "locked/new/data"),
+        ("closed", 0o000, "closed/data"),
+        ("data.partial", 0o555, "data"),
+    ],
+)
+def test_a_read_only_folder_is_refused_before_the_input_is_read(
+    closed, mode, name, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(sources, "SequenceFile", lambda *_: pytest.fail("the input was read"))
+    tmp_path.chmod(0o777)
+    (tmp_path / closed).mkdir(mode=mode)
+    with as_nobody(tmp_path), pytest.raises((OutputError, PermissionError)) as refused:
+        prepare([TINY_FASTA], tmp_path / name, split_rule=HashSplit(0, 0), options=PrepareOptions())
+    if name != "data":
+        assert f"{tmp_path / name} cannot be written" in str(refused.value)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("limit", [0, 1, 700, 5_000, 60_000])
+def test_hdf5_reads_its_tables_although_the_disk_is_full(limit, tmp_path, monkeypatch):
+    """More entries than HDF5 keeps in memory, so that it reads its own tables again."""
+    pwrite = os.pwrite
+
+    def refuse(descriptor: int, data: memoryview, place: int) -> int:
+        if place + len(data) > limit:
+            raise OSError(28, "No space left on device")
+        return pwrite(descriptor, data, place)
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+    with DiskFile(tmp_path / "x.h5") as disk:
+        with h5py.File(disk, "w", libver="v110", track_order=True) as file:
+            for number in range(3_000):
+                file.create_dataset(f"P{number}", data=np.full(8, number))
+            assert np.asarray(file["P7"]).tolist() == [7] * 8
+        with pytest.raises(OSError, match="No space left"):
+            disk.check()
+
+
+@pytest.mark.parametrize(
+    ("command", "number"),
+    [
+        ("contacts x.fasta --fit {structures} -o out.h5", 2),
+        ("attention x.fasta -o out.h5", 1),
+        ("score x.fasta --scan -o out.csv", 1),
+    ],
+)
+def test_all_files_are_there_or_none(
+    command, number, tiny_run, few_structures, protlm_in_process, tmp_path, monkeypatch
+):
+    """The disk is full when the last file is written."""
+    (tmp_path / "x.fasta").write_text(">P1\nMKTAYIAKQRQISFVKSHFSRQ\n")
+    finished, finish = list[Path](), paths.finish
+
+    def refuse_last(temporary: Path, path: Path, **named: bool) -> None:
+        if len(finished) == number:
+            raise OSError(28, "No space left on device")
+        finish(temporary, path, **named)
+        finished.append(path)
+
+    monkeypatch.setattr(paths, "finish", refuse_last)
+    typed = command.format(structures=few_structures).split()
+    done = protlm_in_process(*typed, "--figure", "out.png", "-m", tiny_run, cwd=tmp_path)
+    assert done.returncode == 4 and "no space left" in done.stderr, done.stderr
+    assert len(finished) == number
+    assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_the_second_of_two_writers_replaces_nothing(has_links, tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", refuse)
+    path = tmp_path / "out.h5"
+    with pytest.raises(OutputError, match=r"out.h5 exists already"), complete_file(path) as second:
+        second.write_text("second")
+        path.write_text("first")
+    assert path.read_text() == "first"
+    with complete_file(tmp_path / "alone") as file:
+        file.write_text("alone")
+    assert (tmp_path / "alone").read_text() == "alone"
+    with pytest.raises(OutputError, match="exists already"), complete_folder(tmp_path / "d") as new:
+        (new / "x").write_text("second")
+        (tmp_path / "d").mkdir()
+        (tmp_path / "d" / "x").write_text("first")
+    assert (tmp_path / "d" / "x").read_text() == "first"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "d", "out.h5"]
+
+
+def test_the_files_of_a_killed_writer_are_removed(start_child, tmp_path):
+    path = tmp_path / "out.h5"
+
+    def write(ready: Callable[[], None]) -> None:
+        with complete_file(path) as file:
+            file.write_text("a part")
+            ready()
+
+    killed, alive = start_child(write), start_child(write)
+    killed.kill()
+    killed.join()
+    assert len(list(tmp_path.iterdir())) == 2
+    with complete_file(path) as file:
+        file.write_text("whole")
+    (left,) = [entry for entry in tmp_path.iterdir() if entry != path]
+    assert left.name.endswith(f".{alive.pid}.part")
+
+
+def test_impossible_names_are_refused_at_once(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name, told in (
+        ("link", "link exists already"),
+        ("link/out.h5", "link is not a folder"),
+        ("x" * 250, r"a name has at most \d+ bytes, as .NAME.*.part is needed"),
+    ):
+        with pytest.raises(OutputError, match=told), complete_file(tmp_path / name):
+            pytest.fail("it was not refused")
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+SETTINGS = ("trainer.checkpoint_every=1", "trainer.keep_checkpoints=4", "trainer.valid_every=9")
+
+
+@pytest.fixture(scope="module")
+def whole_run(train_tiny, tmp_path_factory) -> Path:
+    return train_tiny(tmp_path_factory.mktemp("runs") / "whole", *SETTINGS)
+
+
+def steps_of(run: Path) -> list[int]:
+    return [step_of(path) for path in all_checkpoints(run)]
+
+
+def full_from(step: int, patch: pytest.MonkeyPatch, *, until: int = 1_000) -> None:
+    """Simulates a full disk for checkpoints from a step on."""
+    save = torch.save
+
+    def save_a_part(contents: dict[str, Any], file: Any) -> None:
+        if not step <= contents["global_step"] < until:
+            return save(contents, file)
+        file.write(b"a part of it")
+        raise OSError(28, "No space left on device")
+
+    patch.setattr(checkpoints.torch, "save", save_a_part)
+
+
+def test_a_small_disk_keeps_the_checkpoints_that_fit(whole_run, train_tiny, tmp_path, state_of):
+    """On a disk with space for two and a half checkpoints, simulated if none can be mounted."""
+    room = int(2.5 * all_checkpoints(whole_run)[0].stat().st_size)
+    run, patch = tmp_path / "disk" / "run", pytest.MonkeyPatch()
+    with small_disk(tmp_path / "disk", room) as remount, patch.context() as full:
+        if not remount(f"size={room}"):
+            full_from(3, full)
+        with (
+            pytest.warns(UserWarning, match=r"no space left.*training continues") as warned,
+            pytest.raises(OutputError, match="last checkpoint is step 2") as ended,
+        ):
+            train_tiny(run, *SETTINGS)
+        assert ended.value.exit_code == ExitCode.OUTPUT
+        assert len(warned) == 1
+        assert steps_of(run) == [1, 2]
+        assert not list(run.rglob(".*"))
+        assert protlm.load(run).hash
+        full.undo()
+        remount("size=64m")
+        train_tiny(run, *SETTINGS)
+        for path in all_checkpoints(whole_run):
+            assert state_of(run / "checkpoints" / path.name) == state_of(path)
+
+
+def test_training_continues_without_one_checkpoint(
+    whole_run, train_tiny, tmp_path, monkeypatch, state_of, log_of
+):
+    full_from(2, monkeypatch, until=4)
+    with pytest.warns(UserWarning) as warned:
+        run = train_tiny(tmp_path / "run", *SETTINGS)
+    told = [str(warning.message) for warning in warned]
+    assert len(told) == 2 and "step-00000002" in told[0] and "step-00000003" in told[1]
+    assert steps_of(run) == [1, 4]
+    assert state_of(all_checkpoints(run)[-1]) == state_of(all_checkpoints(whole_run)[-1])
+    assert log_of(run) == log_of(whole_run)
+
+
+def test_the_run_ends_at_the_first_failure_on_request(train_tiny, tmp_path, monkeypatch):
+    full_from(2, monkeypatch)
+    with pytest.raises(OutputError, match=r"no space left.*last checkpoint is step 1") as ended:
+        train_tiny(tmp_path / "run", *SETTINGS, "trainer.on_save_error=stop")
+    assert ended.value.exit_code == ExitCode.OUTPUT
+    assert steps_of(tmp_path / "run") == [1]
+
+
+def test_a_disk_that_becomes_read_only(whole_run, train_tiny, tmp_path, monkeypatch, state_of):
+    """Permission is lost during the run: the log warns once, checkpoints warn each time."""
+    save, run = SaveCheckpoints._save, tmp_path / "disk" / "run"
+    with small_disk(tmp_path / "disk", 64 << 20) as remount:
+
+        def save_later(self: SaveCheckpoints, trainer: Any) -> None:
+            if trainer.global_step == 2:
+                remount("ro")
+            save(self, trainer)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SaveCheckpoints, "_save", save_later)
+            if not remount("rw"):
+                full_from(2, patch)
+            with warnings.catch_warnings(record=True), pytest.raises(OutputError, match="step 1"):
+                warnings.simplefilter("always")
+                train_tiny(run, *SETTINGS)
+        assert steps_of(run) == [1]
+        remount("rw")
+        # A process that has ended needs no such help: its lock is taken over.
+        (run / LOCK).unlink(missing_ok=True)
+        train_tiny(run, *SETTINGS)
+        assert state_of(all_checkpoints(run)[-1]) == state_of(all_checkpoints(whole_run)[-1])
+
+
+def test_the_temporary_folder_does_not_matter(train_tiny, tmp_path, monkeypatch):
+    with small_disk(tmp_path / "disk", 4 << 10) as remount:
+        full = tmp_path / "disk" if remount("size=4k") else tmp_path / "nowhere"
+        monkeypatch.setenv("TMPDIR", str(full))
+        monkeypatch.setattr(tempfile, "tempdir", str(full))
+        run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
+    assert latest(run) is not None

@@ -1,0 +1,457 @@
+"""One writer per folder: a second one is refused, a dead one is taken over, a robbed one stops."""
+
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from protlm.checkpoints.format import all_checkpoints, step_of
+from protlm.data.records import block
+from protlm.data_prep.encode import Encoder
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.split import HashSplit
+from protlm.system import lock as locking
+from protlm.system import lock as module
+from protlm.system.errors import ExitCode, OutputError, exit_with_message
+from protlm.system.lock import LOCK, FolderLock
+from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
+from protlm.training.launch import locked as locked_run
+from tests.faults.processes import fork, wait_for_step
+from tests.marks import slow_but
+
+HERE, SINCE = socket.gethostname(), "2026-01-01T00:00:00+00:00"
+OTHER = {"host": "elsewhere", "pid": 1, "since": SINCE}
+JOB = {**OTHER, "job": "main/12"}
+
+
+def locked(folder: Path, *, break_lock: bool = False) -> FolderLock:
+    return FolderLock(folder, "being built", "--out", break_lock=break_lock)
+
+
+def hold(folder: Path, ready: Callable[[], None]) -> None:
+    _ = locked(folder)
+    ready()
+
+
+def refuse_flock(monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+
+
+def exit_codes(*functions: Callable[[], object]) -> list[int | None]:
+    """Runs each function in a forked process, at the same time."""
+    processes = [fork.Process(target=function) for function in functions]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join(120)
+    return [process.exitcode for process in processes]
+
+
+@pytest.fixture
+def in_job(monkeypatch) -> None:
+    """This process is the first restart of a job of SLURM."""
+    for variable, value in {"JOB_ID": "12", "CLUSTER_NAME": "main", "RESTART_COUNT": "1"}.items():
+        monkeypatch.setenv(f"SLURM_{variable}", value)
+
+
+# What the lock file has, whom the message names, and whether the lock is taken over.
+OWNERS = {
+    "dead": ({"host": HERE, "pid": 2**22, "since": SINCE}, f"process {2**22}", True),
+    "reused process ID": ({"host": HERE, "pid": os.getpid(), "since": SINCE}, "process", True),
+    "requeued on another node": ({**JOB, "restart": 0}, "process 1 on elsewhere", True),
+    "killed while it locked": (b"", None, True),
+    "elsewhere": (OTHER, "process 1 on elsewhere", False),
+    "another step of this start": ({**JOB, "restart": 1}, "process 1 on elsewhere", False),
+    "another job": ({**JOB, "job": "other/12", "restart": 0}, "process 1 on elsewhere", False),
+    "no job": ({**JOB, "job": None, "restart": 0}, "process 1 on elsewhere", False),
+    "no number": ({**JOB, "restart": "0"}, "an unknown process", False),
+    "no process": ({"host": "elsewhere"}, "an unknown process", False),
+    "other types": ({"pid": "none", "host": 7}, "an unknown process", False),
+    "deep": (b"[" * 10**5, "an unknown process", False),
+    "a number": (b"3", "an unknown process", False),
+    "other bytes": (b"\xff", "an unknown process", False),
+}
+
+
+@pytest.mark.parametrize(("content", "name", "is_taken"), OWNERS.values(), ids=OWNERS)
+def test_a_lock_is_taken_over_or_explained_and_broken_on_request(
+    content, name, is_taken, in_job, tmp_path, capsys
+):
+    written = content if isinstance(content, bytes) else json.dumps(content).encode()
+    (tmp_path / LOCK).write_bytes(written)
+    if not is_taken:
+        with pytest.raises(OutputError, match=f"is locked by {name}.* with --break-lock"):
+            locked(tmp_path)
+        assert (tmp_path / LOCK).read_bytes() == written
+    lock = locked(tmp_path, break_lock=not is_taken)
+    told = capsys.readouterr().err
+    assert f"taking over from {name}" in told if name else not told
+    owner = json.loads((tmp_path / LOCK).read_text())
+    assert (owner["pid"], owner["job"], owner["restart"]) == (os.getpid(), "main/12", 1)
+    lock.release()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_count_of_restarts_that_is_no_number_is_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "x")
+    locked(tmp_path)
+    assert json.loads((tmp_path / LOCK).read_text())["restart"] == 0
+
+
+@pytest.mark.parametrize("fault", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
+def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
+    """There only the lock file shows that another process may be writing."""
+    refuse_flock(monkeypatch, fault)
+    first = locked(tmp_path)
+    with pytest.raises(OutputError, match=f"by process {os.getpid()} on .*--break-lock"):
+        locked(tmp_path)
+    assert first.is_held
+    first.release()
+    assert not list(tmp_path.iterdir())
+    (tmp_path / LOCK).write_text(json.dumps(OTHER))
+    assert locked(tmp_path, break_lock=True).is_held
+
+
+def test_a_file_system_that_locks_only_files_open_for_writing(tmp_path, monkeypatch):
+    """NFS does so."""
+    lock_file = fcntl.flock
+
+    def as_nfs(file: int, how: int) -> None:
+        if not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_RDWR:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        lock_file(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", as_nfs)
+    assert locked(tmp_path).is_held
+    refuse_flock(monkeypatch, errno.EBADF)
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        locked(tmp_path)
+
+
+def test_a_lock_file_that_is_removed_while_it_is_locked_is_created_again(tmp_path, monkeypatch):
+    """The previous owner removes it between `open` and `flock`."""
+    lock_file, removed = fcntl.flock, []
+
+    def remove_and_lock(*arguments: int) -> None:
+        if not removed:
+            removed.append((tmp_path / LOCK).unlink())
+        lock_file(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", remove_and_lock)
+    assert locked(tmp_path).is_held
+    assert len(removed) == 1
+
+
+def test_a_running_process_is_never_taken_over(start_child, tmp_path):
+    holder = start_child(partial(hold, tmp_path))
+    before = (tmp_path / LOCK).read_bytes()
+    for break_lock in (False, True):
+        told = f"is being built by process {holder.pid} on .*: wait .* another --out"
+        with pytest.raises(OutputError, match=told):
+            locked(tmp_path, break_lock=break_lock)
+    assert (tmp_path / LOCK).read_bytes() == before
+
+
+def test_a_zombie_does_not_keep_the_lock(start_child, tmp_path, capsys):
+    """A killed process whose parent has not collected its status still has its process ID."""
+    holder = start_child(partial(hold, tmp_path))
+    holder.kill()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
+    locked(tmp_path).release()
+    assert f"taking over from process {holder.pid} on" in capsys.readouterr().err
+
+
+def test_the_children_of_a_killed_process_do_not_keep_the_lock(start_child, tmp_path):
+    """Workers end some time after their parent."""
+
+    def hold_and_fork(ready: Callable[[], None]) -> None:
+        _ = locked(tmp_path)
+        parent = os.getpid()
+        if not os.fork():
+            while os.getppid() == parent:
+                time.sleep(0.01)
+            time.sleep(1)
+            os._exit(0)
+        ready()
+
+    holder = start_child(hold_and_fork)
+    holder.kill()
+    holder.join()
+    locked(tmp_path).release()
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from protlm.system.lock import FolderLock
+lock = FolderLock(Path(sys.argv[1]), "being built", "--out")
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.pidns
+def test_a_process_in_another_container_keeps_the_lock(one_process, tmp_path):
+    """Its process ID, 1, belongs to another process here."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([*command, "-c", HOLD, tmp_path], env=one_process, **pipes) as holder:
+        assert holder.stdout.readline() == b"\n", "unshare failed, for which it has to be root"
+        for break_lock in (False, True):
+            with pytest.raises(OutputError, match="is being built by process 1 on"):
+                locked(tmp_path, break_lock=break_lock)
+        holder.stdin.close()
+
+
+def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
+    """Both start while the first still reads the lock file."""
+    (tmp_path / LOCK).write_text(json.dumps({**OTHER, "host": HERE}))
+    read = module._owner_of
+
+    def read_slowly(path: Path) -> object:
+        time.sleep(0.3)
+        return read(path)
+
+    def take() -> None:
+        try:
+            locked(tmp_path)
+        except OutputError:
+            os._exit(7)
+        time.sleep(1)
+        os._exit(0)
+
+    monkeypatch.setattr(module, "_owner_of", read_slowly)
+    assert sorted(exit_codes(take, take)) == [0, 7]
+
+
+def test_a_process_that_lost_its_lock_stops(tmp_path):
+    lock = locked(tmp_path)
+    lock.check()
+    (tmp_path / LOCK).write_text(json.dumps(OTHER))
+    assert not lock.is_held
+    with pytest.raises(OutputError, match="now belongs to process 1 on elsewhere"):
+        lock.check()
+    lock.release()
+    assert json.loads((tmp_path / LOCK).read_text()) == OTHER
+
+
+@pytest.mark.parametrize("fault", [errno.EIO, errno.EMFILE, errno.ESTALE, errno.EACCES])
+def test_a_disk_that_fails_for_a_moment_does_not_take_the_lock(tmp_path, monkeypatch, fault):
+    lock = locked(tmp_path)
+
+    def fail(path: Path) -> bytes:
+        raise OSError(fault, os.strerror(fault), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fail)
+        lock.check()
+    (tmp_path / LOCK).unlink()
+    with pytest.raises(OutputError, match="is gone"):
+        lock.check()
+
+
+def build(source: Path, out: Path) -> None:
+    """Builds a data set as the command does."""
+    options = PrepareOptions(shard_residues=30_000)
+    exit_with_message(lambda: prepare([source], out, split_rule=HashSplit(0, 0), options=options))
+
+
+@pytest.mark.parametrize(
+    "moment", slow_but(["fcntl.flock", "os.fstat", "Path.write_text"], "fcntl.flock")
+)
+@pytest.mark.parametrize("mode", slow_but(["a", "w"], "w"))
+def test_a_builder_killed_while_it_locks_does_not_keep_the_lock(proteins, tmp_path, moment, mode):
+    """The same command continues after a kill at any moment, without --break-lock."""
+    module, function = moment.split(".")
+    out, lock = tmp_path / "data", tmp_path / "data.partial" / LOCK
+
+    def build_and_die() -> None:
+        def kill(*_: object, **__: object) -> None:
+            lock.open(mode)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(getattr(locking, module), function, kill)
+        build(proteins, out)
+
+    assert exit_codes(build_and_die) == [-signal.SIGKILL]
+    assert lock.read_bytes() == b""
+    assert exit_codes(partial(build, proteins, out)) == [0]
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_job_that_a_cluster_terminates_releases_its_lock(
+    protlm_in_process, proteins, tmp_path, contents, monkeypatch
+):
+    """It may resume on another machine, which cannot check whether the owner is running."""
+    monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 14)
+    encode, blocks = Encoder.__call__, []
+
+    def encode_and_terminate(encoder: Encoder, block: object) -> object:
+        blocks.append(block)
+        if len(blocks) == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return encode(encoder, block)
+
+    typed = ["prepare", proteins, "--shard-residues", "30000", "--out"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "__call__", encode_and_terminate)
+        done = protlm_in_process(*typed, "data", cwd=tmp_path)
+    assert done.returncode == 130, done.stderr
+    assert "protlm: interrupted" in done.stderr
+    assert (tmp_path / "data.partial" / "journal" / "segment-00003.json").exists()
+    assert not (tmp_path / "data.partial" / LOCK).exists()
+    for folder in ("data", "whole"):
+        done = protlm_in_process(*typed, folder, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
+
+
+def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, monkeypatch):
+    out = tmp_path / "data"
+    lock = out.with_name("data.partial") / LOCK
+    split_of = HashSplit.split_of
+
+    def rob(self, record, digest):
+        if record.identifier == "P7":
+            lock.write_text(json.dumps(OTHER))
+        return split_of(self, record, digest)
+
+    monkeypatch.setattr(HashSplit, "split_of", rob)
+    with pytest.raises(OutputError, match="elsewhere"):
+        prepare([proteins], out, split_rule=HashSplit(0, 0))
+    assert lock.is_file()
+    assert not out.exists()
+    assert not list(lock.parent.glob("data/*/*")), "it wrote to a folder of another builder"
+
+
+def test_of_many_builders_one_succeeds(tmp_path, proteins):
+    codes = exit_codes(*[partial(build, proteins, tmp_path / "data")] * 4)
+    assert sorted(codes) == [0, 4, 4, 4]
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+@pytest.mark.parametrize("command", slow_but(["prepare", "embed", "finetune", "train"], "prepare"))
+def test_a_command_breaks_a_lock_on_request(
+    command, protlm_in_process, tiny_run, tiny_settings, tmp_path
+):
+    records = "".join(f">P{n}\nMKV{'LAW' * (n % 9)}{'WC' * (n % 7)}\n" for n in range(60))
+    (tmp_path / "x.fasta").write_text(records)
+    splits = ("train", "valid", "test")
+    rows = [f"P{n}\t{'WC' * (n % 7 + 1)}MK\tc{n % 2}\t{splits[n % 3]}\n" for n in range(60)]
+    (tmp_path / "labels.tsv").write_text("".join(["identifier\tsequence\tlabel\tsplit\n", *rows]))
+    arguments, folder = {
+        "prepare": (["x.fasta", "--out", "data"], "data.partial"),
+        "embed": (["x.fasta", "-m", tiny_run, "-o", "out.h5"], "out.h5.partial"),
+        "finetune": (["labels.tsv", "-m", tiny_run, "-o", "run", "--epochs", "1"], "run"),
+        "train": (["run_dir=run", *tiny_settings, "trainer.max_steps=2"], "run"),
+    }[command]
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / LOCK).write_text(json.dumps(OTHER))
+    done = protlm_in_process(command, *arguments, cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "process 1 on elsewhere" in done.stderr and "--break-lock" in done.stderr
+    done = protlm_in_process(command, *arguments, "--break-lock", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / folder / LOCK).exists()
+
+
+def test_a_second_training_is_refused_and_changes_nothing(
+    train_tiny, start_child, tmp_path, contents
+):
+    """Of a new run and of an existing one."""
+    run = tmp_path / "run"
+    run.mkdir()
+    for steps in (2, 4):
+        first = start_child(partial(hold, run))
+        owner, before = json.loads((run / LOCK).read_text()), contents(run)
+        with pytest.raises(OutputError, match=r"choose another run_dir=") as refused:
+            train_tiny(run, f"trainer.max_steps={steps}")
+        assert "process {pid} on {host} since {since}".format(**owner) in str(refused.value)
+        assert refused.value.exit_code == ExitCode.OUTPUT
+        assert contents(run) == before
+        first.kill()
+        first.join()
+        train_tiny(run, f"trainer.max_steps={steps}")
+        assert not (run / LOCK).exists()
+
+
+LOSSES = {
+    "removed": (lambda run: (run / LOCK).unlink(), "lock.json is gone: it was removed"),
+    "taken over": (
+        lambda run: (run / LOCK).write_text(json.dumps(OTHER)),
+        "lock.json now belongs to process 1 on elsewhere",
+    ),
+    "moved": (
+        lambda run: run.rename(run.with_name("moved")),
+        "lock.json is gone.*folder was moved",
+    ),
+}
+
+
+@pytest.mark.parametrize(("happens", "reason"), LOSSES.values(), ids=LOSSES)
+def test_a_run_that_lost_its_lock_stops_without_a_checkpoint(
+    happens, reason, train_tiny, tmp_path, monkeypatch
+):
+    """Another process may write there now; a folder that was moved is not made again."""
+    run, save = tmp_path / "run", SaveCheckpoints.on_train_batch_end
+
+    def interfere(self, trainer, *rest):
+        if trainer.global_step == 4:
+            happens(run)
+        save(self, trainer, *rest)
+
+    monkeypatch.setattr(SaveCheckpoints, "on_train_batch_end", interfere)
+    with pytest.raises(OutputError, match=f"{reason}.*the last checkpoint is step 2") as stopped:
+        train_tiny(run, "trainer.checkpoint_every=2", "trainer.max_steps=4")
+    assert stopped.value.exit_code == ExitCode.OUTPUT
+    (left,) = tmp_path.iterdir()
+    assert [step_of(path) for path in all_checkpoints(left)] == [2]
+
+
+def test_other_ranks_of_the_run_do_not_lock(tmp_path, monkeypatch):
+    (tmp_path / LOCK).write_text(json.dumps(OTHER))
+    for variable in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, "1")
+            with locked_run(tmp_path):
+                pass
+    assert (tmp_path / LOCK).exists()
+
+
+def test_the_lock_is_released_when_the_run_ends(tmp_path):
+    with pytest.raises(KeyboardInterrupt), locked_run(tmp_path / "run"):
+        assert (tmp_path / "run" / LOCK).is_file()
+        raise KeyboardInterrupt
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_of_two_ranks_refuses_a_second_command(start_training, tmp_path):
+    """The first command continues undisturbed."""
+    settings = ("trainer.devices=2", "trainer.max_steps=100000", "trainer.log_every=1")
+    first = start_training(*settings)
+    wait_for_step(tmp_path / "run", 1, first)
+    assert start_training(*settings).wait(timeout=120) == ExitCode.OUTPUT
+    told = (tmp_path / "log").read_text()
+    assert f"process {first.pid} on {HERE}" in told
+    assert "Traceback" not in told
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(timeout=120) == ExitCode.PREEMPTED, (tmp_path / "log").read_text()
+    assert not (tmp_path / "run" / LOCK).exists()

@@ -1,0 +1,282 @@
+"""Odd, damaged and hostile sequence files: refused with their place, or prepared and counted."""
+
+import gzip
+import json
+import random
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from protlm.data.records import ReadOptions, SequenceFile, Tally
+from protlm.data.vocabulary import RESIDUES
+from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.split import HashSplit
+from protlm.system.errors import ExitCode, InputDataError
+from protlm.system.paths import sample_dir
+
+FIXTURES = Path(__file__).resolve().parents[1] / "data" / "records" / "fixtures"
+FASTA, CLEAN = b">a\nMKV\n", b">a one\nMKVLL\nWW\n>b two\nMKL\n"
+PACKED = gzip.compress(CLEAN, mtime=0)
+TINY = (sample_dir() / "uniprot_tiny.fasta.gz").read_bytes()
+FLAT = gzip.decompress(sorted(FIXTURES.glob("*.dat.gz"))[-1].read_bytes())
+XML = gzip.decompress((FIXTURES / "multi_ex.xml.gz").read_bytes())
+# Blank, bare, repeated, small, starred, gapped and numbered records.
+ODD = b">blank\n>\nMKVLLW\n>twice\nMKVLL\n>twice\nMKVLL\n>small\nmkvll\n>end\nMKVLL*\n"
+ODD += b">inside\nMK*VLL\n>gap\nMK-VLL\n>digit\nMK1VLL\n>spaces\nM K V\tL\n>rare\nMBZXUO\n"
+ODD += b">leucine\nMJV\n"
+ODD_COUNTS = dict.fromkeys(
+    (
+        "blank sequence",
+        "'*' inside the sequence",
+        "digit",
+        "bare '>' named by its line",
+        "lower case raised",
+        "terminal '*' removed",
+        "J written as X",
+        "record with B, O, U, X or Z",
+    ),
+    1,
+)
+NUCLEOTIDES = "record of the letters ACGTUN alone"
+
+
+def random_records(letters: str, number: int) -> bytes:
+    rng = np.random.default_rng(0)
+    sequences = ("".join(rng.choice(list(letters), 60)) for _ in range(number))
+    return b"".join(f">{letters[-1]}{i:04}\n{s}\n".encode() for i, s in enumerate(sequences))
+
+
+MANY, DNA = random_records("ACDEFGHIKLMNPQRSTVWY", 2_000), random_records("ACGT", 1_100)
+
+
+@pytest.fixture
+def prepare_bytes(tmp_path) -> Callable[..., Any]:
+    """Prepares bytes as a file, with any number of rejects; returns `report.json`."""
+
+    def run(content: bytes, **options: bool) -> Any:
+        source, out = tmp_path / "proteins.fasta", tmp_path / "data"
+        shutil.rmtree(out, ignore_errors=True)
+        source.write_bytes(content)
+        reading = PrepareOptions(max_reject_rate=1, reading=ReadOptions(**options))
+        prepare([source], out, split_rule=HashSplit(0, 0), options=reading)
+        return json.loads((out / "report.json").read_text())
+
+    return run
+
+
+@pytest.fixture
+def refuse_bytes(prepare_bytes, tmp_path) -> Callable[..., str]:
+    """Prepares bytes that must be refused as bad input without output; returns the message."""
+
+    def run(content: bytes) -> str:
+        with pytest.raises(InputDataError) as caught:
+            prepare_bytes(content)
+        assert caught.value.exit_code == ExitCode.BAD_INPUT
+        assert [path.name for path in tmp_path.iterdir()] == ["proteins.fasta"]
+        return str(caught.value)
+
+    return run
+
+
+# One of each kind; those of each format are with its reader.
+REFUSED = {
+    "empty": (b"", "line 1: the file is empty"),
+    "no valid record": (b">a\n>b\n", "none of the 2 records can be used: 2 blank sequence"),
+    "late header": (b"\n\njunk\n" + FASTA, "line 3: 'junk' precedes the first header"),
+    "table": (b"id\tlabel\n", "line 1: this is a table; type protlm probe TABLE for labels"),
+    "structure": (b"HEADER    X\n", "this is a structure (PDB), which protlm contacts and"),
+    "FASTQ": (b"@read\nACGT\n+\nIIII\n", "line 1: this is FASTQ"),
+    "UTF-16": (FASTA.decode().encode("utf-16"), "line 1: the text is UTF-16"),
+    "garbage after gzip": (PACKED + b"garbage", "other data follow"),
+    "truncated gzip": (TINY[:1_000], "truncated or damaged near byte"),
+    "holes": (CLEAN + b">c\nMK" + bytes(4096) + b"\n", "1 of 3 records contain NUL bytes"),
+    "DNA": (DNA, "--allow-nucleotides"),
+    "truncated XML": (XML[: XML.index(b"</entry>", len(XML) // 2)], "near accession P"),
+    "UniRef's XML": (
+        b'<?xml version="1.0"?>\n<UniRef90 xmlns="http://uniprot.org/uniref">',
+        "this is UniRef's XML; take UniRef's FASTA",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_file_of_proteins_is_refused(refuse_bytes, content, message):
+    assert message in refuse_bytes(content)
+
+
+LOLS = b"".join(
+    b'<!ENTITY l%d "%s">' % (level, b"&l%d;" % (level - 1) * 10) for level in range(1, 10)
+)
+DECLARATIONS = {
+    "bomb": b'<!DOCTYPE uniprot [<!ENTITY l0 "lol">' + LOLS + b"]>",
+    "file": b'<!DOCTYPE uniprot [<!ENTITY l9 SYSTEM "file://SECRET_PATH">]>',
+}
+
+
+@pytest.mark.parametrize("place", [b"<uniprot", b"<entry "])
+@pytest.mark.parametrize("declaration", DECLARATIONS.values(), ids=DECLARATIONS)
+def test_entities_of_xml_are_refused_and_not_read(
+    refuse_bytes, tmp_path_factory, declaration, place
+):
+    secret = tmp_path_factory.mktemp("secret") / "secret.txt"
+    secret.write_text("SECRET")
+    declaration = declaration.replace(b"SECRET_PATH", str(secret).encode())
+    content = XML.replace(b"<name>", b"<name>&l9;", 1).replace(place, declaration + place, 1)
+    message = refuse_bytes(content)
+    assert "declares a document type" in message or "the XML is damaged" in message
+    assert "SECRET" not in message
+
+
+# What is read, with which option, and what the report counts.
+COUNTED = {
+    "odd": (ODD, "", ODD_COUNTS | {"gap": 1}),
+    "allowed gaps": (ODD, "allow_gaps", ODD_COUNTS | {"gaps removed": 1}),
+    "byte order mark": (b"\xef\xbb\xbf" + FASTA, "", {"byte order mark removed": 1}),
+    "comments": (b"; comment\n" + FASTA, "allow_comments", {}),
+    "white space": (CLEAN.replace(b"\n", b"\r\n").replace(b"VL", b"V\tL"), "", {}),
+    "garbage": (PACKED + b"garbage", "ignore_trailing_garbage", {}),
+    "not ASCII": (CLEAN + ">c\nMKÅV\n".encode(), "", {"letter that is not ASCII": 1}),
+    "header": (b">\xe9\nMKV\n", "", {"header bytes that are not UTF-8 escaped": 1}),
+    "one NUL among thousands": (MANY + b">c\nMK\0V\n", "", {"NUL byte": 1}),
+    "joined records": (CLEAN + b">c\nMKV>d\nMKL\n", "", {"'>' inside a line": 1}),
+    "allowed DNA": (DNA, "allow_nucleotides", {NUCLEOTIDES: 1_100}),
+    "DNA among proteins": (MANY + DNA[: 7 * 67], "", {NUCLEOTIDES: 7}),
+    "flat files": (
+        FLAT.replace(b"\n//\n", b"\n", 1).replace(b" AA;  ", b"0 AA;  ", 3),
+        "",
+        {"no '//' at the end": 1, "length differs from the one that the entry declares": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "option", "expected"), COUNTED.values(), ids=COUNTED)
+def test_what_is_odd_is_counted(prepare_bytes, content, option, expected):
+    report = prepare_bytes(content, **({option: True} if option else {}))
+    counts = report["counts"]
+    assert counts["rejected"] | counts["changed"] | counts["noted"] == expected
+    kept = counts["records"] - sum(counts["rejected"].values())
+    assert report["splits"]["train"]["sequences"] == kept
+
+
+def test_escapes_do_not_reach_the_table_of_rejected_records(prepare_bytes, tmp_path):
+    escapes = ["\x1b[2J", "\x1b]0;title\x07", "\x9b2J", "\u202e", "\r", "\x7f"]
+    fasta = "".join(f">P{i}{escape}x\nMK?\n" for i, escape in enumerate(escapes)) + ">Q\nMKT\n"
+    prepare_bytes(fasta.encode())
+    table = (tmp_path / "data" / "rejected.tsv").read_text()
+    assert len(table.splitlines()) == 1 + len(escapes)
+    assert [c for c in table if not c.isprintable() and c not in "\t\n"] == []
+
+
+def test_the_command_accepts_a_wrong_name_and_on_request_garbage(protlm_in_process, tmp_path):
+    (tmp_path / "plain.fasta.gz").write_bytes(FASTA)
+    (tmp_path / "packed.fasta").write_bytes(PACKED + b"garbage")
+    arguments = ["prepare", "plain.fasta.gz", "packed.fasta", "--out", "data"]
+    done = protlm_in_process(*arguments, cwd=tmp_path)
+    assert done.returncode == 3
+    (flag,) = re.findall(r"type (--\S+)", done.stderr)
+    done = protlm_in_process(*arguments, flag, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def long_lines() -> bytes:
+    """A header of 2 MB and a line of 10 million residues."""
+    header = b">" + b"h" * 2_000_000 + b"\nMKV\n"
+    return header + b">long\n" + b"MKV" * 3_400_000 + b"\n>last\nMKL\n"
+
+
+def bomb() -> bytes:
+    """A record of one line of 60 GB, which gzip compresses a thousandfold."""
+    line = gzip.compress(b"M" * (64 << 20), compresslevel=1)
+    return gzip.compress(b">bomb\n") + line * 1_000
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (long_lines, "'longer than 100,000 residues': 1"),
+        pytest.param(bomb, "expand more than 200-fold", marks=pytest.mark.slow),
+    ],
+)
+def test_endless_lines_need_little_memory(run_program, tmp_path, content, message):
+    (tmp_path / "long.fasta").write_bytes(content())
+    done = run_program("prepare_and_measure.py", tmp_path / "long.fasta", tmp_path / "data")
+    *told, megabytes = done.stdout.splitlines()
+    assert message in "".join(told), done.stderr
+    assert int(megabytes) < 300
+
+
+NAMES = ("multi_ex.fasta.gz", "H2CNN8.dat.gz", "P84001.xml.gz")
+SEEDS = [gzip.decompress((FIXTURES / name).read_bytes()) for name in NAMES]
+PIECES = [b">", b"\n", b"\r", b";", b"@", b"*", b"MKV", b"\0", b"\xff", b" ", b"sp|P1|"]
+PIECES += [b"\x1f\x8b", b"\n//\n", b"ID   ", b"\nSQ   ", b"<entry", b"</entry>", b"<!--"]
+PIECES += [b"&x;", b"<uniprot>", b"]]>"]
+
+
+def arbitrary(rng: random.Random) -> bytes:
+    """Noise, fragments of the formats, or a damaged real file."""
+    kind = rng.randrange(10)
+    if kind == 0:
+        return rng.randbytes(rng.randrange(60))
+    if kind == 1:
+        return b"".join(rng.choices(PIECES, k=rng.randrange(30)))
+    content = bytearray(rng.choice(SEEDS))
+    for _ in range(rng.randrange(1, 6)):
+        place = rng.randrange(len(content))
+        match rng.randrange(4):
+            case 0:
+                content[place] = rng.randrange(256)
+            case 1:
+                del content[place : place + rng.randrange(200)]
+            case 2:
+                content[place:place] = rng.choice(PIECES)
+            case 3:
+                other = rng.randrange(len(content))
+                content[place:place] = content[other : other + rng.randrange(200)]
+    if rng.random() < 0.1:
+        packed = bytearray(gzip.compress(content, mtime=0))
+        packed[rng.randrange(len(packed))] ^= 1 << rng.randrange(8)
+        return bytes(packed)
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("number", "block_bytes"),
+    [
+        (600, None),
+        pytest.param(10_000, None, marks=pytest.mark.slow),
+        pytest.param(5_000, 500, marks=pytest.mark.slow),
+    ],
+)
+def test_any_bytes_are_correct_records_or_an_error_of_protlm(
+    number, block_bytes, tmp_path, monkeypatch
+):
+    if block_bytes:
+        monkeypatch.setattr("protlm.data.records.block.BLOCK_BYTES", block_bytes)
+    rng, path = random.Random(number), tmp_path / "fuzz"
+    outcomes = {"records": 0, "error": 0}
+    for _ in range(number):
+        path.write_bytes(arbitrary(rng))
+        flags = [rng.random() < 0.3 for _ in range(4)]
+        tally, records = Tally(), []
+        try:
+            with SequenceFile(path, ReadOptions(*flags)) as file:
+                for block in file.blocks():
+                    records += block.records(tally)
+        except InputDataError as error:
+            assert "\n" not in str(error)
+            outcomes["error"] += 1
+            continue
+        outcomes["records"] += 1
+        assert len(records) + tally.num_rejected == tally.records
+        for record in records:
+            assert record.sequence and set(record.sequence) <= set(RESIDUES)
+            # Whatever the header was, it can be stored as UTF-8.
+            assert len(record.identifier.encode().split()) == 1
+            assert b"\n" not in record.header.encode()
+        assert all(name.encode() for listed in tally.listed.values() for name, _, _ in listed)
+    assert min(outcomes.values()) > number / 10, outcomes

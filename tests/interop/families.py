@@ -1,0 +1,384 @@
+"""The models of other programs that are read, in every layout."""
+
+from dataclasses import replace
+from functools import partial
+
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from tests.interop.example import (
+    HEADS,
+    INNER,
+    LAYERS,
+    POSITIONS,
+    WIDTH,
+    Example,
+    ablang,
+    esmc_library,
+    fair_esm,
+    hugging_face,
+    in_layers,
+    sapiens,
+)
+
+SIZES = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "intermediate_size": INNER,
+}
+BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD]
+SAPIENS = ["<s>", "<pad>", "</s>", "<unk>", *STANDARD, "<mask>"]
+ABLANG = ["<", *"MRHKDESTNQCGPAVIFYWL", "-", ">", "*"]
+AMPLIFY = ["<pad>", "<unk>", "<mask>", "<bos>", "<eos>", "|", *"LAGVSERTIDPKQNFYMHWCB"]
+
+HUGGING_FACE_LAYER = {
+    "q.*": "attention.self.query.*",
+    "k.*": "attention.self.key.*",
+    "v.*": "attention.self.value.*",
+    "o.*": "attention.output.dense.*",
+    "up.*": "intermediate.dense.*",
+    "down.*": "output.dense.*",
+}
+FREQUENCY = "esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
+# The names of Hugging Face's ESM in fairseq's.
+FAIRSEQ = [
+    (r"esm\.embeddings\.word_embeddings", "encoder.sentence_encoder.embed_tokens"),
+    (r"esm\.embeddings\.position_embeddings", "encoder.sentence_encoder.embed_positions"),
+    (r"esm\.embeddings\.layer_norm", "encoder.sentence_encoder.emb_layer_norm_before"),
+    (r"esm\.encoder\.layer\.", "encoder.sentence_encoder.layers."),
+    (r"esm\.(encoder|(?=contact_head))\.?", "encoder.sentence_encoder."),
+    (r"lm_head\.decoder\.weight", "lm_head.weight"),
+    (r"^lm_head", "encoder.lm_head"),
+    (r"attention\.LayerNorm", "self_attn_layer_norm"),
+    (r"(\d)\.LayerNorm", r"\1.final_layer_norm"),
+    (r"attention\.self\.(q|k|v)[a-z]+", r"self_attn.\1_proj"),
+    (r"attention\.self\.rotary_embeddings", "self_attn.rot_emb"),
+    (r"attention\.output\.dense", "self_attn.out_proj"),
+    (r"intermediate\.dense", "fc1"),
+    (r"output\.dense", "fc2"),
+]
+
+ESM = Example(
+    {
+        "model_type": "esm",
+        "architectures": ["EsmForMaskedLM"],
+        **SIZES,
+        "vocab_size": 33,
+        "pad_token_id": 1,
+        "mask_token_id": 32,
+        "max_position_embeddings": 1026,
+        "position_embedding_type": "rotary",
+        "layer_norm_eps": 1e-5,
+        "emb_layer_norm_before": False,
+        "token_dropout": True,
+    },
+    {
+        "embed.weight": "esm.embeddings.word_embeddings.weight",
+        "rotary.frequency": FREQUENCY.format(0),
+        "final_norm.*": "esm.encoder.emb_layer_norm_after.*",
+        "contacts.*": "esm.contact_head.regression.*",
+        "dense.*": "lm_head.dense.*",
+        "head_norm.*": "lm_head.layer_norm.*",
+        "head.bias": "lm_head.bias",
+        **in_layers(
+            "esm.encoder.layer.",
+            {**HUGGING_FACE_LAYER, "norm1.*": "attention.LayerNorm.*", "norm2.*": "LayerNorm.*"},
+        ),
+    },
+    hugging_face,
+    copies={
+        "lm_head.decoder.weight": "esm.embeddings.word_embeddings.weight",
+        FREQUENCY.format(1): FREQUENCY.format(0),
+    },
+    traits=frozenset({"token_dropout"}),
+)
+ESM_1V = replace(
+    ESM,
+    settings={
+        **ESM.settings,
+        "position_embedding_type": "absolute",
+        "max_position_embeddings": POSITIONS + 2,
+    },
+    names={
+        **{ours: name for ours, name in ESM.names.items() if ours != "rotary.frequency"},
+        "positions.weight": "esm.embeddings.position_embeddings.weight",
+    },
+    copies={"lm_head.decoder.weight": "esm.embeddings.word_embeddings.weight"},
+    first=2,
+)
+ESM_1B = replace(
+    ESM_1V,
+    settings={**ESM_1V.settings, "emb_layer_norm_before": True},
+    names={**ESM_1V.names, "embed_norm.*": "esm.embeddings.layer_norm.*"},
+)
+FAIR_ESM = replace(
+    ESM,
+    settings={
+        "encoder_layers": LAYERS,
+        "encoder_embed_dim": WIDTH,
+        "encoder_attention_heads": HEADS,
+        "token_dropout": True,
+    },
+    write=fair_esm,
+    spelled=FAIRSEQ,
+)
+# Released files have settings with and without a prefix.
+FAIR_ESM_1V = replace(
+    ESM_1V,
+    settings={
+        "arch": "roberta_large",
+        "encoder_token_dropout": True,
+        **{key: value for key, value in FAIR_ESM.settings.items() if key != "token_dropout"},
+    },
+    write=fair_esm,
+    spelled=FAIRSEQ,
+)
+FAIR_ESM_1B = replace(
+    ESM_1B,
+    settings={
+        "arch": "roberta_large",
+        **{key.removeprefix("encoder_"): value for key, value in FAIR_ESM.settings.items()},
+    },
+    write=fair_esm,
+    spelled=FAIRSEQ,
+)
+ESMC = Example(
+    {
+        "model_type": "esmc",
+        "vocab_size": 64,
+        "hidden_size": 128,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 2,
+        "intermediate_size": INNER,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+    },
+    {
+        "embed.weight": "esmc.embed_tokens.weight",
+        "final_norm.weight": "esmc.norm.weight",
+        "dense.*": "lm_head.dense.*",
+        "head_norm.*": "lm_head.layer_norm.*",
+        "head.*": "lm_head.decoder.*",
+        **in_layers(
+            "esmc.layers.",
+            {
+                "norm1.*": "input_layernorm.*",
+                "q.weight": "self_attn.q_proj.weight",
+                "k.weight": "self_attn.k_proj.weight",
+                "v.weight": "self_attn.v_proj.weight",
+                "q_norm.weight": "self_attn.q_norm.weight",
+                "k_norm.weight": "self_attn.k_norm.weight",
+                "o.weight": "self_attn.o_proj.weight",
+                "norm2.*": "post_attention_layernorm.*",
+                "gate.weight": "mlp.gate_proj.weight",
+                "up.weight": "mlp.up_proj.weight",
+                "down.weight": "mlp.down_proj.weight",
+            },
+        ),
+    },
+    hugging_face,
+    alphabet=[*VOCABULARY.tokens, *(f"<{number}>" for number in range(31))],
+    traits=frozenset({"scaled"}),
+    width=128,
+    heads=2,
+)
+_BLOCK = "transformer.blocks.{}."
+ESMC_LIBRARY = replace(
+    ESMC,
+    settings={},
+    names={
+        "embed.weight": "embed.weight",
+        "final_norm.weight": "transformer.norm.weight",
+        "dense.*": "sequence_head.0.*",
+        "head_norm.*": "sequence_head.2.*",
+        "head.*": "sequence_head.3.*",
+        **in_layers(
+            "transformer.blocks.",
+            {
+                "norm1.*": "attn.layernorm_qkv.0.*",
+                "q.weight": "q",
+                "k.weight": "k",
+                "v.weight": "v",
+                "q_norm.weight": "attn.q_ln.weight",
+                "k_norm.weight": "attn.k_ln.weight",
+                "o.weight": "attn.out_proj.weight",
+                "norm2.*": "ffn.0.*",
+                "gate.weight": "gate",
+                "up.weight": "up",
+                "down.weight": "ffn.3.weight",
+            },
+        ),
+    },
+    write=esmc_library,
+    stacks={
+        f"{_BLOCK}attn.layernorm_qkv.1.weight": (f"{_BLOCK}q", f"{_BLOCK}k", f"{_BLOCK}v"),
+        f"{_BLOCK}ffn.1.weight": (f"{_BLOCK}gate", f"{_BLOCK}up"),
+    },
+)
+ESMC_FUSED = replace(
+    ESMC_LIBRARY,
+    settings=ESMC.settings,
+    write=hugging_face,
+    spelled=[
+        (r"layernorm_qkv\.0\.", "layernorm_qkv.layer_norm_"),
+        (r"layernorm_qkv\.1\.", "layernorm_qkv."),
+        (r"ffn\.0\.", "ffn.layer_norm_"),
+        (r"ffn\.1\.", "ffn.fc1_"),
+        (r"ffn\.3\.", "ffn.fc2_"),
+        (r"^(embed|transformer)", r"esmc.\1"),
+        (r"^sequence_head", "lm_head"),
+    ],
+    further={f"{_BLOCK.format(0)}attn.layernorm_qkv._extra_state": (2,)},
+)
+FAMILIES = {
+    "esm2": ESM,
+    "esm1v": ESM_1V,
+    "esm1b": ESM_1B,
+    "fair_esm2": FAIR_ESM,
+    "fair_esm1v": FAIR_ESM_1V,
+    "fair_esm1b": FAIR_ESM_1B,
+    "esmc": ESMC,
+    "esmc_library": ESMC_LIBRARY,
+    "esmc_fused": ESMC_FUSED,
+    "bert": Example(
+        {
+            "model_type": "bert",
+            **SIZES,
+            "vocab_size": len(BERT),
+            "max_position_embeddings": POSITIONS,
+            "type_vocab_size": 2,
+            "pad_token_id": 0,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-5,
+        },
+        {
+            "embed.weight": "bert.embeddings.word_embeddings.weight",
+            "positions.weight": "bert.embeddings.position_embeddings.weight",
+            "types.weight": "bert.embeddings.token_type_embeddings.weight",
+            "embed_norm.*": "bert.embeddings.LayerNorm.*",
+            "dense.*": "cls.predictions.transform.dense.*",
+            "head_norm.*": "cls.predictions.transform.LayerNorm.*",
+            "head.bias": "cls.predictions.bias",
+            **in_layers(
+                "bert.encoder.layer.",
+                {
+                    **HUGGING_FACE_LAYER,
+                    "norm1.*": "attention.output.LayerNorm.*",
+                    "norm2.*": "output.LayerNorm.*",
+                },
+            ),
+        },
+        partial(hugging_face, alphabet=BERT),
+        alphabet=BERT,
+        special=("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
+        copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
+        # A pooler, and the head of another task.
+        further={"bert.pooler.dense.weight": (WIDTH, WIDTH), "cls.species.bias": (6,)},
+    ),
+    "roberta": Example(
+        {
+            "alphabet": SAPIENS,
+            "architecture": {
+                "family": "RoBERTa (fairseq)",
+                "layers": LAYERS,
+                "heads": HEADS,
+                "model_width": WIDTH,
+                "feed_forward_width": INNER,
+                "activation": "gelu (exact, erf)",
+                "layer_norm_epsilon": 1e-5,
+            },
+        },
+        {
+            ours: name
+            for ours, name in ESM_1B.names.items()
+            if not ours.startswith(("final_norm", "contacts"))
+        },
+        sapiens,
+        alphabet=SAPIENS,
+        special=("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
+        read_as={"X": "<mask>"},
+        spelled=[*FAIRSEQ, ("^encoder", "decoder"), ("emb_layer_norm_before", "emb_layer_norm")],
+        copies=ESM_1B.copies,
+        first=2,
+    ),
+    "ablang": Example(
+        {
+            **SIZES,
+            "vocab_size": len(ABLANG),
+            "pad_token_id": ABLANG.index("-"),
+            "max_position_embeddings": POSITIONS + 1,
+            "layer_norm_eps": 1e-5,
+            "hidden_act": "gelu",
+            "hidden_dropout_prob": 0.1,
+        },
+        {
+            "embed.weight": "AbRep.AbEmbeddings.AAEmbeddings.weight",
+            "positions.weight": "AbRep.AbEmbeddings.PositionEmbeddings.weight",
+            "embed_norm.*": "AbRep.AbEmbeddings.LayerNorm.*",
+            "dense.*": "AbHead.dense.*",
+            "head_norm.*": "AbHead.layer_norm.*",
+            "head.weight": "AbHead.decoder.weight",
+            "head.bias": "AbHead.bias",
+            **in_layers(
+                "AbRep.EncoderBlocks.Layers.",
+                {
+                    "q.*": "MultiHeadAttention.Attention.q_proj.*",
+                    "k.*": "MultiHeadAttention.Attention.k_proj.*",
+                    "v.*": "MultiHeadAttention.Attention.v_proj.*",
+                    "o.*": "MultiHeadAttention.Attention.out_proj.*",
+                    "norm1.*": "MHALayerNorm.*",
+                    "up.*": "IntermediateLayer.expand_dense.*",
+                    "down.*": "IntermediateLayer.dense_dense.*",
+                    "norm2.*": "IntermediateLayer.LayerNorm.*",
+                },
+            ),
+        },
+        partial(ablang, alphabet=ABLANG),
+        alphabet=ABLANG,
+        special=("<", "-", ">", "*", "*"),
+        copies={"AbHead.decoder.bias": "AbHead.bias"},
+        first=1,
+    ),
+    "amplify": Example(
+        {
+            "model_type": "AMPLIFY",
+            **SIZES,
+            # Not that of its matrices.
+            "intermediate_size": 72,
+            "hidden_act": "SwiGLU",
+            "norm_eps": 1e-5,
+            "max_length": 64,
+            "vocab_size": len(AMPLIFY),
+        },
+        {
+            "embed.weight": "encoder.weight",
+            "final_norm.weight": "layer_norm_2.weight",
+            "head.*": "decoder.*",
+            **in_layers(
+                "transformer_encoder.",
+                {
+                    "norm1.weight": "attention_norm.weight",
+                    "q.weight": "q.weight",
+                    "k.weight": "k.weight",
+                    "v.weight": "v.weight",
+                    "o.weight": "wo.weight",
+                    "norm2.weight": "ffn_norm.weight",
+                    "gate.weight": "gate",
+                    "up.weight": "up",
+                    "down.weight": "ffn.w3.weight",
+                },
+            ),
+        },
+        partial(hugging_face, alphabet=AMPLIFY),
+        alphabet=AMPLIFY,
+        special=("<bos>", "<pad>", "<eos>", "<unk>", "<mask>"),
+        stacks={
+            "transformer_encoder.{}.ffn.w12.weight": (
+                "transformer_encoder.{}.gate",
+                "transformer_encoder.{}.up",
+            )
+        },
+        traits=frozenset({"rms", "interleaved"}),
+    ),
+}

@@ -1,0 +1,399 @@
+"""What every family must pass: outputs are those of its paper, and of transformers if it has it.
+
+Whatever else a file says or has, its tensors, settings and alphabet, is refused. Tokens of other
+alphabets are read as protlm's, and probabilities keep their meaning.
+"""
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import protlm
+from protlm import interop
+from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.interop.layout import gather_rows, source_tokens
+from protlm.model.transformer import ProteinLM
+from protlm.system.errors import InputDataError
+from tests.interop.example import WIDTH, Example, published
+from tests.interop.families import AMPLIFY, BERT, ESM, ESM_1B, ESM_1V, ESMC_LIBRARY, FAMILIES
+
+ROWS = ["MKTVRQERLKSIVRILERSKEPVS", "MK", "M<mask>TVRQERL", "MK<mask>VR<mask><mask>RLKSIVXBUZO"]
+PEERS = {
+    "esm2": "EsmForMaskedLM",
+    "esm1v": "EsmForMaskedLM",
+    "esm1b": "EsmForMaskedLM",
+    "esmc": "EsmcForMaskedLM",
+    "bert": "BertForMaskedLM",
+}
+# The layouts that contain one model.
+SAME = {
+    "fair_esm2": ESM,
+    "fair_esm1v": ESM_1V,
+    "fair_esm1b": ESM_1B,
+    "esmc": ESMC_LIBRARY,
+    "esmc_fused": ESMC_LIBRARY,
+}
+ALL = pytest.mark.parametrize("name", FAMILIES)
+
+
+def batch(rows: list[str]) -> tuple[Tensor, Tensor]:
+    """Tokens and mask of sequences with `<mask>`, padded to the longest."""
+    split = [re.findall(r"<mask>|[A-Z]", row) for row in rows]
+    tokens_BL = torch.full((len(rows), max(map(len, split)) + 2), VOCABULARY.pad)
+    for number, residues in enumerate(split):
+        tokens = [VOCABULARY.cls, *(VOCABULARY[r] for r in residues), VOCABULARY.eos]
+        tokens_BL[number, : len(tokens)] = torch.tensor(tokens)
+    return tokens_BL, tokens_BL != VOCABULARY.pad
+
+
+def outputs(
+    network: ProteinLM, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool = False
+) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    """Hidden states, maps and logits."""
+    with torch.no_grad():
+        layers = range(network.num_layers + 1)
+        out = network(tokens_BL, mask_BL, causal=causal, layers=layers)
+        maps = [
+            network.mechanism(number).attention_map(
+                x.q_BHLK, x.k_BHLK, hidden_BLD=x.hidden_BLD, mask_BL=mask_BL, causal=causal
+            )
+            for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=causal)
+        ]
+    return [out.hidden[number] for number in layers], maps, out.logits_BLV
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
+
+
+def assert_same_probabilities(example: Example, found_LV: Tensor, expected_LV: Tensor) -> None:
+    """A token that several of ours are read as has the sum of their probabilities.
+
+    The logits of the 20 residues are unchanged, and tokens that protlm lacks are left out.
+    """
+    numbers = torch.tensor(example.numbers())
+    ours = [VOCABULARY[residue] for residue in STANDARD]
+    assert_close(found_LV[:, ours], expected_LV[:, numbers[ours]])
+    used = sorted(set(numbers.tolist()))
+    log_p_LV = found_LV.log_softmax(-1)
+    summed = [log_p_LV[:, numbers == number].logsumexp(-1) for number in used]
+    assert_close(torch.stack(summed, -1), expected_LV[:, used].log_softmax(-1))
+
+
+@ALL
+def test_outputs_are_those_of_the_paper(
+    name: str, tmp_path: Path, in_double: Callable[[Path], ProteinLM]
+) -> None:
+    example, numbers = FAMILIES[name], FAMILIES[name].numbers()
+    weights = example.weights()
+    path = example.save(tmp_path / "model", example.tensors(weights))
+    if name.startswith("fair_esm1"):
+        weights["embed.weight"][VOCABULARY.mask] = 0
+    tokens_BL, mask_BL = batch(ROWS)
+    states, maps, logits_BLV = outputs(in_double(path), tokens_BL, mask_BL)
+    for row, mask_L in enumerate(mask_BL):
+        tokens = [numbers[token] for token in tokens_BL[row, mask_L].tolist()]
+        expected, map_NHLL, logits_LV = published(example, weights, tokens)
+        for found_BLD, state_LD in zip(states, expected, strict=True):
+            assert_close(found_BLD[row, mask_L], state_LD)
+        for found_BHLL, map_HLL in zip(maps, map_NHLL, strict=True):
+            assert_close(found_BHLL[row, :, : len(tokens), : len(tokens)], map_HLL)
+        assert_same_probabilities(example, logits_BLV[row, mask_L], logits_LV)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("perturbed", [False, True])
+@pytest.mark.parametrize("name", PEERS)
+def test_outputs_are_those_of_hugging_face(
+    name: str, perturbed: bool, tmp_path: Path, in_double: Callable[[Path], ProteinLM]
+) -> None:
+    import transformers
+
+    example, tensors = FAMILIES[name], FAMILIES[name].tensors()
+    for one in [key for key in tensors if perturbed and key.endswith("inv_freq")]:
+        tensors[one] *= torch.tensor([1.0, 1.1, 0.9, 1.2])
+    folder = example.save(tmp_path / "model", tensors)
+    peer: Any = getattr(transformers, PEERS[name]).from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
+    tokens_BL, mask_BL = batch(ROWS)
+    network = in_double(folder)
+    with torch.no_grad():
+        out = peer.eval()(
+            input_ids=torch.tensor(example.numbers())[tokens_BL],
+            attention_mask=mask_BL.long(),
+            output_hidden_states=True,
+            output_attentions=True,
+        )
+        if name == "esmc":
+            # Its frequencies are float32.
+            assert network.rotary is not None
+            network.rotary.frequency.copy_(peer.esmc.rotary_emb.inv_freq)
+    states, maps, logits_BLV = outputs(network, tokens_BL, mask_BL)
+    for found_BLD, hidden_BLD in zip(states, out.hidden_states, strict=True):
+        assert_close(found_BLD[mask_BL], hidden_BLD[mask_BL])
+    for found_BHLL, map_BHLL in zip(maps, out.attentions, strict=True):
+        rows = mask_BL[:, None, :, None].expand_as(map_BHLL)
+        assert_close(found_BHLL[rows], map_BHLL[rows])
+    assert_same_probabilities(example, logits_BLV[mask_BL], out.logits[mask_BL])
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_all_layouts_have_the_same_model(name: str, tmp_path: Path) -> None:
+    original, weights = SAME[name], SAME[name].weights()
+    other = FAMILIES[name].save(tmp_path / "other", FAMILIES[name].tensors(weights))
+    if name.startswith("fair_esm1"):
+        # As fair-esm reads a file, and as the folder of Hugging Face was made.
+        weights["embed.weight"][VOCABULARY.mask] = 0
+    expected = interop.read(original.save(tmp_path / "original", original.tensors(weights)))
+    found = interop.read(other)
+    assert found.description.model == expected.description.model
+    assert found.contacts == expected.contacts
+    assert_same(found.weights, expected.weights)
+
+
+def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+@ALL
+def test_every_tensor_is_used_once(name: str, tmp_path: Path) -> None:
+    """Also one of a layer that the model does not have, which is named as it is in the file."""
+    example, tensors = FAMILIES[name], FAMILIES[name].tensors()
+    used = [one for one in tensors if not re.search("contact|inv_freq|_extra|species|pooler", one)]
+    layer = next(one for one in used if re.search(r"\.1\.", one))
+    for number, one in enumerate((used[0], layer, next(x for x in used if x.endswith(".bias")))):
+        lacking = {key: value for key, value in tensors.items() if key != one}
+        with pytest.raises(InputDataError, match=r"lacks [123] tensors? "):
+            interop.read(example.save(tmp_path / f"lacking{number}", lacking))
+    for number, more in enumerate(("1.adapter.weight", f"9.{layer.partition('.1.')[2]}")):
+        extra = f"{layer.partition('.1.')[0]}.{more}"
+        path = example.save(tmp_path / f"more{number}", tensors | {extra: torch.zeros(3, 3)})
+        with pytest.raises(InputDataError, match=r"that its architecture does not have|two layout"):
+            interop.read(path)
+
+
+@ALL
+def test_half_precision_becomes_single(name: str, tmp_path: Path) -> None:
+    example = FAMILIES[name]
+    found = interop.read(
+        example.save(tmp_path / "x", {n: v.half() for n, v in example.tensors().items()})
+    )
+    types = {value.dtype for name, value in found.weights.items() if name != "rotary.frequency"}
+    assert types == {torch.float32}
+    assert protlm.load(example.save(tmp_path / "y")).hash
+
+
+SETTINGS: list[tuple[str, dict[str, Any], str]] = [
+    ("esm2", {"model_type": "esm3"}, r"type 'esm3'; protlm reads: ablang, amplify, bert, esm, esm"),
+    ("esm2", {"model_type": "base"}, r"type 'base'; protlm reads: ablang, amplify, bert, esm, esm"),
+    ("esm2", {"is_folding_model": True}, "is_folding_model=True is not supported"),
+    ("esm2", {"vocab_size": 34}, "vocab_size=34 is not supported"),
+    ("esm2", {"vocab_size": 446}, "is a SaProt: its 446 tokens .* not support; give an ESM-2"),
+    ("esm2", {"hidden_size": "32"}, "hidden_size='32' must be a whole number above 0"),
+    ("esm2", {"hidden_size": 64}, "has weights of width 32, and its settings say 64; get both"),
+    ("esm2", {"layer_norm_eps": 0}, "layer_norm_eps=0 must be between 0 and 1"),
+    ("esm2", {"cls_token_id": 5}, r"cls_token_id=5 is not supported; .*cls_token_id=0 or None"),
+    ("esm2", {"eos_token_id": 3}, r"eos_token_id=3 is not supported; .*eos_token_id=2 or None"),
+    ("esm2", {"rope_theta": 500_000}, "rope_theta=500000 is not supported"),
+    ("esm2", {"rope_scaling": {"factor": 2}}, "rope_scaling=.* is not supported"),
+    ("esm2", {"rope_parameters": {"rope_theta": 5e5}}, "rope_parameters=.* is not supported"),
+    ("esm2", {"position_embedding_type": "relative"}, "reads models with .*'absolute' or 'rotary'"),
+    ("esm2", {"position_embedding_type": "absolute"}, "lacks 1 tensor .*position_embeddings.wei"),
+    ("esm2", {"num_hidden_layers": 3}, "the weights of 2 layers, and its settings say 3"),
+    ("esm2", {"num_attention_heads": 5}, "settings of 5 heads, which do not divide its width, 32"),
+    ("esm2", {"num_attention_heads": 8}, "contact head for other than the 16 heads"),
+    ("esm2", {"max_position_embeddings": 2}, r"model describes an impossible model: model\.max"),
+    ("esm2", {"intermediate_size": 10**9}, "far larger than the weights"),
+    ("esmc", {"rope_parameters": {"rope_type": "linear"}}, "rope_parameters=.* is not supported"),
+    ("esmc", {"rope_theta": 500}, "rope_theta=500 is not supported"),
+    ("esmc", {"num_hidden_layers": 3}, "weights of 2 layers, and its settings say"),
+    ("esmc", {"hidden_size": 256}, "weights of width 128, and its settings say 256"),
+    ("bert", {"cls_token_id": 3}, "cls_token_id=3 is not supported"),
+    ("bert", {"eos_token_id": 1}, "eos_token_id=1 is not supported"),
+    ("bert", {"model_type": "roberta"}, "only in fairseq's layout, as that of Sapiens: give"),
+    ("roberta", {"alphabet": None}, "alphabet must be a list"),
+    ("roberta", {"alphabet": FAMILIES["roberta"].alphabet[:-2]}, "alphabet lacks"),
+    ("roberta", {"alphabet": FAMILIES["roberta"].alphabet[::-1]}, "alphabet must be one as that"),
+    ("roberta", {"architecture": {"family": "T5"}}, "type 't5'; protlm reads"),
+    ("roberta", {"layers": 5}, "the weights of 2 layers, and its settings say 5"),
+    ("roberta", {"heads": None}, "heads=None must be"),
+    ("ablang", {"pad_token_id": 0}, "pad_token_id=0 is not supported"),
+    ("ablang", {"hidden_act": "relu"}, "hidden_act='relu' is not supported"),
+    ("amplify", {"rms_norm": False}, "rms_norm=False is not supported"),
+    ("amplify", {"att_bias": True}, "att_bias=True is not supported"),
+    ("amplify", {"ffn_bias": True}, "ffn_bias=True is not supported"),
+    ("amplify", {"hidden_act": "relu"}, "hidden_act='relu' is not supported"),
+    ("amplify", {"num_attention_heads": 5}, "settings of 5 heads, which do not divide its width"),
+]
+
+
+@pytest.mark.parametrize("name, changes, message", SETTINGS)
+def test_other_settings_are_refused(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    example, kept = FAMILIES[name], FAMILIES[name].tensors()
+    if "architecture" in example.settings and not changes.keys() & example.settings.keys():
+        changes = {"architecture": {**example.settings["architecture"], **changes}}
+    if "intermediate_size" in changes:
+        kept = {one: value for one, value in kept.items() if "contact_head" not in one}
+    with pytest.raises(InputDataError, match=message):
+        protlm.load(example.save(tmp_path / "model", kept, **changes))
+
+
+WORDS = "bert.embeddings.word_embeddings.weight"
+TYPES = "bert.embeddings.token_type_embeddings.weight"
+KEY = "esm.encoder.layer.1.attention.self.key.weight"
+# Tensors by name or by the end of it, and the message.
+TENSORS: list[tuple[str, str, Tensor, str]] = [
+    ("bert", WORDS, torch.zeros(24, WIDTH), r"embedding.weight .* \[24, 32\]"),
+    ("bert", WORDS, torch.zeros(26, WIDTH), r"need \[25, 32\]"),
+    ("bert", WORDS, torch.zeros(25), r"embedding.weight .* \[25\]"),
+    ("bert", "cls.predictions.bias", torch.zeros(()), r"head.bias has the shape \[\]"),
+    ("bert", "cls.predictions.bias", torch.zeros(33), r"head.bias has the shape \[33\]"),
+    ("bert", TYPES, torch.zeros(0, WIDTH), r"need \[at least 1, 32\]"),
+    ("bert", TYPES, torch.zeros(2, 1), r"need \[at least 1, 32\]"),
+    ("bert", "position_embeddings.weight", torch.zeros(1, WIDTH), r"need \[64, 32\]"),
+    ("esm2", "word_embeddings.weight", torch.zeros(()), r"has the shape \[\]"),
+    ("esm2", "word_embeddings.weight", torch.zeros(32, WIDTH), r"has the shape \[32, 32\]"),
+    ("esm2", "lm_head.bias", torch.zeros(()), r"has the shape \[\]"),
+    ("esm1v", "position_embeddings.weight", torch.zeros(()), r"has the shape \[\]"),
+    ("roberta", "embed_positions.weight", torch.zeros(()), r"has the shape \[\]"),
+    ("esm2", KEY, torch.ones(WIDTH, WIDTH, dtype=torch.int8), "as torch.int8: quantized models"),
+    ("esm2", KEY, torch.ones(2).to(torch.float8_e4m3fn), "as torch.float8_e4m3fn: quantized"),
+    ("esm2", KEY, torch.ones(WIDTH, WIDTH, dtype=torch.int64), "as torch.int64: quantized models"),
+    ("esm2", KEY, torch.full((WIDTH, WIDTH), torch.nan), "has NaN or infinite numbers in"),
+    ("esm2", KEY, torch.ones(WIDTH, 1), r"tensor of blocks\.1\.attention\.key\.weight has the"),
+    ("esm2", "1.LayerNorm.bias", torch.ones(WIDTH).int(), r"LayerNorm.bias' as torch\.int32: qua"),
+    ("esm2", "inv_freq", torch.ones(4).int(), r"inv_freq' as torch\.int32: quantized models are"),
+    (
+        "esm2",
+        "1.attention.self.rotary_embeddings.inv_freq",
+        torch.ones(4),
+        "other rotary frequenci",
+    ),
+    ("esm2", "contact_head.regression.bias", torch.full((1,), torch.nan), "NaN .* .contact_head"),
+    ("esm2", "lm_head.decoder.weight", torch.zeros(33, WIDTH), r"decoder\.weight differs from es"),
+    ("ablang", "AbHead.decoder.bias", torch.zeros(24), r"differs from AbHead\.bias"),
+    ("amplify", "0.ffn.w12.weight", torch.ones(97, WIDTH), "must have 2 matrices of one size"),
+    ("amplify", "0.q.weight", torch.ones(2, WIDTH), r"attention.query.weight has the shape"),
+    ("esmc", "0.mlp.gate_proj.weight", torch.ones(()), r"gate.weight has the shape"),
+]
+
+
+@pytest.mark.parametrize("name, end, value, message", TENSORS)
+def test_other_tensors_are_refused(
+    name: str, end: str, value: Tensor, message: str, tmp_path: Path
+) -> None:
+    example, tensors = FAMILIES[name], FAMILIES[name].tensors()
+    tensors |= {one: value.clone() for one in tensors if one.endswith(end)}
+    for copy, first in example.copies.items():
+        if first.endswith(end) and copy in tensors and "inv_freq" not in copy:
+            del tensors[copy]
+    with pytest.raises(InputDataError, match=message):
+        protlm.load(example.save(tmp_path / "model", tensors))
+
+
+@pytest.mark.parametrize(
+    "alphabet, message",
+    [
+        (BERT[:-1], "lacks 'Y'"),
+        (BERT[1:], r"lacks '\[PAD\]'"),
+        ([*BERT, "A"], "repeats a token"),
+        ([*BERT, "##ing"], "has 1 tokens that protlm lacks, for instance '##ing'"),
+    ],
+)
+def test_other_alphabets_are_refused(alphabet: list[str], message: str, tmp_path: Path) -> None:
+    folder = FAMILIES["bert"].save(tmp_path / "bert")
+    (folder / "vocab.txt").write_text("\n".join(alphabet))
+    with pytest.raises(InputDataError, match=message):
+        interop.read(folder)
+
+
+@pytest.mark.parametrize("name, alphabet", [("bert", BERT), ("amplify", AMPLIFY)])
+def test_tokenizer_json_is_the_alphabet_too(name: str, alphabet: list[str], tmp_path: Path) -> None:
+    folder = FAMILIES[name].save(tmp_path / "model")
+    expected = interop.read(folder)
+    (folder / "vocab.txt").unlink()
+    with pytest.raises(InputDataError, match=r"vocab.txt: no such file; give .* the alphabet"):
+        interop.read(folder)
+    numbers = {token: number for number, token in enumerate(alphabet)}
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": numbers}}))
+    assert_same(interop.read(folder).weights, expected.weights)
+    for text, message in (
+        ("{", "is not JSON"),
+        ('{"model": {}}', "is not the alphabet"),
+        ('{"model": {"vocab": {"A": 1}}}', "numbered from 0"),
+    ):
+        (folder / "tokenizer.json").write_text(text)
+        with pytest.raises(InputDataError, match=message):
+            interop.read(folder)
+
+
+# As ProtBert was trained.
+RARE = [*BERT, *"XUZOB"]
+
+
+def test_the_probability_of_unknown_is_divided() -> None:
+    tokens = source_tokens(Path("x"), BERT, FAMILIES["bert"].special, dict.fromkeys("UZOB", "X"))
+    count = Counter(tokens)
+    assert count.pop(BERT.index("[UNK]")) == len("XBUZO") + len(["<unk>", ".", "-", "<null_1>"])
+    assert set(count.values()) == {1}
+    assert [BERT[tokens[VOCABULARY[a]]] for a in STANDARD] == list(STANDARD)
+
+
+def test_rare_residues_are_x_and_the_others_keep_the_ratios_of_their_probabilities() -> None:
+    tokens = source_tokens(Path("x"), RARE, FAMILIES["bert"].special, dict.fromkeys("UZOB", "X"))
+    assert {RARE[tokens[VOCABULARY[a]]] for a in "XUZOB"} == {"X"}
+    generator = torch.Generator().manual_seed(0)
+    theirs = {
+        "embedding.weight": torch.randn(30, 8, generator=generator, dtype=torch.float64),
+        "head.bias": torch.randn(30, generator=generator, dtype=torch.float64),
+    }
+    weights = dict(theirs)
+    gather_rows(weights, tokens)
+    hidden_D = torch.randn(8, generator=generator, dtype=torch.float64)
+    found_V = (weights["embedding.weight"] @ hidden_D + weights["head.bias"]).log_softmax(-1)
+    kept_V = (theirs["embedding.weight"] @ hidden_D + theirs["head.bias"])[:-4]
+    ours = [VOCABULARY[residue] for residue in STANDARD]
+    expected_A = kept_V.log_softmax(-1)[[RARE.index(residue) for residue in STANDARD]]
+    torch.testing.assert_close(found_V[ours], expected_A, rtol=0, atol=1e-12)
+
+
+DATA = os.environ.get("PROTLM_DATA")
+PRETRAINED = Path(DATA or "") / "pretrained"
+
+
+@pytest.mark.skipif(
+    DATA is None, reason="PROTLM_DATA, the folder of data outside the project, is not set"
+)
+@pytest.mark.parametrize("chain", ["vh", "vl"])
+def test_logits_are_those_of_the_original_library(chain: str) -> None:
+    golden = np.load(PRETRAINED / "sapiens_golden.npz")
+    alphabet = golden["alphabet"].tolist()
+    model = protlm.load(PRETRAINED / f"sapiens_{chain}.safetensors")
+    assert model.max_length == {"vh": 144, "vl": 128}[chain]
+    ours = [VOCABULARY[residue] for residue in STANDARD]
+    theirs = [alphabet.index(residue) for residue in STANDARD]
+    chosen = [n for n, name in enumerate(golden["chain"]) if name.lower() == chain]
+    assert len(chosen) == 10
+    for number in chosen:
+        length = golden["num_tokens"][number]
+        for tokens, logits in (("tokens", "logits"), ("masked_tokens", "masked_logits")):
+            letters = [alphabet[token] for token in golden[tokens][number, 1 : length - 1]]
+            # The original library reads X as <mask>.
+            sequence = "".join("X" if letter == "<mask>" else letter for letter in letters)
+            found_LV = model(model.tokenize([sequence])).logits_BLV[0, :, ours].numpy()
+            expected_LV = golden[logits][number, :length][:, theirs]
+            np.testing.assert_allclose(found_LV, expected_LV, rtol=0, atol=1e-4)

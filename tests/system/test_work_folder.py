@@ -1,0 +1,227 @@
+"""Work folders: begun, compared, continued, published; and left behind or removed after errors."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.lock import LOCK
+from protlm.system.work_folder import (
+    BEGUN,
+    Kind,
+    read_begun,
+    refuse_finished,
+    unfinished,
+    work_folder,
+)
+
+KIND = Kind("embedding", "being computed", "--output")
+WITH = {
+    "--batch": 2,
+    "--windows": False,
+    "--names": ["a", "b"],
+    "model": "a" * 64,
+    "rule": {"x": 1},
+}
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "out.h5"
+
+
+def begin(out: Path, part: str = "1.part", **named: object) -> None:
+    """Begins work that ends with an error after a part, if this has a name."""
+    with (
+        pytest.raises(ZeroDivisionError),
+        work_folder(unfinished(out), WITH, KIND, **named) as work,
+    ):
+        if part:
+            (work.path / part).write_text("done")
+        raise ZeroDivisionError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_finished_parts_are_kept_until_the_result_is_published(out, capsys):
+    begin(out)
+    assert names(unfinished(out)) == ["1.part", BEGUN]
+    assert f"finished parts are kept in {unfinished(out)}: the same" in capsys.readouterr().err
+    with work_folder(unfinished(out), WITH, KIND) as work:
+        assert names(work.path) == ["1.part", BEGUN, LOCK]
+    assert names(unfinished(out)) == ["1.part", BEGUN]
+    with work_folder(unfinished(out), WITH, KIND) as work:
+        work.publish(work.path / "1.part", out)
+    assert names(out.parent) == ["out.h5"]
+    assert out.read_text() == "done"
+    assert capsys.readouterr().err == ""
+
+
+def test_a_folder_is_published_and_replaces_nothing(out):
+    for is_first in (True, False):
+        with work_folder(unfinished(out), WITH, KIND) as work:
+            (work.path / "data").mkdir()
+            (work.path / "data" / "x").write_text("done")
+            if is_first:
+                work.publish(work.path / "data", out)
+            else:
+                with pytest.raises(OutputError, match="exists already"):
+                    work.publish(work.path / "data", out)
+    assert (out / "x").read_text() == "done"
+    assert names(unfinished(out)) == [BEGUN, "data"]
+
+
+@pytest.mark.parametrize("part", ["", ".1.part", ".hidden"])
+def test_nothing_is_left_without_a_finished_part(out, part):
+    """Except hidden files of others."""
+    begin(out, part)
+    assert not out.parent.exists() or names(out.parent) == (
+        [unfinished(out).name] if part == ".hidden" else []
+    )
+
+
+def test_what_is_finished_can_be_told_otherwise(out):
+    kind = Kind("data set", "being built", "--out", lambda path: (path / "good").exists())
+    for part in ("bad", "good"):
+        with pytest.raises(ZeroDivisionError), work_folder(unfinished(out), {}, kind) as work:
+            assert not (work.path / "bad").exists()
+            (work.path / part).touch()
+            raise ZeroDivisionError
+        assert unfinished(out).exists() == (part == "good")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("--batch", 3, "with --batch 2, not 3"),
+        ("--batch", None, "with --batch 2, not nothing"),
+        ("--windows", True, "with --windows off, not on"),
+        ("--names", ["a", "c d"], "with --names b, not c d"),
+        ("--other", 1, "with --other nothing, not 1"),
+        ("model", "b" * 64, f"with model {'a' * 12}, not {'b' * 12}"),
+        ("--names", ["b", "a"], "with --names in another order"),
+        ("rule", {"x": 2}, "with rule x: 1, not 2"),
+    ],
+)
+def test_other_work_is_refused(out, name, value, told):
+    begin(out)
+    now = {**WITH, name: value}
+    with pytest.raises(UserError) as refused, work_folder(unfinished(out), now, KIND):
+        pass
+    assert str(refused.value) == (
+        f"{unfinished(out)} was begun {told}: use the same options as then to resume it, or "
+        f"remove {unfinished(out)} to start over"
+    )
+    # Without a finished part there is nothing to continue; or on request.
+    with work_folder(unfinished(out), now, KIND, restart=True):
+        assert names(unfinished(out)) == [BEGUN, LOCK]
+    with work_folder(unfinished(out), WITH, KIND):
+        pass
+
+
+@pytest.mark.parametrize("content", ["", "{", "3", "null", "[1]", "[" * 10**5, "\udcff"])
+def test_a_damaged_record_is_refused(out, content):
+    kind = Kind("data set", "being built", "--out", start_over="add --restart to start over")
+    begin(out)
+    (unfinished(out) / BEGUN).write_bytes(content.encode(errors="surrogateescape"))
+    with pytest.raises(InputDataError, match=rf"{BEGUN} is not .*; add --restart to start over"):
+        read_begun(unfinished(out), kind)
+    with pytest.raises(InputDataError, match="is not"), work_folder(unfinished(out), WITH, kind):
+        pass
+    assert (unfinished(out) / "1.part").exists()
+
+
+def test_a_folder_of_others_is_left_alone(out):
+    unfinished(out).mkdir(parents=True)
+    (unfinished(out) / "thesis.tex").touch()
+    told = "is not an unfinished embedding: move it away or choose another --output"
+    for restart in (False, True):
+        with (
+            pytest.raises(OutputError, match=told),
+            work_folder(unfinished(out), WITH, KIND, restart=restart),
+        ):
+            pass
+    assert names(unfinished(out)) == ["thesis.tex"]
+
+
+def test_a_process_that_lost_its_lock_publishes_and_removes_nothing(out):
+    """Otherwise, two processes would publish."""
+    other = '{"host": "elsewhere", "pid": 1, "since": ""}'
+    with (
+        pytest.raises(OutputError, match="process 1 on elsewhere"),
+        work_folder(unfinished(out), WITH, KIND) as work,
+    ):
+        (work.path / "1.part").touch()
+        (work.path / LOCK).write_text(other)
+        work.publish(work.path / "1.part", out)
+    assert not out.exists()
+    assert (unfinished(out) / LOCK).read_text() == other
+    assert names(unfinished(out)) == ["1.part", BEGUN, LOCK]
+
+
+def test_remains_of_published_work_are_removed(out):
+    out.parent.mkdir()
+    out.touch()
+    for part, is_left in (("", False), ("1.part", True)):
+        unfinished(out).mkdir()
+        (unfinished(out) / BEGUN).write_text("{}")
+        if part:
+            (unfinished(out) / part).touch()
+        with pytest.raises(OutputError, match="exists already"):
+            refuse_finished(out, KIND)
+        assert unfinished(out).exists() == is_left
+
+
+def test_shares_are_computed_side_by_side(out):
+    path = unfinished(out)
+    with work_folder(path, WITH, KIND, share="1-of-2") as one:
+        with work_folder(path, WITH, KIND, share="2-of-2") as two:
+            for again in ("1-of-2", "2-of-2", ""):
+                with (
+                    pytest.raises(OutputError, match=r"[12]-of-2 is being computed by process"),
+                    work_folder(path, WITH, KIND, share=again),
+                ):
+                    pass
+            (two.path / "2.part").touch()
+        (one.path / "1.part").touch()
+        with (
+            pytest.raises(UserError, match="was begun"),
+            work_folder(path, {**WITH, "--batch": 3}, KIND, share="2-of-2"),
+        ):
+            pass
+    assert names(path) == ["1.part", "2.part", BEGUN]
+    with work_folder(path, WITH, KIND) as work:
+        # As `--processes` does; and a share that is computed elsewhere now.
+        with (
+            work_folder(path, WITH, KIND, share="1-of-2"),
+            pytest.raises(OutputError, match="1-of-2 is being computed"),
+        ):
+            work.publish(work.path / "1.part", out)
+        work.publish(work.path / "1.part", out)
+    assert names(out.parent) == ["out.h5"]
+
+
+def test_a_share_that_finished_nothing_leaves_the_others_alone(out):
+    path = unfinished(out)
+    with work_folder(path, WITH, KIND, share="1-of-2"):
+        begin(out, "", share="2-of-2")
+        assert names(path) == ["1-of-2", BEGUN]
+    assert not path.exists()
+
+
+def test_an_output_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(OutputError, match=f"{tmp_path}/file/out cannot be written"),
+        work_folder(unfinished(tmp_path / "file" / "out"), WITH, KIND),
+    ):
+        pass
+    with (
+        pytest.raises(OutputError, match=f"{tmp_path}/out: no space left"),
+        work_folder(unfinished(tmp_path / "out"), WITH, KIND),
+    ):
+        raise OSError(28, os.strerror(28))
+    assert names(tmp_path) == ["file"]

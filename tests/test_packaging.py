@@ -1,0 +1,175 @@
+"""The wheel is complete, and all lists of what protlm stands on agree."""
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+
+# What conda-forge calls by another name.
+CONDA_NAMES = {"torch": "pytorch", "isal": "python-isal", "build": "python-build"}
+
+# No target of the Makefile needs it; the notebooks are executed without it.
+NOT_LOCKED = {"jupyterlab"}
+
+# What a build of torch for CUDA brings, and pins, by itself.
+OF_TORCH = re.compile(r"(nvidia|cuda)-.*|triton")
+
+
+def declared() -> dict[str, SpecifierSet]:
+    """The requirements of pyproject.toml, of every extra too, with their bounds."""
+    lines = [*PROJECT["dependencies"], *(line for extra in EXTRAS.values() for line in extra)]
+    found = [Requirement(line) for line in lines]
+    return {canonicalize_name(requirement.name): requirement.specifier for requirement in found}
+
+
+def locked() -> dict[str, Requirement]:
+    """The requirements of the lock by name."""
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    found = [Requirement(line) for line in lines if not line.startswith("#")]
+    names = [canonicalize_name(requirement.name) for requirement in found]
+    assert names == sorted(set(names)), "the lock is sorted and names nothing twice"
+    return dict(zip(names, found, strict=True))
+
+
+def pinned(requirement: Requirement) -> Version:
+    """The one version that a line of the lock allows."""
+    (specifier,) = requirement.specifier
+    assert specifier.operator == "==", f"{requirement} is not an exact version"
+    return Version(specifier.version)
+
+
+def test_conda_and_pip_ask_for_the_same() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["channels"] == ["conda-forge", "nodefaults"]
+    entries = [line.partition(" ") for line in environment["dependencies"]]
+    conda = {name: SpecifierSet(bounds) for name, _, bounds in entries}
+    assert len(conda) == len(entries)
+    assert conda.pop("python") == SpecifierSet(PROJECT["requires-python"])
+    assert conda.pop("pip") == SpecifierSet()
+    assert conda == {CONDA_NAMES.get(name, name): bounds for name, bounds in declared().items()}
+
+
+def test_the_lock_holds_what_is_declared() -> None:
+    wanted = {name: bounds for name, bounds in declared().items() if name not in NOT_LOCKED}
+    lock = locked()
+    assert wanted.keys() <= lock.keys()
+    outside = [name for name, bounds in wanted.items() if pinned(lock[name]) not in bounds]
+    assert outside == []
+    # A local version such as 2.13.0+cpu would be found on one kind of machine only.
+    assert str(lock["torch"]) == "torch==2.13.0"
+    assert [name for name in lock if pinned(lock[name]).local] == []
+
+
+def test_the_lock_is_closed() -> None:
+    lock = locked()
+    for name in lock:
+        try:
+            needs = [Requirement(line) for line in requires(name) or []]
+        except PackageNotFoundError:
+            # For another operating system, or conda has it from elsewhere, as Node.js.
+            continue
+        missing = {
+            canonicalize_name(need.name)
+            for need in needs
+            if need.marker is None or need.marker.evaluate({"extra": ""})
+        } - lock.keys()
+        assert {need for need in missing if not OF_TORCH.fullmatch(need)} == set(), name
+
+
+def test_what_is_known_to_be_bad_stays_out() -> None:
+    # 2.6.2 and 2.6.3 of Lightning were malware (GHSA-w37p-236h-pfx3).
+    bounds = declared()["pytorch-lightning"]
+    assert not any(version in bounds for version in ("2.6.2", "2.6.3"))
+    # torchvision beside a CPU build of torch breaks torchmetrics, and so Lightning; two Lightnings
+    # are two class hierarchies; pyfastx reads a truncated gzip file without an error.
+    unwanted = {"torchvision", "lightning", "pyfastx", "torchdata", "performer-pytorch"}
+    assert unwanted & (locked().keys() | declared().keys()) == set()
+
+
+def run(*arguments: str | Path, folder: Path, path: Path | None = None) -> str:
+    """Runs this Python with the arguments and returns its output."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    if path is not None:
+        environment["PYTHONPATH"] = str(path)
+    done = subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from this tree without the network."""
+    folder = tmp_path_factory.mktemp("dist")
+    run("-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, folder=folder)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_contains_configs_and_sample(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        # The real package is in the place of the link.
+        packaged = archive.read("protlm/data_prep/__init__.py")
+    assert packaged == (ROOT / "data_prep" / "__init__.py").read_bytes()
+    tree = [path.relative_to(ROOT).as_posix() for path in (ROOT / "conf").rglob("*.yaml")]
+    sample = (ROOT / "data_prep" / "sample").rglob("*")
+    tree += [path.relative_to(ROOT).as_posix() for path in sample if path.is_file()]
+    tree += [path.relative_to(ROOT).as_posix() for path in (ROOT / "data_prep").glob("*.py")]
+    shipped = {f"protlm/{name}" for name in tree}
+    assets = (ROOT / "protlm" / "report" / "assets").iterdir()
+    shipped |= {path.relative_to(ROOT).as_posix() for path in assets}
+    assert {"protlm/conf/train.yaml", "protlm/data_prep/sample/uniprot_sample.fasta.gz"} <= shipped
+    assert shipped <= names
+    # A top-level conf or data_prep could clash with those of other packages.
+    tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
+    assert tops == {"protlm"}
+
+
+@pytest.mark.slow
+def test_the_source_distribution_keeps_both_folders(tmp_path: Path) -> None:
+    """The tests run from it, and a wheel can be built of it."""
+    run("-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT, folder=tmp_path)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        names = {name.partition("/")[2] for name in opened.getnames()}
+    assert {"data_prep/prepare.py", "data_prep/sample/uniprot_sample.fasta.gz"} <= names
+    assert "protlm/data_prep/__init__.py" in names
+
+
+def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    empty.mkdir()
+    run("-m", "pip", "install", "--no-deps", "--quiet", "--target", site, wheel, folder=empty)
+    assert "Usage: protlm" in run("-m", "protlm", "--help", folder=empty, path=site)
+    names = "from protlm.attention import __file__, names; print(__file__, *names())"
+    place, *mechanisms = run("-c", names, folder=empty, path=site).split()
+    assert Path(place).is_relative_to(site)
+    assert {"softmax", "performer_relu", "performer_softmax"} <= set(mechanisms)
+    sample = "from protlm.system.paths import sample_dir; print(*sample_dir().glob('*.fasta.gz'))"
+    assert str(site) in run("-c", sample, folder=empty, path=site)
+    module = "from protlm.data_prep import prepare; print(prepare.__file__)"
+    assert str(site) in run("-c", module, folder=empty, path=site)
+    assert list(empty.iterdir()) == []

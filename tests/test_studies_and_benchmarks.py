@@ -1,0 +1,253 @@
+"""Every study and benchmark parses its options and runs its smallest setting.
+
+What it computes has a test only where a number on a page depends on it, and nothing else checks it.
+"""
+
+import importlib
+import itertools
+import math
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from packaging.requirements import Requirement
+
+from benchmarks import attention_contenders, harness, roofline
+from benchmarks.attention_passes import Case, standard_normal_inputs
+from benchmarks.harness import QUICK, Comparison, Ratio, take_turns
+from benchmarks.mechanism_costs import traced
+from protlm.analysis.contact_regression import apc
+from protlm.analysis.sequence_sums import SequenceSums, write_sums
+from protlm.attention import names
+from studies import twin_tables
+from studies.alignments import (
+    GAP,
+    Alignment,
+    FactoredAttention,
+    factored_attention,
+    inverse_covariance,
+    potts,
+)
+from studies.settings import keep_settings
+from tests.marks import slow_but
+
+ROOT = Path(__file__).resolve().parent.parent
+GPU_PAGE = ROOT / "docs" / "gpu.md"
+MODULES = [f"{path.parent.name}.{path.stem}" for path in sorted(ROOT.glob("[bs]*s/*.py"))]
+# The smallest setting of each script that ends within a minute, and what it prints. Others take
+# longer, or need a GPU, a trained model or data that is not shipped.
+SMALLEST = {
+    "benchmarks.attention --quick --lengths 16 --dtypes fp32": "times as fast as SDPA",
+    "benchmarks.data --quick": "times as fast as Biopython",
+    "benchmarks.embedding --quick --proteins 9 --lengths 40": "times as fast as EsmModel",
+    "benchmarks.gpu_step kernels --quick --device cpu": "needs a GPU",
+    "benchmarks.mechanisms --quick --lengths 16 --mechanisms softmax hybrid": "hybrid",
+    "benchmarks.overhead --quick model=tiny data.max_length=64 schedule.warmup_steps=0": "adds",
+    "benchmarks.synthetic_fasta proteins.fasta.gz --records 100": "",
+    "benchmarks.training --quick --lengths 32": "times as fast as",
+    "studies.approximation --quick": "Relative error of the output",
+    "studies.training_comparison --steps 5 --mechanisms softmax": "softmax",
+    "studies.two_flash --quick": "two flash calls",
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_script_answers_help(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module without a `main` serves others."""
+    module = importlib.import_module(name)
+    is_named = any(f"{start}{name}" in (module.__doc__ or "") for start in ("python -m ", "`"))
+    assert hasattr(module, "main") or not is_named
+    if not hasattr(module, "main") or name == "benchmarks.roofline":
+        return
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        module.main()
+    assert "usage" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", SMALLEST)
+def test_the_smallest_setting_runs(command: str, tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *command.split()],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert SMALLEST[command] in done.stdout
+
+
+def test_missing_arguments_of_pretraining_are_named() -> None:
+    script = ROOT / "benchmarks" / "gpu_pretrain.sh"
+    done = subprocess.run([script, "relu"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "ATTENTION DATA VALID RUN" in done.stderr
+
+
+def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for _ in range(2):
+        keep_settings(Namespace(out=out, steps=9), "steps")
+    with pytest.raises(SystemExit, match=r"has results of .*; choose another --out"):
+        keep_settings(Namespace(out=out, steps=10), "steps")
+    (out / "settings.json").rename(out / "results.json")
+    with pytest.raises(SystemExit, match=r"has no settings\.json"):
+        keep_settings(Namespace(out=out, steps=9), "steps")
+
+
+def test_peers_are_pinned_and_stay_out_of_the_lock() -> None:
+    def requirements(path: Path) -> list[Requirement]:
+        lines = path.read_text().splitlines()
+        return [Requirement(line) for line in lines if line and not line.startswith("#")]
+
+    peers = requirements(ROOT / "benchmarks" / "requirements.txt")
+    assert {str(peer.specifier)[:2] for peer in peers} == {"=="}
+    locked = {requirement.name for requirement in requirements(ROOT / "requirements.lock")}
+    assert {peer.name for peer in peers} & {*locked, "torch", "triton"} == set()
+
+
+def test_contenders_take_turns_and_a_ratio_is_the_median_within_rounds() -> None:
+    calls: list[str] = []
+
+    def contender(name: str) -> float:
+        calls.append(name)
+        return float(len(calls))
+
+    def broken() -> float:
+        raise RuntimeError("no kernel for this dtype\nand more")
+
+    pace = harness.Pace(seconds=0.0, fewest=8, most=9)
+    held = take_turns("x", {name: partial(contender, name) for name in "abc"}, pace)
+    rounds = [calls[start : start + 3] for start in range(0, len(calls), 3)]
+    assert all(sorted(each) == [*"abc"] for each in rounds) and len(rounds) == 1 + 8
+    assert len({tuple(each) for each in rounds[1:]}) > 2
+    # The first run of each is not counted.
+    assert {len(costs) for costs in held.costs.values()} == {8}
+    held = take_turns("x", {"broken": broken, "sound": lambda: 1.0}, QUICK)
+    assert held.left_out == {"broken": "failed: no kernel for this dtype"}
+    # The ratio of the medians would be 4.
+    held = Comparison("x", costs={"ours": [1.0, 2.0, 1.0], "peer": [3.0, 4.0, 30.0]})
+    assert held.speed("ours", "peer") == Ratio(3.0, 2.0, 30.0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_softmax_and_its_peer_compute_the_same(causal: bool) -> None:
+    case = Case(causal, 33, "fp32", torch.device("cpu"))
+    *vectors, _ = standard_normal_inputs(case)
+    exact = attention_contenders.sdpa(case)(*vectors)
+    torch.testing.assert_close(attention_contenders.ours("softmax", case)(*vectors), exact)
+
+
+def test_operations_are_those_of_the_formulas() -> None:
+    exact = traced("softmax", 1024, causal=False)
+    # Two products of the length forward, five backward; the mask is a coordinate, padded to 72.
+    assert exact is not None and exact.operations == {torch.bfloat16: 2 * 7 * 1024 * 72}
+    linear = traced("performer_softmax", 1024, causal=False, num_features=128)
+    # Six products with the rows, six of features and values of a further column of ones.
+    assert linear is not None and linear.operations[torch.float32] == 2 * 6 * 128 * 64
+    assert linear.operations[torch.bfloat16] == pytest.approx(2 * 6 * 128 * 65, rel=0.02)
+
+
+def test_the_page_has_the_predictions_of_causal_attention_and_softmax() -> None:
+    page = GPU_PAGE.read_text()
+    assert roofline.table(roofline.CAUSAL_TITLES, roofline.causal_predictions()) in page
+    for row in roofline.mechanism_rows(["softmax"]):
+        assert f"| {' | '.join(row)} |" in page
+
+
+@pytest.mark.slow
+def test_the_page_has_all_predictions() -> None:
+    rows = list(roofline.mechanism_rows(names()))
+    for table in (
+        roofline.table(roofline.TITLES, roofline.predictions()),
+        roofline.table(roofline.TITLES_OF_MECHANISMS, rows),
+    ):
+        assert table in GPU_PAGE.read_text(), "type: python -m benchmarks.roofline; copy its tables"
+
+
+@pytest.mark.parametrize(
+    "couplings", slow_but([inverse_covariance, potts, factored_attention], inverse_covariance)
+)
+def test_an_indirect_coupling_is_weaker_than_the_direct_ones(
+    couplings: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    """Columns 1, 4 and 7 are a chain: 1 and 7 correlate only through 4."""
+    generator = np.random.default_rng(0)
+    columns_BL = generator.integers(4, size=(3000, 9))
+    for target, source in ((4, 1), (7, 4)):
+        copied = generator.random(len(columns_BL)) < 0.8
+        columns_BL[copied, target] = columns_BL[copied, source]
+    scores_LL = couplings(columns_BL)
+    rest = np.triu(np.ones((9, 9), dtype=bool), 1)
+    rest[[1, 4], [4, 7]] = False
+    assert min(scores_LL[1, 4], scores_LL[4, 7]) > 3 * scores_LL[rest].max()
+
+
+def test_the_inverse_covariance_is_its_formula() -> None:
+    """Residue by residue in float64; n rows have the ridge 4.5 / sqrt(n)."""
+    columns_BL = np.random.default_rng(0).integers(21, size=(50, 4))
+    onehot_BC = np.array([[row[i] == v for i in range(4) for v in range(21)] for row in columns_BL])
+    centered_BC = onehot_BC - onehot_BC.mean(axis=0)
+    covariance = centered_BC.T @ centered_BC / 49 + 4.5 / math.sqrt(50) * np.eye(4 * 21)
+    inverse = np.linalg.inv(covariance)
+    norms_LL = np.zeros((4, 4))
+    for i, j in itertools.permutations(range(4), 2):
+        norms_LL[i, j] = 2 * np.linalg.norm(inverse[21 * i : 21 * i + 20, 21 * j : 21 * j + 20])
+    np.testing.assert_allclose(inverse_covariance(columns_BL), apc(norms_LL), atol=1e-9)
+
+
+def test_factored_attention_and_its_loss_are_their_formulas() -> None:
+    """Column by column in float64; a gap neither says nor costs anything."""
+    generator = np.random.default_rng(0)
+    columns_BL = generator.integers(4, size=(9, 5)).astype(np.uint8)
+    columns_BL[[0, 3, 3], [2, 0, 1]] = GAP
+    alignment, rows = Alignment.of(columns_BL), torch.tensor([0, 3, 3, 7])
+    layer = FactoredAttention(5, torch.Generator().manual_seed(0))
+    q_HLK, k_HLK, v_HVV = (x.detach().double() for x in (layer.q_HLK, layer.k_HLK, layer.v_HVV))
+    logits_HLL = q_HLK @ k_HLK.mT / math.sqrt(32)
+    logits_HLL.diagonal(dim1=1, dim2=2).fill_(-math.inf)
+    # W_ij has the residue of j first, and half of it is in W_ji, transposed.
+    half_LLVV = torch.einsum("hij,hvw->ijvw", logits_HLL.softmax(-1), v_HVV) / 2
+    w_LLVV = half_LLVV + half_LLVV.permute(1, 0, 3, 2)
+    torch.testing.assert_close(layer.couplings().double(), w_LLVV, rtol=1e-4, atol=1e-6)
+    nats, bias_LV = 0.0, torch.randn(5, 20)
+    for tokens_L in alignment.tokens_BL[rows].tolist():
+        for i in (i for i in range(5) if tokens_L[i] != GAP):
+            others = [j for j in range(5) if j != i and tokens_L[j] != GAP]
+            logits_V = bias_LV[i] + sum(w_LLVV[i, j, tokens_L[j]] for j in others)
+            nats += float(F.cross_entropy(logits_V, torch.tensor(tokens_L[i])))
+    pairs = sum(w_LLVV[i, j].square().sum() for i in range(5) for j in range(i))
+    expected = nats / 4 + 0.2 * 4 / alignment.weights_B.sum() * pairs
+    found = alignment.loss(rows, layer.couplings(), bias_LV)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
+
+
+def test_differences_of_twins_are_of_pairs_and_draw_families_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two kinases differ by 20 and -20 nats, together by nothing."""
+    monkeypatch.setattr(twin_tables, "_FEWEST_GROUPS", 3)
+    targets = np.array([10.0, 20.0, 30.0, 40.0])
+    for name, nats in (("a", [1, 2, 1, 1]), ("b", [3, 1, 1, 1])):
+        (tmp_path / name).mkdir()
+        both = [np.array(nats) * targets, 0.1 * targets]
+        sums = SequenceSums(targets, *both, *both, *both)
+        groups = ["Pkinase", "Pkinase", "RRM_1", "E"]
+        write_sums(tmp_path / name / "sums.tsv", "test", [*"ABCE"], groups, sums)
+    column = twin_tables.Column("all", "sums.test.tsv")
+    for value in twin_tables.difference([(tmp_path / "a", tmp_path / "b")], column):
+        assert value == pytest.approx([0, 0])

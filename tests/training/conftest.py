@@ -1,0 +1,57 @@
+"""A second data set, a model with its converted twin, and what sees the calls of a method."""
+
+import shutil
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protlm.checkpoints.format import export
+from protlm.conversion import convert
+from protlm.loading import read_model
+
+
+@pytest.fixture(scope="session")
+def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same sequences in another folder, which a mixture treats as another data set."""
+    return Path(shutil.copytree(tiny_data, tmp_path_factory.mktemp("data") / "other"))
+
+
+@pytest.fixture(scope="session")
+def teacher(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with softmax attention."""
+    return train_tiny(tmp_path_factory.mktemp("runs") / "teacher", "attention=softmax")
+
+
+@pytest.fixture(scope="session")
+def swapped(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The teacher with the attention of Hedgehog."""
+    folder = tmp_path_factory.mktemp("runs") / "swapped"
+    export(convert(read_model(teacher), {"name": "hedgehog"}, seed=0).checkpoint, folder)
+    return folder
+
+
+@pytest.fixture
+def look_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Calls a function with the arguments of each call of a method, before or after it.
+
+    `look_at(LanguageModeling, "validation_step", function, after=True)`
+    """
+
+    def watch(owner: type, name: str, look: Callable[..., object], *, after: bool = False) -> None:
+        method = getattr(owner, name)
+
+        @wraps(method)
+        def watched(*given: Any) -> Any:
+            if not after:
+                look(*given)
+            result = method(*given)
+            if after:
+                look(*given)
+            return result
+
+        monkeypatch.setattr(owner, name, watched)
+
+    return watch
