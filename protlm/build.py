@@ -142,7 +142,7 @@ def _tokens_per_step(config: TrainConfig) -> int:
 
 def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
     """Opens the data sets of training, and the validation split."""
-    verify = config.verify.value
+    verify = config.verify
     parts = config.mixture
     if config.dir is not None:
         parts = [MixtureConfig(config.dir, weight=1, split=config.train_split)]
@@ -191,7 +191,7 @@ def batching_strategy(
     size = (tokens_per_step or config.tokens_per_batch, config.max_length)
     if config.mode is Mode.concatenated:
         return Packing(*size, curriculum=curriculum)
-    return LengthBuckets(*size, curriculum=curriculum, crop=config.crop.value)
+    return LengthBuckets(*size, curriculum=curriculum, crop=config.crop)
 
 
 def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "SequenceData":

@@ -123,7 +123,7 @@ def _directory(config: EvaluateConfig) -> Path:
 
 
 def _data(config: EvaluateConfig, split: str) -> EvaluationData:
-    directory, verify = _directory(config), config.data.verify.value
+    directory, verify = _directory(config), config.data.verify
     return EvaluationData(
         split=open_split(directory, split, verify=verify),
         train=open_split(directory, config.data.train_split, verify=verify),
