@@ -143,7 +143,7 @@ def predict(
     duplicates: Duplicates = "error",
 ) -> None:
     """Predict labels of proteins or residues by a probe."""
-    from protlm.commands.predict import predict as run
+    from protlm.commands.probe import predict as run
     from protlm.data.records import proteins
 
     run(

@@ -72,7 +72,7 @@ def embed(
 ) -> None:
     """Embed the proteins of a sequence file; resumable."""
     from protlm.commands.embed import embed as run
-    from protlm.commands.embedding.options import Dtype, EmbedOptions, Format
+    from protlm.commands.embedding.job import Dtype, EmbedOptions, Format
     from protlm.data.records.proteins import Duplicates
     from protlm.model.pooling import Pooling
     from protlm.system.shares import Executor, Share, Submission

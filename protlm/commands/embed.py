@@ -16,10 +16,8 @@ from typing import Any
 import torch
 
 from protlm.commands.embedding.estimate import print_estimate
-from protlm.commands.embedding.job import Job
-from protlm.commands.embedding.options import EmbedOptions, Format
-from protlm.commands.embedding.parts import EMBEDDING, Parts, compute, opened
-from protlm.commands.embedding.results import Results
+from protlm.commands.embedding.job import EmbedOptions, Format, Job
+from protlm.commands.embedding.results import EMBEDDING, Parts, Results, compute, opened
 from protlm.commands.outputs import check_suffix
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import pick_device

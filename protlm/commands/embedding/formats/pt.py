@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.commands.embedding.job import Job
-from protlm.commands.embedding.options import Dtype
+from protlm.commands.embedding.job import Dtype, Job
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.hdf5_output import entry_name
 from protlm.model.pooling import Pooling
