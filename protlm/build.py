@@ -43,10 +43,9 @@ if TYPE_CHECKING:
 def load_initial_weights(
     network: ProteinLM, model: ModelConfig, mechanism: Mapping[str, Any], path: Path
 ) -> Mapping[str, str] | None:
-    """Loads the weights of a trained model: a run, a checkpoint, an exported or a foreign model.
+    """Loads the weights of a trained model, whose mechanism may differ if the shapes do not.
 
-    The mechanism of attention may be another one if its weights have the same shapes. The same
-    mechanism must have the same options. Returns the source of an imported or converted model.
+    Returns the source of an imported or converted model.
     """
     found = read_model(path)
     if differing := _architecture_differences(found.description, model, mechanism):
@@ -183,10 +182,7 @@ def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
 def batching_strategy(
     config: DataConfig, *, tokens_per_step: int | None = None
 ) -> BatchingStrategy:
-    """Returns the batching strategy of training.
-
-    With `tokens_per_step`, a batch is an optimizer step.
-    """
+    """Returns the batching of training; with `tokens_per_step`, a batch is an optimizer step."""
     curriculum = Curriculum(config.curriculum)
     size = (tokens_per_step or config.tokens_per_batch, config.max_length)
     if config.mode is Mode.concatenated:

@@ -82,10 +82,7 @@ def verify(path: Path) -> None:
 
 
 def export(path: Path, output: Path, dtype: str = "float32") -> None:
-    """Writes `model.safetensors`, `config.json` and their checksums to a new folder.
-
-    `bfloat16` halves the file: parameters are rounded, buffers are not.
-    """
+    """Writes a model to a new folder; `bfloat16` rounds parameters, not buffers."""
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"--dtype {dtype} is not one of float32, bfloat16")
     check_output(output)
@@ -127,10 +124,7 @@ def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) ->
 
 
 def import_model(path: Path, output: Path) -> None:
-    """Converts the model of another program to a new folder, as `export` writes it.
-
-    The contact head of ESM-2 becomes NAME.fit.json, a fit for `protlm contacts`.
-    """
+    """Converts the model of another program; its contact head becomes NAME.fit.json."""
     check_output(output)
     path = interop.local_path(path)
     if not interop.is_foreign(path):
@@ -173,10 +167,7 @@ def _mechanism(name: str, settings: Sequence[str]) -> dict[str, Any]:
 def convert_model(
     path: Path, output: Path, *, attention: str, settings: Sequence[str], seed: int | None
 ) -> None:
-    """Writes a model with another attention mechanism and the same other weights to a new folder.
-
-    The settings are its options, as OPTION=VALUE; without a seed, that of the model is used.
-    """
+    """Writes a model with another mechanism, whose settings are OPTION=VALUE, to a new folder."""
     check_output(output)
     found = read_model(path)
     try:

@@ -46,8 +46,7 @@ _FIGURE_BYTES = 120
 class ContactOptions:
     """The settings of `protlm contacts`.
 
-    `fit` is a folder of structures, or the JSON file of an earlier fit; None fits to the shipped
-    structures. Of several proteins, each figure has the protein's name before its suffix.
+    `fit` is a folder of structures, or an earlier fit; None fits to the shipped structures.
     """
 
     fit: Path | None = None
@@ -71,10 +70,7 @@ class _Input:
 def contacts(
     sources: Sequence[Path], model_path: Path, output: Path, options: ContactOptions
 ) -> None:
-    """Writes `ID/probabilities`, L × L, for each protein, and `ID/contacts` of structures.
-
-    A new fit is saved beside the output, as NAME.fit.json.
-    """
+    """Writes `ID/probabilities`, L × L, for each protein, and `ID/contacts` of structures."""
     check_hdf5_output(output)
     saved_fit = None
     if not _is_saved(options.fit):
@@ -159,7 +155,7 @@ def _predict(
 
 
 def _precision(predicted_LL: np.ndarray, contacts_LL: np.ndarray | None) -> tuple[str, str]:
-    """Returns the long-range P@L, and the contacts among all such pairs: that of a random order."""
+    """Returns the long-range P@L, and that of a random order."""
     if contacts_LL is None:
         return "", ""
     found = precision_at(predicted_LL, contacts_LL, SEPARATIONS["long"])

@@ -41,15 +41,7 @@ def embed(
     options: EmbedOptions,
     submission: Submission | None = None,
 ) -> None:
-    """Embeds every record of a sequence file; records that are too long are reported.
-
-    Args:
-        fasta: a sequence file.
-        model_path: a run, a checkpoint or an exported model.
-        output: the new file, or with `--format pt` the new folder.
-        options: the settings.
-        submission: computes `options.processes` shares in jobs; then the output is written.
-    """
+    """Embeds a sequence file into a new file or folder, in jobs if there is a submission."""
     options.check()
     form = import_module(f"protlm.commands.embedding.formats.{options.format.value}")
     if options.format is Format.parquet:

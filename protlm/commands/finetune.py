@@ -65,10 +65,7 @@ _LOSSES = {
 
 @dataclass(frozen=True)
 class FinetuneOptions:
-    """The settings of `protlm finetune`.
-
-    `targets` are the layers that get LoRA adapters; without a rank, all weights are trained.
-    """
+    """The settings of `protlm finetune`; without a rank, all weights are trained."""
 
     training: FinetuneSettings
     rank: int | None = None
@@ -87,8 +84,7 @@ def finetune_labels(
 ) -> Result | None:
     """Trains a model on labels, compares it with a probe of the frozen one, and writes it.
 
-    The same command continues an interrupted run. The output gets the merged model, its head and
-    the adapters.
+    The output gets the merged model, its head and the adapters.
     """
     check_devices(options.training)
     refuse_complete(output)
@@ -158,10 +154,7 @@ def _typed(options: FinetuneOptions) -> dict[str, Any]:
 
 
 def _found(work: _Work, output: Path) -> dict[str, Predictor]:
-    """Trains; returns the fine-tuned model, the frozen one and the baselines.
-
-    A rank other than the first ends after the training.
-    """
+    """Returns the fine-tuned model, the frozen one and the baselines; ends other ranks."""
     if not is_first_rank():
         width = work.model.description.model.model_dim
         # It gets the weights of the first rank.

@@ -26,8 +26,7 @@ T = TypeVar("T")
 class GenerateOptions:
     """The settings of `protlm generate`; lengths count residues, including the prefix.
 
-    `start` is a sequence file, from whose sequences a masked model samples by `sweeps`. `number` is
-    then one for each of them by default.
+    `start` is a sequence file, from whose sequences a masked model samples by `sweeps`.
     """
 
     prefix: str = ""

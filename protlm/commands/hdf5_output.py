@@ -182,15 +182,7 @@ def protein_file(
     skipped: Sequence[tuple[str, str]] = (),
     renamed: Mapping[str, str] | None = None,
 ) -> Iterator[ProteinFile]:
-    """Opens a result file; it gets its final name only when it is complete.
-
-    Args:
-        path: the file.
-        model: the model that the results were computed with.
-        num_bytes: the approximate size, which is compared with the free space first.
-        skipped: identifier and reason of each record without an entry.
-        renamed: the original identifiers of renamed records.
-    """
+    """Opens a result file of a model for entries; the others are as for `hdf5_file`."""
     attributes = {
         "model_hash": model.hash,
         "vocabulary_hash": VOCABULARY.hash,
@@ -210,11 +202,7 @@ def hdf5_file(
 ) -> Iterator[tuple[h5py.File, DiskFile]]:
     """Opens an HDF5 file and its disk, which has to be checked after each write of a large array.
 
-    Args:
-        path: the file, which gets its final name only when it is complete.
-        attributes: attributes of the file.
-        skipped: identifier and reason of each record that is not in the file, at its end.
-        num_bytes: the approximate size, which is compared with the free space first.
+    `num_bytes`, roughly, are compared with the free space; `skipped` has identifiers and reasons.
     """
     with complete_file(path) as temporary:
         free = shutil.disk_usage(temporary.absolute().parent).free

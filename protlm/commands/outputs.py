@@ -48,13 +48,9 @@ def check_hdf5_output(path: Path) -> None:
 def check_suffix(
     path: Path, suffixes: tuple[str, ...], what: str, *, otherwise: str | None = None
 ) -> None:
-    """Refuses an output whose name promises another format.
+    """Refuses an output whose name promises another format than `what`.
 
-    Args:
-        path: the output.
-        suffixes: the ends of names of its format, the usual one first.
-        what: the kind of output.
-        otherwise: the option with which the output has the format of its name.
+    The usual suffix is first; `otherwise` is the option with which the name fits.
     """
     suffix = path.suffix.lower()
     if suffix not in suffixes and suffix in (*_HDF5, *_OTHER_FORMATS):
@@ -76,11 +72,7 @@ def fasta_text(header: str, residues: str) -> str:
 
 @contextmanager
 def fasta_file(output: Path) -> Iterator[TextIO]:
-    """Opens a FASTA file for writing; it gets its final name only when it is complete.
-
-    Args:
-        output: the file, gzip if its name ends with .gz; `-` is standard output.
-    """
+    """Opens a FASTA file, gzip if its name ends with .gz; `-` is standard output."""
     if output == STANDARD_OUTPUT:
         # A process can be started without standard output.
         if sys.stdout is None:

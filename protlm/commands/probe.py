@@ -87,10 +87,7 @@ def predict(
     device: str = "auto",
     duplicates: Duplicates = Duplicates.error,
 ) -> None:
-    """Writes a row for each protein, or for each residue if the probe predicts residues.
-
-    The model is the one that the probe was fitted on. Records that it does not accept are reported.
-    """
+    """Writes a row for each protein, or for each residue if the probe predicts residues."""
     check_table_output(output)
     probe = read_probe(probe_dir)
     model = load_model(model_path, device=device)

@@ -47,11 +47,9 @@ _LIKELY = re.compile("dms|score|fitness|measured", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """The settings of `protlm score`.
+    """The settings of `protlm score`; without estimators, the model's default.
 
     A wild type is a sequence file of one protein, and a reference that of ProteinGym in its place.
-    No estimators are the model's default. `json` gets all metrics and their intervals, and `figure`
-    is that of a scan; the others are as for `read_variants` and `score`.
     """
 
     wild_type: Path | None = None
@@ -90,10 +88,7 @@ class Result:
 def score_variants(
     sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
 ) -> None:
-    """Writes each table with a column of scores for each estimator, and prints the metrics.
-
-    The output is the new table, or a folder, which gets NAME.csv for each source.
-    """
+    """Writes each table with a column of scores for each estimator, and prints the metrics."""
     _refuse_sequences(sources)
     outputs = _outputs(sources, output)
     if options.figure is not None:
@@ -132,11 +127,7 @@ def score_variants(
 def scan_protein(
     sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
 ) -> None:
-    """Writes the scores of all substitutions of a protein: a row for each position.
-
-    The source is a sequence file of one protein. The cells of a position whose residue is not one
-    of the 20 amino acids are empty.
-    """
+    """Writes the scores of all substitutions of a protein: a row for each position."""
     if len(sources) > 1 or options.wild_type or options.reference or options.json:
         raise UserError(
             "--scan takes one sequence file, the wild type, without --wild-type, --reference and "
@@ -293,10 +284,7 @@ def _write_scores(path: Path, table: VariantTable, found: Mapping[Estimator, Sco
 
 
 def _check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> None:
-    """Refuses outputs that cannot be written, and a file that would be written twice.
-
-    The outputs are the tables, or their folder and the tables; `other` is the file of `option`.
-    """
+    """Refuses outputs that cannot be written, and a file that would be written twice."""
     if other is not None and other.resolve() in [path.resolve() for path in outputs]:
         raise UserError(
             f"{option} {other} and -o {outputs[0]} would write the same file; give {option} "

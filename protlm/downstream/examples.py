@@ -24,11 +24,9 @@ from protlm.system.terminal import printable
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """How labels are read and split.
+    """How labels are read and split; without a task it is guessed.
 
-    Sequences, column and `per_residue` are as for `read_labeled_proteins`, `min_count` and the
-    separator as for `targets_of`. Without a task it is guessed. A cluster table has representative
-    and member, separated by a tab; `cluster` returns the cluster of each sequence.
+    A cluster table has representative and member; `cluster` makes the clusters of sequences.
     """
 
     sequences: Path | None = None

@@ -30,10 +30,7 @@ _NEVER = -1e4
 
 @dataclass(frozen=True)
 class LinearModel:
-    """Outputs x · weights + bias: a number, or a logit for each class.
-
-    The weights, float64 [width, outputs], are for features that are not standardized.
-    """
+    """Outputs x · weights + bias: a number, or logits; of features not standardized, float64."""
 
     weights: np.ndarray
     bias: np.ndarray
@@ -65,8 +62,7 @@ def fit(
 ) -> LinearModel:
     """Fits a linear model to features, [examples, width]; dense ones are standardized.
 
-    Sparse ones are not: a feature of few proteins has a small deviation, and would get a large
-    weight. The values are as in `Targets`, and the penalty is one of `penalties_of`.
+    Sparse ones are not: a feature of few proteins would get a large weight.
     """
     from sklearn.preprocessing import StandardScaler
 

@@ -14,11 +14,7 @@ TEST_FRACTION = 0.2
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of each split, int64, and the group of every row: clusters, or equal sequences.
-
-    The layer and the penalty are chosen on the rows `valid` or, if there are none, on groups held
-    out from `train`.
-    """
+    """The rows of each split, int64, and the group of every row: clusters, or equal sequences."""
 
     train: np.ndarray
     valid: np.ndarray
@@ -39,8 +35,7 @@ class Split:
 class Leakage:
     """Counts of the test proteins that have a relative in train or valid.
 
-    Those of the same cluster are None without clusters. The similar ones, also as bool [test],
-    share 6 % of the 6-mers of the shorter one with one protein.
+    The similar ones, also as bool [test], share 6 % of the 6-mers of the shorter one.
     """
 
     identical: int
@@ -69,10 +64,7 @@ class Leakage:
 def split_of(
     examples: Sequence[Example], clusters: Mapping[str, str] | None, *, seed: int
 ) -> Split:
-    """Returns the given splits, or whole clusters drawn at random, a fifth of the proteins to test.
-
-    `clusters` has the cluster of each identifier, in place of those of the examples.
-    """
+    """Returns the given splits, or whole clusters, a fifth of the proteins to test."""
     names = cluster_names(examples, clusters)
     groups = _numbers(names or [one.sequence for one in examples])
     given = np.array([one.split for one in examples])
@@ -111,10 +103,7 @@ def leakage(
 def cluster_names(
     examples: Sequence[Example], clusters: Mapping[str, str] | None
 ) -> list[str] | None:
-    """Returns the cluster of each example; None if no cluster is known.
-
-    An example without a cluster is one by itself. Equal sequences have the same cluster.
-    """
+    """Returns the cluster of each example, perhaps its own; None if no cluster is known."""
     if clusters is None:
         names = [one.cluster for one in examples]
         if not any(names):
@@ -134,10 +123,7 @@ def missing(examples: Sequence[Example], clusters: Mapping[str, str]) -> int:
 
 
 def _looked_up(examples: Sequence[Example], clusters: Mapping[str, str]) -> list[str]:
-    """Returns the cluster of each example, or an empty string.
-
-    On both sides, sp|P12345|NAME is also found as P12345, to which MMseqs2 shortens it.
-    """
+    """Returns the cluster of each example, or ""; MMseqs2 shortens sp|P12345|NAME to P12345."""
     by_accession = {accession(member): name for member, name in clusters.items()}
     names = [
         clusters.get(one.identifier) or by_accession.get(accession(one.identifier), "")
@@ -153,11 +139,7 @@ def _looked_up(examples: Sequence[Example], clusters: Mapping[str, str]) -> list
 
 
 def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
-    """Returns whether each row is held out: whole groups, at most this fraction of the rows.
-
-    The number of rows is rounded, and at least 1. If all groups are larger, the smallest one is
-    held out.
-    """
+    """Returns whether each row is held out: whole groups, at most this fraction of the rows."""
     _, group_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if len(sizes) < 2:
         raise InputDataError(

@@ -64,15 +64,9 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True)
 class EmbedOptions:
-    """The settings of `protlm embed`, by their flags.
+    """The settings of `protlm embed`, by their flags; negative layers count from the end.
 
-    Attributes:
-        layers: negative ones count from the end.
-        tokens_per_batch: rows times length of a batch, at most.
-        ranges: the table of `--include ranges`.
-        windows: computes proteins that are longer than the model accepts in windows.
-        share: the share to compute; None computes everything, and writes the output.
-        break_lock: takes over the lock of a dead process of another machine.
+    A share is computed alone; without one everything is computed, and the output is written.
     """
 
     include: tuple[Pooling, ...] = (Pooling.mean,)
@@ -120,10 +114,7 @@ class EmbedOptions:
 
 
 class Job:
-    """The proteins of a file, and the division of the work on them.
-
-    `options` has no repeated kinds and layers, and no negative layers.
-    """
+    """The proteins of a file, and the division of the work; `options` without repetitions."""
 
     def __init__(self, fasta: Path, model_path: Path, options: EmbedOptions) -> None:
         model = self.model = load_model(model_path, device=options.device)

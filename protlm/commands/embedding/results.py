@@ -40,14 +40,7 @@ _BLOCK_VALUES, _BLOCK_PROTEINS = 1 << 24, 1 << 14
 
 
 class Parts:
-    """The unfinished results of one output, in a folder beside it.
-
-    Args:
-        output: the output.
-        plan: the parts.
-        work: the folder, once this process may write there.
-        share: what this process computes, in the names of its temporary files.
-    """
+    """The unfinished results of one output; `share` is in the names of temporary files."""
 
     def __init__(
         self, output: Path, plan: Plan, work: WorkFolder | None = None, share: str = ""
@@ -118,11 +111,7 @@ class Parts:
 def opened(
     job: Job, output: Path, fingerprint: Mapping[str, Any], *, quiet: bool = False
 ) -> Iterator[Parts]:
-    """Yields the unfinished results of an output, while this process owns a share of them.
-
-    After an error, finished parts are kept, which is printed unless `quiet`; if there are none, the
-    folder is removed.
-    """
+    """Yields the unfinished results of an output, while this process owns a share of them."""
     share, break_lock = job.options.share, job.options.break_lock
     name = "" if share is None else f"share-{share.number}-of-{share.count}"
     folder = unfinished(output)
@@ -194,10 +183,7 @@ def _encode(job: Job, record: Record, vectors: Vectors) -> bytes:
 
 @dataclass(frozen=True)
 class Embedded:
-    """A protein and its vectors, (D,) or (rows, D), by kind and layer.
-
-    Arrays of bfloat16 contain its bits as uint16.
-    """
+    """A protein and its vectors, (D,) or (rows, D), by kind and layer; bfloat16 as uint16."""
 
     record: Record
     original_id: str
@@ -209,8 +195,7 @@ class Embedded:
 class Results:
     """The vectors of a job, all of which are finished.
 
-    `too_large` lists identifier and reason of the records that did not fit into the memory, and
-    `skipped` of all records without vectors. `num_values` is the number of stored numbers, at most.
+    `too_large` lists the records that did not fit into the memory, `skipped` all without vectors.
     """
 
     def __init__(self, job: Job, parts: Parts) -> None:
