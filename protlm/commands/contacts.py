@@ -136,9 +136,9 @@ def _predict(
                         rows_of.append((record.identifier, reason))
                     continue
                 used = {"heads_used": regression.num_heads_used}
-                file.add_values(record, "probabilities", predicted_LL.astype(np.float32), used)
+                file.add(record, "probabilities", used, data=predicted_LL.astype(np.float32))
                 if one.contacts_LL is not None:
-                    file.add_values(record, "contacts", one.contacts_LL, {})
+                    file.add(record, "contacts", {}, data=one.contacts_LL)
                 name = printable(record.identifier)
                 if record.identifier in figures:
                     figure = contact_figure(predicted_LL, one.contacts_LL, title=name)
@@ -207,8 +207,7 @@ def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
             for name in files
         }
     for path in figures.values():
-        check_output(path)
-    check_figure_output(figure)
+        check_figure_output(path)
     return figures
 
 

@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import h5py
@@ -119,31 +119,14 @@ class ProteinFile:
         self._renamed = renamed
 
     def add(
-        self,
-        record: Record,
-        path: str,
-        *,
-        shape: tuple[int, ...],
-        dtype: str,
-        attributes: dict[str, object],
+        self, record: Record, path: str, attributes: Mapping[str, object], **content: Any
     ) -> h5py.Dataset:
-        """Creates the data set `path` in the entry of a protein, or with "" the entry itself."""
-        dataset = self._file.create_dataset(
-            _full_name(record, path), shape=shape, dtype=np.dtype(dtype)
-        )
-        self._describe(dataset, record, attributes)
-        return dataset
+        """Creates the data set `path` in the entry of a protein, or with "" the entry itself.
 
-    def add_values(
-        self, record: Record, path: str, values: np.ndarray, attributes: Mapping[str, object]
-    ) -> None:
-        """Creates the data set `path` as `add` does, with its values, in half the time."""
-        dataset = self._file.create_dataset(_full_name(record, path), data=values)
-        self._describe(dataset, record, attributes)
-
-    def _describe(
-        self, dataset: h5py.Dataset, record: Record, attributes: Mapping[str, object]
-    ) -> None:
+        The content is `data`, which takes half the time, or `shape` and `dtype`.
+        """
+        name = entry_name(record.identifier)
+        dataset = self._file.create_dataset(f"{name}/{path}" if path else name, **content)
         own = {
             "original_id": sanitize(self._renamed.get(record.identifier, record.identifier)),
             "header": sanitize(record.header[:_LONGEST_HEADER]),
@@ -152,20 +135,12 @@ class ProteinFile:
         for key, value in (own | dict(attributes)).items():
             dataset.attrs[key] = value
         self._disk.check()
+        return dataset
 
-    def write(
-        self, record: Record, path: str, values: np.ndarray, *, rows: slice = slice(None)
-    ) -> None:
-        """Writes values, or some rows (the second axis) of a map, to a data set that was added."""
-        dataset = self._file[_full_name(record, path)]
-        assert isinstance(dataset, h5py.Dataset)
-        dataset[... if rows == slice(None) else (slice(None), rows)] = values
+    def write(self, dataset: h5py.Dataset, values: np.ndarray, rows: slice) -> None:
+        """Writes some rows, the second axis, of a map."""
+        dataset[:, rows] = values
         self._disk.check()
-
-
-def _full_name(record: Record, path: str) -> str:
-    name = entry_name(record.identifier)
-    return f"{name}/{path}" if path else name
 
 
 def sanitize(text: str) -> str:
@@ -198,7 +173,7 @@ def hdf5_file(
     attributes: Mapping[str, object],
     skipped: Sequence[tuple[str, str]],
     *,
-    num_bytes: int,
+    num_bytes: int = 0,
 ) -> Iterator[tuple[h5py.File, DiskFile]]:
     """Opens an HDF5 file and its disk, which has to be checked after each write of a large array.
 

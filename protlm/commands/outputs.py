@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,24 +16,13 @@ from protlm.system.terminal import printable
 STANDARD_OUTPUT = Path("-")
 _COLUMNS = 60
 _HDF5 = (".h5", ".hdf5")
-_OTHER_FORMATS = {
-    ".csv",
-    ".h5ad",
-    ".json",
-    ".npy",
-    ".npz",
-    ".parquet",
-    ".pkl",
-    ".pt",
-    ".pth",
-    ".tsv",
-    ".txt",
-}
+_OTHER_FORMATS = re.compile(r"\.(csv|h5ad|json|npy|npz|parquet|pkl|pt|pth|tsv|txt)")
 _FIGURES = {".png", ".pdf", ".svg"}
 
 
 def check_figure_output(figure: Path) -> None:
-    """Refuses a name that `protlm.plots.save_figure` would refuse once the figure is drawn."""
+    """Refuses a figure that cannot be written, or whose name is not that of a figure."""
+    check_output(figure)
     if figure.suffix.lower() not in _FIGURES:
         raise UserError(
             f"{figure} is not a figure by its name; type: --figure {figure.with_suffix('.png')}"
@@ -53,7 +43,8 @@ def check_suffix(
     The usual suffix is first; `otherwise` is the option with which the name fits.
     """
     suffix = path.suffix.lower()
-    if suffix not in suffixes and suffix in (*_HDF5, *_OTHER_FORMATS):
+    is_known = suffix in _HDF5 or _OTHER_FORMATS.fullmatch(suffix)
+    if is_known and suffix not in suffixes:
         advice = f"; type: -o {path.with_suffix(suffixes[0])}"
         if otherwise is not None:
             advice += f", or: {otherwise}"

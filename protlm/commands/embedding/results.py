@@ -200,7 +200,6 @@ class Results:
 
     def __init__(self, job: Job, parts: Parts) -> None:
         self.job, self._parts = job, parts
-        self.num_values = int(job.plan.num_bytes.sum()) // job.options.dtype.stored.itemsize
         self._failed = self._verify()
         self.too_large: list[tuple[str, str]] = []
         if self._failed:
