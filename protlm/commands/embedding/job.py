@@ -19,7 +19,7 @@ from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.tables import read_table
 from protlm.data.vocabulary import VOCABULARY
 from protlm.loading import load_model
-from protlm.model.embedding import Embedder, num_windows
+from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sha256_of
@@ -170,10 +170,6 @@ class Job:
             size = sum(len(batch) for part in unit for batch in part.batches)
             yield unit, dict(islice(distinct, size))
 
-    def rows(self, kind: Pooling, record: Record) -> int:
-        """Returns the number of vectors of a kind that a protein has."""
-        return kind.num_rows(len(record.sequence), len(self.ranges_of(record)))
-
     def rows_of_all(self, kind: Pooling) -> np.ndarray:
         """Returns the number of vectors of a kind for each record."""
         lengths = np.array(self.proteins.lengths, np.int64)
@@ -181,22 +177,9 @@ class Job:
             return np.array([len(self.ranges.get(name, ())) for name in self._names], np.int64)
         return lengths if kind is Pooling.per_tok else np.ones_like(lengths)
 
-    def num_bytes(self, record: Record) -> int:
-        """Returns the bytes of the vectors of a protein."""
-        rows = sum(self.rows(kind, record) for kind, _ in self.keys)
-        return rows * self.width * self.options.dtype.stored.itemsize
-
     def ranges_of(self, record: Record) -> Ranges:
         """Returns the ranges of a protein in the table."""
         return self.ranges.get(record.identifier, ())
-
-    def windows_of(self, record: Record) -> int:
-        """Returns the number of passes of a protein."""
-        return num_windows(len(record.sequence), self.model.max_residues)
-
-    def original_id(self, record: Record) -> str:
-        """Returns the identifier of a record in the file."""
-        return self.proteins.renamed.get(record.identifier, record.identifier)
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns everything that the vectors depend on, as JSON values."""

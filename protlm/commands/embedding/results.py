@@ -21,7 +21,7 @@ import torch
 from protlm.commands.embedding.job import Dtype, Job, Key
 from protlm.commands.embedding.plan import Part, Plan
 from protlm.data.records import Record
-from protlm.model.embedding import Embedder, Vectors
+from protlm.model.embedding import Vectors, num_windows
 from protlm.model.pooling import Pooling
 from protlm.system.errors import UserError
 from protlm.system.paths import finish
@@ -130,7 +130,7 @@ def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int
 
     Those with a protein that did not fit into the memory are computed again: it may fit now.
     """
-    plan, embedder = job.plan, job.embedder
+    plan = job.plan
     mine = [part for part in plan.parts if part.number in share]
     finished = [part for part in mine if parts.too_large(part) == set()]
     if kept := sum(len(part.batches) for part in finished):
@@ -143,25 +143,25 @@ def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int
     with JobProgress("residues embedded", total, done=done, quiet=quiet) as progress:
         for unit, records in job.units():
             for part in (part for part in unit if part.number in missing):
-                batches = [[records[number] for number in batch] for batch in part.batches]
-                parts.write(part, _contents(job, embedder, batches, progress))
-    return embedder.num_halved
+                parts.write(part, _contents(job, part, records, progress))
+    return job.embedder.num_halved
 
 
 def _contents(
-    job: Job, embedder: Embedder, batches: list[list[Record]], progress: JobProgress
+    job: Job, part: Part, records: Mapping[int, Record], progress: JobProgress
 ) -> Iterator[bytes]:
     """Yields the bytes of the vectors of each record."""
-    for records in batches:
-        sequences = [record.sequence for record in records]
-        computed = embedder.vectors(sequences, [job.ranges_of(record) for record in records])
-        for record, vectors in zip(records, computed, strict=True):
+    for batch in part.batches:
+        some = [records[number] for number in batch]
+        sequences = [record.sequence for record in some]
+        computed = job.embedder.vectors(sequences, [job.ranges_of(record) for record in some])
+        for number, record, vectors in zip(batch, some, computed, strict=True):
             if vectors is None:
-                yield NO_MEMORY * job.num_bytes(record)
+                yield NO_MEMORY * int(job.plan.num_bytes[number])
             else:
-                embedder.check_finite(vectors, printable(record.identifier))
+                job.embedder.check_finite(vectors, printable(record.identifier))
                 yield _encode(job, record, vectors)
-        progress.advance(sum(map(len, sequences)))
+        progress.advance(job.plan.residues([batch]))
 
 
 def _encode(job: Job, record: Record, vectors: Vectors) -> bytes:
@@ -221,9 +221,9 @@ class Results:
             if int(job.plan.first[number]) not in self._failed:
                 yield Embedded(
                     record,
-                    job.original_id(record),
+                    job.proteins.renamed.get(record.identifier, record.identifier),
                     self._vectors(number, record),
-                    job.windows_of(record),
+                    num_windows(len(record.sequence), job.model.max_residues),
                     job.ranges_of(record),
                 )
 
@@ -253,11 +253,11 @@ class Results:
     def _vectors(self, number: int, record: Record) -> dict[Key, np.ndarray]:
         job, found, start = self.job, {}, 0
         values = np.frombuffer(self._parts.read(number), job.options.dtype.stored)
+        rows = values.reshape(-1, job.width)
         for kind, layer in job.keys:
-            rows = job.rows(kind, record)
-            shape = (rows, job.width) if kind.is_matrix else (job.width,)
-            found[kind, layer] = values[start : start + rows * job.width].reshape(shape)
-            start += rows * job.width
+            end = start + kind.num_rows(len(record.sequence), len(job.ranges_of(record)))
+            found[kind, layer] = rows[start:end] if kind.is_matrix else rows[start]
+            start = end
         return found
 
     def _verify(self) -> set[int]:
