@@ -106,14 +106,15 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
     from protlm.training.module import LanguageModeling
     from protlm.training.optimization import with_half_life
 
-    stage, teacher = config.objective.stage, config.objective.teacher
+    stage, teacher, trainer = config.objective.stage, config.objective.teacher, config.trainer
+    size = trainer.tokens_per_step or trainer.accumulate_grad_batches * config.data.tokens_per_batch
     module = (LanguageModeling if stage is None else STAGES[stage])(
         network,
         description=describe(config),
         causal=config.objective.name is Objective.causal,
-        optimizer=with_half_life(config.optimizer, tokens_per_step=_tokens_per_step(config)),
+        optimizer=with_half_life(config.optimizer, tokens_per_step=size),
         schedule=config.schedule,
-        max_steps=config.trainer.max_steps,
+        max_steps=trainer.max_steps,
         seed=config.seed,
     )
     if isinstance(module, Distillation):
@@ -131,12 +132,6 @@ def _teacher(path: str) -> PretrainedModel:
         return load_model(Path(path))
     except InputDataError as error:
         raise InputDataError(f"objective.teacher={path} cannot be used: {error}") from error
-
-
-def _tokens_per_step(config: TrainConfig) -> int:
-    """Returns the padded size of an optimizer step."""
-    trainer = config.trainer
-    return trainer.tokens_per_step or trainer.accumulate_grad_batches * config.data.tokens_per_batch
 
 
 def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:

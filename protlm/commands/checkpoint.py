@@ -25,7 +25,7 @@ from protlm.interop.base import ContactHead
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
-from protlm.system.paths import check_output, complete_file
+from protlm.system.paths import all_or_none, check_output, complete_file
 from protlm.system.terminal import console
 
 _FIGURES = ("perplexity", "accuracy")
@@ -135,17 +135,14 @@ def import_model(path: Path, output: Path) -> None:
     found = interop.read(path)
     model = model_of(found)
     fit = output.with_name(f"{output.name}.fit.json")
-    if found.contacts is not None:
-        check_output(fit)
-        values = {"model_hash": model.hash, "seed": 0, **asdict(found.contacts)}
-        with complete_file(fit) as temporary:
-            temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    try:
-        checkpoints.export(found, output)
-    except BaseException:
+    with all_or_none() as written:
         if found.contacts is not None:
-            fit.unlink()
-        raise
+            check_output(fit)
+            values = {"model_hash": model.hash, "seed": 0, **asdict(found.contacts)}
+            with complete_file(fit) as temporary:
+                temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            written.append(fit)
+        checkpoints.export(found, output)
     if found.contacts is not None:
         print(f"contact head saved: protlm contacts --fit {fit} uses it", file=sys.stderr)
     print(output)

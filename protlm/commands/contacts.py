@@ -73,7 +73,7 @@ def contacts(
     """Writes `ID/probabilities`, L × L, for each protein, and `ID/contacts` of structures."""
     check_hdf5_output(output)
     saved_fit = None
-    if not _is_saved(options.fit):
+    if options.fit is None or not options.fit.is_file():
         saved_fit = output.with_suffix(".fit.json")
         check_output(saved_fit)
         structure_files(options.fit or _shipped())
@@ -215,13 +215,9 @@ def _shipped() -> Path:
     return sample_dir() / "structures" / "fit"
 
 
-def _is_saved(fit: Path | None) -> bool:
-    return fit is not None and fit.is_file()
-
-
 def _fit(model: PretrainedModel, given: Path | None) -> SavedFit:
     """Returns the saved fit, or a new one to the structures of a folder."""
-    if given is not None and _is_saved(given):
+    if given is not None and given.is_file():
         fit = read_fit(given)
         if fit.model_hash != model.hash:
             raise UserError(

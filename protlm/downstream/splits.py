@@ -66,7 +66,8 @@ def split_of(
 ) -> Split:
     """Returns the given splits, or whole clusters, a fifth of the proteins to test."""
     names = cluster_names(examples, clusters)
-    groups = _numbers(names or [one.sequence for one in examples])
+    named = names or [one.sequence for one in examples]
+    groups = np.unique(np.array(named), return_inverse=True)[1].reshape(-1)
     given = np.array([one.split for one in examples])
     if not given.any():
         if names is None:
@@ -155,7 +156,3 @@ def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
             total += int(sizes[group])
     is_out[sizes.argmin()] |= not total
     return is_out[group_of.reshape(-1)]
-
-
-def _numbers(names: Sequence[str]) -> np.ndarray:
-    return np.unique(np.array(names), return_inverse=True)[1].reshape(-1)
