@@ -15,7 +15,7 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.plots import attention_grid, save_figure
 from protlm.system.errors import UserError, interrupt_explained
 from protlm.system.paths import all_or_none
-from protlm.system.terminal import JobProgress, printable
+from protlm.system.terminal import printable, watched
 
 # The approximate number of map entries in memory, for proteins of any length.
 _BLOCK_ENTRIES = 1 << 25
@@ -55,11 +55,9 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     with (
         all_or_none() as written,
         protein_file(output, model, num_bytes=size, skipped=skipped, renamed=renamed) as file,
-        JobProgress("attention maps", len(proteins)) as progress,
     ):
-        for record in proteins:
+        for record in watched("attention maps", proteins):
             _write(file, model, record, layers, heads, options.dtype)
-            progress.advance(1)
         if options.figure is not None:
             _draw(model, next(iter(proteins)), layers, heads, options.figure)
             written.append(options.figure)

@@ -21,7 +21,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.variants import Variant
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import UserError
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 T = TypeVar("T")
 
@@ -304,8 +304,5 @@ def _marginals(profile: Mapping[int, np.ndarray], variants: Sequence[Variant]) -
     return values
 
 
-def _watched(predictor: Predictor, found: Iterator, total: int) -> Iterator:
-    with JobProgress("scoring", total, quiet=predictor.quiet or not total) as progress:
-        for done, one in enumerate(found, start=1):
-            progress.update(done)
-            yield one
+def _watched(predictor: Predictor, found: Iterator[T], total: int) -> Iterator[T]:
+    return watched("scoring", found, total=total, quiet=predictor.quiet or not total)

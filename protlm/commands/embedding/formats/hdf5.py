@@ -9,7 +9,7 @@ import numpy as np
 
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.hdf5_output import ProteinFile, hdf5_file
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
 
@@ -17,14 +17,10 @@ SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
 def write(results: Results, output: Path) -> None:
     """Writes the data sets in the order of the input."""
     job = results.job
-    with (
-        hdf5_file(output, job.attributes(), results.skipped) as (file, disk),
-        JobProgress("writing", len(results)) as progress,
-    ):
+    with hdf5_file(output, job.attributes(), results.skipped) as (file, disk):
         entries = ProteinFile(file, disk, job.proteins.renamed)
-        for done, protein in enumerate(results, start=1):
+        for protein in watched("writing", results):
             _add(entries, protein, is_single=job.options.is_single, windows=job.options.windows)
-            progress.update(done)
 
 
 def _add(file: ProteinFile, protein: Embedded, *, is_single: bool, windows: bool) -> None:
