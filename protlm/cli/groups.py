@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from protlm.cli.options import allowed_value
+from protlm.cli.options import allowed_value, option
 from protlm.system.errors import UserError
 
 data_app = typer.Typer(help="Verify, describe, merge or export prepared data sets.")
@@ -15,7 +15,7 @@ checkpoint_app = typer.Typer(help="Describe, verify, import, export or convert a
 @data_app.command("merge")
 def data_merge(
     parts: Annotated[list[Path], typer.Argument(help="Data sets, in the order of the result.")],
-    out: Annotated[Path, typer.Option(help="The folder of the new data set.")],
+    out: Annotated[Path, option("The folder of the new data set.")],
 ) -> None:
     """Merge data sets that were split by the same rule."""
     from protlm.data_prep import merge
@@ -44,11 +44,9 @@ def data_export(
     directory: Path,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; default: print."),
+        option("x.fasta or x.fasta.gz; default: print.", "--output", "-o"),
     ] = None,
-    split: Annotated[
-        list[str] | None, typer.Option(help="A split; repeatable. Default: all.")
-    ] = None,
+    split: Annotated[list[str] | None, option("A split; repeatable. Default: all.")] = None,
 ) -> None:
     """Write the sequences as FASTA."""
     from protlm.commands.data import export
@@ -60,11 +58,11 @@ def data_export(
 def data_leakage(
     directory: Path,
     min_shared: Annotated[
-        float, typer.Option(help="Fraction of shared k-mers that makes two sequences neighbors.")
+        float, option("Fraction of shared k-mers that makes two sequences neighbors.")
     ] = 0.5,
-    json: Annotated[Path | None, typer.Option(help="Also write the counts as JSON.")] = None,
+    json: Annotated[Path | None, option("Also write the counts as JSON.")] = None,
     mmseqs: Annotated[
-        bool, typer.Option("--mmseqs", help="Also search remote homologs with MMseqs2.")
+        bool, option("Also search remote homologs with MMseqs2.", "--mmseqs")
     ] = False,
 ) -> None:
     """Count the sequences of each split that are similar to a training sequence."""
@@ -96,14 +94,12 @@ def checkpoint_export(
     output: Annotated[Path, typer.Option("--output", "-o")],
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, or bfloat16, which is half as large; only of protlm's format."),
+        option("float32, or bfloat16, which is half as large; only of protlm's format."),
     ] = None,
-    format: Annotated[str, typer.Option(help="protlm, or hf for Hugging Face transformers.")] = (
-        "protlm"
-    ),
+    format: Annotated[str, option("protlm, or hf for Hugging Face transformers.")] = ("protlm"),
     fit: Annotated[
         Path | None,
-        typer.Option(help="The NAME.fit.json of the contact head; only of an ESM with hf."),
+        option("The NAME.fit.json of the contact head; only of an ESM with hf."),
     ] = None,
 ) -> None:
     """Export the weights and their description to a new folder."""
@@ -133,12 +129,12 @@ def checkpoint_import(
 @checkpoint_app.command("convert")
 def checkpoint_convert(
     model: Path,
-    attention: Annotated[str, typer.Option(help="The new mechanism; docs/mechanisms.md.")],
+    attention: Annotated[str, option("The new mechanism; docs/mechanisms.md.")],
     output: Annotated[Path, typer.Option("--output", "-o")],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="OPTION=VALUE of the new mechanism.")
+        list[str] | None, option("OPTION=VALUE of the new mechanism.", "--set")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the new weights.")] = None,
+    seed: Annotated[int | None, option("Seed of the new weights.")] = None,
 ) -> None:
     """Replace the attention of a model, and keep all other weights."""
     from protlm.commands.checkpoint import convert_model

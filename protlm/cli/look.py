@@ -16,6 +16,7 @@ from protlm.cli.options import (
     allowed_value,
     choice,
     model_or_default,
+    option,
 )
 
 
@@ -25,11 +26,11 @@ def attention(
     model: Model = None,
     layers: Layers = None,
     heads: Heads = None,
-    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    dtype: Annotated[str, option("float32 or float16.")] = "float32",
     device: Device = "auto",
     duplicates: Duplicates = "error",
     figure: Annotated[
-        Path | None, typer.Option(help="Also draw a PNG; the input must contain one protein.")
+        Path | None, option("Also draw a PNG; the input must contain one protein.")
     ] = None,
 ) -> None:
     """Write exact attention maps, computed in blocks of rows."""
@@ -55,19 +56,19 @@ def contacts(
     model: Model = None,
     fit: Annotated[
         Path | None,
-        typer.Option(
-            help="A folder of structures to fit on, or the NAME.fit.json of an earlier fit; "
+        option(
+            "A folder of structures to fit on, or the NAME.fit.json of an earlier fit; "
             "default: the shipped structures."
         ),
     ] = None,
     chain: Annotated[
         str | None,
-        typer.Option(help="The chain (mmCIF: auth_asym_id); default: the first protein chain."),
+        option("The chain (mmCIF: auth_asym_id); default: the first protein chain."),
     ] = None,
     device: Device = "auto",
     figure: Annotated[
         Path | None,
-        typer.Option(help="Also draw a PNG; of several proteins, NAME.PROTEIN.png each."),
+        option("Also draw a PNG; of several proteins, NAME.PROTEIN.png each."),
     ] = None,
     duplicates: Duplicates = "error",
 ) -> None:
@@ -85,26 +86,22 @@ def inspect(
     protein: Annotated[
         Path, typer.Argument(help="A sequence file of one protein, or a PDB or mmCIF structure.")
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML page to write.")],
+    output: Annotated[Path, option("The HTML page to write.", "--output", "-o")],
     model: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--model", "-m", help="As for protlm attention; give it twice for two models."
-        ),
+        option("As for protlm attention; give it twice for two models.", "--model", "-m"),
     ] = None,
     layers: Layers = None,
     heads: Heads = None,
     fit: Annotated[
         list[Path] | None,
-        typer.Option(help="NAME.fit.json of protlm contacts, to show predicted contacts."),
+        option("NAME.fit.json of protlm contacts, to show predicted contacts."),
     ] = None,
     chain: Annotated[
         str | None,
-        typer.Option(help="The chain (mmCIF: auth_asym_id); default: the first protein chain."),
+        option("The chain (mmCIF: auth_asym_id); default: the first protein chain."),
     ] = None,
-    predictions: Annotated[
-        bool, typer.Option(help="Predict every residue: one pass for each.")
-    ] = True,
+    predictions: Annotated[bool, option("Predict every residue: one pass for each.")] = True,
     device: Device = "auto",
 ) -> None:
     """Write one page that shows a model, or two, on a protein."""

@@ -19,6 +19,7 @@ from protlm.cli.options import (
     Device,
     Model,
     model_or_default,
+    option,
 )
 from protlm.cli.prepare import prepare
 from protlm.cli.use import embed, generate, score
@@ -107,7 +108,7 @@ def models() -> None:
 def doctor(
     fasta: Annotated[Path | None, typer.Argument(help="A sequence file to check as well.")] = None,
     model: Model = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Annotated[bool, option("Print JSON.", "--json")] = False,
     device: Device = "auto",
 ) -> None:
     """Check this machine, a model and an input before a job."""

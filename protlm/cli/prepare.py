@@ -9,6 +9,7 @@ from protlm.cli.options import (
     BreakLock,
     SlurmSettings,
     choice,
+    option,
 )
 
 
@@ -16,79 +17,68 @@ def prepare(
     sources: Annotated[
         list[Path], typer.Argument(help="Sequence files or folders; - reads standard input.")
     ],
-    out: Annotated[Path, typer.Option(help="The folder of the new data set.")],
-    split_table: Annotated[
-        Path | None, typer.Option(help="TSV with the columns accession and split.")
-    ] = None,
-    valid_fraction: Annotated[
-        float, typer.Option(help="Fraction of the records for the split valid.")
-    ] = 0.01,
-    test_fraction: Annotated[
-        float, typer.Option(help="Fraction of the records for the split test.")
-    ] = 0.01,
+    out: Annotated[Path, option("The folder of the new data set.")],
+    split_table: Annotated[Path | None, option("TSV with the columns accession and split.")] = None,
+    valid_fraction: Annotated[float, option("Fraction of the records for the split valid.")] = 0.01,
+    test_fraction: Annotated[float, option("Fraction of the records for the split test.")] = 0.01,
     family_table: Annotated[
-        Path | None, typer.Option(help="TSV with the columns Entry and Pfam, for --ood-families.")
+        Path | None, option("TSV with the columns Entry and Pfam, for --ood-families.")
     ] = None,
     ood_families: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Pfam accessions held out as test_ood_family (PF00069 ...); default: the "
-            "paper's 20."
+        option(
+            "Pfam accessions held out as test_ood_family (PF00069 ...); default: the paper's 20."
         ),
     ] = None,
     cluster_table: Annotated[
         Path | None,
-        typer.Option(
-            help="cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster, and each "
+        option(
+            "cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster, and each "
             "stays in one split; --split-table overrides this. Takes 40 bytes of memory for a row."
         ),
     ] = None,
     cluster: Annotated[
-        bool, typer.Option("--cluster", help="Cluster the sequences with MMseqs2 linclust.")
+        bool, option("Cluster the sequences with MMseqs2 linclust.", "--cluster")
     ] = False,
     cluster_identity: Annotated[
-        float | None, typer.Option(help="Minimum sequence identity of --cluster; default: 0.5.")
+        float | None, option("Minimum sequence identity of --cluster; default: 0.5.")
     ] = None,
-    min_length: Annotated[int | None, typer.Option(help="Minimum number of residues.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Maximum number of residues.")] = None,
+    min_length: Annotated[int | None, option("Minimum number of residues.")] = None,
+    max_length: Annotated[int | None, option("Maximum number of residues.")] = None,
     no_fragments: Annotated[
         bool,
-        typer.Option("--no-fragments", help="Exclude records that UniProt marks as fragments."),
+        option("Exclude records that UniProt marks as fragments.", "--no-fragments"),
     ] = False,
     organism: Annotated[
         list[str] | None,
-        typer.Option(help="Keep only this name or NCBI taxon; repeatable."),
+        option("Keep only this name or NCBI taxon; repeatable."),
     ] = None,
     deduplicate: Annotated[
-        bool, typer.Option("--deduplicate", help="Keep only the first of identical sequences.")
+        bool, option("Keep only the first of identical sequences.", "--deduplicate")
     ] = False,
     max_reject_rate: Annotated[
-        float, typer.Option(help="Stop when more than this fraction of the records is rejected.")
+        float, option("Stop when more than this fraction of the records is rejected.")
     ] = 0.01,
     allow_nucleotides: Annotated[
-        bool, typer.Option("--allow-nucleotides", help="Accept files that look like DNA or RNA.")
+        bool, option("Accept files that look like DNA or RNA.", "--allow-nucleotides")
     ] = False,
     allow_comments: Annotated[
-        bool, typer.Option("--allow-comments", help="Skip FASTA lines that begin with ; # or !.")
+        bool, option("Skip FASTA lines that begin with ; # or !.", "--allow-comments")
     ] = False,
-    allow_gaps: Annotated[
-        bool, typer.Option("--allow-gaps", help="Remove alignment gaps (- . ~).")
-    ] = False,
+    allow_gaps: Annotated[bool, option("Remove alignment gaps (- . ~).", "--allow-gaps")] = False,
     ignore_trailing_garbage: Annotated[
-        bool, typer.Option("--ignore-trailing-garbage", help="Accept other bytes after gzip data.")
+        bool, option("Accept other bytes after gzip data.", "--ignore-trailing-garbage")
     ] = False,
-    workers: Annotated[
-        int, typer.Option(help="Worker processes; the result does not depend on them.")
-    ] = 1,
+    workers: Annotated[int, option("Worker processes; the result does not depend on them.")] = 1,
     shard_residues: Annotated[
-        int, typer.Option(help="Approximate residues per shard, over all splits.")
+        int, option("Approximate residues per shard, over all splits.")
     ] = 256_000_000,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Start over instead of resuming a killed build.")
+        bool, option("Start over instead of resuming a killed build.", "--restart")
     ] = False,
     break_lock: BreakLock = False,
     executor: Annotated[
-        str | None, typer.Option(help="Run one job per file: slurm, or local (processes).")
+        str | None, option("Run one job per file: slurm, or local (processes).")
     ] = None,
     slurm: SlurmSettings = None,
 ) -> None:

@@ -15,6 +15,7 @@ from protlm.cli.options import (
     SlurmSettings,
     choice,
     model_or_default,
+    option,
 )
 
 
@@ -22,51 +23,45 @@ def embed(
     fasta: SequenceFile,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="The file to write, or the folder of --format pt."),
+        option("The file to write, or the folder of --format pt.", "--output", "-o"),
     ],
     model: Model = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(help="mean (default), max, std, cls (or bos), per_tok, ranges."),
+        option("mean (default), max, std, cls (or bos), per_tok, ranges."),
     ] = None,
     repr_layers: Annotated[
         list[int] | None,
-        typer.Option(help="0: embedding; n: output of block n; -1: last (default)."),
+        option("0: embedding; n: output of block n; -1: last (default)."),
     ] = None,
-    toks_per_batch: Annotated[
-        int, typer.Option(help="Tokens per batch, including padding.")
-    ] = 4096,
+    toks_per_batch: Annotated[int, option("Tokens per batch, including padding.")] = 4096,
     format: Annotated[
         str,
-        typer.Option(
-            help="hdf5, ragged (one array, for very many), parquet, npz, anndata, or pt (a folder)."
-        ),
+        option("hdf5, ragged (one array, for very many), parquet, npz, anndata, or pt (a folder)."),
     ] = "hdf5",
     dtype: EmbeddingDtype = "float32",
     compute_dtype: EmbeddingDtype = "float32",
     ranges: Annotated[
         Path | None,
-        typer.Option(help="TSV with the columns accession, first, last; for --include ranges."),
+        option("TSV with the columns accession, first, last; for --include ranges."),
     ] = None,
     windows: Annotated[
         bool,
-        typer.Option("--windows", help="Embed proteins that are too long in overlapping windows."),
+        option("Embed proteins that are too long in overlapping windows.", "--windows"),
     ] = False,
     device: Device = "auto",
     duplicates: Duplicates = "error",
     processes: Annotated[
-        int, typer.Option(help="Processes, each on another device, or jobs of --executor.")
+        int, option("Processes, each on another device, or jobs of --executor.")
     ] = 1,
-    shard: Annotated[
-        str | None, typer.Option(help="I/N: compute share I of N; then run --merge.")
-    ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Write the output of all shares.")] = False,
+    shard: Annotated[str | None, option("I/N: compute share I of N; then run --merge.")] = None,
+    merge: Annotated[bool, option("Write the output of all shares.", "--merge")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Estimate time, memory and size on a few batches.")
+        bool, option("Estimate time, memory and size on a few batches.", "--dry-run")
     ] = False,
     break_lock: BreakLock = False,
     executor: Annotated[
-        str | None, typer.Option(help="Run --processes N as jobs: slurm, or local (processes).")
+        str | None, option("Run --processes N as jobs: slurm, or local (processes).")
     ] = None,
     slurm: SlurmSettings = None,
 ) -> None:
@@ -102,51 +97,49 @@ def embed(
 def generate(
     model: Annotated[
         Path,
-        typer.Option(
+        option(
+            "A run, a .ckpt file, an exported model or a shipped model's name: causal, or "
+            "masked with --start.",
             "--model",
             "-m",
-            help="A run, a .ckpt file, an exported model or a shipped model's name: causal, or "
-            "masked with --start.",
         ),
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; - prints."),
+        option("x.fasta or x.fasta.gz; - prints.", "--output", "-o"),
     ],
-    prefix: Annotated[str, typer.Option(help="Residues at the start of every sequence.")] = "",
+    prefix: Annotated[str, option("Residues at the start of every sequence.")] = "",
     number: Annotated[
         int | None,
-        typer.Option(help="Number of sequences; default: 10, or one for each of --start."),
+        option("Number of sequences; default: 10, or one for each of --start."),
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(help="Sequences that a masked model starts from."),
+        option("Sequences that a masked model starts from."),
     ] = None,
     sweeps: Annotated[
         int | None,
-        typer.Option(help="With --start: how often each residue is drawn; default: 10."),
+        option("With --start: how often each residue is drawn; default: 10."),
     ] = None,
     mask_fraction: Annotated[
         float | None,
-        typer.Option(help="With --start: fraction of residues masked at a time; default: 0.1."),
+        option("With --start: fraction of residues masked at a time; default: 0.1."),
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Maximum residues, including the prefix; default: as in training."),
+        option("Maximum residues, including the prefix; default: as in training."),
     ] = None,
     temperature: Annotated[
         float,
-        typer.Option(help="Below 1 favors probable residues; 0 takes the most probable."),
+        option("Below 1 favors probable residues; 0 takes the most probable."),
     ] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the K most probable residues.")
-    ] = None,
+    top_k: Annotated[int | None, option("Sample from the K most probable residues.")] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Sample from the most probable residues, up to this probability."),
+        option("Sample from the most probable residues, up to this probability."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same file.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Sequences per batch.")] = 32,
+    seed: Annotated[int, option("The same seed makes the same file.")] = 0,
+    batch_size: Annotated[int, option("Sequences per batch.")] = 32,
     device: Device = "auto",
 ) -> None:
     """Sample proteins from a causal or a masked model and write them as FASTA."""
@@ -178,44 +171,40 @@ def score(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="x.csv or x.tsv; or a folder, for several tables."),
+        option("x.csv or x.tsv; or a folder, for several tables.", "--output", "-o"),
     ],
     model: Model = None,
     wild_type: Annotated[
-        Path | None, typer.Option(help="A sequence file of one protein, the wild type.")
+        Path | None, option("A sequence file of one protein, the wild type.")
     ] = None,
     reference: Annotated[
         Path | None,
-        typer.Option(
-            help="In place of --wild-type: ProteinGym's reference file (DMS_id, target_seq)."
-        ),
+        option("In place of --wild-type: ProteinGym's reference file (DMS_id, target_seq)."),
     ] = None,
     estimator: Annotated[
         list[str] | None,
-        typer.Option(
-            help="wt-marginals, masked-marginals (default), mutant-marginals, "
+        option(
+            "wt-marginals, masked-marginals (default), mutant-marginals, "
             "pseudo-log-likelihood; causal-likelihood of a causal model."
         ),
     ] = None,
     first_residue: Annotated[
-        int, typer.Option(help="Number of the wild type's first residue in the column mutant.")
+        int, option("Number of the wild type's first residue in the column mutant.")
     ] = 1,
     skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Leave rows unscored that cannot be scored.")
+        bool, option("Leave rows unscored that cannot be scored.", "--skip-invalid")
     ] = False,
     per_token: Annotated[
         bool,
-        typer.Option(
-            "--per-token", help="Divide whole-sequence log-likelihoods by the number of tokens."
-        ),
+        option("Divide whole-sequence log-likelihoods by the number of tokens.", "--per-token"),
     ] = False,
-    toks_per_batch: Annotated[int, typer.Option(help="Tokens per batch.")] = 16_384,
-    json: Annotated[Path | None, typer.Option(help="Also write the metrics as JSON.")] = None,
+    toks_per_batch: Annotated[int, option("Tokens per batch.")] = 16_384,
+    json: Annotated[Path | None, option("Also write the metrics as JSON.")] = None,
     scan: Annotated[
         bool,
-        typer.Option("--scan", help="Score all substitutions of the protein in a sequence file."),
+        option("Score all substitutions of the protein in a sequence file.", "--scan"),
     ] = False,
-    figure: Annotated[Path | None, typer.Option(help="Also draw a heat map of --scan.")] = None,
+    figure: Annotated[Path | None, option("Also draw a heat map of --scan.")] = None,
     device: Device = "auto",
 ) -> None:
     """Score variants of a protein, and compare with measured scores."""
