@@ -11,9 +11,8 @@ import typer
 from typer.exceptions import TyperException
 
 from protlm import __version__
-from protlm.cli.groups import checkpoint_app, data_app
+from protlm.cli.data import checkpoint_app, data_app, prepare
 from protlm.cli.labels import finetune, predict, probe
-from protlm.cli.look import attention, contacts, inspect
 from protlm.cli.options import (
     RANGES,
     Device,
@@ -21,8 +20,7 @@ from protlm.cli.options import (
     model_or_default,
     option,
 )
-from protlm.cli.prepare import prepare
-from protlm.cli.use import embed, generate, score
+from protlm.cli.use import attention, contacts, embed, generate, inspect, score
 from protlm.system import interruption
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
 from protlm.system.paths import in_home
