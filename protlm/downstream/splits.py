@@ -1,7 +1,7 @@
 """Training and test proteins: given splits, or whole clusters; and what is on both sides."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,11 +61,9 @@ class Leakage:
         )
 
 
-def split_of(
-    examples: Sequence[Example], clusters: Mapping[str, str] | None, *, seed: int
-) -> Split:
+def split_of(examples: Sequence[Example], *, seed: int) -> Split:
     """Returns the given splits, or whole clusters, a fifth of the proteins to test."""
-    names = cluster_names(examples, clusters)
+    names = cluster_names(examples)
     named = names or [one.sequence for one in examples]
     groups = np.unique(np.array(named), return_inverse=True)[1].reshape(-1)
     given = np.array([one.split for one in examples])
@@ -84,47 +82,35 @@ def split_of(
     return Split(train, valid, test, groups, names is not None)
 
 
-def leakage(
-    examples: Sequence[Example], split: Split, clusters: Mapping[str, str] | None
-) -> Leakage:
+def leakage(examples: Sequence[Example], split: Split) -> Leakage:
     """Counts the test proteins with a relative in train or valid."""
     fit = np.concatenate([split.train, split.valid])
     sides = [[examples[row].sequence for row in rows] for rows in (fit, split.test)]
     known = set(sides[0])
-    names = cluster_names(examples, clusters)
     shared = None
-    if names is not None:
-        of_fit = {names[row] for row in fit}
-        shared = sum(names[row] in of_fit for row in split.test)
+    if split.has_clusters:
+        shared = int(np.isin(split.groups[split.test], split.groups[fit]).sum())
     is_similar = highest_shared_fractions(sides[1], sides[0]) >= MIN_SHARED
     identical = sum(sequence in known for sequence in sides[1])
     return Leakage(identical, shared, int(is_similar.sum()), is_similar)
 
 
-def cluster_names(
-    examples: Sequence[Example], clusters: Mapping[str, str] | None
-) -> list[str] | None:
+def cluster_names(examples: Sequence[Example]) -> list[str] | None:
     """Returns the cluster of each example, perhaps its own; None if no cluster is known."""
-    if clusters is None:
-        names = [one.cluster for one in examples]
-        if not any(names):
-            return None
-    else:
-        names = _looked_up(examples, clusters)
     of_sequence: dict[str, str] = {}
-    for one, name in zip(examples, names, strict=True):
-        if name:
-            of_sequence.setdefault(one.sequence, name)
+    for one in examples:
+        if one.cluster:
+            of_sequence.setdefault(one.sequence, one.cluster)
+    if not of_sequence:
+        return None
     return [of_sequence.setdefault(one.sequence, f"only {one.identifier}") for one in examples]
 
 
-def missing(examples: Sequence[Example], clusters: Mapping[str, str]) -> int:
-    """Returns the number of examples that a cluster table does not have."""
-    return _looked_up(examples, clusters).count("")
+def with_clusters(examples: Sequence[Example], clusters: Mapping[str, str]) -> list[Example]:
+    """Returns the examples with the clusters of a table, or "" where it has none.
 
-
-def _looked_up(examples: Sequence[Example], clusters: Mapping[str, str]) -> list[str]:
-    """Returns the cluster of each example, or ""; MMseqs2 shortens sp|P12345|NAME to P12345."""
+    MMseqs2 shortens sp|P12345|NAME to P12345.
+    """
     by_accession = {accession(member): name for member, name in clusters.items()}
     names = [
         clusters.get(one.identifier) or by_accession.get(accession(one.identifier), "")
@@ -136,7 +122,7 @@ def _looked_up(examples: Sequence[Example], clusters: Mapping[str, str]) -> list
             f"from these sequences: its second column must have identifiers like "
             f"{examples[0].identifier}, which is that of the first protein"
         )
-    return names
+    return [replace(one, cluster=name) for one, name in zip(examples, names, strict=True)]
 
 
 def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
