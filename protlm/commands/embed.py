@@ -43,7 +43,7 @@ def embed(
 ) -> None:
     """Embeds a sequence file into a new file or folder, in jobs if there is a submission."""
     options.check()
-    form = import_module(f"protlm.commands.embedding.formats.{options.format.value}")
+    form = import_module(f"protlm.commands.embedding.formats.{options.format}")
     if options.format is Format.parquet:
         form.pyarrow()
     named = _FORMAT_OF.get(output.suffix.lower())

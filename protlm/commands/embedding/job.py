@@ -33,15 +33,8 @@ _COLUMNS = ("accession", "first", "last")
 _DIGEST_BYTES = 16
 
 
-class Format(StrEnum):
-    """The file formats; `protlm.commands.embedding.formats.NAME` writes each."""
-
-    hdf5 = "hdf5"
-    ragged = "ragged"
-    parquet = "parquet"
-    npz = "npz"
-    anndata = "anndata"
-    pt = "pt"
+# The file formats; `protlm.commands.embedding.formats.NAME` writes each.
+Format = StrEnum("Format", ["hdf5", "ragged", "parquet", "npz", "anndata", "pt"])
 
 
 class Dtype(StrEnum):
