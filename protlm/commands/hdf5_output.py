@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import h5py
@@ -119,14 +119,22 @@ class ProteinFile:
         self._renamed = renamed
 
     def add(
-        self, record: Record, path: str, attributes: Mapping[str, object], **content: Any
+        self,
+        record: Record,
+        path: str,
+        attributes: Mapping[str, object],
+        *,
+        data: np.ndarray | None = None,
+        shape: tuple[int, ...] | None = None,
+        dtype: str | None = None,
     ) -> h5py.Dataset:
         """Creates the data set `path` in the entry of a protein, or with "" the entry itself.
 
         The content is `data`, which takes half the time, or `shape` and `dtype`.
         """
         name = entry_name(record.identifier)
-        dataset = self._file.create_dataset(f"{name}/{path}" if path else name, **content)
+        full = f"{name}/{path}" if path else name
+        dataset = self._file.create_dataset(full, shape=shape, dtype=dtype, data=data)
         own = {
             "original_id": sanitize(self._renamed.get(record.identifier, record.identifier)),
             "header": sanitize(record.header[:_LONGEST_HEADER]),
