@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sized
 from datetime import timedelta
 from typing import Self, TypeVar
 
@@ -155,9 +155,12 @@ class JobProgress:
         return f"{timedelta(seconds=round(seconds))} left"
 
 
-def watched(what: str, items: Sequence[T], *, quiet: bool = False) -> Iterator[T]:
-    """Yields the items of a job, and reports how many of them are done."""
-    with JobProgress(what, len(items), quiet=quiet) as progress:
+def watched(
+    what: str, items: Iterable[T], *, total: int | None = None, quiet: bool = False
+) -> Iterator[T]:
+    """Yields the items of a job, and reports how many of them, or of a total, are done."""
+    number = len(items) if isinstance(items, Sized) else total
+    with JobProgress(what, number, quiet=quiet) as progress:
         for done, item in enumerate(items, start=1):
             yield item
             progress.update(done)
