@@ -29,13 +29,7 @@ _CLUSTERING = Kind("clustering", "being built", "--out", has_finished=lambda fol
 
 @dataclass(frozen=True)
 class Clustering:
-    """Options of the clustering.
-
-    Args:
-        identity: minimum fraction of identical residues between a member and its representative.
-        reading: options for reading the sources.
-        break_lock: takes over the lock of a dead process of another machine.
-    """
+    """`identity` is the minimum fraction of residues identical in member and representative."""
 
     identity: float = 0.5
     reading: ReadOptions = field(default_factory=ReadOptions)
@@ -102,7 +96,6 @@ class _Names:
         self._records = DigestSet(folder / "records.table")
 
     def add(self, records: Sequence[Record], source: Path) -> None:
-        """Adds the records of a block of a source."""
         names = [member_name(record.identifier) for record in records]
         is_new_name = self._names.add(_digests(names))
         pairs = zip(names, records, strict=True)

@@ -35,14 +35,9 @@ class PrepareOptions:
 
     Args:
         workers: number of processes that parse and encode; it does not change the result.
-        selection: which records are kept.
         deduplicate: keeps only the first of identical sequences.
-        max_reject_rate: maximum fraction of records that may be rejected.
         shard_residues: minimum number of residues of a segment, which becomes one shard in each
             split, unless its sequences are very short.
-        reading: which deviations from the formats are accepted.
-        restart: discards an unfinished build and starts over.
-        break_lock: takes over the lock of a dead process of another machine.
         is_part: the data set will be merged with others, so it may lack held-out families, and no
             report is printed.
     """
@@ -95,10 +90,7 @@ def prepare(
     Args:
         sources: files or folders of FASTA, Swiss-Prot flat files or UniProt XML, plain or gzip,
             read in this order; `-` is standard input.
-        out: the folder to make.
-        split_rule: assigns records to splits.
         clusters: assigns records to clusters, if the data set is to store them.
-        options: all other options.
         submission: prepares each source in a job of its own, and merges the parts.
     """
     options = options or PrepareOptions()
@@ -198,13 +190,8 @@ def _conclude(work: BuildFolder, plan: Plan) -> Report:
     for split in sorted({split for segment in segments for split in segment.shards}):
         splits[split] = tuple(s.shards[split] for s in segments if split in s.shards)
     sources = tuple(entry for segment in segments for entry in segment.sources)
-    counts = Counts(
-        totals.records,
-        dict(totals.rejected),
-        dict(totals.filtered),
-        dict(totals.changed),
-        dict(totals.noted),
-    )
+    kinds = (totals.rejected, totals.filtered, totals.changed, totals.noted)
+    counts = Counts(totals.records, *map(dict, kinds))
     clusters = plan.clusters and write_clusters(work.data, splits, plan.clusters)
     manifest = Manifest(splits, sources, counts, plan.split_rule, clusters)
     manifest.write(work.data)

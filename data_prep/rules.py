@@ -20,16 +20,12 @@ class SplitOptions:
     """Options of the split rule; the default is a random split.
 
     Args:
-        valid_fraction: fraction of `valid`.
-        test_fraction: fraction of `test`.
         split_table: table of the split of each accession; excludes all options except clusters.
         ood_families: Pfam accessions, separate or joined by commas; if empty and a family table is
             given, the families of the Performer paper.
-        family_table: table of the Pfam families of the accessions.
         cluster_table: the `cluster.tsv` of MMseqs2; determines the clusters, and without a split
             table also the splits.
         cluster: creates such a table with MMseqs2.
-        cluster_identity: minimum identity within its clusters; default 0.5.
     """
 
     valid_fraction: float = 0.01
@@ -84,17 +80,13 @@ def _clusters(
     return None if path is None else ClusterTable(path)
 
 
-def _unless_default(value: float, default: float) -> float | None:
-    return None if value == default else value
-
-
 def _check(options: SplitOptions) -> None:
     others = {
-        "--valid-fraction": _unless_default(options.valid_fraction, SplitOptions.valid_fraction),
-        "--test-fraction": _unless_default(options.test_fraction, SplitOptions.test_fraction),
-        "--family-table": options.family_table,
+        "--valid-fraction": options.valid_fraction != SplitOptions.valid_fraction,
+        "--test-fraction": options.test_fraction != SplitOptions.test_fraction,
+        "--family-table": options.family_table is not None,
     }
-    given = [flag for flag, value in others.items() if value is not None]
+    given = [flag for flag, is_given in others.items() if is_given]
     if options.split_table is not None and given:
         raise UserError(
             f"--split-table determines the split of every record and excludes {given[0]}: give one"

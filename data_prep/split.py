@@ -102,8 +102,7 @@ def _first_place(fraction: float) -> bytes:
 class TableSplit:
     """Splits by a table of accessions; records that it does not list are in no split.
 
-    Args:
-        path: tab-separated, plain or gzip, with a header that names `accession` and `split`.
+    The table is tab-separated, plain or gzip, with a header that names `accession` and `split`.
     """
 
     def __init__(self, path: Path) -> None:
