@@ -36,36 +36,24 @@ def count_residues(sequences: Iterable[np.ndarray]) -> np.ndarray:
 @final
 @dataclass(frozen=True, eq=False)
 class Unigram:
-    """A distribution over the vocabulary, the same at every position.
-
-    Attributes:
-        frequency_V: float64; sums to 1 over the 25 residue letters; 0 elsewhere.
-    """
+    """A distribution over the 25 residue letters, float64, the same at every position."""
 
     frequency_V: np.ndarray
 
     @classmethod
     def from_counts(cls, counts_V: np.ndarray) -> "Unigram":
-        """Computes residue frequencies from `counts_V`, with add-one smoothing.
-
-        Special tokens are left out.
-        """
+        """Computes residue frequencies with add-one smoothing; special tokens are left out."""
         smoothed_V = np.where(VOCABULARY.is_residue, counts_V + 1.0, 0.0)
         return cls(smoothed_V / smoothed_V.sum())
 
     def posterior(self, rule: MaskingRule | None) -> np.ndarray:
-        """Computes the probability of each target, given the input token at its position.
+        """Returns the probability of each target given its input token, float64 [inputs, targets].
 
         The input `<mask>` is independent of the target t. An input residue x was either unchanged,
         with the probability keep = 1 - mask_prob - random_prob, or drawn from the R residues:
         P(t | x) = (keep f_x [t = x] + random f_t / R) / (keep f_x + random / R).
 
-        Args:
-            rule: the masking rule; None for causal targets, which do not depend on the input at
-                their position.
-
-        Returns:
-            float64 [V, V], by input and target; rows sum to 1.
+        Causal targets, without a rule, do not depend on the input at their position.
         """
         table_VV = np.tile(self.frequency_V, (len(VOCABULARY), 1))
         if rule is None:
@@ -93,11 +81,8 @@ class Trigram:
     """A distribution over the residues for every pair of neighboring tokens.
 
     P(t | x, y) = (n(x, y, t) + κ f(t)) / (n(x, y) + κ), with the counts n of the training split,
-    its residue frequencies f and κ = 20.
-
-    Args:
-        sequences: residue tokens, uint8.
-        causal: whether the neighbors are the two tokens before a residue, or one on either side.
+    its residue frequencies f and κ = 20. The neighbors are one token on either side of a residue,
+    or, if causal, the two before it.
     """
 
     PSEUDOCOUNT = 20.0
@@ -124,10 +109,8 @@ class Trigram:
     def probabilities(self, tokens_BL: np.ndarray) -> np.ndarray:
         """Returns the probability of each residue at each position, float64 BLV.
 
-        Args:
-            tokens_BL: the input of a model, special tokens included; a row may hold several
-                sequences, each ended by `<eos>`. A masked target is predicted from the tokens
-                beside it; a causal position predicts the next token.
+        A row may hold several sequences, each ended by `<eos>`. A causal position predicts the next
+        token.
         """
         edge_B1 = np.full_like(tokens_BL[:, :1], VOCABULARY.cls)
         # In a row of joined sequences one begins after <eos>, but they were counted after <cls>.

@@ -33,16 +33,9 @@ _BATCH_RESIDUES = 1 << 20
 def highest_shared_fractions(queries: Sequence[str], others: Iterable[str]) -> np.ndarray:
     """Returns for each query the highest fraction of distinct 6-mers shared with one of the others.
 
-    It is that of the shorter of the two, so that a fragment is found in a long protein and the
-    reverse.
-
-    Args:
-        queries: sequences; the fraction is 0 for those of fewer than 6 residues.
-        others: the sequences that are searched.
-
-    Returns:
-        Shared 6-mers divided by those of the shorter sequence, or by 20 if it has fewer, float64
-        [queries].
+    Shared 6-mers are divided by those of the shorter of the two, or by 20 if it has fewer, so that
+    a fragment is found in a long protein and the reverse; float64 [queries], 0 for queries of fewer
+    than 6 residues.
 
     >>> highest_shared_fractions(["MKTAYIAK", "WWWWWW"], ["AAAA", "MKTAYIA"]).tolist()
     [0.1, 0.0]
@@ -178,8 +171,7 @@ class KmerIndex:
 def kmers(tokens: np.ndarray) -> np.ndarray:
     """Returns the number of the k-mer that begins at each residue, uint32 [num_residues - K + 1].
 
-    Args:
-        tokens: residues, uint8 [num_residues]; k-mers with X, B, U, Z or O have one number.
+    Those with X, B, U, Z or O have one number.
     """
     digits = tokens.astype(np.uint32) - _FIRST
     if len(digits) < K:

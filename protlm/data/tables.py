@@ -101,12 +101,8 @@ def read_table(
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """Returns the header, and an iterator over the line numbers and cells of the rows.
 
-    Blanks around the names of columns are removed, and rows without any text are left out.
-
-    Args:
-        path: the table.
-        what: its description in messages.
-        names: columns whose names are also found in other cases, and returned as they are here.
+    Blanks around the names of columns are removed, and rows without any text are left out. Columns
+    of these names are also found in other cases, and returned as they are here.
     """
     lines = _rows(path, read_text(path, what))
     columns = [name.strip() for name in next(lines, (0, []))[1]]
@@ -141,8 +137,7 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
 def read_clusters(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yields the line number, the representative and the member of each row of a cluster table.
 
-    Args:
-        path: the `cluster.tsv` of MMseqs2, plain or gzip, without a header.
+    It is the `cluster.tsv` of MMseqs2, plain or gzip, without a header.
     """
     for number, fields in read_rows(path, "a cluster table"):
         if len(fields) != 2 or not all(fields):

@@ -25,15 +25,10 @@ _EDGES_PER_DOUBLING = 16
 @final
 @dataclass(frozen=True)
 class SequenceRow:
-    """`<cls>`, residues of one sequence, `<eos>`.
+    """`<cls>`, residues of one sequence, `<eos>`: at most `max_length` tokens.
 
-    A cropped sequence has `<eos>` only if the crop includes the end of the sequence.
-
-    Attributes:
-        sample: number of the sequence.
-        repeat: how often it was drawn before; crop and masks differ between repeats.
-        max_length: maximum number of tokens, including special tokens.
-        crop: `prefix` or `random`, the part that is kept of a longer sequence.
+    A cropped sequence has `<eos>` only if the crop includes the end of the sequence. Crop and masks
+    differ between repeats of a sample.
     """
 
     sample: int
@@ -60,11 +55,8 @@ class SequenceRow:
 class LengthBuckets(BatchingStrategy):
     """Sorts the samples of a window by length, cuts them into batches, and shuffles the batches.
 
-    No sample is dropped or repeated.
-
-    Args:
-        crop: the part that is kept of samples longer than `max_length`: `prefix` or `random`.
-        bucket_edges: the padded lengths; None uses sixteen per doubling.
+    No sample is dropped or repeated. `crop` is the part that is kept of samples that are longer
+    than `max_length`; the default of the padded lengths, `bucket_edges`, is sixteen per doubling.
     """
 
     crop: str = "prefix"
@@ -83,7 +75,6 @@ class LengthBuckets(BatchingStrategy):
 
     @cached_property
     def edges(self) -> np.ndarray:
-        """The padded lengths, ascending."""
         if self.bucket_edges is not None:
             return np.array(self.bucket_edges or [0], dtype=np.int64)
         edges = [min(_FIRST_EDGE, self.max_length)]
@@ -106,7 +97,7 @@ class LengthBuckets(BatchingStrategy):
         return batches
 
     def num_batches(self, window: SampleWindow) -> int:
-        """See `BatchingStrategy`; creates no rows, since a validation split may have millions."""
+        """Creates no rows, since a validation split may have millions."""
         return len(self._cuts(window))
 
     def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:

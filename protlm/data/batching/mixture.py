@@ -41,9 +41,6 @@ class SampleOrder:
     Args:
         sizes: number of sequences of each data set; the sequences are numbered consecutively.
         shares: turns of each data set in a cycle; one each by default.
-        seed: seed of the orders of the passes.
-        shuffle: if false, a pass draws the samples in their original order.
-        clusters: clusters of each data set to draw from.
     """
 
     def __init__(
@@ -145,13 +142,9 @@ def integer_weights(weights: Sequence[float]) -> list[int]:
 
 @final
 class Mixture:
-    """The sequences of several splits, numbered consecutively, with a weight for each split.
+    """The sequences of several splits, numbered consecutively, with `shares` as their weights.
 
-    Args:
-        splits: at least one split.
-        shares: turns of each split in a cycle; one each by default.
-        clusters: clusters of each split, to draw clusters and a member of each; None draws
-            sequences.
+    With clusters, these and a member of each are drawn in place of sequences.
     """
 
     def __init__(

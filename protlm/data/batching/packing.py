@@ -27,7 +27,6 @@ class PackedRow:
     """`<cls>`, then a segment of the stream of sequences, each of which ends with `<eos>`.
 
     Attributes:
-        epoch: epoch of the segment.
         position: position of its first sample in the order of the epoch.
         samples: sequences that overlap with the segment, in order.
         skip: number of tokens of the first sequence before the segment.
@@ -80,13 +79,8 @@ class Packing(BatchingStrategy):
         place = self._place(window, ends, start)
         first = place.samples - window.start.samples
         last = int(np.searchsorted(ends, stop))
-        return PackedRow(
-            epoch=place.epoch,
-            position=place.samples,
-            samples=tuple(window.samples[first : last + 1].tolist()),
-            skip=place.tokens,
-            num_tokens=stop - start,
-        )
+        samples = tuple(window.samples[first : last + 1].tolist())
+        return PackedRow(place.epoch, place.samples, samples, place.tokens, stop - start)
 
     def _place(self, window: SampleWindow, ends: np.ndarray, token: int) -> Progress:
         """Returns the position of a token of the window's stream, or the end of the window."""

@@ -24,7 +24,6 @@ class RecordFormat:
     """The structure of a file of records, recognized by its first bytes.
 
     Args:
-        block: class of the blocks, which parses the records.
         marker: bytes at the start of a record; a leading line end belongs to the previous record.
         max_record: maximum size of a record that is never truncated, in bytes.
         num_skipped: number of bytes before the first record.
@@ -47,10 +46,6 @@ class Block(ABC):
         source: path of the file, or `standard input`.
         line: line of the file at which the data begin, counted from 1.
         data: decompressed bytes, with all line ends converted to `\\n`.
-        layout: structure of the file.
-        options: which deviations from the formats are accepted.
-        is_first: whether this is the first block of the file.
-        is_last: whether this is the last block of the file.
         is_cut: whether the last record is truncated because of its length.
         has_mark: whether a byte order mark preceded the data.
     """
@@ -69,12 +64,10 @@ class Block(ABC):
 
     @property
     def file(self) -> str:
-        """Name of the file, without its folder."""
         return PurePath(self.source).name
 
     @property
     def is_whole(self) -> bool:
-        """Whether the block is the complete file."""
         return self.is_first and self.is_last and not self.is_cut
 
     def records(self, tally: Tally) -> Iterator[Record]:
@@ -139,13 +132,7 @@ def cut(
     """Cuts before the first record that begins `size` bytes or more after the last cut.
 
     A record that extends more than `max_record` bytes beyond that is truncated, so that memory
-    stays bounded for any stream.
-
-    Args:
-        chunks: the stream, in pieces of any size.
-        marker: bytes at the start of a record; a leading line end belongs to the previous record.
-        max_record: maximum size of a record that is never truncated, in bytes.
-        size: approximate size of a block in bytes; None uses 4 MiB.
+    stays bounded for any stream. The default size is 4 MiB.
     """
     buffer = _StreamBuffer(chunks)
     line_end = len(marker) - len(marker.lstrip(b"\n"))
@@ -191,7 +178,6 @@ class _StreamBuffer:
             searched, step = max(start, len(self._bytes) - len(marker) + 1), step * 2
 
     def take(self, end: int) -> bytes:
-        """Removes and returns the first `end` bytes."""
         data, self._bytes = self._bytes[:end], self._bytes[end:]
         return data
 

@@ -48,14 +48,12 @@ class ReadOptions:
     r"""Deviations from the formats that are accepted.
 
     Args:
-        allow_nucleotides: accepts files that look like DNA or RNA.
         allow_comments: skips lines of a FASTA file that begin with `;`, `#` or `!`.
         allow_gaps: removes the gaps `-`, `.` and `~` of alignments (A2M, A3M), and the lines
             `#A3M#` and `#59\t1` of the MPI toolkit and of ColabFold.
         ignore_trailing_garbage: ignores other data after the gzip data.
         origins: parses taxon, organism and fragment status in FASTA headers, which doubles the
             time for reading.
-        features: parses the features of flat files and XML.
     """
 
     allow_nucleotides: bool = False
@@ -95,15 +93,12 @@ class Tally:
             listed.append((identifier, file, line))
 
     def filter(self, reason: str) -> None:
-        """Counts a record that was not selected."""
         self.filtered[reason] += 1
 
     def change(self, reason: str) -> None:
-        """Counts a record, or a file, that is kept with a change."""
         self.changed[reason] += 1
 
     def note(self, what: str) -> None:
-        """Counts a record that is kept unchanged and worth reporting."""
         self.noted[what] += 1
 
     def add(self, other: "Tally") -> None:
@@ -128,10 +123,8 @@ class Tally:
 
     @property
     def num_rejected(self) -> int:
-        """Number of records that cannot be used."""
         return self.rejected.total()
 
     @property
     def num_filtered(self) -> int:
-        """Number of records that were not selected."""
         return self.filtered.total()

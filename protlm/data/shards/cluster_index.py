@@ -37,16 +37,13 @@ class ClusterIndex:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the file."""
         return self._entry.sha256
 
     def members(self, clusters: np.ndarray, starts: np.ndarray, turn: int) -> np.ndarray:
         """Returns the member of each of these clusters whose turn it is, a sequence number, int64.
 
-        Args:
-            clusters: numbers of clusters, int64.
-            starts: any numbers, uint64; modulo the cluster's size, the first member in turn.
-            turn: number of earlier turns.
+        `starts` modulo the sizes of the clusters are the first members in turn, and `turn` is the
+        number of earlier turns.
         """
         arrays = self._arrays()
         if arrays.pages.size() < len(arrays.pages):

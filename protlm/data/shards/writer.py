@@ -35,13 +35,7 @@ Content: TypeAlias = bytes | memoryview
 
 @dataclass(frozen=True)
 class Array:
-    """A one-dimensional array of a file.
-
-    Args:
-        kind: numpy's name of its type.
-        size: number of elements.
-        pieces: its bytes in order; they may be read from disk lazily.
-    """
+    """A one-dimensional array of a file: numpy's name of its type, its elements and its bytes."""
 
     kind: str
     size: int
@@ -80,12 +74,8 @@ def contents(arrays: dict[str, Array]) -> Iterator[Content]:
 class PackedSequences:
     """Concatenated sequences, in the representation of a shard.
 
-    Args:
-        tokens: residues, uint8 [residues].
-        lengths: number of residues of each sequence, uint32 [sequences].
-        ids: identifiers in UTF-8, uint8 [bytes].
-        id_lengths: number of bytes of each identifier, uint32 [sequences].
-        clusters: hash of each sequence's cluster, uint64 [sequences], if clusters are stored.
+    Residues and identifiers, in UTF-8, are uint8; lengths, of residues and of bytes, uint32; the
+    hashes of clusters, if they are stored, uint64.
     """
 
     tokens: np.ndarray
