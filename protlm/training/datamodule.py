@@ -98,11 +98,8 @@ class SequenceData(pl.LightningDataModule):
     """Training and validation batches in an order that is a pure function of the seed.
 
     Its state is the position {epoch, samples, tokens} and the fingerprint of the data. Validation
-    has one sequence per row, cropped to its start, and masks a fixed fraction.
-
-    Args:
-        masking: the mask fractions, or None for the causal objective.
-        share: the number of micro-batches per batch, and of batches per optimizer step.
+    has one sequence per row, cropped to its start, and masks a fixed fraction. The share has the
+    number of micro-batches per batch, and of batches per optimizer step.
     """
 
     def __init__(
@@ -141,6 +138,7 @@ class SequenceData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Returns an endless loader of batches that starts at the current position."""
+        steps_done = 0 if self.trainer is None else self.trainer.global_step
         stream = BatchStream(
             self.train.lengths_of,
             self.train.order(seed=self.seed),
@@ -148,16 +146,18 @@ class SequenceData(pl.LightningDataModule):
             start=self.progress,
             num_batches=_ENDLESS,
             # A checkpoint is written between two optimizer steps, skipped ones included.
-            done=self._steps_done * self.share.batches_per_step,
+            done=steps_done * self.share.batches_per_step,
             share=self._of_rank(self.share),
         )
         return self._loader(self.train, stream, self.masking)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Returns a loader of the validation split, with the same masks every time."""
+        # Where a part is validated: the first sequences of a file are no sample of it.
+        is_cut = self.trainer is not None and isinstance(self.trainer.limit_val_batches, int)
         stream = BatchStream(
             self.valid.lengths_of,
-            SampleOrder([len(self.valid)], shuffle=self._is_validation_cut),
+            SampleOrder([len(self.valid)], shuffle=is_cut),
             LengthBuckets(self.config.tokens_per_batch, self.config.max_length),
             share=self._of_rank(RankSlice()),
         )
@@ -178,18 +178,7 @@ class SequenceData(pl.LightningDataModule):
     @property
     def valid_rule(self) -> MaskingRule | None:
         """The masking of validation, with one fraction for all rows; None if causal."""
-        return (
-            None if self.masking is None else replace(self.masking.rule, mask_fraction_range=None)
-        )
-
-    @property
-    def _is_validation_cut(self) -> bool:
-        """Whether a part is validated; the first sequences of a file are no sample of it."""
-        return self.trainer is not None and isinstance(self.trainer.limit_val_batches, int)
-
-    @property
-    def _steps_done(self) -> int:
-        return 0 if self.trainer is None else self.trainer.global_step
+        return self.masking and replace(self.masking.rule, mask_fraction_range=None)
 
     def _of_rank(self, share: RankSlice) -> RankSlice:
         trainer = self.trainer

@@ -1,8 +1,8 @@
 """Small hooks into the loop, one class for each."""
 
 import faulthandler
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from protlm.training.lightning_internals import (
 )
 from protlm.training.module import Objective
 
+T = TypeVar("T")
 # The key of a checkpoint under which the micro-batches per optimizer step are saved.
 _PARTS = "batches_per_step"
 # The fraction of the time-out after which the stacks are written, well before a rank gives up.
@@ -74,13 +75,26 @@ class LoopCallback(Callback):
         self.on_validated_batch(trainer, batch_idx + 1)
 
 
+def log(trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    """Logs metrics of the present step."""
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(metrics), trainer.global_step)
+
+
+def of_all_ranks(value: T) -> list[T]:
+    """Returns the value of each rank; all ranks must call this."""
+    if not dist.is_initialized():
+        return [value]
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 class CheckSameStep(Callback):
     """Rejects ranks that resume from different steps; each chooses its checkpoint itself."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        steps = [trainer.global_step] * trainer.world_size
-        if trainer.world_size > 1:
-            dist.all_gather_object(steps, trainer.global_step)
+        steps = of_all_ranks(trainer.global_step)
         other = next((rank for rank, step in enumerate(steps) if step != steps[0]), None)
         if other is not None:
             raise UserError(

@@ -18,7 +18,7 @@ from protlm.model.objective import perplexity
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from protlm.system.terminal import JobProgress
-from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.callbacks.hooks import LoopCallback, log
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.module import LanguageModeling, Objective
 
@@ -143,7 +143,7 @@ class Monitor(LoopCallback):
             }
             if sums.num_ends:
                 metrics["valid_end_loss"] = sums.end_nats / sums.num_ends
-            self._write(trainer, metrics)
+            log(trainer, metrics)
             self._progress.print(f"step {trainer.global_step:,}: {_validation_in_short(metrics)}")
         self.exclude(time.perf_counter() - self._validation_start)
 
@@ -193,13 +193,9 @@ class Monitor(LoopCallback):
         }
         if self._peak is not None:
             metrics["model_flops_utilization"] = sums.flops / device_seconds / self._peak / 1e12
-        self._write(trainer, metrics)
+        log(trainer, metrics)
         self._note = _in_short(metrics)
         self._restart(module.device)
-
-    def _write(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, trainer.global_step)
 
     def _sizes(self, batch: Batch) -> Tensor:
         """Returns samples, residues, useful and all positions, FLOPs and 0 seconds, float64."""
@@ -281,9 +277,7 @@ class MeasureModel(LoopCallback):
             return
         assert isinstance(module, LanguageModeling)
         start = time.perf_counter()
-        values = self._measured(module)
-        for logger in trainer.loggers:
-            logger.log_metrics(dict(values), trainer.global_step)
+        log(trainer, self._measured(module))
         for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(callback, Monitor):
                 callback.exclude(time.perf_counter() - start)

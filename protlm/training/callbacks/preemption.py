@@ -41,7 +41,6 @@ class StopOnSignal(LoopCallback):
 
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code of the process."""
         return ExitCode.INTERRUPTED if self.received == signal.SIGINT else ExitCode.PREEMPTED
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
