@@ -24,11 +24,10 @@ from protlm.analysis.sequence_sums import (
     separate,
     write_sums,
 )
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.order import EpochOrder
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import SPECIALS, BatchingStrategy, BatchStream
+from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.frequencies import Trigram, Unigram, count_residues
 from protlm.data.masking import IGNORE, MaskingRule

@@ -16,7 +16,6 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
 from protlm.config import DataConfig
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import Mixture, SampleOrder
 from protlm.data.batching.plan import (
     SPECIALS,
@@ -26,6 +25,7 @@ from protlm.data.batching.plan import (
     RankSlice,
     Sequences,
 )
+from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.frequencies import Unigram, count_residues
 from protlm.data.masking import MaskingRule, MaskingSchedule
