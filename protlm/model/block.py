@@ -19,8 +19,7 @@ class FeedForward(nn.Module):
 
     Args:
         chunk: number of positions computed at a time, and recomputed in the backward pass, so that
-            no tensor of all positions has the width F (Reformer, arXiv 2001.04451, section 3);
-            None computes all positions at once and keeps their activations.
+            no tensor of all positions has the width F (Reformer, arXiv 2001.04451, section 3).
     """
 
     def __init__(

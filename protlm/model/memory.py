@@ -27,10 +27,7 @@ _RESIDUE = "A"
 class TensorMemory(TorchDispatchMode):
     """Counts the bytes of the tensors that are created inside the context and still in use.
 
-    Memory that a kernel allocates internally is not seen.
-
-    Attributes:
-        peak: the highest number of bytes at one time.
+    `peak` is the highest number. Memory that a kernel allocates internally is not seen.
     """
 
     def __init__(self) -> None:
@@ -72,7 +69,6 @@ class Room:
     """Whether the computation of one protein fits into the free memory of the model's device.
 
     Attributes:
-        model: the model.
         per_pair: bytes for each pair of residues, beside those of the model.
         scale: times the memory of a forward pass in the type of the weights.
         training: the activations of all layers are kept for the gradient.

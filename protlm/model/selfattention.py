@@ -41,7 +41,6 @@ class BoundedNorm(nn.Module):
 
     @staticmethod
     def norms(scale_H: Tensor) -> Tensor:
-        """Returns s of each head."""
         return _LARGEST_NORM * torch.sigmoid(scale_H)
 
 
@@ -100,11 +99,7 @@ class Tokens(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The inputs that all blocks of a pass have in common.
-
-    Attributes:
-        rotation: cosines and sines of the positions, each LK, or None.
-    """
+    """What all blocks of a pass have in common; the rotation is cosines and sines, each LK."""
 
     tokens_BL: Tensor
     mask_BL: Tensor

@@ -118,11 +118,8 @@ class Submission:
     ) -> None:
         """Applies a function to every item, each in a job; raises the error of a job that fails.
 
-        Args:
-            function: it and the items are pickled.
-            items: one for each job.
-            folder: where jobs of a cluster keep what they print.
-            cores: of each job, unless the parameters have their number.
+        Function and items are pickled. Jobs of a cluster keep in the folder what they print, and
+        have this number of cores, unless the parameters have another.
         """
         if self.executor is Executor.LOCAL:
             at_once = max(1, (os.cpu_count() or 1) // cores)
@@ -277,14 +274,8 @@ def processes(
     """Yields a function that passes an item to one of several processes, which apply `function`.
 
     They ignore Ctrl-C, SIGTERM and the signals that this process handles, and are killed at the end
-    of the block, or when this process dies.
-
-    Args:
-        function: what they apply.
-        count: number of processes.
-        advice: what to do if there is not enough memory for them: "use fewer --workers".
-        forked: they are forks, which share the memory of the function; others start anew, and the
-            function is pickled.
+    of the block, or when this process dies. Forks share the memory of the function; others start
+    anew, and the function is pickled. The advice is for a lack of memory: "use fewer --workers".
     """
     others = active_children()
     folder = Path(tempfile.mkdtemp(prefix="protlm-"))
