@@ -1,14 +1,13 @@
 """Baselines by counting the training split: residue frequencies, and residues by two neighbors.
 
 Residue frequencies (arXiv 2009.14794, C.2) ignore the context of a residue. If targets may be
-visible in the input, as with BERT's 80/10/10, `Unigram.posterior` gives the prediction from the
+visible in the input, as with BERT's 80/10/10, `posterior` gives the prediction from the
 frequencies and the input token. The neighbors of a 3-mer are for masked targets the residues on
 both sides, for causal targets the two residues before. Where a neighbor is masked itself, the
 counts are summed over it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
@@ -33,47 +32,33 @@ def count_residues(sequences: Iterable[np.ndarray]) -> np.ndarray:
     return counts_V
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Unigram:
-    """A distribution over the 25 residue letters, float64, the same at every position."""
+def frequencies(counts_V: np.ndarray) -> np.ndarray:
+    """Returns residue frequencies with add-one smoothing, float64 V; special tokens have 0."""
+    smoothed_V = np.where(VOCABULARY.is_residue, counts_V + 1.0, 0.0)
+    return smoothed_V / smoothed_V.sum()
 
-    frequency_V: np.ndarray
 
-    @classmethod
-    def from_counts(cls, counts_V: np.ndarray) -> "Unigram":
-        """Computes residue frequencies with add-one smoothing; special tokens are left out."""
-        smoothed_V = np.where(VOCABULARY.is_residue, counts_V + 1.0, 0.0)
-        return cls(smoothed_V / smoothed_V.sum())
+def posterior(frequency_V: np.ndarray, rule: MaskingRule | None) -> np.ndarray:
+    """Returns the probability of each target given its input token, float64 [inputs, targets].
 
-    def posterior(self, rule: MaskingRule | None) -> np.ndarray:
-        """Returns the probability of each target given its input token, float64 [inputs, targets].
+    The input `<mask>` is independent of the target t. An input residue x was either unchanged,
+    with the probability keep = 1 - mask_prob - random_prob, or drawn from the R residues:
+    P(t | x) = (keep f_x [t = x] + random f_t / R) / (keep f_x + random / R).
 
-        The input `<mask>` is independent of the target t. An input residue x was either unchanged,
-        with the probability keep = 1 - mask_prob - random_prob, or drawn from the R residues:
-        P(t | x) = (keep f_x [t = x] + random f_t / R) / (keep f_x + random / R).
-
-        Causal targets, without a rule, do not depend on the input at their position.
-        """
-        table_VV = np.tile(self.frequency_V, (len(VOCABULARY), 1))
-        if rule is None:
-            return table_VV
-        keep = max(1 - rule.mask_prob - rule.random_prob, 0.0)
-        drawn = rule.random_prob / len(VOCABULARY.residues)
-        if keep == drawn == 0:
-            return table_VV
-        for x in VOCABULARY.residues.tolist():
-            joint_V = drawn * self.frequency_V
-            joint_V[x] += keep * self.frequency_V[x]
-            table_VV[x] = joint_V / joint_V.sum()
+    Causal targets, without a rule, do not depend on the input at their position.
+    """
+    table_VV = np.tile(frequency_V, (len(VOCABULARY), 1))
+    if rule is None:
         return table_VV
-
-    def score(self, targets: np.ndarray) -> tuple[float, int, int]:
-        """Returns total nats, number of correct predictions, and number of targets (residues)."""
-        assert VOCABULARY.is_residue[targets].all(), "only residues have a frequency"
-        nats = -np.log(self.frequency_V[targets]).sum()
-        correct = np.count_nonzero(targets == self.frequency_V.argmax())
-        return float(nats), int(correct), int(targets.size)
+    keep = max(1 - rule.mask_prob - rule.random_prob, 0.0)
+    drawn = rule.random_prob / len(VOCABULARY.residues)
+    if keep == drawn == 0:
+        return table_VV
+    for x in VOCABULARY.residues.tolist():
+        joint_V = drawn * frequency_V
+        joint_V[x] += keep * frequency_V[x]
+        table_VV[x] = joint_V / joint_V.sum()
+    return table_VV
 
 
 @final
@@ -102,7 +87,7 @@ class Trigram:
         counts = flat_counts.reshape(_V, _V, _V).astype(np.float64)
         counts[VOCABULARY.mask] = counts.sum(axis=0)
         counts[:, VOCABULARY.mask] = counts.sum(axis=1)
-        prior_V = self.PSEUDOCOUNT * Unigram.from_counts(counts_V).frequency_V
+        prior_V = self.PSEUDOCOUNT * frequencies(counts_V)
         counts += prior_V
         self._probability_VVV = counts / counts.sum(axis=-1, keepdims=True)
 

@@ -27,7 +27,7 @@ from protlm.data.batching.plan import (
 )
 from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
-from protlm.data.frequencies import Unigram, count_residues
+from protlm.data.frequencies import count_residues, frequencies, posterior
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader
 from protlm.system.errors import UserError
@@ -173,7 +173,7 @@ class SequenceData(pl.LightningDataModule):
         samples = order.draw(0, np.arange(min(len(order), _COUNTED))).samples
         most = self.config.max_length - SPECIALS
         counts_V = count_residues(self.train[sample][:most] for sample in samples.tolist())
-        return Unigram.from_counts(counts_V).posterior(self.valid_rule)
+        return posterior(frequencies(counts_V), self.valid_rule)
 
     @property
     def valid_rule(self) -> MaskingRule | None:
