@@ -127,7 +127,12 @@ class ContactRegression:
         """Fits to pairs of `features` and contact map, one a protein; ignores unresolved pairs."""
         from sklearn.linear_model import LogisticRegression
 
-        pairs = [_pairs(features_HLL, contacts_LL) for features_HLL, contacts_LL in examples]
+        pairs = []
+        for features_HLL, contacts_LL in examples:
+            rows, columns = np.triu_indices(len(contacts_LL), MIN_SEPARATION)
+            known = contacts_LL[rows, columns] >= 0
+            rows, columns = rows[known], columns[known]
+            pairs.append((features_HLL[:, rows, columns].T, contacts_LL[rows, columns]))
         labels = np.concatenate([label for _, label in pairs]) if pairs else np.zeros(0)
         if len(np.unique(labels)) < 2:
             raise InputDataError(
@@ -172,11 +177,8 @@ class ContactRegression:
         return int(np.count_nonzero(self.weights_H))
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "weights": self.weights_H.tolist(),
-            "intercept": self.intercept,
-        }
+        weights = self.weights_H.tolist()
+        return {"seed": self.seed, "weights": weights, "intercept": self.intercept}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ContactRegression":
@@ -197,13 +199,6 @@ def check_disjoint(fit: Sequence[Structure | Protein], test: Sequence[Structure 
                 f"{protein.identifier} of the test has the sequence of {fitted[protein.sequence]} "
                 "of the fit: fit to other proteins than those of the test"
             )
-
-
-def _pairs(features_HLL: np.ndarray, contacts_LL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    rows, columns = np.triu_indices(len(contacts_LL), MIN_SEPARATION)
-    known = contacts_LL[rows, columns] >= 0
-    rows, columns = rows[known], columns[known]
-    return features_HLL[:, rows, columns].T, contacts_LL[rows, columns]
 
 
 @dataclass(frozen=True)

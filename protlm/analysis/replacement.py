@@ -56,8 +56,7 @@ def favor(
 ) -> Mechanism:
     """Returns a function that builds `performer_softmax` for a block of a model.
 
-    `draw` is the number of the draw of the projections; `optimal_for` has E|q̂ + k̂|² by block, for
-    optimal positive features.
+    `optimal_for` has E|q̂ + k̂|² by block, for optimal positive features.
     """
     sizes = model.description.model
 

@@ -229,19 +229,15 @@ def _with_gaps(
 
 
 def _atoms(residue: "Residue") -> np.ndarray:
-    return np.stack([_cb(residue), *(_atom(residue, name) for name in ("N", "CA", "C", "O"))])
-
-
-def _atom(residue: "Residue", name: str) -> np.ndarray:
-    return residue[name].coord.astype(np.float64) if name in residue else np.full(3, np.nan)
-
-
-def _cb(residue: "Residue") -> np.ndarray:
-    if "CB" in residue:
-        return _atom(residue, "CB")
-    # NaN if one of the three is missing, or if they are in a line.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return imputed_cb(*(_atom(residue, name) for name in ("N", "CA", "C")))
+    cb, *backbone = (
+        residue[name].coord.astype(np.float64) if name in residue else np.full(3, np.nan)
+        for name in ("CB", "N", "CA", "C", "O")
+    )
+    if "CB" not in residue:
+        # NaN if one of the three is missing, or if they are in a line.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            cb = imputed_cb(*backbone[:3])
+    return np.stack([cb, *backbone])
 
 
 def imputed_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -311,7 +307,6 @@ class Protein(NamedTuple):
     structure: Structure | None = None
 
     def contacts(self) -> np.ndarray:
-        """Returns the `contact_map`."""
         assert self.structure is not None
         return contact_map(self.structure)
 
@@ -337,7 +332,6 @@ class ProteinChoice:
         check_limit("max_residues", self.max_residues)
 
     def read(self, model: PretrainedModel) -> list[Protein]:
-        """Reads the proteins."""
         limit = longest_read(model, self.max_residues)
         if self.sequences is None:
             found, _ = read_folder(structures_folder(self.structures, self.shipped), limit)

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, final
 
-import numpy as np
-
 from protlm import __version__, attention
 from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
@@ -110,20 +108,13 @@ def _contacts(
     if regression is None:
         return None
     predicted_LL = regression.predict_protein(model, protein.sequence)
-    known_LL = protein.contacts
+    known_LL, rows = protein.contacts, []
+    for name, separation in SEPARATIONS.items() if known_LL is not None else ():
+        for label, divisor in DIVISORS.items():
+            hits, asked = precision(predicted_LL, known_LL, separation=separation, divisor=divisor)
+            rows.append({"range": name, "pairs": label, "hits": hits, "asked": asked})
     return {
         "heads_used": regression.num_heads_used,
         "map": Codes.of(predicted_LL).to_plain(),
-        "precision": [] if known_LL is None else _precision_rows(predicted_LL, known_LL),
+        "precision": rows,
     }
-
-
-def _precision_rows(predicted_LL: np.ndarray, contacts_LL: np.ndarray) -> list[dict[str, Any]]:
-    rows = []
-    for name, separation in SEPARATIONS.items():
-        for label, divisor in DIVISORS.items():
-            hits, asked = precision(
-                predicted_LL, contacts_LL, separation=separation, divisor=divisor
-            )
-            rows.append({"range": name, "pairs": label, "hits": hits, "asked": asked})
-    return rows
