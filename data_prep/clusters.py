@@ -90,7 +90,6 @@ class ClusterTable:
         return np.where(is_listed, self._clusters[places], hashes), is_listed
 
     def _sort(self, members: np.ndarray, clusters: np.ndarray) -> None:
-        """Keeps the rows sorted by member, each member once."""
         order = np.argsort(members, kind="stable")
         members, clusters = members[order], clusters[order]
         is_new = np.ones(len(members), bool)

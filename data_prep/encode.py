@@ -79,7 +79,6 @@ class Selection:
                 yield record
 
     def describe(self) -> dict[str, Any]:
-        """Returns the selection by flag."""
         return {
             "--min-length": self.min_length,
             "--max-length": self.max_length,

@@ -107,7 +107,6 @@ class FamilySplit:
         return self._otherwise.split_of(record, digest)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        """Notes the held-out families of the record."""
         families = self._families.families_of(record.identifier) if split == OOD_FAMILY else ()
         if families:
             return [_NOTE.format(family) for family in families]

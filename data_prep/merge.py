@@ -71,7 +71,6 @@ def _warn_of_lost_clusters(parts: Sequence[Path], manifests: Sequence[Manifest])
 
 
 def _table(manifest: Manifest) -> tuple[str, str] | None:
-    """Returns the name and the SHA-256 of the cluster table, if the data set has clusters."""
     found = manifest.clusters
     return None if found is None else (found.table, found.sha256)
 

@@ -117,7 +117,6 @@ def _scratch(prefix: str) -> Iterator[Path]:
 
 
 def _write_fasta(sequences: Iterable[str], path: Path) -> Path:
-    """Writes sequences named by their numbers, and returns the path."""
     try:
         with path.open("x", encoding="ascii") as file:
             for number, sequence in enumerate(sequences):

@@ -54,7 +54,6 @@ class Report:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """Returns the report of a data set."""
         splits = {
             split: SplitSummary(
                 sequences=sum(shard.sequences for shard in shards),
@@ -70,7 +69,6 @@ class Report:
         return cls(manifest.sources, rule, splits, counts, absent, clusters)
 
     def write(self, directory: Path) -> None:
-        """Writes `report.json`."""
         fields = asdict(self)
         if not self.clusters:
             del fields["clusters"]
@@ -95,7 +93,6 @@ class Report:
         ]
 
     def table(self) -> Table:
-        """Returns the report as a table for the terminal."""
         table = Table("", "records", "residues", box=None)
         table.columns[1].justify = table.columns[2].justify = "right"
         table.add_row("read", f"{self.counts.records:,}", "")

@@ -74,7 +74,6 @@ class HashSplit:
         return self.side_of(digest)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        """Returns no notes."""
         return ()
 
     def describe(self) -> dict[str, Any]:
@@ -113,7 +112,6 @@ class TableSplit:
         return self._splits.get(record.identifier)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        """Returns no notes."""
         return ()
 
     def describe(self) -> dict[str, Any]:

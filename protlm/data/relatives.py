@@ -155,7 +155,6 @@ class KmerIndex:
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
     def _count(self, numbers: np.ndarray, rows: np.ndarray, sizes: np.ndarray) -> None:
-        """Counts the k-mers that each sequence has in common with each set."""
         repeats = self._starts[rows + 1] - self._starts[rows]
         firsts = np.repeat(self._starts[rows] - np.cumsum(repeats) + repeats, repeats)
         owners = self._owners[firsts + np.arange(len(firsts))]

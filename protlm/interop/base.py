@@ -93,7 +93,6 @@ class Family:
     first_position: ClassVar[int] = 0
 
     def translate(self, source: Source) -> ForeignModel:
-        """Converts a model."""
         for key, values in self.allowed.items():
             source.choice(key, values)
         layout = self.layout_of(source)
@@ -120,7 +119,6 @@ class Family:
         return ForeignModel(source.path, description, weights)
 
     def layout_of(self, source: Source) -> Layout:
-        """Returns the layout of a model."""
         return self.layout
 
     def config(self, source: Source, layout: Layout, weights: Mapping[str, Tensor]) -> ModelConfig:

@@ -40,12 +40,10 @@ class _Module:
 
     @cached_property
     def definitions(self) -> dict[str, ast.stmt]:
-        """The statements by the names that they define."""
         return {name: one for one in self.statements for name in _defined_by(one)}
 
     @cached_property
     def imports(self) -> dict[str, _Import]:
-        """The imports by the names that they define."""
         found = {}
         for statement in self.statements:
             if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -161,7 +159,6 @@ class _Renaming(ast.NodeTransformer):
         self._bundle, self._module = bundle, module
 
     def renamed(self, statement: ast.stmt) -> ast.AST:
-        """Returns a top-level statement with the new names."""
         statement = copy.deepcopy(statement)
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
             statement.name = self._new(statement.name)

@@ -118,7 +118,6 @@ class Block(nn.Module):
         return self.attention.inputs(self.attention_norm(x_BLD) if self.pre else x_BLD, context)
 
     def _add(self, x_BLD: Tensor, sublayer: Sublayer, norm: nn.Module) -> Tensor:
-        """Adds a sublayer's output, after dropout, to the residual."""
         if self.pre:
             return x_BLD + self.dropout(sublayer(norm(x_BLD)))
         return norm(x_BLD + self.dropout(sublayer(x_BLD)))

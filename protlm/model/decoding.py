@@ -167,7 +167,6 @@ class _Sequence:
         self._num_given, self._max_residues = len(prefix), max_residues
 
     def append(self, token: int, nats: float) -> None:
-        """Appends a token, or ends the sequence."""
         if token == VOCABULARY.eos:
             self.ended = Ended.eos
             return

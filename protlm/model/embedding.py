@@ -98,7 +98,6 @@ class Embedder:
 
     @cached_property
     def room(self) -> Room:
-        """What fits into the memory in one pass."""
         return Room(self.model)
 
     @torch.inference_mode()
@@ -160,7 +159,6 @@ class Embedder:
         return found
 
     def _hidden(self, sequences: Sequence[str]) -> dict[int, Tensor]:
-        """Returns the hidden states by layer, BLD."""
         limit = self.model.max_residues
         if limit is not None and len(sequences[0]) > limit:
             return self._windowed(sequences[0], limit)

@@ -39,7 +39,6 @@ class TensorMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Runs an operation, and counts the storages of its results that are new."""
         known = {_pointer(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
@@ -98,7 +97,6 @@ class Room:
         return f"{length:,} residues need {sizes} on {self.model.device}"
 
     def reason(self, length: int) -> str:
-        """Returns why a protein is left out that did not fit."""
         does_not = f"{length:,} residues do not fit into the memory of the device"
         return self.refusal(length) or does_not
 

@@ -27,7 +27,6 @@ class Pooling(StrEnum):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether a protein has a matrix, not one vector."""
         return self in (Pooling.per_tok, Pooling.ranges)
 
 

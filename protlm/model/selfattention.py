@@ -174,7 +174,6 @@ class SelfAttention(nn.Module):
         self.mechanism = mechanism
 
     def inputs(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
-        """Returns queries, keys and values of a block's normalized input."""
         if self.convolution is not None:
             hidden_BLD = self.convolution(hidden_BLD, context.mask_BL, causal=context.causal)
         return self._projected(hidden_BLD, context)

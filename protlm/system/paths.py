@@ -182,7 +182,6 @@ def _clear_parts(path: Path) -> None:
 
 
 def _is_another(pid: int) -> bool:
-    """Returns whether another process with this ID is running."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -61,7 +61,6 @@ class Kind:
         return FolderLock(folder, self.doing, self.option, break_lock=break_lock)
 
     def advice(self, folder: Path) -> str:
-        """Returns what to do about parts that cannot be continued."""
         return self.start_over or f"remove {folder} to start over"
 
 

@@ -128,7 +128,6 @@ class SequenceData(pl.LightningDataModule):
         self.progress = Progress(**place)
 
     def check_continues(self, state_dict: Mapping[str, Any]) -> None:
-        """Compares the data with those of a checkpoint."""
         if state_dict["fingerprint"] != self.train.fingerprint:
             where = f"data.dir={self.config.dir}" if self.config.dir else "data.mixture"
             raise UserError(

@@ -184,7 +184,6 @@ class ParameterKinds:
 
     @classmethod
     def of(cls, network: nn.Module) -> "ParameterKinds":
-        """Sorts a network's parameters."""
         kinds = cls({}, {}, {})
         products = _products(network)
         for name, parameter in network.named_parameters():

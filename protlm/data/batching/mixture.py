@@ -71,7 +71,6 @@ class SampleOrder:
         return int(self._sizes.sum())
 
     def draw(self, epoch: int, positions: np.ndarray) -> Draw:
-        """Returns the samples at these positions of an epoch."""
         cycles, turns = np.divmod(epoch * len(self) + positions, len(self._turns))
         numbers = self._turns[turns]
         drawn = cycles * self._shares[numbers] + self._before[turns]
@@ -87,7 +86,6 @@ class SampleOrder:
         return Draw(samples, passes)
 
     def _members(self, number: int, repeat: int, clusters: np.ndarray) -> np.ndarray:
-        """Returns the members that a pass draws from these clusters of a data set, int64."""
         assert self._clusters is not None
         starts = hashed(clusters, seed=self.seed, stream=number)
         return self._clusters[number].members(clusters, starts, repeat)
@@ -161,21 +159,17 @@ class Mixture:
         return self._ends[-1]
 
     def __getitem__(self, sample: int) -> np.ndarray:
-        """Returns the residue tokens of a sequence, uint8, as a read-only view."""
         number = bisect_right(self._ends, sample)
         return self._splits[number][sample - self._first(number)]
 
     def size_fault(self) -> str:
-        """Returns why a shard cannot match its manifest by its size, or an empty string."""
         return next(filter(None, (split.size_fault() for split in self._splits)), "")
 
     def identifier(self, sample: int) -> str:
-        """Returns the accession, or other identifier, of a sequence."""
         number = bisect_right(self._ends, sample)
         return self._splits[number].identifier(sample - self._first(number))
 
     def lengths_of(self, samples: np.ndarray) -> np.ndarray:
-        """Returns the lengths of these sequences in residues, int64."""
         lengths = np.empty(len(samples), dtype=np.int64)
         numbers = np.searchsorted(self._ends, samples, side="right")
         for number, split in enumerate(self._splits):
@@ -184,7 +178,6 @@ class Mixture:
         return lengths
 
     def order(self, *, seed: int) -> SampleOrder:
-        """Returns the order in which the samples of a run are drawn."""
         sizes = [len(split) for split in self._splits]
         return SampleOrder(sizes, shares=self._shares, seed=seed, clusters=self._clusters)
 

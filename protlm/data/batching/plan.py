@@ -79,7 +79,6 @@ class Curriculum:
         return str([list(stage) for stage in self._stages]).replace(" ", "")
 
     def check(self, max_length: int) -> None:
-        """Rejects lengths above the length of rows."""
         longest = max((length for _, length in self._stages), default=0)
         if longest > max_length:
             raise UserError(
@@ -220,11 +219,9 @@ class BatchingStrategy(ABC):
         """Returns the batches of a window in order."""
 
     def num_batches(self, window: SampleWindow) -> int:
-        """Returns the number of batches of a window."""
         return len(self.batches(window))
 
     def row_length(self, seen: int) -> int:
-        """Returns the maximum length of a row after a number of samples of the run."""
         return self.curriculum.max_length(seen) or self.max_length
 
     @abstractmethod

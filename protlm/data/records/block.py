@@ -162,7 +162,6 @@ class _StreamBuffer:
         return len(self._bytes)
 
     def is_empty(self) -> bool:
-        """Returns whether the stream has ended and all bytes were taken."""
         self._read(1)
         return not self._bytes
 

@@ -97,7 +97,6 @@ class Proteins:
 
     @property
     def name(self) -> str:
-        """The file in messages."""
         return "standard input" if self.path == STANDARD_INPUT else str(self.path)
 
     @property

@@ -86,7 +86,6 @@ class Tally:
     max_listed: int = field(default=MAX_LISTED, init=False)
 
     def reject(self, reason: str, identifier: str, file: str, line: int) -> None:
-        """Counts a record that cannot be used, and lists it."""
         self.rejected[reason] += 1
         listed = self.listed.setdefault(reason, [])
         if len(listed) < self.max_listed:
@@ -102,7 +101,6 @@ class Tally:
         self.noted[what] += 1
 
     def add(self, other: "Tally") -> None:
-        """Adds the counts of records that come after those of this tally."""
         self.records += other.records
         self.rejected.update(other.rejected)
         self.filtered.update(other.filtered)

@@ -147,7 +147,6 @@ def _entries(document: bytes) -> Iterator[Any]:
 
 
 def _line(entry: Any) -> int:
-    """Returns the line of the document at which an entry begins."""
     if entry.sourceline < _MAX_KNOWN_LINE:
         return entry.sourceline
     return entry.sourceline - (entry.text or "").count("\n")
@@ -158,7 +157,6 @@ def _child(entry: Any, name: str, *, from_end: bool = False) -> Any:
 
 
 def _text(entry: Any, name: str) -> str:
-    """Returns the text of a child as one line."""
     child = _child(entry, name)
     return " ".join((child.text or "").split()) if child is not None else ""
 

@@ -60,7 +60,6 @@ class SplitReader:
         return shard.sequence(row)
 
     def identifier(self, index: int) -> str:
-        """Returns the accession, or other identifier, of a sequence."""
         shard, row = self._locate(index)
         return shard.identifier(row).decode("utf-8", "backslashreplace")
 
@@ -164,7 +163,6 @@ def _index(directory: Path, manifest: Manifest, split: str) -> ClusterIndex:
 
 
 def _manifest_with(directory: Path, split: str, verify: str) -> Manifest:
-    """Returns the manifest of a data set, after checking the name of the split."""
     manifest = read_manifest(directory)
     if split not in manifest.splits:
         raise UserError(

@@ -148,7 +148,6 @@ class Monitor(LoopCallback):
         self.exclude(time.perf_counter() - self._validation_start)
 
     def exclude(self, seconds: float) -> None:
-        """Excludes the time of a measurement from the throughput."""
         self._since += seconds
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -167,7 +166,6 @@ class Monitor(LoopCallback):
         self._since = time.perf_counter()
 
     def _total(self) -> Tensor:
-        """Returns this rank's sums, including the seconds waited for data."""
         total = self._sums.clone()
         total[-1] += self._data_wait.seconds
         return total

@@ -250,7 +250,6 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             warnings.warn(f"{failure}; training continues", stacklevel=2)
 
     def _prune(self, trainer: Trainer) -> None:
-        """Removes checkpoints that are neither among the newest nor among the best."""
         if not trainer.is_global_zero:
             return
         config = self._config
