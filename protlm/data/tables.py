@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from protlm.data.records.source import ByteSource, TextSource
+from protlm.data.records.source import ByteSource, text_lines
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import check_output, complete_file, existing_file
 
@@ -124,12 +124,10 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
     """
     is_empty = True
     # Tables are read more than once, so standard input is not allowed.
-    with TextSource(existing_file(path, what), what) as source:
-        for number, line in enumerate(source.text, start=1):
-            fields = line.rstrip("\n").split("\t")
-            if fields != [""]:
-                is_empty = False
-                yield number, fields
+    for number, line in enumerate(text_lines(existing_file(path, what), what), start=1):
+        if line:
+            is_empty = False
+            yield number, line.split("\t")
     if is_empty:
         raise InputDataError(f"{path}, line 1: the table is empty; give {what}")
 
