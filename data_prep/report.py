@@ -139,12 +139,9 @@ def read_rejected(directory: Path) -> dict[str, list[tuple[str, str, int]]]:
 
 
 def warn_of_rejects(before: Tally, latest: Tally, max_reject_rate: float) -> bool:
-    """Warns on standard error if the fraction of rejected records exceeds the limit so far.
+    """Warns, and returns true, if the fraction of rejected records exceeds the limit so far.
 
     The build continues, because later records may lower the fraction.
-
-    Returns:
-        Whether it warned.
     """
     records = before.records + latest.records
     rejected = before.num_rejected + latest.num_rejected
@@ -183,10 +180,12 @@ def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
             "damaged; download it again"
         )
     if tally.num_rejected > max_reject_rate * tally.records:
+        # Rounded up to thousandths.
+        enough = math.ceil(tally.num_rejected / tally.records * 1000) / 1000
         raise InputDataError(
             f"{tally.num_rejected:,} of {tally.records:,} records cannot be used ({reasons}), "
             f"more than {max_reject_rate:.2%}, the first of them {_first(tally)}: fix the file, "
-            f"or type: --max-reject-rate {_rounded_up(tally.num_rejected / tally.records)}"
+            f"or type: --max-reject-rate {enough}"
         )
 
 
@@ -196,12 +195,3 @@ def _first(tally: Tally) -> str:
         for reason, listed in sorted(tally.listed.items())
         for identifier, file, line in listed[:1]
     )
-
-
-def _rounded_up(rate: float) -> float:
-    """Returns the rate, rounded up to thousandths.
-
-    >>> _rounded_up(0.0512)
-    0.052
-    """
-    return math.ceil(rate * 1000) / 1000

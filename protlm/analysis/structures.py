@@ -346,8 +346,3 @@ class ProteinChoice:
                 "max_residues"
             )
         return proteins
-
-
-def sequences_of(proteins: Sequence[Protein]) -> list[str]:
-    """Returns the sequences."""
-    return [protein.sequence for protein in proteins]

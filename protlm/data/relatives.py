@@ -104,12 +104,9 @@ class KmerIndex:
     """Finds, for each set of k-mers, the largest part that one of many sequences contains.
 
     Sequences are searched in batches and not stored. Memory is 16 bytes for each k-mer of the sets
-    plus at most 256 MB.
-
-    Args:
-        sets: distinct k-mers of each query, or a `sketch` of them, uint32.
-        of_shorter: divides by the k-mers of the searched sequence if these are fewer, and by 20 at
-            least; the sets have to be complete.
+    plus at most 256 MB. A set, uint32, has the distinct k-mers of a query, or a `sketch` of them.
+    With `of_shorter`, shared ones are divided by those of the searched sequence if these are fewer,
+    and by 20 at least; then the sets have to be complete.
     """
 
     def __init__(self, sets: Sequence[np.ndarray], *, of_shorter: bool = False) -> None:

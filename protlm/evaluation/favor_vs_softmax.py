@@ -23,7 +23,7 @@ from protlm.analysis.replacement import (
     masked_scores,
     with_attention,
 )
-from protlm.analysis.structures import ProteinChoice, sequences_of
+from protlm.analysis.structures import ProteinChoice
 from protlm.attention import Attention
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.attention.softmax import Softmax
@@ -75,7 +75,7 @@ class FavorVsSoftmax(Evaluation):
         The costs are `perplexity` and, of structures, `contacts`: P@L of pairs 6 or more apart.
         """
         proteins = self.proteins.read(model)
-        sequences = sequences_of(proteins)
+        sequences = [protein.sequence for protein in proteins]
 
         def perplexity(one: PretrainedModel) -> float:
             scored = masked_scores(one, sequences, seed=self.seed)

@@ -22,13 +22,6 @@ class Name(NamedTuple):
     name: str
 
 
-class _Import(NamedTuple):
-    """An imported name: where it comes from, and the statement."""
-
-    origin: Name
-    text: str
-
-
 class _Module:
     """The top-level statements of a module."""
 
@@ -43,7 +36,8 @@ class _Module:
         return {name: one for one in self.statements for name in _defined_by(one)}
 
     @cached_property
-    def imports(self) -> dict[str, _Import]:
+    def imports(self) -> dict[str, tuple[Name, str]]:
+        """The origin and the statement of each imported name."""
         found = {}
         for statement in self.statements:
             if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -51,7 +45,7 @@ class _Module:
                 for alias in statement.names:
                     origin = Name(parent, alias.name) if parent else Name(alias.name, "")
                     single = ast.ImportFrom(parent, [alias], 0) if parent else ast.Import([alias])
-                    found[alias.asname or alias.name] = _Import(origin, ast.unparse(single))
+                    found[alias.asname or alias.name] = (origin, ast.unparse(single))
         return found
 
 
@@ -113,7 +107,7 @@ class Bundle:
             return found
         if found.name not in here.imports:
             return None
-        origin = here.imports[found.name].origin
+        origin, _ = here.imports[found.name]
         if origin.module.partition(".")[0] != _PACKAGE:
             return None
         defined = self.find(*origin)
@@ -138,7 +132,7 @@ class Bundle:
             if found := self.find(name.module, node.id):
                 self._add(found)
             elif node.id in here.imports:
-                text = here.imports[node.id].text
+                _, text = here.imports[node.id]
                 assert self._outside.setdefault(node.id, text) == text, f"two of {node.id}"
 
     def _place(self, module: str) -> None:

@@ -262,11 +262,9 @@ class AverageWeights(Callback):
         trainer.optimizers[0].register_step_post_hook(lambda *_: self._update(pl_module))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Objective)
         self._exchange(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Objective)
         self._exchange(pl_module)
 
     @torch.no_grad()
@@ -280,15 +278,15 @@ class AverageWeights(Callback):
         get_ema_multi_avg_fn(decay)(average, list(weights.values()), self._num_updates)
 
     @torch.no_grad()
-    def _exchange(self, module: Objective) -> None:
+    def _exchange(self, module: LightningModule) -> None:
         for name, weight in _weights(module).items():
             kept = weight.clone()
             weight.copy_(self._average[name])
             self._average[name].copy_(kept)
 
 
-def _weights(module: Objective) -> dict[str, Tensor]:
-    return dict(module.network.named_parameters())
+def _weights(module: LightningModule) -> dict[str, Tensor]:
+    return dict(module.get_submodule("network").named_parameters())
 
 
 def compile_blocks(network: ProteinLM, *, backend: str = "inductor") -> None:
