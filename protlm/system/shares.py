@@ -333,15 +333,20 @@ def _begin(function: Callable[[Any], Any], folder: Path) -> None:
     for number in signal.valid_signals():
         if number == signal.SIGTERM or callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(lambda: shutil.rmtree(_folder, ignore_errors=True))
 
 
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    shutil.rmtree(_folder, ignore_errors=True)
-    os._exit(ExitCode.INTERNAL)
+def end_with_parent(clean: Callable[[], object] = lambda: None) -> None:
+    """Ends this process, after `clean`, when the one that it works for ends, even by a kill."""
+
+    def wait() -> None:
+        parent = parent_process()
+        assert parent is not None
+        parent.join()
+        clean()
+        os._exit(ExitCode.INTERNAL)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def _apply(item: Any) -> "_Pickled":

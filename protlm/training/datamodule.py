@@ -3,11 +3,10 @@
 import atexit
 import os
 import signal
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cache
-from multiprocessing import active_children, forkserver, parent_process, resource_tracker
+from multiprocessing import active_children, forkserver, resource_tracker
 from multiprocessing.queues import Queue
 from typing import Any
 
@@ -31,6 +30,7 @@ from protlm.data.frequencies import count_residues, frequencies, posterior
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader
 from protlm.system.errors import UserError
+from protlm.system.shares import end_with_parent
 from protlm.training.launch import SIGNALS
 
 # Lightning sees a single endless epoch: epochs are counted by `Progress`, and the length of a run
@@ -82,14 +82,7 @@ def _end_with_run(worker: int) -> None:
     torch's workers watch the process that they were forked from, which is the fork server, and the
     fork server ends after the last worker: without this they would keep each other alive.
     """
-
-    def wait() -> None:
-        run = parent_process()
-        assert run is not None
-        run.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+    end_with_parent()
     # Python prints a batch that cannot be sent, as when /dev/shm is full, and the run waits for it.
     setattr(Queue, "_on_queue_feeder_error", staticmethod(lambda *_: os._exit(1)))  # noqa: B010
 

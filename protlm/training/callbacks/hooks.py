@@ -137,9 +137,8 @@ class RedrawFeatures(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for module in pl_module.modules():
-            for buffer in module.buffers(recurse=False):
-                buffer.copy_(trainer.strategy.broadcast(buffer))
+        for buffer in pl_module.buffers():
+            buffer.copy_(trainer.strategy.broadcast(buffer))
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int

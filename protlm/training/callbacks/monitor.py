@@ -77,7 +77,7 @@ class Monitor(LoopCallback):
         self._trainer: Trainer | None = None
         self._restored: dict[str, Any] = {}
         self._rate = math.nan
-        self._progress: JobProgress | None = None
+        self._progress = JobProgress("training", max_steps, quiet=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums since the last log, so that a resumed run logs the same values."""
@@ -123,7 +123,6 @@ class Monitor(LoopCallback):
         if trainer.global_step % self.every == 0:
             assert isinstance(module, LanguageModeling)
             self._log(trainer, module, batch)
-        assert self._progress is not None
         self._progress.update(trainer.global_step, self._note)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -131,7 +130,6 @@ class Monitor(LoopCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModeling)
-        assert self._progress is not None
         sums = pl_module.validation_sums()
         # A validation that a signal interrupted is repeated by the resumed run.
         if sums.num_targets and not trainer.should_stop:
@@ -151,14 +149,12 @@ class Monitor(LoopCallback):
         self._since += seconds
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert self._progress is not None
         self._progress.__exit__(None, None, None)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        if self._progress is not None:
-            self._progress.__exit__(type(exception), exception, None)
+        self._progress.__exit__(type(exception), exception, None)
 
     def _restart(self, device: torch.device) -> None:
         self._sums = torch.zeros(len(_Sums._fields), dtype=torch.float64, device=device)
