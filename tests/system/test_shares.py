@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
@@ -53,7 +54,7 @@ def submission(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Jobs of each kind; those of a cluster are run by submitit on this machine."""
     local = partial(submitit.AutoExecutor, cluster="local")
     monkeypatch.setattr(submitit, "AutoExecutor", lambda folder, cluster: local(folder=folder))
-    monkeypatch.setattr(module, "which", lambda name: name)
+    monkeypatch.setattr(shutil, "which", lambda name: name)
     # Network file systems may show a result late, and submitit waits for it.
     monkeypatch.setattr(LocalJob, "_results_timeout_s", 0)
     monkeypatch.setenv("PYTHONPATH", ROOT)
