@@ -238,19 +238,15 @@ def make_rule(
     refuse_finished(out, DATA_SET)
     if options.split_table is not None:
         return TableSplit(options.split_table), _clusters(options, sources, out, building)
-    families = _held_out_families(options)
+    families = None
+    if options.family_table is not None:
+        names = [name for given in options.ood_families for name in given.split(",") if name]
+        if options.ood_families and not names:
+            raise UserError("--ood-families is empty; give Pfam accessions: PF00069 PF07714")
+        families = HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)
     clusters = _clusters(options, sources, out, building)
     rule = fractions if clusters is None else ClusterSplit(clusters, fractions, families)
     return rule if families is None else FamilySplit(families, rule), clusters
-
-
-def _held_out_families(options: SplitOptions) -> HeldOutFamilies | None:
-    if options.family_table is None:
-        return None
-    names = [name for given in options.ood_families for name in given.split(",") if name]
-    if options.ood_families and not names:
-        raise UserError("--ood-families is empty; give Pfam accessions: PF00069 PF07714")
-    return HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)
 
 
 def _clusters(

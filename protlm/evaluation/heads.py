@@ -65,7 +65,9 @@ class Heads(Evaluation):
         result: dict[str, Any] = {"num_proteins": len(proteins)}
         for who, one in compared(model, self.seed).items():
             survey = survey_heads(one, proteins, f"heads, {who}")
-            result[who] = {name: _plain(x) for name, x in survey.means().items()}
+            result[who] = {
+                name: np.where(np.isnan(x), None, x).tolist() for name, x in survey.means().items()
+            }
             if has_contacts:
                 result["num_with_pairs"] = int((~np.isnan(survey.precisions[:, 0, 0])).sum())
                 result[who]["best_head"] = self._best_head(one, proteins)
@@ -81,10 +83,13 @@ class Heads(Evaluation):
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         values = results[NO_SPLIT]
         found = {who: _arrays(values[who]) for who in ("model", "random_weights")}
-        order = _order(found["model"])
+        own = found["model"]
+        key = -own["contact_precision"] if "contact_precision" in own else own["entropy"]
+        places = np.argsort(key, axis=None, kind="stable").tolist()
+        order = [divmod(place, key.shape[1]) for place in places]
         clusters = np.array(values["clusters"])
         rows = [
-            (f"{at[0] + 1}-{at[1] + 1}", *_cells(found["model"], at), str(clusters[at]))
+            (f"{at[0] + 1}-{at[1] + 1}", *_cells(own, at), str(clusters[at]))
             for at in order[:_SHOWN]
         ]
         rows += [(f"{who}, mean of heads", *_cells(x, ...), "") for who, x in found.items()]
@@ -105,21 +110,9 @@ class Heads(Evaluation):
         return {"layer": layer + 1, "head": head + 1, "scores": found}
 
 
-def _plain(values: np.ndarray) -> list[Any]:
-    plain = values.astype(object)
-    plain[np.isnan(values)] = None
-    return plain.tolist()
-
-
 def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     names = [*_COLUMNS, "contact_precision"]
     return {name: np.array(values[name], dtype=float) for name in names if name in values}
-
-
-def _order(found: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
-    key = -found["contact_precision"] if "contact_precision" in found else found["entropy"]
-    order = np.argsort(key, axis=None, kind="stable").tolist()
-    return [divmod(place, key.shape[1]) for place in order]
 
 
 def _cells(found: Mapping[str, np.ndarray], where: Any) -> tuple[str, ...]:

@@ -162,7 +162,11 @@ def _config(model: Checkpoint) -> dict[str, Any]:
 
 def _code(description: ModelDescription) -> str:
     heads = [f"ProtlmFor{head}" for head in _HEADS.values()]
-    used = {name: attention.mechanism(name) for name in _mechanisms(description)}
+    mechanisms, outer = [description.attention], attention.mechanism(description.attention)
+    if inner := inspect.signature(outer).parameters.get("mechanism"):
+        # One that contains another, as `hybrid` does.
+        mechanisms.append(description.attention_options.get("mechanism", inner.default))
+    used = {name: attention.mechanism(name) for name in mechanisms}
     classes = {name: Name(cls.__module__, cls.__name__) for name, cls in used.items()}
     roots = [Name(_TEMPLATE, name) for name in ("ProtlmModel", *heads, _TOKENIZER)]
     bundle = Bundle(
@@ -175,17 +179,6 @@ def _code(description: ModelDescription) -> str:
     )
     entries = [f"    {name!r}: {bundle.final_names[place]},\n" for name, place in classes.items()]
     return f"{_HEADER}\n\n{bundle.source()}\n\nMECHANISMS.update({{\n{''.join(entries)}}})\n"
-
-
-def _mechanisms(description: ModelDescription) -> list[str]:
-    """Returns the mechanism, and the one that it contains, as `hybrid` does."""
-    parameter = inspect.signature(attention.mechanism(description.attention)).parameters.get(
-        "mechanism"
-    )
-    if parameter is None:
-        return [description.attention]
-    inner = description.attention_options.get("mechanism", parameter.default)
-    return [description.attention, inner]
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
