@@ -10,7 +10,8 @@ import numpy as np
 from rich.table import Table
 
 from protlm.data.relatives import SKETCH_SIZE, K, KmerIndex, batches, sketch
-from protlm.data.shards.data_set import SplitReader, open_split, read_manifest
+from protlm.data.shards.data_set import SplitReader, open_split
+from protlm.data.shards.manifest import read_manifest
 from protlm.system.errors import UserError, one_of
 from protlm.system.paths import check_output, complete_file
 from protlm.system.terminal import JobProgress, console

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from protlm.data.records import Tally
-from protlm.data.records.residues import GAP, NUL
+from protlm.data.records.record import GAP, NUL
 from protlm.data.shards.data_set import REJECTED, REPORT
 from protlm.data.shards.manifest import Counts, Manifest, SourceEntry
 from protlm.system.errors import InputDataError

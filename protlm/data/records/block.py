@@ -9,8 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from protlm.data.records.record import STRICT, ReadOptions, Record, Tally
-from protlm.data.records.residues import NUCLEOTIDES
+from protlm.data.records.record import NUCLEOTIDES, STRICT, ReadOptions, Record, Tally
 from protlm.system.errors import InputDataError
 
 _NUCLEOTIDE_FRACTION, _NUCLEOTIDE_RECORDS, _NUCLEOTIDE_LETTERS = 0.95, 1_000, 50

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, final
 from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.record import Feature, Record, Tally
-from protlm.data.records.residues import residues
+from protlm.data.records.record import Feature, Record, Tally, residues
 from protlm.data.records.swissprot import WRONG_LENGTH
 from protlm.system.errors import InputDataError
 

@@ -22,17 +22,6 @@ from protlm.system.errors import InputDataError, UserError, one_of
 from protlm.system.paths import sha256_of
 from protlm.system.terminal import JobProgress
 
-__all__ = [
-    "ClusterIndex",
-    "Manifest",
-    "ShardEntry",
-    "SplitReader",
-    "open_clusters",
-    "open_split",
-    "read_manifest",
-    "verify",
-]
-
 REPORT, REJECTED = "report.json", "rejected.tsv"
 
 
