@@ -81,13 +81,13 @@ def run_mmseqs(arguments: Sequence[str | Path]) -> None:
     raise kind(f"mmseqs {arguments[0]} ended with {process.returncode}: {reason}")
 
 
-def cluster_sequences(sequences: Sequence[str], min_identity: float = MIN_IDENTITY) -> list[int]:
+def cluster_sequences(sequences: Sequence[str]) -> list[int]:
     """Returns the number of each sequence's cluster: the row of its representative."""
     find_mmseqs()
     clusters = list(range(len(sequences)))
     with _scratch("protlm-clusters-") as folder:
         fasta = _write_fasta(sequences, folder / "sequences.fasta")
-        identity = ("--min-seq-id", str(min_identity))
+        identity = ("--min-seq-id", str(MIN_IDENTITY))
         command = ["easy-cluster", fasta, folder / "found", folder / "tmp"]
         run_mmseqs([*command, *identity, *_COVERAGE])
         for _, representative, member in read_clusters(folder / "found_cluster.tsv"):

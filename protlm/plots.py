@@ -74,15 +74,14 @@ def save_figure(figure: "Figure", path: Path, *, overwrite: bool = False) -> Non
         figure.savefig(temporary, format=format_, dpi=_DPI, metadata=_METADATA[format_])
 
 
-def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -> "Figure":
+def loss_curve(rows: list[dict[str, float]]) -> "Figure":
     """Draws training and validation loss, and what is measured, against the optimizer step.
 
     Each row has `step` and `train_loss` or `valid_loss`, in nats per residue, or values of
-    `_MEASURED`, fractions or correlations, which are drawn against the right axis. The baseline is
-    the loss of residue frequencies, by default the last `valid_unigram_loss` of the rows.
+    `_MEASURED`, fractions or correlations, which are drawn against the right axis. The last
+    `valid_unigram_loss`, that of residue frequencies, is a line.
     """
-    train = _series(rows, "train_loss")
-    valid = _series(rows, "valid_loss")
+    train, valid = _series(rows, "train_loss"), _series(rows, "valid_loss")
     if not len(train) and not len(valid):
         raise UserError("there is no loss to draw: no row has a train_loss or a valid_loss")
     figure, ((axes,),) = _new_figure(6.4, 4.0)
@@ -93,10 +92,8 @@ def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -
     if len(valid):
         axes.plot(*valid.T, "o-", color=ORANGE, markersize=4, linewidth=1, label="validation")
     unigram = _series(rows, "valid_unigram_loss")
-    if baseline is None and len(unigram):
-        baseline = float(unigram[-1, 1])
-    if baseline is not None:
-        axes.axhline(baseline, color=GRAY, linestyle="--", label="residue frequencies")
+    if len(unigram):
+        axes.axhline(float(unigram[-1, 1]), color=GRAY, linestyle="--", label="residue frequencies")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats per residue)")
     axes.spines[["top", "right"]].set_visible(False)

@@ -136,14 +136,10 @@ def read_chain(path: Path, chain: str | None) -> Structure | None:
     return structure
 
 
-def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) -> np.ndarray:
-    """Returns the contacts, int8 LL.
-
-    An entry is 1 where two Cβ are closer than `threshold` ångström, 0 where they are not, and -1
-    where one of them is unresolved.
-    """
+def contact_map(structure: Structure) -> np.ndarray:
+    """Returns the contacts, int8 LL: 1 if two Cβ are closer than 8 Å, -1 if one is unresolved."""
     distance_LM = np.sqrt(sum(np.subtract.outer(x_L, x_L) ** 2 for x_L in structure.cb_L3.T))
-    contacts_LM = (distance_LM < threshold).astype(np.int8)
+    contacts_LM = (distance_LM < CONTACT_ANGSTROM).astype(np.int8)
     contacts_LM[np.isnan(distance_LM)] = -1
     return contacts_LM
 

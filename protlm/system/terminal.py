@@ -149,9 +149,9 @@ class JobProgress:
         return f"{timedelta(seconds=round(seconds))} left"
 
 
-def watched(what: str, items: Sequence[T], *, quiet: bool = False) -> Iterator[T]:
+def watched(what: str, items: Sequence[T]) -> Iterator[T]:
     """Yields the items of a job, and reports how many of them are done."""
-    with JobProgress(what, len(items), quiet=quiet) as progress:
+    with JobProgress(what, len(items)) as progress:
         for done, item in enumerate(items, start=1):
             yield item
             progress.update(done)
