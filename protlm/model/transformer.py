@@ -20,7 +20,7 @@ from protlm.config import HeadKind, ModelConfig, NormOrder, Positions
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
-from protlm.model.positions import Rotary, position_table
+from protlm.model.positions import PositionTable, Rotary
 from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
 from protlm.system.errors import UserError
 
@@ -70,12 +70,11 @@ class ProteinLM(nn.Module):
             )
         self.activation_checkpointing = False
         self.embedding = nn.Embedding(vocab_size, config.model_dim, padding_idx=pad)
-        self.positions = position_table(
-            config.positions, max_length=config.max_length, model_dim=config.model_dim
-        )
+        rotary, learned = (config.positions is x for x in (Positions.rotary, Positions.learned))
+        sizes = {"max_length": config.max_length, "model_dim": config.model_dim}
+        self.positions = None if rotary else PositionTable(**sizes, learned=learned)
         self.token_dropout = config.token_dropout
         self.embedding_norm = norm_layer(config) if config.embedding_norm else None
-        rotary = config.positions is Positions.rotary
         self.rotary = (
             Rotary(head_dim=head_dim, stored=config.stored_frequencies) if rotary else None
         )
