@@ -17,12 +17,13 @@ from protlm.system.terminal import JobProgress
 from protlm.system.work_folder import refuse_finished
 
 from .clusters import ClusterSplit, ClusterTable
+from .duplicates import DigestSet
 from .encode import Encoder, Selection
 from .families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, refuse_empty_hold_out
 from .merge import merge_into
 from .mmseqs import Clustering, cluster_sources
 from .report import Report, refuse_too_many_rejects, warn_of_rejects, write_rejected
-from .segments import OpenSegment, known_before
+from .segments import OpenSegment
 from .sources import STANDARD_INPUT, Place, SourceReader, check_formats, find_sources, refuse_inside
 from .split import HashSplit, SplitRule, TableSplit
 from .work_folder import DATA_SET, BuildFolder, Plan, build_folder
@@ -131,7 +132,11 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
         return
     reading = replace(options.reading, origins=options.selection.needs_origins)
     reader = SourceReader(plan.sources, reading, start, entries)
-    known = known_before(work) if options.deduplicate else None
+    known = None
+    if options.deduplicate:
+        known = DigestSet(work.path / "digests.table")
+        for number in range(len(segments)):
+            known.add(work.read_first_seen(number))
     segment, totals, is_warned = OpenSegment(known), _totals(work), False
     with (
         JobProgress("records", None, done=totals.records, quiet=options.is_part) as progress,

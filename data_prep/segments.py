@@ -83,11 +83,3 @@ class OpenSegment:
             # numpy's own error on a full disk does not say that the disk is full.
             temporary.write_bytes(digests)
         return hashlib.sha256(digests).hexdigest()
-
-
-def known_before(work: BuildFolder) -> DigestSet:
-    """Returns the digests of all sequences in the finished segments."""
-    known = DigestSet(work.path / "digests.table")
-    for number in range(len(work.journal.segments)):
-        known.add(work.read_first_seen(number))
-    return known

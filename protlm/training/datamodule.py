@@ -35,7 +35,7 @@ from protlm.training.launch import SIGNALS
 
 # Lightning sees a single endless epoch: epochs are counted by `Progress`, and the length of a run
 # is given in optimizer steps. Lightning's epochs end early or repeat data after a restart.
-_ENDLESS = 1_000_000_000
+ENDLESS = 1_000_000_000
 # Number of samples that residue frequencies are counted on; it gives about three digits.
 _COUNTED = 16_384
 
@@ -136,7 +136,7 @@ class SequenceData(pl.LightningDataModule):
             self.train.order(seed=self.seed),
             self.rule,
             start=self.progress,
-            num_batches=_ENDLESS,
+            num_batches=ENDLESS,
             # A checkpoint is written between two optimizer steps, skipped ones included.
             done=steps_done * self.share.batches_per_step,
             share=self._of_rank(self.share),

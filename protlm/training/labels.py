@@ -25,10 +25,9 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.model.embedding import batches
 from protlm.model.objective import TargetSums
 from protlm.model.transformer import ProteinLM
+from protlm.training.datamodule import ENDLESS
 from protlm.training.module import Objective
 
-# Lightning sees a single endless epoch; the length of a run is given in optimizer steps.
-_ENDLESS = 1_000_000_000
 # The key of a checkpoint under which the training loss of its epoch is saved.
 _SUMS = "epoch_sums"
 
@@ -148,7 +147,7 @@ class LabeledData(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader[TokenRows]:
         """Returns an endless loader of batches that starts at the next step."""
         assert self.trainer is not None
-        steps = range(self.trainer.global_step, _ENDLESS)
+        steps = range(self.trainer.global_step, ENDLESS)
         return DataLoader(self._batches(self.train, self._seed), batch_size=None, sampler=steps)
 
     def val_dataloader(self) -> DataLoader[TokenRows]:
