@@ -33,11 +33,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
     A process that is killed leaves its lock file, which the resumed job cannot judge on another
     machine.
     """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with handled([signal.SIGTERM], interrupt):
+    with handled([signal.SIGTERM], signal.default_int_handler):
         yield
 
 
