@@ -13,11 +13,10 @@ from typing import final
 import numpy as np
 
 from protlm.data.masking import MaskingRule
+from protlm.data.relatives import batches
 from protlm.data.vocabulary import VOCABULARY
 
 _V = len(VOCABULARY)
-# Tokens that are counted at once.
-_TOKENS = 1 << 20
 
 
 def count_residues(sequences: Iterable[np.ndarray]) -> np.ndarray:
@@ -113,13 +112,5 @@ def _joined(sequences: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
     """Yields stretches of sequences, each sequence between two `<cls>` and an `<eos>`."""
     start = np.full(2, VOCABULARY.cls, dtype=np.uint8)
     end = np.full(1, VOCABULARY.eos, dtype=np.uint8)
-    parts: list[np.ndarray] = []
-    size = 0
-    for tokens in sequences:
-        parts += [start, tokens, end]
-        size += len(tokens)
-        if size >= _TOKENS:
-            yield np.concatenate(parts)
-            parts, size = [], 0
-    if parts:
-        yield np.concatenate(parts)
+    for batch in batches(sequences):
+        yield np.concatenate([part for tokens in batch for part in (start, tokens, end)])

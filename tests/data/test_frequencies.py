@@ -177,7 +177,7 @@ def test_joined_sequences_are_predicted_as_single_ones(causal: bool) -> None:
 
 def test_counting_does_not_depend_on_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Trigram(TOKENS, causal=False).probabilities(encode("MKVAA"))
-    monkeypatch.setattr("protlm.data.frequencies._TOKENS", 4)
+    monkeypatch.setattr("protlm.data.relatives._BATCH_RESIDUES", 4)
     np.testing.assert_array_equal(
         whole, Trigram(TOKENS, causal=False).probabilities(encode("MKVAA"))
     )
