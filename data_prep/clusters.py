@@ -156,9 +156,10 @@ class ClusterSplit:
     ) -> None:
         self._table, self._fractions = table, fractions
         self._pulled: set[int] = set()
-        for _, representative, member in read_clusters(table.path) if families else ():
-            if families.families_of(member_name(member)):
-                self._pulled.add(name_hash(representative))
+        if families is not None:
+            for _, representative, member in read_clusters(table.path):
+                if families.families_of(member_name(member)):
+                    self._pulled.add(name_hash(representative))
 
     def split_of(self, record: Record, digest: bytes) -> str:
         hashed = name_hash(record.identifier)

@@ -65,9 +65,7 @@ class Heads(Evaluation):
         result: dict[str, Any] = {"num_proteins": len(proteins)}
         for who, one in compared(model, self.seed).items():
             survey = survey_heads(one, proteins, f"heads, {who}")
-            result[who] = {
-                name: np.where(np.isnan(x), None, x).tolist() for name, x in survey.means().items()
-            }
+            result[who] = {name: _plain(x) for name, x in survey.means().items()}
             if has_contacts:
                 result["num_with_pairs"] = int((~np.isnan(survey.precisions[:, 0, 0])).sum())
                 result[who]["best_head"] = self._best_head(one, proteins)
@@ -108,6 +106,12 @@ class Heads(Evaluation):
             predicted.append((features(residues)[0], protein.contacts()))
         found = scores(predicted, seed=self.seed)
         return {"layer": layer + 1, "head": head + 1, "scores": found}
+
+
+def _plain(values: np.ndarray) -> list[Any]:
+    plain = values.astype(object)
+    plain[np.isnan(values)] = None
+    return plain.tolist()
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any, final
 
 from protlm import __version__, attention
@@ -109,9 +110,9 @@ def _contacts(
         return None
     predicted_LL = regression.predict_protein(model, protein.sequence)
     known_LL, rows = protein.contacts, []
-    for name, separation in SEPARATIONS.items() if known_LL is not None else ():
-        for label, divisor in DIVISORS.items():
-            hits, asked = precision(predicted_LL, known_LL, separation=separation, divisor=divisor)
+    for (name, between), (label, divisor) in product(SEPARATIONS.items(), DIVISORS.items()):
+        if known_LL is not None:
+            hits, asked = precision(predicted_LL, known_LL, separation=between, divisor=divisor)
             rows.append({"range": name, "pairs": label, "hits": hits, "asked": asked})
     return {
         "heads_used": regression.num_heads_used,

@@ -36,7 +36,7 @@ Content: TypeAlias = bytes | memoryview
 def _contents(kinds: dict[str, str], arrays: dict[str, list[np.ndarray]]) -> Iterator[Content]:
     """Yields the bytes of a file: HDF5 metadata, arrays, each in parts, and the gaps between."""
     layout = _MetadataFile()
-    pieces: list[tuple[int, list[Content]]] = []
+    pieces: list[tuple[int, Sequence[Content]]] = []
     # Format 1.8 is the oldest that needs no chunks here, and the newest without timestamps.
     with h5py.File(
         layout,
