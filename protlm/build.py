@@ -22,10 +22,9 @@ from protlm.config import (
     TrainConfig,
 )
 from protlm.config.composition import to_plain
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import Mixture, integer_weights
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankSlice
+from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest

@@ -83,12 +83,12 @@ def prepare(
 ) -> None:
     """Convert FASTA, .dat or XML files to HDF5 shards; resumable."""
     from protlm.data.records import ReadOptions
-    from protlm.data_prep import encode, rules
+    from protlm.data_prep import encode
     from protlm.data_prep import prepare as building
     from protlm.data_prep import sources as files_of
     from protlm.system.shares import Executor, Submission
 
-    split = rules.SplitOptions(
+    split = building.SplitOptions(
         valid_fraction=valid_fraction,
         test_fraction=test_fraction,
         split_table=split_table,
@@ -111,7 +111,7 @@ def prepare(
     runner = None if executor is None else choice("--executor", executor, Executor)
     submission = Submission.parse(runner, slurm)
     files = files_of.list_files(sources)
-    rule, clusters = rules.make_rule(split, files, out, options)
+    rule, clusters = building.make_rule(split, files, out, options)
     building.prepare(
         files, out, split_rule=rule, clusters=clusters, options=options, submission=submission
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from protlm.data.records import ReadOptions, Tally, read_records
-from protlm.data.records.residues import residues
+from protlm.data.records.record import residues
 from protlm.data.tables import MISSING, read_table, read_text
 from protlm.data.vocabulary import capitals
 from protlm.system.errors import InputDataError, UserError

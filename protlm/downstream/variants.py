@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protlm.data.records import ReadOptions, Tally
-from protlm.data.records.residues import residues
+from protlm.data.records.record import residues
 from protlm.data.tables import MISSING, number_meant, number_of, read_table
 from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
 from protlm.system.errors import InputDataError

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.data.batching.buckets import SequenceRow
-from protlm.data.batching.packing import PackedRow
 from protlm.data.batching.plan import BatchPlan, Progress
+from protlm.data.batching.strategies import PackedRow, SequenceRow
 from protlm.data.dataset import FILLER, SequenceDataset, collate
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import open_split

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import Mixture
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchStream, Curriculum, Progress, RankSlice
+from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.dataset import FILLER, Batch, SequenceDataset
 from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import open_clusters, open_split

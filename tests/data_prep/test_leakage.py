@@ -4,6 +4,8 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,7 +106,9 @@ def test_a_large_split_is_sampled_and_its_identical_sequences_are_all_counted(pl
 
 def test_fractions_are_counted_by_tenths():
     shares = np.array([0, 0.05, 0.1, 0.19, 0.3, 0.5, 0.59, 0.7, 0.9, 0.95, 1])
-    one = module._summary(20, 3, shares, np.array([np.nan, 0.3]), 0.5)
+    held_out: Any = SimpleNamespace(digests=range(20))
+    identities = np.array([np.nan, 0.3])
+    one = module._summary(held_out, 3, shares, identities, LeakageOptions())
     assert one.shared_tenths == (2, 2, 0, 1, 0, 2, 0, 1, 0, 3)
     assert (one.sequences, one.identical, one.compared) == (20, 3, 11)
     assert (one.near, one.homologous) == (6, 1)
@@ -201,6 +205,8 @@ def test_hits_of_mmseqs_are_assigned_to_their_split(make_splits, install_mmseqs,
 ENDLESS = """#!{python}
 import os, signal, time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 Path("{pid}").write_text(str(os.getpid()))
 os.kill(os.getppid(), signal.SIGTERM)
 time.sleep(100)

@@ -12,8 +12,7 @@ import pytest
 
 from protlm.data.records import ReadOptions, Tally, read_records
 from protlm.data_prep.clusters import ClusterSplit, ClusterTable
-from protlm.data_prep.linclust import Clustering, cluster_sources
-from protlm.data_prep.mmseqs import cluster_sequences, run_mmseqs
+from protlm.data_prep.mmseqs import Clustering, cluster_sequences, cluster_sources, run_mmseqs
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir

@@ -6,11 +6,11 @@ import json
 import pytest
 
 from protlm.data.records import Tally, read_records
-from protlm.data.shards.data_set import open_split, read_manifest
+from protlm.data.shards.data_set import open_split
+from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep.clusters import ClusterSplit
 from protlm.data_prep.families import FamilySplit
-from protlm.data_prep.prepare import PrepareOptions
-from protlm.data_prep.rules import SplitOptions, make_rule
+from protlm.data_prep.prepare import PrepareOptions, SplitOptions, make_rule
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import OutputError, UserError
 from protlm.system.paths import sample_dir

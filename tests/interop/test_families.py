@@ -20,7 +20,8 @@ from torch import Tensor
 import protlm
 from protlm import interop
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.interop.layout import gather_rows, source_tokens
+from protlm.interop.bert import Bert
+from protlm.interop.layout import gather_rows
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import InputDataError
 from tests.interop.example import WIDTH, Example, published
@@ -346,7 +347,7 @@ RARE = [*BERT, *"XUZOB"]
 
 
 def test_the_probability_of_unknown_is_divided() -> None:
-    tokens = source_tokens(Path("x"), BERT, FAMILIES["bert"].special, dict.fromkeys("UZOB", "X"))
+    tokens = Bert().tokens(Path("x"), BERT)
     count = Counter(tokens)
     assert count.pop(BERT.index("[UNK]")) == len("XBUZO") + len(["<unk>", ".", "-", "<null_1>"])
     assert set(count.values()) == {1}
@@ -354,7 +355,7 @@ def test_the_probability_of_unknown_is_divided() -> None:
 
 
 def test_rare_residues_are_x_and_the_others_keep_the_ratios_of_their_probabilities() -> None:
-    tokens = source_tokens(Path("x"), RARE, FAMILIES["bert"].special, dict.fromkeys("UZOB", "X"))
+    tokens = Bert().tokens(Path("x"), RARE)
     assert {RARE[tokens[VOCABULARY[a]]] for a in "XUZOB"} == {"X"}
     generator = torch.Generator().manual_seed(0)
     theirs = {

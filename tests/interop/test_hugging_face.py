@@ -34,7 +34,7 @@ from protlm.config.composition import compose, to_plain
 from protlm.data.dataset import collate
 from protlm.data.masking import IGNORE
 from protlm.data.records import ReadOptions, Tally
-from protlm.data.records.residues import residues
+from protlm.data.records.record import residues
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop import hugging_face
 from protlm.interop.bundle import Bundle, Name

@@ -10,9 +10,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from protlm.checkpoints.format import load_training
 from protlm.checkpoints.validations import read_metrics
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchStream, RankSlice
+from protlm.data.batching.strategies import LengthBuckets
 from protlm.training import run
 from protlm.training.callbacks.hooks import RunEagerly, compile_blocks
 from tests.small_models import network_of

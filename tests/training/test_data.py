@@ -19,10 +19,9 @@ from protlm.checkpoints.format import load_training
 from protlm.checkpoints.validations import read_metrics
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
 from protlm.config.composition import compose
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchPlan, BatchStream
+from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import open_clusters, open_split

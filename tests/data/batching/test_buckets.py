@@ -5,9 +5,9 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchStream, Curriculum, Progress, forecast
+from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.records import Tally, read_records
 from protlm.system.errors import UserError
 from protlm.system.paths import sample_dir

@@ -7,10 +7,10 @@ from math import lcm
 import numpy as np
 import pytest
 
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import Mixture, SampleOrder
 from protlm.data.batching.order import EpochOrder, hashed
 from protlm.data.batching.plan import forecast
+from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.shards.data_set import open_clusters, open_split
 
 SIZES = [1, 1, 2, 3, 4, 6, 1, 12]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from protlm.data.batching.mixture import Mixture
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchStream
+from protlm.data.batching.strategies import Packing
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
 

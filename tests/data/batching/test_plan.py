@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from protlm.data.batching import plan as module
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchStream, Curriculum, Progress, RankSlice, forecast
+from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.system.errors import UserError
 
 NUM_SAMPLES = 150

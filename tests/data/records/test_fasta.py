@@ -7,7 +7,7 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from protlm.data.records import MAX_LISTED, Record, Tally, read_records
 from protlm.data.records.fasta import FastaBlock
-from protlm.data.records.residues import MAX_RESIDUES
+from protlm.data.records.record import MAX_RESIDUES
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sample_dir
 

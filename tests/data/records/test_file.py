@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from protlm.data.records import ReadOptions, SequenceFile, Tally, read_records
-from protlm.data.records.residues import TOO_LONG
+from protlm.data.records.record import TOO_LONG
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sample_dir
 

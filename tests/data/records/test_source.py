@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.data.records.source import ByteSource, TextSource
+from protlm.data.records.source import ByteSource, text_lines
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sample_dir
 
@@ -189,19 +189,14 @@ def test_an_unreadable_file_is_reported(tmp_path, monkeypatch):
 def test_an_endless_line_is_rejected_before_it_fills_memory(tmp_path):
     path = tmp_path / "table.tsv"
     path.write_bytes(packed(b"a\tb\n" + b"c" * (40 << 20)))
-    with (
-        TextSource(path, "a table") as source,
-        pytest.raises(InputDataError, match=r"table\.tsv: a line has more than 16,777,216 bytes"),
-    ):
-        list(source.text)
+    with pytest.raises(InputDataError, match=r"table\.tsv: a line has more than 16,777,216 bytes"):
+        list(text_lines(path, "a table"))
     path.write_bytes((b"a\tb" * 200 + b"\r") * 30_000)
-    with TextSource(path, "a table") as source:
-        assert sum(1 for _ in source.text) == 30_000
+    assert sum(1 for _ in text_lines(path, "a table")) == 30_000
 
 
 def test_text_is_read_by_lines(tmp_path):
     path = tmp_path / "table.tsv"
     for content in (b"a\tb\r\nc\xff\td", packed(b"a\tb\r\nc\xff\td")):
         path.write_bytes(b"" + content)
-        with TextSource(path, "a table") as source:
-            assert list(source.text) == ["a\tb\n", "c\udcff\td"]
+        assert list(text_lines(path, "a table")) == ["a\tb", "c\udcff\td"]

@@ -16,8 +16,8 @@ import pytest
 
 from protlm.data.shards import data_set as reader_module
 from protlm.data.shards import mapped_shard
-from protlm.data.shards.data_set import SplitReader, open_split, read_manifest, verify
-from protlm.data.shards.manifest import MANIFEST
+from protlm.data.shards.data_set import SplitReader, open_split, verify
+from protlm.data.shards.manifest import MANIFEST, read_manifest
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import conf_dir, sha256_of

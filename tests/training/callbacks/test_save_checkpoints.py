@@ -20,8 +20,7 @@ from protlm.checkpoints.format import (
 )
 from protlm.checkpoints.validations import best_checkpoints, read_metrics
 from protlm.config import BestMetric
-from protlm.training.callbacks import save_checkpoints
-from protlm.training.callbacks.monitor import Monitor
+from protlm.training.callbacks import monitor, save_checkpoints
 from protlm.training.callbacks.save_checkpoints import COLUMNS, HISTORY, WriteHistory
 
 Train = Callable[..., Path]
@@ -56,15 +55,15 @@ def test_unfinished_checkpoints_are_removed_at_the_next_start(
 def validations(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Sets the result of the validation after each step; loss and accuracy have opposite orders."""
     said: dict[int, float] = {}
-    write = Monitor._write
+    write = monitor.log
 
-    def write_what_is_said(self: Monitor, trainer: Any, metrics: dict[str, float]) -> None:
+    def write_what_is_said(trainer: Any, metrics: dict[str, float]) -> None:
         if "valid_loss" in metrics:
             value = said[trainer.global_step]
             metrics |= {"valid_loss": value, "valid_accuracy": 1 - value}
-        write(self, trainer, metrics)
+        write(trainer, metrics)
 
-    monkeypatch.setattr(Monitor, "_write", write_what_is_said)
+    monkeypatch.setattr(monitor, "log", write_what_is_said)
     return said
 
 
