@@ -14,37 +14,12 @@ PROTEINS = [
     "MKMSRLCLSVALLVLLGTLAASTPGCDTSNQAKAQRPDFCLEPPYTGPCKARIIRYFYNAKAGLCQTFVYGGCRAKRNNFKSAEDCMRTCGGAIGPWENL",
     "MQIFVKTLTGKTITLEVEPSDTIENVKAKIQDKEGIPPDQQRLIFAGKQLEDGRTLSDYNIQKESTLHLVLRLRGG",
 ]
+
 SEQUENCES = ["MKVMKVAAA", "KVM", "A", "MKKKVLLLMKVV"]
+
 TOKENS = [VOCABULARY.encode(sequence) for sequence in SEQUENCES]
+
 CLS, EOS, MASK = VOCABULARY.cls, VOCABULARY.eos, VOCABULARY.mask
-
-
-@pytest.fixture
-def tokens() -> list[np.ndarray]:
-    return [VOCABULARY.encode(sequence) for sequence in PROTEINS]
-
-
-def test_residues_are_counted(tokens: list[np.ndarray]) -> None:
-    counts_V = count_residues(iter(tokens))
-    together = "".join(PROTEINS)
-    assert counts_V.shape == (len(VOCABULARY),)
-    for letter in RESIDUES:
-        assert counts_V[VOCABULARY[letter]] == together.count(letter)
-    assert counts_V.sum() == len(together)
-    assert count_residues([]).sum() == 0
-
-
-def test_frequencies_are_smoothed_and_sum_to_one(tokens: list[np.ndarray]) -> None:
-    counts_V = count_residues(tokens)
-    # Special tokens have no frequency, even where somebody counted them.
-    counts_V[[VOCABULARY.pad, VOCABULARY.mask]] = 1000
-    frequency_V = Unigram.from_counts(counts_V).frequency_V
-    assert frequency_V.sum() == pytest.approx(1.0)
-    assert (frequency_V[~VOCABULARY.is_residue] == 0).all()
-    total = sum(map(len, PROTEINS)) + 25
-    assert frequency_V[VOCABULARY["O"]] == pytest.approx(1 / total)
-    leucines = "".join(PROTEINS).count("L")
-    assert frequency_V[VOCABULARY["L"]] == pytest.approx((leucines + 1) / total)
 
 
 def test_loss_on_its_own_counts_is_their_entropy() -> None:
@@ -61,7 +36,25 @@ def test_loss_on_its_own_counts_is_their_entropy() -> None:
     assert other > nats
 
 
-def test_the_most_common_residue_is_always_predicted() -> None:
+def test_residues_are_counted_and_frequencies_smoothed(tokens: list[np.ndarray]) -> None:
+    counts_V = count_residues(iter(tokens))
+    together = "".join(PROTEINS)
+    assert counts_V.shape == (len(VOCABULARY),)
+    for letter in RESIDUES:
+        assert counts_V[VOCABULARY[letter]] == together.count(letter)
+    assert counts_V.sum() == len(together)
+    assert count_residues([]).sum() == 0
+    # Special tokens have no frequency, even where somebody counted them.
+    counts_V[[VOCABULARY.pad, VOCABULARY.mask]] = 1000
+    frequency_V = Unigram.from_counts(counts_V).frequency_V
+    assert frequency_V.sum() == pytest.approx(1.0)
+    assert (frequency_V[~VOCABULARY.is_residue] == 0).all()
+    for letter in "OL":
+        smoothed = (together.count(letter) + 1) / (len(together) + 25)
+        assert frequency_V[VOCABULARY[letter]] == pytest.approx(smoothed)
+
+
+def test_the_most_common_residue_is_always_predicted(tokens: list[np.ndarray]) -> None:
     sequence = "LLLLLAAAGGKR"
     targets = VOCABULARY.encode(sequence)
     unigram = Unigram.from_counts(count_residues([targets]))
@@ -70,10 +63,7 @@ def test_the_most_common_residue_is_always_predicted() -> None:
     assert isinstance(nats, float) and isinstance(correct, int) and isinstance(count, int)
     assert unigram.score(VOCABULARY.encode("AAGG"))[1] == 0
     assert unigram.score(targets[:0]) == (0.0, 0, 0)
-
-
-def test_scores_add_up(tokens: list[np.ndarray]) -> None:
-    unigram = Unigram.from_counts(count_residues(tokens))
+    # Scores add up.
     parts = np.array([unigram.score(part) for part in tokens]).sum(axis=0)
     np.testing.assert_allclose(parts, unigram.score(np.concatenate(tokens)))
 
@@ -109,12 +99,9 @@ def test_the_posterior_is_bayes(rule: MaskingRule, tokens: list[np.ndarray]) -> 
     found_VV = unigram.posterior(rule)
     np.testing.assert_allclose(found_VV[seen], expected, rtol=1e-9, atol=1e-15)
     np.testing.assert_allclose(found_VV.sum(1), 1)
-
-
-def test_the_posterior_of_a_mask_alone_is_the_frequencies(tokens: list[np.ndarray]) -> None:
-    unigram = Unigram.from_counts(count_residues(tokens))
-    for rule in (None, MaskingRule(mask_prob=1, random_prob=0)):
-        assert (unigram.posterior(rule) == unigram.frequency_V).all()
+    if rule.mask_prob == 1:
+        assert (found_VV == unigram.frequency_V).all()
+    assert (unigram.posterior(None) == unigram.frequency_V).all()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -164,31 +151,6 @@ def encode(text: str) -> np.ndarray:
     return np.array([[CLS, *VOCABULARY.encode(text).astype(np.int64).tolist(), EOS]])
 
 
-def test_masked_residues_are_predicted_from_both_sides() -> None:
-    trigram = Trigram(TOKENS, causal=False)
-    row = encode("MKVMK")
-    row[0, 2] = row[0, 5] = row[0, 4] = MASK
-    found_LV = trigram.probabilities(row)[0]
-    contexts = {1: (CLS, MASK), 2: (row[0, 1], row[0, 3]), 4: (row[0, 3], MASK), 5: (MASK, EOS)}
-    for place, (left, right) in contexts.items():
-        for letter in "MKVAL":
-            value = found_LV[place, VOCABULARY[letter]]
-            assert value == pytest.approx(expected(left, right, VOCABULARY[letter], causal=False))
-    np.testing.assert_allclose(found_LV.sum(axis=-1), 1.0, rtol=1e-12)
-
-
-def test_causal_residues_are_predicted_from_the_two_before() -> None:
-    trigram = Trigram(TOKENS, causal=True)
-    row = encode("MKV")
-    found_LV = trigram.probabilities(row)[0]
-    for place, (first, second) in enumerate(
-        [(CLS, CLS), (CLS, row[0, 1]), (row[0, 1], row[0, 2]), (row[0, 2], row[0, 3])]
-    ):
-        for letter in "MKVAL":
-            value = found_LV[place, VOCABULARY[letter]]
-            assert value == pytest.approx(expected(first, second, VOCABULARY[letter], causal=True))
-
-
 @pytest.mark.parametrize("causal", [False, True])
 def test_joined_sequences_are_predicted_as_single_ones(causal: bool) -> None:
     trigram = Trigram(TOKENS, causal=causal)
@@ -212,3 +174,26 @@ def test_counting_does_not_depend_on_the_stretches(monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(
         whole, Trigram(TOKENS, causal=False).probabilities(encode("MKVAA"))
     )
+
+
+@pytest.fixture
+def tokens() -> list[np.ndarray]:
+    return [VOCABULARY.encode(sequence) for sequence in PROTEINS]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_residues_are_predicted_from_both_sides_or_from_the_two_before(causal: bool) -> None:
+    row = encode("MKVMK")
+    if causal:
+        before = [CLS, CLS, *row[0, 1:].tolist()]
+        contexts = {place: (before[place], before[place + 1]) for place in range(4)}
+    else:
+        row[0, 2] = row[0, 5] = row[0, 4] = MASK
+        contexts = {1: (CLS, MASK), 2: (row[0, 1], row[0, 3]), 4: (row[0, 3], MASK), 5: (MASK, EOS)}
+    found_LV = Trigram(TOKENS, causal=causal).probabilities(row)[0]
+    for place, (first, second) in contexts.items():
+        for letter in "MKVAL":
+            value = expected(first, second, VOCABULARY[letter], causal=causal)
+            assert found_LV[place, VOCABULARY[letter]] == pytest.approx(value)
+    if not causal:
+        np.testing.assert_allclose(found_LV.sum(axis=-1), 1.0, rtol=1e-12)

@@ -5,7 +5,7 @@ import gzip
 import pytest
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-from protlm.data.records import MAX_LISTED, Record, Tally, read_records
+from protlm.data.records import Record, Tally, read_records
 from protlm.data.records.fasta import FastaBlock
 from protlm.data.records.residues import MAX_RESIDUES
 from protlm.system.errors import InputDataError
@@ -115,12 +115,6 @@ def test_lines_about_as_long_as_a_piece(read, length):
     assert first.header[:65_000] == header[:65_000]
     assert first.sequence == second.sequence == sequence
     assert second.line == 3
-
-
-def test_only_the_first_rejects_are_listed(read):
-    _, tally = read(b">a\nMKV\n" + b">blank\n" * (MAX_LISTED + 5))
-    assert tally.rejected == {"blank sequence": MAX_LISTED + 5}
-    assert len(tally.listed["blank sequence"]) == MAX_LISTED
 
 
 @pytest.mark.parametrize(
