@@ -21,9 +21,17 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import UserError
 
 MAX_LENGTH = 100
+
 BERT = MaskingRule()
+
 EVERY = MaskingRule(mask_fraction=1)
+
 NONE = MaskingRule(mask_fraction=1e-9)
+
+
+@pytest.fixture
+def reader(data_set):
+    return open_split(data_set, "train")
 
 
 def dataset(reader, objective="masked", seed=5, masking=BERT):
@@ -85,6 +93,25 @@ def test_a_row_is_cls_residues_and_the_true_end(reader, proteins, objective, cro
     assert ends[False] > 0
 
 
+def test_masked_targets_are_residues_alone(reader, proteins):
+    lengths = np.array([len(sequence) for _, sequence in proteins])
+    batch = dataset(reader, masking=EVERY)[plan(*range(40))]
+    is_target_BL = batch.targets_BL != IGNORE
+    assert is_target_BL.sum(1).tolist() == np.minimum(lengths, MAX_LENGTH - 2).tolist()
+    assert not is_target_BL[:, 0].any()
+    assert VOCABULARY.is_residue[batch.targets_BL[is_target_BL].numpy()].all()
+    # Other tokens are unchanged.
+    assert (batch.tokens_BL[:, 0] == VOCABULARY.cls).all()
+    others = batch.tokens_BL[batch.mask_BL & ~is_target_BL].tolist()
+    assert set(others) <= {VOCABULARY.cls, VOCABULARY.eos}
+    # Padding is neither a token nor a target.
+    assert (batch.tokens_BL[~batch.mask_BL] == VOCABULARY.pad).all()
+    assert not is_target_BL[~batch.mask_BL].any()
+    # A cropped sequence may lack <eos>.
+    num_tokens = batch.mask_BL.sum(1).numpy()
+    assert (np.abs(np.minimum(lengths + 2, MAX_LENGTH) - num_tokens) <= 1).all()
+
+
 def stretch(*samples, skip=0, num_tokens=MAX_LENGTH - 1):
     return BatchPlan((PackedRow(0, 0, samples, skip, num_tokens),), MAX_LENGTH, Progress(0, 1))
 
@@ -128,35 +155,13 @@ def test_collate_keeps_whole_sequences():
     assert collate([VOCABULARY.encode("MKV")], length=64)[0].shape == (1, 64)
 
 
-@pytest.fixture
-def reader(data_set):
-    return open_split(data_set, "train")
-
-
-def test_masked_targets_are_residues_alone(reader, proteins):
-    lengths = np.array([len(sequence) for _, sequence in proteins])
-    batch = dataset(reader, masking=EVERY)[plan(*range(40))]
-    is_target_BL = batch.targets_BL != IGNORE
-    assert is_target_BL.sum(1).tolist() == np.minimum(lengths, MAX_LENGTH - 2).tolist()
-    assert not is_target_BL[:, 0].any()
-    assert VOCABULARY.is_residue[batch.targets_BL[is_target_BL].numpy()].all()
-    # Other tokens are unchanged.
-    assert (batch.tokens_BL[:, 0] == VOCABULARY.cls).all()
-    others = batch.tokens_BL[batch.mask_BL & ~is_target_BL].tolist()
-    assert set(others) <= {VOCABULARY.cls, VOCABULARY.eos}
-    # Padding is neither a token nor a target.
-    assert (batch.tokens_BL[~batch.mask_BL] == VOCABULARY.pad).all()
-    assert not is_target_BL[~batch.mask_BL].any()
-    # A cropped sequence may lack <eos>.
-    num_tokens = batch.mask_BL.sum(1).numpy()
-    assert (np.abs(np.minimum(lengths + 2, MAX_LENGTH) - num_tokens) <= 1).all()
-
-
 STAGES = Curriculum([[0, 40], [45, 100]])
+
 RULES = {
     "sequences": LengthBuckets(500, 100, window=15, crop="random", curriculum=STAGES),
     "concatenated": Packing(500, 100, window=15, curriculum=STAGES),
 }
+
 NUM_BATCHES = 40
 
 
@@ -233,6 +238,31 @@ def test_ranks_change_nothing(mixture, mode, objective, world_size):
     assert_all_equal((together(list(parts)) for parts in zip(*ranks, strict=True)), whole)
 
 
+# Of a machine with one core.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")
+@pytest.mark.parametrize(
+    "num_workers, world_size",
+    [(1, 1), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(2, 1), (1, 2), (2, 2)])],
+)
+@pytest.mark.parametrize("mode", RULES)
+def test_workers_change_nothing(mixture, mode, num_workers, world_size):
+    for rank in range(world_size):
+        options = {"share": RankSlice(rank, world_size), "num_batches": 12 * num_workers}
+        alone = load(mixture, RULES[mode], "masked", **options)
+        helped = load(mixture, RULES[mode], "masked", num_workers=num_workers, **options)
+        assert_all_equal(alone, helped)
+
+
+@pytest.mark.parametrize("mode", RULES)
+def test_resuming_changes_nothing(mixture, mode):
+    whole = list(load(mixture, RULES[mode], "masked"))
+    assert whole[-1].after[0] >= 1
+    for done in (1, 7, 8, 23):
+        start = Progress(*whole[done - 1].after)
+        rest = load(mixture, RULES[mode], "masked", start=start, done=done)
+        assert_all_equal(whole[done:], rest)
+
+
 def test_a_row_does_not_depend_on_its_batch(mixture):
     """The budget determines only which rows are in a batch together."""
 
@@ -258,28 +288,3 @@ def test_every_pass_is_masked_differently(mixture):
     many = [rows for rows in seen.values() if len(rows) > 2 and sum(r != 1 for r in rows[0]) > 60]
     assert len(many) > 5
     assert all(len(set(rows)) == len(rows) for rows in many)
-
-
-# Of a machine with one core.
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")
-@pytest.mark.parametrize(
-    "num_workers, world_size",
-    [(1, 1), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(2, 1), (1, 2), (2, 2)])],
-)
-@pytest.mark.parametrize("mode", RULES)
-def test_workers_change_nothing(mixture, mode, num_workers, world_size):
-    for rank in range(world_size):
-        options = {"share": RankSlice(rank, world_size), "num_batches": 12 * num_workers}
-        alone = load(mixture, RULES[mode], "masked", **options)
-        helped = load(mixture, RULES[mode], "masked", num_workers=num_workers, **options)
-        assert_all_equal(alone, helped)
-
-
-@pytest.mark.parametrize("mode", RULES)
-def test_resuming_changes_nothing(mixture, mode):
-    whole = list(load(mixture, RULES[mode], "masked"))
-    assert whole[-1].after[0] >= 1
-    for done in (1, 7, 8, 23):
-        start = Progress(*whole[done - 1].after)
-        rest = load(mixture, RULES[mode], "masked", start=start, done=done)
-        assert_all_equal(whole[done:], rest)

@@ -22,18 +22,9 @@ TOKENS = [VOCABULARY.encode(sequence) for sequence in SEQUENCES]
 CLS, EOS, MASK = VOCABULARY.cls, VOCABULARY.eos, VOCABULARY.mask
 
 
-def test_loss_on_its_own_counts_is_their_entropy() -> None:
-    # Each count is smoothed by one, so targets that hold one residue of each kind more are
-    # distributed as the baseline is.
-    counts_V = count_residues([VOCABULARY.encode(sequence) for sequence in PROTEINS])
-    unigram = Unigram.from_counts(counts_V)
-    targets = np.concatenate([VOCABULARY.encode("".join(PROTEINS)), VOCABULARY.residues])
-    nats, _, count = unigram.score(targets)
-    p = unigram.frequency_V[VOCABULARY.residues]
-    assert nats / count == pytest.approx(-(p * np.log(p)).sum())
-    # No other distribution does better on these targets.
-    other, _, _ = Unigram.from_counts(counts_V[::-1].copy()).score(targets)
-    assert other > nats
+@pytest.fixture
+def tokens() -> list[np.ndarray]:
+    return [VOCABULARY.encode(sequence) for sequence in PROTEINS]
 
 
 def test_residues_are_counted_and_frequencies_smoothed(tokens: list[np.ndarray]) -> None:
@@ -52,6 +43,20 @@ def test_residues_are_counted_and_frequencies_smoothed(tokens: list[np.ndarray])
     for letter in "OL":
         smoothed = (together.count(letter) + 1) / (len(together) + 25)
         assert frequency_V[VOCABULARY[letter]] == pytest.approx(smoothed)
+
+
+def test_loss_on_its_own_counts_is_their_entropy() -> None:
+    # Each count is smoothed by one, so targets that hold one residue of each kind more are
+    # distributed as the baseline is.
+    counts_V = count_residues([VOCABULARY.encode(sequence) for sequence in PROTEINS])
+    unigram = Unigram.from_counts(counts_V)
+    targets = np.concatenate([VOCABULARY.encode("".join(PROTEINS)), VOCABULARY.residues])
+    nats, _, count = unigram.score(targets)
+    p = unigram.frequency_V[VOCABULARY.residues]
+    assert nats / count == pytest.approx(-(p * np.log(p)).sum())
+    # No other distribution does better on these targets.
+    other, _, _ = Unigram.from_counts(counts_V[::-1].copy()).score(targets)
+    assert other > nats
 
 
 def test_the_most_common_residue_is_always_predicted(tokens: list[np.ndarray]) -> None:
@@ -152,6 +157,24 @@ def encode(text: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("causal", [False, True])
+def test_residues_are_predicted_from_both_sides_or_from_the_two_before(causal: bool) -> None:
+    row = encode("MKVMK")
+    if causal:
+        before = [CLS, CLS, *row[0, 1:].tolist()]
+        contexts = {place: (before[place], before[place + 1]) for place in range(4)}
+    else:
+        row[0, 2] = row[0, 5] = row[0, 4] = MASK
+        contexts = {1: (CLS, MASK), 2: (row[0, 1], row[0, 3]), 4: (row[0, 3], MASK), 5: (MASK, EOS)}
+    found_LV = Trigram(TOKENS, causal=causal).probabilities(row)[0]
+    for place, (first, second) in contexts.items():
+        for letter in "MKVAL":
+            value = expected(first, second, VOCABULARY[letter], causal=causal)
+            assert found_LV[place, VOCABULARY[letter]] == pytest.approx(value)
+    if not causal:
+        np.testing.assert_allclose(found_LV.sum(axis=-1), 1.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
 def test_joined_sequences_are_predicted_as_single_ones(causal: bool) -> None:
     trigram = Trigram(TOKENS, causal=causal)
     rows = [encode("MKVAA"), encode("KLMV"), encode("A")]
@@ -174,26 +197,3 @@ def test_counting_does_not_depend_on_the_stretches(monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(
         whole, Trigram(TOKENS, causal=False).probabilities(encode("MKVAA"))
     )
-
-
-@pytest.fixture
-def tokens() -> list[np.ndarray]:
-    return [VOCABULARY.encode(sequence) for sequence in PROTEINS]
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_residues_are_predicted_from_both_sides_or_from_the_two_before(causal: bool) -> None:
-    row = encode("MKVMK")
-    if causal:
-        before = [CLS, CLS, *row[0, 1:].tolist()]
-        contexts = {place: (before[place], before[place + 1]) for place in range(4)}
-    else:
-        row[0, 2] = row[0, 5] = row[0, 4] = MASK
-        contexts = {1: (CLS, MASK), 2: (row[0, 1], row[0, 3]), 4: (row[0, 3], MASK), 5: (MASK, EOS)}
-    found_LV = Trigram(TOKENS, causal=causal).probabilities(row)[0]
-    for place, (first, second) in contexts.items():
-        for letter in "MKVAL":
-            value = expected(first, second, VOCABULARY[letter], causal=causal)
-            assert found_LV[place, VOCABULARY[letter]] == pytest.approx(value)
-    if not causal:
-        np.testing.assert_allclose(found_LV.sum(axis=-1), 1.0, rtol=1e-12)

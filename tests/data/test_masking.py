@@ -16,6 +16,55 @@ from protlm.data.masking import (
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import UserError
 
+# Seed, pass and sample, and a part of it.
+KEYS = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (1, 1, 1), (2**40, 5, 2**30)]
+
+
+def test_random_numbers_are_keyed_to_the_sample():
+    keys = [*KEYS, (0, 0, 0, 1), (0, 0, 1, 1)]
+    draws = {tuple(row_rng(*key).random(4)) for key in keys}
+    assert len(draws) == len(keys)
+    assert row_rng(7, 2, 9).random(3).tolist() == row_rng(7, 2, 9).random(3).tolist()
+    streams = [row_rng(0, 0, sample).random(1_000) for sample in range(20)]
+    assert len(np.unique(streams)) == 20 * 1_000
+    # Adjacent samples are independent.
+    draws = np.array([row_rng(0, 0, sample).random(2) for sample in range(5_000)])
+    assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 5 / np.sqrt(5_000)
+    assert abs(draws.mean() - 0.5) < 5 / np.sqrt(12 * 10_000)
+
+
+def test_what_fits_is_not_cropped_and_random_crops_are_uniformly_distributed():
+    rng = np.random.default_rng(0)
+    for how in ("prefix", "random"):
+        for num_residues in (1, 9, 10):
+            assert crop(num_residues, 10, how, rng) == slice(0, num_residues)
+    assert crop(25, 10, "prefix", rng) == slice(0, 10)
+    with pytest.raises(UserError, match="prefix, random"):
+        crop(5, 10, "middle", rng)
+    parts = [crop(12, 10, "random", rng) for _ in range(3_000)]
+    assert all(part.stop - part.start == 10 for part in parts)
+    counts = np.bincount([part.start for part in parts])
+    assert len(counts) == 3
+    assert np.abs(counts - 1_000).max() < 5 * np.sqrt(3_000 * 2 / 9)
+
+
+NAN = float("nan")
+
+WRONG = [
+    *({"mask_fraction": value} for value in (0, 1.5, NAN)),
+    {"mask_prob": -0.1},
+    {"random_prob": 2},
+    {"mask_prob": 0.8, "random_prob": 0.3},
+    *({"mask_fraction_range": pair} for pair in ((0.0, 0.5), (0.5, 0.1), (0.5, 1.1), (NAN, 0.5))),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_invalid_rules_are_rejected(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        MaskingRule(**wrong)
+
+
 RULES = [
     MaskingRule(),
     MaskingRule(mask_fraction=0.3, mask_prob=1, random_prob=0),
@@ -57,37 +106,6 @@ def test_random_replacements_are_residues_each_equally_often():
     assert counts[~VOCABULARY.is_residue].sum() == 0
     expected = size / 25
     assert np.abs(counts[VOCABULARY.is_residue] - expected).max() < 5 * np.sqrt(expected)
-
-
-# Seed, pass and sample, and a part of it.
-KEYS = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (1, 1, 1), (2**40, 5, 2**30)]
-
-
-def test_what_fits_is_not_cropped_and_random_crops_are_uniformly_distributed():
-    rng = np.random.default_rng(0)
-    for how in ("prefix", "random"):
-        for num_residues in (1, 9, 10):
-            assert crop(num_residues, 10, how, rng) == slice(0, num_residues)
-    assert crop(25, 10, "prefix", rng) == slice(0, 10)
-    with pytest.raises(UserError, match="prefix, random"):
-        crop(5, 10, "middle", rng)
-    parts = [crop(12, 10, "random", rng) for _ in range(3_000)]
-    assert all(part.stop - part.start == 10 for part in parts)
-    counts = np.bincount([part.start for part in parts])
-    assert len(counts) == 3
-    assert np.abs(counts - 1_000).max() < 5 * np.sqrt(3_000 * 2 / 9)
-
-
-NAN = float("nan")
-
-
-WRONG = [
-    *({"mask_fraction": value} for value in (0, 1.5, NAN)),
-    {"mask_prob": -0.1},
-    {"random_prob": 2},
-    {"mask_prob": 0.8, "random_prob": 0.3},
-    *({"mask_fraction_range": pair} for pair in ((0.0, 0.5), (0.5, 0.1), (0.5, 1.1), (NAN, 0.5))),
-]
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int32])
@@ -173,22 +191,3 @@ def test_rounding_does_not_invert_a_range(bounds):
             narrowed = MaskingSchedule(rule, (0, 997)).at(step).mask_fraction_range
             assert narrowed is not None
             assert 0 < narrowed[0] <= narrowed[1] <= 1
-
-
-def test_random_numbers_are_keyed_to_the_sample():
-    keys = [*KEYS, (0, 0, 0, 1), (0, 0, 1, 1)]
-    draws = {tuple(row_rng(*key).random(4)) for key in keys}
-    assert len(draws) == len(keys)
-    assert row_rng(7, 2, 9).random(3).tolist() == row_rng(7, 2, 9).random(3).tolist()
-    streams = [row_rng(0, 0, sample).random(1_000) for sample in range(20)]
-    assert len(np.unique(streams)) == 20 * 1_000
-    # Adjacent samples are independent.
-    draws = np.array([row_rng(0, 0, sample).random(2) for sample in range(5_000)])
-    assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 5 / np.sqrt(5_000)
-    assert abs(draws.mean() - 0.5) < 5 / np.sqrt(12 * 10_000)
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-def test_invalid_rules_are_rejected(wrong):
-    with pytest.raises(UserError, match=next(iter(wrong))):
-        MaskingRule(**wrong)

@@ -54,6 +54,13 @@ def out(tmp_path):
     return tmp_path / "made" / "data"
 
 
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "one.fasta"
+    path.write_text(">a\nMKTAYIAKQRQI\n")
+    return path
+
+
 def members_of(table):
     rows = [line.split("\t") for line in table.read_text().splitlines()]
     clusters = {}
@@ -125,6 +132,32 @@ def test_files_of_a_process_that_was_killed_on_another_machine_are_removed(insta
     assert list(out.parent.iterdir()) == [table]
 
 
+FAILING = FAKE + "print('Input reads.fasta\\n\\nsomething happened')\nsys.exit('Error: {reason}')\n"
+
+GROWING = FAKE + "open({reason!r}, 'a').write('>b\\nMKTAYIAKQRQ\\n')\n"
+
+# What mmseqs does, where {reason} is the source or a sentence; and what is said of it.
+FAULTS = {
+    "bad input": (FAILING, InputDataError, "ended with 1: .*happened; Error: bad input"),
+    "No space left on device": (FAILING, OutputError, "ended with 1: .*Error: No space left"),
+    # Clustering takes hours; records added since would be split without their relatives.
+    "": (GROWING, InputDataError, "a source changed while it was clustered"),
+}
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_failure_is_reported_and_leaves_nothing(install_mmseqs, out, source, reason):
+    program, kind, told = FAULTS[reason]
+    install_mmseqs(program, reason=reason or str(source))
+    with pytest.raises(kind, match=told):
+        cluster_sources([source], out, Clustering())
+    assert list(out.parent.iterdir()) == []
+    source.write_bytes(TINY.read_bytes()[:-100])
+    with pytest.raises(InputDataError, match="truncated"):
+        cluster_sources([source], out, Clustering())
+    assert list(out.parent.iterdir()) == []
+
+
 @pytest.mark.parametrize("other", ["a", "sp|a|A_B"])
 def test_duplicate_names_are_rejected_before_clustering(install_mmseqs, out, tmp_path, other):
     calls = install_mmseqs(FAKE) / "calls"
@@ -173,39 +206,6 @@ def test_mmseqs_and_what_it_starts_end_with_protlm(install_mmseqs, tmp_path, num
     process.send_signal(number)
     assert process.wait(60) != 0
     assert_gone(started)
-
-
-@pytest.fixture
-def source(tmp_path):
-    path = tmp_path / "one.fasta"
-    path.write_text(">a\nMKTAYIAKQRQI\n")
-    return path
-
-
-FAILING = FAKE + "print('Input reads.fasta\\n\\nsomething happened')\nsys.exit('Error: {reason}')\n"
-
-GROWING = FAKE + "open({reason!r}, 'a').write('>b\\nMKTAYIAKQRQ\\n')\n"
-
-# What mmseqs does, where {reason} is the source or a sentence; and what is said of it.
-FAULTS = {
-    "bad input": (FAILING, InputDataError, "ended with 1: .*happened; Error: bad input"),
-    "No space left on device": (FAILING, OutputError, "ended with 1: .*Error: No space left"),
-    # Clustering takes hours; records added since would be split without their relatives.
-    "": (GROWING, InputDataError, "a source changed while it was clustered"),
-}
-
-
-@pytest.mark.parametrize("reason", FAULTS)
-def test_a_failure_is_reported_and_leaves_nothing(install_mmseqs, out, source, reason):
-    program, kind, told = FAULTS[reason]
-    install_mmseqs(program, reason=reason or str(source))
-    with pytest.raises(kind, match=told):
-        cluster_sources([source], out, Clustering())
-    assert list(out.parent.iterdir()) == []
-    source.write_bytes(TINY.read_bytes()[:-100])
-    with pytest.raises(InputDataError, match="truncated"):
-        cluster_sources([source], out, Clustering())
-    assert list(out.parent.iterdir()) == []
 
 
 def test_a_broken_lock_leaves_everything_to_the_other_process(install_mmseqs, out):

@@ -117,6 +117,29 @@ def test_without_a_table_no_clusters_are_stored_and_the_splits_are_the_same(
     assert in_shards(tmp_path / "with") == in_shards(tmp_path / "data")
 
 
+@pytest.mark.parametrize(
+    ("rule_of", "unlisted"),
+    [
+        (lambda table, splits: TableSplit(splits), 0),
+        (lambda table, splits: ClusterSplit(ClusterTable(table), HashSplit(0.3, 0.2)), 23),
+    ],
+    ids=["table", "clusters"],
+)
+def test_clusters_go_with_every_split_rule(made, table, tmp_path, rule_of, unlisted):
+    rows = "".join(f"{name}\t{'valid' if '3' in name else 'train'}\n" for name in cluster_of(table))
+    (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
+    report = made(tmp_path / "data", table, rule_of(table, tmp_path / "splits.tsv"))
+    manifest = assert_indexed(tmp_path / "data", table)
+    assert report.counts.noted.get(UNLISTED, 0) == unlisted
+    if unlisted:
+        # No cluster is in two splits, so there are as many as there are names. Of the records that
+        # are not listed 4 are representatives, and so in their clusters.
+        total = sum(index.clusters for index in manifest.clusters.indexes.values())
+        assert total == len(set(cluster_of(table).values())) + unlisted - 4
+    else:
+        assert set(report.splits) == {"train", "valid"}
+
+
 def test_the_command_line_stores_clusters(release, table, tmp_path, protlm_in_process):
     rows = "".join(f"{name}\ttrain\n" for name in cluster_of(table))
     (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
@@ -190,29 +213,6 @@ def test_parts_with_different_tables_lose_their_clusters(release, made, table, t
             open_clusters(out, "train")
 
 
-@pytest.mark.parametrize(
-    ("rule_of", "unlisted"),
-    [
-        (lambda table, splits: TableSplit(splits), 0),
-        (lambda table, splits: ClusterSplit(ClusterTable(table), HashSplit(0.3, 0.2)), 23),
-    ],
-    ids=["table", "clusters"],
-)
-def test_clusters_go_with_every_split_rule(made, table, tmp_path, rule_of, unlisted):
-    rows = "".join(f"{name}\t{'valid' if '3' in name else 'train'}\n" for name in cluster_of(table))
-    (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
-    report = made(tmp_path / "data", table, rule_of(table, tmp_path / "splits.tsv"))
-    manifest = assert_indexed(tmp_path / "data", table)
-    assert report.counts.noted.get(UNLISTED, 0) == unlisted
-    if unlisted:
-        # No cluster is in two splits, so there are as many as there are names. Of the records that
-        # are not listed 4 are representatives, and so in their clusters.
-        total = sum(index.clusters for index in manifest.clusters.indexes.values())
-        assert total == len(set(cluster_of(table).values())) + unlisted - 4
-    else:
-        assert set(report.splits) == {"train", "valid"}
-
-
 @pytest.fixture
 def parts(tmp_path, fasta, build):
     """Two data sets of several shards, one with a split that the other lacks."""
@@ -247,6 +247,17 @@ def test_the_parts_are_joined_in_the_order_given(parts, tmp_path, in_shards):
         "gap\tx\tother.fasta\t5",
         "gap\tbad\tone.fasta\t401",
     ]
+
+
+def test_merging_in_steps_or_twice(parts, tmp_path, contents, capsys):
+    merge(parts, tmp_path / "once")
+    merge([tmp_path / "once"], tmp_path / "again")
+    assert contents(tmp_path / "once") == contents(tmp_path / "again")
+    assert "warning" not in capsys.readouterr().err
+    shutil.copytree(parts[0], tmp_path / "copy")
+    merge([*parts, tmp_path / "copy"], tmp_path / "twice")
+    told = f"warning: {tmp_path / 'copy'} and {parts[0]} were both made from one.fasta"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("can_link", [True, False])
@@ -334,6 +345,31 @@ def prepare_locally(release, tmp_path):
     return run
 
 
+@pytest.fixture
+def merged(release, made, tmp_path, contents):
+    """Returns the files of the release, each prepared in this process, and merged."""
+
+    def run(table=None):
+        for name in ("one", "two"):
+            source = release / f"{name}.fasta"
+            made(tmp_path / name, table, source=source, max_reject_rate=0.1)
+        merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
+        return contents(tmp_path / "merged")
+
+    return run
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs jobs one after the other in this process, as they come to another machine."""
+
+    def run(self, function, items, folder, cores):
+        for item in items:
+            pickle.loads(pickle.dumps(function))(item)
+
+    monkeypatch.setattr(Submission, "run", run)
+
+
 def test_jobs_make_the_parts_that_are_merged(prepare_locally, merged, tmp_path, contents, capfd):
     prepare_locally()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
@@ -376,15 +412,25 @@ def test_failed_jobs_are_resumed(release, tmp_path, protlm_command, contents, me
     assert contents(tmp_path / "data") == merged()
 
 
-@pytest.fixture
-def in_this_process(monkeypatch):
-    """Runs jobs one after the other in this process, as they come to another machine."""
+@pytest.mark.usefixtures("in_this_process")
+def test_an_error_while_merging_keeps_the_parts(prepare_locally, tmp_path, monkeypatch, contents):
+    """They may have taken a cluster days."""
 
-    def run(self, function, items, folder, cores):
-        for item in items:
-            pickle.loads(pickle.dumps(function))(item)
+    def fill_the_disk(directory, parts):
+        (directory / "train").mkdir()
+        (directory / "train" / "shard-00000.h5").write_text("half a shard")
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Submission, "run", run)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "merge_into", fill_the_disk)
+        with pytest.raises(OutputError, match="no space left"):
+            prepare_locally()
+    parts = tmp_path / "data.partial" / "parts"
+    assert {name.split("/")[0] for name in contents(parts)} == {"00000", "00001"}
+    monkeypatch.setattr(module, "_build", None)
+    prepare_locally()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
+    assert sum(entry.sequences for entry in read_manifest(tmp_path / "data").splits["train"]) > 100
 
 
 def test_options_that_need_all_sources_are_rejected(prepare_locally):
@@ -409,49 +455,3 @@ def test_a_family_may_be_in_one_of_several_files(tmp_path, protlm_in_process):
         assert done.returncode == 3
         assert "no record belongs to a held-out family" in done.stderr
         assert not (tmp_path / "E").exists()
-
-
-@pytest.fixture
-def merged(release, made, tmp_path, contents):
-    """Returns the files of the release, each prepared in this process, and merged."""
-
-    def run(table=None):
-        for name in ("one", "two"):
-            source = release / f"{name}.fasta"
-            made(tmp_path / name, table, source=source, max_reject_rate=0.1)
-        merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
-        return contents(tmp_path / "merged")
-
-    return run
-
-
-@pytest.mark.usefixtures("in_this_process")
-def test_an_error_while_merging_keeps_the_parts(prepare_locally, tmp_path, monkeypatch, contents):
-    """They may have taken a cluster days."""
-
-    def fill_the_disk(directory, parts):
-        (directory / "train").mkdir()
-        (directory / "train" / "shard-00000.h5").write_text("half a shard")
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "merge_into", fill_the_disk)
-        with pytest.raises(OutputError, match="no space left"):
-            prepare_locally()
-    parts = tmp_path / "data.partial" / "parts"
-    assert {name.split("/")[0] for name in contents(parts)} == {"00000", "00001"}
-    monkeypatch.setattr(module, "_build", None)
-    prepare_locally()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
-    assert sum(entry.sequences for entry in read_manifest(tmp_path / "data").splits["train"]) > 100
-
-
-def test_merging_in_steps_or_twice(parts, tmp_path, contents, capsys):
-    merge(parts, tmp_path / "once")
-    merge([tmp_path / "once"], tmp_path / "again")
-    assert contents(tmp_path / "once") == contents(tmp_path / "again")
-    assert "warning" not in capsys.readouterr().err
-    shutil.copytree(parts[0], tmp_path / "copy")
-    merge([*parts, tmp_path / "copy"], tmp_path / "twice")
-    told = f"warning: {tmp_path / 'copy'} and {parts[0]} were both made from one.fasta"
-    assert told in capsys.readouterr().err

@@ -25,10 +25,15 @@ from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir, sha256_of
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
+
 SAMPLE = sample_dir() / "uniprot_sample.fasta.gz"
+
 BPT1 = sample_dir() / "bpt1_bovin.fasta"
+
 TABLE = sample_dir() / "uniprot_sample.splits.tsv.gz"
+
 ROOT = Path(__file__).resolve().parent.parent.parent
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -99,6 +104,22 @@ def test_short_sequences_do_not_accumulate_in_memory(build, fasta, out, monkeypa
     # A block of 4 KiB has some 400.
     assert all(shard.sequences < 1_500 for shard in shards)
     assert [name for name, _ in in_shards(out)["train"]] == [f"p{i}" for i in range(5_000)]
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_every_record_is_in_a_shard_or_counted(build, fasta, out, in_shards):
+    rng = np.random.default_rng(0)
+    kinds = ["MKVLAW", "MKVLAW" * 9, "mkv*", "", "M1", "MK-V", "MXJ", "MK*V", "W" * 200]
+    picked = [kinds[i] + "KR" * rng.integers(0, 9) for i in rng.integers(0, len(kinds), 4_000)]
+    source = fasta("".join(f">p{i}\n{letters}\n" for i, letters in enumerate(picked)))
+    selection = Selection(min_length=4, max_length=150)
+    options = {"max_reject_rate": 1, "deduplicate": True, "shard_residues": 1_000}
+    counts = build(source, out, HashSplit(0.2, 0.2), selection=selection, **options).counts
+    names = [name for some in in_shards(out).values() for name, _ in some]
+    left_out = sum(counts.rejected.values()) + sum(counts.filtered.values())
+    assert len(names) + left_out == counts.records == 4_000
+    assert len(set(names)) == len(names)
+    assert min(len(counts.rejected), len(counts.filtered), len(counts.changed)) >= 3
 
 
 def test_every_outcome_is_reported(build, fasta, out):
@@ -231,6 +252,24 @@ def test_the_first_copy_is_kept_in_any_split(build, fasta, out, table, in_shards
     assert len(read_manifest(out).splits["train"]) > 3
 
 
+@pytest.mark.parametrize(
+    ("workers", "selection", "filtered"),
+    [
+        (1, {"no_fragments": True}, {"fragment": 1}),
+        (2, {"organisms": ("9606",)}, {"other organism": 1}),
+        (1, {"organisms": ("Mus musculus",)}, {"other organism": 2}),
+    ],
+)
+def test_headers_are_parsed_for_organisms(build, fasta, out, workers, selection, filtered):
+    source = fasta(
+        ">sp|P1|A Actin OS=Homo sapiens OX=9606\nMKV\n"
+        ">sp|P2|B Actin (Fragment) OS=Homo sapiens OX=9606\nMKL\n"
+        ">sp|P3|C Actin OS=Mus musculus OX=10090\nMKI\n"
+    )
+    report = build(source, out, workers=workers, selection=Selection(**selection))
+    assert report.counts.filtered == filtered
+
+
 def test_folders_are_read_by_name_and_hold_sequences_alone(build, tmp_path, fasta, out, in_shards):
     folder = tmp_path / "release"
     folder.mkdir()
@@ -263,6 +302,39 @@ def test_unusable_input_leaves_nothing(build, fasta, out, content, message):
             with pytest.raises(InputDataError, match=message):
                 build(sources, out, max_reject_rate=1)
             assert_nothing_left(out)
+
+
+def test_nucleotides_can_be_allowed_and_an_empty_split_is_reported(
+    build, fasta, out, in_shards, capsys
+):
+    reading = ReadOptions(allow_nucleotides=True)
+    build(fasta(">a\n" + "ACGT" * 20 + "\n"), out, HashSplit(0.001, 0), reading=reading)
+    assert in_shards(out) == {"train": [("a", "ACGT" * 20)]}
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "is empty" in line]
+    assert told == (
+        "protlm: warning: split valid is empty: 1 sequences at --valid-fraction 0.001; to have "
+        "one, prepare them again with a larger --valid-fraction"
+    )
+
+
+def test_invalid_paths_are_rejected(build, out, tmp_path):
+    """An output before input is read."""
+    missing, file = tmp_path / "none.fasta", tmp_path / "file"
+    file.touch()
+    for taken in (file, tmp_path, file / "data", Path("/proc/data")):
+        with pytest.raises(OutputError, match=str(taken)):
+            build(missing, taken)
+    for name in (".", "", ".."):
+        with pytest.raises(OutputError, match="exists already"):
+            build(missing, Path(name))
+    again = TINY.parent / ".." / "sample" / TINY.name
+    for sources, told in (
+        ([TINY, again], "given twice"),
+        ([], "protlm prepare SOURCE"),
+        ([missing], "no such file"),
+    ):
+        with pytest.raises(UserError, match=told):
+            build(sources, out)
 
 
 @pytest.mark.parametrize(
@@ -309,73 +381,6 @@ def test_names_of_any_kind_are_read_back(tmp_path):
     listed = {"digit": [("a\tb\x1cc", "x\ny\u2028.fasta", 3), ("\x1d", "\udcff", 4)], "gap": []}
     write_rejected(tmp_path, listed)
     assert read_rejected(tmp_path) == {"digit": [("a b c", "x y .fasta", 3), ("", "\\udcff", 4)]}
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_every_record_is_in_a_shard_or_counted(build, fasta, out, in_shards):
-    rng = np.random.default_rng(0)
-    kinds = ["MKVLAW", "MKVLAW" * 9, "mkv*", "", "M1", "MK-V", "MXJ", "MK*V", "W" * 200]
-    picked = [kinds[i] + "KR" * rng.integers(0, 9) for i in rng.integers(0, len(kinds), 4_000)]
-    source = fasta("".join(f">p{i}\n{letters}\n" for i, letters in enumerate(picked)))
-    selection = Selection(min_length=4, max_length=150)
-    options = {"max_reject_rate": 1, "deduplicate": True, "shard_residues": 1_000}
-    counts = build(source, out, HashSplit(0.2, 0.2), selection=selection, **options).counts
-    names = [name for some in in_shards(out).values() for name, _ in some]
-    left_out = sum(counts.rejected.values()) + sum(counts.filtered.values())
-    assert len(names) + left_out == counts.records == 4_000
-    assert len(set(names)) == len(names)
-    assert min(len(counts.rejected), len(counts.filtered), len(counts.changed)) >= 3
-
-
-@pytest.mark.parametrize(
-    ("workers", "selection", "filtered"),
-    [
-        (1, {"no_fragments": True}, {"fragment": 1}),
-        (2, {"organisms": ("9606",)}, {"other organism": 1}),
-        (1, {"organisms": ("Mus musculus",)}, {"other organism": 2}),
-    ],
-)
-def test_headers_are_parsed_for_organisms(build, fasta, out, workers, selection, filtered):
-    source = fasta(
-        ">sp|P1|A Actin OS=Homo sapiens OX=9606\nMKV\n"
-        ">sp|P2|B Actin (Fragment) OS=Homo sapiens OX=9606\nMKL\n"
-        ">sp|P3|C Actin OS=Mus musculus OX=10090\nMKI\n"
-    )
-    report = build(source, out, workers=workers, selection=Selection(**selection))
-    assert report.counts.filtered == filtered
-
-
-def test_nucleotides_can_be_allowed_and_an_empty_split_is_reported(
-    build, fasta, out, in_shards, capsys
-):
-    reading = ReadOptions(allow_nucleotides=True)
-    build(fasta(">a\n" + "ACGT" * 20 + "\n"), out, HashSplit(0.001, 0), reading=reading)
-    assert in_shards(out) == {"train": [("a", "ACGT" * 20)]}
-    (told,) = [line for line in capsys.readouterr().err.splitlines() if "is empty" in line]
-    assert told == (
-        "protlm: warning: split valid is empty: 1 sequences at --valid-fraction 0.001; to have "
-        "one, prepare them again with a larger --valid-fraction"
-    )
-
-
-def test_invalid_paths_are_rejected(build, out, tmp_path):
-    """An output before input is read."""
-    missing, file = tmp_path / "none.fasta", tmp_path / "file"
-    file.touch()
-    for taken in (file, tmp_path, file / "data", Path("/proc/data")):
-        with pytest.raises(OutputError, match=str(taken)):
-            build(missing, taken)
-    for name in (".", "", ".."):
-        with pytest.raises(OutputError, match="exists already"):
-            build(missing, Path(name))
-    again = TINY.parent / ".." / "sample" / TINY.name
-    for sources, told in (
-        ([TINY, again], "given twice"),
-        ([], "protlm prepare SOURCE"),
-        ([missing], "no such file"),
-    ):
-        with pytest.raises(UserError, match=told):
-            build(sources, out)
 
 
 def test_an_output_among_the_sources_is_rejected(tmp_path):

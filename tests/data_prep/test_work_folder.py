@@ -88,6 +88,20 @@ def build(source, out, **options):
 
 
 @pytest.mark.usefixtures("small_blocks")
+def test_finished_parts_are_kept_and_files_of_a_killed_build_are_removed(begun, capsys):
+    source, out, partial = begun
+    left = [partial / "data" / "train" / "shard-00009.h5", partial / "data" / "train" / ".x.part"]
+    for path in left:
+        path.write_text("half a shard")
+    with pytest.raises(InputDataError, match="comment"):
+        build(source, out)
+    assert not any(path.exists() for path in left)
+    told = capsys.readouterr().err
+    assert f"resuming {partial} after" in told
+    assert f"finished parts are kept in {partial}" in told
+
+
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     "file",
     [
@@ -140,6 +154,18 @@ def test_it_agrees_with_a_set(tmp_path, memory_slots):
     assert (tmp_path / "table").exists() == (memory_slots < 1 << 20)
 
 
+def test_the_first_and_the_last_digest_are_ordinary(tmp_path):
+    """Slots wrap around at the end."""
+    known = DigestSet(tmp_path / "table", memory_slots=2)
+    last = np.full((1_000, 2), 2**64 - 1, np.uint64)
+    last[:, 1] = np.arange(1_000)
+    assert known.add(last).all()
+    assert not known.add(last).any()
+    zeros = np.zeros((2, 2), np.uint64)
+    assert known.add(zeros).tolist() == [True, False]
+    assert known.add(zeros).tolist() == [False, False]
+
+
 @pytest.mark.slow
 def test_a_table_on_disk_takes_no_memory_as_it_grows(tmp_path):
     done = subprocess.run(
@@ -153,29 +179,3 @@ def test_a_table_on_disk_takes_no_memory_as_it_grows(tmp_path):
     assert size == 15_000_000
     assert (tmp_path / "table").stat().st_size > 500 << 20
     assert grown < 200 << 20
-
-
-def test_the_first_and_the_last_digest_are_ordinary(tmp_path):
-    """Slots wrap around at the end."""
-    known = DigestSet(tmp_path / "table", memory_slots=2)
-    last = np.full((1_000, 2), 2**64 - 1, np.uint64)
-    last[:, 1] = np.arange(1_000)
-    assert known.add(last).all()
-    assert not known.add(last).any()
-    zeros = np.zeros((2, 2), np.uint64)
-    assert known.add(zeros).tolist() == [True, False]
-    assert known.add(zeros).tolist() == [False, False]
-
-
-@pytest.mark.usefixtures("small_blocks")
-def test_finished_parts_are_kept_and_files_of_a_killed_build_are_removed(begun, capsys):
-    source, out, partial = begun
-    left = [partial / "data" / "train" / "shard-00009.h5", partial / "data" / "train" / ".x.part"]
-    for path in left:
-        path.write_text("half a shard")
-    with pytest.raises(InputDataError, match="comment"):
-        build(source, out)
-    assert not any(path.exists() for path in left)
-    told = capsys.readouterr().err
-    assert f"resuming {partial} after" in told
-    assert f"finished parts are kept in {partial}" in told

@@ -194,6 +194,20 @@ def test_a_missing_cluster_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert Submission.parse(None, None) is None
 
 
+# Settings of --slurm, submitit's names of them, and their values.
+SETTINGS: list[tuple[str, str, object]] = [
+    ("partition=cpu,long", "slurm_partition", "cpu,long"),
+    ("time=12:00:00", "slurm_time", "12:00:00"),
+    ("account=b", "slurm_account", "b"),
+    ("qos=c", "slurm_qos", "c"),
+    ("constraint=d", "slurm_constraint", "d"),
+    ("mem_gb=7.5", "mem_gb", 7.5),
+    ("cpus=4", "cpus_per_task", 4),
+    ("gpus=2", "gpus_per_node", 2),
+    ("parallel=20", "slurm_array_parallelism", 20),
+]
+
+
 def test_submitit_accepts_the_settings(
     cluster: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,22 +239,23 @@ def test_other_settings_are_rejected(executor: Executor | None, setting: str, to
         Submission.parse(executor, [setting])
 
 
-# Settings of --slurm, submitit's names of them, and their values.
-SETTINGS: list[tuple[str, str, object]] = [
-    ("partition=cpu,long", "slurm_partition", "cpu,long"),
-    ("time=12:00:00", "slurm_time", "12:00:00"),
-    ("account=b", "slurm_account", "b"),
-    ("qos=c", "slurm_qos", "c"),
-    ("constraint=d", "slurm_constraint", "d"),
-    ("mem_gb=7.5", "mem_gb", 7.5),
-    ("cpus=4", "cpus_per_task", 4),
-    ("gpus=2", "gpus_per_node", 2),
-    ("parallel=20", "slurm_array_parallelism", 20),
-]
-
-
 def results(function: Callable[[int], Any], count: int, workers: int) -> list[tuple[int, Any]]:
     return list(in_order(function, ((i, i) for i in range(count)), workers))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_results_of_any_size_come_in_the_order_of_the_items(workers: int) -> None:
+    """The function is shared, since it may contain gigabytes, and what cannot be pickled."""
+
+    def reverse(item: bytes) -> tuple[bytes, int]:
+        time.sleep(0.002 * (len(item) % 3))
+        return item[::-1], len(item)
+
+    sizes = [n * 100_003 % 3_000_001 for n in range(30)]
+    items = [(size, bytes([size % 251]) * size) for size in sizes]
+    stream = in_order(reverse, iter(items), workers)
+    assert list(stream) == [(size, (item, size)) for size, item in items]
+    assert results(abs, 0, workers) == []
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -295,6 +310,17 @@ def open_files_and_processes() -> tuple[int, list[BaseProcess]]:
     return len(list(Path("/proc/self/fd").iterdir())), multiprocessing.active_children()
 
 
+def test_a_stream_is_not_read_far_ahead_and_leaves_nothing_when_it_is_abandoned() -> None:
+    before, drawn = open_files_and_processes(), []
+    stream = in_order(abs, ((n, drawn.append(n) or n) for n in range(1_000)), 2)
+    for _ in range(10):
+        next(stream)
+    assert len(drawn) < 20
+    assert len(multiprocessing.active_children()) == 2
+    stream.close()
+    assert open_files_and_processes() == before
+
+
 def test_a_killed_process_ends_the_stream_with_a_sentence() -> None:
     """Also while another one is running, which would be waited for indefinitely."""
 
@@ -322,17 +348,6 @@ def test_a_process_killed_while_it_passes_a_large_result_ends_the_stream() -> No
         delay = 0.003 * turn
         with pytest.raises(ProcessDiedError):
             results(work, 60, 2)
-
-
-def test_a_stream_is_not_read_far_ahead_and_leaves_nothing_when_it_is_abandoned() -> None:
-    before, drawn = open_files_and_processes(), []
-    stream = in_order(abs, ((n, drawn.append(n) or n) for n in range(1_000)), 2)
-    for _ in range(10):
-        next(stream)
-    assert len(drawn) < 20
-    assert len(multiprocessing.active_children()) == 2
-    stream.close()
-    assert open_files_and_processes() == before
 
 
 @pytest.fixture
@@ -482,18 +497,3 @@ def test_limits_on_processes_and_open_files_are_explained(monkeypatch: pytest.Mo
     with pytest.raises(UserError, match=r"^5 worker processes.*unavailable.*fewer --workers"):
         results(abs, 5, 5)
     assert not multiprocessing.active_children()
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_results_of_any_size_come_in_the_order_of_the_items(workers: int) -> None:
-    """The function is shared, since it may contain gigabytes, and what cannot be pickled."""
-
-    def reverse(item: bytes) -> tuple[bytes, int]:
-        time.sleep(0.002 * (len(item) % 3))
-        return item[::-1], len(item)
-
-    sizes = [n * 100_003 % 3_000_001 for n in range(30)]
-    items = [(size, bytes([size % 251]) * size) for size in sizes]
-    stream = in_order(reverse, iter(items), workers)
-    assert list(stream) == [(size, (item, size)) for size, item in items]
-    assert results(abs, 0, workers) == []

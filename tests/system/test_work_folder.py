@@ -76,6 +76,22 @@ def test_a_folder_is_published_and_replaces_nothing(out):
     assert names(unfinished(out)) == [BEGUN, "data"]
 
 
+@pytest.mark.parametrize("part", ["", ".1.part", ".hidden"])
+def test_nothing_is_left_without_a_finished_part(out, part):
+    """Except hidden files of others; and what is finished can be told otherwise."""
+    begin(out, part)
+    assert not out.parent.exists() or names(out.parent) == (
+        [unfinished(out).name] if part == ".hidden" else []
+    )
+    kind = Kind("data set", "being built", "--out", lambda path: (path / "good").exists())
+    for name in ("bad", "good"):
+        with pytest.raises(ZeroDivisionError), work_folder(out, {}, kind) as work:
+            assert not (work.path / "bad").exists()
+            (work.path / name).touch()
+            raise ZeroDivisionError
+        assert out.exists() == (name == "good")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
@@ -207,19 +223,3 @@ def test_an_output_that_cannot_be_written_is_named(tmp_path):
     ):
         raise OSError(28, os.strerror(28))
     assert names(tmp_path) == ["file"]
-
-
-@pytest.mark.parametrize("part", ["", ".1.part", ".hidden"])
-def test_nothing_is_left_without_a_finished_part(out, part):
-    """Except hidden files of others; and what is finished can be told otherwise."""
-    begin(out, part)
-    assert not out.parent.exists() or names(out.parent) == (
-        [unfinished(out).name] if part == ".hidden" else []
-    )
-    kind = Kind("data set", "being built", "--out", lambda path: (path / "good").exists())
-    for name in ("bad", "good"):
-        with pytest.raises(ZeroDivisionError), work_folder(out, {}, kind) as work:
-            assert not (work.path / "bad").exists()
-            (work.path / name).touch()
-            raise ZeroDivisionError
-        assert out.exists() == (name == "good")

@@ -59,6 +59,7 @@ def test_adjacent_samples_are_separated():
 
 
 SIZES, SHARES = [100, 45, 5], [5, 4, 2]
+
 ENDS = np.cumsum(SIZES)
 
 
@@ -110,6 +111,14 @@ def test_data_sets_of_the_same_size_have_different_orders():
     assert [s for s, _ in pairs if s < 50] != [s - 50 for s, _ in pairs if s >= 50]
 
 
+@pytest.mark.parametrize("epoch", range(3))
+def test_for_a_single_data_set_a_pass_is_an_epoch(epoch):
+    everywhere = np.arange(100)
+    draw = SampleOrder([100], seed=1).draw(epoch, everywhere)
+    assert draw.samples.tolist() == EpochOrder(100, seed=1, epoch=epoch)[everywhere].tolist()
+    assert set(draw.passes) == {epoch}
+
+
 def test_any_position_is_computed_directly():
     order = SampleOrder([250_000_000, 500_000, 7], shares=[90, 9, 1], seed=1)
     near, far = order.draw(0, np.array([3])), order.draw(10**6, np.array([3, 10**8]))
@@ -138,6 +147,12 @@ def test_invalid_weights_are_rejected(wrong):
         integer_weights(wrong)
 
 
+@pytest.fixture
+def splits(make_data_set, proteins):
+    names = {"one": proteins[:17], "other": proteins[17:]}
+    return [open_split(make_data_set(some, name), "train") for name, some in names.items()]
+
+
 def test_sequences_are_numbered_consecutively(splits, proteins):
     mixture = Mixture(splits, [3, 1])
     assert len(mixture) == len(proteins)
@@ -164,20 +179,6 @@ def test_the_fingerprint_is_that_of_the_data_and_their_weights(splits, make_data
     assert Mixture([one]).fingerprint == one.fingerprint
 
 
-@pytest.mark.parametrize("epoch", range(3))
-def test_for_a_single_data_set_a_pass_is_an_epoch(epoch):
-    everywhere = np.arange(100)
-    draw = SampleOrder([100], seed=1).draw(epoch, everywhere)
-    assert draw.samples.tolist() == EpochOrder(100, seed=1, epoch=epoch)[everywhere].tolist()
-    assert set(draw.passes) == {epoch}
-
-
-@pytest.fixture
-def splits(make_data_set, proteins):
-    names = {"one": proteins[:17], "other": proteins[17:]}
-    return [open_split(make_data_set(some, name), "train") for name, some in names.items()]
-
-
 MEMBERS = [1, 1, 2, 3, 4, 6, 1, 12]
 
 
@@ -198,6 +199,32 @@ def opened(make_data_set):
         return open_split(directory, "train"), open_clusters(directory, "train"), clusters
 
     return make
+
+
+def test_an_epoch_draws_every_cluster_once_and_its_members_in_turn(opened):
+    split, index, clusters = opened(MEMBERS)
+    order = SampleOrder([len(split)], seed=1, clusters=[index])
+    assert len(order) == len(MEMBERS)
+    everywhere = np.arange(len(order))
+    draws = [order.draw(number, everywhere) for number in range(2 * lcm(*MEMBERS))]
+    for number, draw in enumerate(draws):
+        assert sorted(clusters[sample] for sample in draw.samples) == list(range(len(MEMBERS)))
+        assert set(draw.passes.tolist()) == {number}
+        # Clusters come in the order of the epoch.
+        epoch = EpochOrder(len(MEMBERS), seed=1, epoch=number)[everywhere]
+        expected = index.members(epoch, hashed(epoch, seed=1), number)
+        assert draw.samples.tolist() == expected.tolist()
+    # Members come equally often.
+    counts = Counter(sample for draw in draws for sample in draw.samples.tolist())
+    assert len(counts) == sum(MEMBERS)
+    for sample, count in counts.items():
+        assert count == len(draws) // MEMBERS[clusters[sample]]
+    # None repeats before all others were drawn, from any pass on, not only from the first.
+    drawn = [{clusters[s]: s for s in draw.samples.tolist()} for draw in draws]
+    for cluster, size in enumerate(MEMBERS):
+        members = [one[cluster] for one in drawn]
+        for start in range(len(members) - size):
+            assert len(set(members[start : start + size])) == size
 
 
 @pytest.mark.parametrize("size", [2, 3, 7])
@@ -309,29 +336,3 @@ def test_a_forecast_counts_what_an_epoch_draws(two):
     assert (found.cropped, found.left_out) == ((over > 0).sum(), over[over > 0].sum())
     assert 0 < found.cropped < len(order)
     assert found.is_exact
-
-
-def test_an_epoch_draws_every_cluster_once_and_its_members_in_turn(opened):
-    split, index, clusters = opened(MEMBERS)
-    order = SampleOrder([len(split)], seed=1, clusters=[index])
-    assert len(order) == len(MEMBERS)
-    everywhere = np.arange(len(order))
-    draws = [order.draw(number, everywhere) for number in range(2 * lcm(*MEMBERS))]
-    for number, draw in enumerate(draws):
-        assert sorted(clusters[sample] for sample in draw.samples) == list(range(len(MEMBERS)))
-        assert set(draw.passes.tolist()) == {number}
-        # Clusters come in the order of the epoch.
-        epoch = EpochOrder(len(MEMBERS), seed=1, epoch=number)[everywhere]
-        expected = index.members(epoch, hashed(epoch, seed=1), number)
-        assert draw.samples.tolist() == expected.tolist()
-    # Members come equally often.
-    counts = Counter(sample for draw in draws for sample in draw.samples.tolist())
-    assert len(counts) == sum(MEMBERS)
-    for sample, count in counts.items():
-        assert count == len(draws) // MEMBERS[clusters[sample]]
-    # None repeats before all others were drawn, from any pass on, not only from the first.
-    drawn = [{clusters[s]: s for s in draw.samples.tolist()} for draw in draws]
-    for cluster, size in enumerate(MEMBERS):
-        members = [one[cluster] for one in drawn]
-        for start in range(len(members) - size):
-            assert len(set(members[start : start + size])) == size

@@ -18,9 +18,12 @@ from protlm.system.errors import UserError
 from protlm.system.paths import sample_dir
 
 NUM_SAMPLES = 150
+
 # Clusters have twice as many sequences, and an epoch as many samples.
 LENGTHS = np.random.default_rng(0).integers(1, 300, 2 * NUM_SAMPLES)
+
 STAGES = Curriculum([[0, 32], [70, 64], [200, 128]])
+
 RULES = {
     "sequences": LengthBuckets(1_000, 128, window=32),
     "concatenated": Packing(300, 128, window=32),
@@ -28,8 +31,11 @@ RULES = {
     "sequences, growing": LengthBuckets(1_000, 128, window=32, curriculum=STAGES),
     "concatenated, growing": Packing(300, 128, window=32, curriculum=STAGES),
 }
+
 MANY = np.random.default_rng(0).integers(1, 300, 5_000)
+
 MANY_ORDER = SampleOrder([len(MANY)], seed=1)
+
 BUCKETS = LengthBuckets(4_000, 128, window=1_000)
 
 
@@ -296,51 +302,9 @@ def test_a_curriculum_crops_more(monkeypatch, most):
     assert found.is_exact == (most == 5_000)
 
 
-def test_batches_are_shuffled_differently_in_each_epoch():
-    # One window, so that the batches of all epochs have the same lengths.
-    rule = LengthBuckets(1_000, 128, window=1_000)
-    one, other = ([plan.length for plan in plans_of(rule, epoch=epoch)] for epoch in (0, 1))
-    assert sorted(one) == sorted(other)
-    assert one != other
-
-
-def test_rows_are_cropped_by_their_own_setting():
-    stages = Curriculum([[0, 20], [200, 100]])
-    rule = LengthBuckets(1_000, 128, window=100, crop="random", curriculum=stages)
-    plans = plans_of(rule)
-    assert {(row.max_length, row.crop) for plan in plans for row in plan.rows} == {
-        (20, "random"),
-        (100, "random"),
-    }
-    assert max(plan.length for plan in plans) == 100
-
-
 SOME = np.random.default_rng(0).integers(1, 300, 500)
+
 ROWS = LengthBuckets(1_000, 128, window=64)
-
-
-@pytest.mark.parametrize("max_length", [3, 16, 63, 64, 65, 1_000, 8_192])
-def test_edges_are_ascending_up_to_the_maximum(max_length):
-    edges = LengthBuckets(1, max_length).edges
-    assert edges[-1] == max_length
-    assert (np.diff(edges) > 0).all()
-    # Few shapes to compile: sixteen to a doubling.
-    assert len(edges) <= 16 * 8 + 1
-    given = LengthBuckets(2_000, 100, bucket_edges=(50, 100))
-    assert {plan.length for plan in plans_of(given)} == {50, 100}
-
-
-@pytest.mark.parametrize("tokens_per_batch", [8_192, 16_384, 65_536, 131_072])
-def test_at_most_5_percent_of_the_sample_s_batches_is_padding(tokens_per_batch):
-    path = sample_dir() / "uniprot_sample.fasta.gz"
-    lengths = np.array([len(record.sequence) for record in read_records(path, Tally())])
-    rule = LengthBuckets(tokens_per_batch, 1_024)
-    order = SampleOrder([len(lengths)])
-    padded = sum(len(plan.rows) * plan.length for plan in BatchStream(lengths.take, order, rule))
-    share = np.minimum(lengths + 2, 1_024).sum() / padded
-    assert 0.95 <= share <= 1
-    # What is said at the start of training is this: the sample is one window.
-    assert forecast(lengths.take, order, rule).useful_fraction == share
 
 
 def plans_of(rule=ROWS, *, epoch=0, shuffle=True):
@@ -376,9 +340,60 @@ def test_batches_keep_to_the_budget_and_fit_their_samples():
     assert {len(plan.rows) for plan in plans_of(LengthBuckets(50, 400))} == {1}
 
 
+def test_batches_are_shuffled_differently_in_each_epoch():
+    # One window, so that the batches of all epochs have the same lengths.
+    rule = LengthBuckets(1_000, 128, window=1_000)
+    one, other = ([plan.length for plan in plans_of(rule, epoch=epoch)] for epoch in (0, 1))
+    assert sorted(one) == sorted(other)
+    assert one != other
+
+
+def test_rows_are_cropped_by_their_own_setting():
+    stages = Curriculum([[0, 20], [200, 100]])
+    rule = LengthBuckets(1_000, 128, window=100, crop="random", curriculum=stages)
+    plans = plans_of(rule)
+    assert {(row.max_length, row.crop) for plan in plans for row in plan.rows} == {
+        (20, "random"),
+        (100, "random"),
+    }
+    assert max(plan.length for plan in plans) == 100
+
+
+@pytest.mark.parametrize("max_length", [3, 16, 63, 64, 65, 1_000, 8_192])
+def test_edges_are_ascending_up_to_the_maximum(max_length):
+    edges = LengthBuckets(1, max_length).edges
+    assert edges[-1] == max_length
+    assert (np.diff(edges) > 0).all()
+    # Few shapes to compile: sixteen to a doubling.
+    assert len(edges) <= 16 * 8 + 1
+    given = LengthBuckets(2_000, 100, bucket_edges=(50, 100))
+    assert {plan.length for plan in plans_of(given)} == {50, 100}
+
+
+@pytest.mark.parametrize("tokens_per_batch", [8_192, 16_384, 65_536, 131_072])
+def test_at_most_5_percent_of_the_sample_s_batches_is_padding(tokens_per_batch):
+    path = sample_dir() / "uniprot_sample.fasta.gz"
+    lengths = np.array([len(record.sequence) for record in read_records(path, Tally())])
+    rule = LengthBuckets(tokens_per_batch, 1_024)
+    order = SampleOrder([len(lengths)])
+    padded = sum(len(plan.rows) * plan.length for plan in BatchStream(lengths.take, order, rule))
+    share = np.minimum(lengths + 2, 1_024).sum() / padded
+    assert 0.95 <= share <= 1
+    # What is said at the start of training is this: the sample is one window.
+    assert forecast(lengths.take, order, rule).useful_fraction == share
+
+
+# Sequences of a window of packed rows.
+WINDOW = 15
+
+
 @pytest.fixture
 def mixture(data_set):
     return Mixture([open_split(data_set, "train")])
+
+
+def packed_plans(mixture, rule):
+    return list(BatchStream(mixture.lengths_of, mixture.order(seed=2), rule))
 
 
 def stream_of(mixture, first):
@@ -408,10 +423,6 @@ def test_rows_are_the_stream_of_each_window_cut_in_pieces(mixture, max_length, t
         assert joined == stream_of(mixture, number * WINDOW)
 
 
-def packed_plans(mixture, rule):
-    return list(BatchStream(mixture.lengths_of, mixture.order(seed=2), rule))
-
-
 def test_places_are_those_of_the_tokens(mixture):
     lengths = mixture.lengths_of(mixture.order(seed=2).draw(0, np.arange(40)).samples)
     ends = np.concatenate(([0], np.cumsum(lengths + 1)))
@@ -432,7 +443,3 @@ def test_rows_have_independent_random_numbers(mixture):
     assert tuple(rows[5].read(mixture, seed=0)[1].random(3)) in draws
     for row, seed in ((rows[5], 1), (replace(rows[5], epoch=1), 0)):
         assert tuple(row.read(mixture, seed=seed)[1].random(3)) not in draws
-
-
-# Sequences of a window of packed rows.
-WINDOW = 15

@@ -153,6 +153,12 @@ def test_a_bomb_of_one_line_fits_in_memory(tmp_path):
     assert tally.rejected == {TOO_LONG: 1}
 
 
+def test_all_options_reach_the_blocks(read):
+    options = {"allow_comments": True, "allow_gaps": True, "ignore_trailing_garbage": True}
+    ((record,), _) = read(gzip.compress(b"; c\n>a\nMK-V\n") + b"garbage", **options)
+    assert record.sequence == "MKV"
+
+
 def test_a_rejected_file_is_closed(tmp_path):
     # Warnings are errors: a file left open would fail the test.
     for content in (b"", b"junk", b"\x1f\x8b\x08"):
@@ -214,6 +220,34 @@ def test_highly_compressed_data_are_complete(tmp_path, any_zlib):
     for size in (1 << 17, (1 << 17) + 1, 3 << 17, 1_000_003):
         path.write_bytes(packed(b"M" * size, b"K" * size))
         assert content_of(path) == b"M" * size + b"K" * size
+
+
+def damaged() -> Iterator[tuple[bytes, str]]:
+    """Gzip with other data behind it, cut anywhere, and with a bit flipped; and the message."""
+    content, rng = TINY.read_bytes(), np.random.default_rng(0)
+    for garbage in (b"garbage", b"\0\0g", b"\x1f"):
+        yield content + garbage, "other data follow"
+    for size in [*rng.integers(2, len(content), 20), 2, len(content) - 1, len(content) - 8]:
+        yield content[:size], f"truncated .* near byte {size:,}"
+    # The data follow a time and a name, which no checksum covers; the last byte of the
+    # data may hold bits without meaning.
+    start = content.index(b"\0", 10) + 1 if content[3] & 8 else 10
+    offsets = rng.integers(start, len(content) - 9, 46)
+    for offset in [*offsets, *range(len(content) - 4, len(content))]:
+        flipped = bytearray(content)
+        flipped[offset] ^= 1 << (offset % 8)
+        yield bytes(flipped), ""
+
+
+def test_damaged_gzip_never_passes(tmp_path, any_zlib):
+    path = tmp_path / "damaged.gz"
+    for content, message in damaged():
+        path.write_bytes(content)
+        with pytest.raises(InputDataError, match=rf"damaged\.gz.*{message}"):
+            content_of(path)
+    path.write_bytes(TINY.read_bytes() + b"garbage" * 100_000)
+    expected = gzip.decompress(TINY.read_bytes())
+    assert content_of(path, ignore_trailing_garbage=True) == expected
 
 
 def test_zip_bombs_are_rejected(tmp_path, monkeypatch):
@@ -296,40 +330,6 @@ def test_text_is_read_by_lines(tmp_path):
         path.write_bytes(b"" + content)
         with TextSource(path, "a table") as source:
             assert list(source.text) == ["a\tb\n", "c\udcff\td"]
-
-
-def damaged() -> Iterator[tuple[bytes, str]]:
-    """Gzip with other data behind it, cut anywhere, and with a bit flipped; and the message."""
-    content, rng = TINY.read_bytes(), np.random.default_rng(0)
-    for garbage in (b"garbage", b"\0\0g", b"\x1f"):
-        yield content + garbage, "other data follow"
-    for size in [*rng.integers(2, len(content), 20), 2, len(content) - 1, len(content) - 8]:
-        yield content[:size], f"truncated .* near byte {size:,}"
-    # The data follow a time and a name, which no checksum covers; the last byte of the
-    # data may hold bits without meaning.
-    start = content.index(b"\0", 10) + 1 if content[3] & 8 else 10
-    offsets = rng.integers(start, len(content) - 9, 46)
-    for offset in [*offsets, *range(len(content) - 4, len(content))]:
-        flipped = bytearray(content)
-        flipped[offset] ^= 1 << (offset % 8)
-        yield bytes(flipped), ""
-
-
-def test_damaged_gzip_never_passes(tmp_path, any_zlib):
-    path = tmp_path / "damaged.gz"
-    for content, message in damaged():
-        path.write_bytes(content)
-        with pytest.raises(InputDataError, match=rf"damaged\.gz.*{message}"):
-            content_of(path)
-    path.write_bytes(TINY.read_bytes() + b"garbage" * 100_000)
-    expected = gzip.decompress(TINY.read_bytes())
-    assert content_of(path, ignore_trailing_garbage=True) == expected
-
-
-def test_all_options_reach_the_blocks(read):
-    options = {"allow_comments": True, "allow_gaps": True, "ignore_trailing_garbage": True}
-    ((record,), _) = read(gzip.compress(b"; c\n>a\nMK-V\n") + b"garbage", **options)
-    assert record.sequence == "MKV"
 
 
 def test_what_is_no_file_is_named(tmp_path, monkeypatch):

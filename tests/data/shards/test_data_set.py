@@ -23,7 +23,9 @@ from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import conf_dir, sha256_of
 
 DOCUMENT = conf_dir().parent / "docs" / "shards.md"
+
 ROOT = Path(__file__).resolve().parents[3]
+
 SHARD = "train/shard-00001.h5"
 
 
@@ -186,6 +188,21 @@ def test_readers_open_files_lazily(data_set):
         reader[0]
 
 
+def test_only_the_requested_shards_are_opened_by_hdf5_and_once(data_set, monkeypatch):
+    opened, find = [], mapped_shard.find_arrays
+    places = cache(lambda path, entry: opened.append(path) or find(path, entry))
+    monkeypatch.setattr(reader_module, "_places", places)
+    # Every use maps a shard again.
+    monkeypatch.setattr(reader_module, "_mapped", reader_module._mapped.__wrapped__)
+    reader = open_split(data_set, "train", verify="sizes")
+    assert opened == []
+    reader.lengths_of(np.array([20, 16, 31]))
+    assert len(reader[17]) and len(reader[21])
+    assert opened == [data_set / SHARD]
+    reader[3]
+    assert len(opened) == 2
+
+
 def test_a_pickled_reader_contains_no_maps(data_set, proteins):
     reader = open_split(data_set, "train")
     assert reader.lengths_of(np.array([0])) == [len(reader[0])]
@@ -280,26 +297,6 @@ def test_a_shard_that_is_truncated_under_a_reader_is_named(data_set, read):
     assert "has 100 bytes" in split.size_fault()
 
 
-def test_only_the_requested_shards_are_opened_by_hdf5_and_once(data_set, monkeypatch):
-    opened, find = [], mapped_shard.find_arrays
-    places = cache(lambda path, entry: opened.append(path) or find(path, entry))
-    monkeypatch.setattr(reader_module, "_places", places)
-    # Every use maps a shard again.
-    monkeypatch.setattr(reader_module, "_mapped", reader_module._mapped.__wrapped__)
-    reader = open_split(data_set, "train", verify="sizes")
-    assert opened == []
-    reader.lengths_of(np.array([20, 16, 31]))
-    assert len(reader[17]) and len(reader[21])
-    assert opened == [data_set / SHARD]
-    reader[3]
-    assert len(opened) == 2
-
-
-# Files of a shard that a manifest may name by mistake or malice.
-OUTSIDE = ["../train/shard-00000.h5", "/etc/passwd", "train/../../shard-00000.h5"]
-OUTSIDE += ["train//shard-00000.h5", "train/shard-00000.h5\n", "valid/shard-00000.h5"]
-
-
 @pytest.fixture
 def change(write_manifest):
     def change(directory, edit):
@@ -310,10 +307,63 @@ def change(write_manifest):
     return change
 
 
+def test_a_round_trip_changes_nothing(data_set, tmp_path):
+    manifest = read_manifest(data_set)
+    manifest.write(tmp_path)
+    assert (tmp_path / MANIFEST).read_bytes() == (data_set / MANIFEST).read_bytes()
+    assert read_manifest(tmp_path) == manifest
+    # Others can check it.
+    check = ["sha256sum", "--strict", "--check", MANIFEST_SHA256]
+    assert subprocess.run(check, cwd=data_set, check=False).returncode == 0
+
+
 def test_the_error_for_a_missing_manifest_says_what_to_type(tmp_path):
     for directory in (tmp_path, tmp_path / "none"):
         with pytest.raises(UserError, match=r"protlm prepare SOURCE.*--out"):
             read_manifest(directory)
+
+
+# What a manifest may name as a shard by mistake or malice.
+OUTSIDE = [
+    *("../train/shard-00000.h5", "/etc/passwd", "train/../../shard-00000.h5", "train/evil.h5"),
+    *("train//shard-00000.h5", "train/shard-00000.h5\n", "valid/shard-00000.h5", "", None),
+    ["train/shard-00000.h5"],
+]
+
+
+@pytest.mark.parametrize("file", OUTSIDE)
+def test_paths_outside_the_data_set_are_rejected(data_set, change, file):
+    change(data_set, lambda fields: fields["splits"]["train"][0].update(file=file))
+    with pytest.raises(InputDataError, match=re.escape(str(data_set / MANIFEST))):
+        read_manifest(data_set)
+
+
+TEXTS = ["", "{", "[]", "null", "3", '"x"', "{}", "[" * 100_000, "\x00", '{"format": []}']
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_that_is_not_a_manifest_is_a_user_error(data_set, write_manifest, text):
+    write_manifest(data_set, text)
+    with pytest.raises(UserError, match=re.escape(str(data_set / MANIFEST))):
+        read_manifest(data_set)
+
+
+@pytest.mark.parametrize("key", ["format", "format_version", "vocabulary"])
+def test_another_version_or_vocabulary_is_rejected(data_set, change, key):
+    change(data_set, lambda fields: fields.update({key: "other"}))
+    with pytest.raises(UserError, match="make it again with protlm prepare"):
+        read_manifest(data_set)
+
+
+@pytest.mark.parametrize("file", [MANIFEST, MANIFEST_SHA256])
+def test_an_unreadable_manifest_is_a_user_error(data_set, file):
+    (data_set / file).unlink()
+    if file == MANIFEST_SHA256:
+        with pytest.raises(InputDataError, match=r"no manifest\.json\.sha256 next to it"):
+            read_manifest(data_set)
+    (data_set / file).mkdir()
+    with pytest.raises(InputDataError, match=re.escape(file)):
+        read_manifest(data_set)
 
 
 @pytest.mark.parametrize("name", ["..", "a/b", "", "Train", "a b"])
@@ -355,48 +405,3 @@ def test_junk_in_any_field_is_a_user_error_or_harmless(data_set, change, write_m
             continue
         harmless = {"split_rule", "tool_version", "counts", "sources", "splits", "file"}
         assert harmless & {str(key) for key in path}, path
-
-
-def test_a_round_trip_changes_nothing(data_set, tmp_path):
-    manifest = read_manifest(data_set)
-    manifest.write(tmp_path)
-    assert (tmp_path / MANIFEST).read_bytes() == (data_set / MANIFEST).read_bytes()
-    assert read_manifest(tmp_path) == manifest
-    # Others can check it.
-    check = ["sha256sum", "--strict", "--check", MANIFEST_SHA256]
-    assert subprocess.run(check, cwd=data_set, check=False).returncode == 0
-
-
-TEXTS = ["", "{", "[]", "null", "3", '"x"', "{}", "[" * 100_000, "\x00", '{"format": []}']
-
-
-@pytest.mark.parametrize("file", [*OUTSIDE, "train/evil.h5", "", None, ["train/shard-00000.h5"]])
-def test_paths_outside_the_data_set_are_rejected(data_set, change, file):
-    change(data_set, lambda fields: fields["splits"]["train"][0].update(file=file))
-    with pytest.raises(InputDataError, match=re.escape(str(data_set / MANIFEST))):
-        read_manifest(data_set)
-
-
-@pytest.mark.parametrize("text", TEXTS)
-def test_text_that_is_not_a_manifest_is_a_user_error(data_set, write_manifest, text):
-    write_manifest(data_set, text)
-    with pytest.raises(UserError, match=re.escape(str(data_set / MANIFEST))):
-        read_manifest(data_set)
-
-
-@pytest.mark.parametrize("key", ["format", "format_version", "vocabulary"])
-def test_another_version_or_vocabulary_is_rejected(data_set, change, key):
-    change(data_set, lambda fields: fields.update({key: "other"}))
-    with pytest.raises(UserError, match="make it again with protlm prepare"):
-        read_manifest(data_set)
-
-
-@pytest.mark.parametrize("file", [MANIFEST, MANIFEST_SHA256])
-def test_an_unreadable_manifest_is_a_user_error(data_set, file):
-    (data_set / file).unlink()
-    if file == MANIFEST_SHA256:
-        with pytest.raises(InputDataError, match=r"no manifest\.json\.sha256 next to it"):
-            read_manifest(data_set)
-    (data_set / file).mkdir()
-    with pytest.raises(InputDataError, match=re.escape(file)):
-        read_manifest(data_set)

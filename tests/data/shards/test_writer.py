@@ -51,6 +51,17 @@ def test_the_arrays_are_aligned_for_readers_that_map_them(tmp_path):
             assert [file[name].id.get_offset() % 64 for name in file] == [0] * 4
 
 
+def test_the_division_into_parts_does_not_matter(tmp_path):
+    one = write_shard(tmp_path, "a/shard-00000.h5", [packed(PAIRS)])
+    other = write_shard(tmp_path, "b/shard-00000.h5", [packed([pair]) for pair in PAIRS])
+    assert one.sha256 == other.sha256
+    # Identifiers may be missing.
+    write_shard(tmp_path, FILE, [packed([("", "MKV"), ("", "W")])])
+    with h5py.File(tmp_path / FILE) as file:
+        assert file["ids"].shape == (0,)
+        assert file["id_offsets"][:].tolist() == [0, 0, 0]
+
+
 def test_some_of_the_sequences_can_be_kept():
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -70,18 +81,8 @@ def test_a_shard_is_never_overwritten(tmp_path):
     assert [path.name for path in (tmp_path / "train").iterdir()] == ["shard-00000.h5"]
 
 
-def test_the_division_into_parts_does_not_matter(tmp_path):
-    one = write_shard(tmp_path, "a/shard-00000.h5", [packed(PAIRS)])
-    other = write_shard(tmp_path, "b/shard-00000.h5", [packed([pair]) for pair in PAIRS])
-    assert one.sha256 == other.sha256
-    # Identifiers may be missing.
-    write_shard(tmp_path, FILE, [packed([("", "MKV"), ("", "W")])])
-    with h5py.File(tmp_path / FILE) as file:
-        assert file["ids"].shape == (0,)
-        assert file["id_offsets"][:].tolist() == [0, 0, 0]
-
-
 INDEX = "train/clusters.h5"
+
 TOP = 2**64 - 1
 
 
@@ -121,6 +122,18 @@ def test_every_sequence_is_in_its_cluster(clustered, hashes):
     assert (entry.file, entry.sha256) == (INDEX, sha256_of(clustered / INDEX))
     assert entry.bytes == (clustered / INDEX).stat().st_size
     assert verify(clustered) == []
+
+
+def test_clusters_of_many_hashes(tmp_path):
+    """Hashes that are distributed like those of names."""
+    rng = np.random.default_rng(0)
+    hashes = np.repeat(rng.integers(0, 2**64, 2_000, dtype=np.uint64), rng.integers(1, 6, 2_000))
+    rng.shuffle(hashes)
+    some = PackedSequences.pack(["p"] * len(hashes), [b"M"] * len(hashes), hashes)
+    shard = write_shard(tmp_path, FILE, [some])
+    entry = write_cluster_index(tmp_path, "train", [shard])
+    assert entry.clusters == 2_000
+    assert read_index(tmp_path / INDEX) == groups(hashes.tolist())
 
 
 def test_the_same_shards_give_the_same_bytes(clustered):
@@ -302,15 +315,3 @@ def test_other_clusters_of_a_shard_are_rejected(clustered, trust, told):
     trust(clustered, "train/shard-00001.h5")
     with pytest.raises(InputDataError, match=rf"{shard}.*{told}"):
         open_split(clustered, "train")
-
-
-def test_clusters_of_many_hashes(tmp_path):
-    """Hashes that are distributed like those of names."""
-    rng = np.random.default_rng(0)
-    hashes = np.repeat(rng.integers(0, 2**64, 2_000, dtype=np.uint64), rng.integers(1, 6, 2_000))
-    rng.shuffle(hashes)
-    some = PackedSequences.pack(["p"] * len(hashes), [b"M"] * len(hashes), hashes)
-    shard = write_shard(tmp_path, FILE, [some])
-    entry = write_cluster_index(tmp_path, "train", [shard])
-    assert entry.clusters == 2_000
-    assert read_index(tmp_path / INDEX) == groups(hashes.tolist())
