@@ -59,7 +59,7 @@ def submission(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Jobs of each kind; those of a cluster are run by submitit on this machine."""
     local = partial(submitit.AutoExecutor, cluster="local")
     monkeypatch.setattr(submitit, "AutoExecutor", lambda folder, cluster: local(folder=folder))
-    monkeypatch.setattr(module, "which", lambda name: name)
+    monkeypatch.setattr(module.shutil, "which", lambda name: name)
     # Network file systems may show a result late, and submitit waits for it.
     monkeypatch.setattr(LocalJob, "_results_timeout_s", 0)
     monkeypatch.setenv("PYTHONPATH", ROOT)
