@@ -149,10 +149,12 @@ class JobProgress:
         return f"{timedelta(seconds=round(seconds))} left"
 
 
-def watched(what: str, items: Iterable[T], *, total: int | None = None) -> Iterator[T]:
+def watched(
+    what: str, items: Iterable[T], *, total: int | None = None, quiet: bool = False
+) -> Iterator[T]:
     """Yields the items of a job, and reports how many of them, or of a total, are done."""
     number = len(items) if isinstance(items, Sized) else total
-    with JobProgress(what, number) as progress:
+    with JobProgress(what, number, quiet=quiet) as progress:
         for done, item in enumerate(items, start=1):
             yield item
             progress.update(done)
