@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from protlm.attention import Attention, create
+from tests.attention.cases import Case, Inputs, find_case, make_inputs
 from tests.rounding import error_bound
 
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 LENGTH = 300
 
 
-def aft(find_case: Callable[..., Any], name: str, **options: Any) -> tuple[Any, Attention]:
+def aft(name: str, **options: Any) -> tuple[Case, Attention]:
     """A mechanism whose biases are far from 0, in float64, and its case."""
     defaults = {"aft_full": {"rank": 6}, "aft_local": {"window": 40, "rank": 6}}
     case = find_case(name, **{**defaults.get(name, {}), **options})
@@ -31,16 +32,12 @@ NAMES = pytest.mark.parametrize("name", ["aft_full", "aft_local", "aft_simple", 
 
 @MODES
 @NAMES
-def test_the_map_is_the_mean_over_the_channels(
-    name: str, causal: bool, find_case: Any, make_inputs: Callable[..., Any]
-) -> None:
+def test_the_map_is_the_mean_over_the_channels(name: str, causal: bool) -> None:
     """A value of 1 at one position alone, behind open gates, is the weight of its position."""
-    _, mechanism = aft(find_case, name)
+    _, mechanism = aft(name)
     inputs = make_inputs(40).without_padding()
     inputs = inputs._replace(q_BHLK=torch.full_like(inputs.q_BHLK, 50.0))
-    found = mechanism.attention_map(
-        *inputs[:2], hidden_BLD=inputs.hidden_BLD, mask_BL=inputs.mask_BL, causal=causal
-    )
+    found = inputs.map_of(mechanism, causal=causal)
     for position in range(40):
         v_BHLC = torch.zeros_like(inputs.v_BHLC)
         v_BHLC[:, :, position] = 1
@@ -58,7 +55,7 @@ SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def compared(
-    case: Any, mechanism: Attention, inputs: Any, *, causal: bool
+    case: Case, mechanism: Attention, inputs: Inputs, *, causal: bool
 ) -> tuple[Tensor, Tensor]:
     """The output in float32, and by the reference; outputs are no larger than values."""
     expected = case.expected(mechanism, inputs, causal=causal)
@@ -73,15 +70,13 @@ def compared(
 @MODES
 @pytest.mark.parametrize("slope", SLOPES)
 @NAMES
-def test_far_larger_keys_make_no_other_sum_vanish(
-    name: str, slope: str, causal: bool, find_case: Any, make_inputs: Callable[..., Any]
-) -> None:
+def test_far_larger_keys_make_no_other_sum_vanish(name: str, slope: str, causal: bool) -> None:
     """One reference for all positions would leave rows before a large key 0 / 0."""
     inputs = make_inputs(LENGTH).without_padding()
     # The exponent of a convolution is the sum over 8 channels by √8.
     key_L = SLOPES[slope](torch.arange(LENGTH)) / (math.sqrt(8) if name == "aft_conv" else 1)
     k_BHLK = key_L[:, None].float().double().expand_as(inputs.k_BHLK)
-    out, expected = compared(*aft(find_case, name), inputs._replace(k_BHLK=k_BHLK), causal=causal)
+    out, expected = compared(*aft(name), inputs._replace(k_BHLK=k_BHLK), causal=causal)
     budget = 1e-5
     if name == "aft_conv":
         # The exponents are sums over 8 channels: their rounding is that of the weights.
@@ -93,11 +88,9 @@ def test_far_larger_keys_make_no_other_sum_vanish(
 
 @MODES
 @pytest.mark.parametrize("name", ["aft_full", "aft_local"])
-def test_biases_of_keys_that_a_row_does_not_see_make_no_sum_vanish(
-    name: str, causal: bool, find_case: Any, make_inputs: Callable[..., Any]
-) -> None:
+def test_biases_of_keys_that_a_row_does_not_see_make_no_sum_vanish(name: str, causal: bool) -> None:
     """w_ij = 3j: in a row of the causal form later keys would have the largest weights by far."""
-    case, mechanism = aft(find_case, name, rank=1)
+    case, mechanism = aft(name, rank=1)
     u, v = mechanism.parameters()
     u.data = torch.ones(LENGTH, 1).double()
     v.data = 3 * torch.arange(LENGTH, dtype=torch.float64)[:, None]
@@ -108,11 +101,9 @@ def test_biases_of_keys_that_a_row_does_not_see_make_no_sum_vanish(
 
 @MODES
 @pytest.mark.parametrize("bias", [-20.0, 20.0])
-def test_very_negative_biases_cancel_nothing(
-    bias: float, causal: bool, find_case: Any, make_inputs: Callable[..., Any]
-) -> None:
+def test_very_negative_biases_cancel_nothing(bias: float, causal: bool) -> None:
     """Σ e^k + Σ (e^w - 1) e^k, the short formula, loses what e^w leaves of a large near key."""
-    case, mechanism = aft(find_case, "aft_local", window=20, rank=1)
+    case, mechanism = aft("aft_local", window=20, rank=1)
     for parameter, value in zip(mechanism.parameters(), (bias, 1.0), strict=True):
         parameter.data = torch.full_like(parameter, value)
     inputs = make_inputs(100).without_padding()
@@ -123,11 +114,9 @@ def test_very_negative_biases_cancel_nothing(
 
 @MODES
 @pytest.mark.parametrize("largest", [-200.0, -88.0, -87.0, -86.0])
-def test_a_row_whose_weights_all_vanish_is_zero(
-    largest: float, causal: bool, find_case: Any, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_row_whose_weights_all_vanish_is_zero(largest: float, causal: bool) -> None:
     """Compared with the bias 0 of distant pairs, e^-86 is 0 in float32, but never NaN."""
-    _, mechanism = aft(find_case, "aft_local", window=20, rank=1)
+    _, mechanism = aft("aft_local", window=20, rank=1)
     for parameter, value in zip(mechanism.parameters(), (20.0, largest / 20), strict=True):
         parameter.data = torch.full_like(parameter, value)
     inputs = make_inputs(10).without_padding().to(torch.float32).differentiable()

@@ -1,6 +1,5 @@
 """Longformer, BigBird, long-short and hybrid attention: their maps, parameters and layers."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,26 +13,18 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
+from tests.attention.cases import find_case, make_inputs
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 512}
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
-def map_of(mechanism: Any, inputs: Any, *, causal: bool) -> Tensor:
-    """The mechanism's map."""
-    return mechanism.attention_map(
-        *inputs[:2], hidden_BLD=inputs.hidden_BLD, mask_BL=inputs.mask_BL, causal=causal
-    )
-
-
 @MODES
-def test_a_map_of_longformer_weighs_the_values_of_either_kind(
-    causal: bool, find_case: Any, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_map_of_longformer_weighs_the_values_of_either_kind(causal: bool) -> None:
     """Local rows mix v, global rows v'; padding has neither weight nor projection."""
     mechanism = find_case("longformer", window=6, num_global=3).create().double()
     inputs = make_inputs(60)
-    clean, whole = inputs.with_padding(0.0), map_of(mechanism, inputs, causal=causal)
+    clean, whole = inputs.with_padding(0.0), inputs.map_of(mechanism, causal=causal)
     of_global = clean.hidden_BLD @ mechanism.value_global
     own = clean.v_BHLC + of_global.unflatten(-1, (2, -1)).transpose(1, 2)
     # The first true positions, wherever padding is.
@@ -42,9 +33,7 @@ def test_a_map_of_longformer_weighs_the_values_of_either_kind(
     torch.testing.assert_close(inputs.run(mechanism, causal=causal), rows)
 
 
-def test_a_map_of_long_short_has_the_weights_of_normalized_keys(
-    find_case: Any, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_map_of_long_short_has_the_weights_of_normalized_keys() -> None:
     mechanism = find_case("long_short", window=40, rank=3).create().double()
     inputs = make_inputs(40).without_padding()
 
@@ -57,12 +46,12 @@ def test_a_map_of_long_short_has_the_weights_of_normalized_keys(
     far_keys = normalized(p_BHLP.mT @ inputs.k_BHLK, mechanism.far_norm)
     logits = inputs.q_BHLK @ torch.cat([near_keys, far_keys], dim=2).mT / 8**0.5
     near, far = logits.softmax(dim=-1).split([40, 3], dim=-1)
-    found = map_of(mechanism, inputs, causal=False)
+    found = inputs.map_of(mechanism, causal=False)
     torch.testing.assert_close(found, (near + far @ p_BHLP.mT).detach())
 
 
 def test_many_small_gradients_of_global_blocks_add_up_in_bfloat16(
-    make_inputs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All 128 blocks see the global ones; in bfloat16 small gradients would be lost in the sum."""
     monkeypatch.setattr(block_sparse, "_CPU_ELEMENTS", 1)

@@ -11,6 +11,7 @@ import protlm.attention
 from protlm.attention import create, docs_table, mechanism, names
 from protlm.system.errors import UserError
 from protlm.system.paths import conf_dir
+from tests.attention.cases import Case
 from tests.attention.truth import shipped_options
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
@@ -155,7 +156,7 @@ def test_impossible_settings_are_refused(name: str, options: dict[str, Any], sen
         create(name, options, **SIZES)
 
 
-def test_an_unknown_option_names_the_allowed_ones(case: Any) -> None:
+def test_an_unknown_option_names_the_allowed_ones(case: Case) -> None:
     with pytest.raises(UserError, match=f"attention.color is not a setting of {case.name}") as e:
         create(case.name, {**case.options, "color": 1}, **SIZES)
     assert all(option in str(e.value) for option in case.options)

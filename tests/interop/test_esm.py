@@ -84,19 +84,22 @@ def test_the_contact_head_of_fair_esm_is_in_a_file_beside(write_esm: Write, tmp_
     head = {n: v for n, v in head.items() if n.startswith("contact_head.")}
     beside = path.with_name("model-contact-regression.pt")
     torch.save({"model": head}, beside)
-    found = interop.read(path)
-    assert (
-        found.contacts == interop.read(write_esm(tensors=ESM.tensors(FAIR_ESM.weights()))).contacts
-    )
+    found, same = interop.read(path), write_esm(tensors=ESM.tensors(FAIR_ESM.weights()))
+    assert found.contacts == interop.read(same).contacts
     source = {"family": "esm", "sha256": sha256_of(path), "contacts_sha256": sha256_of(beside)}
     assert found.description.source == source
     assert ModelDescription.parse(path, found.description.to_plain()) == found.description
-    torch.save({"model": head | {"layers.0.fc1.bias": torch.zeros(3)}}, beside)
-    with pytest.raises(InputDataError, match=r"'layers\.0\.fc1\.bias', which is not part of"):
-        interop.read(path)
-    torch.save({"model": {"contact_head.regression.weight": torch.zeros(1, 8)}}, beside)
-    with pytest.raises(InputDataError, match="has a contact head for other than the 8 heads"):
-        interop.read(path)
+    other = {"contact_head.regression.weight": torch.zeros(1, 8)}
+    for wrong, message in (
+        (
+            head | {"layers.0.fc1.bias": torch.zeros(3)},
+            r"'layers\.0\.fc1\.bias', which is not",
+        ),
+        (other, "has a contact head for other than the 8 heads"),
+    ):
+        torch.save({"model": wrong}, beside)
+        with pytest.raises(InputDataError, match=message):
+            interop.read(path)
 
 
 def test_fair_esm_files_need_positions_of_one_kind(tmp_path: Path) -> None:

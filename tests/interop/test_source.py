@@ -102,28 +102,6 @@ def test_a_file_is_the_one_that_its_description_names(tmp_path: Path) -> None:
             protlm.load(tmp_path / name)
 
 
-def test_a_description_that_is_not_json_or_too_large_is_named(write_esm: Write) -> None:
-    folder = write_esm()
-    config = folder / "config.json"
-    text = config.read_text()
-    large = json.dumps(json.loads(text) | {"x": "y" * (1 << 20)})
-    for changed, reason in ((text + "{", ": Extra data: line"), (large, "")):
-        config.write_text(changed)
-        with pytest.raises(InputDataError, match=rf"config\.json is not JSON{reason}"):
-            protlm.load(folder)
-
-
-def test_a_damaged_folder_is_named(write_esm: Write) -> None:
-    folder = write_esm()
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-10])
-    with pytest.raises(InputDataError, match=r"model.safetensors is not a file of safetensors"):
-        interop.read(folder)
-    weights.unlink()
-    with pytest.raises(InputDataError, match=r"has no weights: neither model\.safetensors nor"):
-        interop.read(folder)
-
-
 def split(folder: Path) -> Path:
     """Divides the weights into two parts; returns the index that lists them."""
     tensors = load_file(folder / "model.safetensors")
@@ -138,18 +116,45 @@ def split(folder: Path) -> Path:
     return index
 
 
-@pytest.mark.parametrize(
-    "name, file, message",
-    [
-        ("ablang", "amodel.pt", r"amodel.pt: no such file; .* weights of AbLang"),
-        ("roberta", "model.json", r"has no model\.json beside it"),
-    ],
-)
-def test_a_missing_file_is_named(name: str, file: str, message: str, tmp_path: Path) -> None:
-    path = FAMILIES[name].save(tmp_path / name)
-    (tmp_path / name / file).unlink()
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+ADAPTER = {
+    "adapter_config.json": '{"base_model_name_or_path": "esm2"}',
+    "adapter_model.safetensors": POINTER,
+}
+MERGE = r"adapter of PEFT to 'esm2', .*merge_and_unload"
+SHORTER = "without its end"
+LARGE = json.dumps({**ESM.settings, "x": "y" * (1 << 20)})
+# A model, what its files become, None if they are removed, what is loaded, and the message.
+DAMAGED: list[tuple[str, dict[str, str | None], str, str]] = [
+    ("esm2", {"config.json": "{}{"}, "", r"config\.json is not JSON: Extra data: line"),
+    ("esm2", {"config.json": LARGE}, "", r"config\.json is not JSON"),
+    ("esm2", {"model.safetensors": SHORTER}, "", r"model.safetensors is not a file of safetens"),
+    ("esm2", {"model.safetensors": None}, "", r"has no weights: neither model\.safetensors nor"),
+    ("esm2", {"model.safetensors": POINTER}, "", r"is a pointer of Git LFS, .*: git lfs pull"),
+    ("fair_esm2", {"model.pt": POINTER}, "model.pt", r"is a pointer of Git LFS, .*: git lfs pull"),
+    ("esm2", ADAPTER, "", MERGE),
+    ("esm2", ADAPTER, "adapter_model.safetensors", MERGE),
+    ("esm2", {**ADAPTER, "config.json": None}, "", "adapter of PEFT"),
+    ("ablang", {"amodel.pt": None}, "", r"amodel.pt: no such file; .* weights of AbLang"),
+    ("roberta", {"model.json": None}, "model.safetensors", r"has no model\.json beside it"),
+]
+
+
+@pytest.mark.parametrize("name, files, given, message", DAMAGED)
+def test_what_is_damaged_or_missing_is_named(
+    name: str, files: dict[str, str | None], given: str, message: str, tmp_path: Path
+) -> None:
+    FAMILIES[name].save(tmp_path / name)
+    for file, text in files.items():
+        path = tmp_path / name / file
+        if text is None:
+            path.unlink()
+        elif text == SHORTER:
+            path.write_bytes(path.read_bytes()[:-10])
+        else:
+            path.write_text(text)
     with pytest.raises(InputDataError, match=message):
-        interop.read(path)
+        protlm.load(tmp_path / name / given)
 
 
 def test_parts_are_read_together(write_esm: Write) -> None:
@@ -189,20 +194,3 @@ def test_an_index_lists_files_of_its_folder_only(part: object, write_esm: Write)
     index.write_text(json.dumps({"weight_map": [part]}))
     with pytest.raises(InputDataError, match=r"index\.json lists no files"):
         interop.read(index.parent)
-
-
-def test_adapters_and_pointers_are_named(write_esm: Write, tmp_path: Path) -> None:
-    folder = write_esm()
-    (tmp_path / "x.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    shutil.copy(tmp_path / "x.pt", folder / "model.safetensors")
-    for path in (tmp_path / "x.pt", folder):
-        with pytest.raises(InputDataError, match=r"is a pointer of Git LFS, .*: git lfs pull"):
-            protlm.load(path)
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "esm2"}')
-    shutil.copy(tmp_path / "x.pt", folder / "adapter_model.safetensors")
-    for path in (folder, folder / "adapter_model.safetensors"):
-        with pytest.raises(InputDataError, match=r"adapter of PEFT to 'esm2', .*merge_and_unload"):
-            protlm.load(path)
-    (folder / "config.json").unlink()
-    with pytest.raises(InputDataError, match="adapter of PEFT"):
-        protlm.load(folder)

@@ -2,11 +2,15 @@
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from protlm.attention.ops import products
 from protlm.config import Activation, HeadKind, ModelConfig
@@ -169,17 +173,50 @@ def test_chunks_are_as_precise_in_bfloat16(activation: Activation) -> None:
         assert chunked < 1.2 * whole
 
 
+class Memory(TorchDispatchMode):
+    """Measures the memory that operations in its context allocate for tensors.
+
+    Attributes:
+        peak: the most bytes that were alive after an operation.
+        largest: the bytes of the largest tensor.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self.largest = 0
+        self._sizes: dict[StorageWeakRef, int] = {}
+
+    @property
+    def alive(self) -> int:
+        """The allocated bytes."""
+        self._sizes = {ref: size for ref, size in self._sizes.items() if not ref.expired()}
+        return sum(self._sizes.values())
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {StorageWeakRef(storage) for storage in _storages((args, kwargs))}
+        for storage in _storages(out):
+            # A view of an input allocates nothing.
+            if (ref := StorageWeakRef(storage)) not in given:
+                self._sizes[ref] = storage.nbytes()
+                self.largest = max(self.largest, storage.nbytes())
+        self.peak = max(self.peak, self.alive)
+        return out
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    return [x.untyped_storage() for x in tree_leaves(tree) if isinstance(x, Tensor)]
+
+
 @pytest.mark.parametrize("activation", Activation)
-def test_no_tensor_has_all_positions_and_the_feedforward_width(
-    activation: Activation, make_memory
-) -> None:
+def test_no_tensor_has_all_positions_and_the_feedforward_width(activation: Activation) -> None:
     chunk, length = 16, 640
     x_BLD = drawn(length, torch.float32).requires_grad_()
     whole, chunked = made(activation, None, x_BLD.dtype), made(activation, chunk, x_BLD.dtype)
-    with make_memory() as memory:
+    with Memory() as memory:
         out_BLD = whole(x_BLD)
         assert memory.largest == 4 * 3 * length * WIDTH
-    with make_memory() as memory:
+    with Memory() as memory:
         out_BLD = chunked(x_BLD)
         # The output is kept, but no copy of the input.
         assert memory.alive == 4 * out_BLD.numel()

@@ -1,9 +1,7 @@
 """The start of a run: processes of torchrun and srun, devices, precision, and lost workers."""
 
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +20,7 @@ from protlm.training.launch import (
     loader_errors_explained,
     resolved_precision,
 )
+from tests.fixtures.runs import Train
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", "RANK": "3"}
 SLURM = {
@@ -112,14 +111,12 @@ def test_a_run_that_ended_cleanly_leaves_the_process_group() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:GPU available but not used")
-def test_apple_gpus_are_not_used(
-    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_apple_gpus_are_not_used(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
-    run = train_tiny(tmp_path / "run", "trainer.accelerator=auto", "trainer.max_steps=2")
+    run = train("run", "trainer.accelerator=auto", "trainer.max_steps=2")
     assert (run / "checkpoints" / "step-00000002.ckpt").exists()
     with pytest.raises(UserError, match=r"trainer\.accelerator=mps is not one of auto, cpu"):
-        train_tiny(tmp_path / "other", "trainer.accelerator=mps")
+        train("other", "trainer.accelerator=mps")
 
 
 @pytest.mark.parametrize("accelerator", ["auto", "gpu"])

@@ -1,9 +1,10 @@
 """Groups of parameters, AdamW, Muon, learning rates as functions of the step, and the loss."""
 
 import copy
+import dataclasses
 import math
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from torch import nn
 
 from protlm.attention import names
 from protlm.build import build_module
-from protlm.checkpoints.validations import read_metrics
 from protlm.config import (
     DecayShape,
     Optimizer,
@@ -39,6 +39,7 @@ from protlm.training.optimization import (
     rate_factor,
     with_half_life,
 )
+from tests.fixtures.runs import Train, rows_of
 from tests.small_models import network_of
 
 # What activations are not multiplied with as with a matrix.
@@ -88,9 +89,8 @@ def test_groups_have_the_decay_of_their_kind(name: Optimizer) -> None:
     kinds = ParameterKinds.of(made)
     found = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
     decayed = (*kinds.hidden.values(), *kinds.matrices.values())
-    assert found == dict.fromkeys(map(id, kinds.rest.values()), 0) | dict.fromkeys(
-        map(id, decayed), 0.1
-    )
+    expected = dict.fromkeys(map(id, kinds.rest.values()), 0)
+    assert found == expected | dict.fromkeys(map(id, decayed), 0.1)
 
 
 @pytest.mark.parametrize("name", Optimizer)
@@ -159,26 +159,21 @@ def test_the_fused_optimizer_is_adamw() -> None:
     config = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
     ours = adamw({"weight": fused.weight}, {"bias": fused.bias}, config)
     assert ours.defaults["fused"] is True
-    theirs = torch.optim.AdamW(
-        [{"params": [plain.weight]}, {"params": [plain.bias], "weight_decay": 0.0}],
-        lr=1e-2,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=0.1,
-        foreach=False,
-    )
+    groups = [{"params": [plain.weight]}, {"params": [plain.bias], "weight_decay": 0.0}]
+    named = {"betas": (config.beta1, config.beta2), "eps": config.eps, "weight_decay": 0.1}
+    theirs = torch.optim.AdamW(groups, lr=1e-2, foreach=False, **named)
     for _ in range(5):
         x = torch.randn(4, 8, dtype=torch.float64)
         for layer, optimizer in ((fused, ours), (plain, theirs)):
             optimizer.zero_grad()
             layer(x).square().sum().backward()
             optimizer.step()
-    assert torch.allclose(fused.weight, plain.weight, rtol=1e-9, atol=0)
-    assert torch.allclose(fused.bias, plain.bias, rtol=1e-9, atol=0)
+    for one, other in zip(fused.parameters(), plain.parameters(), strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=0)
 
 
 def test_gradients_are_clipped_but_logged_unclipped(
-    train_tiny: Callable[..., Path], tmp_path: Path, look_at: Callable[..., None]
+    train: Train, look_at: Callable[..., None]
 ) -> None:
     norms = []
 
@@ -187,9 +182,9 @@ def test_gradients_are_clipped_but_logged_unclipped(
         norms.append(float(torch.nn.utils.get_total_norm(gradients)))
 
     look_at(LanguageModeling, "lr_scheduler_step", look)
-    run = train_tiny(tmp_path / "run", "trainer.gradient_clip=0.01", "trainer.log_every=1")
+    run = train("run", "trainer.gradient_clip=0.01", "trainer.log_every=1")
     assert norms == pytest.approx([0.01] * 4, rel=1e-3)
-    rows = [row for row in read_metrics(run / "metrics.csv") if "gradient_norm" in row]
+    rows = rows_of(run, "gradient_norm")
     assert len(rows) == 4 and min(row["gradient_norm"] for row in rows) > 0.02
 
 
@@ -332,48 +327,34 @@ def test_the_closure_is_run_once_and_its_loss_returned() -> None:
     assert len(losses) == 1
 
 
-def rates(config: ScheduleConfig, *, max_steps: int) -> list[float]:
-    return [rate_factor(step, config, max_steps=max_steps) for step in range(max_steps)]
+def wsd(shape: DecayShape = DecayShape.sqrt, **settings: Any) -> ScheduleConfig:
+    """A stable rate, and then a decay to 0 if not told otherwise."""
+    return ScheduleConfig(Schedule.wsd, decay_shape=shape, **{"min_lr_ratio": 0.0, **settings})
 
 
-@pytest.mark.parametrize("name", Schedule)
-def test_warm_up_rises_linearly_to_the_peak(name: Schedule) -> None:
-    found = rates(ScheduleConfig(name=name, warmup_steps=10), max_steps=110)
-    assert found[:11] == pytest.approx([*((n + 1) / 10 for n in range(10)), 1.0])
-    assert name is not Schedule.constant or found[10:] == [1.0] * 100
-
-
-def test_cosine_falls_to_its_minimum() -> None:
-    config = ScheduleConfig(name=Schedule.cosine, warmup_steps=10, min_lr_ratio=0.1)
-    factors = [rate_factor(step, config, max_steps=110) for step in range(10, 111)]
-    assert factors == sorted(factors, reverse=True)
-    assert factors[50] == pytest.approx(0.55)
-    assert factors[100] == pytest.approx(0.1)
-
-
-@pytest.mark.parametrize(
-    "shape, halfway", [(DecayShape.linear, 0.5), (DecayShape.sqrt, 1 - 0.5**0.5)]
-)
-def test_wsd_is_stable_and_then_decays(shape: DecayShape, halfway: float) -> None:
-    config = ScheduleConfig(
-        Schedule.wsd, 10, min_lr_ratio=0.0, decay_fraction=0.2, decay_shape=shape
-    )
-    factors = rates(config, max_steps=100)
-    assert factors[10:81] == [1.0] * 71
-    assert factors[90] == pytest.approx(halfway)
-    assert factors[80:] == sorted(factors[80:], reverse=True)
+# Schedules, the number of their steps, and factors after some of them.
+FACTORS: list[tuple[ScheduleConfig, int, dict[int, float]]] = [
+    (ScheduleConfig(Schedule.constant, warmup_steps=10), 110, {109: 1.0}),
+    (ScheduleConfig(Schedule.cosine, 10, min_lr_ratio=0.1), 110, {60: 0.55, 110: 0.1}),
     # The rate would reach its minimum after the last step.
-    assert 0 < factors[99] < 0.06
-    assert rate_factor(100, config, max_steps=100) == 0
-    ends = ScheduleConfig(Schedule.wsd, min_lr_ratio=0.1, decay_shape=shape)
-    assert rate_factor(100, ends, max_steps=100) == pytest.approx(0.1)
+    (wsd(DecayShape.linear, warmup_steps=10), 100, {80: 1, 90: 0.5, 99: 0.05, 100: 0}),
+    (wsd(warmup_steps=10), 100, {80: 1, 90: 1 - 0.5**0.5, 99: 1 - 0.95**0.5, 100: 0}),
+    (wsd(DecayShape.linear, warmup_steps=10, min_lr_ratio=0.1), 100, {100: 0.1}),
+    (wsd(warmup_steps=10, min_lr_ratio=0.1), 100, {100: 0.1}),
+    # A run can be lengthened before its decay.
+    (wsd(warmup_steps=10), 300, {81: 1, 239: 1}),
+]
 
 
-def test_a_wsd_run_can_be_lengthened_before_its_decay() -> None:
-    config = ScheduleConfig(Schedule.wsd, warmup_steps=5, decay_fraction=0.2)
-    short, long = rates(config, max_steps=100), rates(config, max_steps=300)
-    assert short[:81] == long[:81]
-    assert short[81] < long[81]
+@pytest.mark.parametrize(("config", "max_steps", "expected"), FACTORS)
+def test_rates_rise_linearly_to_the_peak_and_fall_as_the_schedule_says(
+    config: ScheduleConfig, max_steps: int, expected: dict[int, float]
+) -> None:
+    config = dataclasses.replace(config, decay_fraction=0.2)
+    factors = [rate_factor(step, config, max_steps=max_steps) for step in range(max_steps + 1)]
+    assert factors[:11] == pytest.approx([*((n + 1) / 10 for n in range(10)), 1.0])
+    assert factors[10:] == sorted(factors[10:], reverse=True)
+    assert {step: factors[step] for step in expected} == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -389,7 +370,7 @@ def test_a_warm_up_longer_than_the_run_is_refused_and_one_that_fits_named(
 ) -> None:
     config = ScheduleConfig(warmup_steps=warmup)
     if decay is not None:
-        config = ScheduleConfig(Schedule.wsd, warmup_steps=warmup, decay_fraction=decay)
+        config = wsd(warmup_steps=warmup, decay_fraction=decay)
     with pytest.raises(UserError, match=message):
         check_schedule(config, max_steps=steps)
     config.warmup_steps = fitting_warmup(config, max_steps=steps)

@@ -26,6 +26,7 @@ from protlm.attention.linearized.variance import (
 )
 from protlm.attention.ops.projection import Projection
 from protlm.attention.performer_softmax import PerformerSoftmax
+from tests.attention.cases import LargestTensor
 
 DIM = 8
 BLOCKS = 20_000
@@ -41,6 +42,8 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
 }
 # A row has two features: of itself and of its negative, or its sine and cosine.
 PAIRED = {"hyperbolic", "trigonometric", "optimal antithetic"}
+# Functions of a generalized kernel.
+KERNELS = ["relu", "square_relu", "abs", "identity", "cos", "exp"]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -48,46 +51,40 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def performer(
-    options: Mapping[str, Any], *, name: str = "performer_softmax", num_features: int = FEATURES
-) -> Performer:
+def performer(name: str, options: Mapping[str, Any], num_features: int) -> Performer:
     """A Performer with one head of width 8."""
-    mechanism = protlm.attention.create(
-        name,
-        {"num_features": num_features, "redraw_every": None, **options},
-        num_heads=1,
-        head_dim=DIM,
-        model_dim=DIM,
-        max_length=1,
-    )
+    options = {"num_features": num_features, "redraw_every": None, **options}
+    sizes = {"num_heads": 1, "head_dim": DIM, "model_dim": DIM, "max_length": 1}
+    mechanism = protlm.attention.create(name, options, **sizes)
     assert isinstance(mechanism, Performer)
     return mechanism
 
 
-def estimates(mechanism: Performer, x_BK: Tensor, y_BK: Tensor, *, paired: bool = False) -> Tensor:
-    """What each row alone estimates, RB: their mean is the mechanism's own `kernel`."""
-    x_B11K, y_B11K = x_BK[:, None, None], y_BK[:, None, None]
+def row_estimates(
+    estimator: str, law: str, x_BK: Tensor, y_BK: Tensor, num_features: int = FEATURES
+) -> Tensor:
+    """What each row alone estimates, RB: their mean is the mechanism's own `kernel`.
+
+    A head of an estimator of exp(x·y) scales what it gets by K^(-1/4).
+    """
+    if estimator in KERNELS:
+        name, scale = "performer_generalized", 1.0
+        options = {"kernel": estimator, "kernel_epsilon": 0.0, "normalizer": "rmsnorm"}
+    else:
+        name, scale, options = "performer_softmax", DIM**0.25, ESTIMATORS[estimator]
+    mechanism = performer(name, {**options, "projection": law}, num_features)
+    x_B11K, y_B11K = scale * x_BK[:, None, None], scale * y_BK[:, None, None]
     features_B11R = mechanism.query_features(x_B11K) * mechanism.key_features(y_B11K)
     shares_B11R = features_B11R / features_B11R.sum(dim=-1, keepdim=True)
     rows_BR = (shares_B11R * mechanism.kernel(x_B11K, y_B11K))[:, 0, 0]
-    if paired:
+    if estimator in PAIRED:
         rows_BR = rows_BR.unflatten(-1, (2, -1)).sum(dim=1)
     return rows_BR.mT * rows_BR.shape[-1]
 
 
-def softmax_estimates(
-    estimator: str, law: str, x_BK: Tensor, y_BK: Tensor, *, num_features: int = FEATURES
-) -> Tensor:
-    """The same by an estimator of exp(x·y); a head scales what it gets by K^(-1/4)."""
-    options = {**ESTIMATORS[estimator], "projection": law}
-    mechanism = performer(options, num_features=num_features)
-    scale = DIM**0.25
-    return estimates(mechanism, x_BK * scale, y_BK * scale, paired=estimator in PAIRED)
-
-
-def block_means(rows: Tensor) -> Tensor:
+def block_estimates(*given: Any) -> Tensor:
     """The estimates by 8 rows each."""
-    return rows.unflatten(0, (-1, DIM)).mean(dim=1)
+    return row_estimates(*given).unflatten(0, (-1, DIM)).mean(dim=1)
 
 
 def vectors(square_norm: float) -> tuple[Tensor, Tensor]:
@@ -126,25 +123,43 @@ def regularized_kernel(x_BK: Tensor, y_BK: Tensor) -> Tensor:
 
 
 def expected_kernel(estimator: str, x_BK: Tensor, y_BK: Tensor) -> Tensor:
-    """What the estimator is an unbiased estimate of."""
+    """What the estimator is an unbiased estimate of; E f(ω·x) f(ω·y) for ω ~ N(0, I) of an f."""
     if estimator == "regularized":
         return regularized_kernel(x_BK, y_BK)
-    return (x_BK * y_BK).sum(dim=-1).exp()
+    norms = (square(x_BK) * square(y_BK)).sqrt()
+    angle = F.cosine_similarity(x_BK, y_BK).acos()
+    sine, cosine = angle.sin(), angle.cos()
+    quadratic = 3 * sine * cosine + (math.pi - angle) * (1 + 2 * cosine**2)
+    gaussians = (-square(x_BK - y_BK) / 2).exp() + (-square(x_BK + y_BK) / 2).exp()
+    kernels = {
+        "relu": norms / (2 * math.pi) * (sine + (math.pi - angle) * cosine),
+        "square_relu": norms**2 / (2 * math.pi) * quadratic,
+        "abs": 2 / math.pi * norms * (sine + cosine * (math.pi / 2 - angle)),
+        "identity": (x_BK * y_BK).sum(dim=-1),
+        "cos": gaussians / 2,
+        "exp": (square(x_BK + y_BK) / 2).exp(),
+    }
+    return kernels.get(estimator, (x_BK * y_BK).sum(dim=-1).exp())
+
+
+UNBIASED = [(estimator, 1.5) for estimator in (*ESTIMATORS, *KERNELS)]
+UNBIASED += [("regularized", 0.5), ("regularized", 3.0)]
 
 
 @pytest.mark.parametrize("law", ["orthogonal", "iid"])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_estimates_are_unbiased(estimator: str, law: str) -> None:
-    x, y = vectors(1.5)
-    draws = block_means(softmax_estimates(estimator, law, x, y))
-    assert largest_z(draws, expected_kernel(estimator, x, y)) < 4
+@pytest.mark.parametrize(("estimator", "square_norm"), UNBIASED)
+def test_estimates_are_unbiased(estimator: str, square_norm: float, law: str) -> None:
+    x, y = vectors(square_norm)
+    expected = expected_kernel(estimator, x, y)
+    assert largest_z(block_estimates(estimator, law, x, y), expected) < 4
+    assert estimator != "regularized" or (expected < expected_kernel("positive", x, y)).all()
 
 
 @pytest.mark.parametrize("law", ["hadamard", "givens"])
 @pytest.mark.parametrize("estimator", ["positive", "hyperbolic", "trigonometric", "regularized"])
 def test_nearly_uniform_rows_are_nearly_unbiased(estimator: str, law: str) -> None:
     x, y = vectors(1.5)
-    mean = softmax_estimates(estimator, law, x, y).mean(dim=0)
+    mean = row_estimates(estimator, law, x, y).mean(dim=0)
     assert (mean / expected_kernel(estimator, x, y) - 1).abs().max() < 0.02
 
 
@@ -153,7 +168,7 @@ def test_orthogonal_rows_have_less_variance_than_iid_rows(estimator: str) -> Non
     x, y = vectors(1.0)
     expected = expected_kernel(estimator, x, y)
     iid, orthogonal = (
-        relative_variance(block_means(softmax_estimates(estimator, law, x, y)), expected).mean()
+        relative_variance(block_estimates(estimator, law, x, y), expected).mean()
         for law in ("iid", "orthogonal")
     )
     assert orthogonal < 0.95 * iid
@@ -162,50 +177,10 @@ def test_orthogonal_rows_have_less_variance_than_iid_rows(estimator: str) -> Non
 def test_the_variance_of_orthogonal_rows_is_below_the_bound_of_theorem_2() -> None:
     z2 = 1.0
     x, y = vectors(z2)
-    draws = softmax_estimates("positive", "orthogonal", x, y, num_features=5 * FEATURES)
-    found = relative_variance(block_means(draws), expected_kernel("positive", x, y)).mean()
+    draws = block_estimates("positive", "orthogonal", x, y, 5 * FEATURES)
+    found = relative_variance(draws, expected_kernel("positive", x, y)).mean()
     iid = math.exp(z2) * (1 - math.exp(-z2)) / DIM
     assert found < iid - 2 * (DIM - 1) / (DIM * (DIM + 2)) * (1 - math.exp(-z2 / 2)) ** 2
-
-
-@pytest.mark.parametrize("square_norm", [0.5, 3.0])
-def test_the_regularized_kernel_is_below_the_softmax_kernel(square_norm: float) -> None:
-    x, y = vectors(square_norm)
-    draws = block_means(softmax_estimates("regularized", "orthogonal", x, y))
-    expected = regularized_kernel(x, y)
-    assert largest_z(draws, expected) < 4
-    assert (expected < expected_kernel("positive", x, y)).all()
-
-
-def expected_generalized(kernel: str, x_BK: Tensor, y_BK: Tensor) -> Tensor:
-    """E f(ω·x) f(ω·y) for ω ~ N(0, I) in closed form."""
-    norms = (square(x_BK) * square(y_BK)).sqrt()
-    angle = F.cosine_similarity(x_BK, y_BK).acos()
-    sine, cosine = angle.sin(), angle.cos()
-    quadratic = 3 * sine * cosine + (math.pi - angle) * (1 + 2 * cosine**2)
-    gaussians = (-square(x_BK - y_BK) / 2).exp() + (-square(x_BK + y_BK) / 2).exp()
-    return {
-        "relu": norms / (2 * math.pi) * (sine + (math.pi - angle) * cosine),
-        "square_relu": norms**2 / (2 * math.pi) * quadratic,
-        "abs": 2 / math.pi * norms * (sine + cosine * (math.pi / 2 - angle)),
-        "identity": (x_BK * y_BK).sum(dim=-1),
-        "cos": gaussians / 2,
-        "exp": (square(x_BK + y_BK) / 2).exp(),
-    }[kernel]
-
-
-def generalized_draws(options: Mapping[str, Any], x_BK: Tensor, y_BK: Tensor) -> Tensor:
-    """The estimates of a generalized kernel by 8 rows each."""
-    options = {"kernel_epsilon": 0.0, "normalizer": "rmsnorm", **options}
-    return block_means(estimates(performer(options, name="performer_generalized"), x_BK, y_BK))
-
-
-@pytest.mark.parametrize("law", ["orthogonal", "iid"])
-@pytest.mark.parametrize("kernel", ["relu", "square_relu", "abs", "identity", "cos", "exp"])
-def test_generalized_kernels_have_their_closed_forms(kernel: str, law: str) -> None:
-    x, y = vectors(1.5)
-    draws = generalized_draws({"kernel": kernel, "projection": law}, x, y)
-    assert largest_z(draws, expected_generalized(kernel, x, y)) < 4
 
 
 @pytest.mark.parametrize("dim", [64, 512])
@@ -249,9 +224,8 @@ SETTINGS: list[dict[str, Any]] = [
 
 def predicted(settings: dict[str, Any], norms: SquareNorms, num_features: int = 256) -> Tensor:
     """The relative error of a mechanism with heads of 64."""
-    return relative_error(
-        PerformerSoftmax(head_dim=64, num_features=num_features, **settings), norms
-    )
+    mechanism = PerformerSoftmax(head_dim=64, num_features=num_features, **settings)
+    return relative_error(mechanism, norms)
 
 
 def simulated_and_predicted(settings: dict[str, Any], size: float) -> tuple[float, float]:
@@ -326,11 +300,11 @@ def brute_force(q: Tensor, k: Tensor, mask: Tensor, sign: int, causal: bool) -> 
     return torch.stack([pairs[:, head][real[:, head]].mean() for head in heads])
 
 
-def ragged(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+def ragged() -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys with means of their own for each sequence, and NaN in the padding."""
     mask = torch.arange(12) < torch.tensor([12, 5, 1, 0])[:, None]
     q, k = (normal(4, 3, 12, 8, seed=s) + 2 * normal(4, 3, 1, 8, seed=s + 2) for s in (0, 1))
-    q, k = (x.masked_fill(~mask[:, None, :, None], math.nan).to(dtype) for x in (q, k))
+    q, k = (x.masked_fill(~mask[:, None, :, None], math.nan) for x in (q, k))
     return q, k, mask
 
 
@@ -345,29 +319,22 @@ def test_norms_are_the_means_over_the_pairs_that_see_each_other(
     # A hole, so that places and counts of real positions differ.
     mask[0, 4:6] = False
     norms = SquareNorms.of(pair_sums(q.to(dtype), k.to(dtype), mask, causal=causal))
-    tolerances: dict[str, Any] = {"rtol": tolerance, "atol": 0}
-    torch.testing.assert_close(norms.sum_H, brute_force(q, k, mask, 1, causal), **tolerances)
-    torch.testing.assert_close(
-        norms.difference_H, brute_force(q, k, mask, -1, causal), **tolerances
-    )
+    for found_H, sign in ((norms.sum_H, 1), (norms.difference_H, -1)):
+        expected_H = brute_force(q, k, mask, sign, causal)
+        torch.testing.assert_close(found_H, expected_H, rtol=tolerance, atol=0)
 
 
 def test_sums_add_up_over_batches() -> None:
     q, k, mask = ragged()
-    parts = sum(
-        pair_sums(q[rows], k[rows], mask[rows], causal=True) for rows in (slice(1), slice(1, 4))
-    )
-    torch.testing.assert_close(parts, pair_sums(q, k, mask, causal=True))
-
-
-def test_without_a_residue_there_is_no_norm() -> None:
-    q, k, mask = ragged()
+    parts = [pair_sums(q[n], k[n], mask[n], causal=True) for n in (slice(1), slice(1, 4))]
+    torch.testing.assert_close(sum(parts), pair_sums(q, k, mask, causal=True))
+    # Without a residue there is no norm.
     norms = SquareNorms.of(pair_sums(q, k, torch.zeros_like(mask), causal=False))
     assert not norms.sum_H.any() and not norms.difference_H.any()
 
 
-def test_nothing_larger_than_the_queries_is_made(largest_tensor: Any) -> None:
+def test_nothing_larger_than_the_queries_is_made() -> None:
     q, k = normal(2, 2, 300, 4), normal(2, 2, 300, 4, seed=1)
-    with largest_tensor:
+    with LargestTensor() as tensors:
         pair_sums(q, k, torch.ones(2, 300, dtype=torch.bool), causal=True)
-    assert largest_tensor.numel == q.numel()
+    assert tensors.numel == q.numel()

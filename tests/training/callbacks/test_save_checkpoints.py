@@ -14,17 +14,15 @@ from torch import nn
 from protlm.checkpoints.format import (
     all_checkpoints,
     checkpoint_name,
-    latest,
     step_of,
     weights_hash,
 )
-from protlm.checkpoints.validations import best_checkpoints, read_metrics
+from protlm.checkpoints.validations import best_checkpoints
 from protlm.config import BestMetric
 from protlm.training.callbacks import save_checkpoints
 from protlm.training.callbacks.monitor import Monitor
 from protlm.training.callbacks.save_checkpoints import COLUMNS, HISTORY, WriteHistory
-
-Train = Callable[..., Path]
+from tests.fixtures.runs import Train, rows_of
 
 
 def steps_of(run: Path) -> list[int]:
@@ -33,22 +31,20 @@ def steps_of(run: Path) -> list[int]:
 
 @pytest.mark.parametrize(("keep", "kept"), [(1, [3, 4]), (2, [3, 4]), (3, [2, 3, 4])])
 def test_the_newest_are_kept_and_never_fewer_than_two(
-    keep: int, kept: list[int], train_tiny: Train, tmp_path: Path
+    keep: int, kept: list[int], train: Train
 ) -> None:
     settings = ("trainer.checkpoint_every=1", f"trainer.keep_checkpoints={keep}")
-    run = train_tiny(tmp_path / "run", *settings)
+    run = train("run", *settings)
     names = [checkpoint_name(step) for step in kept]
     expected = {"latest", *names, *(f"{name}.sha256" for name in names)}
     assert {path.name for path in (run / "checkpoints").iterdir()} == expected
     assert steps_of(run) == kept
 
 
-def test_unfinished_checkpoints_are_removed_at_the_next_start(
-    train_tiny: Train, tmp_path: Path
-) -> None:
-    run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
+def test_unfinished_checkpoints_are_removed_at_the_next_start(train: Train) -> None:
+    run = train("run", "trainer.max_steps=2")
     (run / "checkpoints" / ".step-00000002.ckpt.99.part").write_bytes(b"half of it")
-    train_tiny(run, "trainer.max_steps=3")
+    train(run, "trainer.max_steps=3")
     assert not list(run.rglob("*.part"))
 
 
@@ -68,13 +64,8 @@ def validations(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     return said
 
 
-BEST = (
-    "trainer.max_steps=10",
-    "trainer.checkpoint_every=5",
-    "trainer.valid_every=2",
-    "trainer.valid_batches=1",
-    "trainer.keep_checkpoints=2",
-)
+BEST = ("trainer.max_steps=10", "trainer.checkpoint_every=5", "trainer.valid_every=2")
+BEST += ("trainer.valid_batches=1", "trainer.keep_checkpoints=2")
 
 
 @pytest.mark.parametrize("stop", [None, 4, 7])
@@ -86,8 +77,7 @@ def test_the_best_are_kept_besides_the_newest(
     metric: BestMetric,
     stop: int | None,
     validations: dict[int, float],
-    train_tiny: Train,
-    tmp_path: Path,
+    train: Train,
     killed_after: Callable,
 ) -> None:
     """Steps 4 and 2 are the best, then 8; the run that was killed finds the same."""
@@ -96,18 +86,17 @@ def test_the_best_are_kept_besides_the_newest(
     if stop is not None:
         settings = (*settings, "trainer.checkpoint_minutes=1e-9")
         with killed_after(stop):
-            train_tiny(tmp_path / "run", *settings)
-    run = train_tiny(tmp_path / "run", *settings)
+            train("run", *settings)
+    run = train("run", *settings)
     best = [step_of(path) for path in best_checkpoints(run, metric, 2)]
     assert best == [4, 2]
     newest = [8, 10] if stop is None else [9, 10]
     assert steps_of(run) == sorted({*best, *newest})
-    newest_of_all = latest(run)
-    assert newest_of_all is not None and step_of(newest_of_all) == 10
+    assert (run / "checkpoints" / "latest").read_text().strip() == checkpoint_name(10)
 
 
 @pytest.mark.parametrize(
-    "losses, settings, kept",
+    "losses, keep, kept",
     [
         # The last is the best: the best before it, which is not among the newest, is removed.
         ([0.2, 0.5, 0.9, 0.3, 0.1], ["trainer.keep_best=1"], [8, 10]),
@@ -116,17 +105,12 @@ def test_the_best_are_kept_besides_the_newest(
     ],
 )
 def test_nothing_else_is_kept(
-    losses: list[float],
-    settings: list[str],
-    kept: list[int],
-    validations: dict[int, float],
-    train_tiny: Train,
-    tmp_path: Path,
+    losses: list[float], keep: list[str], kept: list[int], validations: dict, train: Train
 ) -> None:
     validations |= zip(range(2, 11, 2), losses, strict=True)
-    run = train_tiny(tmp_path / "run", *BEST, *settings)
+    run = train("run", *BEST, *keep)
     assert steps_of(run) == kept
-    assert len([row for row in read_metrics(run / "metrics.csv") if "valid_loss" in row]) == 5
+    assert len(rows_of(run, "valid_loss")) == 5
 
 
 def test_a_validation_that_is_nan_is_not_the_best(tmp_path: Path) -> None:
@@ -152,18 +136,18 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     return now
 
 
-def test_checkpoints_by_time(clock: SimpleNamespace, train_tiny: Train, tmp_path: Path) -> None:
+def test_checkpoints_by_time(clock: SimpleNamespace, train: Train) -> None:
     """A step takes 40 seconds here, so that two minutes pass in three steps."""
     settings = ("trainer.max_steps=8", "trainer.checkpoint_every=100", "trainer.valid_every=100")
-    run = train_tiny(tmp_path / "run", *settings, "trainer.keep_checkpoints=9")
+    run = train("run", *settings, "trainer.keep_checkpoints=9")
     assert steps_of(run) == [8]
     by_time = ("trainer.checkpoint_minutes=2", "trainer.keep_checkpoints=9")
-    run = train_tiny(tmp_path / "timed", *settings, *by_time)
+    run = train("timed", *settings, *by_time)
     assert steps_of(run) == [3, 6, 8]
 
 
 def test_the_log_is_as_durable_as_the_checkpoint(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rows up to a step are synced before its checkpoint is renamed."""
     done: list[str] = []
@@ -179,7 +163,7 @@ def test_the_log_is_as_durable_as_the_checkpoint(
 
     monkeypatch.setattr(os, "fsync", noted_sync)
     monkeypatch.setattr(Path, "replace", noted_replace)
-    train_tiny(tmp_path / "run", "trainer.log_every=1", "trainer.checkpoint_every=2")
+    train("run", "trainer.log_every=1", "trainer.checkpoint_every=2")
     sync_log, names = "sync metrics.csv", [f"name {checkpoint_name(step)}" for step in (2, 4)]
     found = [event for event in done if event in {sync_log, *names, "name latest"}]
     assert found[:6] == [sync_log, names[0], "name latest", sync_log, names[1], "name latest"]
