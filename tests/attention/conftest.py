@@ -22,17 +22,17 @@ def _is_wanted(case: Case, kind: str) -> bool:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives a test each case of the kind it asks for, in each mode if it asks `causal`.
 
-    A kind, such as `case`, has the cases of the whole contract; `further_case` has the others.
+    A kind, such as `case`, has the cases of the whole contract; `further_case` has the others, and
+    `any_case` has both.
     """
     kinds = ("case", "causal_case", "recurrent_case", "performer")
     for argument in metafunc.fixturenames:
-        kind = argument.removeprefix("further_")
+        kind = argument.removeprefix("further_").removeprefix("any_")
         if kind not in kinds:
             continue
         whole, further = all_cases()
-        cases = [
-            case for case in (whole if kind == argument else further) if _is_wanted(case, kind)
-        ]
+        asked = whole * (not argument.startswith("further_")) + further * (kind != argument)
+        cases = [case for case in asked if _is_wanted(case, kind)]
         if "causal" not in metafunc.fixturenames:
             metafunc.parametrize(argument, cases, ids=case_id)
             continue

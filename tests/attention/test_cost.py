@@ -16,7 +16,7 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.model.objective import target_sums
 from protlm.model.transformer import build_network
-from tests.attention.cases import Case, Inputs, LargestTensor, make_inputs
+from tests.attention.cases import Inputs, LargestTensor, make_inputs
 
 # The numbers that are computed together on a CPU, by module.
 TILES = [(module, "_CPU_NUMBERS") for module in (attention_free, long_short, reformer)]
@@ -44,9 +44,7 @@ def kept() -> Iterator[dict[int, int]]:
         yield sizes
 
 
-def test_memory_grows_with_the_length_only(
-    case: Case, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_grows_with_the_length_only(case, causal, monkeypatch):
     set_tiles(monkeypatch, 1 << 13)
     largest, stored = [], []
     for length in (1024, 2048):
@@ -67,9 +65,7 @@ def test_memory_grows_with_the_length_only(
     assert stored[1] <= KEPT.get(case.name, 3.0) * 4 * leaves[0].numel()
 
 
-def test_tiles_make_no_difference(
-    case: Case, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_make_no_difference(case, causal, monkeypatch):
     mechanism = case.create().double()
     results = []
     for numbers in (1, 10_000, 1 << 20):
@@ -93,15 +89,13 @@ def trace(mechanism: Attention, inputs: Inputs, *, causal: bool) -> None:
     assert all(x.grad is None or x.grad.is_meta for x in inputs[:4])
 
 
-def test_neither_pass_waits_for_a_gpu(
-    case: Case, causal: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_pass_waits_for_a_gpu(case, causal, monkeypatch):
     # The check of fused kernels waits, once per size.
     monkeypatch.setattr(selection, "is_usable", lambda *_: False)
     trace(case.create(), make_inputs(257).to(torch.bfloat16), causal=causal)
 
 
-def test_a_synchronization_is_found() -> None:
+def test_a_synchronization_is_found():
     x = torch.ones(3, device="meta", requires_grad=True)
 
     class Waits(torch.autograd.Function):
@@ -136,7 +130,7 @@ def test_a_synchronization_is_found() -> None:
 
 @pytest.mark.parametrize("compute", ["masked", "causal"])
 @pytest.mark.parametrize("model", ["paper_36", "modern_36"])
-def test_a_model_and_its_loss_do_not_wait(model: str, compute: str) -> None:
+def test_a_model_and_its_loss_do_not_wait(model, compute):
     given = [f"model={model}", "attention.backend=torch", "model.num_layers=2"]
     config = compose(TrainConfig, ["data.dir=unused", "run_dir=unused", *given])
     network = build_network(config.model, config.attention, seed=0).to("meta").train()

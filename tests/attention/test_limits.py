@@ -40,9 +40,7 @@ SEES_ALL: list[tuple[str, dict[str, Any]]] = [
 @MODES
 @pytest.mark.parametrize("length", [1, 40, 130])
 @pytest.mark.parametrize(("name", "options"), SEES_ALL, ids=str)
-def test_where_all_is_seen_it_is_softmax(
-    name: str, options: dict[str, Any], length: int, causal: bool
-) -> None:
+def test_where_all_is_seen_it_is_softmax(name, options, length, causal):
     """Projections of global tokens start as copies of the others."""
     inputs = make_inputs(length)
     out = inputs.run(made(name, options), causal=causal)
@@ -51,7 +49,7 @@ def test_where_all_is_seen_it_is_softmax(
 
 
 @pytest.mark.parametrize("sharing", ["none", "heads", "key_value", "layers"])
-def test_as_many_mixtures_as_positions_that_mix_nothing_are_softmax(sharing: str) -> None:
+def test_as_many_mixtures_as_positions_that_mix_nothing_are_softmax(sharing):
     linformer = made("linformer", {"projected_length": 40, "sharing": sharing}, max_length=40)
     for parameter in linformer.parameters():
         parameter.data.copy_(torch.eye(40))
@@ -61,9 +59,7 @@ def test_as_many_mixtures_as_positions_that_mix_nothing_are_softmax(sharing: str
 
 
 @pytest.mark.parametrize("num_landmarks", [40, 64])
-def test_a_landmark_at_every_position_and_the_true_inverse_are_softmax(
-    num_landmarks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_landmark_at_every_position_and_the_true_inverse_are_softmax(num_landmarks, monkeypatch):
     monkeypatch.setattr(nystromformer, "pseudo_inverse", lambda a, _: torch.linalg.pinv(a))
     inputs = make_inputs(40)
     landmarks = made("nystromformer", {"num_landmarks": num_landmarks, "conv_kernel": None})
@@ -73,9 +69,7 @@ def test_a_landmark_at_every_position_and_the_true_inverse_are_softmax(
 
 @MODES
 @pytest.mark.parametrize("num_buckets", [1, None])
-def test_one_chunk_for_all_is_softmax_of_others_with_shared_queries(
-    causal: bool, num_buckets: int | None
-) -> None:
+def test_one_chunk_for_all_is_softmax_of_others_with_shared_queries(causal, num_buckets):
     options = {"chunk": 300, "num_hashes": 2, "num_buckets": num_buckets}
     inputs = make_inputs(257).without_padding()
     logits = inputs.q_BHLK @ F.normalize(inputs.q_BHLK, dim=-1).mT
@@ -91,7 +85,7 @@ def test_one_chunk_for_all_is_softmax_of_others_with_shared_queries(
     assert torch.equal(*outs), "hashes matter in a single bucket"
 
 
-def test_with_many_features_rfa_is_softmax_of_unit_vectors() -> None:
+def test_with_many_features_rfa_is_softmax_of_unit_vectors():
     inputs = make_inputs(5).without_padding()
     # Long vectors, so that the 10⁻³ is negligible.
     inputs = inputs._replace(q_BHLK=1e6 * inputs.q_BHLK, k_BHLK=1e6 * inputs.k_BHLK)
@@ -103,7 +97,7 @@ def test_with_many_features_rfa_is_softmax_of_unit_vectors() -> None:
 
 
 @pytest.mark.parametrize("window", [6, 64])
-def test_summaries_of_one_position_each_double_the_keys(window: int) -> None:
+def test_summaries_of_one_position_each_double_the_keys(window):
     options = {"rank": 20, "window": window, "dual_norm": False}
     long_short = made("long_short", options, model_dim=20)
     # P is the identity: summary p has all its weight at position p.
@@ -127,7 +121,7 @@ def with_parameters(name: str, options: dict[str, Any], *values: Tensor) -> Any:
 
 
 @MODES
-def test_attention_free_transformers_are_each_other_with_some_biases(causal: bool) -> None:
+def test_attention_free_transformers_are_each_other_with_some_biases(causal):
     u, v, eye = torch.randn(130, 6), torch.randn(130, 6), torch.eye(130)
     inputs = make_inputs(130)
     inputs = inputs._replace(**{name: getattr(inputs, name)[:, :1] for name in inputs._fields[:3]})

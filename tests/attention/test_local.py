@@ -20,7 +20,7 @@ MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "
 
 
 @MODES
-def test_a_map_of_longformer_weighs_the_values_of_either_kind(causal: bool) -> None:
+def test_a_map_of_longformer_weighs_the_values_of_either_kind(causal):
     """Local rows mix v, global rows v'; padding has neither weight nor projection."""
     mechanism = find_case("longformer", window=6, num_global=3).create().double()
     inputs = make_inputs(60)
@@ -33,7 +33,7 @@ def test_a_map_of_longformer_weighs_the_values_of_either_kind(causal: bool) -> N
     torch.testing.assert_close(inputs.run(mechanism, causal=causal), rows)
 
 
-def test_a_map_of_long_short_has_the_weights_of_normalized_keys() -> None:
+def test_a_map_of_long_short_has_the_weights_of_normalized_keys():
     mechanism = find_case("long_short", window=40, rank=3).create().double()
     inputs = make_inputs(40).without_padding()
 
@@ -50,9 +50,7 @@ def test_a_map_of_long_short_has_the_weights_of_normalized_keys() -> None:
     torch.testing.assert_close(found, (near + far @ p_BHLP.mT).detach())
 
 
-def test_many_small_gradients_of_global_blocks_add_up_in_bfloat16(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_many_small_gradients_of_global_blocks_add_up_in_bfloat16(monkeypatch):
     """All 128 blocks see the global ones; in bfloat16 small gradients would be lost in the sum."""
     monkeypatch.setattr(block_sparse, "_CPU_ELEMENTS", 1)
     mechanism = create("bigbird", {"block_size": 4, "random_blocks": 2}, **SIZES, seed=1)
@@ -85,14 +83,12 @@ GLOBAL = ["query_global", "key_global", "value_global"]
         ("longformer", {"num_global": 0, "global_positions": [3]}, dict.fromkeys(GLOBAL, (16, 16))),
     ],
 )
-def test_it_has_the_parameters_that_it_uses(
-    name: str, options: dict[str, Any], parameters: dict[str, tuple[int, ...]]
-) -> None:
+def test_it_has_the_parameters_that_it_uses(name, options, parameters):
     made = create(name, options, **SIZES)
     assert {key: tuple(x.shape) for key, x in made.named_parameters()} == parameters
 
 
-def test_layers_may_have_windows_and_dilations_of_different_sizes() -> None:
+def test_layers_may_have_windows_and_dilations_of_different_sizes():
     given = ["attention.window=[4,8]", "attention.dilation=[1,3]", "attention.dilated_heads=1"]
     config = compose(TrainConfig, ["model=tiny", "attention=longformer", *given])
     network = build_network(config.model, config.attention, seed=0)
@@ -100,16 +96,14 @@ def test_layers_may_have_windows_and_dilations_of_different_sizes() -> None:
     assert [(layer.window, layer.dilation) for layer in layers] == [(4, 1), (8, 3)]
 
 
-def test_a_list_of_another_length_than_the_layers_is_refused() -> None:
+def test_a_list_of_another_length_than_the_layers_is_refused():
     config = compose(TrainConfig, ["model=tiny", "attention=longformer", "attention.window=[4]"])
     message = r"attention\.window has 1 values, but the model has 2 layers \(model\.num_layers\)"
     with pytest.raises(UserError, match=message):
         build_network(config.model, config.attention, seed=0)
 
 
-def test_modes_and_the_longest_input_of_a_hybrid_are_those_of_the_mechanism(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_modes_and_the_longest_input_of_a_hybrid_are_those_of_the_mechanism(monkeypatch):
     both = create("hybrid", {}, **SIZES)
     gated = create("hybrid", {"mechanism": "rfa", "options": {"gate": True}}, **SIZES)
     assert both.supports_bidirectional and both.supports_causal
@@ -119,7 +113,7 @@ def test_modes_and_the_longest_input_of_a_hybrid_are_those_of_the_mechanism(
     assert create("hybrid", {}, **SIZES).max_length == 99
 
 
-def test_a_hybrid_suggests_suitable_mechanisms_alone() -> None:
+def test_a_hybrid_suggests_suitable_mechanisms_alone():
     with pytest.raises(UserError) as error:
         create("hybrid", {"mechanism": "softmax"}, **SIZES)
     offered = str(error.value).split("there are: ")[1].split(", ")
@@ -127,6 +121,6 @@ def test_a_hybrid_suggests_suitable_mechanisms_alone() -> None:
     assert not {"softmax", "hybrid", "longformer"} & set(offered)
 
 
-def test_the_settings_of_the_mechanism_can_be_typed() -> None:
+def test_the_settings_of_the_mechanism_can_be_typed():
     config = compose(TrainConfig, ["attention=hybrid", "+attention.options.num_features=64"])
     assert config.attention["options"] == {"num_features": 64}

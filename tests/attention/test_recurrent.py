@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention.base import Recurrent
-from tests.attention.cases import Case, Inputs, LargestTensor, make_inputs
+from tests.attention.cases import Inputs, LargestTensor, make_inputs
 from tests.marks import slow_but
 
 # The states of all other mechanisms have a constant size.
@@ -41,25 +41,17 @@ def num_elements(state: Any) -> int:
     return sum(num_elements(part) for part in getattr(state, "__dict__", {}).values())
 
 
-def assert_causal_forward(case: Case, inputs: Inputs) -> None:
-    """Compares the outputs of the steps with those of the whole sequence."""
-    mechanism = case.create().double()
+@pytest.mark.parametrize("length", [1, 64, 65, 257])
+def test_steps_are_the_causal_forward(any_recurrent_case, length):
+    mechanism = any_recurrent_case.create().double()
+    inputs = make_inputs(length).without_padding()
     _, out = steps(mechanism, inputs)
     torch.testing.assert_close(out, inputs.run(mechanism, causal=True), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("length", [1, 64, 65, 257])
-def test_steps_are_the_causal_forward(recurrent_case: Case, length: int) -> None:
-    assert_causal_forward(recurrent_case, make_inputs(length).without_padding())
-
-
-def test_steps_with_further_options_are_the_causal_forward(further_recurrent_case: Case) -> None:
-    assert_causal_forward(further_recurrent_case, make_inputs(65).without_padding())
-
-
 @pytest.mark.parametrize("split", slow_but([1, 63, 64, 100], 63))
 @pytest.mark.portable
-def test_samples_of_a_state_continue_separately(recurrent_case: Case, split: int) -> None:
+def test_samples_of_a_state_continue_separately(recurrent_case, split):
     """Some samples leave, some are duplicated, and one state is continued in two ways."""
     mechanism = recurrent_case.create().double()
     inputs, others = make_inputs(130).without_padding(), make_inputs(130, seed=5).without_padding()
@@ -82,9 +74,7 @@ def test_samples_of_a_state_continue_separately(recurrent_case: Case, split: int
 @pytest.mark.parametrize(
     ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
-def test_error_is_within_the_bound_of_the_dtype(
-    recurrent_case: Case, dtype: torch.dtype, budget: float
-) -> None:
+def test_error_is_within_the_bound_of_the_dtype(recurrent_case, dtype, budget):
     inputs = make_inputs(130).without_padding().to(dtype)
     _, out = steps(recurrent_case.create(), inputs)
     assert out.dtype == dtype
@@ -92,7 +82,7 @@ def test_error_is_within_the_bound_of_the_dtype(
     assert (out.double() - exact).norm() <= budget * exact.norm()
 
 
-def test_samples_do_not_see_each_other(recurrent_case: Case) -> None:
+def test_samples_do_not_see_each_other(recurrent_case):
     mechanism = recurrent_case.create()
     first = make_inputs(70).without_padding().to(torch.float32)
     second = make_inputs(70, seed=9).without_padding().to(torch.float32)
@@ -103,7 +93,7 @@ def test_samples_do_not_see_each_other(recurrent_case: Case) -> None:
     assert not torch.equal(alike, other)
 
 
-def test_work_and_memory_do_not_grow_with_the_position(recurrent_case: Case) -> None:
+def test_work_and_memory_do_not_grow_with_the_position(recurrent_case):
     mechanism = recurrent_case.create()
     inputs = make_inputs(300).without_padding().to(torch.float32)
     sizes, largest, state = [], [], None

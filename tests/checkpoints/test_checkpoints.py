@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -26,7 +25,6 @@ from protlm.commands.checkpoint import export
 from protlm.model.transformer import num_parameters
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir
-from tests.fixtures.runs import Train
 
 SPLIT = "test_remote_homolog"
 
@@ -44,16 +42,14 @@ def models(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return folder
 
 
-def test_models_are_found_by_name(models: Path) -> None:
+def test_models_are_found_by_name(models):
     assert shipped_models() == [models / "first", models / "second"]
     assert find_model(Path("second")) == models / "second"
     assert find_model(Path("unfinished")) == Path("unfinished")
     assert protlm.load("first").hash == protlm.load(models / "second").hash
 
 
-def test_a_folder_of_the_same_name_comes_first(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_the_same_name_comes_first(models, tmp_path, monkeypatch):
     (tmp_path / "work" / "first").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     assert find_model(Path("first")) == Path("first")
@@ -61,14 +57,12 @@ def test_a_folder_of_the_same_name_comes_first(
         protlm.load("first")
 
 
-def test_the_default_is_announced(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_default_is_announced(models, capsys):
     assert announced_default("-m MODEL") == models / "second"
     assert capsys.readouterr().err == "model: second, shipped with protlm; -m MODEL uses another\n"
 
 
-def test_without_models_the_user_has_to_name_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_models_the_user_has_to_name_one(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "models_dir", lambda: tmp_path)
     with pytest.raises(InputDataError, match=f"{checkpoints.DEFAULT} is not installed with protlm"):
         default_model()
@@ -76,16 +70,14 @@ def test_without_models_the_user_has_to_name_one(
         protlm.load("first")
 
 
-def test_a_damaged_shipped_model_is_refused(models: Path) -> None:
+def test_a_damaged_shipped_model_is_refused(models):
     weights = models / "first" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
     with pytest.raises(InputDataError, match="is damaged"):
         protlm.load("first")
 
 
-def test_an_export_in_bfloat16_is_half_as_large_and_rounded_once(
-    tiny_run: Path, tmp_path: Path, train: Train
-) -> None:
+def test_an_export_in_bfloat16_is_half_as_large_and_rounded_once(tiny_run, tmp_path, train):
     run = train("run", "attention=performer_softmax", "model.qk_norm=true")
     export(run, tmp_path / "whole")
     export(run, tmp_path / "half", "bfloat16")
@@ -103,7 +95,7 @@ def test_an_export_in_bfloat16_is_half_as_large_and_rounded_once(
     assert all(torch.equal(loaded[name], half[name].to(loaded[name].dtype)) for name in loaded)
 
 
-def test_another_dtype_is_refused(tiny_run: Path, tmp_path: Path) -> None:
+def test_another_dtype_is_refused(tiny_run, tmp_path):
     with pytest.raises(UserError, match="--dtype int8 is not one of float32, bfloat16"):
         export(tiny_run, tmp_path / "out", "int8")
     assert not (tmp_path / "out").exists()
@@ -119,14 +111,14 @@ def results(folder: Path) -> dict:
     return json.loads((folder / RESULTS).read_text())
 
 
-def test_the_weights_are_small_and_those_of_the_results(folder: Path, results: dict) -> None:
+def test_the_weights_are_small_and_those_of_the_results(folder, results):
     model, size = protlm.load(folder.name), (folder / WEIGHTS).stat().st_size
     assert size <= 12e6 and size < 2.02 * num_parameters(model.network)
     assert {report["model_hash"] for report in results.values()} == {model.hash}
 
 
 @pytest.mark.parametrize("name", ["sample", "swissprot50"])
-def test_the_card_prints_the_results(folder: Path, results: dict, name: str) -> None:
+def test_the_card_prints_the_results(folder, results, name):
     title = {"sample": "### Splits of the shipped sample", "swissprot50": "### Swiss-Prot"}[name]
     section = (folder / CARD).read_text().split(title)[1].split("\n#")[0]
     for split, found in results[name]["results"].items():
@@ -136,7 +128,7 @@ def test_the_card_prints_the_results(folder: Path, results: dict, name: str) -> 
             assert row in section
 
 
-def test_the_card_prints_the_families(folder: Path, results: dict) -> None:
+def test_the_card_prints_the_families(folder, results):
     card = (folder / CARD).read_text()
     found = [
         results[name]["results"]["test_ood_family"]["masked"]
@@ -156,7 +148,7 @@ def test_the_card_prints_the_families(folder: Path, results: dict) -> None:
         assert f"{one['macro']['model']['perplexity']:.2f}" in card
 
 
-def test_the_card_prints_what_probes_and_contacts_give(folder: Path, results: dict) -> None:
+def test_the_card_prints_what_probes_and_contacts_give(folder, results):
     card = (folder / CARD).read_text()
     states = results["secondary_structure"]["results"]["any"]["secondary_structure"]["predictors"]
     both = ("model", "random_weights")
@@ -174,7 +166,7 @@ def test_the_card_prints_what_probes_and_contacts_give(folder: Path, results: di
         assert shown == [f"{100 * figure:.1f}" for figure in figures]
 
 
-def test_commands_use_the_default_and_say_so(protlm_in_process: Callable, tmp_path: Path) -> None:
+def test_commands_use_the_default_and_say_so(protlm_in_process, tmp_path):
     protein = sample_dir() / "bpt1_bovin.fasta"
     done = protlm_in_process("embed", protein, "-o", tmp_path / "x.h5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -185,9 +177,7 @@ def test_commands_use_the_default_and_say_so(protlm_in_process: Callable, tmp_pa
         )
 
 
-def test_models_lists_them_all_and_names_the_default(
-    protlm_in_process: Callable, tmp_path: Path, folder: Path, results: dict
-) -> None:
+def test_models_lists_them_all_and_names_the_default(protlm_in_process, tmp_path, folder, results):
     listed = protlm_in_process("models", cwd=tmp_path).stdout
     figures = results["sample"]["results"]["test_iid"]["masked"]["model"]
     assert f"{figures['perplexity']:.2f}" in listed and folder.name in listed
@@ -195,9 +185,7 @@ def test_models_lists_them_all_and_names_the_default(
 
 
 @pytest.mark.slow
-def test_an_evaluation_reproduces_the_card(
-    protlm_in_process: Callable, tmp_path: Path, folder: Path, results: dict
-) -> None:
+def test_an_evaluation_reproduces_the_card(protlm_in_process, tmp_path, folder, results):
     sample = sample_dir() / "uniprot_sample"
     table = ["--split-table", f"{sample}.splits.tsv.gz"]
     done = protlm_in_process("prepare", f"{sample}.fasta.gz", "--out", "d", *table, cwd=tmp_path)
@@ -226,16 +214,14 @@ def exported(tiny_run: Path, tmp_path: Path) -> Path:
     return tmp_path / "exported"
 
 
-def test_a_run_a_checkpoint_and_an_export_are_one_model(tiny_run: Path, exported: Path) -> None:
+def test_a_run_a_checkpoint_and_an_export_are_one_model(tiny_run, exported):
     models = [protlm.load(path) for path in (tiny_run, newest(tiny_run), exported)]
     assert len({model.hash for model in models}) == 1
     logits = [model(model.tokenize(["MKTAYIAKQR"])).logits_BLV for model in models]
     assert logits[0].equal(logits[1]) and logits[0].equal(logits[2])
 
 
-def test_every_flipped_bit_and_truncation_is_rejected_by_name(
-    tiny_run: Path, exported: Path, tmp_path: Path
-) -> None:
+def test_every_flipped_bit_and_truncation_is_rejected_by_name(tiny_run, exported, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(tiny_run, run)
     rng = random.Random(0)
@@ -255,7 +241,7 @@ def test_every_flipped_bit_and_truncation_is_rejected_by_name(
         protlm.load(run if path.suffix == ".ckpt" else exported)
 
 
-def test_a_tensor_larger_than_its_storage_is_refused(tmp_path: Path) -> None:
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path):
     """An expanded tensor claims terabytes in a small file, and raises the limit of memory."""
     torch.save({"weight": torch.zeros(1).expand(1 << 20, 1 << 20)}, tmp_path / "x.bin")
     weights = torch.load(tmp_path / "x.bin", weights_only=True)
@@ -265,12 +251,12 @@ def test_a_tensor_larger_than_its_storage_is_refused(tmp_path: Path) -> None:
         assert check_weights(tmp_path, {"weight": whole})["weight"] is whole
 
 
-def test_an_export_is_not_overwritten(tiny_run: Path, exported: Path) -> None:
+def test_an_export_is_not_overwritten(tiny_run, exported):
     with pytest.raises(OutputError, match="exists already"):
         checkpoints.export(checkpoints.read(tiny_run), exported)
 
 
-def test_a_folder_without_a_model_is_rejected_with_advice(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_rejected_with_advice(tmp_path):
     with pytest.raises(InputDataError, match=r"a run folder, a \.ckpt file or an exported folder"):
         protlm.load(tmp_path)
     with pytest.raises(InputDataError, match="no such model"):

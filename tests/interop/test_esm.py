@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop import esmc
 from protlm.interop.layout import used_once
-from protlm.model.transformer import ProteinLM
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
 from tests.interop.families import ESM, ESMC_LIBRARY, FAIR_ESM, FAIR_ESM_1B, FAMILIES
@@ -29,7 +27,7 @@ Write = Callable[..., Path]
 
 
 @pytest.mark.peers
-def test_what_transformers_saves_is_read(write_esm: Write, tmp_path: Path) -> None:
+def test_what_transformers_saves_is_read(write_esm, tmp_path):
     """It renames norms, and has one tensor of frequencies."""
     from transformers import EsmForMaskedLM
 
@@ -41,9 +39,7 @@ def test_what_transformers_saves_is_read(write_esm: Write, tmp_path: Path) -> No
 
 
 @pytest.mark.peers
-def test_contacts_are_those_of_hugging_face(
-    write_esm: Write, in_double: Callable[[Path], ProteinLM]
-) -> None:
+def test_contacts_are_those_of_hugging_face(write_esm, in_double):
     from transformers import EsmForMaskedLM
 
     folder, sequence = write_esm(), ROWS[0]
@@ -70,12 +66,12 @@ def test_contacts_are_those_of_hugging_face(
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), [], argparse.Namespace()], ids=type)
-def test_settings_that_json_could_not_contain_are_ignored(value: Any, tmp_path: Path) -> None:
+def test_settings_that_json_could_not_contain_are_ignored(value, tmp_path):
     with pytest.raises(InputDataError, match="layers=None"):
         interop.read(FAIR_ESM_1B.save(tmp_path / "esm1b", layers=value))
 
 
-def test_the_contact_head_of_fair_esm_is_in_a_file_beside(write_esm: Write, tmp_path: Path) -> None:
+def test_the_contact_head_of_fair_esm_is_in_a_file_beside(write_esm, tmp_path):
     tensors = FAIR_ESM.tensors()
     trunk = {name: value for name, value in tensors.items() if "contact_head" not in name}
     path = FAIR_ESM.save(tmp_path / "fair", trunk)
@@ -102,7 +98,7 @@ def test_the_contact_head_of_fair_esm_is_in_a_file_beside(write_esm: Write, tmp_
             interop.read(path)
 
 
-def test_fair_esm_files_need_positions_of_one_kind(tmp_path: Path) -> None:
+def test_fair_esm_files_need_positions_of_one_kind(tmp_path):
     tensors, learned = FAIR_ESM.tensors(), FAMILIES["fair_esm1v"].tensors()
     without = {name: value for name, value in tensors.items() if not name.endswith("inv_freq")}
     for number, changed in enumerate((without, learned | tensors)):
@@ -110,7 +106,7 @@ def test_fair_esm_files_need_positions_of_one_kind(tmp_path: Path) -> None:
             interop.read(FAIR_ESM.save(tmp_path / str(number), changed))
 
 
-def test_no_frequencies_are_those_of_the_formula(write_esm: Write) -> None:
+def test_no_frequencies_are_those_of_the_formula(write_esm):
     tensors = {n: v for n, v in ESM.tensors().items() if not n.endswith("inv_freq")}
     # Transformers 4 saved a table of positions that is not used.
     tensors["esm.embeddings.position_embeddings.weight"] = torch.zeros(2, 2)
@@ -119,7 +115,7 @@ def test_no_frequencies_are_those_of_the_formula(write_esm: Write) -> None:
     assert not {"rotary.frequency", "positions.table"} & found.weights.keys()
 
 
-def test_usual_settings_that_are_written_out_are_read(write_esm: Write) -> None:
+def test_usual_settings_that_are_written_out_are_read(write_esm):
     rope = {"rope_type": "default", "rope_theta": 10_000}
     changes = {"cls_token_id": 0, "eos_token_id": 2, "rope_scaling": None, "rope_parameters": rope}
     changes |= {"is_folding_model": False, "esmfold_config": None, "vocab_list": None}
@@ -128,7 +124,7 @@ def test_usual_settings_that_are_written_out_are_read(write_esm: Write) -> None:
 
 
 @pytest.mark.parametrize("name", ["esm2", "bert"])
-def test_an_output_layer_that_is_missing_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_output_layer_that_is_missing_is_refused(name, tmp_path):
     example = FAMILIES[name]
     tensors = {n: v for n, v in example.tensors().items() if not n.endswith("decoder.weight")}
     interop.read(example.save(tmp_path / "tied", tensors, tie_word_embeddings=True))
@@ -136,7 +132,7 @@ def test_an_output_layer_that_is_missing_is_refused(name: str, tmp_path: Path) -
         interop.read(example.save(tmp_path / "untied", tensors, tie_word_embeddings=False))
 
 
-def test_the_alphabet_must_be_that_of_esm_2(write_esm: Write) -> None:
+def test_the_alphabet_must_be_that_of_esm_2(write_esm):
     folder = write_esm()
     (folder / "vocab.txt").write_text("\n".join(VOCABULARY.tokens))
     interop.read(folder)
@@ -164,9 +160,7 @@ def test_the_alphabet_must_be_that_of_esm_2(write_esm: Write) -> None:
         ("lm_head.", "classifier.", "or has the head of another task"),
     ],
 )
-def test_what_another_program_saved_is_said(
-    old: str, new: str, message: str, write_esm: Write
-) -> None:
+def test_what_another_program_saved_is_said(old, new, message, write_esm):
     tensors = {n.replace(old, new, 1): v for n, v in ESM.tensors().items()}
     if not new:
         tensors = {n: v for n, v in tensors.items() if "lm_head" not in n}
@@ -174,14 +168,12 @@ def test_what_another_program_saved_is_said(
         interop.read(write_esm(tensors=tensors))
 
 
-def test_many_names_are_counted(tmp_path: Path) -> None:
+def test_many_names_are_counted(tmp_path):
     with pytest.raises(InputDataError, match=r"lacks 6 tensors \('0', '1', '2', '3' and 2 more\)"):
         used_once(tmp_path, {}, {f"our{n}": str(n) for n in range(6)})
 
 
-def test_a_license_that_restricts_users_is_printed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_license_that_restricts_users_is_printed(tmp_path, monkeypatch, capsys):
     model = ESMC_LIBRARY.save(tmp_path / "esmc")
     interop.read(model)
     assert capsys.readouterr().err == ""

@@ -163,9 +163,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.peers
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ["ESM", "mechanisms", "parts"])
-def test_transformers_loads_a_model_without_protlm_and_computes_the_same(
-    group: str, tmp_path: Path
-) -> None:
+def test_transformers_loads_a_model_without_protlm_and_computes_the_same(group, tmp_path):
     """An ESM without code, every mechanism, and all parts of a model."""
     if group == "ESM":
         sources = {"esm2": ESM, "esm1v": ESM_1V}
@@ -181,7 +179,7 @@ def test_transformers_loads_a_model_without_protlm_and_computes_the_same(
         assert len(list(folder.glob("*.py"))) == (group != "ESM")
 
 
-def test_the_tokenizer_reads_what_protlm_reads(tmp_path: Path) -> None:
+def test_the_tokenizer_reads_what_protlm_reads(tmp_path):
     """Every printable letter, alone and in a sequence: the same tokens, or unknown."""
     from tokenizers import Tokenizer
 
@@ -207,7 +205,7 @@ def test_the_tokenizer_reads_what_protlm_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mechanism", slow_but(attention.names(), "performer_relu", "reformer"))
-def test_the_code_of_every_mechanism_defines_it(mechanism: str) -> None:
+def test_the_code_of_every_mechanism_defines_it(mechanism):
     """Without transformers, the code can be compiled and not run."""
     text = hugging_face._code(model_with(mechanism).description)
     compile(text, "modeling_protlm.py", "exec")
@@ -218,7 +216,7 @@ def test_the_code_of_every_mechanism_defines_it(mechanism: str) -> None:
 
 
 @pytest.mark.peers
-def test_all_tensors_of_an_esm_are_written(tmp_path: Path) -> None:
+def test_all_tensors_of_an_esm_are_written(tmp_path):
     from transformers import EsmForMaskedLM
 
     model = esm(tmp_path / "source")
@@ -238,9 +236,7 @@ def test_all_tensors_of_an_esm_are_written(tmp_path: Path) -> None:
         {"positions": Positions.sinusoidal},
     ],
 )
-def test_other_architectures_are_exported_with_code(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_other_architectures_are_exported_with_code(changes, tmp_path):
     described = esm(tmp_path / "source").description
     described = replace(described, model=replace(described.model, stored_frequencies=False))
     assert is_esm(described)
@@ -304,14 +300,8 @@ BUNDLES: list[tuple[dict[str, str], str, dict[Name, Name], str, object, list[str
 
 @pytest.mark.parametrize("modules, name, replaced, expression, value, absent", BUNDLES)
 def test_a_bundle_computes_what_its_modules_do_and_has_nothing_that_is_not_used(
-    modules: dict[str, str],
-    name: str,
-    replaced: dict[Name, Name],
-    expression: str,
-    value: object,
-    absent: list[str],
-    write_modules: Callable[..., None],
-) -> None:
+    modules, name, replaced, expression, value, absent, write_modules
+):
     write_modules(**modules)
     bundle, values = Bundle([at("second", name)], replaced), {}
     source = bundle.source()
@@ -333,9 +323,7 @@ def test_a_bundle_computes_what_its_modules_do_and_has_nothing_that_is_not_used(
         ),
     ],
 )
-def test_what_cannot_be_bundled_is_refused(
-    source: str, message: str, write_modules: Callable[..., None]
-) -> None:
+def test_what_cannot_be_bundled_is_refused(source, message, write_modules):
     write_modules(first="_X = 1\n", second=source)
     with pytest.raises(AssertionError, match=message):
         Bundle([at("second", "f")], {}).source()

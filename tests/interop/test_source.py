@@ -32,14 +32,14 @@ class Malicious:
         return os.system, (f"touch {self.canary}",)
 
 
-def test_protlm_s_own_models_are_not_foreign(tiny_run: Path, tmp_path: Path) -> None:
+def test_protlm_s_own_models_are_not_foreign(tiny_run, tmp_path):
     assert not interop.is_foreign(tiny_run)
     assert not interop.is_foreign(tmp_path / "missing")
     assert not interop.is_foreign(tmp_path / "step-00000001.ckpt")
 
 
 @pytest.mark.parametrize("form", ["esm2.pt", "folder"])
-def test_code_in_a_pickle_does_not_run(form: str, tmp_path: Path, write_esm: Write) -> None:
+def test_code_in_a_pickle_does_not_run(form, tmp_path, write_esm):
     canary, bad = tmp_path / "canary", Malicious(tmp_path / "canary")
     for contents in (bad, {"model": bad}, {"cfg": {"model": bad}, "model": {}}):
         path = tmp_path / "esm2.pt"
@@ -72,14 +72,14 @@ def test_code_in_a_pickle_does_not_run(form: str, tmp_path: Path, write_esm: Wri
         ({"cfg": {"model": Path("x")}, "model": {}}, "refused: it would call pathlib"),
     ],
 )
-def test_other_files_are_refused(contents: object, message: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(contents, message, tmp_path):
     torch.save(contents, tmp_path / "x.pt")
     with pytest.raises(InputDataError, match=message):
         interop.read(tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
-def test_missing_and_damaged_files_are_named(name: str, tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_named(name, tmp_path):
     path = tmp_path / name
     with pytest.raises(InputDataError, match=f"{name}: no such file"):
         interop.read(path)
@@ -89,7 +89,7 @@ def test_missing_and_damaged_files_are_named(name: str, tmp_path: Path) -> None:
         interop.read(path)
 
 
-def test_a_file_is_the_one_that_its_description_names(tmp_path: Path) -> None:
+def test_a_file_is_the_one_that_its_description_names(tmp_path):
     path = tmp_path / "x.safetensors"
     save_file({"a": torch.zeros(2)}, path)
     described = {"architecture": {"family": "RoBERTa"}, "weights_sha256": "0" * 64}
@@ -141,9 +141,7 @@ DAMAGED: list[tuple[str, dict[str, str | None], str, str]] = [
 
 
 @pytest.mark.parametrize("name, files, given, message", DAMAGED)
-def test_what_is_damaged_or_missing_is_named(
-    name: str, files: dict[str, str | None], given: str, message: str, tmp_path: Path
-) -> None:
+def test_what_is_damaged_or_missing_is_named(name, files, given, message, tmp_path):
     FAMILIES[name].save(tmp_path / name)
     for file, text in files.items():
         path = tmp_path / name / file
@@ -157,7 +155,7 @@ def test_what_is_damaged_or_missing_is_named(
         protlm.load(tmp_path / name / given)
 
 
-def test_parts_are_read_together(write_esm: Write) -> None:
+def test_parts_are_read_together(write_esm):
     whole, parts = write_esm("whole"), write_esm("parts")
     split(parts)
     expected = interop.read(whole).weights
@@ -171,7 +169,7 @@ def test_parts_are_read_together(write_esm: Write) -> None:
         interop.read(parts)
 
 
-def test_only_the_named_weights_are_read(write_esm: Write) -> None:
+def test_only_the_named_weights_are_read(write_esm):
     """A backup beside them has another name; a pickle is read where there is nothing else."""
     folder = write_esm()
     expected = weights_hash(interop.read(folder).weights)
@@ -186,7 +184,7 @@ def test_only_the_named_weights_are_read(write_esm: Write) -> None:
 
 
 @pytest.mark.parametrize("part", ["../x.safetensors", "/etc/x", "a/b", "..", "", 3, "a\\b"])
-def test_an_index_lists_files_of_its_folder_only(part: object, write_esm: Write) -> None:
+def test_an_index_lists_files_of_its_folder_only(part, write_esm):
     index = split(write_esm())
     index.write_text(json.dumps({"weight_map": {"esm.x": part}}))
     with pytest.raises(InputDataError, match=r"index\.json lists .* not a file in its folder"):

@@ -99,9 +99,7 @@ def models() -> list[Any]:
 
 
 @pytest.mark.parametrize(("attention", "positions", "order", "qk_norm"), models())
-def test_steps_are_the_causal_forward_pass(
-    attention: str, positions: Positions, order: NormOrder, qk_norm: bool
-) -> None:
+def test_steps_are_the_causal_forward_pass(attention, positions, order, qk_norm):
     model = network(attention, positions=positions, norm_order=order, qk_norm=qk_norm)
     tokens_BL = example(70)
     low = stepped(model, tokens_BL)[1], parallel(model, tokens_BL)
@@ -114,7 +112,7 @@ def test_steps_are_the_causal_forward_pass(
         assert (logits_BLV - expected_BLV).norm() <= bound * expected_BLV.norm()
 
 
-def test_float64_is_not_rounded_in_between() -> None:
+def test_float64_is_not_rounded_in_between():
     """Otherwise the difference between batch sizes could change a draw."""
     x_BHLK = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(0)).double() / 3
     no_angle = torch.ones(5, 8), torch.zeros(5, 8)
@@ -125,7 +123,7 @@ def test_float64_is_not_rounded_in_between() -> None:
         torch.testing.assert_close(normed_BHLK, x_BHLK, rtol=1e-12, atol=0)
 
 
-def test_steps_have_the_options_of_imported_models() -> None:
+def test_steps_have_the_options_of_imported_models():
     options = {"attention_bias": True, "embedding_norm": True, "tied_head": True}
     model = network("softmax", head="dense_norm", token_dropout=True, **options).double()
     for parameter in model.parameters():
@@ -136,7 +134,7 @@ def test_steps_have_the_options_of_imported_models() -> None:
 
 
 @pytest.mark.parametrize("attention", slow_but(RECURRENT, "softmax", "performer_relu"))
-def test_the_work_of_a_step_does_not_grow(attention: str) -> None:
+def test_the_work_of_a_step_does_not_grow(attention):
     model = network(attention, positions=Positions.rotary)
     tokens_BL = example(150)
     work, sizes = [], []
@@ -159,7 +157,7 @@ def num_elements(state: Any) -> int:
     return sum(map(num_elements, vars(state).values())) if hasattr(state, "__dict__") else 0
 
 
-def test_more_positions_than_the_table_has_are_a_user_error() -> None:
+def test_more_positions_than_the_table_has_are_a_user_error():
     model = network(positions=Positions.learned, max_length=16)
     stepped(model, example(16))
     with pytest.raises(UserError, match="17 positions exceed the 16"):
@@ -184,13 +182,13 @@ GREEDY = {
 
 
 @pytest.mark.parametrize("case", GREEDY)
-def test_the_limits_are_greedy(case: str) -> None:
+def test_the_limits_are_greedy(case):
     logits_BV = logits_like(2)
     best_BV = torch.nn.functional.one_hot(logits_BV.argmax(-1), 33).double()
     torch.testing.assert_close(GREEDY[case].probabilities(logits_BV), best_BV)
 
 
-def test_top_k_keeps_k_of_several_equal_tokens() -> None:
+def test_top_k_keeps_k_of_several_equal_tokens():
     found = Sampling(top_k=2).probabilities(torch.zeros(1, 33, dtype=torch.float64))
     assert found[0].tolist() == [0.5, 0.5] + [0.0] * 31
 
@@ -198,9 +196,7 @@ def test_top_k_keeps_k_of_several_equal_tokens() -> None:
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
 @pytest.mark.parametrize("top_k", [None, 2, 7, 29, 33, 500])
 @pytest.mark.parametrize("top_p", [None, 0.05, 0.5, 0.9, 0.999, 1.0])
-def test_the_most_probable_are_kept_and_the_temperature_divides_logits(
-    top_p: float | None, top_k: int | None, temperature: float
-) -> None:
+def test_the_most_probable_are_kept_and_the_temperature_divides_logits(top_p, top_k, temperature):
     """Of 29 tokens: the first k of them, and of these the smallest set with the mass p."""
     logits_BV = logits_like(3)
     probable_BV = (logits_BV / temperature).softmax(-1)
@@ -222,13 +218,13 @@ WRONG += [{"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_p": float("nan")}]
 
 
 @pytest.mark.parametrize("settings", WRONG, ids=str)
-def test_settings_out_of_range_are_a_user_error(settings: dict[str, Any]) -> None:
+def test_settings_out_of_range_are_a_user_error(settings):
     with pytest.raises(UserError, match="must be"):
         Sampling(**settings)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.6, top_k=12)], ids=["plain", "top_k"])
-def test_frequencies_are_the_probabilities(sampling: Sampling) -> None:
+def test_frequencies_are_the_probabilities(sampling):
     """z-scores of 20 counts of 4,000 draws each, after the same prefix."""
     model, number = network(), 4_000
     found = sampled(model, number, prefix="MK", max_residues=3, sampling=sampling, batch_size=2_000)
@@ -254,7 +250,7 @@ def test_frequencies_are_the_probabilities(sampling: Sampling) -> None:
 
 
 @pytest.mark.parametrize("attention", slow_but(RECURRENT, "softmax", "performer_softmax"))
-def test_the_batch_size_changes_nothing(attention: str) -> None:
+def test_the_batch_size_changes_nothing(attention):
     model = bias(network(attention), [VOCABULARY.eos], -2.0)
     whole = sampled(model, 8, prefix="MK", batch_size=8)
     assert len({s.sequence for s in whole}) == 8
@@ -268,7 +264,7 @@ def test_the_batch_size_changes_nothing(attention: str) -> None:
         assert np.allclose([s.nats for s in found], [s.nats for s in whole], rtol=1e-12)
 
 
-def test_a_sequence_depends_on_its_seed_and_number() -> None:
+def test_a_sequence_depends_on_its_seed_and_number():
     model = network()
     whole = sampled(model, 8)
     assert sampled(model, 8) == whole
@@ -277,14 +273,14 @@ def test_a_sequence_depends_on_its_seed_and_number() -> None:
     assert not other & {s.sequence for s in whole}
 
 
-def test_only_standard_residues_are_drawn() -> None:
+def test_only_standard_residues_are_drawn():
     others = sorted(set(range(33)) - {*RESIDUES, VOCABULARY.eos})
     model = bias(network(), others, 30.0)
     for sequence in sampled(model, 20, prefix="MXBUZO"):
         assert set(sequence.sequence[6:]) <= set(STANDARD)
 
 
-def test_a_sequence_has_at_least_one_residue() -> None:
+def test_a_sequence_has_at_least_one_residue():
     model = bias(network(), [VOCABULARY.eos], 60.0)
     for sequence in sampled(model, 10):
         assert (len(sequence.sequence), sequence.ended) == (1, Ended.eos)
@@ -293,7 +289,7 @@ def test_a_sequence_has_at_least_one_residue() -> None:
         assert np.isnan(sequence.perplexity)
 
 
-def test_a_sequence_ends_at_the_maximum_length() -> None:
+def test_a_sequence_ends_at_the_maximum_length():
     model = bias(network(), [VOCABULARY.eos], 1.0)
     found = sampled(model, 40, prefix="MK", max_residues=12)
     assert {s.ended for s in found} == {Ended.eos, Ended.length}
@@ -303,7 +299,7 @@ def test_a_sequence_ends_at_the_maximum_length() -> None:
         assert (len(sequence.sequence) == 12) == (sequence.ended is Ended.length)
 
 
-def test_the_probability_is_that_of_the_model() -> None:
+def test_the_probability_is_that_of_the_model():
     """For any sampling, nats are those of the forward pass over the complete sequence."""
     model = network("performer_softmax")
     found = sampled(model, 6, prefix="MKT", sampling=Sampling(0.5, top_k=5))
@@ -316,7 +312,7 @@ def test_the_probability_is_that_of_the_model() -> None:
         assert sequence.perplexity == pytest.approx(np.exp(nats.item() / len(tokens[3:])))
 
 
-def test_sequences_that_ended_cost_nothing() -> None:
+def test_sequences_that_ended_cost_nothing():
     model, rows = bias(network(), [VOCABULARY.eos], 1.0), []
     model.head.register_forward_hook(lambda module, args, out: rows.append(len(out)))
     found = sampled(model, 30, prefix="MKT", batch_size=30)
@@ -327,7 +323,7 @@ def test_sequences_that_ended_cost_nothing() -> None:
     assert sum(rows[4:]) == sum(s.num_sampled for s in found) - at_the_limit
 
 
-def test_generating_does_not_change_the_model() -> None:
+def test_generating_does_not_change_the_model():
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     sampled(model, 2)
@@ -394,7 +390,7 @@ def resampled(
     return [found[index] for index in range(len(starts))]
 
 
-def test_known_conditionals_give_their_joint_distribution() -> None:
+def test_known_conditionals_give_their_joint_distribution():
     number = 2000
     found = resampled(TwoResidues(), ["AA"] * number, Sweeps(8, 0.5), batch_size=500)
     pairs = [f"{one}{other}" for one in "AC" for other in "AC"]
@@ -408,7 +404,7 @@ def test_known_conditionals_give_their_joint_distribution() -> None:
 @pytest.mark.parametrize(
     "fraction, passes", [(0.1, 10), (0.15, 7), (0.5, 2), (1.0, 1), (1e-9, 20), (0.3, 4)]
 )
-def test_a_sweep_masks_every_residue_once(fraction: float, passes: int) -> None:
+def test_a_sweep_masks_every_residue_once(fraction, passes):
     network = Recording()
     assert resampled(network, [STANDARD, "M"], Sweeps(3, fraction)) == ["W" * 20, "W"]
     assert len(network.seen) == 3 * passes
@@ -423,7 +419,7 @@ def test_a_sweep_masks_every_residue_once(fraction: float, passes: int) -> None:
     assert network.seen[-1][0, 2:].tolist() == [VOCABULARY.eos, *[VOCABULARY.pad] * 19]
 
 
-def test_the_draws_depend_on_the_seed_and_not_on_the_batch() -> None:
+def test_the_draws_depend_on_the_seed_and_not_on_the_batch():
     network = small_model("performer_relu").network.float()
     starts = ["MKTAYIAKQR", "GSHM", "MXBZUO", "MKTAYIAKQR"]
     found = resampled(network, starts, Sweeps(2, 0.3))
@@ -437,7 +433,7 @@ def test_the_draws_depend_on_the_seed_and_not_on_the_batch() -> None:
     assert network.embedding.weight.dtype is torch.float32
 
 
-def test_temperature_0_takes_the_most_probable_residue() -> None:
+def test_temperature_0_takes_the_most_probable_residue():
     network = small_model("softmax").network
     (found,) = resampled(network, ["MKTAY"], Sweeps(1, 1.0), sampling=Sampling(temperature=0))
     tokens_BL = torch.full((1, 7), VOCABULARY.mask)
@@ -449,6 +445,6 @@ def test_temperature_0_takes_the_most_probable_residue() -> None:
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.5])
-def test_impossible_sweeps_are_refused(fraction: float) -> None:
+def test_impossible_sweeps_are_refused(fraction):
     with pytest.raises(UserError, match=f"--mask-fraction {fraction} must be above 0"):
         Sweeps(1, fraction)

@@ -12,7 +12,7 @@ from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchStream, RankSlice
 from protlm.training import run
 from protlm.training.callbacks.hooks import RunEagerly, compile_blocks
-from tests.fixtures.runs import Train, rows_of, saved, weights_of
+from tests.fixtures.runs import rows_of, saved, weights_of
 from tests.small_models import network_of
 
 # What torch's compiler does to the tensors and functions that it traces.
@@ -52,7 +52,7 @@ def gradients(made: torch.nn.Module, rows: int, length: int) -> list[torch.Tenso
         ["attention=softmax", "trainer.activation_checkpointing=true"],
     ],
 )
-def test_a_length_is_one_graph_for_all_blocks(settings: list[str]) -> None:
+def test_a_length_is_one_graph_for_all_blocks(settings):
     plain, compiled = network_of(*settings), network_of(*settings)
     counter = CompileCounterWithBackend("aot_eager")
     compile_blocks(compiled, backend=counter)
@@ -66,7 +66,7 @@ def test_a_length_is_one_graph_for_all_blocks(settings: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_more_lengths_than_torch_s_default_limit_are_compiled() -> None:
+def test_more_lengths_than_torch_s_default_limit_are_compiled():
     made = network_of("attention=aft_simple", num_layers=1)
     counter = CompileCounterWithBackend("eager")
     compile_blocks(made, backend=counter)
@@ -76,7 +76,7 @@ def test_more_lengths_than_torch_s_default_limit_are_compiled() -> None:
     assert counter.frame_count == 10
 
 
-def test_slices_of_one_length_have_one_shape() -> None:
+def test_slices_of_one_length_have_one_shape():
     lengths = np.random.default_rng(0).lognormal(5.5, 0.5, 3_000).astype(np.int64)
     rule = LengthBuckets(8_192, 1_024, window=100)
 
@@ -90,7 +90,7 @@ def test_slices_of_one_length_have_one_shape() -> None:
     assert len(shapes(RankSlice(1, 2, parts=3))) > num_lengths
 
 
-def test_a_compiled_run_learns_the_same(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_run_learns_the_same(train, monkeypatch):
     counter = CompileCounterWithBackend("eager")
     monkeypatch.setattr(
         run, "compile_blocks", lambda network: compile_blocks(network, backend=counter)

@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ from protlm.system.paths import sample_dir
 from protlm.training.datamodule import SequenceData
 from protlm.training.labels import Batches, LabeledTokens, TokenRows
 from protlm.training.module import LanguageModeling
-from tests.fixtures.runs import Train, rows_of
+from tests.fixtures.runs import rows_of
 
 SAMPLE = sample_dir() / "uniprot_tiny.fasta.gz"
 STEPS = 8
@@ -62,15 +62,13 @@ def mixture(one: Path, other: Path) -> list[str]:
     return ["data.dir=null", f"data.mixture=[{parts}]"]
 
 
-def test_a_run_resumes_after_its_data_have_moved(
-    train: Train, tiny_data: Path, other_data: Path, tmp_path: Path
-) -> None:
+def test_a_run_resumes_after_its_data_have_moved(train, tiny_data, other_data, tmp_path):
     run = train("run", *mixture(tiny_data, other_data), "trainer.max_steps=2")
     moved = Path(shutil.copytree(other_data, tmp_path / "moved"))
     train(run, *mixture(tiny_data, moved), "trainer.max_steps=3")
 
 
-def test_a_run_by_clusters_reads_a_member_of_each(tiny_clusters: Path) -> None:
+def test_a_run_by_clusters_reads_a_member_of_each(tiny_clusters):
     """An epoch has one row per cluster; validation reads every sequence, as always."""
     settings = [f"data.dir={tiny_clusters}", "data.sampling=cluster", "data.max_length=64"]
     config = compose(TrainConfig, settings)
@@ -88,9 +86,7 @@ def test_a_run_by_clusters_reads_a_member_of_each(tiny_clusters: Path) -> None:
     assert sum(len(batch.samples_B) for batch in data.val_dataloader()) == len(valid)
 
 
-def test_the_start_describes_an_epoch(
-    train: Train, tiny_clusters: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_start_describes_an_epoch(train, tiny_clusters, capsys):
     train("run", "data.curriculum=[[0,32],[100,64]]", "trainer.max_steps=2")
     said = capsys.readouterr().err
     assert "cropped" in said
@@ -104,7 +100,7 @@ def test_the_start_describes_an_epoch(
     assert said in capsys.readouterr().err
 
 
-def test_configs_become_rules() -> None:
+def test_configs_become_rules():
     config = compose(TrainConfig, ["data=trembl", "data.curriculum=[[0,256],[1000,1024]]"]).data
     rule = batching_strategy(config)
     assert isinstance(rule, LengthBuckets)
@@ -118,7 +114,7 @@ def test_configs_become_rules() -> None:
     assert rule.curriculum.max_length(0) == 2_048
 
 
-def test_the_first_batches_of_validation_are_not_selected_by_length() -> None:
+def test_the_first_batches_of_validation_are_not_selected_by_length():
     lengths = np.random.default_rng(0).lognormal(5.8, 0.6, 20_000).astype(np.int64)
     order = SampleOrder([len(lengths)], shuffle=False)
     stream = BatchStream(lengths.take, order, LengthBuckets(16_384, 4_096))
@@ -127,7 +123,7 @@ def test_the_first_batches_of_validation_are_not_selected_by_length() -> None:
     assert 0.75 < first.mean() / lengths.mean() < 1.35
 
 
-def test_data_sets_with_another_split_rule_cause_a_warning(tiny_data: Path, tmp_path: Path) -> None:
+def test_data_sets_with_another_split_rule_cause_a_warning(tiny_data, tmp_path):
     other = tmp_path / "other"
     prepare([SAMPLE], other, split_rule=HashSplit(0.3, 0.3))
     config = compose(TrainConfig, mixture(tiny_data, other)).data
@@ -139,7 +135,7 @@ def test_data_sets_with_another_split_rule_cause_a_warning(tiny_data: Path, tmp_
     open_data(DataConfig(dir=str(tiny_data), valid_dir=str(tiny_data)))
 
 
-def test_a_mixture_is_composed(tiny_data: Path, other_data: Path) -> None:
+def test_a_mixture_is_composed(tiny_data, other_data):
     config = compose(TrainConfig, ["data=mixture", *mixture(tiny_data, other_data)[1:]]).data
     assert config.mixture == [
         MixtureConfig(str(tiny_data), 2.0),
@@ -155,7 +151,7 @@ def test_a_mixture_is_composed(tiny_data: Path, other_data: Path) -> None:
     assert len(open_data(elsewhere)[1]) == len(test)
 
 
-def test_validation_always_has_one_sequence_per_row(tiny_data: Path) -> None:
+def test_validation_always_has_one_sequence_per_row(tiny_data):
     """And, with one fraction of masks, the same targets."""
     expected = list(build(tiny_data).val_dataloader())
     curriculum = ["data.curriculum=[[0,32]]", "data.crop=random"]
@@ -165,9 +161,7 @@ def test_validation_always_has_one_sequence_per_row(tiny_data: Path) -> None:
             assert torch.equal(one.targets_BL, other.targets_BL)
 
 
-def test_devices_without_a_row_cause_a_warning(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_without_a_row_cause_a_warning(train, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 9)
     settings = ["trainer.devices=9", "data.max_length=128", "data.dir=null"]
     with (
@@ -180,18 +174,14 @@ def test_devices_without_a_row_cause_a_warning(
         train("run", "trainer.devices=8", *settings[1:])
 
 
-def test_there_are_no_more_workers_than_processors(
-    tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_are_no_more_workers_than_processors(tiny_data, monkeypatch):
     for processors, workers in ((2, 2), (None, 1)):
         monkeypatch.setattr("os.cpu_count", lambda found=processors: found)
         data = build(tiny_data, "data.num_workers=4")
         assert data.train_dataloader().num_workers == workers
 
 
-def test_a_part_of_the_validation_split_is_not_its_start(
-    train: Train, look_at: Callable[..., None]
-) -> None:
+def test_a_part_of_the_validation_split_is_not_its_start(train, look_at):
     seen: list[list[int]] = []
 
     def look(module: LanguageModeling, batch: Batch, index: int) -> None:
@@ -211,9 +201,7 @@ def test_a_part_of_the_validation_split_is_not_its_start(
     assert set(first) != set(whole[: len(first)])
 
 
-def test_batches_for_a_gpu_are_page_locked(
-    tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_for_a_gpu_are_page_locked(tiny_data, monkeypatch):
     data = build(tiny_data)
     assert not data.train_dataloader().pin_memory
     for device, is_pinned in (("cpu", False), ("cuda:0", True)):
@@ -226,7 +214,7 @@ def test_batches_for_a_gpu_are_page_locked(
         assert data.val_dataloader().pin_memory == is_pinned
 
 
-def test_pinning_a_batch_pins_its_tensors(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinning_a_batch_pins_its_tensors(tiny_data, monkeypatch):
     pinned: list[torch.Tensor] = []
 
     def pin(x: torch.Tensor) -> torch.Tensor:
@@ -243,9 +231,7 @@ def test_pinning_a_batch_pins_its_tensors(tiny_data: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_plans_have_the_step_that_they_are_trained_in(
-    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_have_the_step_that_they_are_trained_in(train, tmp_path, monkeypatch):
     """Also after a skipped step, which counts as a step, and in a resumed run."""
     planned: dict[tuple[int, int, int], int] = {}
     trained: list[tuple[int, int]] = []
@@ -279,7 +265,7 @@ def test_plans_have_the_step_that_they_are_trained_in(
     assert trained == [(step, step) for step in range(STEPS) for _ in range(2)]
 
 
-def test_measured_fractions_are_those_of_the_step(tiny_data: Path) -> None:
+def test_measured_fractions_are_those_of_the_step(tiny_data):
     """Rows of about 100 residues with varying fractions: the z-score is over rows."""
     data = build(tiny_data, *FALLING, "trainer.max_steps=80")
     rows: dict[int, list[float]] = defaultdict(list)
@@ -298,7 +284,7 @@ def test_measured_fractions_are_those_of_the_step(tiny_data: Path) -> None:
         assert shares.std() == pytest.approx(np.hypot(spread, 0.045), rel=0.25)
 
 
-def test_configs_become_schedules_of_masks() -> None:
+def test_configs_become_schedules_of_masks():
     assert masking_schedule(compose(TrainConfig, [])) == MaskingSchedule(MaskingRule())
     assert masking_schedule(compose(TrainConfig, ["objective=causal"])) is None
     config = compose(TrainConfig, ["objective=mask_only", *FALLING, "trainer.max_steps=100"])
@@ -310,9 +296,7 @@ def test_configs_become_schedules_of_masks() -> None:
 
 
 @pytest.mark.parametrize("objective", ["masked", "mask_only", "causal"])
-def test_the_log_has_the_unigram_loss(
-    objective: str, train: Train, tiny_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_log_has_the_unigram_loss(objective, train, tiny_data, capsys):
     run = train("run", f"objective={objective}", "trainer.valid_every=2")
     rows = rows_of(run, "valid_loss")
     data = build(tiny_data, f"objective={objective}")
@@ -356,7 +340,7 @@ def all_of(batches: Batches) -> Iterator[TokenRows]:
     return (batches[number] for number in range(len(batches)))
 
 
-def test_labels_are_those_of_their_residues(labeled: LabeledTokens) -> None:
+def test_labels_are_those_of_their_residues(labeled):
     for batch in all_of(Batches(labeled, 2, seed=3)):
         assert batch.is_label_BL is not None
         letters = [
@@ -369,7 +353,7 @@ def test_labels_are_those_of_their_residues(labeled: LabeledTokens) -> None:
         assert labeled.groups[batch.rows].tolist() == [n // 10 for n in values]
 
 
-def test_processes_divide_each_batch(labeled: LabeledTokens) -> None:
+def test_processes_divide_each_batch(labeled):
     whole = Batches(labeled, 2, seed=3)
     parts = [Batches(labeled, 2, seed=3, share=(rank, 2)) for rank in range(2)]
     for batch, *mine in zip(all_of(whole), *map(all_of, parts), strict=True):
@@ -380,7 +364,7 @@ def test_processes_divide_each_batch(labeled: LabeledTokens) -> None:
     assert len(parts[1][2].values)
 
 
-def test_each_epoch_has_all_proteins_in_another_order(labeled: LabeledTokens) -> None:
+def test_each_epoch_has_all_proteins_in_another_order(labeled):
     batches = Batches(labeled, 2, seed=3)
     first, second = ([batches[n].rows.tolist() for n in ns] for ns in (range(3), range(3, 6)))
     assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(len(labeled.values)))
@@ -388,7 +372,7 @@ def test_each_epoch_has_all_proteins_in_another_order(labeled: LabeledTokens) ->
     assert [batches[n].place for n in (0, 2, 4)] == [(0, 0, 0), (0, 2, 0), (1, 1, 0)]
 
 
-def test_proteins_have_one_label_each() -> None:
+def test_proteins_have_one_label_each():
     tokens = [VOCABULARY.encode(one) for one in SEQUENCES]
     batch = Batches(LabeledTokens(tokens, np.arange(5)), 4, seed=None)[0]
     assert batch.is_label_BL is None

@@ -1,7 +1,6 @@
 """objective=distillation: what is trained, and what is learned."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +61,7 @@ def weights(path: Path) -> dict[str, Tensor]:
     return read_model(path).weights
 
 
-def test_stage_1_trains_the_attention_alone_and_lowers_its_error(
-    stage_1: Path, swapped: Path, teacher: Path
-) -> None:
+def test_stage_1_trains_the_attention_alone_and_lowers_its_error(stage_1, swapped, teacher):
     before, after = weights(swapped), weights(stage_1)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith("_map")}
@@ -74,7 +71,7 @@ def test_stage_1_trains_the_attention_alone_and_lowers_its_error(
     assert losses[-1] < losses[0] < 1
 
 
-def test_stage_2_trains_all_weights(train: Train, pair: Settings, stage_1: Path) -> None:
+def test_stage_2_trains_all_weights(train, pair, stage_1):
     given = [*pair[:2], f"model.init_from={stage_1}"]
     run = train("logits", *STAGE_2, *given)
     before, after = weights(stage_1), weights(run)
@@ -84,7 +81,7 @@ def test_stage_2_trains_all_weights(train: Train, pair: Settings, stage_1: Path)
     assert all(0 < row["train_accuracy"] < 1 for row in rows)
 
 
-def test_adapters_are_trained_alone_and_merged(train: Train, pair: Settings, stage_1: Path) -> None:
+def test_adapters_are_trained_alone_and_merged(train, pair, stage_1):
     given = [*pair[:2], f"model.init_from={stage_1}", "trainer.precision=32-true"]
     run = train("lora", *LORA, *given)
     before, after = weights(stage_1), weights(run)
@@ -123,7 +120,7 @@ def module_of(pair: Settings, *overrides: str) -> Any:
     return build_module(build_network(config.model, config.attention, seed=3), config)
 
 
-def test_the_loss_of_stage_2_is_cross_entropy_and_divergence(pair: Settings, teacher: Path) -> None:
+def test_the_loss_of_stage_2_is_cross_entropy_and_divergence(pair, teacher):
     batch = batch_of([12, 5])
     chosen = batch.targets_BL != IGNORE
     nats = {}
@@ -142,7 +139,7 @@ def test_the_loss_of_stage_2_is_cross_entropy_and_divergence(pair: Settings, tea
 
 
 @pytest.mark.parametrize("stage", [STAGE_1, STAGE_2], ids=["attention", "logits"])
-def test_the_losses_do_not_wait_for_a_gpu(stage: Settings, pair: Settings) -> None:
+def test_the_losses_do_not_wait_for_a_gpu(stage, pair):
     module = module_of(pair, *stage)
     for network in (module.network, module.teacher):
         network.to("meta")
@@ -154,7 +151,7 @@ def test_the_losses_do_not_wait_for_a_gpu(stage: Settings, pair: Settings) -> No
     assert all(p.grad is not None for p in module.network.parameters() if p.requires_grad)
 
 
-def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair: Settings) -> None:
+def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair):
     module = module_of(pair, *STAGE_1)
     batch = batch_of([12, 5])
     loss, sums = module._losses(batch)
@@ -169,8 +166,8 @@ def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair: Settings) -> None
 
 
 def test_a_run_keeps_the_source_of_its_first_weights_and_the_hash_of_its_teacher(
-    stage_1: Path, swapped: Path, teacher: Path, train: Train, pair: Settings, tmp_path: Path
-) -> None:
+    stage_1, swapped, teacher, train, pair, tmp_path
+):
     source = read_model(swapped).description.source
     assert source is not None and read_model(stage_1).description.source == source
     # The teacher is not saved, but its hash.
@@ -183,7 +180,7 @@ def test_a_run_keeps_the_source_of_its_first_weights_and_the_hash_of_its_teacher
     assert read_model(run).description.source == source
 
 
-def test_a_learning_rate_of_stage_1_is_high_for_all_weights(train: Train, pair: Settings) -> None:
+def test_a_learning_rate_of_stage_1_is_high_for_all_weights(train, pair):
     settings = (*EITHER, "objective.stage=logits", "optimizer.learning_rate=1e-2", *pair)
     with pytest.warns(UserWarning, match=r"learning_rate=0.01 suits stage 1"):
         train("run", *settings, "trainer.max_steps=2")
@@ -191,13 +188,7 @@ def test_a_learning_rate_of_stage_1_is_high_for_all_weights(train: Train, pair: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [STAGE_1, STAGE_2], ids=["attention", "logits"])
-def test_two_ranks_train_as_one(
-    stage: Settings,
-    run_ranks: Callable[..., list[Any]],
-    train: Train,
-    pair: Settings,
-    tmp_path: Path,
-) -> None:
+def test_two_ranks_train_as_one(stage, run_ranks, train, pair, tmp_path):
     settings = [*stage, *pair]
     run_ranks(tmp_path, "start-apart", *settings)
     one, two = (weights(train("one", *settings)), weights(tmp_path / "run"))
@@ -206,9 +197,7 @@ def test_two_ranks_train_as_one(
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
 
 
-def test_another_teacher_is_refused(
-    train: Train, pair: Settings, teacher: Path, tmp_path: Path
-) -> None:
+def test_another_teacher_is_refused(train, pair, teacher, tmp_path):
     run = train("run", *STAGE_2, *pair, "trainer.max_steps=2")
     moved = tmp_path / "moved"
     moved.symlink_to(teacher)
@@ -245,13 +234,11 @@ def test_another_teacher_is_refused(
         (LORA, "objective.lora_rank=0", "objective.lora_rank=0 must be at least 1"),
     ],
 )
-def test_what_a_stage_cannot_train_is_refused(
-    stage: Settings, settings: str, message: str, pair: Settings
-) -> None:
+def test_what_a_stage_cannot_train_is_refused(stage, settings, message, pair):
     with pytest.raises(UserError, match=message):
         module_of(pair, *stage, settings)
 
 
-def test_a_teacher_without_a_stage_is_refused() -> None:
+def test_a_teacher_without_a_stage_is_refused():
     with pytest.raises(UserError, match="used with a stage only; type objective=distillation"):
         compose(TrainConfig, ["objective.teacher=run"])

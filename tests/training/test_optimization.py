@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from protlm.config import (
 from protlm.config.composition import compose
 from protlm.data.masking import IGNORE
 from protlm.model import objective
-from protlm.model.objective import TargetSums, target_sums
+from protlm.model.objective import target_sums
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from protlm.training.lora import add_adapters
@@ -39,7 +38,7 @@ from protlm.training.optimization import (
     rate_factor,
     with_half_life,
 )
-from tests.fixtures.runs import Train, rows_of
+from tests.fixtures.runs import rows_of
 from tests.small_models import network_of
 
 # What activations are not multiplied with as with a matrix.
@@ -65,7 +64,7 @@ IN_EVERY_BLOCK = {"query", "key", "value", "output", "up", "down", "gate"}
 
 
 @pytest.mark.parametrize("name", names())
-def test_matrices_decay_and_nothing_else(name: str) -> None:
+def test_matrices_decay_and_nothing_else(name):
     made = network_of(f"attention={name}", positions="learned", qk_norm=True)
     kinds = ParameterKinds.of(made)
     listed = {**kinds.hidden, **kinds.matrices, **kinds.rest}
@@ -81,7 +80,7 @@ def test_matrices_decay_and_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", Optimizer)
-def test_groups_have_the_decay_of_their_kind(name: Optimizer) -> None:
+def test_groups_have_the_decay_of_their_kind(name):
     made = network_of()
     optimizer = build_optimizer(
         made, OptimizerConfig(learning_rate=1e-3, name=name, weight_decay=0.1)
@@ -94,7 +93,7 @@ def test_groups_have_the_decay_of_their_kind(name: Optimizer) -> None:
 
 
 @pytest.mark.parametrize("name", Optimizer)
-def test_adapters_decay_as_matrices_do(name: Optimizer) -> None:
+def test_adapters_decay_as_matrices_do(name):
     adapted = network_of()
     add_adapters(adapted, rank=2, targets=["query"], seed=0)
     config = OptimizerConfig(learning_rate=1e-3, name=name, weight_decay=0.1)
@@ -103,7 +102,7 @@ def test_adapters_decay_as_matrices_do(name: Optimizer) -> None:
     assert sorted(p.shape for p in group["params"]) == sorted([(2, 64), (64, 2)] * 2)
 
 
-def test_parameters_without_hidden_matrices_have_adamw_alone() -> None:
+def test_parameters_without_hidden_matrices_have_adamw_alone():
     made = network_of("attention=linformer", max_length=64)
     made.requires_grad_(False)
     for number in (1, 2):
@@ -122,9 +121,7 @@ def test_parameters_without_hidden_matrices_have_adamw_alone() -> None:
         (["data.tokens_per_batch=5000", "trainer.tokens_per_step=20000"], 20_000),
     ],
 )
-def test_beta2_forgets_half_after_its_half_life(
-    name: Optimizer, settings: list[str], tokens: int
-) -> None:
+def test_beta2_forgets_half_after_its_half_life(name, settings, tokens):
     given = [f"optimizer={name}", "optimizer.beta2_half_life=1e6", *settings]
     config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *given])
     module = build_module(build_network(config.model, config.attention, seed=0), config)
@@ -136,7 +133,7 @@ def test_beta2_forgets_half_after_its_half_life(
         assert beta2 ** (1e6 / tokens) == pytest.approx(0.5)
 
 
-def test_without_a_half_life_beta2_is_unchanged() -> None:
+def test_without_a_half_life_beta2_is_unchanged():
     config = OptimizerConfig(learning_rate=1e-3, beta2=0.9)
     assert with_half_life(config, tokens_per_step=10) is config
     with pytest.raises(UserError, match=r"beta2_half_life=-1.* above 0"):
@@ -144,7 +141,7 @@ def test_without_a_half_life_beta2_is_unchanged() -> None:
 
 
 @pytest.mark.parametrize("tokens", [10.0, 1e30])
-def test_a_half_life_is_between_one_step_and_what_doubles_can_express(tokens: float) -> None:
+def test_a_half_life_is_between_one_step_and_what_doubles_can_express(tokens):
     config = OptimizerConfig(learning_rate=1e-3, beta2_half_life=tokens)
     with pytest.raises(UserError, match=r"^optimizer\.beta2_half_life=.* at least a step, 4096,"):
         with_half_life(config, tokens_per_step=4096)
@@ -153,7 +150,7 @@ def test_a_half_life_is_between_one_step_and_what_doubles_can_express(tokens: fl
         assert 0.4 < with_half_life(fits, tokens_per_step=4096).beta2 < 1
 
 
-def test_the_fused_optimizer_is_adamw() -> None:
+def test_the_fused_optimizer_is_adamw():
     fused, plain = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
     plain.load_state_dict(copy.deepcopy(fused.state_dict()))
     config = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
@@ -172,9 +169,7 @@ def test_the_fused_optimizer_is_adamw() -> None:
         assert torch.allclose(one, other, rtol=1e-9, atol=0)
 
 
-def test_gradients_are_clipped_but_logged_unclipped(
-    train: Train, look_at: Callable[..., None]
-) -> None:
+def test_gradients_are_clipped_but_logged_unclipped(train, look_at):
     norms = []
 
     def look(module: LanguageModeling, *_: object) -> None:
@@ -189,7 +184,7 @@ def test_gradients_are_clipped_but_logged_unclipped(
 
 
 @pytest.mark.parametrize("function", [target_sums, objective._sums_everywhere])
-def test_loss_is_a_total_over_targets(function: Callable[..., TargetSums]) -> None:
+def test_loss_is_a_total_over_targets(function):
     """Also as a GPU computes it, at all positions; others have no influence, NaN included."""
     generator = torch.Generator().manual_seed(0)
     logits_BLV = torch.randn(2, 5, 33, generator=generator, dtype=torch.float64)
@@ -233,9 +228,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
 
 
 @pytest.mark.parametrize("shape", [(32, 16), (16, 32), (24, 24)])
-def test_an_update_is_nearly_orthogonal_and_as_large_as_one_of_adamw(
-    shape: tuple[int, int],
-) -> None:
+def test_an_update_is_nearly_orthogonal_and_as_large_as_one_of_adamw(shape):
     torch.manual_seed(0)
     weight = nn.Parameter(torch.zeros(shape))
     weight.grad = 1e-3 * torch.randn(shape)
@@ -247,7 +240,7 @@ def test_an_update_is_nearly_orthogonal_and_as_large_as_one_of_adamw(
     assert weight.square().mean().sqrt().item() == pytest.approx(0.2, rel=0.2)
 
 
-def test_it_is_torchs_muon() -> None:
+def test_it_is_torchs_muon():
     # torch's Muon computes in bfloat16, also on a CPU.
     torch.manual_seed(0)
     start = torch.randn(48, 24)
@@ -263,7 +256,7 @@ def test_it_is_torchs_muon() -> None:
     assert (ours - theirs).norm() < 0.03 * (ours - start).norm()
 
 
-def test_matrices_that_are_orthogonalized_together_do_not_affect_each_other() -> None:
+def test_matrices_that_are_orthogonalized_together_do_not_affect_each_other():
     torch.manual_seed(0)
     shapes, scales = [(8, 4), (4, 8), (8, 4), (8, 4)], [1.0, 1.0, 1e-3, 1e3]
     together = [nn.Parameter(torch.randn(shape)) for shape in shapes]
@@ -278,7 +271,7 @@ def test_matrices_that_are_orthogonalized_together_do_not_affect_each_other() ->
         torch.testing.assert_close(one, other)
 
 
-def test_parameters_that_are_not_matrices_are_updated_by_adamw() -> None:
+def test_parameters_that_are_not_matrices_are_updated_by_adamw():
     model, optimizer = model_and_optimizer()
     alone = nn.Parameter(model[0].bias.detach().clone())
     other = adamw({}, {"bias": alone}, CONFIG)
@@ -291,7 +284,7 @@ def test_parameters_that_are_not_matrices_are_updated_by_adamw() -> None:
     assert "exp_avg" in optimizer.state[model[0].bias]
 
 
-def test_a_resumed_run_makes_the_same_steps() -> None:
+def test_a_resumed_run_makes_the_same_steps():
     model, optimizer = model_and_optimizer()
     for seed in range(3):
         step(model, optimizer, seed)
@@ -305,7 +298,7 @@ def test_a_resumed_run_makes_the_same_steps() -> None:
         assert torch.equal(one, other)
 
 
-def test_a_schedule_sets_the_rates_of_both() -> None:
+def test_a_schedule_sets_the_rates_of_both():
     model, optimizer = model_and_optimizer()
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
     before = [p.detach().clone() for p in model.parameters()]
@@ -314,7 +307,7 @@ def test_a_schedule_sets_the_rates_of_both() -> None:
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
-def test_the_closure_is_run_once_and_its_loss_returned() -> None:
+def test_the_closure_is_run_once_and_its_loss_returned():
     model, optimizer = model_and_optimizer()
     losses = []
 
@@ -347,9 +340,7 @@ FACTORS: list[tuple[ScheduleConfig, int, dict[int, float]]] = [
 
 
 @pytest.mark.parametrize(("config", "max_steps", "expected"), FACTORS)
-def test_rates_rise_linearly_to_the_peak_and_fall_as_the_schedule_says(
-    config: ScheduleConfig, max_steps: int, expected: dict[int, float]
-) -> None:
+def test_rates_rise_linearly_to_the_peak_and_fall_as_the_schedule_says(config, max_steps, expected):
     config = dataclasses.replace(config, decay_fraction=0.2)
     factors = [rate_factor(step, config, max_steps=max_steps) for step in range(max_steps + 1)]
     assert factors[:11] == pytest.approx([*((n + 1) / 10 for n in range(10)), 1.0])
@@ -366,8 +357,8 @@ def test_rates_rise_linearly_to_the_peak_and_fall_as_the_schedule_says(
     ],
 )
 def test_a_warm_up_longer_than_the_run_is_refused_and_one_that_fits_named(
-    warmup: int, decay: float | None, steps: int, message: str
-) -> None:
+    warmup, decay, steps, message
+):
     config = ScheduleConfig(warmup_steps=warmup)
     if decay is not None:
         config = wsd(warmup_steps=warmup, decay_fraction=decay)
@@ -377,6 +368,6 @@ def test_a_warm_up_longer_than_the_run_is_refused_and_one_that_fits_named(
     check_schedule(config, max_steps=steps)
 
 
-def test_fractions_are_at_most_1() -> None:
+def test_fractions_are_at_most_1():
     with pytest.raises(UserError, match=r"schedule\.decay_fraction=1\.5 must be"):
         ScheduleConfig(decay_fraction=1.5)

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 from tests.fixtures.data_sets import prepare_tiny
 from tests.fixtures.ranks import assert_same_run
-from tests.fixtures.runs import Train, saved
+from tests.fixtures.runs import saved
 from tests.interop.families import ESM
 
 JOINED = "data.mode=concatenated data.tokens_per_batch=512"
@@ -78,13 +77,7 @@ FAST += ("taught adapters",)
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
 )
-def test_a_killed_run_is_continued_exactly(
-    name: str,
-    train: Train,
-    killed_after: Callable[[int], Any],
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-) -> None:
+def test_a_killed_run_is_continued_exactly(name, train, killed_after, request, tmp_path):
     """Everything in all checkpoints and in the log is that of an undisturbed run."""
     text, kills = RUNS[name]
     settings = filled(text, request)
@@ -100,7 +93,7 @@ def test_a_killed_run_is_continued_exactly(
     assert (saved(run)["SequenceData"]["tokens"] > 0) == ("concatenated" in text)
 
 
-def test_settings_that_are_newer_than_a_run_have_their_defaults(train: Train) -> None:
+def test_settings_that_are_newer_than_a_run_have_their_defaults(train):
     run = train("run", "trainer.max_steps=2")
     config = run / "config.yaml"
     lines = config.read_text().splitlines(keepends=True)
@@ -147,14 +140,8 @@ def other_clusters(tiny_fasta: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.mark.parametrize(("first", "later", "words"), LATER, ids=[later for _, later, _ in LATER])
 def test_a_run_is_not_continued_with_another_recipe_or_other_data(
-    first: str,
-    later: str,
-    words: str,
-    train: Train,
-    tiny_run: Path,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-) -> None:
+    first, later, words, train, tiny_run, request, tmp_path
+):
     run = tmp_path / "run"
     if first:
         train(run, *filled(first, request))
@@ -196,8 +183,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("settings", "words"), REFUSED, ids=[settings for settings, _ in REFUSED])
 def test_impossible_settings_are_refused_before_anything_is_written(
-    settings: str, words: str, train: Train, tmp_path: Path
-) -> None:
+    settings, words, train, tmp_path
+):
     with pytest.raises(UserError) as raised:
         train("run", *settings.split())
     assert words in str(raised.value)
@@ -223,7 +210,7 @@ def esm(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("foreign", [True, False])
-def test_the_weights_are_those_of_the_model(foreign: bool, tiny_run: Path, esm: Path) -> None:
+def test_the_weights_are_those_of_the_model(foreign, tiny_run, esm):
     """Settings of training and of the use of memory may differ, and those without effect."""
     path = esm if foreign else tiny_run
     model = protlm.load(path)
@@ -234,7 +221,7 @@ def test_the_weights_are_those_of_the_model(foreign: bool, tiny_run: Path, esm: 
     assert all(torch.equal(value, expected[name]) for name, value in found.items())
 
 
-def test_init_from_is_not_part_of_the_architecture(tiny_run: Path) -> None:
+def test_init_from_is_not_part_of_the_architecture(tiny_run):
     asked = compose(TrainConfig, ["model=tiny", "run_dir=run", f"model.init_from={tiny_run}"])
     assert "init_from" not in describe(asked).to_plain()["model"]
 
@@ -252,9 +239,7 @@ def test_init_from_is_not_part_of_the_architecture(tiny_run: Path) -> None:
         ("esm", {"positions": Positions.sinusoidal}, r"\(model.positions=rotary, .* is sinusoidal"),
     ],
 )
-def test_settings_and_the_attention_that_fit_are_named(
-    source: str, changes: dict[str, Any], message: str, request: pytest.FixtureRequest
-) -> None:
+def test_settings_and_the_attention_that_fit_are_named(source, changes, message, request):
     """Also settings without weights."""
     path = request.getfixturevalue(source)
     attention = "softmax" if source == "tiny_run" else None
@@ -263,35 +248,26 @@ def test_settings_and_the_attention_that_fit_are_named(
     assert source == "tiny_run" or f"; type: model.{next(iter(changes))}=" in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "stored, message",
-    [
-        ("redraw_every=null", r"\(attention.redraw_every=null, .* is 1000\); type: attention.red"),
-        ("backend=torch", None),
-    ],
-)
-def test_options_of_the_same_attention_are_compared(
-    stored: str, message: str | None, tmp_path: Path
-) -> None:
+def test_options_of_the_same_attention_are_compared(tmp_path):
     asked = ["model=tiny", "run_dir=run", "attention=performer_softmax", "attention.num_features=8"]
-    other, own = (compose(TrainConfig, given) for given in ([*asked, f"attention.{stored}"], asked))
-    weights = build_network(other.model, other.attention, seed=0).state_dict()
-    export(Checkpoint(tmp_path, describe(other), weights), tmp_path / "model")
-    if message is None:
-        initialized(describe(own), tmp_path / "model")
-    else:
-        with pytest.raises(UserError, match=message):
-            initialized(describe(own), tmp_path / "model")
+    own = describe(compose(TrainConfig, asked))
+    for stored in ("redraw_every=null", "backend=torch"):
+        other = compose(TrainConfig, [*asked, f"attention.{stored}"])
+        weights = build_network(other.model, other.attention, seed=0).state_dict()
+        export(Checkpoint(tmp_path, describe(other), weights), tmp_path / stored)
+    # The backend may be another.
+    initialized(own, tmp_path / "backend=torch")
+    message = r"\(attention.redraw_every=null, .* is 1000\); type: attention.red"
+    with pytest.raises(UserError, match=message):
+        initialized(own, tmp_path / "redraw_every=null")
 
 
-def test_a_missing_model_is_named(tiny_run: Path) -> None:
+def test_a_missing_model_is_named(tiny_run):
     with pytest.raises(InputDataError, match="nothing"):
         initialized(protlm.load(tiny_run).description, tiny_run / "nothing")
 
 
-def test_a_run_starts_from_the_weights_and_resumes_without_them(
-    train: Train, tmp_path: Path
-) -> None:
+def test_a_run_starts_from_the_weights_and_resumes_without_them(train, tmp_path):
     def history(run: Path) -> list[list[str]]:
         return [row.split("\t") for row in (run / "history.tsv").read_text().splitlines()]
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def at_once(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.mark.slow
-def test_micro_batches_make_the_same_steps(at_once: Path, train: Train) -> None:
+def test_micro_batches_make_the_same_steps(at_once, train):
     # 700 does not divide a step: there are more micro-batches, and filler rows.
     parts = train("parts", *STEP, "data.tokens_per_batch=700")
     assert places(parts) == places(at_once)
@@ -56,9 +55,7 @@ def test_micro_batches_make_the_same_steps(at_once: Path, train: Train) -> None:
             assert one[column] == pytest.approx(other[column], rel=1e-5), column
 
 
-def test_slices_of_a_batch_draw_their_own_dropout(
-    train: Train, look_at: Callable[..., None]
-) -> None:
+def test_slices_of_a_batch_draw_their_own_dropout(train, look_at):
     numbers, seeds = [], []
 
     def look(module: LanguageModeling, batch: Any, index: int) -> None:
@@ -71,9 +68,7 @@ def test_slices_of_a_batch_draw_their_own_dropout(
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_run_resumes_with_another_number_of_micro_batches(
-    at_once: Path, train: Train, tmp_path: Path
-) -> None:
+def test_a_run_resumes_with_another_number_of_micro_batches(at_once, train, tmp_path):
     run = tmp_path / "run"
     train(run, *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
     # Six micro-batches: Lightning's count of batches is not a multiple of both.
@@ -88,9 +83,7 @@ def test_a_run_resumes_with_another_number_of_micro_batches(
 
 
 @pytest.mark.parametrize("accumulate", [2, 3])
-def test_accumulated_gradients_are_those_of_all_targets_at_once(
-    accumulate: int, train: Train, tiny_data: Path
-) -> None:
+def test_accumulated_gradients_are_those_of_all_targets_at_once(accumulate, train, tiny_data):
     given = [f"data.dir={tiny_data}", "data.max_length=128", "data.tokens_per_batch=1024"]
     config, network = compose(TrainConfig, given), network_of()
     loader = build_data(*open_data(config.data), config).train_dataloader()
@@ -117,9 +110,7 @@ def test_accumulated_gradients_are_those_of_all_targets_at_once(
 
 @pytest.mark.parametrize("mode", ["sequences", "concatenated"])
 @pytest.mark.parametrize("tokens", [128, 190, 300, 410, 700])
-def test_a_micro_batch_of_the_longest_rows_holds_at_most_its_tokens(
-    mode: str, tokens: int, tiny_data: Path
-) -> None:
+def test_a_micro_batch_of_the_longest_rows_holds_at_most_its_tokens(mode, tokens, tiny_data):
     settings = [f"data.dir={tiny_data}", "data.max_length=128", f"data.mode={mode}"]
     settings += ["trainer.tokens_per_step=1024", f"data.tokens_per_batch={tokens}"]
     config = compose(TrainConfig, settings)
@@ -131,9 +122,7 @@ def test_a_micro_batch_of_the_longest_rows_holds_at_most_its_tokens(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("float64", 1e-7)])
-def test_ranks_and_micro_batches_have_the_same_gradient(
-    dtype: str, tolerance: float, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_ranks_and_micro_batches_have_the_same_gradient(dtype, tolerance, tiny_data, tmp_path):
     settings = ["model=tiny", "attention=softmax", f"data.dir={tiny_data}", "data.max_length=256"]
     settings += ["trainer.accelerator=cpu", "trainer.precision=32-true"]
     settings += ["trainer.tokens_per_step=2048", "trainer.max_steps=1"]

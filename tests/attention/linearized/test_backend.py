@@ -70,9 +70,7 @@ def run(
 @pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @MODES
-def test_kernels_that_agree_are_used(
-    name: str, dtype: torch.dtype, causal: bool, stand_in: Any
-) -> None:
+def test_kernels_that_agree_are_used(name, dtype, causal, stand_in):
     calls = []
 
     def fused(feature_map: Any, *, causal: bool) -> Any:
@@ -122,9 +120,7 @@ WRONG = {
 
 @pytest.mark.parametrize("fault", WRONG)
 @MODES
-def test_kernels_that_fail_are_replaced_with_one_warning_or_refused(
-    fault: str, causal: bool, stand_in: Any
-) -> None:
+def test_kernels_that_fail_are_replaced_with_one_warning_or_refused(fault, causal, stand_in):
     fused, reason = WRONG[fault]
     stand_in(fused)
     mechanism = create("performer_softmax", {}, **SIZES)
@@ -140,8 +136,8 @@ def test_kernels_that_fail_are_replaced_with_one_warning_or_refused(
 
 @pytest.mark.parametrize("num_features, is_used", [(None, False), (23, False), (24, True)])
 def test_causal_kernels_of_few_features_are_not_used_on_hopper_cards(
-    num_features: int | None, is_used: bool, stand_in: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    num_features, is_used, stand_in, monkeypatch
+):
     """In bfloat16 alone, and not in bidirectional attention."""
     stand_in(torch_attention)
     monkeypatch.setattr(selection, "is_hopper", lambda device: True)
@@ -163,9 +159,7 @@ def test_causal_kernels_of_few_features_are_not_used_on_hopper_cards(
 @pytest.mark.parametrize(
     "capability, narrowest", [((8, 0), 16), ((8, 9), 16), ((9, 0), 64), ((10, 0), 16)]
 )
-def test_blocks_of_causal_gradients_are_those_of_the_card(
-    capability: tuple[int, int], narrowest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_causal_gradients_are_those_of_the_card(capability, narrowest, monkeypatch):
     pytest.importorskip("triton")
     from protlm.attention.linearized.fused.blocks import CAUSAL_GRADIENTS, causal_blocks
 
@@ -180,14 +174,14 @@ SINES = {"estimator": "trigonometric", "denominator_floor": 0.1}
 
 
 @pytest.mark.parametrize("options", [SINES, {"normalizer": "rmsnorm"}])
-def test_features_without_kernels_run_in_pytorch(options: dict[str, Any], stand_in: Any) -> None:
+def test_features_without_kernels_run_in_pytorch(options, stand_in):
     stand_in(does_not_compile)
     run("performer_softmax", options)
     with pytest.raises(UserError, match=r"attention\.backend=auto"):
         create("performer_softmax", options | {"backend": "triton"}, **SIZES)
 
 
-def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
+def test_causal_maps_need_no_kernel(stand_in):
     stand_in(does_not_compile)
     mechanism = create("performer_softmax", {"backend": "triton"}, **SIZES)
     rows_BHLL = make_inputs(9).without_padding().to(torch.float32).map_of(mechanism, causal=True)
@@ -209,22 +203,18 @@ WIDE = {"causal": True, "head_dim": 64, "model_dim": 128}
         ("performer_generalized", {"kernel": "triton"}, {}, "does not exist; there are: abs, cos"),
     ],
 )
-def test_what_cannot_run_in_kernels_is_refused(
-    name: str, options: Any, given: Any, message: str
-) -> None:
+def test_what_cannot_run_in_kernels_is_refused(name, options, given, message):
     with pytest.raises(UserError, match=message):
         run(name, options, **given)
 
 
-def test_the_former_name_is_refused_with_the_new_one() -> None:
+def test_the_former_name_is_refused_with_the_new_one():
     with pytest.raises(UserError, match=r"now called attention\.backend; type"):
         compose(TrainConfig, ["attention=performer_softmax", "attention.kernel=torch"])
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton"])
-def test_the_choice_does_not_break_a_graph(
-    backend: str, stand_in: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_choice_does_not_break_a_graph(backend, stand_in, monkeypatch):
     stand_in(lambda feature_map, *, causal: lambda q, k, v, mask: v + 1)
     monkeypatch.setattr(selection, "failure", lambda case: "")
     mechanism = create("performer_softmax", {"backend": backend}, **SIZES)
@@ -232,9 +222,7 @@ def test_the_choice_does_not_break_a_graph(
     assert torch.equal(run(compiled), run(mechanism))
 
 
-def test_a_missing_triton_and_wide_heads_are_said(
-    stand_in: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_triton_and_wide_heads_are_said(stand_in, monkeypatch):
     stand_in(torch_attention)
     monkeypatch.setattr(selection, "_HAS_TRITON", False)
     with pytest.warns(UserWarning, match="the package triton is missing"):
@@ -244,7 +232,7 @@ def test_a_missing_triton_and_wide_heads_are_said(
         run("performer_relu", None, torch.float64)
 
 
-def test_a_full_memory_is_no_reason(stand_in: Any) -> None:
+def test_a_full_memory_is_no_reason(stand_in):
     def full(feature_map: Any, *, causal: bool) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -285,7 +273,7 @@ RUNS = [
 
 
 @pytest.mark.parametrize("arguments", slow_but(RUNS, *RUNS[:2]))
-def test_kernels_are_exact_within_the_dtype(arguments: str) -> None:
+def test_kernels_are_exact_within_the_dtype(arguments):
     """Where keys are cut, as exact as PyTorch in float32 is, which cuts them too."""
     pytest.importorskip("triton")
     _, dtype, mode, _, _, *lengths = arguments.split()
@@ -304,7 +292,7 @@ def test_kernels_are_exact_within_the_dtype(arguments: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("card", ["sm_80", "sm_90", "sm_100"])
-def test_kernels_fit_every_card_without_spills(card: str) -> None:
+def test_kernels_fit_every_card_without_spills(card):
     pytest.importorskip("triton")
     from benchmarks.kernel_resources import CARDS, usages
 

@@ -148,7 +148,7 @@ UNBIASED += [("regularized", 0.5), ("regularized", 3.0)]
 
 @pytest.mark.parametrize("law", ["orthogonal", "iid"])
 @pytest.mark.parametrize(("estimator", "square_norm"), UNBIASED)
-def test_estimates_are_unbiased(estimator: str, square_norm: float, law: str) -> None:
+def test_estimates_are_unbiased(estimator, square_norm, law):
     x, y = vectors(square_norm)
     expected = expected_kernel(estimator, x, y)
     assert largest_z(block_estimates(estimator, law, x, y), expected) < 4
@@ -157,14 +157,14 @@ def test_estimates_are_unbiased(estimator: str, square_norm: float, law: str) ->
 
 @pytest.mark.parametrize("law", ["hadamard", "givens"])
 @pytest.mark.parametrize("estimator", ["positive", "hyperbolic", "trigonometric", "regularized"])
-def test_nearly_uniform_rows_are_nearly_unbiased(estimator: str, law: str) -> None:
+def test_nearly_uniform_rows_are_nearly_unbiased(estimator, law):
     x, y = vectors(1.5)
     mean = row_estimates(estimator, law, x, y).mean(dim=0)
     assert (mean / expected_kernel(estimator, x, y) - 1).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_orthogonal_rows_have_less_variance_than_iid_rows(estimator: str) -> None:
+def test_orthogonal_rows_have_less_variance_than_iid_rows(estimator):
     x, y = vectors(1.0)
     expected = expected_kernel(estimator, x, y)
     iid, orthogonal = (
@@ -174,7 +174,7 @@ def test_orthogonal_rows_have_less_variance_than_iid_rows(estimator: str) -> Non
     assert orthogonal < 0.95 * iid
 
 
-def test_the_variance_of_orthogonal_rows_is_below_the_bound_of_theorem_2() -> None:
+def test_the_variance_of_orthogonal_rows_is_below_the_bound_of_theorem_2():
     z2 = 1.0
     x, y = vectors(z2)
     draws = block_estimates("positive", "orthogonal", x, y, 5 * FEATURES)
@@ -184,7 +184,7 @@ def test_the_variance_of_orthogonal_rows_is_below_the_bound_of_theorem_2() -> No
 
 
 @pytest.mark.parametrize("dim", [64, 512])
-def test_key_features_without_a_reference_are_bounded(dim: int) -> None:
+def test_key_features_without_a_reference_are_bounded(dim):
     feature_map = PositiveFeatures(Projection(256, dim).draw(seed=5, index=0).float())
     x = 2.5 * normal(1, 1, 512, dim).float()
     assert feature_map.keys(x).phi_BHLR.max() <= math.exp(min(dim / 2, 60))
@@ -192,7 +192,7 @@ def test_key_features_without_a_reference_are_bounded(dim: int) -> None:
 
 
 @pytest.mark.parametrize("distance", [0.3, 1.0, 2.0])
-def test_fourier_features_have_the_mean_and_the_variance_of_the_paper(distance: float) -> None:
+def test_fourier_features_have_the_mean_and_the_variance_of_the_paper(distance):
     rows = 20_000
     features = FourierFeatures(Projection(rows, DIM, sampling="iid").draw(seed=0, index=0))
     x = normal(1, 1, 1, DIM)
@@ -247,20 +247,20 @@ def simulated_and_predicted(settings: dict[str, Any], size: float) -> tuple[floa
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_the_prediction_is_the_variance_of_estimates(settings: dict[str, Any]) -> None:
+def test_the_prediction_is_the_variance_of_estimates(settings):
     simulated, predicted = simulated_and_predicted(settings, 0.25)
     assert simulated == pytest.approx(predicted, rel=0.02)
 
 
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("size", [0.1, 0.25, 0.4])
-def test_regularized_features_do_no_worse_than_predicted(size: float, antithetic: bool) -> None:
+def test_regularized_features_do_no_worse_than_predicted(size, antithetic):
     settings = {"estimator": "regularized", "antithetic": antithetic}
     simulated, predicted = simulated_and_predicted(settings, size)
     assert 0.5 * predicted < simulated < 1.01 * predicted
 
 
-def test_the_number_of_features_counts_in_every_kind_of_pairs() -> None:
+def test_the_number_of_features_counts_in_every_kind_of_pairs():
     norms = SquareNorms(torch.tensor([0.01, 1.0, 4.0]), torch.tensor([4.0, 1.0, 0.01]))
     plain = predicted({"estimator": "positive"}, norms)
     paired = predicted({"estimator": "hyperbolic"}, norms)
@@ -274,7 +274,7 @@ def test_the_number_of_features_counts_in_every_kind_of_pairs() -> None:
 
 
 @pytest.mark.parametrize("norm", [0.1, 5.5, 50.0])
-def test_optimal_features_are_best_where_they_are_optimal(norm: float) -> None:
+def test_optimal_features_are_best_where_they_are_optimal(norm):
     norms = SquareNorms(torch.tensor([norm]), torch.tensor([norm]))
     assumed = [None, *(norm * factor for factor in (0.3, 0.97, 1.0, 1.03, 3.0))]
     errors = [predicted({"optimal_for": value}, norms).item() for value in assumed]
@@ -282,7 +282,7 @@ def test_optimal_features_are_best_where_they_are_optimal(norm: float) -> None:
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_no_norm_gives_an_infinity_or_nan(settings: dict[str, Any]) -> None:
+def test_no_norm_gives_an_infinity_or_nan(settings):
     norm = torch.tensor([0.0, 1e-300, 1e-9, 1e2, 1e4, 1e300, math.inf], dtype=torch.float64)
     error = predicted(settings, SquareNorms(norm, norm))
     assert error.isfinite().all()
@@ -312,9 +312,7 @@ def ragged() -> tuple[Tensor, Tensor, Tensor]:
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-2)]
 )
 @pytest.mark.parametrize("causal", [False, True])
-def test_norms_are_the_means_over_the_pairs_that_see_each_other(
-    dtype: torch.dtype, tolerance: float, causal: bool
-) -> None:
+def test_norms_are_the_means_over_the_pairs_that_see_each_other(dtype, tolerance, causal):
     q, k, mask = ragged()
     # A hole, so that places and counts of real positions differ.
     mask[0, 4:6] = False
@@ -324,7 +322,7 @@ def test_norms_are_the_means_over_the_pairs_that_see_each_other(
         torch.testing.assert_close(found_H, expected_H, rtol=tolerance, atol=0)
 
 
-def test_sums_add_up_over_batches() -> None:
+def test_sums_add_up_over_batches():
     q, k, mask = ragged()
     parts = [pair_sums(q[n], k[n], mask[n], causal=True) for n in (slice(1), slice(1, 4))]
     torch.testing.assert_close(sum(parts), pair_sums(q, k, mask, causal=True))
@@ -333,7 +331,7 @@ def test_sums_add_up_over_batches() -> None:
     assert not norms.sum_H.any() and not norms.difference_H.any()
 
 
-def test_nothing_larger_than_the_queries_is_made() -> None:
+def test_nothing_larger_than_the_queries_is_made():
     q, k = normal(2, 2, 300, 4), normal(2, 2, 300, 4, seed=1)
     with LargestTensor() as tensors:
         pair_sums(q, k, torch.ones(2, 300, dtype=torch.bool), causal=True)

@@ -110,7 +110,7 @@ def budget(performer: PerformerSoftmax, x: Inputs, dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scale", slow_but(SCALES, 6.0, 20.0))
 @pytest.mark.portable
-def test_outputs_and_gradients_are_the_reference(scale: float, variant: str, causal: bool) -> None:
+def test_outputs_and_gradients_are_the_reference(scale, variant, causal):
     dim = WIDE if variant == "wide" else DIM
     performer, x = mechanism(VARIANTS[variant], dim), wide_inputs(scale, head_dim=dim)
     clean = x.with_padding(0.0).to(torch.float64).differentiable()
@@ -130,7 +130,7 @@ def test_outputs_and_gradients_are_the_reference(scale: float, variant: str, cau
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0, 20.0])
-def test_steps_are_the_reference(scale: float) -> None:
+def test_steps_are_the_reference(scale):
     """And not cut: their reference rises from step to step."""
     performer = mechanism({})
     assert isinstance(performer, Recurrent)
@@ -152,7 +152,7 @@ def test_steps_are_the_reference(scale: float) -> None:
 @CAUSAL
 @pytest.mark.parametrize("normalizer", ["denominator", "rmsnorm"])
 @pytest.mark.parametrize("scale", [1.0, 6.0, 20.0])
-def test_maps_are_the_reference(scale: float, normalizer: str, causal: bool) -> None:
+def test_maps_are_the_reference(scale, normalizer, causal):
     performer, x = mechanism({"normalizer": normalizer}), wide_inputs(scale)
     clean = x.with_padding(0.0).to(torch.float64)
     rows = slice(40, 97)
@@ -163,7 +163,7 @@ def test_maps_are_the_reference(scale: float, normalizer: str, causal: bool) -> 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 @pytest.mark.parametrize("position", [1, 63, 64, 600])
-def test_the_past_does_not_see_the_future(position: int, scale: float) -> None:
+def test_the_past_does_not_see_the_future(position, scale):
     """Whether later logits rise far above those before, or fall far below, or are not a number."""
     performer, x = mechanism({}), wide_inputs(scale, length=650).without_padding()
     before = x.run(performer, causal=True)
@@ -182,7 +182,7 @@ def test_the_past_does_not_see_the_future(position: int, scale: float) -> None:
 
 @CAUSAL
 @pytest.mark.parametrize("scale", [6.0, 20.0])
-def test_several_tiles_are_one(scale: float, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_tiles_are_one(scale, causal, monkeypatch):
     """References and states that cross tiles, and padding that fills whole tiles."""
     performer, found = mechanism({}), []
     for positions in (1 << 11, 64):
@@ -194,7 +194,7 @@ def test_several_tiles_are_one(scale: float, causal: bool, monkeypatch: pytest.M
 
 
 @pytest.mark.filterwarnings("default:keys of causal attention")
-def test_a_cut_is_told() -> None:
+def test_a_cut_is_told():
     """Only if there is one, even among NaN, and with the remedy."""
     performer = mechanism({})
     with warnings.catch_warnings():

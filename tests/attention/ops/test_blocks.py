@@ -28,9 +28,7 @@ def dense(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("mask_heads", [1, 2])
 @pytest.mark.parametrize(("key_width", "value_width"), [(8, 8), (5, 5), (3, 9), (9, 3)])
-def test_softmax_in_blocks_is_softmax_in_each(
-    mask_heads: int, key_width: int, value_width: int
-) -> None:
+def test_softmax_in_blocks_is_softmax_in_each(mask_heads, key_width, value_width):
     q, k, v = draw(3, 2, 4, 6, key_width), draw(3, 2, 4, 11, key_width, seed=1), None
     v = draw(3, 2, 4, 11, value_width, seed=2)
     leaves = [x.requires_grad_() for x in (q, k, v)]
@@ -50,7 +48,7 @@ def test_softmax_in_blocks_is_softmax_in_each(
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_a_kernel_whose_first_keys_are_masked_is_correct() -> None:
+def test_a_kernel_whose_first_keys_are_masked_is_correct():
     """Fused kernels take 512 keys at a time: the first of them are hidden here."""
     q, k, v = draw(1, 2, 1, 6, 8), draw(1, 2, 1, 1100, 8, seed=1), draw(1, 2, 1, 1100, 8, seed=2)
     visible = torch.arange(1100).expand(1, 1, 1, 6, 1100) >= 1050
@@ -83,7 +81,7 @@ def band(length: int, window: Window) -> Tensor:
 @pytest.mark.parametrize("window", WINDOWS, ids=repr)
 @pytest.mark.parametrize("length", [1, 2, 65, 300])
 @pytest.mark.parametrize("num_shared", [0, 3])
-def test_it_is_softmax_with_a_band_for_a_mask(window: Window, length: int, num_shared: int) -> None:
+def test_it_is_softmax_with_a_band_for_a_mask(window, length, num_shared):
     q, k, v = (draw(2, 2, length, 8, seed=seed).requires_grad_() for seed in range(3))
     keys_BL = torch.rand(2, length, generator=torch.Generator().manual_seed(1)) < 0.8
     visible = band(length, window) & keys_BL[:, None, None]
@@ -122,7 +120,7 @@ def chi_square(counts: Tensor) -> float:
     return float((square - freedom) / (2 * freedom) ** 0.5)
 
 
-def test_every_subset_is_as_likely_as_any_other() -> None:
+def test_every_subset_is_as_likely_as_any_other():
     """Of 7 candidates 3 are drawn: 35 subsets; consecutive keys are the worst ones."""
     drawn = random_subsets(torch.arange(70_000), torch.tensor(7), 3)
     subsets, counts = drawn.sort(dim=-1).values.unique(dim=0, return_counts=True)
@@ -136,7 +134,7 @@ def drawn_blocks(num_blocks: list[int], fixed: FixedBlocks, size: int, *, seed: 
     return draw_blocks(hash_keys(seed, 3), num_blocks_BS, fixed, size)
 
 
-def test_random_blocks_come_from_everywhere_alike() -> None:
+def test_random_blocks_come_from_everywhere_alike():
     """Of 40 blocks, a row in the middle draws each legal one as often as any other."""
     fixed, num_blocks_BS = FixedBlocks(1, 1, 1, 1), torch.full((1, 40), 40)
     drawn = draw_blocks(hash_keys(0, 4000), num_blocks_BS, fixed, 3)[0, :, 17]
@@ -146,7 +144,7 @@ def test_random_blocks_come_from_everywhere_alike() -> None:
     assert abs(chi_square(counts[legal])) < 4
 
 
-def test_heads_seeds_rows_and_lengths_draw_differently() -> None:
+def test_heads_seeds_rows_and_lengths_draw_differently():
     fixed = FixedBlocks(0, 0, 0, 0)
     one, other = (drawn_blocks([400, 399], fixed, 2, seed=seed) for seed in (0, 1))
     assert torch.equal(one, drawn_blocks([400, 399], fixed, 2))

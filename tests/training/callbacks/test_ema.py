@@ -1,6 +1,5 @@
 """The average of the weights: its formula and its use."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ def run(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_tiny(tmp_path_factory.mktemp("runs") / "averaged", *SETTINGS)
 
 
-def test_the_average_follows_its_formula(run: Path) -> None:
+def test_the_average_follows_its_formula(run):
     for step in (2, 3, 4):
         decay = min(0.5, (1 + step) / (10 + step))
         before, after, now = average(run, step - 1), average(run, step), weights_of(run, step)
@@ -39,14 +38,14 @@ def test_the_average_follows_its_formula(run: Path) -> None:
             assert torch.allclose(value, expected, rtol=1e-5, atol=1e-7), name
 
 
-def test_the_average_does_not_change_training(run: Path, train: Train) -> None:
+def test_the_average_does_not_change_training(run, train):
     plain = train("plain", *SETTINGS[1:])
     for name, value in weights_of(plain, 4).items():
         assert torch.equal(value, weights_of(run, 4)[name]), name
     assert AVERAGE not in saved(plain, 4)
 
 
-def test_the_average_is_validated(train: Train, look_at: Callable[..., None]) -> None:
+def test_the_average_is_validated(train, look_at):
     seen = []
 
     def look(module: LanguageModeling, *_: object) -> None:
@@ -59,7 +58,7 @@ def test_the_average_is_validated(train: Train, look_at: Callable[..., None]) ->
             assert torch.equal(found[name], value), (step, name)
 
 
-def test_the_average_is_loaded_and_exported(run: Path, tmp_path: Path) -> None:
+def test_the_average_is_loaded_and_exported(run, tmp_path):
     averaged = average(run, 4)
     loaded = load_model(run).network.state_dict()
     export(run, tmp_path / "exported")
@@ -69,7 +68,7 @@ def test_the_average_is_loaded_and_exported(run: Path, tmp_path: Path) -> None:
         assert not torch.equal(value, weights_of(run, 4)[name]), name
 
 
-def test_a_skipped_step_does_not_count(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skipped_step_does_not_count(train, monkeypatch):
     train_step, calls = LanguageModeling.training_step, []
 
     def poisoned(self: LanguageModeling, *args: object) -> dict[str, torch.Tensor]:

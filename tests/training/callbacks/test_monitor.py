@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TextIO
 
@@ -21,7 +20,7 @@ from protlm.training.callbacks.monitor import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.loggers import COLUMNS, CsvFile, make_loggers
 from protlm.training.module import LanguageModeling
-from tests.fixtures.runs import Train, rows_of
+from tests.fixtures.runs import rows_of
 from tests.small_models import network_of
 
 CPU = torch.device("cpu")
@@ -47,7 +46,7 @@ for backend in ("triton", "torch"):
 """
 
 
-def test_flops_are_those_of_the_formula() -> None:
+def test_flops_are_those_of_the_formula():
     network, length, depth, width = network_of("attention=softmax"), 48, 2, 64
     matrices = sum(p.numel() for p in network.parameters() if p.ndim == 2)
     matrices -= network.embedding.weight.numel()
@@ -56,12 +55,12 @@ def test_flops_are_those_of_the_formula() -> None:
     assert ModelFlops(network, causal=False).training(length, CPU) == 3 * forward
 
 
-def test_flops_of_linear_attention_are_linear() -> None:
+def test_flops_of_linear_attention_are_linear():
     flops = ModelFlops(network_of("attention=performer_softmax"), causal=False)
     assert flops.training(128, CPU) == 2 * flops.training(64, CPU)
 
 
-def test_fused_kernels_have_the_flops_of_torch() -> None:
+def test_fused_kernels_have_the_flops_of_torch():
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", COUNT_FUSED]
@@ -71,7 +70,7 @@ def test_fused_kernels_have_the_flops_of_torch() -> None:
     assert int(fused) == int(torch_) > 0
 
 
-def test_utilization_is_logged_if_the_peak_is_known(train: Train, tiny_run: Path) -> None:
+def test_utilization_is_logged_if_the_peak_is_known(train, tiny_run):
     settings = ("data.mode=concatenated", "trainer.accumulate_grad_batches=2")
     run = train("run", *settings, "trainer.log_every=1", "trainer.peak_tflops=0.25")
     of_a_row = ModelFlops(network_of(), causal=False).training(128, CPU)
@@ -96,16 +95,12 @@ def test_utilization_is_logged_if_the_peak_is_known(train: Train, tiny_run: Path
         ("NVIDIA RTX A4000", None),
     ],
 )
-def test_the_peak_is_known_by_name(
-    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_peak_is_known_by_name(name, peak, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_tflops(torch.device("cuda")) == peak
 
 
-def test_a_run_logs_its_pace_and_its_memory(
-    train: Train, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_logs_its_pace_and_its_memory(train, capfd):
     run = train("run", "trainer.peak_tflops=0.25")
     for row in rows_of(run, "train_loss"):
         assert row["residues_per_second_per_device"] == row["residues_per_second"]
@@ -117,7 +112,7 @@ def test_a_run_logs_its_pace_and_its_memory(
         assert said in line
 
 
-def test_the_logged_rate_is_that_of_the_step(train: Train) -> None:
+def test_the_logged_rate_is_that_of_the_step(train):
     settings = ("schedule.warmup_steps=4", "optimizer.learning_rate=0.4", "trainer.log_every=1")
     run = train("run", *settings, "trainer.max_steps=5")
     rates = [row["learning_rate"] for row in rows_of(run, "learning_rate")]
@@ -125,7 +120,7 @@ def test_the_logged_rate_is_that_of_the_step(train: Train) -> None:
     assert rates[:4] == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
-def test_only_the_fetch_of_a_batch_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_fetch_of_a_batch_counts_as_waiting(monkeypatch):
     times = iter([1.0, 3.5, 10.0, 11.0])
     monkeypatch.setattr(monitor.time, "perf_counter", lambda: next(times))
     wait = DataWait()
@@ -135,9 +130,7 @@ def test_only_the_fetch_of_a_batch_counts_as_waiting(monkeypatch: pytest.MonkeyP
     assert wait.seconds == 3.5
 
 
-def test_rates_exclude_the_time_of_validation(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rates_exclude_the_time_of_validation(train, monkeypatch):
     # A batch is waited for 3 seconds, trained on for one, validated for 100.
     now = [0.0]
     monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -166,7 +159,7 @@ def test_rates_exclude_the_time_of_validation(
         assert rows[step]["data_wait_fraction"] == pytest.approx(0.75), step
 
 
-def test_counting_a_batch_does_not_wait_for_a_gpu() -> None:
+def test_counting_a_batch_does_not_wait_for_a_gpu():
     tokens_BL = torch.zeros(2, 9, dtype=torch.int64, device="meta")
     batch = Batch(tokens_BL, tokens_BL, tokens_BL == 0, tokens_BL[:, 0], (0, 0, 0))
     counter = monitor.Monitor(every=1, max_steps=1, data_wait=DataWait())
@@ -174,7 +167,7 @@ def test_counting_a_batch_does_not_wait_for_a_gpu() -> None:
         assert counter._sizes(batch).shape == (6,)
 
 
-def test_every_step_is_in_one_row_of_the_log(train: Train) -> None:
+def test_every_step_is_in_one_row_of_the_log(train):
     settings = ("trainer.max_steps=6", "trainer.valid_every=2")
     runs = [train(every, *settings, f"trainer.log_every={every}") for every in "13"]
     one, three = ([row["train_loss"] for row in rows_of(run, "train_loss")] for run in runs)
@@ -205,9 +198,7 @@ HEADER = f"step,{','.join(COLUMNS)}\n"
         ("step,train_loss,of_an_older_version\n1,0.1,7\n", 1, [1]),
     ],
 )
-def test_a_resumed_log_has_every_whole_row_once(
-    text: str, from_step: int, kept: list[int], tmp_path: Path
-) -> None:
+def test_a_resumed_log_has_every_whole_row_once(text, from_step, kept, tmp_path):
     path = tmp_path / METRICS
     path.write_text(text)
     assert [one["step"] for one in read_metrics(path) if one["step"] <= from_step] == kept
@@ -218,9 +209,7 @@ def test_a_resumed_log_has_every_whole_row_once(
     assert rows[0].get("train_loss", 0.1) == 0.1
 
 
-def test_a_full_disk_leaves_no_truncated_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_no_truncated_row(tmp_path, monkeypatch):
     log = CsvFile(tmp_path, from_step=0)
     log.log_metrics({"train_loss": 0.1}, 1)
 
@@ -240,12 +229,12 @@ def test_a_full_disk_leaves_no_truncated_row(
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 3]
 
 
-def test_tensorboard_is_written(train: Train) -> None:
+def test_tensorboard_is_written(train):
     run = train("run", "logger=tensorboard")
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
 
 
-def test_a_resumed_run_hides_the_repeated_steps(tmp_path: Path) -> None:
+def test_a_resumed_run_hides_the_repeated_steps(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = LoggerConfig(tensorboard=True)
@@ -259,7 +248,7 @@ def test_a_resumed_run_hides_the_repeated_steps(tmp_path: Path) -> None:
     assert found == [(1, 0.1), (2, 1.2), (3, 1.3)]
 
 
-def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_wandb_id(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(
         "pytorch_lightning.loggers.WandbLogger", lambda **named: told.append(named) or DummyLogger()
@@ -274,9 +263,7 @@ def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_wandb_runs_offline(
-    protlm_command: Callable, tiny_settings: list[str], tmp_path: Path
-) -> None:
+def test_wandb_runs_offline(protlm_command, tiny_settings, tmp_path):
     environment = {"HOME": str(tmp_path), "WANDB_SILENT": "true"}
     settings = [*tiny_settings, "run_dir=run", "trainer.max_steps=2", "trainer.log_every=1"]
     done = protlm_command("train", *settings, "logger=wandb", cwd=tmp_path, env=environment)

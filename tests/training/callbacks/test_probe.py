@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
 from protlm.training.callbacks import estimate
 from protlm.training.callbacks.estimate import WatchEstimates
-from tests.fixtures.runs import Train, rows_of, weights_of
+from tests.fixtures.runs import rows_of, weights_of
 from tests.small_models import small_model
 
 VALUES = {
@@ -73,9 +72,7 @@ def zero_shot(model: PretrainedModel, table: Path, wild_type: Path) -> float:
     return spearmanr(variants.measured[:6], found.values[:6]).statistic
 
 
-def test_training_is_bitwise_the_same_with_measurements(
-    train: Train, disturbing: list[int], assay: tuple[Path, Path]
-) -> None:
+def test_training_is_bitwise_the_same_with_measurements(train, disturbing, assay):
     without = weights_of(train("without", *SETTINGS))
     measured = [*SETTINGS, "trainer.measure_every=1", f"trainer.measure_assay={assay[0]}"]
     measured += [f"trainer.measure_wild_type={assay[1]}"]
@@ -94,7 +91,7 @@ def test_training_is_bitwise_the_same_with_measurements(
         assert (run / "loss.png").is_file()
 
 
-def test_the_scores_measure_a_model(tiny_run: Path) -> None:
+def test_the_scores_measure_a_model(tiny_run):
     scores = StructureScores(num_fit=2, num_test=2, max_residues=110)
     model = load_model(tiny_run)
     found = scores(model)
@@ -103,7 +100,7 @@ def test_the_scores_measure_a_model(tiny_run: Path) -> None:
     assert scores(model) == found
 
 
-def test_the_scores_leave_the_test_structures_of_evaluations_alone() -> None:
+def test_the_scores_leave_the_test_structures_of_evaluations_alone():
     scores = StructureScores()
     used = [structure.identifier for structure in scores._fit + scores._test]
     assert len(scores._fit) == len(scores._test) == 10 and len(set(used)) == 20
@@ -111,7 +108,7 @@ def test_the_scores_leave_the_test_structures_of_evaluations_alone() -> None:
     assert test and not test & set(used)
 
 
-def test_measurements_are_drawn_against_the_right_axis() -> None:
+def test_measurements_are_drawn_against_the_right_axis():
     rows = [{"step": n, "train_loss": 3.0 - n, **VALUES} for n in (1.0, 2.0)]
     left, right = loss_curve(rows).axes
     assert right.get_ylabel() == "measured (%)"
@@ -134,15 +131,13 @@ def test_measurements_are_drawn_against_the_right_axis() -> None:
         ("measure_every=1 measure_assay={1} measure_wild_type={1}", "name one of them mutant"),
     ],
 )
-def test_useless_assays_are_refused_before_training(
-    train: Train, tmp_path: Path, assay: tuple[Path, Path], settings: str, message: str
-) -> None:
+def test_useless_assays_are_refused_before_training(train, tmp_path, assay, settings, message):
     with pytest.raises((UserError, InputDataError), match=message):
         train("run", *(f"trainer.{one}" for one in settings.format(*assay).split()))
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_assays_that_the_model_cannot_score_are_refused(assay: tuple[Path, Path]) -> None:
+def test_assays_that_the_model_cannot_score_are_refused(assay):
     table, _ = assay
     with pytest.raises(UserError, match="has a protein of 8 residues, and the model accepts 7"):
         AssayScores(table, "MKTAYIAK", causal=True, max_residues=7)
@@ -169,9 +164,7 @@ def brute_force(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_the_log_has_the_norms_and_errors_of_the_batch(
-    train: Train, look_at: Callable[..., None]
-) -> None:
+def test_the_log_has_the_norms_and_errors_of_the_batch(train, look_at):
     before: list[tuple[ProteinLM, Batch]] = []
 
     def keep(_: WatchEstimates, trainer: Any, module: Any, batch: Batch, index: int) -> None:
@@ -193,8 +186,8 @@ def test_the_log_has_the_norms_and_errors_of_the_batch(
 
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
 def test_only_the_batch_before_a_log_is_inspected_and_once(
-    checkpointing: str, train: Train, look_at: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    checkpointing, train, look_at, monkeypatch
+):
     hooks: dict[str, list[int]] = {"on_train_batch_start": [], "on_train_batch_end": []}
     looks = []
 
@@ -212,9 +205,7 @@ def test_only_the_batch_before_a_log_is_inspected_and_once(
     assert len(looks) == 4
 
 
-def test_large_norms_cause_one_warning_per_run(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_norms_cause_one_warning_per_run(train, monkeypatch):
     def inflated(model: Any, attention: dict[str, Any], *, seed: int) -> ProteinLM:
         network = build_network(model, attention, seed=seed)
         for number, factor in ((1, 0.3), (2, 2.0)):
@@ -238,9 +229,7 @@ def test_large_norms_cause_one_warning_per_run(
     assert len(rows_of(run, "relative_error_layer_1")) == 6
 
 
-def test_trigonometric_features_are_judged_by_the_difference(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trigonometric_features_are_judged_by_the_difference(train, monkeypatch):
     options = {"name": "performer_softmax", "estimator": "trigonometric", "denominator_floor": 1e-6}
 
     def trigonometric(model: Any, attention: dict[str, Any], *, seed: int) -> ProteinLM:
@@ -251,7 +240,7 @@ def test_trigonometric_features_are_judged_by_the_difference(
         train("run", *UNBOUNDED, "trainer.max_steps=2")
 
 
-def test_heads_and_settings_of_a_hybrid_are_named_as_the_model_has_them() -> None:
+def test_heads_and_settings_of_a_hybrid_are_named_as_the_model_has_them():
     hybrid = {"name": "hybrid", "local_heads": 1, "mechanism": "performer_softmax"}
     network = build_network(small_model("softmax").description.model, hybrid, seed=0)
     watch = WatchEstimates(network, every=1)
@@ -262,6 +251,6 @@ def test_heads_and_settings_of_a_hybrid_are_named_as_the_model_has_them() -> Non
     assert "attention.options.optimal_for=9 and more attention.options.num_features" in message
 
 
-def test_a_model_without_a_softmax_performer_is_ignored(tiny_run: Path) -> None:
+def test_a_model_without_a_softmax_performer_is_ignored(tiny_run):
     header = (tiny_run / "metrics.csv").read_text().splitlines()[0]
     assert "_layer_" not in header

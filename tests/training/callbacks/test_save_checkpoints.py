@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +22,7 @@ from protlm.config import BestMetric
 from protlm.training.callbacks import save_checkpoints
 from protlm.training.callbacks.monitor import Monitor
 from protlm.training.callbacks.save_checkpoints import COLUMNS, HISTORY, WriteHistory
-from tests.fixtures.runs import Train, rows_of
+from tests.fixtures.runs import rows_of
 
 
 def steps_of(run: Path) -> list[int]:
@@ -30,9 +30,7 @@ def steps_of(run: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(1, [3, 4]), (2, [3, 4]), (3, [2, 3, 4])])
-def test_the_newest_are_kept_and_never_fewer_than_two(
-    keep: int, kept: list[int], train: Train
-) -> None:
+def test_the_newest_are_kept_and_never_fewer_than_two(keep, kept, train):
     settings = ("trainer.checkpoint_every=1", f"trainer.keep_checkpoints={keep}")
     run = train("run", *settings)
     names = [checkpoint_name(step) for step in kept]
@@ -41,7 +39,7 @@ def test_the_newest_are_kept_and_never_fewer_than_two(
     assert steps_of(run) == kept
 
 
-def test_unfinished_checkpoints_are_removed_at_the_next_start(train: Train) -> None:
+def test_unfinished_checkpoints_are_removed_at_the_next_start(train):
     run = train("run", "trainer.max_steps=2")
     (run / "checkpoints" / ".step-00000002.ckpt.99.part").write_bytes(b"half of it")
     train(run, "trainer.max_steps=3")
@@ -73,13 +71,7 @@ BEST += ("trainer.valid_batches=1", "trainer.keep_checkpoints=2")
     "metric",
     [BestMetric.valid_loss, pytest.param(BestMetric.valid_accuracy, marks=pytest.mark.slow)],
 )
-def test_the_best_are_kept_besides_the_newest(
-    metric: BestMetric,
-    stop: int | None,
-    validations: dict[int, float],
-    train: Train,
-    killed_after: Callable,
-) -> None:
+def test_the_best_are_kept_besides_the_newest(metric, stop, validations, train, killed_after):
     """Steps 4 and 2 are the best, then 8; the run that was killed finds the same."""
     validations |= {2: 0.2, 4: 0.1, 6: 0.9, 8: 0.3, 10: 0.8}
     settings = (*BEST, "trainer.keep_best=2", f"trainer.best_metric={metric}")
@@ -104,16 +96,14 @@ def test_the_best_are_kept_besides_the_newest(
         ([0.1, 0.2, 0.3, 0.4, 0.5], [], [5, 10]),
     ],
 )
-def test_nothing_else_is_kept(
-    losses: list[float], keep: list[str], kept: list[int], validations: dict, train: Train
-) -> None:
+def test_nothing_else_is_kept(losses, keep, kept, validations, train):
     validations |= zip(range(2, 11, 2), losses, strict=True)
     run = train("run", *BEST, *keep)
     assert steps_of(run) == kept
     assert len(rows_of(run, "valid_loss")) == 5
 
 
-def test_a_validation_that_is_nan_is_not_the_best(tmp_path: Path) -> None:
+def test_a_validation_that_is_nan_is_not_the_best(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     rows = ["step,valid_loss", "1,3", "2,nan", "3,1", "4,nan", "5,2"]
     (tmp_path / "metrics.csv").write_text("\n".join([*rows, ""]))
@@ -136,7 +126,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     return now
 
 
-def test_checkpoints_by_time(clock: SimpleNamespace, train: Train) -> None:
+def test_checkpoints_by_time(clock, train):
     """A step takes 40 seconds here, so that two minutes pass in three steps."""
     settings = ("trainer.max_steps=8", "trainer.checkpoint_every=100", "trainer.valid_every=100")
     run = train("run", *settings, "trainer.keep_checkpoints=9")
@@ -146,9 +136,7 @@ def test_checkpoints_by_time(clock: SimpleNamespace, train: Train) -> None:
     assert steps_of(run) == [3, 6, 8]
 
 
-def test_the_log_is_as_durable_as_the_checkpoint(
-    train: Train, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_is_as_durable_as_the_checkpoint(train, monkeypatch):
     """The rows up to a step are synced before its checkpoint is renamed."""
     done: list[str] = []
     sync, replace = os.fsync, Path.replace
@@ -182,7 +170,7 @@ def module(network: nn.Module) -> Any:
     return nn.ModuleDict({"network": network})
 
 
-def test_a_row_for_each_start_and_checkpoint(tmp_path: Path) -> None:
+def test_a_row_for_each_start_and_checkpoint(tmp_path):
     network = module(nn.Linear(3, 2))
     history = WriteHistory(tmp_path)
     history.on_train_start(trainer(0), network)
@@ -198,7 +186,7 @@ def test_a_row_for_each_start_and_checkpoint(tmp_path: Path) -> None:
     assert first["weights_sha256"] != saved["weights_sha256"] == again["weights_sha256"]
 
 
-def test_the_hash_is_of_names_and_every_bit() -> None:
+def test_the_hash_is_of_names_and_every_bit():
     network = nn.Linear(3, 2)
     before = weights_hash(network.state_dict())
     with torch.no_grad():
@@ -210,7 +198,7 @@ def test_the_hash_is_of_names_and_every_bit() -> None:
     assert first != second
 
 
-def test_a_truncated_row_does_not_affect_the_next(tmp_path: Path) -> None:
+def test_a_truncated_row_does_not_affect_the_next(tmp_path):
     network = module(nn.Linear(3, 2))
     history = WriteHistory(tmp_path)
     history.on_train_start(trainer(0), network)
@@ -221,7 +209,7 @@ def test_a_truncated_row_does_not_affect_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path: Path) -> None:
+def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path):
     (tmp_path / HISTORY).symlink_to("/dev/full")
     with pytest.warns(UserWarning, match="cannot be written"):
         WriteHistory(tmp_path).on_train_start(trainer(0), module(nn.Linear(1, 1)))
