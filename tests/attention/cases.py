@@ -38,7 +38,6 @@ class Inputs(NamedTuple):
         return cls(q_BHLK, k_BHLK, v_BHLC, q_BHLK[:, 0], mask_BL)
 
     def run(self, mechanism: Attention, *, causal: bool) -> Tensor:
-        """The output of a mechanism."""
         return mechanism(*self[:3], hidden_BLD=self.hidden_BLD, mask_BL=self.mask_BL, causal=causal)
 
     def map_of(self, mechanism: Attention, *, causal: bool, rows: slice | None = None) -> Tensor:
@@ -61,7 +60,6 @@ class Inputs(NamedTuple):
         return Inputs(*(x.detach().clone().requires_grad_() for x in self[:4]), self.mask_BL)
 
     def to(self, dtype: torch.dtype) -> "Inputs":
-        """The same, in another dtype."""
         return Inputs(*(x.to(dtype) for x in self[:4]), self.mask_BL)
 
 

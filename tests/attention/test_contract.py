@@ -27,13 +27,11 @@ def gradients(out: Tensor, inputs: Inputs, mechanism: Attention) -> list[Tensor]
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The Frobenius norm of the difference over that of the expected."""
     found, expected = found.detach().double(), expected.detach().double()
     return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
 def assert_reference(case: Case, causal: bool, inputs: Inputs) -> None:
-    """Compares the output and every gradient with the O(L²) reference, in float64."""
     mechanism = case.create().double()
     before, inputs = inputs, inputs.differentiable()
     out = inputs.run(mechanism, causal=causal)

@@ -22,7 +22,6 @@ MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "
 
 
 def attend(name: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """The output without padding."""
     sizes = {"num_heads": q.shape[1], "head_dim": q.shape[3], "model_dim": 16, "max_length": 300}
     return Inputs.whole(q, k, v).run(create(name, {}, **sizes).to(q.dtype), causal=causal)
 
@@ -86,7 +85,6 @@ LENGTH = 40
 
 
 def linformer(sharing: str, *, projected_length: int = 10, max_length: int = LENGTH) -> Any:
-    """A Linformer in float64."""
     options = {"projected_length": projected_length, "sharing": sharing}
     return create("linformer", options, **SIZES, max_length=max_length).double()
 
@@ -229,7 +227,6 @@ def test_a_wide_kernel_has_its_gradient_in_float32(width):
 
 
 def small_reformer(*, seed: int = 1, max_length: int = 256, **options: Any) -> Any:
-    """A small Reformer."""
     return create("reformer", options, **SIZES, max_length=max_length, seed=seed)
 
 
@@ -278,7 +275,6 @@ def test_there_is_about_one_bucket_for_each_chunk_of_the_longest_input(
 
 
 def rfa(*, seed: int = 1, **options: Any) -> Any:
-    """The mechanism, small, in float64."""
     torch.manual_seed(seed)
     options = {"num_features": 20, **options}
     return create("rfa", options, **SIZES, max_length=64, seed=seed).double()
@@ -364,7 +360,6 @@ def test_the_bucket_is_the_nearest_rotation_or_its_negative():
 
 
 def chunks_of(layout: Layout, number: int) -> list[list[list[int]]]:
-    """What each chunk of each round holds."""
     rounds = layout.positions.tolist()
     return [[[p for p in chunk if p < number] for chunk in chunks] for chunks in rounds]
 

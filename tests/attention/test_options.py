@@ -17,6 +17,7 @@ SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 
 SINES = {"estimator": "trigonometric"}
 FLOOR = {"denominator_floor": 1.0}
+MIRRORED = {"antithetic": True, "num_features": 15}
 ALONE = {"window_blocks": 1, "global_blocks": 0, "random_blocks": 0}
 
 # What options must be, values that they do not allow, and the options.
@@ -82,13 +83,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("performer_relu", {"redraw_every": 5}, "redraw_every=5 needs a projection"),
     ("performer_softmax", {"num_features": None}, "num_features=null must be a whole number"),
     ("performer_softmax", {"num_features": "many"}, "num_features=many must be a whole number"),
-    (
-        "performer_softmax",
-        {"antithetic": True, "num_features": 15},
-        "num_features=15 must be even where features come in mirrored pairs "
-        "(attention.antithetic=true, attention.estimator=hyperbolic); type "
-        "attention.num_features=16",
-    ),
+    ("performer_softmax", MIRRORED, "num_features=15 must be even where features come in mirror"),
     ("performer_softmax", {**SINES, **FLOOR, "num_features": 7}, "num_features=7 must be an even"),
     ("performer_softmax", SINES, "denominator_floor=null allows division"),
     ("performer_softmax", FLOOR, "denominator_floor=1.0 has no use"),
@@ -173,14 +168,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "mechanisms.md"
 
 @pytest.fixture(scope="module")
 def lines() -> list[str]:
-    """The lines of the table, which is in the page."""
     page = PAGE.read_text(encoding="utf-8")
     table = page.partition(docs_table.BEGIN)[2].partition(docs_table.END)[0]
     return [line for line in table.splitlines() if line.startswith("|")]
 
 
 def cells(name: str, lines: list[str]) -> list[str]:
-    """The cells of a mechanism's row."""
     (row,) = [line for line in lines if line.startswith(f"| `{name}` |")]
     return [cell.strip() for cell in row.strip("|").split("|")]
 

@@ -14,7 +14,6 @@ HEAD_DIM = 8
 
 
 def made(name: str, options: dict[str, Any], *, num_heads: int = 2) -> Any:
-    """A mechanism in float64."""
     sizes = {"num_heads": num_heads, "head_dim": HEAD_DIM, "model_dim": num_heads * HEAD_DIM}
     return create(name, options, **sizes, max_length=256, seed=1).double()
 

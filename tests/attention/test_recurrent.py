@@ -15,7 +15,6 @@ KEEP_EVERY_POSITION = {"softmax"}
 
 
 def take(inputs: Inputs, rows: Tensor) -> Inputs:
-    """Some samples of the inputs."""
     return type(inputs)(*(x[rows] for x in inputs))
 
 

@@ -22,7 +22,6 @@ from tests.small_models import shortest_structures, structure_folder
 DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
-Write = Callable[..., Path]
 
 
 @pytest.fixture

@@ -57,7 +57,6 @@ def batch(rows: list[str]) -> tuple[Tensor, Tensor]:
 def outputs(
     network: ProteinLM, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool = False
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Hidden states, maps and logits."""
     with torch.no_grad():
         layers = range(network.num_layers + 1)
         out = network(tokens_BL, mask_BL, causal=causal, layers=layers)

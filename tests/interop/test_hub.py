@@ -21,7 +21,6 @@ pytestmark = pytest.mark.peers
 hub = pytest.importorskip("huggingface_hub")
 NAME = "someone/esm2_tiny"
 REVISION = "0" * 40
-Write = Callable[..., Path]
 
 
 @pytest.fixture

@@ -53,7 +53,6 @@ SEQUENCES = ["MKTVRQERLKSIVRILERSKEPVSX", "MK", "ACDEFGHIKLMNPQRSTVWY"]
 def model_with(
     mechanism: str, *, objective: Objective = Objective.masked, **changes: Any
 ) -> Checkpoint:
-    """A tiny model with random weights."""
     options = dict(to_plain(compose(TrainConfig, [f"attention={mechanism}"]))["attention"])
     assert attention.mechanism(mechanism).supports_bidirectional
     settings = {"num_layers": 2, "num_heads": 2, "model_dim": 16, "feedforward_dim": 24}
@@ -130,7 +129,6 @@ def assert_read_again(folder: Path, model: Checkpoint) -> None:
 
 
 def esm(folder: Path, example: Example = ESM) -> interop.ForeignModel:
-    """An ESM in single precision."""
     tensors = {name: value.float() for name, value in example.tensors().items()}
     return interop.read(example.save(folder, tensors))
 

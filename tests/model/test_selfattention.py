@@ -47,11 +47,8 @@ def test_queries_keys_and_values_are_those_of_their_projections(name, bias):
         for projection in (layer.query, key, layer.value)
     ]
     # The mechanism is not involved.
-    weights = [
-        p
-        for name, p in layer.named_parameters()
-        if name.partition(".")[0] in ("query", "key", "value")
-    ]
+    parts = ("query", "key", "value")
+    weights = [p for name, p in layer.named_parameters() if name.partition(".")[0] in parts]
     gradients = []
     for three in (found, expected):
         total = sum((factor * x.sin()).sum() for factor, x in enumerate(three, start=1))
@@ -100,18 +97,10 @@ def sublayer() -> SelfAttention:
     return sublayer_of("linear")
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "adapter",
-        "forward",
-        "register_forward_hook",
-        "register_forward_pre_hook",
-        "register_full_backward_hook",
-        "register_full_backward_pre_hook",
-        "register_module_forward_hook",
-    ],
-)
+HOOKS = ("forward", "forward_pre", "full_backward", "full_backward_pre", "module_forward")
+
+
+@pytest.mark.parametrize("way", ["adapter", "forward", *(f"register_{x}_hook" for x in HOOKS)])
 def test_what_is_not_a_plain_layer_is_called(way, sublayer):
     handle = change(sublayer, way)
     run(sublayer).sum().backward()
@@ -187,9 +176,8 @@ def by_pairs(x_BHLK: Tensor, start: int) -> Tensor:
     half = x_BHLK.shape[-1] // 2
     frequency = torch.tensor([10_000.0 ** (-i / half) for i in range(half)], dtype=torch.float64)
     position = torch.arange(start, start + x_BHLK.shape[2], dtype=torch.float64)
-    turn = torch.polar(
-        torch.ones(len(position), half, dtype=torch.float64), position[:, None] * frequency
-    )
+    angles = position[:, None] * frequency
+    turn = torch.polar(torch.ones_like(angles), angles)
     turned = torch.complex(x_BHLK[..., :half], x_BHLK[..., half:]) * turn
     return torch.cat([turned.real, turned.imag], dim=-1)
 
@@ -211,7 +199,7 @@ def test_rotation_and_its_gradient_are_those_of_the_formula(start):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def test_a_rotation_in_pieces_is_equal(monkeypatch):
+def test_a_rotation_in_pieces_is_equal_and_may_be_empty(monkeypatch):
     x_BHLK = torch.randn(2, 3, 11, 8, generator=torch.Generator().manual_seed(0))
     angles = Rotary(head_dim=8).angles(7, 18)
     expected_BHLK = rotate(x_BHLK, *angles)
@@ -219,11 +207,7 @@ def test_a_rotation_in_pieces_is_equal(monkeypatch):
     for numbers in (200, 1):
         monkeypatch.setattr("protlm.model.positions._PIECE", numbers)
         assert torch.equal(rotate(x_BHLK, *angles), expected_BHLK)
-
-
-def test_an_empty_batch_is_rotated():
-    x_BHLK = torch.zeros(0, 3, 11, 8)
-    assert rotate(x_BHLK, *Rotary(head_dim=8).angles(0, 11)).shape == x_BHLK.shape
+        assert rotate(x_BHLK[:0], *angles).shape == (0, 3, 11, 8)
 
 
 def test_low_precision_is_kept_and_rounded_once():

@@ -166,17 +166,16 @@ def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair):
 
 
 def test_a_run_keeps_the_source_of_its_first_weights_and_the_hash_of_its_teacher(
-    stage_1, swapped, teacher, train, pair, tmp_path
+    stage_1, swapped, teacher, train, pair
 ):
     source = read_model(swapped).description.source
     assert source is not None and read_model(stage_1).description.source == source
     # The teacher is not saved, but its hash.
     assert saved(stage_1)["teacher"] == protlm.load(teacher).hash
     assert len(saved(stage_1)["state_dict"]) == len(weights(stage_1))
-    run = tmp_path / "run"
     for steps in (2, 3):
         # The second command continues the run.
-        train(run, *STAGE_2, *pair, f"trainer.max_steps={steps}")
+        run = train("run", *STAGE_2, *pair, f"trainer.max_steps={steps}")
     assert read_model(run).description.source == source
 
 

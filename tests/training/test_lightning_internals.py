@@ -104,7 +104,6 @@ def save_at(step: int, path: Path, hook: str = "on_train_batch_end") -> On:
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Changes the contents of a checkpoint."""
     contents = torch.load(path, weights_only=True)
     change(contents)
     torch.save(contents, path)

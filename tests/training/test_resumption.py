@@ -102,12 +102,12 @@ def test_settings_that_are_newer_than_a_run_have_their_defaults(train):
     config.write_text("".join(older))
     train(run, "trainer.max_steps=3")
     assert step_of(max(all_checkpoints(run))) == 3
-    message = r"a run with model\.token_dropout=False, not True; .* protlm train run_dir="
+    message = r"a run with model\.token_dropout=false, not true; .* protlm train run_dir="
     with pytest.raises(UserError, match=message):
         train(run, "model.token_dropout=true", "trainer.max_steps=4")
 
 
-CHANGED = "model.dropout=0.0, not 0.1; model.token_dropout=False, not True; seed=0, not 7; to"
+CHANGED = "model.dropout=0.0, not 0.1; model.token_dropout=false, not true; seed=0, not 7; to"
 OTHER_DATA = "the run was trained on other data"
 # The settings of a run, those of a later command, and what it is told; the run has four steps, and
 # a complete one, too, is compared with what it was trained on.
@@ -240,7 +240,6 @@ def test_init_from_is_not_part_of_the_architecture(tiny_run):
     ],
 )
 def test_settings_and_the_attention_that_fit_are_named(source, changes, message, request):
-    """Also settings without weights."""
     path = request.getfixturevalue(source)
     attention = "softmax" if source == "tiny_run" else None
     with pytest.raises(UserError, match=message) as raised:

@@ -89,7 +89,6 @@ def test_kernels_that_agree_are_used(name, dtype, causal, stand_in):
 
 
 def does_not_compile(feature_map: Any, *, causal: bool) -> Any:
-    """Attention whose kernels do not compile."""
     raise RuntimeError("PassManager::run failed\nand more")
 
 

@@ -47,12 +47,10 @@ KERNELS = ["relu", "square_relu", "abs", "identity", "cos", "exp"]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal numbers in float64."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def performer(name: str, options: Mapping[str, Any], num_features: int) -> Performer:
-    """A Performer with one head of width 8."""
     options = {"num_features": num_features, "redraw_every": None, **options}
     sizes = {"num_heads": 1, "head_dim": DIM, "model_dim": DIM, "max_length": 1}
     mechanism = protlm.attention.create(name, options, **sizes)
@@ -83,7 +81,6 @@ def row_estimates(
 
 
 def block_estimates(*given: Any) -> Tensor:
-    """The estimates by 8 rows each."""
     return row_estimates(*given).unflatten(0, (-1, DIM)).mean(dim=1)
 
 
@@ -104,12 +101,10 @@ def largest_z(draws: Tensor, expected: Tensor) -> float:
 
 
 def relative_variance(draws: Tensor, expected: Tensor) -> Tensor:
-    """The mean square of the relative error."""
     return (draws / expected - 1).square().mean(dim=0)
 
 
 def square(x: Tensor) -> Tensor:
-    """|x|²."""
     return x.square().sum(dim=-1)
 
 
@@ -223,7 +218,6 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 def predicted(settings: dict[str, Any], norms: SquareNorms, num_features: int = 256) -> Tensor:
-    """The relative error of a mechanism with heads of 64."""
     mechanism = PerformerSoftmax(head_dim=64, num_features=num_features, **settings)
     return relative_error(mechanism, norms)
 

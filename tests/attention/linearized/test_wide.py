@@ -42,7 +42,6 @@ def wide_inputs(scale: float, *, length: int = LENGTH, head_dim: int = DIM) -> I
 
 
 def mechanism(options: Mapping[str, Any], dim: int = DIM) -> PerformerSoftmax:
-    """FAVOR+ with 64 features."""
     sizes = {"num_heads": HEADS, "head_dim": dim, "model_dim": HEADS * dim, "max_length": 1}
     made = create("performer_softmax", {"num_features": FEATURES, **options}, **sizes)
     assert isinstance(made, PerformerSoftmax)

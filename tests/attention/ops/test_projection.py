@@ -25,7 +25,6 @@ def blocks(sampling: RowSampling, row_norms: RowNorms = RowNorms.chi) -> Tensor:
 
 
 def directions(sampling: RowSampling) -> Tensor:
-    """The same without their norms."""
     return torch.nn.functional.normalize(blocks(sampling), dim=-1)
 
 

@@ -46,16 +46,13 @@ for backend in ("triton", "torch"):
 """
 
 
-def test_flops_are_those_of_the_formula():
+def test_flops_are_those_of_the_formula_and_linear_for_linear_attention():
     network, length, depth, width = network_of("attention=softmax"), 48, 2, 64
     matrices = sum(p.numel() for p in network.parameters() if p.ndim == 2)
     matrices -= network.embedding.weight.numel()
     # Two for each weight and token, and q·k and the sum over values for each pair of positions.
     forward = 2 * matrices * length + depth * 2 * 2 * length**2 * width
     assert ModelFlops(network, causal=False).training(length, CPU) == 3 * forward
-
-
-def test_flops_of_linear_attention_are_linear():
     flops = ModelFlops(network_of("attention=performer_softmax"), causal=False)
     assert flops.training(128, CPU) == 2 * flops.training(64, CPU)
 
@@ -70,7 +67,9 @@ def test_fused_kernels_have_the_flops_of_torch():
     assert int(fused) == int(torch_) > 0
 
 
-def test_utilization_is_logged_if_the_peak_is_known(train, tiny_run):
+def test_a_run_logs_its_pace_its_memory_and_with_a_known_peak_its_utilization(
+    train, tiny_run, capfd
+):
     settings = ("data.mode=concatenated", "trainer.accumulate_grad_batches=2")
     run = train("run", *settings, "trainer.log_every=1", "trainer.peak_tflops=0.25")
     of_a_row = ModelFlops(network_of(), causal=False).training(128, CPU)
@@ -79,6 +78,13 @@ def test_utilization_is_logged_if_the_peak_is_known(train, tiny_run):
     for row in rows:
         expected = row["samples_per_second"] * of_a_row / 0.25e12
         assert row["model_flops_utilization"] == pytest.approx(expected, rel=1e-6)
+        assert row["residues_per_second_per_device"] == row["residues_per_second"]
+        assert 0 <= row["data_wait_fraction"] < 1
+        assert 0.1 < row["memory_gib"] < 64
+        assert row["gradient_norm"] > 0
+    line = capfd.readouterr().err.splitlines()[-2]
+    for said in ("loss ", "lr ", "gradient ", "residues/s", "a device", "MFU ", "waiting", "GiB"):
+        assert said in line
     assert peak_tflops(CPU) is None
     assert not rows_of(tiny_run, "model_flops_utilization")
 
@@ -98,18 +104,6 @@ def test_utilization_is_logged_if_the_peak_is_known(train, tiny_run):
 def test_the_peak_is_known_by_name(name, peak, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_tflops(torch.device("cuda")) == peak
-
-
-def test_a_run_logs_its_pace_and_its_memory(train, capfd):
-    run = train("run", "trainer.peak_tflops=0.25")
-    for row in rows_of(run, "train_loss"):
-        assert row["residues_per_second_per_device"] == row["residues_per_second"]
-        assert 0 <= row["data_wait_fraction"] < 1
-        assert 0.1 < row["memory_gib"] < 64
-        assert row["gradient_norm"] > 0
-    line = capfd.readouterr().err.splitlines()[-2]
-    for said in ("loss ", "lr ", "gradient ", "residues/s", "a device", "MFU ", "waiting", "GiB"):
-        assert said in line
 
 
 def test_the_logged_rate_is_that_of_the_step(train):
