@@ -269,12 +269,7 @@ TENSORS: list[tuple[str, str, Tensor, str]] = [
     ("esm2", KEY, torch.ones(WIDTH, 1), r"tensor of blocks\.1\.attention\.key\.weight has the"),
     ("esm2", "1.LayerNorm.bias", torch.ones(WIDTH).int(), r"LayerNorm.bias' as torch\.int32: qua"),
     ("esm2", "inv_freq", torch.ones(4).int(), r"inv_freq' as torch\.int32: quantized models are"),
-    (
-        "esm2",
-        "1.attention.self.rotary_embeddings.inv_freq",
-        torch.ones(4),
-        "other rotary frequenci",
-    ),
+    ("esm2", "1.attention.self.rotary_embeddings.inv_freq", torch.ones(4), "other rotary frequen"),
     ("esm2", "contact_head.regression.bias", torch.full((1,), torch.nan), "NaN .* .contact_head"),
     ("esm2", "lm_head.decoder.weight", torch.zeros(33, WIDTH), r"decoder\.weight differs from es"),
     ("ablang", "AbHead.decoder.bias", torch.zeros(24), r"differs from AbHead\.bias"),

@@ -264,13 +264,16 @@ def test_the_batch_size_changes_nothing(attention):
         assert np.allclose([s.nats for s in found], [s.nats for s in whole], rtol=1e-12)
 
 
-def test_a_sequence_depends_on_its_seed_and_number():
+def test_a_sequence_depends_on_its_seed_and_number_and_the_model_stays_as_it_is():
     model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     whole = sampled(model, 8)
     assert sampled(model, 8) == whole
     assert sampled(model, 3, batch_size=3)[2].sequence == whole[2].sequence
     other = {s.sequence for s in sampled(model, 8, seed=1)}
     assert not other & {s.sequence for s in whole}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.head.weight.dtype == torch.float32
 
 
 def test_only_standard_residues_are_drawn():
@@ -321,14 +324,6 @@ def test_sequences_that_ended_cost_nothing():
     assert rows[4:] == sorted(rows[4:], reverse=True)
     at_the_limit = sum(s.ended is Ended.length for s in found)
     assert sum(rows[4:]) == sum(s.num_sampled for s in found) - at_the_limit
-
-
-def test_generating_does_not_change_the_model():
-    model = network()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    sampled(model, 2)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert model.head.weight.dtype == torch.float32
 
 
 # The joint distribution of two residues that are A or C, and always differ but for a tenth.

@@ -63,10 +63,9 @@ def test_chosen_heads_layers_and_blocks_are_parts_of_the_whole(model):
     assert model.attention_maps(batch, layers=[]) == {}
     blocks = [m for n, _, m in model.attention_row_blocks(batch, [2], None, block=5)]
     torch.testing.assert_close(torch.cat(blocks, dim=2), whole[2])
-    with pytest.raises(UserError, match="head 3 does not exist; this model has 1 to 2"):
-        model.attention_maps(batch, heads=[3])
-    with pytest.raises(UserError, match="layer 0 does not exist; this model has 1 to 2"):
-        model.attention_maps(batch, layers=[0])
+    for kind, number in (("head", 3), ("layer", 0)):
+        with pytest.raises(UserError, match=f"{kind} {number} does not exist; this model has 1 to"):
+            model.attention_maps(batch, **{f"{kind}s": [number]})
 
 
 def test_the_map_is_what_mixes_the_values(model):
@@ -75,14 +74,8 @@ def test_the_map_is_what_mixes_the_values(model):
     with torch.inference_mode():
         inputs = model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False)
         for number, x in inputs:
-            mixed = model.network.mechanism(number)(
-                x.q_BHLK,
-                x.k_BHLK,
-                x.v_BHLC,
-                hidden_BLD=x.hidden_BLD,
-                mask_BL=batch.mask_BL,
-                causal=False,
-            )
+            rest = {"hidden_BLD": x.hidden_BLD, "mask_BL": batch.mask_BL, "causal": False}
+            mixed = model.network.mechanism(number)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **rest)
             torch.testing.assert_close(maps[number] @ x.v_BHLC, mixed, atol=1e-5, rtol=1e-4)
 
 

@@ -127,11 +127,7 @@ def test_more_devices_than_gpus_are_refused(accelerator, monkeypatch):
         (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "", LostRankError),
         (ConnectionResetError(104, "Connection reset by peer"), "", LostRankError),
         (EOFError(), "the shard x has 3 bytes", InputDataError),
-        (
-            MemoryError("Caught MemoryError in DataLoader worker 0.\nError: x"),
-            "",
-            MemoryError,
-        ),
+        (MemoryError("Caught MemoryError in DataLoader worker 0.\nError: x"), "", MemoryError),
         (RuntimeError("another"), "the shard x has 3 bytes", RuntimeError),
     ],
 )
