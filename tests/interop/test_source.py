@@ -263,10 +263,7 @@ def test_the_contact_head_of_fair_esm_is_in_a_file_beside(write_esm, tmp_path):
     assert ModelDescription.parse(path, found.description.to_plain()) == found.description
     other = {"contact_head.regression.weight": torch.zeros(1, 8)}
     for wrong, message in (
-        (
-            head | {"layers.0.fc1.bias": torch.zeros(3)},
-            r"'layers\.0\.fc1\.bias', which is not",
-        ),
+        (head | {"layers.0.fc1.bias": torch.zeros(3)}, r"'layers\.0\.fc1\.bias', which is not"),
         (other, "has a contact head for other than the 8 heads"),
     ):
         torch.save({"model": wrong}, beside)

@@ -47,10 +47,7 @@ def gradients(made: torch.nn.Module, rows: int, length: int) -> list[torch.Tenso
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [
-        ["attention=performer_relu"],
-        ["attention=softmax", "trainer.activation_checkpointing=true"],
-    ],
+    [["attention=performer_relu"], ["attention=softmax", "trainer.activation_checkpointing=true"]],
 )
 def test_a_length_is_one_graph_for_all_blocks(settings):
     plain, compiled = network_of(*settings), network_of(*settings)

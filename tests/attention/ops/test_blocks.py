@@ -6,12 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention.ops.block_sparse import FixedBlocks, draw_blocks, hash_keys, random_subsets
-from protlm.attention.ops.blocks import (
-    SharedKeys,
-    Window,
-    softmax_in_blocks,
-    window_softmax,
-)
+from protlm.attention.ops.blocks import SharedKeys, Window, softmax_in_blocks, window_softmax
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:

@@ -11,12 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from protlm.checkpoints.format import (
-    all_checkpoints,
-    checkpoint_name,
-    step_of,
-    weights_hash,
-)
+from protlm.checkpoints.format import all_checkpoints, checkpoint_name, step_of, weights_hash
 from protlm.checkpoints.validations import best_checkpoints
 from protlm.config import BestMetric
 from protlm.training.callbacks import save_checkpoints
