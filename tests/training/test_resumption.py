@@ -109,8 +109,8 @@ def test_settings_that_are_newer_than_a_run_have_their_defaults(train):
 
 CHANGED = "model.dropout=0.0, not 0.1; model.token_dropout=false, not true; seed=0, not 7; to"
 OTHER_DATA = "the run was trained on other data"
-# The settings of a run, those of a later command, and what it is told; the run has four steps, and
-# a complete one, too, is compared with what it was trained on.
+# Settings of a run of four steps, those of a later command, and words of its message. A complete
+# run is also compared with the data that it was trained on.
 LATER = [
     ("", "data.mode=concatenated", "data.mode"),
     ("", "data.curriculum=[[0,32]]", "data.curriculum"),

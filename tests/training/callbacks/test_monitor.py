@@ -185,7 +185,7 @@ HEADER = f"step,{','.join(COLUMNS)}\n"
     [
         # No gaps and no repeats.
         (HEADER + row(1) + row(2) + row(3), 2, [1, 2]),
-        # Truncated where the disk was full, with the row of a version that did not mend it.
+        # Truncated where the disk was full, and continued on the same line by an older version.
         (HEADER + row(1) + "2,0,8,2.5" + row(3), 5, [1]),
         # Truncated, and after a flipped bit.
         (HEADER + row(1) + "4,0\n" + row(5).replace("\n", "x\n"), 5, [1]),
