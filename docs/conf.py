@@ -22,6 +22,8 @@ html_theme = "furo"
 html_title = "protlm"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+# The fields of a tuple are documented once, by its docstring.
+napoleon_use_ivar = True
 
 # The pages in the bar at the side.
 CONTENTS = {
