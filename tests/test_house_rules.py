@@ -28,7 +28,7 @@ EXCEPTIONS = {
     "protlm/cli/data.py prepare": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli/use.py embed": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli/use.py attention": "2026-11-21: a command's arguments are the flags people type",
-    "protlm/cli/use.py contacts": "2026-11-30: a command's arguments are the flags people type",
+    "protlm/cli/use.py contacts": "2026-11-26: a command's arguments are the flags people type",
     "protlm/cli/use.py inspect": "2026-11-22: a command's arguments are the flags people type",
     "protlm/cli/use.py generate": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli/use.py score": "2026-11-22: a command's arguments are the flags people type",
