@@ -97,9 +97,8 @@ def test_files_and_functions_are_short() -> None:
         for path in CODE
         for function in functions(path)
     }
-    # A command is as long as its list of flags.
-    for name in EXCEPTIONS:
-        del long_functions[name]
+    # Its flags are inlined: 114 lines, to be shortened.
+    assert long_functions.pop("protlm/cli/prepare.py prepare") <= 114
     assert {name: lines for name, lines in long_functions.items() if lines > FUNCTION_LINES} == {}
 
 
