@@ -36,9 +36,8 @@ from benchmarks.harness import (
 from benchmarks.language_models import ESM, OURS, PERFORMER_LM_64, PERFORMER_LM_256, Sizes, models
 from benchmarks.synthetic_fasta import SAMPLE
 from benchmarks.training_batches import Proteins, batches
-from protlm.data.batching.buckets import LengthBuckets
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchingStrategy
+from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.dataset import Batch
 from protlm.system.errors import exit_with_message
 from protlm.system.paths import check_output

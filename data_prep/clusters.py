@@ -53,7 +53,6 @@ class ClusterTable:
         self.sha256 = sha256_of(path)
 
     def __len__(self) -> int:
-        """Returns the number of members of all clusters."""
         return len(self._members)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -91,7 +90,6 @@ class ClusterTable:
         return np.where(is_listed, self._clusters[places], hashes), is_listed
 
     def _sort(self, members: np.ndarray, clusters: np.ndarray) -> None:
-        """Keeps the rows sorted by member, each member once."""
         order = np.argsort(members, kind="stable")
         members, clusters = members[order], clusters[order]
         is_new = np.ones(len(members), bool)
@@ -157,7 +155,11 @@ class ClusterSplit:
         self, table: ClusterTable, fractions: HashSplit, families: HeldOutFamilies | None = None
     ) -> None:
         self._table, self._fractions = table, fractions
-        self._pulled = _clusters_with(families, table.path) if families else frozenset[int]()
+        self._pulled: set[int] = set()
+        if families is not None:
+            for _, representative, member in read_clusters(table.path):
+                if families.families_of(member_name(member)):
+                    self._pulled.add(name_hash(representative))
 
     def split_of(self, record: Record, digest: bytes) -> str:
         hashed = name_hash(record.identifier)
@@ -183,12 +185,3 @@ class ClusterSplit:
             "table": self._table.path.name,
             "sha256": self._table.sha256,
         }
-
-
-def _clusters_with(families: HeldOutFamilies, table: Path) -> frozenset[int]:
-    found = {
-        representative
-        for _, representative, member in read_clusters(table)
-        if families.families_of(member_name(member))
-    }
-    return frozenset(map(name_hash, found))

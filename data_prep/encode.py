@@ -26,10 +26,7 @@ class Selection:
     """Criteria for records to keep; the default keeps all.
 
     Args:
-        min_length: minimum number of residues.
-        max_length: maximum number of residues.
-        no_fragments: leaves out records that the source marks as fragments; records without such
-            information are kept.
+        no_fragments: records whose source does not say whether they are fragments are kept.
         organisms: names, which include strains, or NCBI taxon numbers; a record must match one of
             them. Records without an organism in the source are left out.
     """
@@ -54,7 +51,6 @@ class Selection:
 
     @property
     def needs_origins(self) -> bool:
-        """Whether the selection depends on organisms or fragments."""
         return self.no_fragments or bool(self.organisms)
 
     def select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
@@ -83,7 +79,6 @@ class Selection:
                 yield record
 
     def describe(self) -> dict[str, Any]:
-        """Returns the selection by flag."""
         return {
             "--min-length": self.min_length,
             "--max-length": self.max_length,
@@ -97,11 +92,9 @@ class EncodedBlock:
     """The selected records of a block as arrays, and the counts of all its records.
 
     Args:
-        splits: sequences of each split, in the order of the input.
         members: index into `splits` of each record's split, in the order of the input,
             uint16 [records].
         digests: hash of each record's sequence, uint64 [records, 2].
-        tally: counts of the block.
     """
 
     splits: dict[str, PackedSequences]
@@ -111,7 +104,6 @@ class EncodedBlock:
 
     @property
     def num_residues(self) -> int:
-        """Number of residues in all splits."""
         return sum(len(packed.tokens) for packed in self.splits.values())
 
     def keep(self, is_kept: np.ndarray) -> "EncodedBlock":
@@ -153,7 +145,11 @@ class Encoder:
             identifiers.append(record.identifier)
             sequences.append(letters)
             digests.append(digest)
-        clusters = self._clusters_of(identifiers, tally)
+        clusters = None
+        if self.clusters is not None:
+            clusters, is_listed = self.clusters.clusters_of(identifiers)
+            if num_unlisted := len(is_listed) - int(np.count_nonzero(is_listed)):
+                tally.noted[UNLISTED] += num_unlisted
         numbers = {split: number for number, split in enumerate(dict.fromkeys(splits))}
         members = np.array([numbers[split] for split in splits], np.uint16)
         packed: dict[str, PackedSequences] = {}
@@ -167,15 +163,6 @@ class Encoder:
         # Big-endian, as the split rules interpret them.
         halves = np.frombuffer(b"".join(digests), ">u8").astype(np.uint64).reshape(-1, 2)
         return EncodedBlock(packed, members, halves, tally)
-
-    def _clusters_of(self, identifiers: list[str], tally: Tally) -> np.ndarray | None:
-        """Returns the cluster of each record, uint64; counts the records missing from the table."""
-        if self.clusters is None:
-            return None
-        clusters, is_listed = self.clusters.clusters_of(identifiers)
-        if num_unlisted := len(is_listed) - int(np.count_nonzero(is_listed)):
-            tally.noted[UNLISTED] += num_unlisted
-        return clusters
 
 
 def _is_of(record: Record, taxa: set[int], names: tuple[str, ...]) -> bool:

@@ -65,7 +65,14 @@ class HeldOutFamilies:
                     f"--ood-families {family} is not a Pfam accession; they look like PF00069"
                 )
         self.table, self.families = table, tuple(sorted(set(families)))
-        self._families_of = _read_entries(table, frozenset(families))
+        wanted = frozenset(families)
+        self._families_of: dict[str, tuple[str, ...]] = {}
+        for entry, named in _entries(table):
+            # Few lines have a wanted family; this keeps the cost of the others low.
+            if held_out := [family for family in _FAMILY.findall(named) if family in wanted]:
+                name = entry_of(entry)
+                known = self._families_of.get(name, ())
+                self._families_of[name] = tuple(sorted({*known, *held_out}))
         found = {family for members in self._families_of.values() for family in members}
         if not found:
             raise InputDataError(
@@ -79,7 +86,6 @@ class HeldOutFamilies:
         return self._families_of.get(entry_of(identifier), ())
 
     def describe(self) -> dict[str, Any]:
-        """Returns the families and the table, for the manifest."""
         return {
             "families": list(self.families),
             "absent_from_table": list(self.absent),
@@ -101,7 +107,6 @@ class FamilySplit:
         return self._otherwise.split_of(record, digest)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        """Notes the held-out families of the record."""
         families = self._families.families_of(record.identifier) if split == OOD_FAMILY else ()
         if families:
             return [_NOTE.format(family) for family in families]
@@ -130,18 +135,6 @@ def refuse_empty_hold_out(rule: dict[str, Any], noted: Mapping[str, int]) -> Non
             f"{rule['table']} must be those of the sources; with another table or other "
             "--ood-families, add --restart"
         )
-
-
-def _read_entries(path: Path, wanted: frozenset[str]) -> dict[str, tuple[str, ...]]:
-    """Returns the wanted families of each entry that has any."""
-    families_of: dict[str, tuple[str, ...]] = {}
-    for entry, families in _entries(path):
-        # Few lines have a wanted family; this keeps the cost of the others low.
-        found = [family for family in _FAMILY.findall(families) if family in wanted]
-        if found:
-            name = entry_of(entry)
-            families_of[name] = tuple(sorted({*families_of.get(name, ()), *found}))
-    return families_of
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str]]:

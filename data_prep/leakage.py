@@ -10,7 +10,8 @@ import numpy as np
 from rich.table import Table
 
 from protlm.data.relatives import SKETCH_SIZE, K, KmerIndex, batches, sketch
-from protlm.data.shards.data_set import SplitReader, open_split, read_manifest
+from protlm.data.shards.data_set import SplitReader, open_split
+from protlm.data.shards.manifest import read_manifest
 from protlm.system.errors import UserError, one_of
 from protlm.system.paths import check_output, complete_file
 from protlm.system.terminal import JobProgress, console
@@ -27,13 +28,7 @@ _LEVELS = (9, 5, 2)
 
 @dataclass(frozen=True)
 class LeakageOptions:
-    """Options of the comparison.
-
-    Args:
-        min_shared: the fraction of a sequence's k-mers that a close relative must contain.
-        json: file to which the numbers are written as well.
-        mmseqs: also searches with MMseqs2.
-    """
+    """`min_shared` is the fraction of a sequence's k-mers that a close relative must contain."""
 
     min_shared: float = 0.5
     json: Path | None = None
@@ -73,22 +68,28 @@ def leakage(directory: Path, options: LeakageOptions) -> dict[str, SplitLeakage]
         find_mmseqs()
     train, held_out = _open(directory)
     identical, shares = _search(train, held_out)
-    identities = _search_homologues(train, held_out) if options.mmseqs else {}
+    identities: dict[str, np.ndarray] = {}
+    if options.mmseqs:
+        queries = [tokens for one in held_out.values() for tokens in one.compared]
+        sequences = (train[i] for i in range(len(train)))
+        identities = _by_split(highest_identities(queries, sequences), held_out)
     results = {
-        split: _summary(
-            len(one.digests),
-            identical[split],
-            shares[split],
-            identities.get(split),
-            options.min_shared,
-        )
+        split: _summary(one, identical[split], shares[split], identities.get(split), options)
         for split, one in held_out.items()
     }
     printed = console()
     printed.print(_table(results, options))
     printed.print(_limits(options), markup=False, highlight=False)
     if options.json is not None:
-        _write(options.json, len(train), options, results)
+        fields = {
+            "train_sequences": len(train),
+            "min_shared": options.min_shared,
+            "kmer_length": K,
+            "sketch_size": SKETCH_SIZE,
+            "splits": {split: asdict(one) for split, one in results.items()},
+        }
+        with complete_file(options.json) as temporary:
+            temporary.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
     return results
 
 
@@ -148,31 +149,25 @@ def _search(
     return identical, _by_split(index.highest_shared_fractions, held_out)
 
 
-def _search_homologues(train: SplitReader, held_out: dict[str, _HeldOut]) -> dict[str, np.ndarray]:
-    queries = [tokens for one in held_out.values() for tokens in one.compared]
-    sequences = (train[i] for i in range(len(train)))
-    return _by_split(highest_identities(queries, sequences), held_out)
-
-
 def _by_split(values: np.ndarray, held_out: dict[str, _HeldOut]) -> dict[str, np.ndarray]:
     ends = np.cumsum([len(one.sketches) for one in held_out.values()])
     return dict(zip(held_out, np.split(values, ends[:-1]), strict=True))
 
 
 def _summary(
-    sequences: int,
+    held_out: _HeldOut,
     identical: int,
     shares: np.ndarray,
     identities: np.ndarray | None,
-    min_shared: float,
+    options: LeakageOptions,
 ) -> SplitLeakage:
     tenths = np.bincount(np.minimum(shares * 10, 9).astype(np.int64), minlength=10)
     hits = None if identities is None else int(np.count_nonzero(~np.isnan(identities)))
     return SplitLeakage(
-        sequences=sequences,
+        sequences=len(held_out.digests),
         identical=identical,
         compared=len(shares),
-        near=int(np.count_nonzero(shares >= min_shared)),
+        near=int(np.count_nonzero(shares >= options.min_shared)),
         shared_tenths=tuple(tenths.tolist()),
         homologous=hits,
     )
@@ -206,17 +201,3 @@ def _limits(options: LeakageOptions) -> str:
     if options.mmseqs:
         return text + f"MMseqs2 hits have E < {MAX_E_VALUE:g}."
     return text + "Remote homologs are not detected: --mmseqs searches for them."
-
-
-def _write(
-    path: Path, num_train: int, options: LeakageOptions, results: dict[str, SplitLeakage]
-) -> None:
-    fields = {
-        "train_sequences": num_train,
-        "min_shared": options.min_shared,
-        "kmer_length": K,
-        "sketch_size": SKETCH_SIZE,
-        "splits": {split: asdict(one) for split, one in results.items()},
-    }
-    with complete_file(path) as temporary:
-        temporary.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from protlm.data.records import MAX_LISTED
@@ -70,7 +71,6 @@ def _warn_of_lost_clusters(parts: Sequence[Path], manifests: Sequence[Manifest])
 
 
 def _table(manifest: Manifest) -> tuple[str, str] | None:
-    """Returns the name and the SHA-256 of the cluster table, if the data set has clusters."""
     found = manifest.clusters
     return None if found is None else (found.table, found.sha256)
 
@@ -120,19 +120,13 @@ def _link(
             entries = splits.setdefault(split, [])
             for shard in shards:
                 file = f"{split}/shard-{len(entries):05d}.h5"
-                _link_or_copy(part / shard.file, directory / file)
-                entries.append(
-                    ShardEntry(file, shard.sequences, shard.residues, shard.bytes, shard.sha256)
-                )
+                try:
+                    os.link(part / shard.file, directory / file)
+                except OSError:
+                    # The source is on another disk, or its file system has no hard links.
+                    shutil.copyfile(part / shard.file, directory / file)
+                entries.append(replace(shard, file=file))
     return {split: tuple(splits[split]) for split in sorted(splits)}
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        # The source is on another disk, or its file system has no hard links.
-        shutil.copyfile(source, target)
 
 
 def _sum(counts: Sequence[Counts]) -> Counts:

@@ -16,14 +16,16 @@ from protlm.system.shares import Submission, in_order
 from protlm.system.terminal import JobProgress
 from protlm.system.work_folder import refuse_finished
 
-from .clusters import ClusterTable
+from .clusters import ClusterSplit, ClusterTable
+from .duplicates import DigestSet
 from .encode import Encoder, Selection
-from .families import refuse_empty_hold_out
+from .families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, refuse_empty_hold_out
 from .merge import merge_into
+from .mmseqs import Clustering, cluster_sources
 from .report import Report, refuse_too_many_rejects, warn_of_rejects, write_rejected
-from .segments import OpenSegment, known_before
+from .segments import OpenSegment
 from .sources import STANDARD_INPUT, Place, SourceReader, check_formats, find_sources, refuse_inside
-from .split import SplitRule
+from .split import HashSplit, SplitRule, TableSplit
 from .work_folder import DATA_SET, BuildFolder, Plan, build_folder
 
 _MAX_WORKERS = 256
@@ -35,14 +37,9 @@ class PrepareOptions:
 
     Args:
         workers: number of processes that parse and encode; it does not change the result.
-        selection: which records are kept.
         deduplicate: keeps only the first of identical sequences.
-        max_reject_rate: maximum fraction of records that may be rejected.
         shard_residues: minimum number of residues of a segment, which becomes one shard in each
             split, unless its sequences are very short.
-        reading: which deviations from the formats are accepted.
-        restart: discards an unfinished build and starts over.
-        break_lock: takes over the lock of a dead process of another machine.
         is_part: the data set will be merged with others, so it may lack held-out families, and no
             report is printed.
     """
@@ -95,10 +92,7 @@ def prepare(
     Args:
         sources: files or folders of FASTA, Swiss-Prot flat files or UniProt XML, plain or gzip,
             read in this order; `-` is standard input.
-        out: the folder to make.
-        split_rule: assigns records to splits.
         clusters: assigns records to clusters, if the data set is to store them.
-        options: all other options.
         submission: prepares each source in a job of its own, and merges the parts.
     """
     options = options or PrepareOptions()
@@ -138,7 +132,11 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
         return
     reading = replace(options.reading, origins=options.selection.needs_origins)
     reader = SourceReader(plan.sources, reading, start, entries)
-    known = known_before(work) if options.deduplicate else None
+    known = None
+    if options.deduplicate:
+        known = DigestSet(work.path / "digests.table")
+        for number in range(len(segments)):
+            known.add(work.read_first_seen(number))
     segment, totals, is_warned = OpenSegment(known), _totals(work), False
     with (
         JobProgress("records", None, done=totals.records, quiet=options.is_part) as progress,
@@ -198,13 +196,8 @@ def _conclude(work: BuildFolder, plan: Plan) -> Report:
     for split in sorted({split for segment in segments for split in segment.shards}):
         splits[split] = tuple(s.shards[split] for s in segments if split in s.shards)
     sources = tuple(entry for segment in segments for entry in segment.sources)
-    counts = Counts(
-        totals.records,
-        dict(totals.rejected),
-        dict(totals.filtered),
-        dict(totals.changed),
-        dict(totals.noted),
-    )
+    kinds = (totals.rejected, totals.filtered, totals.changed, totals.noted)
+    counts = Counts(totals.records, *map(dict, kinds))
     clusters = plan.clusters and write_clusters(work.data, splits, plan.clusters)
     manifest = Manifest(splits, sources, counts, plan.split_rule, clusters)
     manifest.write(work.data)
@@ -212,3 +205,86 @@ def _conclude(work: BuildFolder, plan: Plan) -> Report:
     report.write(work.data)
     write_rejected(work.data, totals.listed)
     return report
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """Options of the split rule; the default is a random split.
+
+    Args:
+        split_table: table of the split of each accession; excludes all options except clusters.
+        ood_families: Pfam accessions, separate or joined by commas; if empty and a family table is
+            given, the families of the Performer paper.
+        cluster_table: the `cluster.tsv` of MMseqs2; determines the clusters, and without a split
+            table also the splits.
+        cluster: creates such a table with MMseqs2.
+    """
+
+    valid_fraction: float = 0.01
+    test_fraction: float = 0.01
+    split_table: Path | None = None
+    ood_families: tuple[str, ...] = ()
+    family_table: Path | None = None
+    cluster_table: Path | None = None
+    cluster: bool = False
+    cluster_identity: float | None = None
+
+
+def make_rule(
+    options: SplitOptions, sources: Sequence[Path], out: Path, building: PrepareOptions
+) -> tuple[SplitRule, ClusterTable | None]:
+    """Builds the split rule, and the clusters that the data set stores, if any.
+
+    Reads the tables, and clusters the sources if requested.
+    """
+    _check(options)
+    fractions = HashSplit(options.valid_fraction, options.test_fraction)
+    # Tables and clusters may take hours, so an output that cannot be written is reported first.
+    refuse_finished(out, DATA_SET)
+    if options.split_table is not None:
+        return TableSplit(options.split_table), _clusters(options, sources, out, building)
+    families = None
+    if options.family_table is not None:
+        names = [name for given in options.ood_families for name in given.split(",") if name]
+        if options.ood_families and not names:
+            raise UserError("--ood-families is empty; give Pfam accessions: PF00069 PF07714")
+        families = HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)
+    clusters = _clusters(options, sources, out, building)
+    rule = fractions if clusters is None else ClusterSplit(clusters, fractions, families)
+    return rule if families is None else FamilySplit(families, rule), clusters
+
+
+def _clusters(
+    options: SplitOptions, sources: Sequence[Path], out: Path, building: PrepareOptions
+) -> ClusterTable | None:
+    path = options.cluster_table
+    if options.cluster:
+        clustering = Clustering(
+            Clustering.identity if options.cluster_identity is None else options.cluster_identity,
+            building.reading,
+            building.break_lock,
+        )
+        path = cluster_sources(sources, out, clustering)
+    return None if path is None else ClusterTable(path)
+
+
+def _check(options: SplitOptions) -> None:
+    others = {
+        "--valid-fraction": options.valid_fraction != SplitOptions.valid_fraction,
+        "--test-fraction": options.test_fraction != SplitOptions.test_fraction,
+        "--family-table": options.family_table is not None,
+    }
+    given = [flag for flag, is_given in others.items() if is_given]
+    if options.split_table is not None and given:
+        raise UserError(
+            f"--split-table determines the split of every record and excludes {given[0]}: give one"
+        )
+    if options.cluster_table is not None and options.cluster:
+        raise UserError("--cluster creates a cluster table and excludes --cluster-table: give one")
+    if options.cluster_identity is not None and not options.cluster:
+        raise UserError("--cluster-identity requires --cluster, which is not given")
+    if options.ood_families and options.family_table is None:
+        raise UserError(
+            "--ood-families requires --family-table TABLE, which lists the families of accessions: "
+            "at uniprot.org choose Download, TSV, and the columns Entry and Pfam"
+        )

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from protlm.data.records import Tally
-from protlm.data.records.residues import GAP, NUL
+from protlm.data.records.record import GAP, NUL
 from protlm.data.shards.data_set import REJECTED, REPORT
 from protlm.data.shards.manifest import Counts, Manifest, SourceEntry
 from protlm.system.errors import InputDataError
@@ -54,7 +54,6 @@ class Report:
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """Returns the report of a data set."""
         splits = {
             split: SplitSummary(
                 sequences=sum(shard.sequences for shard in shards),
@@ -70,7 +69,6 @@ class Report:
         return cls(manifest.sources, rule, splits, counts, absent, clusters)
 
     def write(self, directory: Path) -> None:
-        """Writes `report.json`."""
         fields = asdict(self)
         if not self.clusters:
             del fields["clusters"]
@@ -95,7 +93,6 @@ class Report:
         ]
 
     def table(self) -> Table:
-        """Returns the report as a table for the terminal."""
         table = Table("", "records", "residues", box=None)
         table.columns[1].justify = table.columns[2].justify = "right"
         table.add_row("read", f"{self.counts.records:,}", "")
@@ -142,12 +139,9 @@ def read_rejected(directory: Path) -> dict[str, list[tuple[str, str, int]]]:
 
 
 def warn_of_rejects(before: Tally, latest: Tally, max_reject_rate: float) -> bool:
-    """Warns on standard error if the fraction of rejected records exceeds the limit so far.
+    """Warns, and returns true, if the fraction of rejected records exceeds the limit so far.
 
     The build continues, because later records may lower the fraction.
-
-    Returns:
-        Whether it warned.
     """
     records = before.records + latest.records
     rejected = before.num_rejected + latest.num_rejected
@@ -186,10 +180,12 @@ def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
             "damaged; download it again"
         )
     if tally.num_rejected > max_reject_rate * tally.records:
+        # Rounded up to thousandths.
+        enough = math.ceil(tally.num_rejected / tally.records * 1000) / 1000
         raise InputDataError(
             f"{tally.num_rejected:,} of {tally.records:,} records cannot be used ({reasons}), "
             f"more than {max_reject_rate:.2%}, the first of them {_first(tally)}: fix the file, "
-            f"or type: --max-reject-rate {_rounded_up(tally.num_rejected / tally.records)}"
+            f"or type: --max-reject-rate {enough}"
         )
 
 
@@ -199,12 +195,3 @@ def _first(tally: Tally) -> str:
         for reason, listed in sorted(tally.listed.items())
         for identifier, file, line in listed[:1]
     )
-
-
-def _rounded_up(rate: float) -> float:
-    """Returns the rate, rounded up to thousandths.
-
-    >>> _rounded_up(0.0512)
-    0.052
-    """
-    return math.ceil(rate * 1000) / 1000

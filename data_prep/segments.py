@@ -25,8 +25,7 @@ _MAX_SEQUENCES = 1 << 22
 class OpenSegment:
     """Collects blocks, in the order of the input, until they are written as one segment.
 
-    Args:
-        known: digests of earlier sequences, to remove duplicates; None keeps all sequences.
+    Duplicates of `known` digests are removed; None keeps all sequences.
     """
 
     def __init__(self, known: DigestSet | None) -> None:
@@ -41,7 +40,6 @@ class OpenSegment:
         return self._num_residues >= shard_residues or self._num_sequences >= _MAX_SEQUENCES
 
     def add(self, block: EncodedBlock) -> None:
-        """Adds a block."""
         self.tally.add(block.tally)
         if self._known is not None:
             block = self._without_duplicates(block, self._known)
@@ -63,10 +61,7 @@ class OpenSegment:
     def write(self, work: BuildFolder, end: Place, sources: Sequence[SourceEntry]) -> None:
         """Writes a shard for each split that has a sequence, and then the journal's entry.
 
-        Args:
-            work: the work folder.
-            end: position in the sources after the last block.
-            sources: all sources that were read so far; those before `end` are recorded.
+        Of all the sources that were read so far, those before `end` are recorded.
         """
         work.lock.check()
         before = work.journal.segments
@@ -88,11 +83,3 @@ class OpenSegment:
             # numpy's own error on a full disk does not say that the disk is full.
             temporary.write_bytes(digests)
         return hashlib.sha256(digests).hexdigest()
-
-
-def known_before(work: BuildFolder) -> DigestSet:
-    """Returns the digests of all sequences in the finished segments."""
-    known = DigestSet(work.path / "digests.table")
-    for number in range(len(work.journal.segments)):
-        known.add(work.read_first_seen(number))
-    return known

@@ -22,7 +22,6 @@ class Source:
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is standard input."""
         return self.path == STANDARD_INPUT
 
     @property
@@ -34,30 +33,23 @@ class Source:
 
     @property
     def place(self) -> str:
-        """Absolute path of the file."""
         return os.fspath(self.path if self.is_stream else self.path.absolute())
 
-    def has_changed(self) -> bool:
-        """Returns whether the file has changed since the build began."""
-        return not self.is_stream and _source(self.path) != self
+    def refuse_change(self) -> None:
+        """Refuses a file that has changed since the build began."""
+        if not self.is_stream and _source(self.path) != self:
+            raise _changed(self)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A position in the sources, between two blocks.
-
-    Args:
-        source: number of the source that contains the next block.
-        blocks: number of its blocks before the position.
-        crc32: CRC-32 of the bytes of these blocks.
-    """
+    """A position between two blocks of a source; the CRC-32 is that of its blocks before it."""
 
     source: int = 0
     blocks: int = 0
     crc32: int = 0
 
     def after(self, block: Block) -> "Place":
-        """Returns the position after the next block."""
         return Place(self.source, self.blocks + 1, fast_zlib().crc32(block.data, self.crc32))
 
 
@@ -147,7 +139,7 @@ class SourceReader:
                 yield from self._blocks(number, source)
 
     def _blocks(self, number: int, source: Source) -> Iterator[tuple[Place, Block]]:
-        _refuse_change(source)
+        source.refuse_change()
         is_finished = number < self._start.source
         skipped = self._start.blocks if number == self._start.source else 0
         place = Place(number)
@@ -161,16 +153,11 @@ class SourceReader:
             entry = SourceEntry(source.name, file.num_bytes, file.sha256)
         if place.blocks < skipped or (is_finished and entry != self.entries[number]):
             raise _changed(source)
-        _refuse_change(source)
+        source.refuse_change()
         if not source.is_stream and entry.bytes != source.bytes:
             raise _changed(source)
         if not is_finished:
             self.entries.append(entry)
-
-
-def _refuse_change(source: Source) -> None:
-    if source.has_changed():
-        raise _changed(source)
 
 
 def _changed(source: Source) -> InputDataError:

@@ -74,7 +74,6 @@ class HashSplit:
         return self.side_of(digest)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        """Returns no notes."""
         return ()
 
     def describe(self) -> dict[str, Any]:
@@ -102,8 +101,7 @@ def _first_place(fraction: float) -> bytes:
 class TableSplit:
     """Splits by a table of accessions; records that it does not list are in no split.
 
-    Args:
-        path: tab-separated, plain or gzip, with a header that names `accession` and `split`.
+    The table is tab-separated, plain or gzip, with a header that names `accession` and `split`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -114,7 +112,6 @@ class TableSplit:
         return self._splits.get(record.identifier)
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        """Returns no notes."""
         return ()
 
     def describe(self) -> dict[str, Any]:

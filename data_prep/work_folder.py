@@ -36,13 +36,10 @@ _PATTERN = re.compile(r"segment-(\d{5,})\.json")
 
 @dataclass(frozen=True)
 class Segment:
-    """A finished segment.
+    """A finished segment, which ends at a position in the sources.
 
     Args:
-        end: position in the sources after it.
         sources: sources before this position that no earlier segment lists.
-        shards: the shard of each split.
-        tally: counts of its records.
         digests_sha256: SHA-256 of the file with the digests of its sequences; None if duplicates
             are not looked for.
     """
@@ -96,7 +93,6 @@ class Plan:
     clusters: tuple[str, str] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """Returns the plan as JSON values."""
         return {
             **self.settings,
             "protlm": __version__,

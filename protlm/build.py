@@ -22,10 +22,9 @@ from protlm.config import (
     TrainConfig,
 )
 from protlm.config.composition import to_plain
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import Mixture, integer_weights
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankSlice
+from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
@@ -43,10 +42,9 @@ if TYPE_CHECKING:
 def load_initial_weights(
     network: ProteinLM, model: ModelConfig, mechanism: Mapping[str, Any], path: Path
 ) -> Mapping[str, str] | None:
-    """Loads the weights of a trained model: a run, a checkpoint, an exported or a foreign model.
+    """Loads the weights of a trained model, whose mechanism may differ if the shapes do not.
 
-    The mechanism of attention may be another one if its weights have the same shapes. The same
-    mechanism must have the same options. Returns the source of an imported or converted model.
+    Returns the source of an imported or converted model.
     """
     found = read_model(path)
     if differing := _architecture_differences(found.description, model, mechanism):
@@ -107,14 +105,15 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
     from protlm.training.module import LanguageModeling
     from protlm.training.optimization import with_half_life
 
-    stage, teacher = config.objective.stage, config.objective.teacher
+    stage, teacher, trainer = config.objective.stage, config.objective.teacher, config.trainer
+    size = trainer.tokens_per_step or trainer.accumulate_grad_batches * config.data.tokens_per_batch
     module = (LanguageModeling if stage is None else STAGES[stage])(
         network,
         description=describe(config),
         causal=config.objective.name is Objective.causal,
-        optimizer=with_half_life(config.optimizer, tokens_per_step=_tokens_per_step(config)),
+        optimizer=with_half_life(config.optimizer, tokens_per_step=size),
         schedule=config.schedule,
-        max_steps=config.trainer.max_steps,
+        max_steps=trainer.max_steps,
         seed=config.seed,
     )
     if isinstance(module, Distillation):
@@ -134,15 +133,9 @@ def _teacher(path: str) -> PretrainedModel:
         raise InputDataError(f"objective.teacher={path} cannot be used: {error}") from error
 
 
-def _tokens_per_step(config: TrainConfig) -> int:
-    """Returns the padded size of an optimizer step."""
-    trainer = config.trainer
-    return trainer.tokens_per_step or trainer.accumulate_grad_batches * config.data.tokens_per_batch
-
-
 def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
     """Opens the data sets of training, and the validation split."""
-    verify = config.verify.value
+    verify = config.verify
     parts = config.mixture
     if config.dir is not None:
         parts = [MixtureConfig(config.dir, weight=1, split=config.train_split)]
@@ -183,15 +176,12 @@ def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
 def batching_strategy(
     config: DataConfig, *, tokens_per_step: int | None = None
 ) -> BatchingStrategy:
-    """Returns the batching strategy of training.
-
-    With `tokens_per_step`, a batch is an optimizer step.
-    """
+    """Returns the batching of training; with `tokens_per_step`, a batch is an optimizer step."""
     curriculum = Curriculum(config.curriculum)
     size = (tokens_per_step or config.tokens_per_batch, config.max_length)
     if config.mode is Mode.concatenated:
         return Packing(*size, curriculum=curriculum)
-    return LengthBuckets(*size, curriculum=curriculum, crop=config.crop.value)
+    return LengthBuckets(*size, curriculum=curriculum, crop=config.crop)
 
 
 def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "SequenceData":

@@ -74,17 +74,14 @@ def save_figure(figure: "Figure", path: Path, *, overwrite: bool = False) -> Non
         figure.savefig(temporary, format=format_, dpi=_DPI, metadata=_METADATA[format_])
 
 
-def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -> "Figure":
+def loss_curve(rows: list[dict[str, float]]) -> "Figure":
     """Draws training and validation loss, and what is measured, against the optimizer step.
 
-    Args:
-        rows: each has `step` and `train_loss` or `valid_loss`, in nats per residue, or values of
-            `_MEASURED`, fractions or correlations, which are drawn against the right axis.
-        baseline: the loss of residue frequencies, in nats per residue; by default the last
-            `valid_unigram_loss` of the rows, if any.
+    Each row has `step` and `train_loss` or `valid_loss`, in nats per residue, or values of
+    `_MEASURED`, fractions or correlations, which are drawn against the right axis. The last
+    `valid_unigram_loss`, that of residue frequencies, is a line.
     """
-    train = _series(rows, "train_loss")
-    valid = _series(rows, "valid_loss")
+    train, valid = _series(rows, "train_loss"), _series(rows, "valid_loss")
     if not len(train) and not len(valid):
         raise UserError("there is no loss to draw: no row has a train_loss or a valid_loss")
     figure, ((axes,),) = _new_figure(6.4, 4.0)
@@ -95,10 +92,8 @@ def loss_curve(rows: list[dict[str, float]], *, baseline: float | None = None) -
     if len(valid):
         axes.plot(*valid.T, "o-", color=ORANGE, markersize=4, linewidth=1, label="validation")
     unigram = _series(rows, "valid_unigram_loss")
-    if baseline is None and len(unigram):
-        baseline = float(unigram[-1, 1])
-    if baseline is not None:
-        axes.axhline(baseline, color=GRAY, linestyle="--", label="residue frequencies")
+    if len(unigram):
+        axes.axhline(float(unigram[-1, 1]), color=GRAY, linestyle="--", label="residue frequencies")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats per residue)")
     axes.spines[["top", "right"]].set_visible(False)
@@ -145,13 +140,9 @@ def attention_grid(
     """Draws attention maps in a grid of layers (rows) and heads (columns).
 
     Each map has its own color scale, from 0 to the 99th percentile of its entries: the maps of
-    linear mechanisms differ in contrast by orders of magnitude.
-
-    Args:
-        maps: HLL by layer number, as `PretrainedModel.attention_maps` has them: position 0 is
-            `<cls>`, residue n is at position n, and the last position is `<eos>`.
-        title: what stands above the maps.
-        heads: the numbers of the heads, where not all of them from 1 on are given.
+    linear mechanisms differ in contrast by orders of magnitude. Maps are HLL by layer number, as
+    `PretrainedModel.attention_maps` has them: position 0 is `<cls>`, residue n is at position n,
+    and the last position is `<eos>`. Heads are numbered from 1, unless their numbers are given.
     """
     if not maps:
         raise UserError("there is no attention map to draw: name at least one layer")
@@ -178,13 +169,9 @@ def contact_figure(
 ) -> "Figure":
     """Draws contact probabilities above the diagonal, true contacts and the top L pairs below.
 
-    The top L pairs are the most probable ones 6 or more apart. Without a known
-    structure they are all drawn alike.
-
-    Args:
-        probabilities_LL: predicted probabilities.
-        contacts_LL: 1, 0, or -1 where unresolved; None without a known structure.
-        title: title of the figure; the precision is appended.
+    The top L pairs are the most probable ones 6 or more apart. Without a known structure they are
+    all drawn alike. Contacts are 1, 0, or -1 where unresolved. The precision is appended to the
+    title.
     """
     length = len(probabilities_LL)
     known_LL = np.zeros((length, length), np.int8) if contacts_LL is None else contacts_LL
@@ -217,23 +204,16 @@ def contact_figure(
         mark(pairs[:, hit], size, "o", BLUE, "top L, true")
         mark(pairs[:, ~hit], size, "x", ORANGE, "top L, false")
         if len(rows):
-            title = f"{title}\n{_precision_text(probabilities_LL, contacts_LL)}"
+            texts = []
+            for separation in (ALL_SEPARATIONS, SEPARATIONS["long"]):
+                found = precision_at(probabilities_LL, contacts_LL, separation)
+                texts.append("none" if np.isnan(found) else f"{found:.0%}")
+            title = f"{title}\nP@L {texts[0]} (6 or more apart), {texts[1]} (24 or more)"
     axes.set_title(title, fontsize=10)
     axes.set_xlabel("position in the sequence")
     axes.set_ylabel("position in the sequence")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
-
-
-def _precision_text(probabilities_LL: np.ndarray, contacts_LL: np.ndarray) -> str:
-    all_pairs, long = (
-        "none" if np.isnan(found) else f"{found:.0%}"
-        for found in (
-            precision_at(probabilities_LL, contacts_LL, separation)
-            for separation in (ALL_SEPARATIONS, SEPARATIONS["long"])
-        )
-    )
-    return f"P@L {all_pairs} (6 or more apart), {long} (24 or more)"
 
 
 def scan_figure(

@@ -14,7 +14,7 @@ from Bio.SeqRecord import SeqRecord
 
 import protlm
 from protlm.commands.embed import embed
-from protlm.commands.embedding.options import EmbedOptions
+from protlm.commands.embedding.job import EmbedOptions
 from protlm.data.records import Record
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.interface import Model

@@ -50,31 +50,24 @@ def features(maps: np.ndarray) -> np.ndarray:
     uniform map has no features.
     """
     maps = maps.reshape(-1, *maps.shape[-2:])
-    found = np.empty(maps.shape, np.float32)
-    for map_LL, feature_LL in zip(maps, found, strict=True):
-        for rows, feature_ML in _feature_rows(map_LL):
-            feature_LL[rows] = feature_ML
-    return found
-
-
-def _feature_rows(map_LL: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yields the `features` of a map in blocks of rows, float32 ML, never L×L in float64."""
-    length = len(map_LL)
+    found, length = np.empty(maps.shape, np.float32), maps.shape[-1]
     blocks = [slice(start, start + _ROWS) for start in range(0, length, _ROWS)]
 
-    def symmetric(rows: slice) -> np.ndarray:
+    def symmetric(map_LL: np.ndarray, rows: slice) -> np.ndarray:
         return map_LL[rows].astype(np.float64) + map_LL[:, rows].T
 
-    sums_L, largest = np.empty(length), 0.0
-    for rows in blocks:
-        part = symmetric(rows)
-        sums_L[rows], largest = part.sum(axis=1), max(largest, np.abs(part).max())
-    # A symmetric map has the sums of its rows in its columns, too.
-    total = sums_L.sum() or np.inf
-    for rows in blocks:
-        corrected_ML = symmetric(rows) - np.multiply.outer(sums_L[rows], sums_L) / total
-        corrected_ML[np.abs(corrected_ML) < _ROUNDING * largest] = 0.0
-        yield rows, corrected_ML.astype(np.float32)
+    for map_LL, feature_LL in zip(maps, found, strict=True):
+        sums_L, largest = np.empty(length), 0.0
+        for rows in blocks:
+            part = symmetric(map_LL, rows)
+            sums_L[rows], largest = part.sum(axis=1), max(largest, np.abs(part).max())
+        # A symmetric map has the sums of its rows in its columns, too.
+        total = sums_L.sum() or np.inf
+        for rows in blocks:
+            corrected_ML = symmetric(map_LL, rows) - np.multiply.outer(sums_L[rows], sums_L) / total
+            corrected_ML[np.abs(corrected_ML) < _ROUNDING * largest] = 0.0
+            feature_LL[rows] = corrected_ML
+    return found
 
 
 def head_features(model: PretrainedModel, sequence: str) -> np.ndarray:
@@ -127,7 +120,12 @@ class ContactRegression:
         """Fits to pairs of `features` and contact map, one a protein; ignores unresolved pairs."""
         from sklearn.linear_model import LogisticRegression
 
-        pairs = [_pairs(features_HLL, contacts_LL) for features_HLL, contacts_LL in examples]
+        pairs = []
+        for features_HLL, contacts_LL in examples:
+            rows, columns = np.triu_indices(len(contacts_LL), MIN_SEPARATION)
+            known = contacts_LL[rows, columns] >= 0
+            rows, columns = rows[known], columns[known]
+            pairs.append((features_HLL[:, rows, columns].T, contacts_LL[rows, columns]))
         labels = np.concatenate([label for _, label in pairs]) if pairs else np.zeros(0)
         if len(np.unique(labels)) < 2:
             raise InputDataError(
@@ -172,11 +170,8 @@ class ContactRegression:
         return int(np.count_nonzero(self.weights_H))
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "seed": self.seed,
-            "weights": self.weights_H.tolist(),
-            "intercept": self.intercept,
-        }
+        weights = self.weights_H.tolist()
+        return {"seed": self.seed, "weights": weights, "intercept": self.intercept}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ContactRegression":
@@ -197,13 +192,6 @@ def check_disjoint(fit: Sequence[Structure | Protein], test: Sequence[Structure 
                 f"{protein.identifier} of the test has the sequence of {fitted[protein.sequence]} "
                 "of the fit: fit to other proteins than those of the test"
             )
-
-
-def _pairs(features_HLL: np.ndarray, contacts_LL: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    rows, columns = np.triu_indices(len(contacts_LL), MIN_SEPARATION)
-    known = contacts_LL[rows, columns] >= 0
-    rows, columns = rows[known], columns[known]
-    return features_HLL[:, rows, columns].T, contacts_LL[rows, columns]
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,8 @@ def head_statistics(blocks: Iterable[Tensor]) -> dict[str, Tensor]:
       d from -`MAX_OFFSET` to `MAX_OFFSET`; NaN where there is no such row.
 
     The first five are NaN for a head with negative weights, which is not a distribution. Rows of
-    sum 0 do not count in them.
-
-    Args:
-        blocks: consecutive blocks of the rows of a map, HML, from the first row to the last, rows
-            and columns of residues only and not normalized again.
+    sum 0 do not count in them. The blocks, HML, are consecutive rows of a map, from the first to
+    the last, with the rows and columns of residues only and not normalized again.
     """
     sums = HeadSums()
     for block_HML in blocks:
@@ -102,7 +99,6 @@ class HeadSums:
         self.map_HLL = block_HML.new_empty(heads, self.length, self.length) if is_short else None
 
     def add(self, block_HML: Tensor) -> None:
-        """Adds the next rows."""
         if not self.rows:
             self._begin(block_HML)
         assert block_HML.shape[2] == self.length, "blocks of different maps"
@@ -144,7 +140,6 @@ class HeadSums:
         self.bandwidths_HL.scatter_add_(1, bandwidth_HM, counts_HM)
 
     def statistics(self) -> dict[str, Tensor]:
-        """Returns the statistics of `head_statistics`."""
         assert self.rows and self.rows == self.length, "the blocks are not rows of a square map"
         offsets_O = torch.arange(-MAX_OFFSET, MAX_OFFSET + 1, device=self.offsets_HO.device)
         profile_HO = self.offsets_HO / (self.length - offsets_O.abs()).clamp(min=0)

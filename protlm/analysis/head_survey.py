@@ -104,7 +104,6 @@ class PooledMap:
         self._rows = 0
 
     def add(self, block_HML: Tensor) -> None:
-        """Adds the next rows."""
         heads, rows, length = block_HML.shape
         size = min(POOLED, length)
         columns_L = torch.arange(length, device=block_HML.device) * size // length
@@ -117,7 +116,6 @@ class PooledMap:
         self._rows += rows
 
     def means(self) -> np.ndarray:
-        """Returns the averages, float64 HPP."""
         assert self._sums is not None, "no block of rows"
         return (self._sums / self._counts[:, None] / self._counts).cpu().numpy()
 
@@ -146,9 +144,9 @@ def head_clusters(distances_HH: np.ndarray, number: int) -> np.ndarray:
     """
     from sklearn.cluster import AgglomerativeClustering
 
-    number = min(number, len(distances_HH))
     if len(distances_HH) == 1:
         return np.ones(1, dtype=np.int64)
+    number = min(number, len(distances_HH))
     model = AgglomerativeClustering(n_clusters=number, metric="precomputed", linkage="average")
     labels = model.fit_predict(distances_HH)
     order = {label: place for place, label in enumerate(dict.fromkeys(labels.tolist()), start=1)}

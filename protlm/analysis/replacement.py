@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.contact_regression import ContactRegression, check_disjoint, head_features
 from protlm.analysis.precision import mean_precision, precision_at
-from protlm.analysis.structures import Protein, sequences_of
+from protlm.analysis.structures import Protein
 from protlm.attention import Attention, create
 from protlm.data.masking import row_rng
 from protlm.data.vocabulary import VOCABULARY
@@ -56,8 +56,7 @@ def favor(
 ) -> Mechanism:
     """Returns a function that builds `performer_softmax` for a block of a model.
 
-    `draw` is the number of the draw of the projections; `optimal_for` has E|q̂ + k̂|² by block, for
-    optimal positive features.
+    `optimal_for` has E|q̂ + k̂|² by block, for optimal positive features.
     """
     sizes = model.description.model
 
@@ -199,7 +198,7 @@ def ablate_heads(
     `proteins` have no structures. An ablated head also leaves the regression. `changes` are of
     accuracy, nats a residue and P@L (pairs 6 or more apart), with paired intervals.
     """
-    sequences = sequences_of(proteins)
+    sequences = [protein.sequence for protein in proteins]
     means_NHC = mean_outputs(model, sequences)
     before = masked_scores(model, sequences, seed=seed)
     contacts = FittedContacts(model, fit, proteins, seed=seed) if fit else None

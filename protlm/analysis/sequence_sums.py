@@ -32,11 +32,9 @@ class SequenceSums:
 
     @classmethod
     def zeros(cls, number: int) -> "SequenceSums":
-        """Returns sums of zero for a number of sequences."""
         return cls(*(np.zeros(number) for _ in range(7)))
 
     def of(self, rows: np.ndarray) -> "SequenceSums":
-        """Selects sequences, by number or by mask."""
         return SequenceSums(*(values[rows] for values in vars(self).values()))
 
     def figures(self, predictor: str = "model") -> dict[str, float]:

@@ -136,14 +136,10 @@ def read_chain(path: Path, chain: str | None) -> Structure | None:
     return structure
 
 
-def contact_map(structure: Structure, *, threshold: float = CONTACT_ANGSTROM) -> np.ndarray:
-    """Returns the contacts, int8 LL.
-
-    An entry is 1 where two Cβ are closer than `threshold` ångström, 0 where they are not, and -1
-    where one of them is unresolved.
-    """
+def contact_map(structure: Structure) -> np.ndarray:
+    """Returns the contacts, int8 LL: 1 if two Cβ are closer than 8 Å, -1 if one is unresolved."""
     distance_LM = np.sqrt(sum(np.subtract.outer(x_L, x_L) ** 2 for x_L in structure.cb_L3.T))
-    contacts_LM = (distance_LM < threshold).astype(np.int8)
+    contacts_LM = (distance_LM < CONTACT_ANGSTROM).astype(np.int8)
     contacts_LM[np.isnan(distance_LM)] = -1
     return contacts_LM
 
@@ -229,19 +225,15 @@ def _with_gaps(
 
 
 def _atoms(residue: "Residue") -> np.ndarray:
-    return np.stack([_cb(residue), *(_atom(residue, name) for name in ("N", "CA", "C", "O"))])
-
-
-def _atom(residue: "Residue", name: str) -> np.ndarray:
-    return residue[name].coord.astype(np.float64) if name in residue else np.full(3, np.nan)
-
-
-def _cb(residue: "Residue") -> np.ndarray:
-    if "CB" in residue:
-        return _atom(residue, "CB")
-    # NaN if one of the three is missing, or if they are in a line.
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return imputed_cb(*(_atom(residue, name) for name in ("N", "CA", "C")))
+    cb, *backbone = (
+        residue[name].coord.astype(np.float64) if name in residue else np.full(3, np.nan)
+        for name in ("CB", "N", "CA", "C", "O")
+    )
+    if "CB" not in residue:
+        # NaN if one of the three is missing, or if they are in a line.
+        with np.errstate(invalid="ignore", divide="ignore"):
+            cb = imputed_cb(*backbone[:3])
+    return np.stack([cb, *backbone])
 
 
 def imputed_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -311,7 +303,6 @@ class Protein(NamedTuple):
     structure: Structure | None = None
 
     def contacts(self) -> np.ndarray:
-        """Returns the `contact_map`."""
         assert self.structure is not None
         return contact_map(self.structure)
 
@@ -337,7 +328,6 @@ class ProteinChoice:
         check_limit("max_residues", self.max_residues)
 
     def read(self, model: PretrainedModel) -> list[Protein]:
-        """Reads the proteins."""
         limit = longest_read(model, self.max_residues)
         if self.sequences is None:
             found, _ = read_folder(structures_folder(self.structures, self.shipped), limit)
@@ -352,8 +342,3 @@ class ProteinChoice:
                 "max_residues"
             )
         return proteins
-
-
-def sequences_of(proteins: Sequence[Protein]) -> list[str]:
-    """Returns the sequences."""
-    return [protein.sequence for protein in proteins]

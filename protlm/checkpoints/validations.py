@@ -55,7 +55,7 @@ def best_checkpoints(run_dir: Path, metric: BestMetric, count: int) -> list[Path
     """
     sign = 1 if metric is BestMetric.valid_loss else -1
     rows = read_metrics(run_dir / METRICS) if count else []
-    rows = [row for row in rows if not math.isnan(row.get(metric.value, math.nan))]
-    costs = {int(row["step"]): sign * row[metric.value] for row in rows}
+    rows = [row for row in rows if not math.isnan(row.get(metric, math.nan))]
+    costs = {int(row["step"]): sign * row[metric] for row in rows}
     validated = [path for path in all_checkpoints(run_dir) if step_of(path) in costs]
     return sorted(validated, key=lambda path: costs[step_of(path)])[:count]

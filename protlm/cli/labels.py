@@ -14,45 +14,36 @@ from protlm.cli.options import (
     SequenceFile,
     choice,
     model_or_default,
+    option,
 )
 from protlm.system.errors import UserError
 
 if TYPE_CHECKING:
     from protlm.downstream.examples import LabelOptions
 
-Sequences = Annotated[
-    Path | None, typer.Option(help="A sequence file, for labels without sequences.")
-]
-Column = Annotated[
-    str | None, typer.Option("--label", help="Column of the labels; default: label or target.")
-]
+Sequences = Annotated[Path | None, option("A sequence file, for labels without sequences.")]
+Column = Annotated[str | None, option("Column of the labels; default: label or target.", "--label")]
 TaskName = Annotated[
     str | None,
-    typer.Option("--task", help="number, class, multi-label, per-residue; default: guessed."),
+    option("number, class, multi-label, per-residue; default: guessed.", "--task"),
 ]
-PerResidue = Annotated[
-    bool, typer.Option("--per-residue", help="A label has one letter for each residue.")
-]
+PerResidue = Annotated[bool, option("A label has one letter for each residue.", "--per-residue")]
 Layers = Annotated[
     list[int] | None,
-    typer.Option("--layers", help="Layers to choose from; 0: embedding; default: all."),
+    option("Layers to choose from; 0: embedding; default: all.", "--layers"),
 ]
-MinCount = Annotated[
-    int, typer.Option(help="With several classes: ignore those of fewer proteins.")
-]
-Separator = Annotated[str, typer.Option(help="Between the classes of one protein: ; , or |")]
+MinCount = Annotated[int, option("With several classes: ignore those of fewer proteins.")]
+Separator = Annotated[str, option("Between the classes of one protein: ; , or |")]
 ClusterTable = Annotated[
     Path | None,
-    typer.Option(help="cluster.tsv of MMseqs2, for splits without homologs on both sides."),
+    option("cluster.tsv of MMseqs2, for splits without homologs on both sides."),
 ]
-Cluster = Annotated[
-    bool, typer.Option("--cluster", help="Make the clusters with MMseqs2, at 30 % identity.")
-]
+Cluster = Annotated[bool, option("Make the clusters with MMseqs2, at 30 % identity.", "--cluster")]
 
 
 def probe(
     labels: Annotated[Path, typer.Argument(help="TSV, CSV or FASTA file of labels.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The new folder of the probe.")],
+    output: Annotated[Path, option("The new folder of the probe.", "--output", "-o")],
     model: Model = None,
     sequences: Sequences = None,
     label: Column = None,
@@ -63,8 +54,8 @@ def probe(
     separator: Separator = ";",
     cluster_table: ClusterTable = None,
     cluster: Cluster = False,
-    toks_per_batch: Annotated[int, typer.Option(help="Tokens per batch.")] = 16_384,
-    seed: Annotated[int, typer.Option(help="Seed of splits, random weights, bootstrap.")] = 0,
+    toks_per_batch: Annotated[int, option("Tokens per batch.")] = 16_384,
+    seed: Annotated[int, option("Seed of splits, random weights, bootstrap.")] = 0,
     device: Device = "auto",
 ) -> None:
     """Predict labels from frozen embeddings, and compare with baselines."""
@@ -79,7 +70,7 @@ def probe(
 
 def finetune(
     labels: Annotated[Path, typer.Argument(help="TSV, CSV or FASTA file of labels.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The folder of the run.")],
+    output: Annotated[Path, option("The folder of the run.", "--output", "-o")],
     model: Model = None,
     sequences: Sequences = None,
     label: Column = None,
@@ -90,23 +81,21 @@ def finetune(
     cluster_table: ClusterTable = None,
     cluster: Cluster = False,
     lora: Annotated[
-        int | None, typer.Option(help="Rank of LoRA adapters; default: train all weights.")
+        int | None, option("Rank of LoRA adapters; default: train all weights.")
     ] = None,
     lora_targets: Annotated[
         str | None,
-        typer.Option(
-            help="Adapted layers, of query,key,value,output,up,gate,down; default: the first three."
-        ),
+        option("Adapted layers, of query,key,value,output,up,gate,down; default: the first three."),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Maximum number of epochs.")] = 20,
+    epochs: Annotated[int, option("Maximum number of epochs.")] = 20,
     patience: Annotated[
-        int, typer.Option(help="Stop after this many epochs without a lower validation loss.")
+        int, option("Stop after this many epochs without a lower validation loss.")
     ] = 3,
-    learning_rate: Annotated[float, typer.Option(help="Learning rate of AdamW.")] = 1e-4,
-    batch_size: Annotated[int, typer.Option(help="Proteins per step, of all devices.")] = 16,
-    seed: Annotated[int, typer.Option(help="Seed of splits, order, bootstrap.")] = 0,
+    learning_rate: Annotated[float, option("Learning rate of AdamW.")] = 1e-4,
+    batch_size: Annotated[int, option("Proteins per step, of all devices.")] = 16,
+    seed: Annotated[int, option("Seed of splits, order, bootstrap.")] = 0,
     device: Device = "auto",
-    devices: Annotated[int, typer.Option(help="Number of GPUs, or of processes of CPUs.")] = 1,
+    devices: Annotated[int, option("Number of GPUs, or of processes of CPUs.")] = 1,
     break_lock: BreakLock = False,
 ) -> None:
     """Train all weights, or LoRA, on labels; resumable."""
@@ -135,15 +124,15 @@ def finetune(
 
 def predict(
     fasta: SequenceFile,
-    probe: Annotated[Path, typer.Option("--probe", "-p", help="A folder of protlm probe.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="x.tsv or x.csv.")],
+    probe: Annotated[Path, option("A folder of protlm probe.", "--probe", "-p")],
+    output: Annotated[Path, option("x.tsv or x.csv.", "--output", "-o")],
     model: Model = None,
-    toks_per_batch: Annotated[int, typer.Option(help="Tokens per batch.")] = 16_384,
+    toks_per_batch: Annotated[int, option("Tokens per batch.")] = 16_384,
     device: Device = "auto",
     duplicates: Duplicates = "error",
 ) -> None:
     """Predict labels of proteins or residues by a probe."""
-    from protlm.commands.predict import predict as run
+    from protlm.commands.probe import predict as run
     from protlm.data.records import proteins
 
     run(

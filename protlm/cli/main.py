@@ -11,17 +11,16 @@ import typer
 from typer.exceptions import TyperException
 
 from protlm import __version__
-from protlm.cli.groups import checkpoint_app, data_app
+from protlm.cli.data import checkpoint_app, data_app, prepare
 from protlm.cli.labels import finetune, predict, probe
-from protlm.cli.look import attention, contacts, inspect
 from protlm.cli.options import (
     RANGES,
     Device,
     Model,
     model_or_default,
+    option,
 )
-from protlm.cli.prepare import prepare
-from protlm.cli.use import embed, generate, score
+from protlm.cli.use import attention, contacts, embed, generate, inspect, score
 from protlm.system import interruption
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
 from protlm.system.paths import in_home
@@ -107,7 +106,7 @@ def models() -> None:
 def doctor(
     fasta: Annotated[Path | None, typer.Argument(help="A sequence file to check as well.")] = None,
     model: Model = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    json: Annotated[bool, option("Print JSON.", "--json")] = False,
     device: Device = "auto",
 ) -> None:
     """Check this machine, a model and an input before a job."""

@@ -5,9 +5,16 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+from typer.models import OptionInfo
 
 from protlm.config.fields import above, at_least
 from protlm.system.errors import UserError
+
+
+def option(text: str, *names: str) -> OptionInfo:
+    """Returns an option with its help text; without names, it is called like the argument."""
+    return typer.Option(*names, help=text)
+
 
 # The numbers that options allow, in all commands that have them.
 RANGES = {
@@ -22,37 +29,37 @@ RANGES = {
 }
 Model = Annotated[
     Path | None,
-    typer.Option(
+    option(
+        "A run, a .ckpt file, an exported or foreign model (docs/interop.md), OWNER/MODEL of "
+        "the Hugging Face Hub, or a shipped model's name; default: hybrid-6m.",
         "--model",
         "-m",
-        help="A run, a .ckpt file, an exported or foreign model (docs/interop.md), OWNER/MODEL of "
-        "the Hugging Face Hub, or a shipped model's name; default: hybrid-6m.",
     ),
 ]
-Layers = Annotated[list[int] | None, typer.Option(help="From 1; -1 is the last. Default: all.")]
-Heads = Annotated[list[int] | None, typer.Option(help="From 1. Default: all.")]
-Output = Annotated[Path, typer.Option("--output", "-o", help="The HDF5 file to write.")]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda (or gpu), cuda:1, ...")]
+Layers = Annotated[list[int] | None, option("From 1; -1 is the last. Default: all.")]
+Heads = Annotated[list[int] | None, option("From 1. Default: all.")]
+Output = Annotated[Path, option("The HDF5 file to write.", "--output", "-o")]
+Device = Annotated[str, option("auto, cpu, cuda (or gpu), cuda:1, ...")]
 Duplicates = Annotated[
     str,
-    typer.Option(
-        help="Repeated identifiers: error, first (skip others), suffix (ID_2); or header: name all "
+    option(
+        "Repeated identifiers: error, first (skip others), suffix (ID_2); or header: name all "
         "proteins by the whole header, not by its first word."
     ),
 ]
 SequenceFile = Annotated[
     Path, typer.Argument(help="A sequence file, plain or gzip; - reads standard input.")
 ]
-EmbeddingDtype = Annotated[str, typer.Option(help="float32, float16 or bfloat16.")]
+EmbeddingDtype = Annotated[str, option("float32, float16 or bfloat16.")]
 BreakLock = Annotated[
     bool,
-    typer.Option(
+    option(
+        "Take over a lock from another machine; first make sure that no process runs there.",
         "--break-lock",
-        help="Take over a lock from another machine; first make sure that no process runs there.",
     ),
 ]
 SlurmSettings = Annotated[
-    list[str] | None, typer.Option(help="partition=, time=, mem_gb=, ... of a job; repeatable.")
+    list[str] | None, option("partition=, time=, mem_gb=, ... of a job; repeatable.")
 ]
 Choice = TypeVar("Choice", bound=StrEnum)
 

@@ -1,4 +1,4 @@
-"""The commands that put a model to work. Each imports the heavy modules that it needs."""
+"""The commands that use a model or look inside. Each imports the heavy modules that it needs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,11 +10,16 @@ from protlm.cli.options import (
     Device,
     Duplicates,
     EmbeddingDtype,
+    Heads,
+    Layers,
     Model,
+    Output,
     SequenceFile,
     SlurmSettings,
+    allowed_value,
     choice,
     model_or_default,
+    option,
 )
 
 
@@ -22,57 +27,51 @@ def embed(
     fasta: SequenceFile,
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="The file to write, or the folder of --format pt."),
+        option("The file to write, or the folder of --format pt.", "--output", "-o"),
     ],
     model: Model = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(help="mean (default), max, std, cls (or bos), per_tok, ranges."),
+        option("mean (default), max, std, cls (or bos), per_tok, ranges."),
     ] = None,
     repr_layers: Annotated[
         list[int] | None,
-        typer.Option(help="0: embedding; n: output of block n; -1: last (default)."),
+        option("0: embedding; n: output of block n; -1: last (default)."),
     ] = None,
-    toks_per_batch: Annotated[
-        int, typer.Option(help="Tokens per batch, including padding.")
-    ] = 4096,
+    toks_per_batch: Annotated[int, option("Tokens per batch, including padding.")] = 4096,
     format: Annotated[
         str,
-        typer.Option(
-            help="hdf5, ragged (one array, for very many), parquet, npz, anndata, or pt (a folder)."
-        ),
+        option("hdf5, ragged (one array, for very many), parquet, npz, anndata, or pt (a folder)."),
     ] = "hdf5",
     dtype: EmbeddingDtype = "float32",
     compute_dtype: EmbeddingDtype = "float32",
     ranges: Annotated[
         Path | None,
-        typer.Option(help="TSV with the columns accession, first, last; for --include ranges."),
+        option("TSV with the columns accession, first, last; for --include ranges."),
     ] = None,
     windows: Annotated[
         bool,
-        typer.Option("--windows", help="Embed proteins that are too long in overlapping windows."),
+        option("Embed proteins that are too long in overlapping windows.", "--windows"),
     ] = False,
     device: Device = "auto",
     duplicates: Duplicates = "error",
     processes: Annotated[
-        int, typer.Option(help="Processes, each on another device, or jobs of --executor.")
+        int, option("Processes, each on another device, or jobs of --executor.")
     ] = 1,
-    shard: Annotated[
-        str | None, typer.Option(help="I/N: compute share I of N; then run --merge.")
-    ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Write the output of all shares.")] = False,
+    shard: Annotated[str | None, option("I/N: compute share I of N; then run --merge.")] = None,
+    merge: Annotated[bool, option("Write the output of all shares.", "--merge")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Estimate time, memory and size on a few batches.")
+        bool, option("Estimate time, memory and size on a few batches.", "--dry-run")
     ] = False,
     break_lock: BreakLock = False,
     executor: Annotated[
-        str | None, typer.Option(help="Run --processes N as jobs: slurm, or local (processes).")
+        str | None, option("Run --processes N as jobs: slurm, or local (processes).")
     ] = None,
     slurm: SlurmSettings = None,
 ) -> None:
     """Embed the proteins of a sequence file; resumable."""
     from protlm.commands.embed import embed as run
-    from protlm.commands.embedding.options import Dtype, EmbedOptions, Format
+    from protlm.commands.embedding.job import Dtype, EmbedOptions, Format
     from protlm.data.records.proteins import Duplicates
     from protlm.model.pooling import Pooling
     from protlm.system.shares import Executor, Share, Submission
@@ -102,51 +101,49 @@ def embed(
 def generate(
     model: Annotated[
         Path,
-        typer.Option(
+        option(
+            "A run, a .ckpt file, an exported model or a shipped model's name: causal, or "
+            "masked with --start.",
             "--model",
             "-m",
-            help="A run, a .ckpt file, an exported model or a shipped model's name: causal, or "
-            "masked with --start.",
         ),
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="x.fasta or x.fasta.gz; - prints."),
+        option("x.fasta or x.fasta.gz; - prints.", "--output", "-o"),
     ],
-    prefix: Annotated[str, typer.Option(help="Residues at the start of every sequence.")] = "",
+    prefix: Annotated[str, option("Residues at the start of every sequence.")] = "",
     number: Annotated[
         int | None,
-        typer.Option(help="Number of sequences; default: 10, or one for each of --start."),
+        option("Number of sequences; default: 10, or one for each of --start."),
     ] = None,
     start: Annotated[
         Path | None,
-        typer.Option(help="Sequences that a masked model starts from."),
+        option("Sequences that a masked model starts from."),
     ] = None,
     sweeps: Annotated[
         int | None,
-        typer.Option(help="With --start: how often each residue is drawn; default: 10."),
+        option("With --start: how often each residue is drawn; default: 10."),
     ] = None,
     mask_fraction: Annotated[
         float | None,
-        typer.Option(help="With --start: fraction of residues masked at a time; default: 0.1."),
+        option("With --start: fraction of residues masked at a time; default: 0.1."),
     ] = None,
     max_length: Annotated[
         int | None,
-        typer.Option(help="Maximum residues, including the prefix; default: as in training."),
+        option("Maximum residues, including the prefix; default: as in training."),
     ] = None,
     temperature: Annotated[
         float,
-        typer.Option(help="Below 1 favors probable residues; 0 takes the most probable."),
+        option("Below 1 favors probable residues; 0 takes the most probable."),
     ] = 1.0,
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the K most probable residues.")
-    ] = None,
+    top_k: Annotated[int | None, option("Sample from the K most probable residues.")] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Sample from the most probable residues, up to this probability."),
+        option("Sample from the most probable residues, up to this probability."),
     ] = None,
-    seed: Annotated[int, typer.Option(help="The same seed makes the same file.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Sequences per batch.")] = 32,
+    seed: Annotated[int, option("The same seed makes the same file.")] = 0,
+    batch_size: Annotated[int, option("Sequences per batch.")] = 32,
     device: Device = "auto",
 ) -> None:
     """Sample proteins from a causal or a masked model and write them as FASTA."""
@@ -178,44 +175,40 @@ def score(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", help="x.csv or x.tsv; or a folder, for several tables."),
+        option("x.csv or x.tsv; or a folder, for several tables.", "--output", "-o"),
     ],
     model: Model = None,
     wild_type: Annotated[
-        Path | None, typer.Option(help="A sequence file of one protein, the wild type.")
+        Path | None, option("A sequence file of one protein, the wild type.")
     ] = None,
     reference: Annotated[
         Path | None,
-        typer.Option(
-            help="In place of --wild-type: ProteinGym's reference file (DMS_id, target_seq)."
-        ),
+        option("In place of --wild-type: ProteinGym's reference file (DMS_id, target_seq)."),
     ] = None,
     estimator: Annotated[
         list[str] | None,
-        typer.Option(
-            help="wt-marginals, masked-marginals (default), mutant-marginals, "
+        option(
+            "wt-marginals, masked-marginals (default), mutant-marginals, "
             "pseudo-log-likelihood; causal-likelihood of a causal model."
         ),
     ] = None,
     first_residue: Annotated[
-        int, typer.Option(help="Number of the wild type's first residue in the column mutant.")
+        int, option("Number of the wild type's first residue in the column mutant.")
     ] = 1,
     skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Leave rows unscored that cannot be scored.")
+        bool, option("Leave rows unscored that cannot be scored.", "--skip-invalid")
     ] = False,
     per_token: Annotated[
         bool,
-        typer.Option(
-            "--per-token", help="Divide whole-sequence log-likelihoods by the number of tokens."
-        ),
+        option("Divide whole-sequence log-likelihoods by the number of tokens.", "--per-token"),
     ] = False,
-    toks_per_batch: Annotated[int, typer.Option(help="Tokens per batch.")] = 16_384,
-    json: Annotated[Path | None, typer.Option(help="Also write the metrics as JSON.")] = None,
+    toks_per_batch: Annotated[int, option("Tokens per batch.")] = 16_384,
+    json: Annotated[Path | None, option("Also write the metrics as JSON.")] = None,
     scan: Annotated[
         bool,
-        typer.Option("--scan", help="Score all substitutions of the protein in a sequence file."),
+        option("Score all substitutions of the protein in a sequence file.", "--scan"),
     ] = False,
-    figure: Annotated[Path | None, typer.Option(help="Also draw a heat map of --scan.")] = None,
+    figure: Annotated[Path | None, option("Also draw a heat map of --scan.")] = None,
     device: Device = "auto",
 ) -> None:
     """Score variants of a protein, and compare with measured scores."""
@@ -235,3 +228,102 @@ def score(
         figure=figure,
     )
     (scan_protein if scan else score_variants)(variants, model_or_default(model), output, options)
+
+
+def attention(
+    fasta: SequenceFile,
+    output: Output,
+    model: Model = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    dtype: Annotated[str, option("float32 or float16.")] = "float32",
+    device: Device = "auto",
+    duplicates: Duplicates = "error",
+    figure: Annotated[
+        Path | None, option("Also draw a PNG; the input must contain one protein.")
+    ] = None,
+) -> None:
+    """Write exact attention maps, computed in blocks of rows."""
+    from protlm.commands.attention import MapOptions, attention_maps
+    from protlm.data.records.proteins import Duplicates
+
+    options = MapOptions(
+        layers=tuple(layers) if layers else None,
+        heads=tuple(heads) if heads else None,
+        dtype=allowed_value("--dtype", dtype, "float32", "float16"),
+        device=device,
+        duplicates=choice("--duplicates", duplicates, Duplicates),
+        figure=figure,
+    )
+    attention_maps(fasta, model_or_default(model), output, options)
+
+
+def contacts(
+    proteins: Annotated[
+        list[Path], typer.Argument(help="Files of proteins, or PDB or mmCIF structures.")
+    ],
+    output: Output,
+    model: Model = None,
+    fit: Annotated[
+        Path | None,
+        option(
+            "A folder of structures to fit on, or the NAME.fit.json of an earlier fit; "
+            "default: the shipped structures."
+        ),
+    ] = None,
+    chain: Annotated[
+        str | None,
+        option("The chain (mmCIF: auth_asym_id); default: the first protein chain."),
+    ] = None,
+    device: Device = "auto",
+    figure: Annotated[
+        Path | None,
+        option("Also draw a PNG; of several proteins, NAME.PROTEIN.png each."),
+    ] = None,
+    duplicates: Duplicates = "error",
+) -> None:
+    """Predict contact maps from attention maps."""
+    from protlm.commands.contacts import ContactOptions
+    from protlm.commands.contacts import contacts as run
+    from protlm.data.records.proteins import Duplicates
+
+    repeated = choice("--duplicates", duplicates, Duplicates)
+    options = ContactOptions(fit, chain, device, figure, repeated)
+    run(proteins, model_or_default(model), output, options)
+
+
+def inspect(
+    protein: Annotated[
+        Path, typer.Argument(help="A sequence file of one protein, or a PDB or mmCIF structure.")
+    ],
+    output: Annotated[Path, option("The HTML page to write.", "--output", "-o")],
+    model: Annotated[
+        list[Path] | None,
+        option("As for protlm attention; give it twice for two models.", "--model", "-m"),
+    ] = None,
+    layers: Layers = None,
+    heads: Heads = None,
+    fit: Annotated[
+        list[Path] | None,
+        option("NAME.fit.json of protlm contacts, to show predicted contacts."),
+    ] = None,
+    chain: Annotated[
+        str | None,
+        option("The chain (mmCIF: auth_asym_id); default: the first protein chain."),
+    ] = None,
+    predictions: Annotated[bool, option("Predict every residue: one pass for each.")] = True,
+    device: Device = "auto",
+) -> None:
+    """Write one page that shows a model, or two, on a protein."""
+    from protlm.commands.inspect import InspectOptions
+    from protlm.commands.inspect import inspect as run
+
+    options = InspectOptions(
+        layers=tuple(layers) if layers else None,
+        heads=tuple(heads) if heads else None,
+        fits=tuple(fit or ()),
+        chain=chain,
+        predictions=predictions,
+        device=device,
+    )
+    run(protein, model or [model_or_default(None)], output, options)

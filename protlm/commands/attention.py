@@ -14,8 +14,8 @@ from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import attention_grid, save_figure
 from protlm.system.errors import UserError, interrupt_explained
-from protlm.system.paths import all_or_none, check_output
-from protlm.system.terminal import JobProgress, printable
+from protlm.system.paths import all_or_none
+from protlm.system.terminal import printable, watched
 
 # The approximate number of map entries in memory, for proteins of any length.
 _BLOCK_ENTRIES = 1 << 25
@@ -43,7 +43,6 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     """
     check_hdf5_output(output)
     if options.figure is not None:
-        check_output(options.figure)
         check_figure_output(options.figure)
     model = load_model(model_path, device=options.device)
     layers, heads = model.layers_and_heads(options.layers, options.heads)
@@ -56,11 +55,9 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     with (
         all_or_none() as written,
         protein_file(output, model, num_bytes=size, skipped=skipped, renamed=renamed) as file,
-        JobProgress("attention maps", len(proteins)) as progress,
     ):
-        for record in proteins:
+        for record in watched("attention maps", proteins):
             _write(file, model, record, layers, heads, options.dtype)
-            progress.advance(1)
         if options.figure is not None:
             _draw(model, next(iter(proteins)), layers, heads, options.figure)
             written.append(options.figure)
@@ -90,13 +87,13 @@ def _write(
     length = len(record.sequence) + 2
     shape = (len(heads), length, length)
     sequence = record.sequence if len(record.sequence) < 30_000 else ""
+    maps = {}
     for layer in layers:
         own = {"layer": layer, "heads": np.array(heads), "sequence": sequence}
-        file.add(record, f"layer_{layer}", shape=shape, dtype=dtype, attributes=own)
+        maps[layer] = file.add(record, f"layer_{layer}", own, shape=shape, dtype=dtype)
     block = max(1, min(256, _BLOCK_ENTRIES // (length * model.num_heads)))
     for layer, rows, map_BHML in model.attention_row_blocks(batch, layers, heads, block=block):
-        values = map_BHML[0].float().cpu().numpy()
-        file.write(record, f"layer_{layer}", values, rows=rows)
+        file.write(maps[layer], map_BHML[0].float().cpu().numpy(), rows)
 
 
 def _draw(

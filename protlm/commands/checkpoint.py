@@ -25,7 +25,7 @@ from protlm.interop.base import ContactHead
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
-from protlm.system.paths import check_output, complete_file
+from protlm.system.paths import all_or_none, check_output, complete_file
 from protlm.system.terminal import console
 
 _FIGURES = ("perplexity", "accuracy")
@@ -82,10 +82,7 @@ def verify(path: Path) -> None:
 
 
 def export(path: Path, output: Path, dtype: str = "float32") -> None:
-    """Writes `model.safetensors`, `config.json` and their checksums to a new folder.
-
-    `bfloat16` halves the file: parameters are rounded, buffers are not.
-    """
+    """Writes a model to a new folder; `bfloat16` rounds parameters, not buffers."""
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"--dtype {dtype} is not one of float32, bfloat16")
     check_output(output)
@@ -127,10 +124,7 @@ def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) ->
 
 
 def import_model(path: Path, output: Path) -> None:
-    """Converts the model of another program to a new folder, as `export` writes it.
-
-    The contact head of ESM-2 becomes NAME.fit.json, a fit for `protlm contacts`.
-    """
+    """Converts the model of another program; its contact head becomes NAME.fit.json."""
     check_output(output)
     path = interop.local_path(path)
     if not interop.is_foreign(path):
@@ -141,17 +135,14 @@ def import_model(path: Path, output: Path) -> None:
     found = interop.read(path)
     model = model_of(found)
     fit = output.with_name(f"{output.name}.fit.json")
-    if found.contacts is not None:
-        check_output(fit)
-        values = {"model_hash": model.hash, "seed": 0, **asdict(found.contacts)}
-        with complete_file(fit) as temporary:
-            temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    try:
-        checkpoints.export(found, output)
-    except BaseException:
+    with all_or_none() as written:
         if found.contacts is not None:
-            fit.unlink()
-        raise
+            check_output(fit)
+            values = {"model_hash": model.hash, "seed": 0, **asdict(found.contacts)}
+            with complete_file(fit) as temporary:
+                temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            written.append(fit)
+        checkpoints.export(found, output)
     if found.contacts is not None:
         print(f"contact head saved: protlm contacts --fit {fit} uses it", file=sys.stderr)
     print(output)
@@ -173,10 +164,7 @@ def _mechanism(name: str, settings: Sequence[str]) -> dict[str, Any]:
 def convert_model(
     path: Path, output: Path, *, attention: str, settings: Sequence[str], seed: int | None
 ) -> None:
-    """Writes a model with another attention mechanism and the same other weights to a new folder.
-
-    The settings are its options, as OPTION=VALUE; without a seed, that of the model is used.
-    """
+    """Writes a model with another mechanism, whose settings are OPTION=VALUE, to a new folder."""
     check_output(output)
     found = read_model(path)
     try:

@@ -46,8 +46,7 @@ _FIGURE_BYTES = 120
 class ContactOptions:
     """The settings of `protlm contacts`.
 
-    `fit` is a folder of structures, or the JSON file of an earlier fit; None fits to the shipped
-    structures. Of several proteins, each figure has the protein's name before its suffix.
+    `fit` is a folder of structures, or an earlier fit; None fits to the shipped structures.
     """
 
     fit: Path | None = None
@@ -71,13 +70,10 @@ class _Input:
 def contacts(
     sources: Sequence[Path], model_path: Path, output: Path, options: ContactOptions
 ) -> None:
-    """Writes `ID/probabilities`, L × L, for each protein, and `ID/contacts` of structures.
-
-    A new fit is saved beside the output, as NAME.fit.json.
-    """
+    """Writes `ID/probabilities`, L × L, for each protein, and `ID/contacts` of structures."""
     check_hdf5_output(output)
     saved_fit = None
-    if not _is_saved(options.fit):
+    if options.fit is None or not options.fit.is_file():
         saved_fit = output.with_suffix(".fit.json")
         check_output(saved_fit)
         structure_files(options.fit or _shipped())
@@ -140,9 +136,9 @@ def _predict(
                         rows_of.append((record.identifier, reason))
                     continue
                 used = {"heads_used": regression.num_heads_used}
-                file.add_values(record, "probabilities", predicted_LL.astype(np.float32), used)
+                file.add(record, "probabilities", used, data=predicted_LL.astype(np.float32))
                 if one.contacts_LL is not None:
-                    file.add_values(record, "contacts", one.contacts_LL, {})
+                    file.add(record, "contacts", {}, data=one.contacts_LL)
                 name = printable(record.identifier)
                 if record.identifier in figures:
                     figure = contact_figure(predicted_LL, one.contacts_LL, title=name)
@@ -159,7 +155,7 @@ def _predict(
 
 
 def _precision(predicted_LL: np.ndarray, contacts_LL: np.ndarray | None) -> tuple[str, str]:
-    """Returns the long-range P@L, and the contacts among all such pairs: that of a random order."""
+    """Returns the long-range P@L, and that of a random order."""
     if contacts_LL is None:
         return "", ""
     found = precision_at(predicted_LL, contacts_LL, SEPARATIONS["long"])
@@ -211,8 +207,7 @@ def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
             for name in files
         }
     for path in figures.values():
-        check_output(path)
-    check_figure_output(figure)
+        check_figure_output(path)
     return figures
 
 
@@ -220,13 +215,9 @@ def _shipped() -> Path:
     return sample_dir() / "structures" / "fit"
 
 
-def _is_saved(fit: Path | None) -> bool:
-    return fit is not None and fit.is_file()
-
-
 def _fit(model: PretrainedModel, given: Path | None) -> SavedFit:
     """Returns the saved fit, or a new one to the structures of a folder."""
-    if given is not None and _is_saved(given):
+    if given is not None and given.is_file():
         fit = read_fit(given)
         if fit.model_hash != model.hash:
             raise UserError(

@@ -1,13 +1,11 @@
 """`protlm doctor [FASTA] [-m MODEL]`: what works on this machine, and what would fail."""
 
 import json
-import math
 import os
 import platform
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
@@ -29,16 +27,12 @@ from protlm.system.terminal import console
 
 _PACKAGES = ("torch", "pytorch-lightning", "numpy", "h5py", "scikit-learn", "safetensors")
 _LEAST_DISK = 1e9
-# Sizes of the matrices whose products are timed, and seconds for each type.
-_SIZE, _SECONDS = 512, 0.25
-# bfloat16 is reported as slow below this fraction of the speed of float32.
-_SLOW = 0.8
 _GB = 1e9
 
 
 @dataclass
 class Report:
-    """Facts by topic, notes on what could be faster, and problems: what would fail."""
+    """Facts by topic, notes on what is unusual, and problems: what would fail."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -50,13 +44,7 @@ def doctor(
 ) -> None:
     """Prints the facts of this machine, of a model and of an input, and what would fail.
 
-    Exits with 3 if something would fail.
-
-    Args:
-        fasta: a sequence file, for which a model is needed.
-        model_path: a run, a checkpoint or an exported model.
-        device: as for `protlm.loading.pick_device`.
-        as_json: prints JSON.
+    Exits with 3 if something would fail. A sequence file needs a model.
     """
     report = Report()
     try:
@@ -77,102 +65,40 @@ def doctor(
 
 
 def _check_machine(report: Report, device: torch.device) -> None:
-    facts, variable = report.facts, "OMP_NUM_THREADS"
-    facts["versions"] = _versions()
-    facts["device"] = str(device)
-    facts["gpus"] = _gpus()
-    facts["processors"] = _processors()
-    threads = {"torch": torch.get_num_threads(), variable: os.environ.get(variable, "unset")}
-    facts["threads"] = threads
-    facts["available_memory_bytes"] = available_memory()
-    facts["disks"] = _disks()
-    facts["encodings"] = _encodings()
-    speeds = _gflops(device)
-    facts["gflops"] = {name: round(speed, 1) for name, speed in speeds.items()}
-    if speeds["bfloat16"] < _SLOW * speeds["float32"]:
-        factor = speeds["float32"] / speeds["bfloat16"]
-        report.notes.append(
-            f"bfloat16 products are {factor:.1f} times slower than float32 on this device; keep "
-            "trainer.precision=auto or 32-true"
-        )
-    if threads["torch"] > facts["processors"]:
-        report.notes.append(
-            f"torch uses {threads['torch']} threads on {facts['processors']} processors; "
-            f"type: export OMP_NUM_THREADS={facts['processors']}"
-        )
-    for folder, disk in facts["disks"].items():
+    has_affinity = hasattr(os, "sched_getaffinity")
+    folders = (Path.cwd(), Path(tempfile.gettempdir()))
+    report.facts = {
+        "versions": _versions(),
+        "device": str(device),
+        "gpus": [_gpu(number) for number in range(torch.cuda.device_count())],
+        "processors": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "available_memory_bytes": available_memory(),
+        "disks": {str(folder): _disk(folder) for folder in folders},
+    }
+    for folder, disk in report.facts["disks"].items():
         if not disk["writable"]:
             report.problems.append(f"{folder} is not writable; work in another folder")
         elif disk["free_bytes"] < _LEAST_DISK:
             report.problems.append(
                 f"{folder} has {disk['free_bytes'] / _GB:.2f} GB left; free some space"
             )
-    if facts["encodings"]["file_names"].lower().replace("-", "") != "utf8":
-        report.problems.append(
-            f"file names are encoded in {facts['encodings']['file_names']}; type: export "
-            "LC_ALL=C.UTF-8"
-        )
 
 
 def _versions() -> dict[str, str]:
     found = {"protlm": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "missing"
-    return found
+    return found | {name: metadata.version(name) for name in _PACKAGES}
 
 
-def _processors() -> int:
-    """Returns the number of processors that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def _gpu(number: int) -> dict[str, str | int]:
+    free, total = torch.cuda.mem_get_info(number)
+    name = torch.cuda.get_device_name(number)
+    return {"name": name, "total_bytes": total, "free_bytes": free}
 
 
-def _gpus() -> list[dict[str, str | int]]:
-    found = []
-    for number in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(number)
-        name = torch.cuda.get_device_name(number)
-        found.append({"name": name, "total_bytes": total, "free_bytes": free})
-    return found
-
-
-def _disks() -> dict[str, dict[str, int | bool]]:
-    """Returns the facts of the disks of this folder and of the temporary one."""
-    return {
-        str(folder): {
-            "free_bytes": shutil.disk_usage(folder).free,
-            "writable": os.access(folder, os.W_OK),
-        }
-        for folder in (Path.cwd(), Path(tempfile.gettempdir()))
-    }
-
-
-def _encodings() -> dict[str, str]:
-    output = getattr(sys.stdout, "encoding", None) or "none"
-    return {"output": output, "file_names": sys.getfilesystemencoding()}
-
-
-def _gflops(device: torch.device) -> dict[str, float]:
-    """Returns the speed of products of matrices in GFLOP/s by dtype."""
-    return {str(dtype)[6:]: _speed(device, dtype) for dtype in (torch.float32, torch.bfloat16)}
-
-
-def _speed(device: torch.device, dtype: torch.dtype) -> float:
-    a, b = (torch.ones(_SIZE, _SIZE, dtype=dtype, device=device) for _ in range(2))
-    best, end = math.inf, time.perf_counter() + _SECONDS
-    # The first product also loads kernels; the fastest one is disturbed least by other work.
-    while time.perf_counter() < end or best == math.inf:
-        start = time.perf_counter()
-        c = a @ b
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-        del c
-    return 2 * _SIZE**3 / best / 1e9
+def _disk(folder: Path) -> dict[str, int | bool]:
+    free = shutil.disk_usage(folder).free
+    return {"free_bytes": free, "writable": os.access(folder, os.W_OK)}
 
 
 def _check_model(report: Report, path: Path, device: torch.device) -> PretrainedModel | None:
@@ -202,16 +128,14 @@ def _check_input(report: Report, path: Path, model: PretrainedModel) -> None:
         report.problems.append(str(error))
         return
     longest = max(proteins.lengths)
-    facts = {
+    room = Room(model, short=0)
+    report.facts["input"] = {
         "records": proteins.num_records,
         "usable": len(proteins),
         "residues": sum(proteins.lengths),
         "longest": longest,
-        "repeated_identifiers": len(proteins.renamed),
-        "rejected": dict(proteins.tally.rejected),
-        "changed": dict(proteins.tally.changed),
+        "bytes_for_longest": room.needs(longest),
     }
-    report.facts["input"] = facts
     report.problems += _faults(path, proteins)
     trained_on = report.facts["model"]["trained_on_residues"]
     if longer := sum(length > trained_on for length in proteins.lengths):
@@ -219,8 +143,6 @@ def _check_input(report: Report, path: Path, model: PretrainedModel) -> None:
             f"{longer:,} proteins are longer than the {trained_on:,} residues of the training; "
             "they are read whole, but the model has not seen such lengths"
         )
-    room = Room(model, short=0)
-    facts["bytes_for_longest"] = room.needs(longest)
     if refusal := room.refusal(longest):
         report.problems.append(
             f"the longest protein: {refusal}; leave it out, or use another device"
@@ -253,19 +175,19 @@ def _print(report: Report) -> None:
 
 
 def _label(name: str) -> str:
-    return name if name.isupper() else name.removesuffix("_bytes").replace("_", " ")
+    return name.removesuffix("_bytes").replace("_", " ")
 
 
 def _text(name: str, fact: Any) -> str:
     """Formats a fact on one line; numbers of bytes in GB."""
     if isinstance(fact, dict):
-        return ", ".join(f"{_label(key)} {_text(key, one)}" for key, one in fact.items()) or "none"
+        return ", ".join(f"{_label(key)} {_text(key, one)}" for key, one in fact.items())
     if isinstance(fact, list):
         return "; ".join(_text(name, one) for one in fact) or "none"
     if fact is None:
         return "unlimited" if name.startswith("max") else "unknown"
     if isinstance(fact, bool):
         return "yes" if fact else "no"
-    if name.endswith("bytes") or "bytes_for" in name:
+    if "bytes" in name:
         return f"{fact / _GB:.2f} GB"
-    return f"{fact:,}" if isinstance(fact, int | float) and not math.isnan(fact) else str(fact)
+    return f"{fact:,}" if isinstance(fact, int) else str(fact)

@@ -16,10 +16,8 @@ from typing import Any
 import torch
 
 from protlm.commands.embedding.estimate import print_estimate
-from protlm.commands.embedding.job import Job
-from protlm.commands.embedding.options import EmbedOptions, Format
-from protlm.commands.embedding.parts import EMBEDDING, Parts, compute, opened
-from protlm.commands.embedding.results import Results
+from protlm.commands.embedding.job import EmbedOptions, Format, Job
+from protlm.commands.embedding.results import EMBEDDING, Parts, Results, compute, opened
 from protlm.commands.outputs import check_suffix
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import pick_device
@@ -43,17 +41,9 @@ def embed(
     options: EmbedOptions,
     submission: Submission | None = None,
 ) -> None:
-    """Embeds every record of a sequence file; records that are too long are reported.
-
-    Args:
-        fasta: a sequence file.
-        model_path: a run, a checkpoint or an exported model.
-        output: the new file, or with `--format pt` the new folder.
-        options: the settings.
-        submission: computes `options.processes` shares in jobs; then the output is written.
-    """
+    """Embeds a sequence file into a new file or folder, in jobs if there is a submission."""
     options.check()
-    form = import_module(f"protlm.commands.embedding.formats.{options.format.value}")
+    form = import_module(f"protlm.commands.embedding.formats.{options.format}")
     if options.format is Format.parquet:
         form.pyarrow()
     named = _FORMAT_OF.get(output.suffix.lower())

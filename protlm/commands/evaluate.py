@@ -35,12 +35,7 @@ def run(arguments: list[str]) -> None:
 
 @interrupt_explained("nothing was written; the same command starts again")
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
-    """Evaluates a model; prints tables, and writes a JSON file if an output is given.
-
-    Returns:
-        {"checkpoint", "model_hash", "results": {split: {evaluation: values}}} and the `provenance`;
-        evaluations that do not read a split are listed under "any".
-    """
+    """Evaluates a model; prints tables, and writes what it returns as JSON if asked to."""
     output = None if config.output is None else Path(config.output)
     if output is not None:
         check_output(output)
@@ -66,11 +61,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def provenance(config: EvaluateConfig) -> dict[str, Any]:
-    """Returns what decides results beside the model: {"data", "settings", "version"}.
-
-    They are the SHA-256 of the manifest of `data.dir`, None without a data set; the settings
-    without `checkpoint` and `output`; and the version of protlm.
-    """
+    """Returns what decides results beside the model: data, settings and version."""
     settings = to_plain(config)
     del settings["checkpoint"], settings["output"]
     manifest = Path(config.data.dir or "") / MANIFEST
@@ -123,7 +114,7 @@ def _directory(config: EvaluateConfig) -> Path:
 
 
 def _data(config: EvaluateConfig, split: str) -> EvaluationData:
-    directory, verify = _directory(config), config.data.verify.value
+    directory, verify = _directory(config), config.data.verify
     return EvaluationData(
         split=open_split(directory, split, verify=verify),
         train=open_split(directory, config.data.train_split, verify=verify),

@@ -30,8 +30,7 @@ from protlm.downstream.probe_results import (
     write_result,
 )
 from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
-from protlm.downstream.splits import Split
-from protlm.downstream.tasks import Targets, Task
+from protlm.downstream.tasks import Task
 from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
@@ -65,10 +64,7 @@ _LOSSES = {
 
 @dataclass(frozen=True)
 class FinetuneOptions:
-    """The settings of `protlm finetune`.
-
-    `targets` are the layers that get LoRA adapters; without a rank, all weights are trained.
-    """
+    """The settings of `protlm finetune`; without a rank, all weights are trained."""
 
     training: FinetuneSettings
     rank: int | None = None
@@ -87,8 +83,7 @@ def finetune_labels(
 ) -> Result | None:
     """Trains a model on labels, compares it with a probe of the frozen one, and writes it.
 
-    The same command continues an interrupted run. The output gets the merged model, its head and
-    the adapters.
+    The output gets the merged model, its head and the adapters.
     """
     check_devices(options.training)
     refuse_complete(output)
@@ -129,22 +124,11 @@ class _Work:
     options: FinetuneOptions
     lock: FolderLock | None = None
 
-    @property
-    def targets(self) -> Targets:
-        """The labels."""
-        return self.labeled.targets
 
-    @property
-    def split(self) -> Split:
-        """The sides of the proteins."""
-        return self.labeled.split
-
-    @property
-    def probing(self) -> ProbeOptions:
-        """The settings of the probe of the frozen model."""
-        options = self.options
-        layers = (self.model.num_layers,)
-        return ProbeOptions(layers, options.training.tokens_per_batch, options.training.seed)
+def _probing(work: _Work) -> ProbeOptions:
+    """Returns the settings of the probe of the frozen model."""
+    training = work.options.training
+    return ProbeOptions((work.model.num_layers,), training.tokens_per_batch, training.seed)
 
 
 def _typed(options: FinetuneOptions) -> dict[str, Any]:
@@ -158,15 +142,13 @@ def _typed(options: FinetuneOptions) -> dict[str, Any]:
 
 
 def _found(work: _Work, output: Path) -> dict[str, Predictor]:
-    """Trains; returns the fine-tuned model, the frozen one and the baselines.
-
-    A rank other than the first ends after the training.
-    """
+    """Returns the fine-tuned model, the frozen one and the baselines; ends other ranks."""
     if not is_first_rank():
         width = work.model.description.model.model_dim
         # It gets the weights of the first rank.
-        sys.exit(_train(work, nn.Linear(width, len(work.targets.classes) or 1), output))
-    compared = probe(work.model, work.labeled.sequences, work.targets, work.split, work.probing)
+        sys.exit(_train(work, nn.Linear(width, len(work.labeled.targets.classes) or 1), output))
+    labeled = work.labeled
+    compared = probe(work.model, labeled.sequences, labeled.targets, labeled.split, _probing(work))
     head = _head(work, compared[MODEL])
     if code := _train(work, head, output):
         print(f"stopped; the same command continues {output}", file=sys.stderr)
@@ -177,10 +159,10 @@ def _found(work: _Work, output: Path) -> dict[str, Predictor]:
 
 def _write(work: _Work, result: Result, output: Path) -> None:
     """Writes the head with its results, then the merged model, which completes the run."""
-    model, targets = work.model, work.targets
+    model, targets = work.model, work.labeled.targets
     head = result.predictors[MODEL].fitted
     with complete_folder(output / HEAD, overwrite=True) as folder:
-        write_result(folder, result, work.probing)
+        write_result(folder, result, _probing(work))
         write_predictions(folder, result)
         write_probe(
             folder, Probe(targets.task, targets.classes, model.num_layers, model.hash, head)
@@ -191,7 +173,7 @@ def _write(work: _Work, result: Result, output: Path) -> None:
 
 def _head(work: _Work, frozen: Predictor) -> nn.Linear:
     """Returns a head that is fitted to the frozen embeddings of `train`."""
-    targets, proteins = work.targets, work.split.train
+    targets, proteins = work.labeled.targets, work.labeled.split.train
     assert frozen.penalty is not None
     labels, classes = targets.values[targets.rows_of(proteins)], len(targets.classes)
     states, penalty = _states(work, proteins), frozen.penalty
@@ -206,7 +188,7 @@ def _head(work: _Work, frozen: Predictor) -> nn.Linear:
 
 def _states(work: _Work, proteins: np.ndarray) -> np.ndarray:
     """Returns the last hidden states of proteins, or of their labeled residues, float32."""
-    model, places = work.model, work.targets.places
+    model, places = work.model, work.labeled.targets.places
     (states,) = embeddings(
         model,
         [work.labeled.sequences[row] for row in proteins],
@@ -218,7 +200,7 @@ def _states(work: _Work, proteins: np.ndarray) -> np.ndarray:
 
 
 def _labeled(work: _Work, proteins: np.ndarray) -> LabeledTokens:
-    targets = work.targets
+    targets = work.labeled.targets
     return LabeledTokens(
         [VOCABULARY.encode(work.labeled.sequences[row]) for row in proteins],
         targets.values[targets.rows_of(proteins)],
@@ -248,15 +230,15 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
         )
     training = options.training
     data = LabeledData(
-        *(_labeled(work, rows) for rows in (work.split.train, work.split.valid)),
+        *(_labeled(work, rows) for rows in (work.labeled.split.train, work.labeled.split.valid)),
         batch_size=training.batch_size,
         seed=training.seed,
     )
     module = LabelLearning(
         model.network,
         head,
-        loss=_LOSSES[work.targets.task],
-        metric=_metric(work.targets.task),
+        loss=_LOSSES[work.labeled.targets.task],
+        metric=_metric(work.labeled.targets.task),
         data=data,
         causal=model.causal,
         settings=training,
@@ -273,7 +255,7 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
 
 def _tuned(work: _Work, head: nn.Linear) -> Predictor:
     """Returns the head with its scores on the test proteins."""
-    model, targets, proteins = work.model, work.targets, work.split.test
+    model, targets, proteins = work.model, work.labeled.targets, work.labeled.split.test
     model.network.eval().requires_grad_(True)
     weights, bias = (one.detach().cpu().double().numpy() for one in (head.weight, head.bias))
     fitted = LinearModel(weights.T, bias)
@@ -281,7 +263,7 @@ def _tuned(work: _Work, head: nn.Linear) -> Predictor:
     rows = targets.rows_of(proteins)
     values, groups = targets.values[rows], targets.groups[rows]
     seed = work.options.training.seed
-    units = work.split.units(groups)
+    units = work.labeled.split.units(groups)
     scores = label_scores(outputs, values, groups, targets.task, units=units, seed=seed)
     return Predictor(fitted, model.num_layers, None, {}, scores, outputs)
 

@@ -1,10 +1,8 @@
 """`protlm generate -m MODEL -o OUT.fasta`: samples proteins from a causal or a masked model."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
-from typing import TypeVar
 
 from protlm.commands.outputs import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.data.records.proteins import Duplicates, Proteins
@@ -16,18 +14,16 @@ from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import check_output
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 _NUMBER = 10
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class GenerateOptions:
     """The settings of `protlm generate`; lengths count residues, including the prefix.
 
-    `start` is a sequence file, from whose sequences a masked model samples by `sweeps`. `number` is
-    then one for each of them by default.
+    `start` is a sequence file, from whose sequences a masked model samples by `sweeps`.
     """
 
     prefix: str = ""
@@ -69,7 +65,7 @@ def _continued(model: PretrainedModel, options: GenerateOptions) -> list[str]:
         batch_size=options.batch_size,
     )
     # Sequences are yielded as they end, which depends on the batches; the file is sorted.
-    sequences = sorted(_watched(generated, number), key=lambda sequence: sequence.number)
+    sequences = sorted(watched("generating", generated, total=number), key=lambda one: one.number)
     return [fasta_record(sequence) for sequence in sequences]
 
 
@@ -91,7 +87,7 @@ def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
         seed=options.seed,
         batch_size=options.batch_size,
     )
-    new = dict(_watched(found, number))
+    new = dict(watched("generating", found, total=number))
     return [
         resampled_record(index + 1, record.identifier, record.sequence, new[index])
         for index, record in enumerate(starts)
@@ -151,10 +147,3 @@ def resampled_record(number: int, start: str, before: str, after: str) -> str:
     changed = sum(one != other for one, other in zip(before, after, strict=True))
     header = f"generated_{number} length={len(after)} start={start} changed={changed}"
     return fasta_text(header, after)
-
-
-def _watched(generated: Iterator[T], number: int) -> Iterator[T]:
-    with JobProgress("generating", number) as progress:
-        for done, sequence in enumerate(generated, start=1):
-            progress.update(done)
-            yield sequence

@@ -122,28 +122,19 @@ class ProteinFile:
         self,
         record: Record,
         path: str,
+        attributes: Mapping[str, object],
         *,
-        shape: tuple[int, ...],
-        dtype: str,
-        attributes: dict[str, object],
+        data: np.ndarray | None = None,
+        shape: tuple[int, ...] | None = None,
+        dtype: str | None = None,
     ) -> h5py.Dataset:
-        """Creates the data set `path` in the entry of a protein, or with "" the entry itself."""
-        dataset = self._file.create_dataset(
-            _full_name(record, path), shape=shape, dtype=np.dtype(dtype)
-        )
-        self._describe(dataset, record, attributes)
-        return dataset
+        """Creates the data set `path` in the entry of a protein, or with "" the entry itself.
 
-    def add_values(
-        self, record: Record, path: str, values: np.ndarray, attributes: Mapping[str, object]
-    ) -> None:
-        """Creates the data set `path` as `add` does, with its values, in half the time."""
-        dataset = self._file.create_dataset(_full_name(record, path), data=values)
-        self._describe(dataset, record, attributes)
-
-    def _describe(
-        self, dataset: h5py.Dataset, record: Record, attributes: Mapping[str, object]
-    ) -> None:
+        The content is `data`, which takes half the time, or `shape` and `dtype`.
+        """
+        name = entry_name(record.identifier)
+        full = f"{name}/{path}" if path else name
+        dataset = self._file.create_dataset(full, shape=shape, dtype=dtype, data=data)
         own = {
             "original_id": sanitize(self._renamed.get(record.identifier, record.identifier)),
             "header": sanitize(record.header[:_LONGEST_HEADER]),
@@ -152,20 +143,12 @@ class ProteinFile:
         for key, value in (own | dict(attributes)).items():
             dataset.attrs[key] = value
         self._disk.check()
+        return dataset
 
-    def write(
-        self, record: Record, path: str, values: np.ndarray, *, rows: slice = slice(None)
-    ) -> None:
-        """Writes values, or some rows (the second axis) of a map, to a data set that was added."""
-        dataset = self._file[_full_name(record, path)]
-        assert isinstance(dataset, h5py.Dataset)
-        dataset[... if rows == slice(None) else (slice(None), rows)] = values
+    def write(self, dataset: h5py.Dataset, values: np.ndarray, rows: slice) -> None:
+        """Writes some rows, the second axis, of a map."""
+        dataset[:, rows] = values
         self._disk.check()
-
-
-def _full_name(record: Record, path: str) -> str:
-    name = entry_name(record.identifier)
-    return f"{name}/{path}" if path else name
 
 
 def sanitize(text: str) -> str:
@@ -182,15 +165,7 @@ def protein_file(
     skipped: Sequence[tuple[str, str]] = (),
     renamed: Mapping[str, str] | None = None,
 ) -> Iterator[ProteinFile]:
-    """Opens a result file; it gets its final name only when it is complete.
-
-    Args:
-        path: the file.
-        model: the model that the results were computed with.
-        num_bytes: the approximate size, which is compared with the free space first.
-        skipped: identifier and reason of each record without an entry.
-        renamed: the original identifiers of renamed records.
-    """
+    """Opens a result file of a model for entries; the others are as for `hdf5_file`."""
     attributes = {
         "model_hash": model.hash,
         "vocabulary_hash": VOCABULARY.hash,
@@ -206,15 +181,11 @@ def hdf5_file(
     attributes: Mapping[str, object],
     skipped: Sequence[tuple[str, str]],
     *,
-    num_bytes: int,
+    num_bytes: int = 0,
 ) -> Iterator[tuple[h5py.File, DiskFile]]:
     """Opens an HDF5 file and its disk, which has to be checked after each write of a large array.
 
-    Args:
-        path: the file, which gets its final name only when it is complete.
-        attributes: attributes of the file.
-        skipped: identifier and reason of each record that is not in the file, at its end.
-        num_bytes: the approximate size, which is compared with the free space first.
+    `num_bytes`, roughly, are compared with the free space; `skipped` has identifiers and reasons.
     """
     with complete_file(path) as temporary:
         free = shutil.disk_usage(temporary.absolute().parent).free

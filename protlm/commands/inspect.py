@@ -21,10 +21,7 @@ _MOST_MODELS = 2
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """The settings of `protlm inspect`; layers and heads are numbered from 1; None: all.
-
-    Each of `fits`, NAME.fit.json files of `protlm contacts`, was fitted to one of the models.
-    """
+    """The settings of `protlm inspect`; each fit was fitted to one of the models."""
 
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None

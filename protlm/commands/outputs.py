@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,24 +16,13 @@ from protlm.system.terminal import printable
 STANDARD_OUTPUT = Path("-")
 _COLUMNS = 60
 _HDF5 = (".h5", ".hdf5")
-_OTHER_FORMATS = {
-    ".csv",
-    ".h5ad",
-    ".json",
-    ".npy",
-    ".npz",
-    ".parquet",
-    ".pkl",
-    ".pt",
-    ".pth",
-    ".tsv",
-    ".txt",
-}
+_OTHER_FORMATS = re.compile(r"\.(csv|h5ad|json|npy|npz|parquet|pkl|pt|pth|tsv|txt)")
 _FIGURES = {".png", ".pdf", ".svg"}
 
 
 def check_figure_output(figure: Path) -> None:
-    """Refuses a name that `protlm.plots.save_figure` would refuse once the figure is drawn."""
+    """Refuses a figure that cannot be written, or whose name is not that of a figure."""
+    check_output(figure)
     if figure.suffix.lower() not in _FIGURES:
         raise UserError(
             f"{figure} is not a figure by its name; type: --figure {figure.with_suffix('.png')}"
@@ -48,16 +38,13 @@ def check_hdf5_output(path: Path) -> None:
 def check_suffix(
     path: Path, suffixes: tuple[str, ...], what: str, *, otherwise: str | None = None
 ) -> None:
-    """Refuses an output whose name promises another format.
+    """Refuses an output whose name promises another format than `what`.
 
-    Args:
-        path: the output.
-        suffixes: the ends of names of its format, the usual one first.
-        what: the kind of output.
-        otherwise: the option with which the output has the format of its name.
+    The usual suffix is first; `otherwise` is the option with which the name fits.
     """
     suffix = path.suffix.lower()
-    if suffix not in suffixes and suffix in (*_HDF5, *_OTHER_FORMATS):
+    is_known = suffix in _HDF5 or _OTHER_FORMATS.fullmatch(suffix)
+    if is_known and suffix not in suffixes:
         advice = f"; type: -o {path.with_suffix(suffixes[0])}"
         if otherwise is not None:
             advice += f", or: {otherwise}"
@@ -76,11 +63,7 @@ def fasta_text(header: str, residues: str) -> str:
 
 @contextmanager
 def fasta_file(output: Path) -> Iterator[TextIO]:
-    """Opens a FASTA file for writing; it gets its final name only when it is complete.
-
-    Args:
-        output: the file, gzip if its name ends with .gz; `-` is standard output.
-    """
+    """Opens a FASTA file, gzip if its name ends with .gz; `-` is standard output."""
     if output == STANDARD_OUTPUT:
         # A process can be started without standard output.
         if sys.stdout is None:

@@ -1,26 +1,40 @@
-"""`protlm probe LABELS -m MODEL -o PROBE`: labels predicted from frozen embeddings."""
+"""Labels from frozen embeddings: `protlm probe LABELS -o PROBE`, `predict FASTA -p PROBE`."""
 
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 
+import numpy as np
+
+from protlm.data.records import Record
+from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.tables import check_table_output, write_table
 from protlm.downstream.examples import LabelOptions, read_labeled
 from protlm.downstream.probe_results import (
     Probe,
     Result,
+    output_cells,
+    output_columns,
     print_result,
+    read_probe,
     write_predictions,
     write_probe,
     write_result,
 )
 from protlm.downstream.probing import MODEL, ProbeOptions, probe
+from protlm.downstream.tasks import Task
 from protlm.loading import load_model
+from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
+from protlm.model.pretrained import PretrainedModel
 from protlm.system.paths import check_output, complete_folder
 from protlm.system.terminal import JobProgress
 
 # The model, random weights, and at most four baselines.
 _PREDICTORS = 6
+# Records whose outputs are in memory at a time.
+_WINDOW = 512
 
 
 def probe_labels(
@@ -61,3 +75,57 @@ def probe_labels(
     print_result(result)
     print(output)
     return result
+
+
+def predict(
+    fasta: Path,
+    probe_dir: Path,
+    model_path: Path,
+    output: Path,
+    *,
+    tokens_per_batch: int = 16_384,
+    device: str = "auto",
+    duplicates: Duplicates = Duplicates.error,
+) -> None:
+    """Writes a row for each protein, or for each residue if the probe predicts residues."""
+    check_table_output(output)
+    probe = read_probe(probe_dir)
+    model = load_model(model_path, device=device)
+    probe.check_model(model)
+    proteins = Proteins(fasta, model.max_residues, duplicates, refuse=Room(model).refusal)
+    is_residues = probe.task is Task.residue_classes
+    names = ["identifier", *(["position", "residue"] if is_residues else [])]
+
+    def rows() -> Iterator[list[str]]:
+        records = iter(proteins)
+        with JobProgress("predicting", len(proteins)) as progress:
+            for start in range(0, len(proteins), _WINDOW):
+                window = [*islice(records, _WINDOW)]
+                yield from _rows(window, probe, model, tokens_per_batch)
+                progress.update(start + len(window))
+
+    write_table(output, [*names, *output_columns(probe.classes)], rows())
+    proteins.report("predicted")
+
+
+def _rows(
+    records: list[Record], probe: Probe, model: PretrainedModel, tokens_per_batch: int
+) -> Iterator[list[str]]:
+    sequences = [record.sequence for record in records]
+    is_residues = probe.task is Task.residue_classes
+    places = [np.arange(len(one)) for one in sequences] if is_residues else None
+    (features,) = embeddings(
+        model,
+        sequences,
+        layers=[probe.layer],
+        tokens_per_batch=tokens_per_batch,
+        places=places,
+    )
+    outputs = probe.fitted.outputs(features)
+    cells = iter(output_cells(outputs, probe.task, probe.classes))
+    for record in records:
+        if is_residues:
+            for position, residue in enumerate(record.sequence, start=1):
+                yield [record.identifier, str(position), residue, *next(cells)]
+        else:
+            yield [record.identifier, *next(cells)]

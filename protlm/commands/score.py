@@ -1,10 +1,14 @@
 """`protlm score VARIANTS.csv -m MODEL -o SCORES.csv`: scores of variants, beside measured ones."""
 
+import json
+import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,16 +24,7 @@ from protlm.downstream.estimators import (
     default_estimator,
     score,
 )
-from protlm.downstream.metrics import agreement, positions_of
-from protlm.downstream.score_results import (
-    Result,
-    averages_of,
-    check_outputs,
-    print_results,
-    report_table,
-    score_text,
-    write_json,
-)
+from protlm.downstream.metrics import METRICS, Agreement, agreement, averages, positions_of
 from protlm.downstream.variants import (
     Assay,
     Substitution,
@@ -41,17 +36,20 @@ from protlm.downstream.variants import (
 from protlm.loading import load_model
 from protlm.plots import save_figure, scan_figure
 from protlm.system.errors import InputDataError, UserError, interrupt_explained
-from protlm.system.paths import all_or_none
-from protlm.system.terminal import printable
+from protlm.system.paths import all_or_none, check_output, complete_file
+from protlm.system.terminal import print_table, printable
+
+# The top 10 % of fewer variants has none.
+_FEW_VARIANTS = 10
+# Parts of the names that people give to measured scores.
+_LIKELY = re.compile("dms|score|fitness|measured", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """The settings of `protlm score`.
+    """The settings of `protlm score`; without estimators, the model's default.
 
     A wild type is a sequence file of one protein, and a reference that of ProteinGym in its place.
-    No estimators are the model's default. `json` gets all metrics and their intervals, and `figure`
-    is that of a scan; the others are as for `read_variants` and `score`.
     """
 
     wild_type: Path | None = None
@@ -66,25 +64,42 @@ class ScoreOptions:
     figure: Path | None = None
 
 
+class Average(NamedTuple):
+    """Averages over assays by selection type, and the assays whose metric is undefined."""
+
+    values: Mapping[str, float]
+    left_out: Sequence[str]
+
+
+Averages = Mapping[Estimator, Average]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The scores of an assay by one estimator."""
+
+    assay: str
+    estimator: Estimator
+    scores: Scores
+    agreement: Agreement | None
+
+
 @interrupt_explained("complete tables are kept; type the command again with the other ones")
 def score_variants(
     sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
 ) -> None:
-    """Writes each table with a column of scores for each estimator, and prints the metrics.
-
-    The output is the new table, or a folder, which gets NAME.csv for each source.
-    """
+    """Writes each table with a column of scores for each estimator, and prints the metrics."""
     _refuse_sequences(sources)
     outputs = _outputs(sources, output)
     if options.figure is not None:
         raise UserError("--figure draws the table of --scan; add --scan, or leave --figure out")
-    check_outputs([output, *outputs.values()], options.json, "--json")
+    _check_outputs([output, *outputs.values()], options.json, "--json")
     assays = _assays(sources, options)
     predictor, estimators = _predictor(model_path, options)
     for source in sources:
         # All tables, before the first is scored, which may take hours.
         wild_type, table = _read(source, assays, options)
-        report_table(source, table)
+        _report_table(source, table)
         _check_table(source, table, wild_type, estimators, predictor)
     results = []
     for source, path in outputs.items():
@@ -101,10 +116,10 @@ def score_variants(
             if table.measured is not None:
                 compared = agreement(table.measured, scores.values, table.is_fit, positions)
             results.append(Result(_name(source), estimator, scores, compared))
-    means = averages_of(results, assays) if options.reference is not None else {}
-    print_results(results, means)
+    means = _averages_of(results, assays) if options.reference is not None else {}
+    _print_results(results, means)
     if options.json is not None:
-        write_json(options.json, results, means, model_hash=predictor.model.hash)
+        _write_json(options.json, results, means, model_hash=predictor.model.hash)
     print(output)
 
 
@@ -112,18 +127,14 @@ def score_variants(
 def scan_protein(
     sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
 ) -> None:
-    """Writes the scores of all substitutions of a protein: a row for each position.
-
-    The source is a sequence file of one protein. The cells of a position whose residue is not one
-    of the 20 amino acids are empty.
-    """
+    """Writes the scores of all substitutions of a protein: a row for each position."""
     if len(sources) > 1 or options.wild_type or options.reference or options.json:
         raise UserError(
             "--scan takes one sequence file, the wild type, without --wild-type, --reference and "
             "--json; type: protlm score PROTEIN.fasta --scan -m MODEL -o SCORES.csv"
         )
     check_table_output(output)
-    check_outputs([output], options.figure, "--figure")
+    _check_outputs([output], options.figure, "--figure")
     if options.figure is not None:
         check_figure_output(options.figure)
     protein = one_protein(sources[0])
@@ -143,7 +154,7 @@ def scan_protein(
     scores = np.full((len(wild_type), len(STANDARD)), np.nan)
     scores[[own in STANDARD for own in wild_type]] = found.values.reshape(-1, len(STANDARD))
     rows = (
-        [str(first + position), wild_type[position], *map(score_text, row)]
+        [str(first + position), wild_type[position], *map(_score_text, row)]
         for position, row in enumerate(scores)
     )
     with all_or_none() as written:
@@ -267,6 +278,113 @@ def _write_scores(path: Path, table: VariantTable, found: Mapping[Estimator, Sco
     columns = np.full((len(table.rows), len(found)), np.nan)
     columns[table.scored] = np.stack([scores.values for scores in found.values()], axis=1)
     rows = (
-        [*row, *map(score_text, values)] for row, values in zip(table.rows, columns, strict=True)
+        [*row, *map(_score_text, values)] for row, values in zip(table.rows, columns, strict=True)
     )
     write_table(path, [*table.columns, *found], rows)
+
+
+def _check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> None:
+    """Refuses outputs that cannot be written, and a file that would be written twice."""
+    if other is not None and other.resolve() in [path.resolve() for path in outputs]:
+        raise UserError(
+            f"{option} {other} and -o {outputs[0]} would write the same file; give {option} "
+            "another name"
+        )
+    files = outputs if len(outputs) == 1 else outputs[1:]
+    for path in [*files, *([] if other is None else [other])]:
+        check_output(path)
+
+
+def _report_table(source: Path, table: VariantTable) -> None:
+    """Prints on standard error the rows without scores, and what may be the measured ones."""
+    if table.unscored:
+        text = f"{table.describe_unscored(source)}; rows left unscored: {len(table.unscored):,}"
+        print(printable(text), file=sys.stderr)
+    likely = " or ".join(filter(_LIKELY.search, table.columns))
+    if likely and "DMS_score" not in table.columns:
+        text = f"{source} has no column DMS_score to compare with; if {likely} is that, rename it"
+        print(printable(text), file=sys.stderr)
+
+
+def _score_text(value: float) -> str:
+    """Formats a score for a table; NaN is an empty cell."""
+    return "" if math.isnan(value) else f"{value:.6f}"
+
+
+def _averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Averages:
+    """Returns the averages of Spearman's correlation over assays, for each estimator."""
+    found: dict[Estimator, dict[str, float]] = {}
+    for one in results:
+        if one.agreement is not None:
+            value = one.agreement.values["Spearman"]
+            found.setdefault(one.estimator, {})[one.assay] = value
+    return {
+        estimator: Average(
+            averages(values, assays), [name for name, value in values.items() if math.isnan(value)]
+        )
+        for estimator, values in found.items()
+    }
+
+
+def _print_results(results: Sequence[Result], means: Averages) -> None:
+    """Prints a row for each assay and estimator, the definitions, and the averages."""
+    rows = [_row(result) for result in results]
+    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    notes = []
+    if any(one.agreement and one.agreement.num_variants < _FEW_VARIANTS for one in results):
+        few = f"fewer than {_FEW_VARIANTS} measured variants: NDCG is undefined, other metrics are"
+        notes.append(f"{few} uncertain, and intervals too narrow")
+    notes += [f"{estimator}: {text}" for estimator, text in _definitions(results).items()]
+    for estimator, mean in means.items():
+        shown = [f"{name} {value:.3f}" for name, value in mean.values.items() if name]
+        if mean.left_out:
+            shown.append(f"without {len(mean.left_out):,} of the assays, where it is undefined")
+        notes.append(f"average Spearman, {estimator}: {', '.join(shown)}")
+    print_table(columns, ([row[name] for name in columns] for row in rows), notes)
+
+
+def _row(result: Result) -> dict[str, str]:
+    found, perplexity = result.agreement, result.scores.perplexity
+    row = {
+        "assay": result.assay,
+        "estimator": str(result.estimator),
+        "variants": f"{len(result.scores.values):,}",
+        "measured": "" if found is None else f"{found.num_variants:,}",
+    }
+    for metric in METRICS:
+        row[metric] = "" if found is None else f"{found.values[metric]:.3f}"
+        if metric == "Spearman":
+            bounds = found.interval(metric) if found is not None else ()
+            row["95 %"] = " to ".join(f"{bound:.3f}" for bound in bounds)
+    row["perplexity of wild type"] = "" if perplexity is None else f"{perplexity:.2f}"
+    return row
+
+
+def _write_json(path: Path, results: Sequence[Result], means: Averages, *, model_hash: str) -> None:
+    """Writes all metrics and intervals; undefined ones are null."""
+    assays: dict[str, dict[str, object]] = {}
+    for one in results:
+        values: dict[str, object] = {
+            "variants": len(one.scores.values),
+            "perplexity_of_wild_type": one.scores.perplexity,
+        }
+        if (found := one.agreement) is not None:
+            values["measured"] = found.num_variants
+            values["classes"] = found.classes
+            metrics = found.to_plain()
+            values["metrics"] = {name: one["value"] for name, one in metrics.items()}
+            values["intervals"] = {name: [x["low"], x["high"]] for name, x in metrics.items()}
+        assays.setdefault(one.assay, {})[one.estimator] = values
+    content = {
+        "model_hash": model_hash,
+        "definitions": _definitions(results),
+        "assays": assays,
+        "average_spearman": {estimator: mean.values for estimator, mean in means.items()},
+        "left_out_of_average": {estimator: mean.left_out for estimator, mean in means.items()},
+    }
+    with complete_file(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _definitions(results: Sequence[Result]) -> dict[Estimator, str]:
+    return {result.estimator: result.scores.definition for result in results}

@@ -3,69 +3,41 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from protlm.config.choices import (
-    Activation,
-    BestMetric,
+from protlm.config.data import (
     Crop,
-    DecayShape,
-    DistillationStage,
-    HeadKind,
+    DataConfig,
+    EvaluationDataConfig,
+    MixtureConfig,
     Mode,
+    Sampling,
+    Verify,
+)
+from protlm.config.fields import Checked, at_least, setting
+from protlm.config.model import (
+    Activation,
+    HeadKind,
+    ModelConfig,
     Norm,
     NormOrder,
-    Objective,
-    OnSaveError,
-    Optimizer,
     Positions,
     QueryKeyWidth,
-    Sampling,
-    Schedule,
-    Verify,
-    WandbMode,
 )
-from protlm.config.data import DataConfig, EvaluationDataConfig, MixtureConfig
-from protlm.config.fields import Checked, at_least, setting
-from protlm.config.model import ModelConfig
 from protlm.config.training import (
+    BestMetric,
+    DecayShape,
+    DistillationStage,
     LoggerConfig,
+    Objective,
     ObjectiveConfig,
+    OnSaveError,
+    Optimizer,
     OptimizerConfig,
+    Schedule,
     ScheduleConfig,
     TrainerConfig,
+    WandbMode,
 )
 from protlm.system.errors import UserError
-
-__all__ = [
-    "Activation",
-    "BestMetric",
-    "Crop",
-    "DataConfig",
-    "DecayShape",
-    "DistillationStage",
-    "EvaluateConfig",
-    "EvaluationDataConfig",
-    "HeadKind",
-    "LoggerConfig",
-    "MixtureConfig",
-    "Mode",
-    "ModelConfig",
-    "Norm",
-    "NormOrder",
-    "Objective",
-    "ObjectiveConfig",
-    "OnSaveError",
-    "Optimizer",
-    "OptimizerConfig",
-    "Positions",
-    "QueryKeyWidth",
-    "Sampling",
-    "Schedule",
-    "ScheduleConfig",
-    "TrainConfig",
-    "TrainerConfig",
-    "Verify",
-    "WandbMode",
-]
 
 
 @dataclass

@@ -1,10 +1,19 @@
 """Settings of the data of training and evaluation."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from protlm.config.choices import Crop, Mode, Sampling, Verify
 from protlm.config.fields import Checked, above, at_least, setting
 from protlm.system.errors import UserError
+
+# The part of a sequence that is kept when it is cropped.
+Crop = StrEnum("Crop", ["prefix", "random"])
+# A row of a batch: one sequence, or several, joined by `<eos>`.
+Mode = StrEnum("Mode", ["sequences", "concatenated"])
+# The samples of an epoch: every sequence, or one sequence from every cluster.
+Sampling = StrEnum("Sampling", ["uniform", "cluster"])
+# How shards are verified at the start: by hash, or by size alone.
+Verify = StrEnum("Verify", ["full", "sizes"])
 
 
 @dataclass

@@ -70,14 +70,9 @@ def setting(
     allowed: Range | None = None,
     decides: bool | None = None,
 ) -> Any:
-    """Defines a setting.
+    """Defines a setting: the sentence of docs/settings.md and `--help`, and the allowed numbers.
 
-    Args:
-        help: the sentence of docs/settings.md and of `protlm train --help`.
-        default: the default value; without one, the YAML files must give a value.
-        allowed: the range of allowed numbers.
-        decides: whether it decides what a run learns, so that it cannot change when the run
-            continues; the default is that of its section.
+    What `decides` what a run learns cannot change when it continues; None: as its section.
     """
     metadata = {"help": help, "allowed": allowed, "decides": decides}
     if isinstance(default, list):
@@ -101,10 +96,7 @@ class Checked:
 
 
 def check_types(kind: type, options: Mapping[str, Any], *, section: str) -> None:
-    """Compares options with the types of a constructor's parameters, as far as these are plain.
-
-    The section is what is typed before an option, for messages.
-    """
+    """Compares options with the types of a constructor's parameters, as far as these are plain."""
     annotations = get_type_hints(kind.__init__)
     for option, value in options.items():
         annotation = annotations[option]

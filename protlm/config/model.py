@@ -1,17 +1,23 @@
 """Settings of the model around an attention mechanism."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from protlm.config.choices import (
-    Activation,
-    HeadKind,
-    Norm,
-    NormOrder,
-    Positions,
-    QueryKeyWidth,
-)
 from protlm.config.fields import Checked, above, at_least, setting
 from protlm.system.errors import UserError
+
+# How the model encodes positions.
+Positions = StrEnum("Positions", ["learned", "sinusoidal", "rotary"])
+# LayerNorm or RMSNorm.
+Norm = StrEnum("Norm", ["layer", "rms"])
+# What a query-key norm is computed over: each head, or the width of all heads.
+QueryKeyWidth = StrEnum("QueryKeyWidth", ["head", "layer"])
+# Normalize before a sublayer, or after its residual sum.
+NormOrder = StrEnum("NormOrder", ["pre", "post"])
+# The feed-forward non-linearity; SwiGLU has a third, gating matrix.
+Activation = StrEnum("Activation", ["relu", "gelu", "swiglu"])
+# The output layer: linear, or after a dense layer, GELU and a norm.
+HeadKind = StrEnum("HeadKind", ["linear", "dense_norm"])
 
 
 @dataclass

@@ -1,19 +1,27 @@
 """Settings of the objective, the optimizer, the schedule, the trainer and the loggers."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from protlm.config.choices import (
-    BestMetric,
-    DecayShape,
-    DistillationStage,
-    Objective,
-    OnSaveError,
-    Optimizer,
-    Schedule,
-    WandbMode,
-)
 from protlm.config.fields import Checked, above, at_least, setting
 from protlm.system.errors import UserError
+
+# The prediction task: masked residues, or the next residue.
+Objective = StrEnum("Objective", ["masked", "causal"])
+# What a model learns from its teacher: the outputs of its attention, or its predictions.
+DistillationStage = StrEnum("DistillationStage", ["attention", "logits"])
+# The learning rate after warm-up.
+Schedule = StrEnum("Schedule", ["constant", "cosine", "wsd"])
+# The decay of the learning rate of `wsd`: linear, or as 1 - √.
+DecayShape = StrEnum("DecayShape", ["linear", "sqrt"])
+# AdamW for everything, or Muon for the matrices of the blocks and AdamW for the rest.
+Optimizer = StrEnum("Optimizer", ["adamw", "muon"])
+# The validation metric by which the best checkpoints are chosen.
+BestMetric = StrEnum("BestMetric", ["valid_loss", "valid_accuracy"])
+# What a run does when a checkpoint cannot be saved: warn and train on, or stop.
+OnSaveError = StrEnum("OnSaveError", ["warn", "stop"])
+# Whether Weights & Biases is used, and whether it may use the network.
+WandbMode = StrEnum("WandbMode", ["off", "offline", "online"])
 
 
 @dataclass

@@ -22,9 +22,7 @@ class Batch:
     """The rows that a rank computes at a time.
 
     Attributes:
-        tokens_BL: inputs, int64.
         targets_BL: tokens to predict, int64; `IGNORE` at all other positions.
-        mask_BL: true at residues and special tokens, false at padding.
         samples_B: the first sample of each row, int64; -1 for filler rows.
         after: epoch, samples and tokens of the progress after the whole batch.
         slice: index of these rows among the slices of the global batch.
@@ -49,12 +47,8 @@ class Batch:
 class SequenceDataset(Dataset[Batch]):
     """Creates batches from plans; a row is a pure function of the seed and its data position.
 
-    Args:
-        sequences: the sequences that the rows are read from.
-        objective: `masked`, whose targets are corrupted residues, or `causal`, whose targets
-            are the tokens that follow in the row.
-        masking: the corruption of `masked`, which may depend on the optimizer step.
-        seed: seed of corruption and cropping.
+    The targets of `masked` are corrupted residues, those of `causal` the tokens that follow in the
+    row.
     """
 
     def __init__(
@@ -102,10 +96,7 @@ class SequenceDataset(Dataset[Batch]):
 
 
 def collate(sequences: list[np.ndarray], *, length: int | None = None) -> tuple[Tensor, Tensor]:
-    """Encloses sequences of residue tokens in `<cls>` and `<eos>`, and pads them to `length`.
-
-    Returns:
-        tokens_BL, int64, and mask_BL, false at padding.
+    """Returns tokens_BL, `<cls>` residues `<eos>` padded to `length`, and mask_BL, false at pads.
 
     >>> collate([VOCABULARY.encode("MK")], length=5)[0].tolist()
     [[0, 20, 15, 2, 1]]

@@ -1,24 +1,22 @@
 """Baselines by counting the training split: residue frequencies, and residues by two neighbors.
 
 Residue frequencies (arXiv 2009.14794, C.2) ignore the context of a residue. If targets may be
-visible in the input, as with BERT's 80/10/10, `Unigram.posterior` gives the prediction from the
+visible in the input, as with BERT's 80/10/10, `posterior` gives the prediction from the
 frequencies and the input token. The neighbors of a 3-mer are for masked targets the residues on
 both sides, for causal targets the two residues before. Where a neighbor is masked itself, the
 counts are summed over it.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
 from protlm.data.masking import MaskingRule
+from protlm.data.relatives import batches
 from protlm.data.vocabulary import VOCABULARY
 
 _V = len(VOCABULARY)
-# Tokens that are counted at once.
-_TOKENS = 1 << 20
 
 
 def count_residues(sequences: Iterable[np.ndarray]) -> np.ndarray:
@@ -33,59 +31,33 @@ def count_residues(sequences: Iterable[np.ndarray]) -> np.ndarray:
     return counts_V
 
 
-@final
-@dataclass(frozen=True, eq=False)
-class Unigram:
-    """A distribution over the vocabulary, the same at every position.
+def frequencies(counts_V: np.ndarray) -> np.ndarray:
+    """Returns residue frequencies with add-one smoothing, float64 V; special tokens have 0."""
+    smoothed_V = np.where(VOCABULARY.is_residue, counts_V + 1.0, 0.0)
+    return smoothed_V / smoothed_V.sum()
 
-    Attributes:
-        frequency_V: float64; sums to 1 over the 25 residue letters; 0 elsewhere.
+
+def posterior(frequency_V: np.ndarray, rule: MaskingRule | None) -> np.ndarray:
+    """Returns the probability of each target given its input token, float64 [inputs, targets].
+
+    The input `<mask>` is independent of the target t. An input residue x was either unchanged,
+    with the probability keep = 1 - mask_prob - random_prob, or drawn from the R residues:
+    P(t | x) = (keep f_x [t = x] + random f_t / R) / (keep f_x + random / R).
+
+    Causal targets, without a rule, do not depend on the input at their position.
     """
-
-    frequency_V: np.ndarray
-
-    @classmethod
-    def from_counts(cls, counts_V: np.ndarray) -> "Unigram":
-        """Computes residue frequencies from `counts_V`, with add-one smoothing.
-
-        Special tokens are left out.
-        """
-        smoothed_V = np.where(VOCABULARY.is_residue, counts_V + 1.0, 0.0)
-        return cls(smoothed_V / smoothed_V.sum())
-
-    def posterior(self, rule: MaskingRule | None) -> np.ndarray:
-        """Computes the probability of each target, given the input token at its position.
-
-        The input `<mask>` is independent of the target t. An input residue x was either unchanged,
-        with the probability keep = 1 - mask_prob - random_prob, or drawn from the R residues:
-        P(t | x) = (keep f_x [t = x] + random f_t / R) / (keep f_x + random / R).
-
-        Args:
-            rule: the masking rule; None for causal targets, which do not depend on the input at
-                their position.
-
-        Returns:
-            float64 [V, V], by input and target; rows sum to 1.
-        """
-        table_VV = np.tile(self.frequency_V, (len(VOCABULARY), 1))
-        if rule is None:
-            return table_VV
-        keep = max(1 - rule.mask_prob - rule.random_prob, 0.0)
-        drawn = rule.random_prob / len(VOCABULARY.residues)
-        if keep == drawn == 0:
-            return table_VV
-        for x in VOCABULARY.residues.tolist():
-            joint_V = drawn * self.frequency_V
-            joint_V[x] += keep * self.frequency_V[x]
-            table_VV[x] = joint_V / joint_V.sum()
+    table_VV = np.tile(frequency_V, (len(VOCABULARY), 1))
+    if rule is None:
         return table_VV
-
-    def score(self, targets: np.ndarray) -> tuple[float, int, int]:
-        """Returns total nats, number of correct predictions, and number of targets (residues)."""
-        assert VOCABULARY.is_residue[targets].all(), "only residues have a frequency"
-        nats = -np.log(self.frequency_V[targets]).sum()
-        correct = np.count_nonzero(targets == self.frequency_V.argmax())
-        return float(nats), int(correct), int(targets.size)
+    keep = max(1 - rule.mask_prob - rule.random_prob, 0.0)
+    drawn = rule.random_prob / len(VOCABULARY.residues)
+    if keep == drawn == 0:
+        return table_VV
+    for x in VOCABULARY.residues.tolist():
+        joint_V = drawn * frequency_V
+        joint_V[x] += keep * frequency_V[x]
+        table_VV[x] = joint_V / joint_V.sum()
+    return table_VV
 
 
 @final
@@ -93,11 +65,8 @@ class Trigram:
     """A distribution over the residues for every pair of neighboring tokens.
 
     P(t | x, y) = (n(x, y, t) + κ f(t)) / (n(x, y) + κ), with the counts n of the training split,
-    its residue frequencies f and κ = 20.
-
-    Args:
-        sequences: residue tokens, uint8.
-        causal: whether the neighbors are the two tokens before a residue, or one on either side.
+    its residue frequencies f and κ = 20. The neighbors are one token on either side of a residue,
+    or, if causal, the two before it.
     """
 
     PSEUDOCOUNT = 20.0
@@ -117,17 +86,15 @@ class Trigram:
         counts = flat_counts.reshape(_V, _V, _V).astype(np.float64)
         counts[VOCABULARY.mask] = counts.sum(axis=0)
         counts[:, VOCABULARY.mask] = counts.sum(axis=1)
-        prior_V = self.PSEUDOCOUNT * Unigram.from_counts(counts_V).frequency_V
+        prior_V = self.PSEUDOCOUNT * frequencies(counts_V)
         counts += prior_V
         self._probability_VVV = counts / counts.sum(axis=-1, keepdims=True)
 
     def probabilities(self, tokens_BL: np.ndarray) -> np.ndarray:
         """Returns the probability of each residue at each position, float64 BLV.
 
-        Args:
-            tokens_BL: the input of a model, special tokens included; a row may hold several
-                sequences, each ended by `<eos>`. A masked target is predicted from the tokens
-                beside it; a causal position predicts the next token.
+        A row may hold several sequences, each ended by `<eos>`. A causal position predicts the next
+        token.
         """
         edge_B1 = np.full_like(tokens_BL[:, :1], VOCABULARY.cls)
         # In a row of joined sequences one begins after <eos>, but they were counted after <cls>.
@@ -145,13 +112,5 @@ def _joined(sequences: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
     """Yields stretches of sequences, each sequence between two `<cls>` and an `<eos>`."""
     start = np.full(2, VOCABULARY.cls, dtype=np.uint8)
     end = np.full(1, VOCABULARY.eos, dtype=np.uint8)
-    parts: list[np.ndarray] = []
-    size = 0
-    for tokens in sequences:
-        parts += [start, tokens, end]
-        size += len(tokens)
-        if size >= _TOKENS:
-            yield np.concatenate(parts)
-            parts, size = [], 0
-    if parts:
-        yield np.concatenate(parts)
+    for batch in batches(sequences):
+        yield np.concatenate([part for tokens in batch for part in (start, tokens, end)])

@@ -40,13 +40,8 @@ def crop(num_residues: int, max_residues: int, how: str, rng: np.random.Generato
 class MaskingRule:
     """Masking as in BERT (Devlin et al. 2019).
 
-    Args:
-        mask_fraction: probability that a residue is a target.
-        mask_prob: probability that a target is replaced by `<mask>`.
-        random_prob: probability that a target is replaced by a random residue; other targets are
-            unchanged.
-        mask_fraction_range: bounds between which each row draws its fraction, uniformly; None uses
-            `mask_fraction` for every row.
+    A target is replaced by `<mask>` or by a random residue with the probabilities `mask_prob` and
+    `random_prob`. With a range, each row draws its fraction of targets in it, uniformly.
     """
 
     mask_fraction: float = 0.15
@@ -82,10 +77,8 @@ class MaskingRule:
 class MaskingSchedule:
     """The masking rule of each optimizer step of a run.
 
-    Args:
-        rule: the rule at the start.
-        narrowing: first and last step of the period in which the rule's `mask_fraction_range`
-            narrows linearly to its `mask_fraction`; None keeps the range.
+    `narrowing` has the first and the last step of the period in which the rule's
+    `mask_fraction_range` narrows linearly to its `mask_fraction`; None keeps the range.
     """
 
     rule: MaskingRule
@@ -111,17 +104,7 @@ class MaskingSchedule:
 def corrupt(
     tokens: np.ndarray, is_maskable: np.ndarray, rule: MaskingRule, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Corrupts a sample for masked language modeling.
-
-    Args:
-        tokens: token numbers, of any integer type.
-        is_maskable: whether each position may become a target.
-        rule: the masking rule.
-        rng: random number generator of this sample.
-
-    Returns:
-        Inputs and targets (the true token at targets, `IGNORE` elsewhere), both int64.
-    """
+    """Returns corrupted inputs, and targets: the true token, `IGNORE` elsewhere; both int64."""
     # `IGNORE` would wrap around in the type of stored residues, uint8.
     tokens = tokens.astype(np.int64)
     fraction = rule.mask_fraction

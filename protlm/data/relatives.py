@@ -33,16 +33,9 @@ _BATCH_RESIDUES = 1 << 20
 def highest_shared_fractions(queries: Sequence[str], others: Iterable[str]) -> np.ndarray:
     """Returns for each query the highest fraction of distinct 6-mers shared with one of the others.
 
-    It is that of the shorter of the two, so that a fragment is found in a long protein and the
-    reverse.
-
-    Args:
-        queries: sequences; the fraction is 0 for those of fewer than 6 residues.
-        others: the sequences that are searched.
-
-    Returns:
-        Shared 6-mers divided by those of the shorter sequence, or by 20 if it has fewer, float64
-        [queries].
+    Shared 6-mers are divided by those of the shorter of the two, or by 20 if it has fewer, so that
+    a fragment is found in a long protein and the reverse; float64 [queries], 0 for queries of fewer
+    than 6 residues.
 
     >>> highest_shared_fractions(["MKTAYIAK", "WWWWWW"], ["AAAA", "MKTAYIA"]).tolist()
     [0.1, 0.0]
@@ -111,12 +104,9 @@ class KmerIndex:
     """Finds, for each set of k-mers, the largest part that one of many sequences contains.
 
     Sequences are searched in batches and not stored. Memory is 16 bytes for each k-mer of the sets
-    plus at most 256 MB.
-
-    Args:
-        sets: distinct k-mers of each query, or a `sketch` of them, uint32.
-        of_shorter: divides by the k-mers of the searched sequence if these are fewer, and by 20 at
-            least; the sets have to be complete.
+    plus at most 256 MB. A set, uint32, has the distinct k-mers of a query, or a `sketch` of them.
+    With `of_shorter`, shared ones are divided by those of the searched sequence if these are fewer,
+    and by 20 at least; then the sets have to be complete.
     """
 
     def __init__(self, sets: Sequence[np.ndarray], *, of_shorter: bool = False) -> None:
@@ -162,7 +152,6 @@ class KmerIndex:
         return [slice(start, stop) for start, stop in pairwise(edges)]
 
     def _count(self, numbers: np.ndarray, rows: np.ndarray, sizes: np.ndarray) -> None:
-        """Counts the k-mers that each sequence has in common with each set."""
         repeats = self._starts[rows + 1] - self._starts[rows]
         firsts = np.repeat(self._starts[rows] - np.cumsum(repeats) + repeats, repeats)
         owners = self._owners[firsts + np.arange(len(firsts))]
@@ -178,8 +167,7 @@ class KmerIndex:
 def kmers(tokens: np.ndarray) -> np.ndarray:
     """Returns the number of the k-mer that begins at each residue, uint32 [num_residues - K + 1].
 
-    Args:
-        tokens: residues, uint8 [num_residues]; k-mers with X, B, U, Z or O have one number.
+    Those with X, B, U, Z or O have one number.
     """
     digits = tokens.astype(np.uint32) - _FIRST
     if len(digits) < K:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from protlm.data.records.source import ByteSource, TextSource
+from protlm.data.records.source import ByteSource, text_lines
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import check_output, complete_file, existing_file
 
@@ -101,12 +101,8 @@ def read_table(
 ) -> tuple[list[str], Iterator[tuple[int, list[str]]]]:
     """Returns the header, and an iterator over the line numbers and cells of the rows.
 
-    Blanks around the names of columns are removed, and rows without any text are left out.
-
-    Args:
-        path: the table.
-        what: its description in messages.
-        names: columns whose names are also found in other cases, and returned as they are here.
+    Blanks around the names of columns are removed, and rows without any text are left out. Columns
+    of these names are also found in other cases, and returned as they are here.
     """
     lines = _rows(path, read_text(path, what))
     columns = [name.strip() for name in next(lines, (0, []))[1]]
@@ -128,12 +124,10 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
     """
     is_empty = True
     # Tables are read more than once, so standard input is not allowed.
-    with TextSource(existing_file(path, what), what) as source:
-        for number, line in enumerate(source.text, start=1):
-            fields = line.rstrip("\n").split("\t")
-            if fields != [""]:
-                is_empty = False
-                yield number, fields
+    for number, line in enumerate(text_lines(existing_file(path, what), what), start=1):
+        if line:
+            is_empty = False
+            yield number, line.split("\t")
     if is_empty:
         raise InputDataError(f"{path}, line 1: the table is empty; give {what}")
 
@@ -141,8 +135,7 @@ def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
 def read_clusters(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yields the line number, the representative and the member of each row of a cluster table.
 
-    Args:
-        path: the `cluster.tsv` of MMseqs2, plain or gzip, without a header.
+    It is the `cluster.tsv` of MMseqs2, plain or gzip, without a header.
     """
     for number, fields in read_rows(path, "a cluster table"):
         if len(fields) != 2 or not all(fields):

@@ -58,7 +58,6 @@ class Vocabulary:
 
     @cached_property
     def is_residue(self) -> np.ndarray:
-        """Whether each token is a residue, bool [V]."""
         claims = np.zeros(len(self), dtype=bool)
         claims[self.residues] = True
         return claims

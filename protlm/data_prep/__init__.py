@@ -13,7 +13,6 @@ if TYPE_CHECKING:
         merge,
         mmseqs,
         prepare,
-        rules,
         sources,
         split,
     )

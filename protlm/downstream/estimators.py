@@ -21,7 +21,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.variants import Variant
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import UserError
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 T = TypeVar("T")
 
@@ -49,10 +49,7 @@ class Predictor:
     quiet: bool = False
 
     def log_p(self, queries: Iterable[Query]) -> Iterator[tuple[Query, np.ndarray]]:
-        """Yields each query, in order, with the log-probabilities of all tokens, float64 V.
-
-        Consecutive queries of the same length share a batch.
-        """
+        """Yields each query, in order, with the log-probabilities of all tokens, float64 V."""
         rows = ((query, *self._window(query)) for query in queries)
         for batch in self._batches(((len(row[1]), row) for row in rows), alike=True):
             yield from self._pass(batch)
@@ -60,19 +57,12 @@ class Predictor:
     def unmasked_log_p(
         self, asked: Iterable[tuple[str, Sequence[int]]]
     ) -> Iterator[dict[int, np.ndarray]]:
-        """Yields, for positions of each sequence, log-probabilities given all of it, float64 V.
-
-        Consecutive sequences of the same length share a batch; a sequence takes one pass, or one
-        for each position if it is longer than the model accepts.
-        """
+        """Yields, for positions of each sequence, log-probabilities given all of it, float64 V."""
         for batch in self._batches(((len(row[0]) + SPECIALS, row) for row in asked), alike=True):
             yield from self._unmasked_pass(batch)
 
     def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
-        """Yields log p of the residues and of `<eos>`, each given those before it, float64.
-
-        Consecutive sequences share a batch, padded to the longest.
-        """
+        """Yields log p of the residues and of `<eos>`, each given those before it, float64."""
         for batch in self._batches((len(one) + SPECIALS, one) for one in sequences):
             yield from self._causal_pass(batch)
 
@@ -167,8 +157,7 @@ DEFINITIONS = {
 class Scores:
     """The scores of variants in nats, float64, and their formula.
 
-    The perplexity is of the wild type at the positions that the estimator predicts without seeing
-    their residues; None if it does not predict any.
+    The perplexity is of the wild type at positions that are predicted unseen; None without any.
     """
 
     values: np.ndarray
@@ -217,11 +206,7 @@ def score(
     *,
     per_token: bool = False,
 ) -> Scores:
-    """Scores variants of a protein, whose sequence is in upper case.
-
-    `per_token` divides the log-likelihoods of whole sequences by their number of predicted tokens,
-    so that insertions and deletions are comparable.
-    """
+    """Scores variants; `per_token` divides log-likelihoods of sequences by their tokens."""
     check_estimator(estimator, predictor, variants, per_token=per_token)
     definition = DEFINITIONS[estimator]
     if estimator.scores_indels:
@@ -319,8 +304,5 @@ def _marginals(profile: Mapping[int, np.ndarray], variants: Sequence[Variant]) -
     return values
 
 
-def _watched(predictor: Predictor, found: Iterator, total: int) -> Iterator:
-    with JobProgress("scoring", total, quiet=predictor.quiet or not total) as progress:
-        for done, one in enumerate(found, start=1):
-            progress.update(done)
-            yield one
+def _watched(predictor: Predictor, found: Iterator[T], total: int) -> Iterator[T]:
+    return watched("scoring", found, total=total, quiet=predictor.quiet or not total)

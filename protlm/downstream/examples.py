@@ -7,7 +7,7 @@ from pathlib import Path
 
 from protlm.data.tables import read_clusters
 from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
-from protlm.downstream.splits import Leakage, Split, held_out, leakage, missing, split_of
+from protlm.downstream.splits import Leakage, Split, held_out, leakage, split_of, with_clusters
 from protlm.downstream.tasks import (
     SEPARATOR,
     Targets,
@@ -24,11 +24,9 @@ from protlm.system.terminal import printable
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """How labels are read and split.
+    """How labels are read and split; without a task it is guessed.
 
-    Sequences, column and `per_residue` are as for `read_labeled_proteins`, `min_count` and the
-    separator as for `targets_of`. Without a task it is guessed. A cluster table has representative
-    and member, separated by a tab; `cluster` returns the cluster of each sequence.
+    A cluster table has representative and member; `cluster` makes the clusters of sequences.
     """
 
     sequences: Path | None = None
@@ -67,12 +65,12 @@ def read_labeled(
     """Reads, checks and splits labels; `valid` gets a fraction of `train` if it is empty."""
     proteins = read_examples(path, room, reading)
     targets = targets_from(path, proteins, reading)
-    clusters = clusters_of(proteins, reading)
-    split = split_of(proteins.examples, clusters, seed=seed)
+    proteins = _clustered(proteins, reading)
+    split = split_of(proteins.examples, seed=seed)
     if valid_fraction is not None and not split.valid.size:
         is_out = held_out(split.groups[split.train], valid_fraction, seed=seed)
         split = replace(split, train=split.train[~is_out], valid=split.train[is_out])
-    return Labeled(proteins, targets, split, leakage(proteins.examples, split, clusters))
+    return Labeled(proteins, targets, split, leakage(proteins.examples, split))
 
 
 def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProteins:
@@ -136,20 +134,23 @@ def _task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOpt
     return reading.task
 
 
-def clusters_of(proteins: LabeledProteins, reading: LabelOptions) -> dict[str, str] | None:
-    """Returns the cluster of each identifier; None to use those of the labels, if any."""
+def _clustered(proteins: LabeledProteins, reading: LabelOptions) -> LabeledProteins:
+    """Returns the proteins with the clusters that were asked for, in place of those they have."""
+    examples = proteins.examples
     if reading.cluster is not None:
-        numbers = reading.cluster([one.sequence for one in proteins.examples])
-        pairs = zip(proteins.examples, numbers, strict=True)
-        return {one.identifier: str(number) for one, number in pairs}
-    if reading.cluster_table is None:
-        return None
-    rows = read_clusters(reading.cluster_table)
-    clusters = {member: representative for _, representative, member in rows}
-    if number := missing(proteins.examples, clusters):
+        numbers = reading.cluster([one.sequence for one in examples])
+        pairs = zip(examples, numbers, strict=True)
+        clusters = {one.identifier: str(number) for one, number in pairs}
+    elif reading.cluster_table is not None:
+        rows = read_clusters(reading.cluster_table)
+        clusters = {member: representative for _, representative, member in rows}
+    else:
+        return proteins
+    found = with_clusters(examples, clusters)
+    if number := sum(not one.cluster for one in found):
         print(
-            f"warning: {reading.cluster_table} lacks {number:,} of {len(proteins.examples):,} "
+            f"warning: {reading.cluster_table} lacks {number:,} of {len(examples):,} "
             "proteins; each is a cluster by itself, so its homologs may be on the other side",
             file=sys.stderr,
         )
-    return clusters
+    return replace(proteins, examples=found)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from protlm.data.records import ReadOptions, Tally, read_records
-from protlm.data.records.residues import residues
+from protlm.data.records.record import residues
 from protlm.data.tables import MISSING, read_table, read_text
 from protlm.data.vocabulary import capitals
 from protlm.system.errors import InputDataError, UserError
@@ -36,10 +36,7 @@ _MASK_ADVICE = f"masks are not applied: write {UNLABELED} for labels of masked r
 
 @dataclass(frozen=True)
 class Example:
-    """A protein with its label; of residues, one letter each, `?` where it is unknown.
-
-    Split and cluster are empty where they are unknown; the place is file and line, for messages.
-    """
+    """A protein with its label, of residues a letter each; empty is unknown."""
 
     identifier: str
     sequence: str
@@ -53,8 +50,7 @@ class Example:
 class LabeledProteins:
     """The examples of a file, and whether their labels are of residues.
 
-    `left_out` has the number of rows without an example, and `changed` that of the sequences that
-    were changed, by reason.
+    `left_out` and `changed` count rows and sequences by reason.
     """
 
     examples: list[Example]
@@ -77,11 +73,9 @@ def read_labeled_proteins(
     column: str | None = None,
     per_residue: bool = False,
 ) -> LabeledProteins:
-    """Reads a table or a FASTA file of labels, plain or gzip.
+    """Reads a table or a FASTA file of labels; rows without one or a sequence are left out.
 
-    Rows without a label or a usable sequence or, if there are splits, without a split are left out
-    and counted. The column of the label is by default `label` or `target`. A FASTA file without
-    TARGET= in its headers has the labels of residues, and needs `sequences`.
+    A FASTA file without TARGET= in its headers has labels of residues, and needs `sequences`.
     """
     text = read_text(path, "a file of labels")
     if text.lstrip().startswith(">"):

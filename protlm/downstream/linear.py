@@ -9,16 +9,13 @@ from protlm.downstream.tasks import Task
 
 # Of standardized features: lambda of ridge regression, and C of logistic regression.
 PENALTIES = {
+    **dict.fromkeys(Task, (0.001, 0.01, 0.1, 1.0)),
     Task.number: (1.0, 10.0, 100.0, 1_000.0, 10_000.0),
-    Task.one_class: (0.001, 0.01, 0.1, 1.0),
-    Task.several_classes: (0.001, 0.01, 0.1, 1.0),
-    Task.residue_classes: (0.001, 0.01, 0.1, 1.0),
 }
 # Of sparse features, which are not scaled.
 SPARSE_PENALTIES = {
+    **dict.fromkeys(Task, (0.1, 1.0, 10.0, 100.0)),
     Task.number: (0.01, 0.1, 1.0, 10.0),
-    Task.one_class: (0.1, 1.0, 10.0, 100.0),
-    Task.several_classes: (0.1, 1.0, 10.0, 100.0),
 }
 _MAX_ITERATIONS = 300
 _TOLERANCE = 1e-3
@@ -30,10 +27,7 @@ _NEVER = -1e4
 
 @dataclass(frozen=True)
 class LinearModel:
-    """Outputs x · weights + bias: a number, or a logit for each class.
-
-    The weights, float64 [width, outputs], are for features that are not standardized.
-    """
+    """Outputs x · weights + bias: a number, or logits; of features not standardized, float64."""
 
     weights: np.ndarray
     bias: np.ndarray
@@ -65,16 +59,17 @@ def fit(
 ) -> LinearModel:
     """Fits a linear model to features, [examples, width]; dense ones are standardized.
 
-    Sparse ones are not: a feature of few proteins has a small deviation, and would get a large
-    weight. The values are as in `Targets`, and the penalty is one of `penalties_of`.
+    Sparse ones are not: a feature of few proteins would get a large weight.
     """
+    from sklearn.linear_model import Ridge
     from sklearn.preprocessing import StandardScaler
 
     is_dense = isinstance(features, np.ndarray)
     scaler: Any = StandardScaler()
     scaled = scaler.fit_transform(features.astype(np.float64)) if is_dense else features
     if task is Task.number:
-        weights, bias = _ridge(scaled, values, penalty)
+        ridge: Any = Ridge(alpha=penalty).fit(scaled, values)
+        weights, bias = ridge.coef_.reshape(-1, 1), np.atleast_1d(ridge.intercept_)
     elif task is Task.several_classes:
         columns = [_binary(scaled, column, penalty) for column in values.T]
         weights = np.stack([one[0] for one in columns], axis=1)
@@ -85,13 +80,6 @@ def fit(
         return LinearModel(weights, bias)
     weights = weights / scaler.scale_[:, None]
     return LinearModel(weights, bias - scaler.mean_ @ weights)
-
-
-def _ridge(scaled: Any, values: np.ndarray, penalty: float) -> tuple[np.ndarray, np.ndarray]:
-    from sklearn.linear_model import Ridge
-
-    fitted: Any = Ridge(alpha=penalty).fit(scaled, values)
-    return fitted.coef_.reshape(-1, 1), np.atleast_1d(fitted.intercept_)
 
 
 def _logistic(scaled: Any, values: np.ndarray, penalty: float) -> Any:

@@ -70,9 +70,7 @@ def agreement(
 ) -> Agreement | None:
     """Compares predicted scores with measured ones, higher for fitter variants; None without any.
 
-    Variants without a measured score are left out. `is_fit` has the classes for AUC and MCC; None
-    divides the measured scores at their median. The bootstrap resamples the positions, as
-    `positions_of` returns them. With a single one the intervals are undefined.
+    `is_fit` has the classes for AUC and MCC; None divides the measured scores at their median.
     """
     known = ~np.isnan(measured)
     number = int(known.sum())
@@ -148,11 +146,7 @@ def auc(is_fit: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def ndcg(measured: np.ndarray, predicted: np.ndarray, *, top: float = _TOP) -> float:
-    """Returns the normalized discounted cumulative gain of the predicted top fraction.
-
-    Gains are the measured scores, scaled to 0 to 1. NaN if the fraction has no variant or all
-    measured scores are equal.
-    """
+    """Returns the normalized discounted cumulative gain of the predicted top; NaN without one."""
     number = int(len(measured) * top)
     extent = np.ptp(measured)
     if not number or not extent:
@@ -164,10 +158,7 @@ def ndcg(measured: np.ndarray, predicted: np.ndarray, *, top: float = _TOP) -> f
 
 
 def top_recall(measured: np.ndarray, predicted: np.ndarray, *, top: float = _TOP) -> float:
-    """Returns the fraction of the measured top fraction that is in the predicted one.
-
-    The top fraction is strictly above its percentile; NaN if nothing is.
-    """
+    """Returns the fraction of the measured top, strictly above its percentile, in the predicted."""
     best = measured > np.quantile(measured, 1 - top)
     chosen = predicted > np.quantile(predicted, 1 - top)
     return float((best & chosen).sum() / best.sum()) if best.any() else np.nan
@@ -210,10 +201,9 @@ def label_scores(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Metrics:
-    """Compares outputs, numbers or logits [examples, outputs], with labels.
+    """Compares outputs, numbers or logits [examples, outputs], with labels as in `Targets`.
 
-    The values are as in `Targets`, the groups are the protein of each row, and the units its
-    cluster, which is drawn whole; None draws proteins.
+    Groups are the protein of each row, and units its cluster, which is drawn whole.
     """
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
     _, unit_of = np.unique((groups if units is None else units)[first], return_inverse=True)

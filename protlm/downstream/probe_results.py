@@ -40,10 +40,9 @@ class Result:
 
 
 def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]:
-    """Returns all metrics, choices and intervals, and the comparison with the best baseline.
+    """Returns all metrics, choices and intervals, undefined ones as None.
 
-    That is the difference of the model's first metric from the highest of another predictor, with
-    its paired interval. Undefined values are None.
+    The model's first metric is compared with the highest of another predictor.
     """
     metric, scores = LABEL_METRICS[task][0], {name: one.scores for name, one in predictors.items()}
     baselines = [name for name in scores if name != MODEL]
@@ -64,10 +63,7 @@ def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]
 
 
 def metric_rows(scores: Mapping[str, Any], heading: str = "labels by") -> list[list[str]]:
-    """Returns headings and a row for each predictor: metrics, the interval of the first, layer.
-
-    The scores are the value of `scores_of`; `heading` is that of the column of predictors.
-    """
+    """Returns headings and a row for each predictor, of the value of `scores_of`."""
     predictors = scores["predictors"]
     first, *others = next(iter(predictors.values()))["metrics"]
     rows = [[heading, first, "95 %", *others, "layer"]]
@@ -178,10 +174,9 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Probe:
-    """A linear model on the hidden states of one layer of one model, and what it predicts.
+    """A linear model on the states of a layer of a model, and what it predicts.
 
-    The states are averaged over residues, except for residue classes. A number has no classes. The
-    hash is that of the model's weights.
+    The states are averaged over residues, except for residue classes.
     """
 
     task: Task

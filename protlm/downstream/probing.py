@@ -30,8 +30,7 @@ _CHOSEN_BY = {Task.number: "R2", Task.several_classes: "AUROC"}
 class Predictor:
     """A fitted linear model, its choices, and its scores and outputs on the test proteins.
 
-    Without a model there is no layer; the penalty is lambda or C, None of the constant. `by_layer`
-    has the score of each layer on the proteins that it was chosen on.
+    A baseline has no layer, and the constant no penalty; `by_layer` is of the held-out proteins.
     """
 
     fitted: LinearModel
@@ -44,11 +43,7 @@ class Predictor:
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """The settings of a probe.
-
-    No layers are all, from the embedding, 0, to the last. The seed is that of splits, random
-    weights and bootstrap.
-    """
+    """The settings of a probe; no layers are all, from the embedding, 0, to the last."""
 
     layers: tuple[int, ...] = ()
     tokens_per_batch: int = 16_384
@@ -66,8 +61,7 @@ def probe(
 ) -> dict[str, Predictor]:
     """Fits and tests the probe of the model, which is not trained, and of each baseline.
 
-    Mean embeddings are of the residues that the model accepts, the first ones. `report` gets the
-    name of each predictor before its work.
+    `report` gets the name of each predictor before its work.
     """
     rows = _Rows(targets, split, options.seed)
     found = {}
@@ -199,11 +193,7 @@ def three_mers(fit: Sequence[str], other: Sequence[str]) -> tuple[Any, Any]:
 
 
 def protein_baselines(sequences: Sequence[str], fit: Sequence[int]) -> dict[str, Any]:
-    """Returns features of all proteins, [sequences, width], by name.
-
-    `composition` has the frequencies of the amino acids and the length, `three_mers` TF-IDF of
-    the 3-mers that occur in the rows `fit`, and `length` the logarithm of the length.
-    """
+    """Returns features of all proteins by name; those of 3-mers occur in the rows `fit`."""
     composition = compositions(sequences)
     _, known = three_mers([sequences[row] for row in fit], sequences)
     return {"composition": composition, "three_mers": known, "length": composition[:, -1:]}
@@ -212,10 +202,7 @@ def protein_baselines(sequences: Sequence[str], fit: Sequence[int]) -> dict[str,
 def residue_baselines(
     sequences: Sequence[str], places: Sequence[np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Returns one-hot features of residues by name, float32 [residues, width].
-
-    `residues_around` has the letters of the residue and of eight on either side, `residue` its own.
-    """
+    """Returns one-hot features of residues, and of eight on either side, [residues, width]."""
     windows = []
     for sequence, where in zip(sequences, places, strict=True):
         letters = np.eye(_LETTERS, dtype=np.float32)[_numbers(sequence)]

@@ -1,7 +1,7 @@
 """Training and test proteins: given splits, or whole clusters; and what is on both sides."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,11 +14,7 @@ TEST_FRACTION = 0.2
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of each split, int64, and the group of every row: clusters, or equal sequences.
-
-    The layer and the penalty are chosen on the rows `valid` or, if there are none, on groups held
-    out from `train`.
-    """
+    """The rows of each split, int64, and the group of every row: clusters, or equal sequences."""
 
     train: np.ndarray
     valid: np.ndarray
@@ -39,8 +35,7 @@ class Split:
 class Leakage:
     """Counts of the test proteins that have a relative in train or valid.
 
-    Those of the same cluster are None without clusters. The similar ones, also as bool [test],
-    share 6 % of the 6-mers of the shorter one with one protein.
+    The similar ones, also as bool [test], share 6 % of the 6-mers of the shorter one.
     """
 
     identical: int
@@ -66,15 +61,11 @@ class Leakage:
         )
 
 
-def split_of(
-    examples: Sequence[Example], clusters: Mapping[str, str] | None, *, seed: int
-) -> Split:
-    """Returns the given splits, or whole clusters drawn at random, a fifth of the proteins to test.
-
-    `clusters` has the cluster of each identifier, in place of those of the examples.
-    """
-    names = cluster_names(examples, clusters)
-    groups = _numbers(names or [one.sequence for one in examples])
+def split_of(examples: Sequence[Example], *, seed: int) -> Split:
+    """Returns the given splits, or whole clusters, a fifth of the proteins to test."""
+    names = cluster_names(examples)
+    named = names or [one.sequence for one in examples]
+    groups = np.unique(np.array(named), return_inverse=True)[1].reshape(-1)
     given = np.array([one.split for one in examples])
     if not given.any():
         if names is None:
@@ -91,52 +82,34 @@ def split_of(
     return Split(train, valid, test, groups, names is not None)
 
 
-def leakage(
-    examples: Sequence[Example], split: Split, clusters: Mapping[str, str] | None
-) -> Leakage:
+def leakage(examples: Sequence[Example], split: Split) -> Leakage:
     """Counts the test proteins with a relative in train or valid."""
     fit = np.concatenate([split.train, split.valid])
     sides = [[examples[row].sequence for row in rows] for rows in (fit, split.test)]
     known = set(sides[0])
-    names = cluster_names(examples, clusters)
     shared = None
-    if names is not None:
-        of_fit = {names[row] for row in fit}
-        shared = sum(names[row] in of_fit for row in split.test)
+    if split.has_clusters:
+        shared = int(np.isin(split.groups[split.test], split.groups[fit]).sum())
     is_similar = highest_shared_fractions(sides[1], sides[0]) >= MIN_SHARED
     identical = sum(sequence in known for sequence in sides[1])
     return Leakage(identical, shared, int(is_similar.sum()), is_similar)
 
 
-def cluster_names(
-    examples: Sequence[Example], clusters: Mapping[str, str] | None
-) -> list[str] | None:
-    """Returns the cluster of each example; None if no cluster is known.
-
-    An example without a cluster is one by itself. Equal sequences have the same cluster.
-    """
-    if clusters is None:
-        names = [one.cluster for one in examples]
-        if not any(names):
-            return None
-    else:
-        names = _looked_up(examples, clusters)
+def cluster_names(examples: Sequence[Example]) -> list[str] | None:
+    """Returns the cluster of each example, perhaps its own; None if no cluster is known."""
     of_sequence: dict[str, str] = {}
-    for one, name in zip(examples, names, strict=True):
-        if name:
-            of_sequence.setdefault(one.sequence, name)
+    for one in examples:
+        if one.cluster:
+            of_sequence.setdefault(one.sequence, one.cluster)
+    if not of_sequence:
+        return None
     return [of_sequence.setdefault(one.sequence, f"only {one.identifier}") for one in examples]
 
 
-def missing(examples: Sequence[Example], clusters: Mapping[str, str]) -> int:
-    """Returns the number of examples that a cluster table does not have."""
-    return _looked_up(examples, clusters).count("")
+def with_clusters(examples: Sequence[Example], clusters: Mapping[str, str]) -> list[Example]:
+    """Returns the examples with the clusters of a table, or "" where it has none.
 
-
-def _looked_up(examples: Sequence[Example], clusters: Mapping[str, str]) -> list[str]:
-    """Returns the cluster of each example, or an empty string.
-
-    On both sides, sp|P12345|NAME is also found as P12345, to which MMseqs2 shortens it.
+    MMseqs2 shortens sp|P12345|NAME to P12345.
     """
     by_accession = {accession(member): name for member, name in clusters.items()}
     names = [
@@ -149,15 +122,11 @@ def _looked_up(examples: Sequence[Example], clusters: Mapping[str, str]) -> list
             f"from these sequences: its second column must have identifiers like "
             f"{examples[0].identifier}, which is that of the first protein"
         )
-    return names
+    return [replace(one, cluster=name) for one, name in zip(examples, names, strict=True)]
 
 
 def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
-    """Returns whether each row is held out: whole groups, at most this fraction of the rows.
-
-    The number of rows is rounded, and at least 1. If all groups are larger, the smallest one is
-    held out.
-    """
+    """Returns whether each row is held out: whole groups, at most this fraction of the rows."""
     _, group_of, sizes = np.unique(groups, return_inverse=True, return_counts=True)
     if len(sizes) < 2:
         raise InputDataError(
@@ -173,7 +142,3 @@ def held_out(groups: np.ndarray, fraction: float, *, seed: int) -> np.ndarray:
             total += int(sizes[group])
     is_out[sizes.argmin()] |= not total
     return is_out[group_of.reshape(-1)]
-
-
-def _numbers(names: Sequence[str]) -> np.ndarray:
-    return np.unique(np.array(names), return_inverse=True)[1].reshape(-1)

@@ -171,11 +171,7 @@ def refuse_many_classes(targets: Targets) -> None:
 def targets_of(
     labels: Sequence[str], task: Task, *, min_count: int = 1, separator: str = SEPARATOR
 ) -> Targets:
-    """Converts labels, one for each protein, to numbers.
-
-    Of several classes, which the separator separates, those of fewer than `min_count` proteins are
-    ignored.
-    """
+    """Converts labels to numbers; classes of fewer than `min_count` proteins are ignored."""
     each = np.arange(len(labels))
     if task is Task.number:
         values = [number_of(label) for label in labels]

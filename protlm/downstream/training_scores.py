@@ -25,9 +25,7 @@ _TOKENS_PER_BATCH = 4_096
 class StructureScores:
     """Long- and short-range P@L of the contact regression, and Q3 of a linear probe.
 
-    Both are fitted anew at each call to some of the shipped structures, and tested on others. All
-    are structures that the evaluations fit to, so that those they test on decide nothing during
-    training. The probe reads the last layer. Calls use no global random numbers.
+    Both are fitted to some of the shipped structures that evaluations fit to, and tested on others.
     """
 
     columns = ("measured_contacts_short", "measured_contacts_long", "measured_secondary_structure")
@@ -61,11 +59,7 @@ class StructureScores:
 
 @final
 class AssayScores:
-    """Spearman's correlation of the scores of `protlm score` with the measured ones of a table.
-
-    The estimator is its default: masked-marginals, which takes a pass for each replaced position,
-    or of a causal model causal-likelihood, which takes one for each variant.
-    """
+    """Spearman's correlation of the default scores of `protlm score` with measured ones."""
 
     columns = ("measured_zero_shot",)
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protlm.data.records import ReadOptions, Tally
-from protlm.data.records.residues import residues
+from protlm.data.records.record import residues
 from protlm.data.tables import MISSING, number_meant, number_of, read_table
 from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
 from protlm.system.errors import InputDataError
@@ -48,10 +48,7 @@ class Substitution(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """The substitutions of a variant, in the order of the text; none of the wild type.
-
-    If residues are inserted or deleted, `indel` is the whole sequence instead.
-    """
+    """The substitutions of a variant, none of the wild type; or of an indel the whole sequence."""
 
     substitutions: tuple[Substitution, ...] = ()
     indel: str | None = None
@@ -171,9 +168,7 @@ class _RejectedError(InputDataError):
 class VariantTable:
     """The rows of a table, and the variants of those that are `scored`, by their numbers.
 
-    Of these variants, `measured` is the column DMS_score, NaN where it is empty, and `is_fit` the
-    column DMS_score_bin, False where DMS_score is empty; None without a column. `unscored` has line
-    and reason of the other rows.
+    `measured` is the column DMS_score, `is_fit` DMS_score_bin; `unscored` has lines and reasons.
     """
 
     columns: list[str]
@@ -201,10 +196,7 @@ def read_variants(
 ) -> VariantTable:
     """Reads a table of variants, comma- or tab-separated, plain or gzip.
 
-    A `mutated_sequence` is compared with the wild type; a `mutant` beside it has to agree. Rows
-    whose `mutated_sequence` a FASTA file could not have are not scored; other rows that cannot be
-    scored are refused, or left out with `skip_invalid`. `first_residue` is the number of the wild
-    type's first residue in the column `mutant`.
+    Rows that cannot be scored are refused, or left out with `skip_invalid`.
     """
     names = ("mutant", "mutated_sequence", "DMS_score", "DMS_score_bin")
     columns, lines = read_table(path, "a table of variants", names)
@@ -292,11 +284,7 @@ def _numbers(path: Path, table: VariantTable, lines: list[int], name: str) -> np
 
 @dataclass(frozen=True)
 class Assay:
-    """The row of an assay in ProteinGym's reference file.
-
-    The protein is the column UniProt_ID, or the name of the assay; the selection is
-    coarse_selection_type, and empty without the column.
-    """
+    """The row of an assay in ProteinGym's reference file."""
 
     wild_type: str
     protein: str

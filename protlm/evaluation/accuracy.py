@@ -24,13 +24,12 @@ from protlm.analysis.sequence_sums import (
     separate,
     write_sums,
 )
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.order import EpochOrder
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import SPECIALS, BatchingStrategy, BatchStream
+from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.dataset import Batch, SequenceDataset
-from protlm.data.frequencies import Trigram, Unigram, count_residues
+from protlm.data.frequencies import Trigram, count_residues, frequencies
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import SplitReader
 from protlm.data.tables import read_labels
@@ -173,7 +172,8 @@ class Accuracy(Evaluation):
     ) -> SequenceSums:
         causal = self.objective == "causal"
         max_residues = None if limit is None or self.concatenated else limit - SPECIALS
-        unigram_V = _unigram(data.train, max_residues)
+        counts_V = count_residues(_sample(data.train, max_residues))
+        unigram_V = torch.from_numpy(frequencies(counts_V))
         trigram = Trigram(_sample(data.train, max_residues), causal=causal)
         sums = SequenceSums.zeros(len(data.split))
         order_S = self._order(data).draw(0, np.arange(len(data.split))).samples
@@ -250,11 +250,6 @@ def _cropped(split: SplitReader, limit: int | None) -> dict[str, int]:
     kept = len(counts) if limit is None else limit - SPECIALS
     excess = np.maximum(np.arange(len(counts)) - kept, 0)
     return {"sequences": int(counts[excess > 0].sum()), "residues": int((counts * excess).sum())}
-
-
-def _unigram(train: SplitReader, max_residues: int | None) -> torch.Tensor:
-    counts_V = count_residues(_sample(train, max_residues))
-    return torch.from_numpy(Unigram.from_counts(counts_V).frequency_V)
 
 
 def _sample(split: SplitReader, max_residues: int | None) -> Iterator[np.ndarray]:

@@ -29,7 +29,6 @@ from protlm.analysis.structures import Protein, ProteinChoice, longest_read
 from protlm.analysis.uniprot_features import (
     BOND,
     SITES,
-    Annotated,
     AnnotatedProtein,
     read_annotated,
 )
@@ -112,7 +111,14 @@ class Annotations(Evaluation):
                 seed=self.seed,
             )
             groups += _feature_groups(found.proteins)
-            result["uniprot"] = _counts(found)
+            result["uniprot"] = {
+                "num_proteins": len(found.proteins),
+                "proteins_with_features": found.num_in_file,
+                "drawn": found.num_drawn,
+                "relatives_left_out": found.num_drawn - len(found.proteins),
+                "features_left_out": found.left_out,
+                "records_rejected": found.rejected,
+            }
         for group in groups:
             _describe(group, result)
         for who, one in compared(model, self.seed).items():
@@ -131,7 +137,9 @@ class Annotations(Evaluation):
                 above = found["threshold"][at]
                 fractions = found["weighted"][at], found["expected"][at], values["background"][name]
                 cells = [name, who, f"{layer + 1}-{head + 1}", *(f"{x:.2%}" for x in fractions)]
-                cells += [_p_value(found["p_value"][at]), "" if above is None else f"{above:.2%}"]
+                p = found["p_value"][at]
+                cells.append(f"≤ {LOWEST_P:.2g}" if p <= LOWEST_P else f"{p:.2g}")
+                cells.append("" if above is None else f"{above:.2%}")
                 rows.append([*cells, f"{int(found['arcs'][at]):,}", str(proteins_with[name])])
         columns = ("attention to", "predictor", "layer-head", "attention", "by distance")
         columns += ("background", "p", f"a ≥ {values['threshold']:g}", "pairs above", "proteins")
@@ -198,21 +206,6 @@ def _describe(group: _Group, result: dict[str, Any]) -> None:
         hits = sum(int((pairs.properties[place] & pairs.known_LL).sum()) for pairs in counted)
         result.setdefault("background", {})[name] = hits / total
         result.setdefault("proteins_with", {})[name] = len(counted)
-
-
-def _counts(found: Annotated) -> dict[str, Any]:
-    return {
-        "num_proteins": len(found.proteins),
-        "proteins_with_features": found.num_in_file,
-        "drawn": found.num_drawn,
-        "relatives_left_out": found.num_drawn - len(found.proteins),
-        "features_left_out": found.left_out,
-        "records_rejected": found.rejected,
-    }
-
-
-def _p_value(p: float) -> str:
-    return f"≤ {LOWEST_P:.2g}" if p <= LOWEST_P else f"{p:.2g}"
 
 
 def _structure_groups(proteins: Sequence[Protein]) -> list[_Group]:

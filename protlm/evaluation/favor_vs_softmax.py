@@ -7,6 +7,7 @@ attention of one layer, or of all layers, replaced (arXiv 2009.14794, section 4.
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, final
 
@@ -22,7 +23,7 @@ from protlm.analysis.replacement import (
     masked_scores,
     with_attention,
 )
-from protlm.analysis.structures import ProteinChoice, sequences_of
+from protlm.analysis.structures import ProteinChoice
 from protlm.attention import Attention
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.attention.softmax import Softmax
@@ -74,7 +75,7 @@ class FavorVsSoftmax(Evaluation):
         The costs are `perplexity` and, of structures, `contacts`: P@L of pairs 6 or more apart.
         """
         proteins = self.proteins.read(model)
-        sequences = sequences_of(proteins)
+        sequences = [protein.sequence for protein in proteins]
 
         def perplexity(one: PretrainedModel) -> float:
             scored = masked_scores(one, sequences, seed=self.seed)
@@ -166,12 +167,8 @@ class FavorVsSoftmax(Evaluation):
                     causal=model.causal,
                 )[0].cpu()
 
-            rounded = AttentionInputs(
-                x.q_BHLK.bfloat16().to(x.q_BHLK.dtype),
-                x.k_BHLK.bfloat16().to(x.k_BHLK.dtype),
-                x.v_BHLC,
-                x.hidden_BLD,
-            )
+            q, k = (some.bfloat16().to(some.dtype) for some in (x.q_BHLK, x.k_BHLK))
+            rounded = replace(x, q_BHLK=q, k_BHLK=k)
             exact_HLL, values = map_of(Softmax()), x.v_BHLC[0].cpu()
             found = {
                 "rounded": compare_estimates(exact_HLL, [map_of(Softmax(), rounded)] * 2, values)
@@ -190,13 +187,8 @@ class FavorVsSoftmax(Evaluation):
         layers = range(1, model.num_layers + 1)
         places = {**{str(n): [n] for n in layers}, "all": layers}
 
-        def exact(layer: int) -> Attention:
-            return Softmax()
-
-        found: dict[str, Any] = {
-            "own": measure(model),
-            "softmax": measure(with_attention(model, exact, layers)),
-        }
+        exact = with_attention(model, lambda layer: Softmax(), layers)
+        found: dict[str, Any] = {"own": measure(model), "softmax": measure(exact)}
         asked = [*product(self.features, places)]
         for number, place in watched(f"{what} with replaced attention", asked):
             mechanism = favor(model, number, draw=self.seed)

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from protlm.analysis.contact_regression import features
-from protlm.analysis.head_survey import HeadSurvey, head_clusters, head_distances, survey_heads
+from protlm.analysis.head_survey import head_clusters, head_distances, survey_heads
 from protlm.analysis.precision import left_out, percent, scores
 from protlm.analysis.replacement import ablate_heads
 from protlm.analysis.structures import Protein, ProteinChoice
@@ -70,7 +70,9 @@ class Heads(Evaluation):
                 result["num_with_pairs"] = int((~np.isnan(survey.precisions[:, 0, 0])).sum())
                 result[who]["best_head"] = self._best_head(one, proteins)
             if who == "model":
-                result["clusters"] = self._clusters(survey)
+                labels = head_clusters(head_distances(survey.pooled), _CLUSTERS)
+                shape = survey.statistics["entropy"].shape[1:]
+                result["clusters"] = labels.reshape(shape).tolist()
         if self.ablate:
             fit = self.fit.read(model) if has_contacts else []
             result["ablation"] = ablate_heads(model, proteins, fit, seed=self.seed)
@@ -79,19 +81,18 @@ class Heads(Evaluation):
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         values = results[NO_SPLIT]
         found = {who: _arrays(values[who]) for who in ("model", "random_weights")}
-        order = _order(found["model"])
+        own = found["model"]
+        key = -own["contact_precision"] if "contact_precision" in own else own["entropy"]
+        places = np.argsort(key, axis=None, kind="stable").tolist()
+        order = [divmod(place, key.shape[1]) for place in places]
         clusters = np.array(values["clusters"])
         rows = [
-            (f"{at[0] + 1}-{at[1] + 1}", *_cells(found["model"], at), str(clusters[at]))
+            (f"{at[0] + 1}-{at[1] + 1}", *_cells(own, at), str(clusters[at]))
             for at in order[:_SHOWN]
         ]
         rows += [(f"{who}, mean of heads", *_cells(x, ...), "") for who, x in found.items()]
         columns = ("layer-head", *_HEADINGS, "P@L", "cluster")
         return ResultTable(columns, rows, caption="\n".join(_caption(values, len(order))))
-
-    def _clusters(self, survey: HeadSurvey) -> list[list[int]]:
-        labels = head_clusters(head_distances(survey.pooled), _CLUSTERS)
-        return labels.reshape(survey.statistics["entropy"].shape[1:]).tolist()
 
     def _best_head(self, model: PretrainedModel, proteins: Sequence[Protein]) -> dict[str, Any]:
         survey = survey_heads(model, self.fit.read(model), "choosing the best head")
@@ -116,12 +117,6 @@ def _plain(values: np.ndarray) -> list[Any]:
 def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     names = [*_COLUMNS, "contact_precision"]
     return {name: np.array(values[name], dtype=float) for name in names if name in values}
-
-
-def _order(found: Mapping[str, np.ndarray]) -> list[tuple[int, int]]:
-    key = -found["contact_precision"] if "contact_precision" in found else found["entropy"]
-    order = np.argsort(key, axis=None, kind="stable")
-    return [(int(place) // key.shape[1], int(place) % key.shape[1]) for place in order]
 
 
 def _cells(found: Mapping[str, np.ndarray], where: Any) -> tuple[str, ...]:

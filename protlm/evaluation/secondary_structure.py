@@ -38,9 +38,8 @@ class SecondaryStructure(Evaluation):
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns accuracy (Q3) and other metrics with 95 % intervals, by predictor."""
-        (fit, not_fit), (test, not_tested) = (
-            _read(folder, model.max_residues) for folder in (self.fit_dir, self.test_dir)
-        )
+        fit, not_fit = _read(self.fit_dir, model.max_residues)
+        test, not_tested = _read(self.test_dir, model.max_residues)
         check_disjoint(fit, test)
         sequences, targets, split = state_targets(fit, test)
         found = probe(model, sequences, targets, split, ProbeOptions(seed=self.seed))

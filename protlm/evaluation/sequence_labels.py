@@ -57,7 +57,7 @@ class SequenceLabels(Evaluation):
         sequences = [one.sequence for one in examples]
         targets = targets_of([one.label for one in examples], Task.one_class)
         refuse_many_classes(targets)
-        split = split_of(examples, None, seed=self.seed)
+        split = split_of(examples, seed=self.seed)
         options = ProbeOptions(tokens_per_batch=self.tokens_per_batch, seed=self.seed)
         found = probe(model, sequences, targets, split, options)
         longest = model.max_residues or max(map(len, sequences))
@@ -67,7 +67,7 @@ class SequenceLabels(Evaluation):
             "classes": targets.classes,
             "left_out": dict(proteins.left_out),
             "cropped": sum(len(sequence) > longest for sequence in sequences),
-            "leakage": leakage(examples, split, None).describe(len(split.test)),
+            "leakage": leakage(examples, split).describe(len(split.test)),
         }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:

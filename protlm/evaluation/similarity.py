@@ -64,10 +64,7 @@ def correlation_with_blosum(fractions: np.ndarray, background: np.ndarray | None
 
 @final
 class Similarity(Evaluation):
-    """The correlation of attention's amino-acid similarity with BLOSUM62, and of random weights.
-
-    Proteins are as for `ProteinChoice`.
-    """
+    """The correlation of attention's amino-acid similarity with BLOSUM62, and of random weights."""
 
     needs_data = False
 

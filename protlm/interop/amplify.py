@@ -59,7 +59,6 @@ class Amplify(Family):
     left_out = ("|", "J")
 
     def translate(self, source: Source) -> ForeignModel:
-        """Reorders the projections to queries and keys."""
         found = super().translate(source)
         config, weights = found.description.model, found.weights
         for name in [name for name in weights if name.endswith((".query.weight", ".key.weight"))]:

@@ -16,8 +16,8 @@ from protlm.checkpoints.checks import check_sizes
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Objective, Positions
-from protlm.data.vocabulary import VOCABULARY
-from protlm.interop.layout import Layout, alphabet_file, gather_rows, read_alphabet, source_tokens
+from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY
+from protlm.interop.layout import Layout, alphabet_file, gather_rows, read_alphabet
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
 
@@ -93,19 +93,20 @@ class Family:
     first_position: ClassVar[int] = 0
 
     def translate(self, source: Source) -> ForeignModel:
-        """Converts a model."""
         for key, values in self.allowed.items():
             source.choice(key, values)
         layout = self.layout_of(source)
         weights = layout.weights(source)
         config = self.config(source, layout, weights)
         alphabet = self.alphabet(source)
-        tokens = self._tokens(source, alphabet) if self.special else None
+        tokens = self.tokens(source.path, alphabet) if self.special else []
+        for key, token in _SPECIAL.items() if tokens else ():
+            source.choice(key, (tokens[VOCABULARY[token]], None))
         check_sizes(source.path, config, weights)
         self._check_shapes(source.path, config, weights, len(alphabet))
         if "positions.table" in weights:
             weights["positions.table"] = weights["positions.table"][self.first_position :]
-        if tokens is not None:
+        if tokens:
             gather_rows(weights, tokens)
         description = ModelDescription(
             vocabulary=VOCABULARY.hash,
@@ -120,7 +121,6 @@ class Family:
         return ForeignModel(source.path, description, weights)
 
     def layout_of(self, source: Source) -> Layout:
-        """Returns the layout of a model."""
         return self.layout
 
     def config(self, source: Source, layout: Layout, weights: Mapping[str, Tensor]) -> ModelConfig:
@@ -140,13 +140,23 @@ class Family:
         """Returns the tokens of a model in order."""
         return read_alphabet(alphabet_file(source.path)) if self.special else VOCABULARY.tokens
 
-    def _tokens(self, source: Source, alphabet: Sequence[str]) -> list[int]:
-        tokens = source_tokens(
-            source.path, alphabet, self.special, self.read_as, left_out=self.left_out
-        )
-        for key, token in _SPECIAL.items():
-            source.choice(key, (tokens[VOCABULARY[token]], None))
-        return tokens
+    def tokens(self, path: Path, alphabet: Sequence[str]) -> list[int]:
+        """Returns the number in the alphabet of each token of protlm; it may lack residues."""
+        number = {token: place for place, token in enumerate(alphabet)}
+        if len(number) != len(alphabet):
+            raise InputDataError(f"{path}: the alphabet repeats a token")
+        for token in (*self.special, *STANDARD):
+            if token not in number:
+                raise InputDataError(f"{path}: the alphabet lacks {token!r:.20}")
+        names = {letter: letter for letter in RESIDUES if letter in number}
+        names |= {letter: token for letter, token in self.read_as.items() if token in number}
+        names |= zip(("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"), self.special, strict=True)
+        if unused := set(alphabet) - {*names.values(), *RESIDUES, *self.left_out}:
+            raise InputDataError(
+                f"{path}: the alphabet has {len(unused)} tokens that protlm lacks, for instance "
+                f"{min(unused)!r:.20}"
+            )
+        return [number[names.get(token, names["<unk>"])] for token in VOCABULARY.tokens]
 
     def _check_shapes(
         self, path: Path, config: ModelConfig, weights: Mapping[str, Tensor], rows: int

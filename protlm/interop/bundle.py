@@ -22,13 +22,6 @@ class Name(NamedTuple):
     name: str
 
 
-class _Import(NamedTuple):
-    """An imported name: where it comes from, and the statement."""
-
-    origin: Name
-    text: str
-
-
 class _Module:
     """The top-level statements of a module."""
 
@@ -40,12 +33,11 @@ class _Module:
 
     @cached_property
     def definitions(self) -> dict[str, ast.stmt]:
-        """The statements by the names that they define."""
         return {name: one for one in self.statements for name in _defined_by(one)}
 
     @cached_property
-    def imports(self) -> dict[str, _Import]:
-        """The imports by the names that they define."""
+    def imports(self) -> dict[str, tuple[Name, str]]:
+        """The origin and the statement of each imported name."""
         found = {}
         for statement in self.statements:
             if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -53,7 +45,7 @@ class _Module:
                 for alias in statement.names:
                     origin = Name(parent, alias.name) if parent else Name(alias.name, "")
                     single = ast.ImportFrom(parent, [alias], 0) if parent else ast.Import([alias])
-                    found[alias.asname or alias.name] = _Import(origin, ast.unparse(single))
+                    found[alias.asname or alias.name] = (origin, ast.unparse(single))
         return found
 
 
@@ -115,7 +107,7 @@ class Bundle:
             return found
         if found.name not in here.imports:
             return None
-        origin = here.imports[found.name].origin
+        origin, _ = here.imports[found.name]
         if origin.module.partition(".")[0] != _PACKAGE:
             return None
         defined = self.find(*origin)
@@ -140,7 +132,7 @@ class Bundle:
             if found := self.find(name.module, node.id):
                 self._add(found)
             elif node.id in here.imports:
-                text = here.imports[node.id].text
+                _, text = here.imports[node.id]
                 assert self._outside.setdefault(node.id, text) == text, f"two of {node.id}"
 
     def _place(self, module: str) -> None:
@@ -161,7 +153,6 @@ class _Renaming(ast.NodeTransformer):
         self._bundle, self._module = bundle, module
 
     def renamed(self, statement: ast.stmt) -> ast.AST:
-        """Returns a top-level statement with the new names."""
         statement = copy.deepcopy(statement)
         if isinstance(statement, ast.FunctionDef | ast.ClassDef):
             statement.name = self._new(statement.name)

@@ -149,7 +149,6 @@ class Esm(Family):
         return replace(layout, names=names)
 
     def config(self, source: Source, layout: Layout, weights: Mapping[str, Tensor]) -> ModelConfig:
-        """Tells the models of the family apart."""
         is_learned = "positions.table" in weights
         # Only fair-esm leaves it out of the settings of a model that has it, ESM-2.
         default = _is_fair_esm(source) and not is_learned

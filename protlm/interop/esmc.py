@@ -145,7 +145,6 @@ class Esmc(Family):
         return replace(found, description=replace(described, source=origin))
 
     def layout_of(self, source: Source) -> Layout:
-        """Returns that of Hugging Face or of the library."""
         is_native = any(name.startswith(_NATIVE.layers) for name in source.tensors)
         return _NATIVE if is_native else _LIBRARY
 

@@ -56,6 +56,8 @@ def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> 
 
     Returns whether the folder has code: false for an `EsmForMaskedLM`.
     """
+    from safetensors.torch import save
+
     has_code = not is_esm(model.description)
     if not has_code:
         config, weights = _esm_config(model.description.model), _esm_weights(model, contacts)
@@ -66,7 +68,9 @@ def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> 
         if has_code:
             (folder / f"{_MODULE}.py").write_text(_code(model.description), encoding="utf-8")
         _write_json(folder / CONFIG, config)
-        _write_weights(folder / WEIGHTS, weights)
+        # Weights may be views of one tensor, which safetensors refuses.
+        separate = {name: value.clone().contiguous() for name, value in weights.items()}
+        (folder / WEIGHTS).write_bytes(save(separate, metadata={"format": "pt"}))
         _write_tokenizer(folder, has_code=has_code)
         write_sums(folder)
     return has_code
@@ -158,7 +162,11 @@ def _config(model: Checkpoint) -> dict[str, Any]:
 
 def _code(description: ModelDescription) -> str:
     heads = [f"ProtlmFor{head}" for head in _HEADS.values()]
-    used = {name: attention.mechanism(name) for name in _mechanisms(description)}
+    mechanisms, outer = [description.attention], attention.mechanism(description.attention)
+    if inner := inspect.signature(outer).parameters.get("mechanism"):
+        # One that contains another, as `hybrid` does.
+        mechanisms.append(description.attention_options.get("mechanism", inner.default))
+    used = {name: attention.mechanism(name) for name in mechanisms}
     classes = {name: Name(cls.__module__, cls.__name__) for name, cls in used.items()}
     roots = [Name(_TEMPLATE, name) for name in ("ProtlmModel", *heads, _TOKENIZER)]
     bundle = Bundle(
@@ -173,27 +181,8 @@ def _code(description: ModelDescription) -> str:
     return f"{_HEADER}\n\n{bundle.source()}\n\nMECHANISMS.update({{\n{''.join(entries)}}})\n"
 
 
-def _mechanisms(description: ModelDescription) -> list[str]:
-    """Returns the mechanism, and the one that it contains, as `hybrid` does."""
-    parameter = inspect.signature(attention.mechanism(description.attention)).parameters.get(
-        "mechanism"
-    )
-    if parameter is None:
-        return [description.attention]
-    inner = description.attention_options.get("mechanism", parameter.default)
-    return [description.attention, inner]
-
-
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
-def _write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    from safetensors.torch import save
-
-    # Weights may be views of one tensor, which safetensors refuses.
-    separate = {name: value.clone().contiguous() for name, value in weights.items()}
-    path.write_bytes(save(separate, metadata={"format": "pt"}))
 
 
 def _write_tokenizer(folder: Path, *, has_code: bool) -> None:

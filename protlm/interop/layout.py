@@ -6,7 +6,7 @@ they have its embedding, and its probability is divided evenly between them.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from protlm.checkpoints.checks import check_numbers
-from protlm.data.vocabulary import RESIDUES, VOCABULARY
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import read_json
@@ -58,8 +57,6 @@ FAIRSEQ_LAYER = {
 FAIRSEQ_COPIES = {"lm_head.weight": "embed_tokens.weight"}
 # The files of the tokens in the folder of a model.
 ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
-# Its special tokens, in the order in which a family gives its names of them.
-_SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
 _FILES = (TOKENIZER, "vocab.json", ALPHABET)
 
 
@@ -206,38 +203,6 @@ def read_alphabet(path: Path) -> list[str]:
     if not are_numbered:
         raise InputDataError(f"{path} is not an alphabet: its tokens must be numbered from 0")
     return tokens
-
-
-def source_tokens(
-    path: Path,
-    alphabet: Sequence[str],
-    special: Sequence[str],
-    letters: Mapping[str, str],
-    *,
-    left_out: Collection[str] = (),
-) -> list[int]:
-    """Returns the number in another alphabet of each token of protlm.
-
-    Args:
-        letters: residues that are read as another token of it, if it has that; others that it
-            lacks are read as unknown.
-    """
-    number = {token: place for place, token in enumerate(alphabet)}
-    if len(number) != len(alphabet):
-        raise InputDataError(f"{path}: the alphabet repeats a token")
-    for token in (*special, *"ACDEFGHIKLMNPQRSTVWY"):
-        if token not in number:
-            raise InputDataError(f"{path}: the alphabet lacks {token!r:.20}")
-    names = {letter: letter for letter in RESIDUES if letter in number}
-    names |= {letter: token for letter, token in letters.items() if token in number}
-    names |= zip(_SPECIAL, special, strict=True)
-    unused = set(alphabet) - set(names.values()) - set(RESIDUES) - set(left_out)
-    if unused:
-        raise InputDataError(
-            f"{path}: the alphabet has {len(unused)} tokens that protlm lacks, for instance "
-            f"{min(unused)!r:.20}"
-        )
-    return [number[names.get(token, names["<unk>"])] for token in VOCABULARY.tokens]
 
 
 def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:

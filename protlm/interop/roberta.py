@@ -39,7 +39,6 @@ class Roberta(Family):
     first_position = 2
 
     def translate(self, source: Source) -> ForeignModel:
-        """Refuses the layout of Hugging Face."""
         if source.path.is_dir():
             raise InputDataError(
                 f"{source.path} is a RoBERTa folder of Hugging Face; protlm reads RoBERTa only in "
@@ -49,7 +48,6 @@ class Roberta(Family):
         return super().translate(source)
 
     def alphabet(self, source: Source) -> list[str]:
-        """Returns the alphabet of the description."""
         tokens = source.settings.get("alphabet")
         if not isinstance(tokens, list) or not all(isinstance(one, str) for one in tokens):
             raise InputDataError(f"{source.path}: the alphabet must be a list of tokens")

@@ -184,8 +184,14 @@ def _read_pickle(path: Path) -> Source:
     tensors, beside = check_weights(path, state), path.with_name(f"{path.stem}{_CONTACTS}.pt")
     hashes = _hashes(path)
     if beside.is_file():
-        tensors |= _fair_esm_contacts(beside)
-        hashes["contacts_sha256"] = _hashes(beside)["sha256"]
+        existing_file(beside, "a contact head")
+        head = check_weights(beside, _unpickled(beside).get("model"))
+        if other := [name for name in head if "contact_head." not in name]:
+            raise InputDataError(
+                f"{beside} has {other[0]!r:.90}, which is not part of a contact head"
+            )
+        tensors |= head
+        hashes["contacts_sha256"] = sha256_of(beside)
     return Source(path, "esm", settings, tensors, hashes)
 
 
@@ -213,15 +219,6 @@ def _plain(settings: argparse.Namespace) -> dict[str, Any]:
     kinds = (bool, int, float, str, type(None))
     plain = {key: value for key, value in vars(settings).items() if type(value) in kinds}
     return {key.removeprefix("encoder_"): value for key, value in plain.items()} | plain
-
-
-def _fair_esm_contacts(path: Path) -> dict[str, Tensor]:
-    """Returns the contact head of a model of fair-esm from its separate file."""
-    existing_file(path, "a contact head")
-    state = check_weights(path, _unpickled(path).get("model"))
-    if other := [name for name in state if "contact_head." not in name]:
-        raise InputDataError(f"{path} has {other[0]!r:.90}, which is not part of a contact head")
-    return state
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -19,8 +19,7 @@ class FeedForward(nn.Module):
 
     Args:
         chunk: number of positions computed at a time, and recomputed in the backward pass, so that
-            no tensor of all positions has the width F (Reformer, arXiv 2001.04451, section 3);
-            None computes all positions at once and keeps their activations.
+            no tensor of all positions has the width F (Reformer, arXiv 2001.04451, section 3).
     """
 
     def __init__(
@@ -119,7 +118,6 @@ class Block(nn.Module):
         return self.attention.inputs(self.attention_norm(x_BLD) if self.pre else x_BLD, context)
 
     def _add(self, x_BLD: Tensor, sublayer: Sublayer, norm: nn.Module) -> Tensor:
-        """Adds a sublayer's output, after dropout, to the residual."""
         if self.pre:
             return x_BLD + self.dropout(sublayer(norm(x_BLD)))
         return norm(x_BLD + self.dropout(sublayer(x_BLD)))

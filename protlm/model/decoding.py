@@ -75,9 +75,8 @@ class Ended(StrEnum):
 class GeneratedSequence:
     """A sampled sequence, including its prefix.
 
-    Attributes:
-        nats: the sum of -log p over the sampled residues, where p is the model's probability over
-            the whole vocabulary at temperature 1.
+    `nats` is the sum of -log p over the sampled residues, where p is the model's probability over
+    the whole vocabulary at temperature 1.
     """
 
     number: int
@@ -168,7 +167,6 @@ class _Sequence:
         self._num_given, self._max_residues = len(prefix), max_residues
 
     def append(self, token: int, nats: float) -> None:
-        """Appends a token, or ends the sequence."""
         if token == VOCABULARY.eos:
             self.ended = Ended.eos
             return
@@ -178,7 +176,6 @@ class _Sequence:
             self.ended = Ended.length
 
     def generated(self) -> GeneratedSequence:
-        """Returns the complete sequence."""
         assert self.ended is not None
         sequence = VOCABULARY.decode(np.array(self.tokens))
         num_sampled = len(self.tokens) - self._num_given
@@ -195,9 +192,8 @@ def _extend(batch: list[_Sequence], logits_BV: Tensor, sampling: Sampling) -> Te
     tokens_B1 = draw(probable_BV, uniform_B1)
     nats_B1 = -logits_BV.log_softmax(dim=-1).gather(-1, tokens_B1)
     tokens_B = tokens_B1.squeeze(1)
-    for sequence, token, nats in zip(
-        batch, tokens_B.tolist(), nats_B1.flatten().tolist(), strict=True
-    ):
+    drawn = zip(batch, tokens_B.tolist(), nats_B1.flatten().tolist(), strict=True)
+    for sequence, token, nats in drawn:
         sequence.append(token, nats)
     return tokens_B
 

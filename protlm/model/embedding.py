@@ -63,11 +63,9 @@ def batches(
 def windows(num_residues: int, width: int) -> list[tuple[int, int, int]]:
     """Returns the overlapping windows of a long protein.
 
-    Each begins half a width after the one before, and the last ends with the protein.
-
-    Returns:
-        For each window its first residue, and the first and the end of the residues, from 0, that
-        are taken from it: those that are nearer to its center than to that of its neighbors.
+    Each begins half a width after the one before, and the last ends with the protein. Returned are
+    its first residue, and the first and the end of the residues, from 0, that are taken from it:
+    those that are nearer to its center than to that of its neighbors.
 
     >>> windows(10, 4)
     [(0, 0, 3), (2, 3, 5), (4, 5, 7), (6, 7, 10)]
@@ -87,14 +85,9 @@ def num_windows(num_residues: int, width: int | None) -> int:
 class Embedder:
     """Computes the vectors of sequences; a batch that does not fit into the memory is halved.
 
-    Args:
-        model: the model.
-        poolings: what is kept of each protein.
-        layers: numbers of layers, from 0.
-        compute_dtype: the type of matrix products; with float32, that of the weights.
-
-    `num_halved` counts the batches that did not fit. Sequences that are longer than the model
-    accepts are computed in windows: the vector of `<cls>` is then the mean of the windows'.
+    Matrix products have the `compute_dtype`; with float32, that of the weights. `num_halved`
+    counts the batches that did not fit. Sequences that are longer than the model accepts are
+    computed in windows: the vector of `<cls>` is then the mean of the windows'.
     """
 
     model: "PretrainedModel"
@@ -105,7 +98,6 @@ class Embedder:
 
     @cached_property
     def room(self) -> Room:
-        """What fits into the memory in one pass."""
         return Room(self.model)
 
     @torch.inference_mode()
@@ -114,9 +106,7 @@ class Embedder:
     ) -> list[Vectors | None]:
         """Returns the vectors of each sequence on the CPU; None if it does not fit by itself.
 
-        Args:
-            sequences: in the order of their lengths.
-            ranges: the ranges of each sequence.
+        The sequences are in the order of their lengths.
         """
         spans = ranges or [()] * len(sequences)
         fits = sum(len(one) <= (self.model.max_residues or len(one)) for one in sequences)
@@ -138,12 +128,7 @@ class Embedder:
         return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
 
     def check_finite(self, vectors: Vectors, name: str) -> None:
-        """Refuses vectors with numbers that are not finite.
-
-        Args:
-            vectors: those of one sequence.
-            name: what the sequence is called in the message.
-        """
+        """Refuses vectors of a sequence, called `name`, with numbers that are not finite."""
         if all(bool(values.isfinite().all()) for values in vectors.values()):
             return
         if self.compute_dtype != torch.float32:
@@ -174,7 +159,6 @@ class Embedder:
         return found
 
     def _hidden(self, sequences: Sequence[str]) -> dict[int, Tensor]:
-        """Returns the hidden states by layer, BLD."""
         limit = self.model.max_residues
         if limit is not None and len(sequences[0]) > limit:
             return self._windowed(sequences[0], limit)
@@ -268,17 +252,10 @@ def embeddings(
     tokens_per_batch: int,
     places: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
-    """Returns hidden states by layer, float32.
+    """Returns hidden states by layer, float32, of the first residues that the model accepts.
 
-    Args:
-        model: the model.
-        sequences: residues, of which the model reads the first ones that it accepts.
-        layers: 0 the embedding, n the output of block n.
-        tokens_per_batch: the largest number of rows times padded length.
-        places: residues of each sequence whose states are returned; None returns means.
-
-    Returns:
-        [sequences, D] of means, or [residues, D]; of several layers, in temporary files.
+    They are means, [sequences, D], or those of the residues `places` of each sequence, [residues,
+    D]; these, of several layers, are in temporary files.
     """
     texts = [sequence[: model.max_residues] for sequence in sequences]
     ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])

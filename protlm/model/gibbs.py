@@ -29,9 +29,8 @@ _TOKENS_PER_BATCH = 16_384
 class Sweeps:
     """How sequences are sampled from a masked model.
 
-    Args:
-        mask_fraction: the fraction of the residues that are masked, and drawn, at a time. The
-            forward passes of a sweep are its inverse, or one for each residue if that is less.
+    `mask_fraction` of the residues are masked, and drawn, at a time. The forward passes of a sweep
+    are its inverse, or one for each residue if that is less.
     """
 
     number: int = 10

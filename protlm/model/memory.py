@@ -27,10 +27,7 @@ _RESIDUE = "A"
 class TensorMemory(TorchDispatchMode):
     """Counts the bytes of the tensors that are created inside the context and still in use.
 
-    Memory that a kernel allocates internally is not seen.
-
-    Attributes:
-        peak: the highest number of bytes at one time.
+    `peak` is the highest number. Memory that a kernel allocates internally is not seen.
     """
 
     def __init__(self) -> None:
@@ -42,7 +39,6 @@ class TensorMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Runs an operation, and counts the storages of its results that are new."""
         known = {_pointer(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
@@ -72,7 +68,6 @@ class Room:
     """Whether the computation of one protein fits into the free memory of the model's device.
 
     Attributes:
-        model: the model.
         per_pair: bytes for each pair of residues, beside those of the model.
         scale: times the memory of a forward pass in the type of the weights.
         training: the activations of all layers are kept for the gradient.
@@ -102,7 +97,6 @@ class Room:
         return f"{length:,} residues need {sizes} on {self.model.device}"
 
     def reason(self, length: int) -> str:
-        """Returns why a protein is left out that did not fit."""
         does_not = f"{length:,} residues do not fit into the memory of the device"
         return self.refusal(length) or does_not
 

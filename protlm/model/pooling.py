@@ -22,13 +22,11 @@ class Pooling(StrEnum):
     ranges = "ranges"
 
     def num_rows(self, num_residues: int, num_ranges: int) -> int:
-        """Returns the number of vectors of a protein."""
         rows = {Pooling.per_tok: num_residues, Pooling.ranges: num_ranges}
         return rows.get(self, 1)
 
     @property
     def is_matrix(self) -> bool:
-        """Whether a protein has a matrix, not one vector."""
         return self in (Pooling.per_tok, Pooling.ranges)
 
 
@@ -40,9 +38,7 @@ def pool(
 ) -> Tensor:
     """Returns the vectors of one protein in float32: (D,), or (rows, D) of a matrix.
 
-    Args:
-        hidden_LD: hidden states of `<cls>`, the residues, `<eos>` and padding.
-        ranges: first and last residue of each range, counted from 1.
+    Ranges are given by their first and last residue, counted from 1.
     """
     if pooling in (Pooling.cls, Pooling.bos):
         return hidden_LD[0].float()

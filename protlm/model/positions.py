@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from protlm.attention.ops.numerics import upcast
-from protlm.config import Positions
 from protlm.system.errors import UserError
 
 _PERIOD = 10_000.0
@@ -115,14 +114,3 @@ def _rotated_at_once(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     rotated_BHLK[..., :half].addcmul_(upcast_BHLK[..., half:], sin_LK[:, :half], value=-1)
     rotated_BHLK[..., half:].addcmul_(upcast_BHLK[..., :half], sin_LK[:, half:])
     return rotated_BHLK.to(x_BHLK.dtype)
-
-
-def position_table(
-    positions: Positions, *, max_length: int, model_dim: int
-) -> PositionTable | None:
-    """Returns the module that adds positions to embeddings; None for rotary positions."""
-    if positions is Positions.rotary:
-        return None
-    return PositionTable(
-        max_length=max_length, model_dim=model_dim, learned=positions is Positions.learned
-    )

@@ -123,27 +123,23 @@ class PretrainedModel:
             UserError: sequences in place of their tokens, or a layer that does not exist.
         """
         _check_tokens(batch)
-        layers = list(layers)
-        numbers = [self.layer_number(layer, first=0) for layer in layers]
+        numbers = {layer: self.layer_number(layer, first=0) for layer in layers}
+        causal = self.causal if causal is None else causal
         out = self.network(
-            batch.tokens_BL,
-            batch.mask_BL,
-            causal=self.causal if causal is None else causal,
-            layers=numbers,
+            batch.tokens_BL, batch.mask_BL, causal=causal, layers=[*numbers.values()]
         )
-        asked = {layer: out.hidden[number] for layer, number in zip(layers, numbers, strict=True)}
+        asked = {layer: out.hidden[number] for layer, number in numbers.items()}
         return ModelOutput(out.logits_BLV, asked)
 
     @torch.inference_mode()
     def hidden_states(self, batch: TokenBatch, layers: Iterable[int]) -> dict[int, Tensor]:
         """Returns the hidden states of layers, BLD, without the logits and later blocks."""
         _check_tokens(batch)
-        layers = list(layers)
-        numbers = [self.layer_number(layer, first=0) for layer in layers]
+        numbers = {layer: self.layer_number(layer, first=0) for layer in layers}
         hidden = self.network.hidden_states(
-            batch.tokens_BL, batch.mask_BL, causal=self.causal, layers=numbers
+            batch.tokens_BL, batch.mask_BL, causal=self.causal, layers=numbers.values()
         )
-        return {layer: hidden[number] for layer, number in zip(layers, numbers, strict=True)}
+        return {layer: hidden[number] for layer, number in numbers.items()}
 
     @torch.inference_mode()
     def attention_maps(

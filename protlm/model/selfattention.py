@@ -41,7 +41,6 @@ class BoundedNorm(nn.Module):
 
     @staticmethod
     def norms(scale_H: Tensor) -> Tensor:
-        """Returns s of each head."""
         return _LARGEST_NORM * torch.sigmoid(scale_H)
 
 
@@ -100,11 +99,7 @@ class Tokens(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The inputs that all blocks of a pass have in common.
-
-    Attributes:
-        rotation: cosines and sines of the positions, each LK, or None.
-    """
+    """What all blocks of a pass have in common; the rotation is cosines and sines, each LK."""
 
     tokens_BL: Tensor
     mask_BL: Tensor
@@ -179,7 +174,6 @@ class SelfAttention(nn.Module):
         self.mechanism = mechanism
 
     def inputs(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
-        """Returns queries, keys and values of a block's normalized input."""
         if self.convolution is not None:
             hidden_BLD = self.convolution(hidden_BLD, context.mask_BL, causal=context.causal)
         return self._projected(hidden_BLD, context)

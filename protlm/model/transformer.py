@@ -20,7 +20,7 @@ from protlm.config import HeadKind, ModelConfig, NormOrder, Positions
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
-from protlm.model.positions import Rotary, position_table
+from protlm.model.positions import PositionTable, Rotary
 from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
 from protlm.system.errors import UserError
 
@@ -49,12 +49,8 @@ class DecodingState:
 class ProteinLM(nn.Module):
     """A transformer over tokens, around any attention mechanism.
 
-    Args:
-        mechanism: creates the attention mechanism of a block from its number, 0 to N - 1.
-
-    Attributes:
-        activation_checkpointing: whether each block's activations are recomputed in the backward
-            pass.
+    `mechanism` creates that of a block from its number, 0 to N - 1. `activation_checkpointing`
+    recomputes each block's activations in the backward pass.
     """
 
     def __init__(
@@ -74,12 +70,11 @@ class ProteinLM(nn.Module):
             )
         self.activation_checkpointing = False
         self.embedding = nn.Embedding(vocab_size, config.model_dim, padding_idx=pad)
-        self.positions = position_table(
-            config.positions, max_length=config.max_length, model_dim=config.model_dim
-        )
+        rotary, learned = (config.positions is x for x in (Positions.rotary, Positions.learned))
+        sizes = {"max_length": config.max_length, "model_dim": config.model_dim}
+        self.positions = None if rotary else PositionTable(**sizes, learned=learned)
         self.token_dropout = config.token_dropout
         self.embedding_norm = norm_layer(config) if config.embedding_norm else None
-        rotary = config.positions is Positions.rotary
         self.rotary = (
             Rotary(head_dim=head_dim, stored=config.stored_frequencies) if rotary else None
         )
@@ -108,7 +103,6 @@ class ProteinLM(nn.Module):
 
     @property
     def num_layers(self) -> int:
-        """Number of blocks, N."""
         return len(self.blocks)
 
     def forward(
@@ -119,11 +113,10 @@ class ProteinLM(nn.Module):
         causal: bool,
         layers: Sequence[int] = (),
     ) -> ModelOutput:
-        """Returns logits for every position, and hidden states.
+        """Returns logits for every position, and the hidden states of layers.
 
-        Args:
-            layers: which hidden states to return: 0 the embedding, n the output of block n.
-                The last one is taken after the final norm, as in ESM.
+        Layer 0 is the embedding, n the output of block n, and the last one that of the final norm,
+        as in ESM.
         """
         wanted = {*layers, self.num_layers}
         hidden = self.hidden_states(tokens_BL, mask_BL, causal=causal, layers=wanted)
@@ -154,11 +147,10 @@ class ProteinLM(nn.Module):
         return DecodingState(0, (None,) * self.num_layers)
 
     def step(self, state: DecodingState, tokens_B: Tensor) -> tuple[DecodingState, Tensor]:
-        """Processes the next token of every sample.
+        """Processes the next token of every sample; the input state must not be used again.
 
-        Returns:
-            The state after the token, and the logits of the following token, BV, equal to those of
-            `forward` with `causal=True`. The input state must not be used again.
+        Returns the state after it, and the logits of the following token, BV, equal to those of
+        `forward` with `causal=True`.
         """
         start, tokens_B1 = state.length, tokens_B[:, None]
         context = self._context(tokens_B1, torch.ones_like(tokens_B1).bool(), True, start)
@@ -259,7 +251,8 @@ def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -
             head_dim=model.model_dim // model.num_heads,
             model_dim=model.model_dim,
             max_length=model.max_length,
-            seed=_layer_seed(seed, layer),
+            # Layers draw different projections; the stride separates neighboring seeds.
+            seed=seed * 100_003 + layer,
         )
         layers.append(made)
         if layer > 0 and isinstance(made, SharesParameters):
@@ -269,8 +262,3 @@ def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return ProteinLM(model, vocab_size=len(VOCABULARY), pad=VOCABULARY.pad, mechanism=mechanism)
-
-
-def _layer_seed(seed: int, layer: int) -> int:
-    # Layers draw different projections; the stride separates neighboring seeds.
-    return seed * 100_003 + layer

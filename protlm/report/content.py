@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import product
 from typing import Any, final
-
-import numpy as np
 
 from protlm import __version__, attention
 from protlm.analysis.contact_regression import ContactRegression
@@ -110,20 +109,13 @@ def _contacts(
     if regression is None:
         return None
     predicted_LL = regression.predict_protein(model, protein.sequence)
-    known_LL = protein.contacts
+    known_LL, rows = protein.contacts, []
+    for (name, between), (label, divisor) in product(SEPARATIONS.items(), DIVISORS.items()):
+        if known_LL is not None:
+            hits, asked = precision(predicted_LL, known_LL, separation=between, divisor=divisor)
+            rows.append({"range": name, "pairs": label, "hits": hits, "asked": asked})
     return {
         "heads_used": regression.num_heads_used,
         "map": Codes.of(predicted_LL).to_plain(),
-        "precision": [] if known_LL is None else _precision_rows(predicted_LL, known_LL),
+        "precision": rows,
     }
-
-
-def _precision_rows(predicted_LL: np.ndarray, contacts_LL: np.ndarray) -> list[dict[str, Any]]:
-    rows = []
-    for name, separation in SEPARATIONS.items():
-        for label, divisor in DIVISORS.items():
-            hits, asked = precision(
-                predicted_LL, contacts_LL, separation=separation, divisor=divisor
-            )
-            rows.append({"range": name, "pairs": label, "hits": hits, "asked": asked})
-    return rows

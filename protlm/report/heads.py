@@ -130,7 +130,6 @@ class HeadMap:
 
     @classmethod
     def of(cls, map_LL: np.ndarray, bin_size: int) -> "HeadMap":
-        """Reduces and quantizes a map."""
         weights = binned(map_LL, bin_size)
         codes = Codes.of(weights)
         return cls(codes, bin_size, float(np.abs(codes.decode() - weights).max()))
@@ -163,11 +162,9 @@ class InspectedHead:
 
     @property
     def shown(self) -> HeadMap:
-        """The map on the page."""
         return self.full or self.reduced
 
     def to_plain(self) -> dict[str, Any]:
-        """Returns values for JSON."""
         values = [self.statistics[name] for name, *_ in STATISTICS]
         return {
             "layer": self.layer,
@@ -208,7 +205,17 @@ def inspected_heads(
             for place, head in enumerate(heads):
                 own = {name: float(x_H[place]) for name, x_H in statistics.items() if x_H.ndim == 1}
                 map_LL = map_HLL[place].cpu().numpy()
-                found.append(_inspect(map_LL, (layer, head), own, protein, bin_size))
+                found.append(
+                    InspectedHead(
+                        layer,
+                        head,
+                        own | _contact_statistics(map_LL, protein),
+                        _strongest(map_LL),
+                        Codes.of(map_LL.mean(axis=0)),
+                        HeadMap.of(map_LL, bin_size),
+                        HeadMap.of(map_LL, 1),
+                    )
+                )
             kept = kept or _num_full(found[0], number, num_models)
             for worse in sorted(found, key=lambda head: -head.rank)[kept:]:
                 worse.full = None
@@ -224,23 +231,6 @@ def _num_full(one: InspectedHead, number: int, num_models: int) -> int:
     if number * full <= most:
         return number
     return min(max((most - number * reduced) // full, 1), _MOST_FULL_MAPS)
-
-
-def _inspect(
-    map_LL: np.ndarray,
-    number: tuple[int, int],
-    statistics: dict[str, float],
-    protein: InspectedProtein,
-    bin_size: int,
-) -> InspectedHead:
-    return InspectedHead(
-        *number,
-        statistics | _contact_statistics(map_LL, protein),
-        _strongest(map_LL),
-        Codes.of(map_LL.mean(axis=0)),
-        HeadMap.of(map_LL, bin_size),
-        HeadMap.of(map_LL, 1),
-    )
 
 
 def _contact_statistics(map_LL: np.ndarray, protein: InspectedProtein) -> dict[str, float]:

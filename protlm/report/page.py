@@ -38,14 +38,9 @@ def assemble(content: dict[str, Any]) -> str:
     """
     scripts = [_asset(name) for name in SCRIPTS]
     style = _asset(_STYLE)
-    policy = "; ".join(
-        (
-            "default-src 'none'",
-            f"script-src {' '.join(map(_hash, scripts))}",
-            f"style-src {_hash(style)}",
-            "base-uri 'none'",
-            "form-action 'none'",
-        )
+    policy = (
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; "
+        f"style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     )
     parts = {
         "POLICY": policy,

@@ -71,7 +71,7 @@ class InterruptedJobError(UserError):
 # What allocators and loaders say; not all raise MemoryError.
 _FULL_MEMORY = r"(?i)(can't|cannot|failed to|unable to) (allocate|map) |out of memory|enough memory"
 _NO_PROCESS = os.strerror(errno.EAGAIN)
-_FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+FULL_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def is_full_memory(error: Exception) -> bool:
@@ -104,7 +104,7 @@ def _of_a_file(error: OSError) -> UserError | None:
     name, reason = error.filename, error.strerror or str(error)
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return UserError(f"{reason}: allow more open files (ulimit -n)")
-    if error.errno in _FULL_DISK:
+    if error.errno in FULL_DISK:
         return OutputError(f"{name or 'standard output'}: no space left; free some")
     if error.errno == errno.ENOENT and name is None and "temporary" in reason:
         return OutputError(f"{reason}; set TMPDIR to a folder that can be written to")
@@ -140,10 +140,7 @@ def did_you_mean(name: str, typed: Mapping[str, str]) -> str:
     """Returns a question that suggests similar names, or "" if none is similar.
 
     These are those that begin with it or else contain it, the shortest first, or the most similar.
-
-    Args:
-        name: the unknown name.
-        typed: the known names, and how each is typed.
+    `typed` has the known names, and how each is typed.
 
     >>> did_you_mean("tyni", {"tiny": "model=tiny", "small": "model=small"})
     ' (did you mean model=tiny?)'
@@ -172,11 +169,9 @@ def exit_with_message(
 ) -> NoReturn:
     """Runs a command and exits: with 0, or with one sentence on standard error and its code.
 
-    Args:
-        command: the function to run.
-        debug: also prints the traceback of a `UserError`.
-        result_on_stdout: the command prints its result, so it exits with 0 when the reader of
-            standard output has closed it. Failed writes to standard error are always ignored.
+    With `debug`, the traceback of a `UserError` is printed, too. A command that prints its result
+    exits with 0 when the reader of standard output has closed it. Failed writes to standard error
+    are always ignored.
     """
     protect_streams(result_on_stdout=result_on_stdout)
     warnings.formatwarning = _as_a_sentence

@@ -2,14 +2,16 @@
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 
 @contextmanager
-def _handled(numbers: list[int], handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+def handled(
+    numbers: Sequence[int], handler: Callable[[int, FrameType | None], Any]
+) -> Iterator[None]:
     """Handles signals in its block, in the main thread: others cannot."""
     before: dict[int, Any] = {}
     try:
@@ -20,6 +22,7 @@ def _handled(numbers: list[int], handler: Callable[[int, FrameType | None], Any]
         yield
     finally:
         for number, earlier in before.items():
+            # None means that the handler was not set from Python.
             signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
 
 
@@ -30,11 +33,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
     A process that is killed leaves its lock file, which the resumed job cannot judge on another
     machine.
     """
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    with _handled([signal.SIGTERM], interrupt):
+    with handled([signal.SIGTERM], signal.default_int_handler):
         yield
 
 
@@ -47,7 +46,7 @@ def interrupts_held() -> Iterator[None]:
     """
     came: list[int] = []
     try:
-        with _handled([signal.SIGINT, signal.SIGTERM], lambda number, frame: came.append(number)):
+        with handled([signal.SIGINT, signal.SIGTERM], lambda number, frame: came.append(number)):
             yield
     finally:
         for number in came:

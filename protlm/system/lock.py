@@ -49,10 +49,8 @@ class FolderLock:
 
     The owner keeps an exclusive `flock` on the lock file, which the kernel drops when the process
     dies. Some network file systems do not share these locks between machines, and some have none:
-    there, a lock file left by another process is respected unless `break_lock` is set.
-
-    Messages say what the owner is `doing` in the folder ("being built"), and the `option` that
-    names the folder ("--out").
+    there, a lock file left by another process is respected unless `break_lock` is set. Messages say
+    what is `doing` in the folder ("being built"), and the `option` that names it ("--out").
     """
 
     def __init__(self, folder: Path, doing: str, option: str, *, break_lock: bool = False) -> None:
@@ -119,11 +117,9 @@ class FolderLock:
 
 def _locked(path: Path, mode: str = "rb") -> tuple[IO[bytes], bool]:
     """Opens and locks the lock file; returns it, and whether its file system has locks."""
-
-    def create(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-
-    file: IO[bytes] = open(path, mode, 0, opener=create)  # noqa: SIM115
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags |= os.O_RDONLY if mode == "rb" else os.O_RDWR
+    file: IO[bytes] = os.fdopen(os.open(path, flags, 0o666), mode, 0)
     is_guarded = True
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

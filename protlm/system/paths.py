@@ -8,15 +8,14 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.errors import FULL_DISK, InputDataError, OutputError, UserError
 
 _CHUNK = 1 << 20
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Errors of the system that mean that an output cannot be written.
-OUTPUT_FAULTS = frozenset({*_NO_SPACE, errno.EACCES, errno.EROFS, errno.EPERM})
+OUTPUT_FAULTS = frozenset({*FULL_DISK, errno.EACCES, errno.EROFS, errno.EPERM})
 # The beginning of what Git LFS writes in the place of a file.
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LONGEST_NAME = 255
@@ -98,7 +97,7 @@ def refuse_pointer(path: Path) -> None:
 
 def explain_os_error(error: OSError, path: Path) -> OutputError:
     """Turns a failed write into an error of one sentence that says what to do."""
-    if error.errno in _NO_SPACE:
+    if error.errno in FULL_DISK:
         return OutputError(f"{path}: no space left; free some or write to another disk")
     return OutputError(f"{path} cannot be written: {error.strerror or error}")
 
@@ -183,7 +182,6 @@ def _clear_parts(path: Path) -> None:
 
 
 def _is_another(pid: int) -> bool:
-    """Returns whether another process with this ID is running."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -198,19 +196,20 @@ def _remove(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        with suppress(FileNotFoundError):
-            path.unlink()
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
-def _complete_output(path: Path, *, is_dir: bool, overwrite: bool) -> Iterator[Path]:
+def complete_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a temporary path beside `path`; what is there gets its name when it is complete.
+
+    On any exception the temporary file or folder is removed and `path` is left unchanged.
+    """
     check_output(path, overwrite=overwrite)
     _clear_parts(path)
     temporary = _temporary(path, os.getpid())
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        if is_dir:
-            temporary.mkdir()
         yield temporary
         finish(temporary, path, overwrite=overwrite)
     except OSError as error:
@@ -221,17 +220,12 @@ def _complete_output(path: Path, *, is_dir: bool, overwrite: bool) -> Iterator[P
         _remove(temporary)
 
 
-def complete_file(path: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
-    """Yields a temporary path beside `path`; the file gets its name only when it is complete.
-
-    On any exception the temporary file is removed and `path` is left unchanged.
-    """
-    return _complete_output(path, is_dir=False, overwrite=overwrite)
-
-
-def complete_folder(path: Path, *, overwrite: bool = False) -> AbstractContextManager[Path]:
-    """Yields a temporary folder beside `path`; it gets its name only when it is complete."""
-    return _complete_output(path, is_dir=True, overwrite=overwrite)
+@contextmanager
+def complete_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """Yields a temporary folder beside `path`, as `complete_file` does."""
+    with complete_file(path, overwrite=overwrite) as folder:
+        folder.mkdir()
+        yield folder
 
 
 @contextmanager

@@ -118,11 +118,8 @@ class Submission:
     ) -> None:
         """Applies a function to every item, each in a job; raises the error of a job that fails.
 
-        Args:
-            function: it and the items are pickled.
-            items: one for each job.
-            folder: where jobs of a cluster keep what they print.
-            cores: of each job, unless the parameters have their number.
+        Function and items are pickled. Jobs of a cluster keep in the folder what they print, and
+        have this number of cores, unless the parameters have another.
         """
         if self.executor is Executor.LOCAL:
             at_once = max(1, (os.cpu_count() or 1) // cores)
@@ -277,14 +274,8 @@ def processes(
     """Yields a function that passes an item to one of several processes, which apply `function`.
 
     They ignore Ctrl-C, SIGTERM and the signals that this process handles, and are killed at the end
-    of the block, or when this process dies.
-
-    Args:
-        function: what they apply.
-        count: number of processes.
-        advice: what to do if there is not enough memory for them: "use fewer --workers".
-        forked: they are forks, which share the memory of the function; others start anew, and the
-            function is pickled.
+    of the block, or when this process dies. Forks share the memory of the function; others start
+    anew, and the function is pickled. The advice is for a lack of memory: "use fewer --workers".
     """
     others = active_children()
     folder = Path(tempfile.mkdtemp(prefix="protlm-"))
@@ -342,15 +333,20 @@ def _begin(function: Callable[[Any], Any], folder: Path) -> None:
     for number in signal.valid_signals():
         if number == signal.SIGTERM or callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(lambda: shutil.rmtree(_folder, ignore_errors=True))
 
 
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None
-    parent.join()
-    shutil.rmtree(_folder, ignore_errors=True)
-    os._exit(ExitCode.INTERNAL)
+def end_with_parent(clean: Callable[[], object] = lambda: None) -> None:
+    """Ends this process, after `clean`, when the one that it works for ends, even by a kill."""
+
+    def wait() -> None:
+        parent = parent_process()
+        assert parent is not None
+        parent.join()
+        clean()
+        os._exit(ExitCode.INTERNAL)
+
+    Thread(target=wait, daemon=True).start()
 
 
 def _apply(item: Any) -> "_Pickled":

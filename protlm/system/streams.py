@@ -20,7 +20,6 @@ class _LossyStream(io.FileIO):
     """A stream that discards data that cannot be written."""
 
     def write(self, data: "ReadableBuffer", /) -> int:
-        """Writes some of `data`, or discards it."""
         try:
             if written := super().write(data):
                 return written
@@ -37,11 +36,8 @@ def protect_streams(*, result_on_stdout: bool) -> None:
 
     Streams that were replaced, for instance by a test runner, are left as they are. A closed
     descriptor is opened on the null device: otherwise the next file to be opened would get its
-    number, and libraries would print into that file.
-
-    Args:
-        result_on_stdout: the command prints its result, whose loss is an error; otherwise failed
-            writes are ignored, as on standard error.
+    number, and libraries would print into that file. Failed writes are ignored, unless they are of
+    a result on standard output.
     """
     while (null := os.open(os.devnull, os.O_RDWR)) <= _STDERR:
         # Also for a program that replaces this process.

@@ -3,7 +3,7 @@
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sized
 from datetime import timedelta
 from typing import Self, TypeVar
 
@@ -70,13 +70,9 @@ def print_table(
 
 
 class JobProgress:
-    """Reports the progress of a job on standard error.
+    """Reports the progress of a job on standard error; a quiet one prints nothing.
 
-    Args:
-        what: the name of the job, for instance "training".
-        total: the amount of work, or None if it is unknown.
-        done: the amount of work that was done before.
-        quiet: prints nothing, for ranks other than 0.
+    The amount of work may be unknown, and some of it may be done before.
     """
 
     def __init__(self, what: str, total: int | None, *, done: int = 0, quiet: bool = False) -> None:
@@ -89,12 +85,11 @@ class JobProgress:
 
     def __enter__(self) -> Self:
         if not self._quiet and sys.stderr.isatty():
+            total = "/{task.total:,}" if self._total else ""
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
-                TextColumn(
-                    "{task.completed:,}/{task.total:,}" if self._total else "{task.completed:,}"
-                ),
+                TextColumn("{task.completed:,}" + total),
                 TextColumn("{task.fields[rate]}"),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[note]}"),
@@ -116,7 +111,6 @@ class JobProgress:
             self._print_line()
 
     def advance(self, work: int) -> None:
-        """Adds to the amount of work done."""
         self.update(self._done + work)
 
     def print(self, text: str) -> None:
@@ -155,9 +149,12 @@ class JobProgress:
         return f"{timedelta(seconds=round(seconds))} left"
 
 
-def watched(what: str, items: Sequence[T], *, quiet: bool = False) -> Iterator[T]:
-    """Yields the items of a job, and reports how many of them are done."""
-    with JobProgress(what, len(items), quiet=quiet) as progress:
+def watched(
+    what: str, items: Iterable[T], *, total: int | None = None, quiet: bool = False
+) -> Iterator[T]:
+    """Yields the items of a job, and reports how many of them, or of a total, are done."""
+    number = len(items) if isinstance(items, Sized) else total
+    with JobProgress(what, number, quiet=quiet) as progress:
         for done, item in enumerate(items, start=1):
             yield item
             progress.update(done)

@@ -43,12 +43,9 @@ def _is_free(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of work folders, with its words.
+    """A kind of work folders, with its words, such as "data set", "being built" and "--out".
 
     Args:
-        what: what the folder contains: "data set".
-        doing: what a process does there: "being built".
-        option: what names the output: "--out".
         has_finished: returns whether a folder has parts that need not be made again; without any
             it is removed after an error. The default is whether it has files of the work.
         start_over: how to discard the parts; "" where the folder is removed by hand.
@@ -61,22 +58,18 @@ class Kind:
     start_over: str = ""
 
     def lock(self, folder: Path, *, break_lock: bool) -> FolderLock:
-        """Locks a folder."""
         return FolderLock(folder, self.doing, self.option, break_lock=break_lock)
 
     def advice(self, folder: Path) -> str:
-        """Returns what to do about parts that cannot be continued."""
         return self.start_over or f"remove {folder} to start over"
 
 
 class WorkFolder:
     """A work folder, in which this process may write.
 
-    Attributes:
-        path: the folder; a finished part is a file that is complete when it has its name.
-        lock: the lock, to be checked before a part is finished.
-        is_quiet: says nothing when finished parts are kept after an error.
-        is_published: the result is complete, so that the folder is removed at the end.
+    A finished part is a file that is complete when it has its name; the lock is to be checked
+    before. A quiet folder says nothing when finished parts are kept after an error; that of a
+    published result is removed at the end.
     """
 
     def __init__(self, path: Path, kind: Kind, *, share: str, break_lock: bool) -> None:
@@ -152,11 +145,7 @@ def work_folder(
     the folder is removed. It is also removed when the block has published the result.
 
     Args:
-        path: the folder.
         begun_with: everything that the result depends on, as JSON values by flag or name.
-        kind: the kind of work.
-        restart: discards finished parts.
-        break_lock: takes over the lock of a process of another machine.
         share: what this process computes while others compute other shares; "" is everything, and
             excludes other processes.
     """

@@ -3,11 +3,10 @@
 import atexit
 import os
 import signal
-import threading
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import cache
-from multiprocessing import active_children, forkserver, parent_process, resource_tracker
+from multiprocessing import active_children, forkserver, resource_tracker
 from multiprocessing.queues import Queue
 from typing import Any
 
@@ -16,7 +15,6 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
 from protlm.config import DataConfig
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import Mixture, SampleOrder
 from protlm.data.batching.plan import (
     SPECIALS,
@@ -26,16 +24,18 @@ from protlm.data.batching.plan import (
     RankSlice,
     Sequences,
 )
+from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
-from protlm.data.frequencies import Unigram, count_residues
+from protlm.data.frequencies import count_residues, frequencies, posterior
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader
 from protlm.system.errors import UserError
+from protlm.system.shares import end_with_parent
 from protlm.training.launch import SIGNALS
 
 # Lightning sees a single endless epoch: epochs are counted by `Progress`, and the length of a run
 # is given in optimizer steps. Lightning's epochs end early or repeat data after a restart.
-_ENDLESS = 1_000_000_000
+ENDLESS = 1_000_000_000
 # Number of samples that residue frequencies are counted on; it gives about three digits.
 _COUNTED = 16_384
 
@@ -82,14 +82,7 @@ def _end_with_run(worker: int) -> None:
     torch's workers watch the process that they were forked from, which is the fork server, and the
     fork server ends after the last worker: without this they would keep each other alive.
     """
-
-    def wait() -> None:
-        run = parent_process()
-        assert run is not None
-        run.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+    end_with_parent()
     # Python prints a batch that cannot be sent, as when /dev/shm is full, and the run waits for it.
     setattr(Queue, "_on_queue_feeder_error", staticmethod(lambda *_: os._exit(1)))  # noqa: B010
 
@@ -98,11 +91,8 @@ class SequenceData(pl.LightningDataModule):
     """Training and validation batches in an order that is a pure function of the seed.
 
     Its state is the position {epoch, samples, tokens} and the fingerprint of the data. Validation
-    has one sequence per row, cropped to its start, and masks a fixed fraction.
-
-    Args:
-        masking: the mask fractions, or None for the causal objective.
-        share: the number of micro-batches per batch, and of batches per optimizer step.
+    has one sequence per row, cropped to its start, and masks a fixed fraction. The share has the
+    number of micro-batches per batch, and of batches per optimizer step.
     """
 
     def __init__(
@@ -131,7 +121,6 @@ class SequenceData(pl.LightningDataModule):
         self.progress = Progress(**place)
 
     def check_continues(self, state_dict: Mapping[str, Any]) -> None:
-        """Compares the data with those of a checkpoint."""
         if state_dict["fingerprint"] != self.train.fingerprint:
             where = f"data.dir={self.config.dir}" if self.config.dir else "data.mixture"
             raise UserError(
@@ -141,23 +130,26 @@ class SequenceData(pl.LightningDataModule):
 
     def train_dataloader(self) -> DataLoader[Batch]:
         """Returns an endless loader of batches that starts at the current position."""
+        steps_done = 0 if self.trainer is None else self.trainer.global_step
         stream = BatchStream(
             self.train.lengths_of,
             self.train.order(seed=self.seed),
             self.rule,
             start=self.progress,
-            num_batches=_ENDLESS,
+            num_batches=ENDLESS,
             # A checkpoint is written between two optimizer steps, skipped ones included.
-            done=self._steps_done * self.share.batches_per_step,
+            done=steps_done * self.share.batches_per_step,
             share=self._of_rank(self.share),
         )
         return self._loader(self.train, stream, self.masking)
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Returns a loader of the validation split, with the same masks every time."""
+        # Where a part is validated: the first sequences of a file are no sample of it.
+        is_cut = self.trainer is not None and isinstance(self.trainer.limit_val_batches, int)
         stream = BatchStream(
             self.valid.lengths_of,
-            SampleOrder([len(self.valid)], shuffle=self._is_validation_cut),
+            SampleOrder([len(self.valid)], shuffle=is_cut),
             LengthBuckets(self.config.tokens_per_batch, self.config.max_length),
             share=self._of_rank(RankSlice()),
         )
@@ -173,23 +165,12 @@ class SequenceData(pl.LightningDataModule):
         samples = order.draw(0, np.arange(min(len(order), _COUNTED))).samples
         most = self.config.max_length - SPECIALS
         counts_V = count_residues(self.train[sample][:most] for sample in samples.tolist())
-        return Unigram.from_counts(counts_V).posterior(self.valid_rule)
+        return posterior(frequencies(counts_V), self.valid_rule)
 
     @property
     def valid_rule(self) -> MaskingRule | None:
         """The masking of validation, with one fraction for all rows; None if causal."""
-        return (
-            None if self.masking is None else replace(self.masking.rule, mask_fraction_range=None)
-        )
-
-    @property
-    def _is_validation_cut(self) -> bool:
-        """Whether a part is validated; the first sequences of a file are no sample of it."""
-        return self.trainer is not None and isinstance(self.trainer.limit_val_batches, int)
-
-    @property
-    def _steps_done(self) -> int:
-        return 0 if self.trainer is None else self.trainer.global_step
+        return self.masking and replace(self.masking.rule, mask_fraction_range=None)
 
     def _of_rank(self, share: RankSlice) -> RankSlice:
         trainer = self.trainer

@@ -37,10 +37,9 @@ _MECHANISM = ".attention.mechanism."
 
 
 class Distillation(LanguageModeling, ABC):
-    """Training with a teacher, which is frozen; see the subclasses for the losses."""
+    """Training with a teacher, which is frozen; the subclasses have the losses."""
 
     def learn_from(self, teacher: PretrainedModel, config: TrainConfig) -> None:
-        """Sets the teacher."""
         where = f"objective.teacher={config.objective.teacher}"
         if teacher.causal != self.causal:
             raise UserError(
@@ -65,7 +64,6 @@ class Distillation(LanguageModeling, ABC):
 
     @property
     def teacher(self) -> nn.Module:
-        """The network of the teacher."""
         return self._teachers[0].network
 
     def on_fit_start(self) -> None:
@@ -179,7 +177,16 @@ class LogitDistillation(Distillation):
         rank = config.objective.lora_rank
         self._has_adapters = rank is not None
         if rank is None:
-            _warn_of_rate_of_stage_1(config)
+            rate, is_adamw = (
+                config.optimizer.learning_rate,
+                config.optimizer.name is Optimizer.adamw,
+            )
+            if rate >= _RATE_OF_STAGE_1 and is_adamw and is_first_rank():
+                warnings.warn(
+                    f"optimizer.learning_rate={rate} suits stage 1, and is high for all weights; "
+                    "type for instance optimizer.learning_rate=1e-4",
+                    stacklevel=2,
+                )
             return
         asked = f"objective.lora_rank={rank}"
         if config.model.init_from is None:
@@ -217,16 +224,6 @@ class LogitDistillation(Distillation):
             log_target=True,
         )
         return sums.nats + self._weight * divergence, sums
-
-
-def _warn_of_rate_of_stage_1(config: TrainConfig) -> None:
-    rate = config.optimizer.learning_rate
-    if rate >= _RATE_OF_STAGE_1 and config.optimizer.name is Optimizer.adamw and is_first_rank():
-        warnings.warn(
-            f"optimizer.learning_rate={rate} suits stage 1, and is high for all weights; type for "
-            "instance optimizer.learning_rate=1e-4",
-            stacklevel=2,
-        )
 
 
 STAGES: Mapping[DistillationStage, type[Distillation]] = {

@@ -18,7 +18,7 @@ from protlm.config import BestMetric, OnSaveError, TrainerConfig
 from protlm.system.errors import ExitCode, TrainingDivergedError, UserError
 from protlm.system.lock import FolderLock
 from protlm.system.terminal import JobProgress
-from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.callbacks.hooks import LoopCallback, log
 from protlm.training.labels import FinetuneSettings, LabeledData, LabelLearning
 from protlm.training.launch import MOST_RANKS, leave_other_ranks
 from protlm.training.loggers import CsvFile
@@ -76,8 +76,7 @@ class ReportEpochs(LoopCallback):
         valid, score = pl_module.valid_scores()
         epoch, metric = len(self._losses), pl_module.metric.name
         row = {"epoch": epoch, "valid_loss": valid, f"valid_{metric}": score}
-        for logger in trainer.loggers:
-            logger.log_metrics(row | ({"train_loss": train} if epoch else {}), trainer.global_step)
+        log(trainer, row | ({"train_loss": train} if epoch else {}))
         kept = ", the lowest so far" if epoch and valid < min(self._losses) else ""
         self._losses.append(valid)
         self._refuse_divergence()

@@ -25,10 +25,9 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.model.embedding import batches
 from protlm.model.objective import TargetSums
 from protlm.model.transformer import ProteinLM
+from protlm.training.datamodule import ENDLESS
 from protlm.training.module import Objective
 
-# Lightning sees a single endless epoch; the length of a run is given in optimizer steps.
-_ENDLESS = 1_000_000_000
 # The key of a checkpoint under which the training loss of its epoch is saved.
 _SUMS = "epoch_sums"
 
@@ -38,7 +37,6 @@ class LabeledTokens:
     """Proteins and their labels.
 
     Attributes:
-        tokens: of the residues, uint8.
         values: floats, class numbers or rows of booleans: one for each protein, or for each labeled
             residue in order.
         places: the labeled residues of each protein; None if whole proteins have labels.
@@ -56,7 +54,7 @@ class LabeledTokens:
 
     @property
     def groups(self) -> np.ndarray:
-        """The protein of each label, int64 [labels]."""
+        """The protein of each label."""
         return np.repeat(np.arange(len(self.tokens)), np.diff(self.ends))
 
 
@@ -84,9 +82,8 @@ class TokenRows:
 class Batches(Dataset[TokenRows]):
     """Batches of labeled proteins: batch n of a run has the place n mod len(batches) in its epoch.
 
-    Args:
-        seed: seed of the order of each epoch; None keeps the order of the examples.
-        share: the number of this process and of all processes, which divide each batch.
+    Without a seed, each epoch has the order of the examples. `share` has the number of this process
+    and of all processes, which divide each batch.
     """
 
     def __init__(
@@ -141,22 +138,19 @@ class LabeledData(pl.LightningDataModule):
 
     @property
     def steps_per_epoch(self) -> int:
-        """The number of batches of an epoch."""
         return math.ceil(len(self.train.tokens) / self._batch_size)
 
     @property
     def batches_per_validation(self) -> int:
-        """The number of batches of a validation."""
         return math.ceil(len(self.valid.tokens) / self._batch_size)
 
     def train_dataloader(self) -> DataLoader[TokenRows]:
         """Returns an endless loader of batches that starts at the next step."""
         assert self.trainer is not None
-        steps = range(self.trainer.global_step, _ENDLESS)
+        steps = range(self.trainer.global_step, ENDLESS)
         return DataLoader(self._batches(self.train, self._seed), batch_size=None, sampler=steps)
 
     def val_dataloader(self) -> DataLoader[TokenRows]:
-        """Returns a loader of the validation proteins."""
         return DataLoader(self._batches(self.valid, None), batch_size=None)
 
     def _batches(self, data: LabeledTokens, seed: int | None) -> Batches:
@@ -174,7 +168,6 @@ class FinetuneSettings:
         learning_rate: of AdamW, constant after the warm-up of a tenth of an epoch.
         batch_size: proteins per step, of all devices.
         tokens_per_batch: rows times length of a pass, at most; a larger batch takes several.
-        devices: the number of devices, which divide each batch.
     """
 
     epochs: int = 20

@@ -119,11 +119,13 @@ def lost_ranks_explained(config: TrainerConfig) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _is_of_the_network(error):
+        # Gloo's errors have no separate class.
+        if not (isinstance(error, torch.distributed.DistError) or "gloo" in str(error)):
             raise
+        rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         reason = str(error).strip().split("\n", 1)[0]
         raise LostRankError(
-            f"rank {os.environ.get('RANK') or _rank()} has lost another rank, which ended or did "
+            f"rank {os.environ.get('RANK') or rank} has lost another rank, which ended or did "
             f"not respond for trainer.timeout_minutes={config.timeout_minutes:g} ({reason}); its "
             "own message is further up or on its node, and the same command continues from the "
             "last checkpoint"
@@ -156,15 +158,6 @@ def loader_errors_explained(num_workers: int, size_fault: Callable[[], str]) -> 
         raise LostRankError(
             f"a loader worker was killed, perhaps because the memory was full; {advice}"
         ) from error
-
-
-def _rank() -> int:
-    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-
-
-def _is_of_the_network(error: RuntimeError) -> bool:
-    # Gloo's errors have no separate class.
-    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 def check_trainer(config: TrainerConfig) -> None:

@@ -215,7 +215,6 @@ class LanguageModeling(Objective):
         self._validation += torch.cat(parts)
 
     def validation_sums(self) -> ValidationSums:
-        """Returns the sums of the last validation over all batches and ranks."""
         return ValidationSums(*self.all_ranks(self._validation).tolist())
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

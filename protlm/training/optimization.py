@@ -1,7 +1,7 @@
 """The optimizer of a network with its groups of parameters, and the schedule of its rate."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
 
@@ -57,9 +57,12 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Updates all matrices that have a gradient; those of one shape in few kernels."""
         for group in self.param_groups:
-            for weights in _alike(
-                [weight for weight in group["params"] if weight.grad is not None]
-            ):
+            alike: dict[Any, list[Tensor]] = {}
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    kind = (weight.shape, weight.dtype, weight.device)
+                    alike.setdefault(kind, []).append(weight)
+            for weights in alike.values():
                 momenta = [self._momentum(weight, group["momentum"]) for weight in weights]
                 size = 0.2 * max(weights[0].shape) ** 0.5
                 updates = orthogonalized(torch.stack(momenta))
@@ -75,13 +78,6 @@ class Muon(torch.optim.Optimizer):
             state["momentum_buffer"] = torch.zeros_like(gradient)
         average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
         return gradient.lerp(average, momentum)
-
-
-def _alike(weights: Sequence[Tensor]) -> Iterable[list[Tensor]]:
-    groups: dict[Any, list[Tensor]] = {}
-    for weight in weights:
-        groups.setdefault((weight.shape, weight.dtype, weight.device), []).append(weight)
-    return groups.values()
 
 
 @final
@@ -188,7 +184,6 @@ class ParameterKinds:
 
     @classmethod
     def of(cls, network: nn.Module) -> "ParameterKinds":
-        """Sorts a network's parameters."""
         kinds = cls({}, {}, {})
         products = _products(network)
         for name, parameter in network.named_parameters():
@@ -241,14 +236,8 @@ def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.
         return adamw(decayed, kinds.rest, config)
     parts: list[Muon | torch.optim.AdamW] = []
     if kinds.hidden:
-        parts.append(
-            Muon(
-                kinds.hidden.values(),
-                lr=config.learning_rate,
-                momentum=config.momentum,
-                weight_decay=config.weight_decay,
-            )
-        )
+        rates = {"lr": config.learning_rate, "momentum": config.momentum}
+        parts.append(Muon(kinds.hidden.values(), **rates, weight_decay=config.weight_decay))
     if kinds.matrices or kinds.rest:
         parts.append(adamw(kinds.matrices, kinds.rest, config))
     return MuonWithAdamW(parts)

@@ -61,9 +61,7 @@ from protlm.training.module import LanguageModeling, Objective
 class Run:
     """A run: its folder and settings, and what its kind of training adds to the loop.
 
-    Attributes:
-        callbacks: run before those that stop and save.
-        parts: micro-batches of a batch.
+    The callbacks run before those that stop and save; `parts` are the micro-batches of a batch.
     """
 
     folder: Path

@@ -49,12 +49,10 @@ _USED_WITH = {
 
 
 def compose_run(arguments: Sequence[str]) -> TrainConfig:
-    """Composes the settings of a run.
+    """Composes the settings of a run, of which untyped ones are stored in the run directory.
 
-    Settings that were not typed have the values that are stored in the run directory, if there is
-    a run in it. Typed are dotted overrides, all settings of a group that was chosen (`model=tiny`),
-    and with `experiment=` every setting; but a warm-up, which may have been shortened to fit, is
-    typed by its own name only.
+    A chosen group (`model=tiny`) types all its settings, and `experiment=` every one, but not a
+    warm-up, which may have been shortened to fit.
     """
     run_dir = _run_dir(arguments)
     stored = _stored(run_dir)
@@ -78,10 +76,7 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
 def refuse_unused(
     arguments: Sequence[str], config: Mapping[Any, Any], *, swept: Container[str] = ()
 ) -> None:
-    """Rejects settings that were typed one by one and are not used.
-
-    What depends on a swept setting or group may be unused in some of the runs of a sweep.
-    """
+    """Rejects settings that were typed and are not used, unless a sweep decides that."""
     for key in map(key_of, arguments):
         if key == "data.train_split" and config["data"]["mixture"]:
             raise UserError(

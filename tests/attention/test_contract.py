@@ -1,8 +1,6 @@
 """The tests that every mechanism must pass."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +11,13 @@ from torch.utils.checkpoint import checkpoint
 from protlm.attention import Attention
 from protlm.attention.base import RandomFeatures
 from protlm.system.errors import UserError
+from tests.attention.cases import Case, Inputs, make_inputs
 from tests.attention.truth import HAS_FAR_KEYS
 
 pytestmark = pytest.mark.contract
 
 
-def gradients(out: Tensor, inputs: Any, mechanism: Attention) -> list[Tensor]:
+def gradients(out: Tensor, inputs: Inputs, mechanism: Attention) -> list[Tensor]:
     """Gradients of q, k, v, the hidden input and the parameters, for a fixed random cotangent."""
     generator = torch.Generator().manual_seed(3)
     cotangent = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out.dtype)
@@ -28,41 +27,23 @@ def gradients(out: Tensor, inputs: Any, mechanism: Attention) -> list[Tensor]:
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """The Frobenius norm of the difference over that of the expected."""
     found, expected = found.detach().double(), expected.detach().double()
     return float((found - expected).norm() / expected.norm().clamp_min(1e-30))
 
 
-def map_of(mechanism: Attention, inputs: Any, *, causal: bool, rows: slice | None = None) -> Tensor:
-    """The mechanism's map."""
-    return mechanism.attention_map(
-        inputs.q_BHLK,
-        inputs.k_BHLK,
-        hidden_BLD=inputs.hidden_BLD,
-        mask_BL=inputs.mask_BL,
-        causal=causal,
-        rows=rows,
-    )
-
-
-def assert_reference(case: Any, causal: bool, inputs: Any) -> None:
-    """Compares the output and every gradient with the O(L²) reference, in float64."""
+def assert_reference(case: Case, causal: bool, inputs: Inputs) -> None:
     mechanism = case.create().double()
     before, inputs = inputs, inputs.differentiable()
-    results = [
-        [out, *gradients(out, inputs, mechanism)]
-        for out in (
-            inputs.run(mechanism, causal=causal),
-            case.expected(mechanism, inputs, causal=causal),
-        )
-    ]
+    out = inputs.run(mechanism, causal=causal)
+    expected = case.expected(mechanism, inputs, causal=causal)
+    results = ([x, *gradients(x, inputs, mechanism)] for x in (out, expected))
     for found, wanted in zip(*results, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
     for one, other in zip(before, inputs, strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=0, atol=0, equal_nan=True)
 
 
-def errors(case: Any, causal: bool, inputs: Any) -> list[float]:
+def errors(case: Case, causal: bool, inputs: Inputs) -> list[float]:
     """The relative errors of the output and every gradient, to the reference in float64."""
     mechanism, exact = case.create(), case.create().double()
     inputs = inputs.differentiable()
@@ -75,23 +56,12 @@ def errors(case: Any, causal: bool, inputs: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("length", [1, 64, 65, 257])
-def test_output_and_gradients_are_the_reference(
-    case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
-) -> None:
-    assert_reference(case, causal, make_inputs(length))
+def test_output_and_gradients_are_the_reference(any_case, causal, length):
+    assert_reference(any_case, causal, make_inputs(length))
 
 
-def test_output_and_gradients_without_padding_are_the_reference(
-    case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_output_and_gradients_without_padding_are_the_reference(case, causal):
     assert_reference(case, causal, make_inputs(130).without_padding())
-
-
-@pytest.mark.parametrize("length", [65, 257])
-def test_output_and_gradients_of_further_options_are_the_reference(
-    further_case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
-) -> None:
-    assert_reference(further_case, causal, make_inputs(length))
 
 
 @pytest.mark.portable
@@ -100,37 +70,28 @@ def test_output_and_gradients_of_further_options_are_the_reference(
     [(torch.float32, 1e-5), pytest.param(torch.bfloat16, 1e-2, marks=pytest.mark.slow)],
     ids=["fp32", "bf16"],
 )
-def test_errors_are_within_the_bound_of_the_dtype(
-    case: Any, causal: bool, dtype: torch.dtype, bound: float, make_inputs: Callable[..., Any]
-) -> None:
+def test_errors_are_within_the_bound_of_the_dtype(case, causal, dtype, bound):
     assert max(errors(case, causal, make_inputs(257).to(dtype))) <= bound
 
 
 @pytest.mark.portable
 @pytest.mark.slow
-def test_bfloat16_errors_with_further_options_are_within_the_bound(
-    further_case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_bfloat16_errors_with_further_options_are_within_the_bound(further_case, causal):
     assert max(errors(further_case, causal, make_inputs(257).to(torch.bfloat16))) <= 1e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_shape_and_dtype_are_those_of_the_values(
-    case: Any, causal: bool, dtype: torch.dtype, make_inputs: Callable[..., Any]
-) -> None:
+def test_shape_and_dtype_are_those_of_the_values(case, causal, dtype):
     inputs = make_inputs(9)
-    inputs = (
-        inputs._replace(v_BHLC=inputs.v_BHLC.to(dtype))
-        if dtype == torch.float64
-        else inputs.to(dtype)
-    )
+    if dtype != torch.float64:
+        inputs = inputs.to(dtype)
     out = inputs.run(case.create().to(dtype), causal=causal)
     assert out.shape == inputs.v_BHLC.shape
     assert out.dtype == dtype
 
 
 @pytest.mark.portable
-def test_padding_has_no_influence(case: Any, causal: bool, make_inputs: Callable[..., Any]) -> None:
+def test_padding_has_no_influence(case, causal):
     mechanism = case.create().double()
     results = []
     for value in (torch.nan, torch.inf, 0.0):
@@ -144,9 +105,7 @@ def test_padding_has_no_influence(case: Any, causal: bool, make_inputs: Callable
         assert not tensor.transpose(1, 2)[padding_BL].any()
 
 
-def test_a_sample_alone_is_as_in_the_batch(
-    case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_sample_alone_is_as_in_the_batch(case, causal):
     mechanism = case.create().double()
     inputs = make_inputs(130).differentiable()
     out = inputs.run(mechanism, causal=causal)
@@ -162,9 +121,7 @@ def test_a_sample_alone_is_as_in_the_batch(
 
 @HAS_FAR_KEYS
 @pytest.mark.portable
-def test_samples_do_not_see_each_other(
-    case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_samples_do_not_see_each_other(case, causal):
     mechanism = case.create()
     first = make_inputs(130).to(torch.float32)
     second = make_inputs(130, seed=9).to(torch.float32)
@@ -173,9 +130,8 @@ def test_samples_do_not_see_each_other(
     for tensors in (first[:4], mixed):
         inputs = type(first)(*tensors, first.mask_BL).differentiable()
         out = inputs.run(mechanism, causal=causal)
-        results.append(
-            [out, *torch.autograd.grad(out[0].square().sum(), inputs[:3], materialize_grads=True)]
-        )
+        total = out[0].square().sum()
+        results.append([out, *torch.autograd.grad(total, inputs[:3], materialize_grads=True)])
     for one, other in zip(*results, strict=True):
         assert torch.equal(one[0], other[0])
 
@@ -183,9 +139,7 @@ def test_samples_do_not_see_each_other(
 @HAS_FAR_KEYS
 @pytest.mark.portable
 @pytest.mark.parametrize("position", [1, 63, 64, 100, 128, 600])
-def test_the_past_does_not_see_the_future(
-    causal_case: Any, position: int, make_inputs: Callable[..., Any]
-) -> None:
+def test_the_past_does_not_see_the_future(causal_case, position):
     mechanism = causal_case.create()
     inputs = make_inputs(650).to(torch.float32)
     changed = type(inputs)(*(x.clone() for x in inputs))
@@ -200,9 +154,7 @@ def test_the_past_does_not_see_the_future(
 
 @HAS_FAR_KEYS
 @pytest.mark.parametrize("scale", [1e-3, 8.0, 30.0])
-def test_gradients_are_finite(
-    case: Any, causal: bool, scale: float, make_inputs: Callable[..., Any]
-) -> None:
+def test_gradients_are_finite(case, causal, scale):
     inputs = make_inputs(130).to(torch.float32)
     for seed in range(2):
         mechanism = case.create(seed=seed)
@@ -216,15 +168,13 @@ def test_gradients_are_finite(
 ROUNDED_BY_AUTOCAST = {"softmax", "longformer", "bigbird", "hybrid"}
 
 
-def test_checkpointing_and_autocast_change_no_bit(
-    case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_checkpointing_and_autocast_change_no_bit(case, causal):
     mechanism = case.create()
     results = []
     for is_special in (False, True):
         inputs = make_inputs(70).to(torch.float32).differentiable()
 
-        def output(*tensors: Tensor, inputs: Any = inputs) -> Tensor:
+        def output(*tensors: Tensor, inputs: Inputs = inputs) -> Tensor:
             return type(inputs)(*tensors, inputs.mask_BL).run(mechanism, causal=causal)
 
         with torch.autocast("cpu", torch.bfloat16, enabled=is_special):
@@ -239,9 +189,7 @@ def test_checkpointing_and_autocast_change_no_bit(
             assert torch.equal(one, other)
 
 
-def test_queries_and_values_may_differ_in_dtype_under_autocast(
-    case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_queries_and_values_may_differ_in_dtype_under_autocast(case, causal):
     """Norms leave queries and keys in float32, while values are in bfloat16."""
     mechanism = case.create()
     inputs = make_inputs(65).to(torch.float32)
@@ -256,22 +204,17 @@ def test_queries_and_values_may_differ_in_dtype_under_autocast(
         assert relative_error(one, other) <= 2e-2
 
 
-def test_a_causal_output_does_not_depend_on_how_much_follows(
-    causal_case: Any, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_causal_output_does_not_depend_on_how_much_follows(causal_case):
     mechanism = causal_case.create().double()
     inputs = make_inputs(257).without_padding()
     out = inputs.run(mechanism, causal=True)
     for length in (1, 30, 64, 65):
         prefix = type(inputs)(*(x[..., :length, :] for x in inputs[:4]), inputs.mask_BL[:, :length])
-        torch.testing.assert_close(
-            prefix.run(mechanism, causal=True), out[:, :, :length], rtol=1e-10, atol=1e-10
-        )
+        found = prefix.run(mechanism, causal=True)
+        torch.testing.assert_close(found, out[:, :, :length], rtol=1e-10, atol=1e-10)
 
 
-def test_no_global_generator_is_used(
-    case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_no_global_generator_is_used(case, causal):
     """Hugging Face's BigBird reseeds NumPy in every forward pass of training."""
     mechanism, inputs = case.create(), make_inputs(20).to(torch.float32)
     before = torch.get_rng_state(), str(np.random.get_state())
@@ -284,7 +227,7 @@ def test_no_global_generator_is_used(
     assert str(np.random.get_state()) == before[1]
 
 
-def test_a_redraw_is_a_pure_function_of_seed_and_index_in_place(case: Any) -> None:
+def test_a_redraw_is_a_pure_function_of_seed_and_index_in_place(case):
     def drawn(mechanism: Attention) -> list[tuple[RandomFeatures, dict[str, Tensor]]]:
         modules = [x for x in mechanism.modules() if isinstance(x, RandomFeatures)]
         return [(x, dict(x.named_buffers(recurse=False))) for x in modules]
@@ -304,24 +247,23 @@ def test_a_redraw_is_a_pure_function_of_seed_and_index_in_place(case: Any) -> No
         assert all(torch.equal(x, first[name]) for name, x in buffers.items())
 
 
-def test_more_positions_than_tables_are_refused(
-    case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_more_positions_than_tables_are_refused(case, causal):
     mechanism, longer = case.create(max_length=40).double(), make_inputs(41)
     assert make_inputs(40).run(mechanism, causal=causal).isfinite().all()
     if mechanism.max_length is None:
         longer.run(mechanism, causal=causal)
         return
-    for refused in (longer.run, partial(map_of, inputs=longer)):
+    for refused in (longer.run, longer.map_of):
         with pytest.raises(UserError, match="41 positions exceed the 40"):
             refused(mechanism, causal=causal)
 
 
-def assert_map(case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]) -> None:
-    """Compares the map with the outputs for given values, for maps that are linear in them."""
-    mechanism = case.create().double()
+@pytest.mark.parametrize("length", [1, 65, 130])
+def test_the_map_is_the_output_on_identity_values(any_case, causal, length):
+    """For maps that are linear in the values; whatever is at padding."""
+    case, mechanism = any_case, any_case.create().double()
     inputs = make_inputs(length)
-    whole = map_of(mechanism, inputs, causal=causal)
+    whole = inputs.map_of(mechanism, causal=causal)
     clean = inputs.with_padding(0.0)
     if case.reference.linear(case.options):
         identity_LL = torch.eye(length, dtype=torch.float64).expand(3, 2, length, length)
@@ -335,56 +277,29 @@ def assert_map(case: Any, causal: bool, length: int, make_inputs: Callable[..., 
     assert not whole.transpose(1, 3)[~inputs.mask_BL].any(), "padded keys have weight"
 
 
-@pytest.mark.parametrize("length", [1, 65, 130])
-def test_the_map_is_the_output_on_identity_values(
-    case: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
-) -> None:
-    assert_map(case, causal, length, make_inputs)
-
-
-def test_the_map_with_further_options_is_the_output_on_identity_values(
-    further_case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
-    assert_map(further_case, causal, 65, make_inputs)
-
-
-def test_a_map_is_computed_in_inference_mode(
-    case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_map_is_computed_in_inference_mode(case, causal):
     mechanism = case.create().double()
     inputs = make_inputs(20)
-    expected = map_of(mechanism, inputs, causal=causal)
+    expected = inputs.map_of(mechanism, causal=causal)
     with torch.inference_mode():
         inside = type(inputs)(*(x.clone() for x in inputs))
-        found = map_of(mechanism, inside, causal=causal, rows=slice(3, 9))
+        found = inside.map_of(mechanism, causal=causal, rows=slice(3, 9))
     torch.testing.assert_close(found, expected[:, :, 3:9], rtol=1e-12, atol=1e-12)
 
 
-def test_blocks_of_rows_are_the_whole_map(
-    case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_blocks_of_rows_are_the_whole_map(case, causal):
     mechanism = case.create().double()
     inputs = make_inputs(130)
-    whole = map_of(mechanism, inputs, causal=causal)
-    blocks = list(
-        mechanism.attention_rows(
-            inputs.q_BHLK,
-            inputs.k_BHLK,
-            hidden_BLD=inputs.hidden_BLD,
-            mask_BL=inputs.mask_BL,
-            causal=causal,
-            block=50,
-        )
-    )
+    whole = inputs.map_of(mechanism, causal=causal)
+    rest = {"hidden_BLD": inputs.hidden_BLD, "mask_BL": inputs.mask_BL, "causal": causal}
+    blocks = list(mechanism.attention_rows(*inputs[:2], **rest, block=50))
     assert [rows for rows, _ in blocks] == [slice(0, 50), slice(50, 100), slice(100, 130)]
     torch.testing.assert_close(torch.cat([b for _, b in blocks], 2), whole, rtol=1e-12, atol=1e-12)
-    last = map_of(mechanism, inputs, causal=causal, rows=slice(-3, None))
+    last = inputs.map_of(mechanism, causal=causal, rows=slice(-3, None))
     torch.testing.assert_close(last, whole[:, :, -3:], rtol=1e-12, atol=1e-12)
 
 
-def test_a_state_dict_gives_the_same_mechanism(
-    case: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_state_dict_gives_the_same_mechanism(case, causal):
     inputs = make_inputs(9).to(torch.float32)
     one, other = case.create(seed=1), case.create(seed=2)
     other.load_state_dict(one.state_dict())

@@ -1,6 +1,6 @@
 """Tiles change no result, memory grows with the length alone, and no pass waits for a GPU."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from benchmarks.pretended_cuda import DEVICE, PretendedCuda
-from protlm.attention import attention_free, long_short, reformer
+from protlm.attention import Attention, attention_free, long_short, reformer
 from protlm.attention.linearized import selection, tiles
 from protlm.attention.ops import block_sparse
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.model.objective import target_sums
 from protlm.model.transformer import build_network
+from tests.attention.cases import Inputs, LargestTensor, make_inputs
 
 # The numbers that are computed together on a CPU, by module.
 TILES = [(module, "_CPU_NUMBERS") for module in (attention_free, long_short, reformer)]
@@ -43,9 +44,7 @@ def kept() -> Iterator[dict[int, int]]:
         yield sizes
 
 
-def test_memory_grows_with_the_length_only(
-    case: Any, causal: bool, largest_tensor: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_grows_with_the_length_only(case, causal, monkeypatch):
     set_tiles(monkeypatch, 1 << 13)
     largest, stored = [], []
     for length in (1024, 2048):
@@ -53,12 +52,11 @@ def test_memory_grows_with_the_length_only(
         leaves = [torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3)]
         hidden_BLD = torch.randn(1, length, 16, requires_grad=True)
         rest = {"mask_BL": torch.arange(length)[None] < length - 7, "causal": causal}
-        largest_tensor.numel = 0
-        with largest_tensor, kept() as sizes:
+        with LargestTensor() as tensors, kept() as sizes:
             out = mechanism(*leaves, hidden_BLD=hidden_BLD, **rest)
-        with largest_tensor:
+        with tensors:
             out.square().sum().backward()
-        largest.append(largest_tensor.numel)
+        largest.append(tensors.numel)
         tables = {x.untyped_storage().data_ptr() for x in mechanism.parameters()}
         stored.append(sum(size for pointer, size in sizes.items() if pointer not in tables))
     assert largest[1] <= 2.2 * largest[0]
@@ -67,9 +65,7 @@ def test_memory_grows_with_the_length_only(
     assert stored[1] <= KEPT.get(case.name, 3.0) * 4 * leaves[0].numel()
 
 
-def test_tiles_make_no_difference(
-    case: Any, causal: bool, make_inputs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tiles_make_no_difference(case, causal, monkeypatch):
     mechanism = case.create().double()
     results = []
     for numbers in (1, 10_000, 1 << 20):
@@ -84,7 +80,7 @@ def test_tiles_make_no_difference(
         torch.testing.assert_close(other, results[0], rtol=1e-10, atol=1e-10)
 
 
-def trace(mechanism: torch.nn.Module, inputs: Any, *, causal: bool) -> None:
+def trace(mechanism: Attention, inputs: Inputs, *, causal: bool) -> None:
     inputs = type(inputs)(*(x.to("meta") for x in inputs)).differentiable()
     with PretendedCuda():
         out = inputs.run(mechanism.to("meta"), causal=causal)
@@ -93,15 +89,13 @@ def trace(mechanism: torch.nn.Module, inputs: Any, *, causal: bool) -> None:
     assert all(x.grad is None or x.grad.is_meta for x in inputs[:4])
 
 
-def test_neither_pass_waits_for_a_gpu(
-    case: Any, causal: bool, make_inputs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_neither_pass_waits_for_a_gpu(case, causal, monkeypatch):
     # The check of fused kernels waits, once per size.
     monkeypatch.setattr(selection, "is_usable", lambda *_: False)
     trace(case.create(), make_inputs(257).to(torch.bfloat16), causal=causal)
 
 
-def test_a_synchronization_is_found() -> None:
+def test_a_synchronization_is_found():
     x = torch.ones(3, device="meta", requires_grad=True)
 
     class Waits(torch.autograd.Function):
@@ -136,7 +130,7 @@ def test_a_synchronization_is_found() -> None:
 
 @pytest.mark.parametrize("compute", ["masked", "causal"])
 @pytest.mark.parametrize("model", ["paper_36", "modern_36"])
-def test_a_model_and_its_loss_do_not_wait(model: str, compute: str) -> None:
+def test_a_model_and_its_loss_do_not_wait(model, compute):
     given = [f"model={model}", "attention.backend=torch", "model.num_layers=2"]
     config = compose(TrainConfig, ["data.dir=unused", "run_dir=unused", *given])
     network = build_network(config.model, config.attention, seed=0).to("meta").train()

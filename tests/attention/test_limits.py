@@ -1,5 +1,6 @@
-"""Limits in which mechanisms are softmax attention, or each other."""
+"""Limits in which mechanisms are softmax or each other; maps; and sums that must not vanish."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,14 +9,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention import create, nystromformer
+from protlm.attention import Attention, create, nystromformer
+from protlm.attention.ops import block_sparse
+from protlm.attention.performer_relu import PerformerRelu
+from protlm.config import TrainConfig
+from protlm.config.composition import compose
+from protlm.model.transformer import build_network
+from protlm.system.errors import UserError
+from tests.attention.cases import Case, Inputs, find_case, make_inputs
+from tests.rounding import error_bound
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 512}
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
 def made(name: str, options: dict[str, Any], **sizes: int) -> Any:
-    """A mechanism with its initial parameters, in float64."""
     return create(name, options, **{**SIZES, **sizes}).double()
 
 
@@ -40,9 +48,7 @@ SEES_ALL: list[tuple[str, dict[str, Any]]] = [
 @MODES
 @pytest.mark.parametrize("length", [1, 40, 130])
 @pytest.mark.parametrize(("name", "options"), SEES_ALL, ids=str)
-def test_where_all_is_seen_it_is_softmax(
-    name: str, options: dict[str, Any], length: int, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_where_all_is_seen_it_is_softmax(name, options, length, causal):
     """Projections of global tokens start as copies of the others."""
     inputs = make_inputs(length)
     out = inputs.run(made(name, options), causal=causal)
@@ -51,9 +57,7 @@ def test_where_all_is_seen_it_is_softmax(
 
 
 @pytest.mark.parametrize("sharing", ["none", "heads", "key_value", "layers"])
-def test_as_many_mixtures_as_positions_that_mix_nothing_are_softmax(
-    sharing: str, make_inputs: Callable[..., Any]
-) -> None:
+def test_as_many_mixtures_as_positions_that_mix_nothing_are_softmax(sharing):
     linformer = made("linformer", {"projected_length": 40, "sharing": sharing}, max_length=40)
     for parameter in linformer.parameters():
         parameter.data.copy_(torch.eye(40))
@@ -63,9 +67,7 @@ def test_as_many_mixtures_as_positions_that_mix_nothing_are_softmax(
 
 
 @pytest.mark.parametrize("num_landmarks", [40, 64])
-def test_a_landmark_at_every_position_and_the_true_inverse_are_softmax(
-    num_landmarks: int, make_inputs: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_landmark_at_every_position_and_the_true_inverse_are_softmax(num_landmarks, monkeypatch):
     monkeypatch.setattr(nystromformer, "pseudo_inverse", lambda a, _: torch.linalg.pinv(a))
     inputs = make_inputs(40)
     landmarks = made("nystromformer", {"num_landmarks": num_landmarks, "conv_kernel": None})
@@ -75,9 +77,7 @@ def test_a_landmark_at_every_position_and_the_true_inverse_are_softmax(
 
 @MODES
 @pytest.mark.parametrize("num_buckets", [1, None])
-def test_one_chunk_for_all_is_softmax_of_others_with_shared_queries(
-    causal: bool, num_buckets: int | None, make_inputs: Callable[..., Any]
-) -> None:
+def test_one_chunk_for_all_is_softmax_of_others_with_shared_queries(causal, num_buckets):
     options = {"chunk": 300, "num_hashes": 2, "num_buckets": num_buckets}
     inputs = make_inputs(257).without_padding()
     logits = inputs.q_BHLK @ F.normalize(inputs.q_BHLK, dim=-1).mT
@@ -93,7 +93,7 @@ def test_one_chunk_for_all_is_softmax_of_others_with_shared_queries(
     assert torch.equal(*outs), "hashes matter in a single bucket"
 
 
-def test_with_many_features_rfa_is_softmax_of_unit_vectors(make_inputs: Callable[..., Any]) -> None:
+def test_with_many_features_rfa_is_softmax_of_unit_vectors():
     inputs = make_inputs(5).without_padding()
     # Long vectors, so that the 10⁻³ is negligible.
     inputs = inputs._replace(q_BHLK=1e6 * inputs.q_BHLK, k_BHLK=1e6 * inputs.k_BHLK)
@@ -105,9 +105,7 @@ def test_with_many_features_rfa_is_softmax_of_unit_vectors(make_inputs: Callable
 
 
 @pytest.mark.parametrize("window", [6, 64])
-def test_summaries_of_one_position_each_double_the_keys(
-    window: int, make_inputs: Callable[..., Any]
-) -> None:
+def test_summaries_of_one_position_each_double_the_keys(window):
     options = {"rank": 20, "window": window, "dual_norm": False}
     long_short = made("long_short", options, model_dim=20)
     # P is the identity: summary p has all its weight at position p.
@@ -123,7 +121,6 @@ def test_summaries_of_one_position_each_double_the_keys(
 
 
 def with_parameters(name: str, options: dict[str, Any], *values: Tensor) -> Any:
-    """A mechanism with given parameters."""
     mechanism = made(name, options, num_heads=1, max_length=130)
     for parameter, value in zip(mechanism.parameters(), values, strict=True):
         parameter.data = value.double()
@@ -131,9 +128,7 @@ def with_parameters(name: str, options: dict[str, Any], *values: Tensor) -> Any:
 
 
 @MODES
-def test_attention_free_transformers_are_each_other_with_some_biases(
-    causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_attention_free_transformers_are_each_other_with_some_biases(causal):
     u, v, eye = torch.randn(130, 6), torch.randn(130, 6), torch.eye(130)
     inputs = make_inputs(130)
     inputs = inputs._replace(**{name: getattr(inputs, name)[:, :1] for name in inputs._fields[:3]})
@@ -158,3 +153,223 @@ def test_attention_free_transformers_are_each_other_with_some_biases(
     outs = [given.run(mechanism, causal=causal) for mechanism, given in pairs]
     for one, other in zip(outs[::2], outs[1::2], strict=True):
         torch.testing.assert_close(one, other)
+
+
+@MODES
+def test_a_map_of_longformer_weighs_the_values_of_either_kind(causal):
+    """Local rows mix v, global rows v'; padding has neither weight nor projection."""
+    mechanism = find_case("longformer", window=6, num_global=3).create().double()
+    inputs = make_inputs(60)
+    clean, whole = inputs.with_padding(0.0), inputs.map_of(mechanism, causal=causal)
+    of_global = clean.hidden_BLD @ mechanism.value_global
+    own = clean.v_BHLC + of_global.unflatten(-1, (2, -1)).transpose(1, 2)
+    # The first true positions, wherever padding is.
+    is_global = inputs.mask_BL & (inputs.mask_BL.cumsum(1) <= 3)
+    rows = torch.where(is_global[:, None, :, None], whole @ own, whole @ clean.v_BHLC)
+    torch.testing.assert_close(inputs.run(mechanism, causal=causal), rows)
+
+
+def test_a_map_of_long_short_has_the_weights_of_normalized_keys():
+    mechanism = find_case("long_short", window=40, rank=3).create().double()
+    inputs = make_inputs(40).without_padding()
+
+    def normalized(x_BHLK: Tensor, norm: Any) -> Tensor:
+        return norm(x_BHLK.transpose(1, 2).flatten(2)).unflatten(-1, (2, 8)).transpose(1, 2)
+
+    scores = (inputs.hidden_BLD @ mechanism.projection).unflatten(-1, (2, 3))
+    p_BHLP = scores.transpose(1, 2).softmax(dim=2)
+    near_keys = normalized(inputs.k_BHLK, mechanism.near_norm)
+    far_keys = normalized(p_BHLP.mT @ inputs.k_BHLK, mechanism.far_norm)
+    logits = inputs.q_BHLK @ torch.cat([near_keys, far_keys], dim=2).mT / 8**0.5
+    near, far = logits.softmax(dim=-1).split([40, 3], dim=-1)
+    found = inputs.map_of(mechanism, causal=False)
+    torch.testing.assert_close(found, (near + far @ p_BHLP.mT).detach())
+
+
+def test_many_small_gradients_of_global_blocks_add_up_in_bfloat16(monkeypatch):
+    """All 128 blocks see the global ones; in bfloat16 small gradients would be lost in the sum."""
+    monkeypatch.setattr(block_sparse, "_CPU_ELEMENTS", 1)
+    mechanism = create("bigbird", {"block_size": 4, "random_blocks": 2}, **SIZES, seed=1)
+    inputs = make_inputs(512).without_padding().to(torch.bfloat16).differentiable()
+    gradients = []
+    for each in (inputs, inputs.to(torch.float64).differentiable()):
+        out = each.run(mechanism, causal=True)
+        (dv_BHLC,) = torch.autograd.grad(out, each.v_BHLC, torch.ones_like(out))
+        gradients.append(dv_BHLC[:, :, :4].double())
+    assert (gradients[0] - gradients[1]).norm() <= 1e-2 * gradients[1].norm()
+
+
+NORMS = [f"{norm}_norm.{name}" for norm in ("near", "far") for name in ("weight", "bias")]
+MIXTURES = ["key_projection", "value_projection"]
+GLOBAL = ["query_global", "key_global", "value_global"]
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "parameters"),
+    [
+        ("linformer", {"sharing": "none"}, dict.fromkeys(MIXTURES, (2, 256, 512))),
+        ("linformer", {"sharing": "heads"}, dict.fromkeys(MIXTURES, (1, 256, 512))),
+        ("linformer", {"sharing": "key_value"}, {MIXTURES[0]: (1, 256, 512)}),
+        ("linformer", {"sharing": "layers"}, {MIXTURES[0]: (1, 256, 512)}),
+        ("long_short", {"rank": 3}, {"projection": (16, 6), **dict.fromkeys(NORMS, (16,))}),
+        ("long_short", {"rank": 0}, dict.fromkeys(NORMS[:2], (16,))),
+        ("long_short", {"rank": 3, "dual_norm": False}, {"projection": (16, 6)}),
+        ("longformer", {"num_global": 0}, {}),
+        ("longformer", {"num_global": 2}, dict.fromkeys(GLOBAL, (16, 16))),
+        ("longformer", {"num_global": 0, "global_positions": [3]}, dict.fromkeys(GLOBAL, (16, 16))),
+    ],
+)
+def test_it_has_the_parameters_that_it_uses(name, options, parameters):
+    made = create(name, options, **SIZES)
+    assert {key: tuple(x.shape) for key, x in made.named_parameters()} == parameters
+
+
+def test_layers_may_have_windows_and_dilations_of_different_sizes():
+    given = ["attention.window=[4,8]", "attention.dilation=[1,3]", "attention.dilated_heads=1"]
+    config = compose(TrainConfig, ["model=tiny", "attention=longformer", *given])
+    network = build_network(config.model, config.attention, seed=0)
+    layers: list[Any] = [network.mechanism(number) for number in (1, 2)]
+    assert [(layer.window, layer.dilation) for layer in layers] == [(4, 1), (8, 3)]
+
+
+def test_a_list_of_another_length_than_the_layers_is_refused():
+    config = compose(TrainConfig, ["model=tiny", "attention=longformer", "attention.window=[4]"])
+    message = r"attention\.window has 1 values, but the model has 2 layers \(model\.num_layers\)"
+    with pytest.raises(UserError, match=message):
+        build_network(config.model, config.attention, seed=0)
+
+
+def test_modes_and_the_longest_input_of_a_hybrid_are_those_of_the_mechanism(monkeypatch):
+    both = create("hybrid", {}, **SIZES)
+    gated = create("hybrid", {"mechanism": "rfa", "options": {"gate": True}}, **SIZES)
+    assert both.supports_bidirectional and both.supports_causal
+    assert gated.supports_causal and not gated.supports_bidirectional
+    assert both.max_length is None
+    monkeypatch.setattr(PerformerRelu, "max_length", 99)
+    assert create("hybrid", {}, **SIZES).max_length == 99
+
+
+def test_a_hybrid_suggests_suitable_mechanisms_alone():
+    with pytest.raises(UserError) as error:
+        create("hybrid", {"mechanism": "softmax"}, **SIZES)
+    offered = str(error.value).split("there are: ")[1].split(", ")
+    assert {"performer_relu", "performer_softmax"} <= set(offered)
+    assert not {"softmax", "hybrid", "longformer"} & set(offered)
+
+
+def test_the_settings_of_the_mechanism_can_be_typed():
+    config = compose(TrainConfig, ["attention=hybrid", "+attention.options.num_features=64"])
+    assert config.attention["options"] == {"num_features": 64}
+
+
+LENGTH = 300
+
+
+def aft(name: str, **options: Any) -> tuple[Case, Attention]:
+    """A mechanism whose biases are far from 0, in float64, and its case."""
+    defaults = {"aft_full": {"rank": 6}, "aft_local": {"window": 40, "rank": 6}}
+    case = find_case(name, **{**defaults.get(name, {}), **options})
+    mechanism = case.create(max_length=LENGTH).double()
+    generator = torch.Generator().manual_seed(5)
+    for parameter in mechanism.parameters():
+        parameter.data = 1.5 * torch.randn(parameter.shape, generator=generator).double()
+    return case, mechanism
+
+
+NAMES = pytest.mark.parametrize("name", ["aft_full", "aft_local", "aft_simple", "aft_conv"])
+
+
+@MODES
+@NAMES
+def test_the_map_is_the_mean_over_the_channels(name, causal):
+    """A value of 1 at one position alone, behind open gates, is the weight of its position."""
+    _, mechanism = aft(name)
+    inputs = make_inputs(40).without_padding()
+    inputs = inputs._replace(q_BHLK=torch.full_like(inputs.q_BHLK, 50.0))
+    found = inputs.map_of(mechanism, causal=causal)
+    for position in range(40):
+        v_BHLC = torch.zeros_like(inputs.v_BHLC)
+        v_BHLC[:, :, position] = 1
+        out_BHLC = inputs._replace(v_BHLC=v_BHLC).run(mechanism, causal=causal)
+        torch.testing.assert_close(found[..., position], out_BHLC.mean(-1).detach())
+
+
+# Exponents that float32 represents exactly, so that errors come from the sums, not from rounding.
+SLOPES: dict[str, Callable[[Tensor], Tensor]] = {
+    "each e^3 times the one before": lambda j: 3.0 * j,
+    "each e^3 times less": lambda j: -3.0 * j,
+    "the last e^200 times the others": lambda j: 200.0 * (j == j[-1]),
+    "every third e^100 times the others": lambda j: 100.0 * (j % 3 == 1),
+}
+
+
+def compared(
+    case: Case, mechanism: Attention, inputs: Inputs, *, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """The output in float32, and by the reference; outputs are no larger than values."""
+    expected = case.expected(mechanism, inputs, causal=causal)
+    leaves = inputs.to(torch.float32).differentiable()
+    out = leaves.run(mechanism.float(), causal=causal)
+    gradients = torch.autograd.grad(out.sum(), [*leaves[:3], *mechanism.parameters()])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    assert (out.abs().amax(2) <= leaves.v_BHLC.abs().amax(2) * (1 + 1e-5)).all()
+    return out.double(), expected
+
+
+@MODES
+@pytest.mark.parametrize("slope", SLOPES)
+@NAMES
+def test_far_larger_keys_make_no_other_sum_vanish(name, slope, causal):
+    """One reference for all positions would leave rows before a large key 0 / 0."""
+    inputs = make_inputs(LENGTH).without_padding()
+    # The exponent of a convolution is the sum over 8 channels by √8.
+    key_L = SLOPES[slope](torch.arange(LENGTH)) / (math.sqrt(8) if name == "aft_conv" else 1)
+    k_BHLK = key_L[:, None].float().double().expand_as(inputs.k_BHLK)
+    out, expected = compared(*aft(name), inputs._replace(k_BHLK=k_BHLK), causal=causal)
+    budget = 1e-5
+    if name == "aft_conv":
+        # The exponents are sums over 8 channels: their rounding is that of the weights.
+        largest = float(SLOPES[slope](torch.arange(LENGTH)).abs().max())
+        budget = error_bound(torch.float32, 1 + largest, math.sqrt(8))
+    assert (out - expected).norm() <= budget * expected.norm()
+    assert (out - expected).abs().amax() <= 10 * budget
+
+
+@MODES
+@pytest.mark.parametrize("name", ["aft_full", "aft_local"])
+def test_biases_of_keys_that_a_row_does_not_see_make_no_sum_vanish(name, causal):
+    """w_ij = 3j: in a row of the causal form later keys would have the largest weights by far."""
+    case, mechanism = aft(name, rank=1)
+    u, v = mechanism.parameters()
+    u.data = torch.ones(LENGTH, 1).double()
+    v.data = 3 * torch.arange(LENGTH, dtype=torch.float64)[:, None]
+    inputs = make_inputs(LENGTH).without_padding()
+    out, expected = compared(case, mechanism, inputs, causal=causal)
+    assert (out - expected).norm() <= 1e-5 * expected.norm()
+
+
+@MODES
+@pytest.mark.parametrize("bias", [-20.0, 20.0])
+def test_very_negative_biases_cancel_nothing(bias, causal):
+    """Σ e^k + Σ (e^w - 1) e^k, the short formula, loses what e^w leaves of a large near key."""
+    case, mechanism = aft("aft_local", window=20, rank=1)
+    for parameter, value in zip(mechanism.parameters(), (bias, 1.0), strict=True):
+        parameter.data = torch.full_like(parameter, value)
+    inputs = make_inputs(100).without_padding()
+    inputs.k_BHLK[:, :, 50] += 20
+    out, expected = compared(case, mechanism, inputs, causal=causal)
+    assert (out - expected).norm() <= 1e-5 * expected.norm()
+
+
+@MODES
+@pytest.mark.parametrize("largest", [-200.0, -88.0, -87.0, -86.0])
+def test_a_row_whose_weights_all_vanish_is_zero(largest, causal):
+    """Compared with the bias 0 of distant pairs, e^-86 is 0 in float32, but never NaN."""
+    _, mechanism = aft("aft_local", window=20, rank=1)
+    for parameter, value in zip(mechanism.parameters(), (20.0, largest / 20), strict=True):
+        parameter.data = torch.full_like(parameter, value)
+    inputs = make_inputs(10).without_padding().to(torch.float32).differentiable()
+    out = inputs.run(mechanism.float(), causal=causal)
+    assert out.eq(0).all()
+    gradients = torch.autograd.grad(out.sum(), [*inputs[:3], *mechanism.parameters()])
+    assert all(gradient.isfinite().all() for gradient in gradients)

@@ -1,8 +1,7 @@
-"""What single mechanisms promise beyond the contract: extremes, initial values, sharing."""
+"""What single mechanisms promise beyond the contract: extremes, initial values, sharing, hashes."""
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +11,9 @@ from torch import Tensor, nn
 
 from protlm.attention import create
 from protlm.attention.nystromformer import convolved, pseudo_inverse
+from protlm.attention.reformer import Layout, draw_rotations, hash_buckets, lay_out, most_chunks
 from protlm.model.positions import Rotary, rotate
+from tests.attention.cases import Inputs, make_inputs
 from tests.attention.truth import HAS_FAR_KEYS
 from tests.rounding import condition_of, error_bound
 
@@ -21,29 +22,24 @@ MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "
 
 
 def attend(name: str, q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> Tensor:
-    """The output without padding."""
     sizes = {"num_heads": q.shape[1], "head_dim": q.shape[3], "model_dim": 16, "max_length": 300}
-    mechanism = create(name, {}, **sizes).to(q.dtype)
-    mask_BL = torch.ones(len(q), q.shape[2], dtype=torch.bool)
-    return mechanism(q, k, v, hidden_BLD=q[:, 0], mask_BL=mask_BL, causal=causal)
+    return Inputs.whole(q, k, v).run(create(name, {}, **sizes).to(q.dtype), causal=causal)
 
 
 @MODES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_padded_key_has_no_weight_beside_large_logits(dtype: torch.dtype, causal: bool) -> None:
+def test_a_padded_key_has_no_weight_beside_large_logits(dtype, causal):
     softmax = create("softmax", {}, num_heads=1, head_dim=8, model_dim=8, max_length=2)
     q_BHLK = torch.full((1, 1, 2, 8), 100.0, dtype=dtype)
     v_BHLC = torch.tensor([1.0, 2.0], dtype=dtype)[:, None].expand(1, 1, 2, 8)
-    rest: Any = {"hidden_BLD": q_BHLK[:, 0], "mask_BL": torch.tensor([[False, True]])}
-    out = softmax(q_BHLK, -q_BHLK, v_BHLC, **rest, causal=causal)
+    inputs = Inputs(q_BHLK, -q_BHLK, v_BHLC, q_BHLK[:, 0], torch.tensor([[False, True]]))
+    out = inputs.run(softmax, causal=causal)
     assert out[0, 0, :, 0].tolist() == [0, 2]
 
 
 @MODES
 @pytest.mark.parametrize("shift", [-30.0, 1e3])
-def test_small_and_large_keys_of_linear_attention_keep_their_digits(
-    shift: float, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_small_and_large_keys_of_linear_attention_keep_their_digits(shift, causal):
     # elu(-30) + 1 is 0 in float32, exp(-30) is not; and exp(1000) would be infinite.
     q, k, v, *_ = make_inputs(70).without_padding()
     k = k.float().double() + shift
@@ -53,9 +49,7 @@ def test_small_and_large_keys_of_linear_attention_keep_their_digits(
 
 
 @MODES
-def test_without_any_weight_outputs_are_0_and_gradients_finite(
-    causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_without_any_weight_outputs_are_0_and_gradients_finite(causal):
     inputs = make_inputs(70).without_padding().to(torch.float32)
     # exp(-200) is 0 in float32: no key before the last has weight.
     inputs.k_BHLK[:, :, :-1] -= 200
@@ -71,7 +65,7 @@ def test_without_any_weight_outputs_are_0_and_gradients_finite(
 
 @HAS_FAR_KEYS
 @MODES
-def test_large_queries_and_keys_of_hedgehog_choose_one_key(causal: bool) -> None:
+def test_large_queries_and_keys_of_hedgehog_choose_one_key(causal):
     # exp(500) overflows; the output is that of the key with the largest product of features. Where
     # causal, both large keys are cut at the same height.
     x_BHLK = torch.tensor([1.0, 499.0, 500.0]).reshape(1, 1, 3, 1)
@@ -82,8 +76,8 @@ def test_large_queries_and_keys_of_hedgehog_choose_one_key(causal: bool) -> None
     torch.testing.assert_close(out[0, 0, :, 0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_matrices_of_hedgehog_have_weight_decay() -> None:
-    hedgehog = create("hedgehog", {}, num_heads=2, head_dim=8, model_dim=16, max_length=64)
+def test_the_matrices_of_hedgehog_have_weight_decay():
+    hedgehog = create("hedgehog", {}, **SIZES, max_length=64)
     assert [name for name, _ in hedgehog.named_parameters()] == list(hedgehog.matrices)
 
 
@@ -91,12 +85,11 @@ LENGTH = 40
 
 
 def linformer(sharing: str, *, projected_length: int = 10, max_length: int = LENGTH) -> Any:
-    """A Linformer in float64."""
     options = {"projected_length": projected_length, "sharing": sharing}
     return create("linformer", options, **SIZES, max_length=max_length).double()
 
 
-def test_a_shorter_input_uses_the_first_columns_alone(make_inputs: Callable[..., Any]) -> None:
+def test_a_shorter_input_uses_the_first_columns_alone():
     mechanism = linformer("heads")
     inputs = make_inputs(15)
     before = inputs.run(mechanism, causal=False)
@@ -106,15 +99,32 @@ def test_a_shorter_input_uses_the_first_columns_alone(make_inputs: Callable[...,
     assert torch.equal(inputs.run(mechanism, causal=False), before)
 
 
-def test_matrices_start_from_the_distribution_of_the_theorems() -> None:
+# A mechanism, its options and length, its parameters that are drawn, and their standard deviation.
+DRAWN = [
+    ("linformer", {"projected_length": 100, "sharing": "heads"}, 4000, "key_projection", 0.1),
+    ("linformer", {"projected_length": 100, "sharing": "heads"}, 4000, "value_projection", 0.1),
+    ("aft_full", {"rank": 64}, 2000, "biases.u", 0.01),
+    ("aft_full", {"rank": 64}, 2000, "biases.v", 0.01),
+    # Like the kernels of torch: uniform up to the root of its width.
+    ("nystromformer", {"conv_kernel": 9999}, 1, "conv_weight", (3 * 9999) ** -0.5),
+    ("rfa", {"gate": True}, 64, "gate.weight", 0.02),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "max_length", "parameter", "deviation"), DRAWN)
+def test_parameters_start_from_their_distribution(name, options, max_length, parameter, deviation):
+    """Within four standard errors, and not from the same draws as another parameter."""
     torch.manual_seed(0)
-    mechanism = linformer("heads", projected_length=100, max_length=4000)
-    e, f = mechanism.key_projection.flatten(), mechanism.value_projection.flatten()
-    for drawn in (e, f):
-        # 400,000 draws: four standard errors of the mean and of the variance.
-        assert abs(drawn.mean()) < 4 * 0.1 / 400_000**0.5
-        assert abs(drawn.square().mean() / 0.01 - 1) < 4 * (2 / 400_000) ** 0.5
-    assert abs(torch.corrcoef(torch.stack([e, f]))[0, 1]) < 4 / 400_000**0.5
+    parameters = dict(create(name, options, **SIZES, max_length=max_length).named_parameters())
+    drawn = parameters.pop(parameter).detach().flatten()
+    number = drawn.numel()
+    assert abs(drawn.mean()) < 4 * deviation / number**0.5
+    assert abs(drawn.square().mean() / deviation**2 - 1) < 4 * (2 / number) ** 0.5
+    for other in parameters.values():
+        if other.numel() == number and other.detach().std() > 0:
+            pair = torch.stack([drawn, other.detach().flatten()])
+            assert abs(torch.corrcoef(pair)[0, 1]) < 4 / number**0.5
+    assert name != "nystromformer" or 0.99 < drawn.abs().max() * 9999**0.5 <= 1
 
 
 def sharing_layers() -> Any:
@@ -125,7 +135,7 @@ def sharing_layers() -> Any:
     return nn.ModuleList(made)
 
 
-def test_layers_that_share_have_their_parameter_once(make_inputs: Callable[..., Any]) -> None:
+def test_layers_that_share_have_their_parameter_once():
     layers = sharing_layers()
     assert list(layers.state_dict()) == ["0.key_projection"]
     assert [name for name, _ in layers.named_parameters()] == ["0.key_projection"]
@@ -138,7 +148,7 @@ def test_layers_that_share_have_their_parameter_once(make_inputs: Callable[..., 
     assert all(torch.equal(inputs.run(layer, causal=False), out) for layer in fresh)
 
 
-def test_layers_that_share_compute_and_learn_alike(make_inputs: Callable[..., Any]) -> None:
+def test_layers_that_share_compute_and_learn_alike():
     layers, inputs = sharing_layers(), make_inputs(LENGTH)
     outputs = [inputs.run(layer, causal=False) for layer in layers]
     assert torch.equal(outputs[0], outputs[1])
@@ -148,7 +158,7 @@ def test_layers_that_share_compute_and_learn_alike(make_inputs: Callable[..., An
     torch.testing.assert_close(layers[0].key_projection.grad, 3 * once)
 
 
-def test_a_copy_of_layers_that_share_shares_within_itself(make_inputs: Callable[..., Any]) -> None:
+def test_a_copy_of_layers_that_share_shares_within_itself():
     layers, inputs = sharing_layers(), make_inputs(LENGTH).to(torch.float32)
     before = inputs.to(torch.float64).run(layers[2], causal=False)
     twin = copy.deepcopy(layers).float()
@@ -161,7 +171,7 @@ def test_a_copy_of_layers_that_share_shares_within_itself(make_inputs: Callable[
 
 
 @pytest.mark.parametrize("sharing", ["none", "heads", "key_value"])
-def test_other_layers_keep_their_own(sharing: str, make_inputs: Callable[..., Any]) -> None:
+def test_other_layers_keep_their_own(sharing):
     first, second = linformer(sharing), linformer(sharing)
     own = [p.clone() for p in second.parameters()]
     second.share_with(first)
@@ -170,7 +180,7 @@ def test_other_layers_keep_their_own(sharing: str, make_inputs: Callable[..., An
     assert not torch.allclose(inputs.run(first, causal=False), inputs.run(second, causal=False))
 
 
-def test_the_iteration_is_of_order_three() -> None:
+def test_the_iteration_is_of_order_three():
     """With R = 1 - A Z its polynomial is R ← ¾ R³ + ¼ R⁴."""
     a = torch.randn(3, 2, 12, 12, dtype=torch.float64).softmax(-1)
     one = torch.eye(12, dtype=torch.float64)
@@ -182,7 +192,7 @@ def test_the_iteration_is_of_order_three() -> None:
         torch.testing.assert_close(after, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_an_inverse_near_its_limit_keeps_the_precision_of_float32() -> None:
+def test_an_inverse_near_its_limit_keeps_the_precision_of_float32():
     """Near the inverse, errors are amplified; in float32 they would be 2e-5."""
     generator = torch.Generator().manual_seed(0)
     # Alike within 32 positions, so that the landmarks are not means of noise.
@@ -191,10 +201,9 @@ def test_an_inverse_near_its_limit_keeps_the_precision_of_float32() -> None:
     q, k, v = alike + torch.randn(alike.shape, generator=generator)
     options = {"num_iterations": 12, "conv_kernel": None}
     ours = create("nystromformer", options, num_heads=4, head_dim=64, model_dim=256, max_length=1)
-    rest: Any = {"hidden_BLD": q[:, 0], "mask_BL": torch.ones(1, 512, dtype=torch.bool)}
 
     def output(*heads: torch.Tensor) -> list[torch.Tensor]:
-        return [ours(*heads, **rest, causal=False)]
+        return [Inputs.whole(*heads).run(ours, causal=False)]
 
     operands = [x.double() for x in (q, k, v)]
     (exact,), (condition,) = output(*operands), condition_of(output, operands)
@@ -204,7 +213,7 @@ def test_an_inverse_near_its_limit_keeps_the_precision_of_float32() -> None:
 
 
 @pytest.mark.parametrize("width", [33, 35, 65])
-def test_a_wide_kernel_has_its_gradient_in_float32(width: int) -> None:
+def test_a_wide_kernel_has_its_gradient_in_float32(width):
     """The gradient of torch's own convolution misses it by 5 % and more on some CPUs."""
     v = torch.randn(1, 8, 512, 64)
     weight = torch.randn(8, width)
@@ -217,26 +226,8 @@ def test_a_wide_kernel_has_its_gradient_in_float32(width: int) -> None:
     assert (found - exact).norm() <= 1e-5 * exact.norm()
 
 
-def test_the_kernel_starts_like_those_of_torch() -> None:
-    torch.manual_seed(0)
-    options = {"conv_kernel": 9999}
-    many: Any = create("nystromformer", options, **{**SIZES, "num_heads": 10}, max_length=1)
-    drawn = many.conv_weight.detach() * 9999**0.5
-    assert 0.99 < drawn.abs().max() <= 1
-    # 99,990 draws from a uniform distribution: four standard errors.
-    assert abs(drawn.mean()) < 4 * (1 / 3 / 99_990) ** 0.5
-    assert abs(drawn.square().mean() - 1 / 3) < 4 * (4 / 45 / 99_990) ** 0.5
-
-
 def small_reformer(*, seed: int = 1, max_length: int = 256, **options: Any) -> Any:
-    """A small Reformer."""
     return create("reformer", options, **SIZES, max_length=max_length, seed=seed)
-
-
-def attend_to_itself(made: Any, q_BHLK: Tensor, v_BHLC: Tensor, *, causal: bool = False) -> Tensor:
-    """The output without padding."""
-    mask_BL = torch.ones(q_BHLK.shape[0], q_BHLK.shape[2], dtype=torch.bool)
-    return made(q_BHLK, q_BHLK, v_BHLC, hidden_BLD=q_BHLK[:, 0], mask_BL=mask_BL, causal=causal)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -244,7 +235,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def test_keys_that_are_passed_are_not_read(make_inputs: Callable[..., Any]) -> None:
+def test_keys_that_are_passed_are_not_read():
     inputs, made = make_inputs(40), small_reformer(chunk=8)
     without_keys = inputs._replace(k_BHLK=torch.full_like(inputs.k_BHLK, torch.nan))
     assert made.shares_query_key
@@ -252,22 +243,22 @@ def test_keys_that_are_passed_are_not_read(make_inputs: Callable[..., Any]) -> N
     assert torch.equal(found, expected)
 
 
-def test_a_query_of_zero_has_a_finite_gradient() -> None:
+def test_a_query_of_zero_has_a_finite_gradient():
     q_BHLK = normal(1, 2, 20, 8).float()
     q_BHLK[:, :, 3] = 0
     q_BHLK.requires_grad_()
     made = small_reformer(chunk=300, num_hashes=2, num_buckets=1)
-    attend_to_itself(made, q_BHLK, normal(1, 2, 20, 5).float()).square().sum().backward()
+    inputs = Inputs.whole(q_BHLK, q_BHLK, normal(1, 2, 20, 5).float())
+    inputs.run(made, causal=False).square().sum().backward()
     assert q_BHLK.grad is not None
     assert q_BHLK.grad.isfinite().all()
 
 
-def test_float16_does_not_overflow() -> None:
+def test_float16_does_not_overflow():
     q_BHLK, v_BHLC = 30 * normal(1, 2, 130, 8), normal(1, 2, 130, 5)
-    made = small_reformer(chunk=8)
-    out = attend_to_itself(made, q_BHLK.half(), v_BHLC.half(), causal=True)
+    inputs, made = Inputs.whole(q_BHLK, q_BHLK, v_BHLC).to(torch.float16), small_reformer(chunk=8)
+    out, expected = (x.run(made, causal=True) for x in (inputs, inputs.to(torch.float64)))
     assert out.dtype == torch.float16
-    expected = attend_to_itself(made, q_BHLK.half().double(), v_BHLC.half().double(), causal=True)
     torch.testing.assert_close(out.double(), expected, rtol=2e-3, atol=2e-3)
 
 
@@ -276,27 +267,23 @@ def test_float16_does_not_overflow() -> None:
     [(64, 64, 1), (65, 64, 2), (512, 64, 8), (1024, 64, 16), (1000, 64, 14), (3, 1, 2)],
 )
 def test_there_is_about_one_bucket_for_each_chunk_of_the_longest_input(
-    max_length: int, chunk: int, num_buckets: int
-) -> None:
+    max_length, chunk, num_buckets
+):
     made = small_reformer(max_length=max_length, chunk=chunk)
     assert made.num_buckets == num_buckets
     assert made.rotations.shape == (4, 2, 8, (num_buckets + 1) // 2)
 
 
-HEADS, DIM, MODEL_DIM = 2, 8, 16
-
-
 def rfa(*, seed: int = 1, **options: Any) -> Any:
-    """The mechanism, small, in float64."""
     torch.manual_seed(seed)
-    sizes = {"num_heads": HEADS, "head_dim": DIM, "model_dim": MODEL_DIM, "max_length": 64}
-    return create("rfa", {"num_features": 20, **options}, **sizes, seed=seed).double()
+    options = {"num_features": 20, **options}
+    return create("rfa", options, **SIZES, max_length=64, seed=seed).double()
 
 
-def test_scaled_distances_of_rotated_vectors_depend_on_the_distance_of_positions() -> None:
+def test_scaled_distances_of_rotated_vectors_depend_on_the_distance_of_positions():
     """With one scale for each coordinate they would depend on absolute positions."""
-    mechanism, rotary = rfa(), Rotary(head_dim=DIM)
-    q_BHLK, k_BHLK = torch.randn(2, 1, HEADS, 1, DIM, dtype=torch.float64)
+    mechanism, rotary = rfa(), Rotary(head_dim=8)
+    q_BHLK, k_BHLK = torch.randn(2, 1, 2, 1, 8, dtype=torch.float64)
     mask_BL = torch.ones(1, 1, dtype=torch.bool)
     with torch.no_grad():
         mechanism.scales.uniform_(0.5, 2)
@@ -307,20 +294,18 @@ def test_scaled_distances_of_rotated_vectors_depend_on_the_distance_of_positions
             for x, p in ((q_BHLK, 3 + shift), (k_BHLK, 7 + shift))
         )
         distances.append((q - k).norm(dim=-1))
-    torch.testing.assert_close(distances[1], distances[0], rtol=1e-6, atol=0)
-    torch.testing.assert_close(distances[2], distances[0], rtol=1e-6, atol=0)
+    for distance in distances[1:]:
+        torch.testing.assert_close(distance, distances[0], rtol=1e-6, atol=0)
 
 
-def test_an_odd_width_has_a_scale_for_its_last_coordinate() -> None:
+def test_an_odd_width_has_a_scale_for_its_last_coordinate():
     made = create("rfa", {}, num_heads=2, head_dim=5, model_dim=10, max_length=64)
     x_BHLK = torch.randn(1, 2, 3, 5)
-    rest: Any = {"hidden_BLD": x_BHLK[:, 0], "mask_BL": torch.ones(1, 3, dtype=torch.bool)}
-    out = made(*[x_BHLK] * 3, **rest, causal=False)
-    assert out.shape == x_BHLK.shape
+    assert Inputs.whole(*[x_BHLK] * 3).run(made, causal=False).shape == x_BHLK.shape
 
 
 @pytest.mark.parametrize("gate", [False, True])
-def test_a_zero_vector_has_finite_gradients(gate: bool, make_inputs: Callable[..., Any]) -> None:
+def test_a_zero_vector_has_finite_gradients(gate):
     inputs = make_inputs(5).without_padding().to(torch.float32)
     for x in inputs[:2]:
         x[:, :, 2] = 0
@@ -331,9 +316,7 @@ def test_a_zero_vector_has_finite_gradients(gate: bool, make_inputs: Callable[..
 
 
 @pytest.mark.parametrize("scale", [10.0, 1e4])
-def test_extreme_gates_keep_digits_and_finite_gradients(
-    scale: float, make_inputs: Callable[..., Any]
-) -> None:
+def test_extreme_gates_keep_digits_and_finite_gradients(scale):
     mechanism = rfa(gate=True, kernel="arccos", denominator_floor=None)
     with torch.no_grad():
         mechanism.gate.weight.normal_()
@@ -347,7 +330,72 @@ def test_extreme_gates_keep_digits_and_finite_gradients(
     assert all(gradient.isfinite().all() for gradient in found)
 
 
-def test_gates_start_with_memories_from_8_to_512_positions() -> None:
+def test_gates_start_with_memories_from_8_to_512_positions():
     gate = rfa(gate=True).gate
     assert (1 / torch.sigmoid(-gate.bias)).tolist() == pytest.approx([8, 512], rel=1e-4)
-    assert gate.weight.std().item() == pytest.approx(0.02, rel=0.5)
+
+
+ROTATED = {"num_hashes": 3, "num_heads": 2, "head_dim": 8, "num_buckets": 6}
+
+
+def random_buckets(rounds: int, number: int, num_buckets: int, *, seed: int = 0) -> Tensor:
+    """Buckets of very different sizes; some positions have none."""
+    generator = torch.Generator().manual_seed(seed)
+    likely = torch.rand(num_buckets + 1, generator=generator).pow(3)
+    draws = torch.multinomial(likely, rounds * number, replacement=True, generator=generator)
+    return draws.view(rounds, number)
+
+
+def test_the_bucket_is_the_nearest_rotation_or_its_negative():
+    x_BHLK, rotations_THKR = normal(2, 2, 20, 8).float(), draw_rotations(0, 0, **ROTATED)
+    found = hash_buckets(x_BHLK, rotations_THKR, 6)
+    assert found.shape == (3, 2, 2, 20)
+    for round_ in range(3):
+        for sample in range(2):
+            for head in range(2):
+                rotated = x_BHLK[sample, head].double() @ rotations_THKR[round_, head]
+                expected = torch.cat([rotated, -rotated], dim=-1).argmax(dim=-1)
+                assert torch.equal(found[round_, sample, head], expected)
+    assert set(found.unique().tolist()) == set(range(6))
+
+
+def chunks_of(layout: Layout, number: int) -> list[list[list[int]]]:
+    rounds = layout.positions.tolist()
+    return [[[p for p in chunk if p < number] for chunk in chunks] for chunks in rounds]
+
+
+def expected_chunks(buckets: Tensor, num_buckets: int, size: int) -> list[list[int]]:
+    """The chunks of one round, by going through the buckets."""
+    members = [
+        [p for p, its in enumerate(buckets.tolist()) if its == bucket]
+        for bucket in range(num_buckets)
+    ]
+    return [its[start : start + size] for its in members for start in range(0, len(its), size)]
+
+
+@pytest.mark.parametrize("size", [1, 4, 7, 100])
+@pytest.mark.parametrize("number", [1, 5, 64, 90])
+def test_chunks_are_filled_bucket_by_bucket_in_order(number, size):
+    buckets = random_buckets(3, number, 5)
+    layout = lay_out(buckets, num_buckets=5, size=size)
+    for held, its_buckets in zip(chunks_of(layout, number), buckets, strict=True):
+        assert held[0] == []
+        chunks = expected_chunks(its_buckets, 5, size)
+        assert held[1 : 1 + len(chunks)] == chunks
+        assert not any(held[1 + len(chunks) :])
+    flat = layout.positions.flatten(1)
+    has_slot = buckets < 5
+    every = torch.arange(number).expand(3, -1)
+    assert torch.equal(flat.gather(1, layout.slots)[has_slot], every[has_slot])
+    assert not layout.slots[~has_slot].any()
+
+
+@pytest.mark.parametrize(("number", "num_buckets", "size"), [(50, 5, 8), (3, 9, 4), (64, 1, 8)])
+def test_no_buckets_need_more_than_the_most_chunks(number, num_buckets, size):
+    most = most_chunks(number, num_buckets=num_buckets, size=size)
+    for seed in range(50):
+        buckets = random_buckets(1, number, num_buckets, seed=seed)
+        assert len(expected_chunks(buckets[0], num_buckets, size)) <= most
+    # The worst: one in each bucket, and all others in the first.
+    worst = torch.arange(number).where(torch.arange(number) < num_buckets, 0)
+    assert len(expected_chunks(worst, num_buckets, size)) == most

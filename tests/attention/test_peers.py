@@ -14,7 +14,6 @@ HEAD_DIM = 8
 
 
 def made(name: str, options: dict[str, Any], *, num_heads: int = 2) -> Any:
-    """A mechanism in float64."""
     sizes = {"num_heads": num_heads, "head_dim": HEAD_DIM, "model_dim": num_heads * HEAD_DIM}
     return create(name, options, **sizes, max_length=256, seed=1).double()
 
@@ -41,7 +40,7 @@ def output(
 
 @pytest.mark.parametrize("num_global", [0, 1, 5])
 @pytest.mark.parametrize("length", [64, 192])
-def test_longformer(num_global: int, length: int) -> None:
+def test_longformer(num_global, length):
     """Theirs accepts multiples of its window only, ours any length."""
     from transformers import LongformerConfig
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
@@ -78,7 +77,7 @@ def test_longformer(num_global: int, length: int) -> None:
 
 
 @pytest.mark.parametrize("padding", [0, 3])
-def test_bigbird(padding: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bigbird(padding, monkeypatch):
     from transformers import BigBirdConfig
     from transformers.models.big_bird import modeling_big_bird as library
 
@@ -136,7 +135,7 @@ def nystromformers(num_heads: int, conv_kernel: int | None) -> tuple[Any, Any, l
 
 
 @pytest.mark.parametrize("conv_kernel", [None, 65])
-def test_nystromformer(conv_kernel: int | None) -> None:
+def test_nystromformer(conv_kernel):
     ours, theirs, projections = nystromformers(2, conv_kernel)
     # `inv_coeff_init_option=True`, the start of every matrix by its own norm, ends in a TypeError
     # in their constructor; the missing attributes are set here.
@@ -145,7 +144,7 @@ def test_nystromformer(conv_kernel: int | None) -> None:
     torch.testing.assert_close(output(ours, projections, hidden_BLD), theirs(hidden_BLD)[0])
 
 
-def test_the_default_of_nystromformer_for_a_single_matrix() -> None:
+def test_the_default_of_nystromformer_for_a_single_matrix():
     """Their default start divides by the largest norm of all samples and heads."""
     ours, theirs, projections = nystromformers(1, 5)
     hidden_BLD = draw(2, 64, 8) * torch.tensor([3.0, 30.0])[:, None, None]
@@ -191,13 +190,13 @@ def assert_reformers_agree(
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_reformer_in_one_chunk(causal: bool) -> None:
+def test_reformer_in_one_chunk(causal):
     mask_BL = torch.arange(50) < torch.tensor([50, 37, 2])[:, None]
     options = {"chunk": 300, "num_hashes": 2, "num_buckets": 1}
     assert_reformers_agree(options, 50, mask_BL, causal=causal, lsh_attn_chunk_length=64)
 
 
-def test_reformer_in_one_bucket_of_several_chunks() -> None:
+def test_reformer_in_one_bucket_of_several_chunks():
     """Causally only: there the first chunk also sees the last, which only causality hides."""
     # Buckets are numbered through from round to round. With one bucket both rounds are the same,
     # so that it does not matter that pairs that both rounds have are counted twice there.
@@ -208,7 +207,7 @@ def test_reformer_in_one_bucket_of_several_chunks() -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_reformer_with_fixed_buckets(causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reformer_with_fixed_buckets(causal, monkeypatch):
     """Rows and columns of a square as the buckets of two rounds.
 
     In Hugging Face's layer a chunk sees its neighbors regardless of their buckets, and a pair that

@@ -1,6 +1,5 @@
 """Recurrent mechanisms: stepping through positions equals the forward pass on the sequence."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -8,19 +7,19 @@ import torch
 from torch import Tensor
 
 from protlm.attention.base import Recurrent
+from tests.attention.cases import Inputs, LargestTensor, make_inputs
 from tests.marks import slow_but
 
 # The states of all other mechanisms have a constant size.
 KEEP_EVERY_POSITION = {"softmax"}
 
 
-def take(inputs: Any, rows: Tensor) -> Any:
-    """Some samples of the inputs."""
+def take(inputs: Inputs, rows: Tensor) -> Inputs:
     return type(inputs)(*(x[rows] for x in inputs))
 
 
 def steps(
-    mechanism: Any, inputs: Any, state: Any = None, *, start: int = 0, end: int | None = None
+    mechanism: Any, inputs: Inputs, state: Any = None, *, start: int = 0, end: int | None = None
 ) -> tuple[Any, Tensor]:
     """Steps through positions `start` to `end` - 1: the state after them, and the outputs."""
     assert isinstance(mechanism, Recurrent)
@@ -41,31 +40,17 @@ def num_elements(state: Any) -> int:
     return sum(num_elements(part) for part in getattr(state, "__dict__", {}).values())
 
 
-def assert_causal_forward(case: Any, inputs: Any) -> None:
-    """Compares the outputs of the steps with those of the whole sequence."""
-    mechanism = case.create().double()
+@pytest.mark.parametrize("length", [1, 64, 65, 257])
+def test_steps_are_the_causal_forward(any_recurrent_case, length):
+    mechanism = any_recurrent_case.create().double()
+    inputs = make_inputs(length).without_padding()
     _, out = steps(mechanism, inputs)
     torch.testing.assert_close(out, inputs.run(mechanism, causal=True), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("length", [1, 64, 65, 257])
-def test_steps_are_the_causal_forward(
-    recurrent_case: Any, length: int, make_inputs: Callable[..., Any]
-) -> None:
-    assert_causal_forward(recurrent_case, make_inputs(length).without_padding())
-
-
-def test_steps_with_further_options_are_the_causal_forward(
-    further_recurrent_case: Any, make_inputs: Callable[..., Any]
-) -> None:
-    assert_causal_forward(further_recurrent_case, make_inputs(65).without_padding())
-
-
 @pytest.mark.parametrize("split", slow_but([1, 63, 64, 100], 63))
 @pytest.mark.portable
-def test_samples_of_a_state_continue_separately(
-    recurrent_case: Any, split: int, make_inputs: Callable[..., Any]
-) -> None:
+def test_samples_of_a_state_continue_separately(recurrent_case, split):
     """Some samples leave, some are duplicated, and one state is continued in two ways."""
     mechanism = recurrent_case.create().double()
     inputs, others = make_inputs(130).without_padding(), make_inputs(130, seed=5).without_padding()
@@ -88,9 +73,7 @@ def test_samples_of_a_state_continue_separately(
 @pytest.mark.parametrize(
     ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
 )
-def test_error_is_within_the_bound_of_the_dtype(
-    recurrent_case: Any, dtype: torch.dtype, budget: float, make_inputs: Callable[..., Any]
-) -> None:
+def test_error_is_within_the_bound_of_the_dtype(recurrent_case, dtype, budget):
     inputs = make_inputs(130).without_padding().to(dtype)
     _, out = steps(recurrent_case.create(), inputs)
     assert out.dtype == dtype
@@ -98,9 +81,7 @@ def test_error_is_within_the_bound_of_the_dtype(
     assert (out.double() - exact).norm() <= budget * exact.norm()
 
 
-def test_samples_do_not_see_each_other(
-    recurrent_case: Any, make_inputs: Callable[..., Any]
-) -> None:
+def test_samples_do_not_see_each_other(recurrent_case):
     mechanism = recurrent_case.create()
     first = make_inputs(70).without_padding().to(torch.float32)
     second = make_inputs(70, seed=9).without_padding().to(torch.float32)
@@ -111,9 +92,7 @@ def test_samples_do_not_see_each_other(
     assert not torch.equal(alike, other)
 
 
-def test_work_and_memory_do_not_grow_with_the_position(
-    recurrent_case: Any, make_inputs: Callable[..., Any], largest_tensor: Any
-) -> None:
+def test_work_and_memory_do_not_grow_with_the_position(recurrent_case):
     mechanism = recurrent_case.create()
     inputs = make_inputs(300).without_padding().to(torch.float32)
     sizes, largest, state = [], [], None
@@ -121,10 +100,9 @@ def test_work_and_memory_do_not_grow_with_the_position(
         state, _ = steps(mechanism, inputs, state, start=start, end=end - 1)
         at = [x[:, :, end - 1].clone() for x in inputs[:3]]
         hidden_BD = inputs.hidden_BLD[:, end - 1].clone()
-        largest_tensor.numel = 0
-        with largest_tensor:
+        with LargestTensor() as tensors:
             state, _ = mechanism.step(state, *at, hidden_BD=hidden_BD)
         sizes.append(num_elements(state))
-        largest.append(largest_tensor.numel)
+        largest.append(tensors.numel)
     is_flat = len(set(sizes)) == len(set(largest)) == 1
     assert is_flat != (recurrent_case.name in KEEP_EVERY_POSITION), (sizes, largest)

@@ -39,12 +39,10 @@ class Given(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The number of positions L."""
         return self.q_BHLK.shape[2]
 
     @property
     def head_dim(self) -> int:
-        """The width K of a query."""
         return self.q_BHLK.shape[3]
 
     def distances(self) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate
-from protlm.commands.embedding.options import Dtype, EmbedOptions
+from protlm.commands.embedding.job import Dtype, EmbedOptions
 from protlm.commands.embedding.plan import Plan, first_equal
 from protlm.commands.hdf5_output import entry_name
 from protlm.data.records import Tally, read_records

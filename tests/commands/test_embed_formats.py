@@ -13,7 +13,7 @@ import torch
 from protlm import __version__
 from protlm.commands.embed import embed
 from protlm.commands.embedding.formats import parquet
-from protlm.commands.embedding.options import Dtype, EmbedOptions, Format
+from protlm.commands.embedding.job import Dtype, EmbedOptions, Format
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.embedding import windows
 from protlm.model.pooling import Pooling

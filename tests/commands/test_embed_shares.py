@@ -17,9 +17,8 @@ from protlm.commands import embed as embed_module
 from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan
 from protlm.commands.embedding.formats import hdf5
-from protlm.commands.embedding.job import Job
-from protlm.commands.embedding.options import Dtype, EmbedOptions
-from protlm.commands.embedding.parts import EMBEDDING, Parts
+from protlm.commands.embedding.job import Dtype, EmbedOptions, Job
+from protlm.commands.embedding.results import EMBEDDING, Parts
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import protlm
 from protlm.checkpoints.format import all_checkpoints, load_training
 from protlm.commands.finetune import FinetuneOptions, finetune_labels, run_folder
-from protlm.commands.predict import predict
+from protlm.commands.probe import predict
 from protlm.downstream.examples import LabelOptions
 from protlm.system.errors import OutputError, UserError
 from protlm.system.lock import LOCK

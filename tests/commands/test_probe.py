@@ -15,8 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 import protlm
 from protlm.checkpoints.checks import write_sums
-from protlm.commands.predict import predict
-from protlm.commands.probe import probe_labels
+from protlm.commands.probe import predict, probe_labels
 from protlm.downstream.examples import LabelOptions
 from protlm.downstream.linear import probabilities
 from protlm.downstream.probe_results import DESCRIPTION, WEIGHTS, read_probe

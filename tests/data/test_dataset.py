@@ -1,35 +1,36 @@
-"""Rows of a batch: pure functions of the seed and the data position."""
+"""Rows and batches: functions of seed and position, the same for any ranks and workers."""
 
 import re
+from collections.abc import Iterable
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
-from protlm.data.batching.buckets import SequenceRow
-from protlm.data.batching.packing import PackedRow
-from protlm.data.batching.plan import BatchPlan, Progress
-from protlm.data.dataset import FILLER, SequenceDataset, collate
+from protlm.data.batching.mixture import Mixture
+from protlm.data.batching.plan import BatchPlan, BatchStream, Curriculum, Progress, RankSlice
+from protlm.data.batching.strategies import LengthBuckets, PackedRow, Packing, SequenceRow
+from protlm.data.dataset import FILLER, Batch, SequenceDataset, collate
 from protlm.data.masking import IGNORE, MaskingRule
-from protlm.data.shards.data_set import open_split
+from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import UserError
 
 MAX_LENGTH = 100
+
 BERT = MaskingRule()
+
 EVERY = MaskingRule(mask_fraction=1)
+
 NONE = MaskingRule(mask_fraction=1e-9)
 
 
 @pytest.fixture
 def reader(data_set):
     return open_split(data_set, "train")
-
-
-@pytest.fixture
-def lengths(proteins):
-    return np.array([len(sequence) for _, sequence in proteins])
 
 
 def dataset(reader, objective="masked", seed=5, masking=BERT):
@@ -54,9 +55,17 @@ def test_a_batch_has_the_documented_shapes_and_types(reader):
     assert batch.samples_B.tolist() == [3, 4, FILLER]
     assert batch.samples_B.dtype == torch.int64
     assert batch.joined_N.tolist() == [3, 4]
-    empty = dataset(reader)[plan(None)].joined_N
-    assert empty.tolist() == [] and empty.dtype == batch.joined_N.dtype == torch.int64
     assert batch.after == (0, 3, 0)
+    # A filler row has one token and no target.
+    for objective in ("masked", "causal"):
+        filler = dataset(reader, objective)[plan(None, length=8)]
+        assert filler.joined_N.tolist() == []
+        assert filler.joined_N.dtype == batch.joined_N.dtype == torch.int64
+        assert filler.tokens_BL.tolist() == [[VOCABULARY.cls] + [VOCABULARY.pad] * 7]
+        assert filler.mask_BL.tolist() == [[True] + [False] * 7]
+        assert (filler.targets_BL == IGNORE).all()
+    with pytest.raises(UserError, match="masked or causal"):
+        dataset(reader, "denoising")
 
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])
@@ -83,16 +92,8 @@ def test_a_row_is_cls_residues_and_the_true_end(reader, proteins, objective, cro
     assert ends[False] > 0
 
 
-def test_padding_is_neither_a_token_nor_a_target(reader, lengths):
-    batch = dataset(reader, masking=EVERY)[plan(*range(40))]
-    assert (batch.tokens_BL[~batch.mask_BL] == VOCABULARY.pad).all()
-    assert (batch.targets_BL[~batch.mask_BL] == IGNORE).all()
-    # A cropped sequence may lack <eos>.
-    num_tokens = batch.mask_BL.sum(1).numpy()
-    assert (np.abs(np.minimum(lengths + 2, MAX_LENGTH) - num_tokens) <= 1).all()
-
-
-def test_masked_targets_are_residues_alone(reader, lengths):
+def test_masked_targets_are_residues_alone(reader, proteins):
+    lengths = np.array([len(sequence) for _, sequence in proteins])
     batch = dataset(reader, masking=EVERY)[plan(*range(40))]
     is_target_BL = batch.targets_BL != IGNORE
     assert is_target_BL.sum(1).tolist() == np.minimum(lengths, MAX_LENGTH - 2).tolist()
@@ -102,6 +103,12 @@ def test_masked_targets_are_residues_alone(reader, lengths):
     assert (batch.tokens_BL[:, 0] == VOCABULARY.cls).all()
     others = batch.tokens_BL[batch.mask_BL & ~is_target_BL].tolist()
     assert set(others) <= {VOCABULARY.cls, VOCABULARY.eos}
+    # Padding is neither a token nor a target.
+    assert (batch.tokens_BL[~batch.mask_BL] == VOCABULARY.pad).all()
+    assert not is_target_BL[~batch.mask_BL].any()
+    # A cropped sequence may lack <eos>.
+    num_tokens = batch.mask_BL.sum(1).numpy()
+    assert (np.abs(np.minimum(lengths + 2, MAX_LENGTH) - num_tokens) <= 1).all()
 
 
 def stretch(*samples, skip=0, num_tokens=MAX_LENGTH - 1):
@@ -128,14 +135,6 @@ def test_in_joined_sequences_no_special_token_is_masked(reader, proteins):
     assert seen.count("<eos>") == 2
 
 
-def test_a_filler_row_has_one_token_and_no_target(reader):
-    for objective in ("masked", "causal"):
-        batch = dataset(reader, objective)[plan(None, length=8)]
-        assert batch.tokens_BL.tolist() == [[VOCABULARY.cls] + [VOCABULARY.pad] * 7]
-        assert batch.mask_BL.tolist() == [[True] + [False] * 7]
-        assert (batch.targets_BL == IGNORE).all()
-
-
 def test_passes_and_seeds_corrupt_differently(reader):
     def tokens(seed, repeat):
         return dataset(reader, seed=seed)[plan(*range(40), repeat=repeat)].tokens_BL
@@ -143,11 +142,6 @@ def test_passes_and_seeds_corrupt_differently(reader):
     assert torch.equal(tokens(5, 0), tokens(5, 0))
     assert not torch.equal(tokens(5, 0), tokens(5, 1))
     assert not torch.equal(tokens(5, 0), tokens(6, 0))
-
-
-def test_an_unknown_objective_is_rejected(reader):
-    with pytest.raises(UserError, match="masked or causal"):
-        dataset(reader, "denoising")
 
 
 def test_collate_keeps_whole_sequences():
@@ -158,3 +152,138 @@ def test_collate_keeps_whole_sequences():
         assert VOCABULARY.decode(tokens_L[mask_L].numpy()) == f"<cls>{sequence}<eos>"
         assert (tokens_L[~mask_L] == VOCABULARY.pad).all()
     assert collate([VOCABULARY.encode("MKV")], length=64)[0].shape == (1, 64)
+
+
+STAGES = Curriculum([[0, 40], [45, 100]])
+
+RULES = {
+    "sequences": LengthBuckets(500, 100, window=15, crop="random", curriculum=STAGES),
+    "concatenated": Packing(500, 100, window=15, curriculum=STAGES),
+}
+
+NUM_BATCHES = 40
+
+
+@pytest.fixture(params=["sequences", "clusters"])
+def mixture(request, make_data_set, proteins):
+    parts = {"one": proteins[:17], "other": proteins[17:]}
+    # Most clusters have one or two sequences, the first has five.
+    folders = [
+        make_data_set(some, name, [max(0, i // 2 * 2 - 2 + i % 3 // 2) for i in range(len(some))])
+        for name, some in parts.items()
+    ]
+    splits = [open_split(folder, "train") for folder in folders]
+    if request.param == "sequences":
+        return Mixture(splits, [2, 3])
+    return Mixture(splits, [2, 3], [open_clusters(folder, "train") for folder in folders])
+
+
+def identity(batch):
+    return batch
+
+
+def load(mixture, rule, objective, *, num_workers=0, num_batches=NUM_BATCHES, **options):
+    stream = BatchStream(
+        mixture.lengths_of, mixture.order(seed=5), rule, num_batches=num_batches, **options
+    )
+    return DataLoader(
+        SequenceDataset(mixture, objective=objective, masking=MaskingRule(), seed=5),
+        sampler=stream,
+        batch_size=None,
+        collate_fn=identity,
+        num_workers=num_workers,
+        multiprocessing_context="forkserver" if num_workers else None,
+        prefetch_factor=8 if num_workers else None,
+    )
+
+
+def assert_equal(one: Batch, other: Batch) -> None:
+    for field in fields(Batch):
+        mine, its = getattr(one, field.name), getattr(other, field.name)
+        if field.name == "joined_N":
+            # Each rank lists the samples of its own rows.
+            mine, its = mine.sort().values, its.sort().values
+        is_same = torch.equal(mine, its) if isinstance(mine, torch.Tensor) else mine == its
+        assert is_same, field.name
+
+
+def together(parts: list[Batch]) -> Batch:
+    """The global batch of the ranks' slices, without filler rows."""
+    merged = {}
+    for name in ("tokens_BL", "targets_BL", "mask_BL", "samples_B"):
+        rows = torch.stack([getattr(part, name) for part in parts], dim=1).flatten(0, 1)
+        filling = torch.stack([part.samples_B for part in parts], dim=1).flatten() == FILLER
+        merged[name] = rows[~filling]
+    (after,) = {part.after for part in parts}
+    joined_N = torch.cat([part.joined_N for part in parts])
+    return Batch(**merged, after=after, joined_N=joined_N)
+
+
+def assert_all_equal(ones: Iterable[Batch], others: Iterable[Batch]) -> None:
+    for one, other in zip(ones, others, strict=True):
+        assert_equal(one, other)
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+@pytest.mark.parametrize("mode", RULES)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ranks_change_nothing(mixture, mode, objective, world_size):
+    whole = list(load(mixture, RULES[mode], objective))
+    ranks = [
+        load(mixture, RULES[mode], objective, share=RankSlice(rank, world_size))
+        for rank in range(world_size)
+    ]
+    assert len(whole) == NUM_BATCHES
+    assert_all_equal((together(list(parts)) for parts in zip(*ranks, strict=True)), whole)
+
+
+# Of a machine with one core.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")
+@pytest.mark.parametrize(
+    "num_workers, world_size",
+    [(1, 1), *(pytest.param(*pair, marks=pytest.mark.slow) for pair in [(2, 1), (1, 2), (2, 2)])],
+)
+@pytest.mark.parametrize("mode", RULES)
+def test_workers_change_nothing(mixture, mode, num_workers, world_size):
+    for rank in range(world_size):
+        options = {"share": RankSlice(rank, world_size), "num_batches": 12 * num_workers}
+        alone = load(mixture, RULES[mode], "masked", **options)
+        helped = load(mixture, RULES[mode], "masked", num_workers=num_workers, **options)
+        assert_all_equal(alone, helped)
+
+
+@pytest.mark.parametrize("mode", RULES)
+def test_resuming_changes_nothing(mixture, mode):
+    whole = list(load(mixture, RULES[mode], "masked"))
+    assert whole[-1].after[0] >= 1
+    for done in (1, 7, 8, 23):
+        start = Progress(*whole[done - 1].after)
+        rest = load(mixture, RULES[mode], "masked", start=start, done=done)
+        assert_all_equal(whole[done:], rest)
+
+
+def test_a_row_does_not_depend_on_its_batch(mixture):
+    """The budget determines only which rows are in a batch together."""
+
+    def rows(rule):
+        found = {}
+        for batch in load(mixture, rule, "masked", num_batches=None):
+            tensors = (batch.samples_B, batch.tokens_BL, batch.targets_BL, batch.mask_BL)
+            for sample, tokens_L, targets_L, mask_L in zip(*tensors, strict=True):
+                row = (tuple(tokens_L[mask_L].tolist()), tuple(targets_L[mask_L].tolist()))
+                found.setdefault(int(sample), set()).add(row)
+        return found
+
+    rule = RULES["sequences"]
+    assert rows(rule) == rows(replace(rule, tokens_per_batch=1_300))
+
+
+def test_every_pass_is_masked_differently(mixture):
+    rule = LengthBuckets(500, 300, window=15)
+    seen = {}
+    for batch in load(mixture, rule, "masked", num_batches=100):
+        for sample, tokens_L in zip(batch.samples_B.tolist(), batch.tokens_BL, strict=True):
+            seen.setdefault(sample, []).append(tuple(tokens_L.tolist()))
+    many = [rows for rows in seen.values() if len(rows) > 2 and sum(r != 1 for r in rows[0]) > 60]
+    assert len(many) > 5
+    assert all(len(set(rows)) == len(rows) for rows in many)

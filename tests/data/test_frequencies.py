@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from protlm.data.frequencies import Trigram, Unigram, count_residues
+from protlm.data.frequencies import Trigram, count_residues, frequencies, posterior
 from protlm.data.masking import IGNORE, MaskingRule, corrupt, row_rng
 from protlm.data.vocabulary import RESIDUES, VOCABULARY
 
@@ -38,44 +38,13 @@ def test_frequencies_are_smoothed_and_sum_to_one(tokens: list[np.ndarray]) -> No
     counts_V = count_residues(tokens)
     # Special tokens have no frequency, even where somebody counted them.
     counts_V[[VOCABULARY.pad, VOCABULARY.mask]] = 1000
-    frequency_V = Unigram.from_counts(counts_V).frequency_V
+    frequency_V = frequencies(counts_V)
     assert frequency_V.sum() == pytest.approx(1.0)
     assert (frequency_V[~VOCABULARY.is_residue] == 0).all()
     total = sum(map(len, PROTEINS)) + 25
     assert frequency_V[VOCABULARY["O"]] == pytest.approx(1 / total)
     leucines = "".join(PROTEINS).count("L")
     assert frequency_V[VOCABULARY["L"]] == pytest.approx((leucines + 1) / total)
-
-
-def test_loss_on_its_own_counts_is_their_entropy() -> None:
-    # Each count is smoothed by one, so targets that hold one residue of each kind more are
-    # distributed as the baseline is.
-    counts_V = count_residues([VOCABULARY.encode(sequence) for sequence in PROTEINS])
-    unigram = Unigram.from_counts(counts_V)
-    targets = np.concatenate([VOCABULARY.encode("".join(PROTEINS)), VOCABULARY.residues])
-    nats, _, count = unigram.score(targets)
-    p = unigram.frequency_V[VOCABULARY.residues]
-    assert nats / count == pytest.approx(-(p * np.log(p)).sum())
-    # No other distribution does better on these targets.
-    other, _, _ = Unigram.from_counts(counts_V[::-1].copy()).score(targets)
-    assert other > nats
-
-
-def test_the_most_common_residue_is_always_predicted() -> None:
-    sequence = "LLLLLAAAGGKR"
-    targets = VOCABULARY.encode(sequence)
-    unigram = Unigram.from_counts(count_residues([targets]))
-    nats, correct, count = unigram.score(targets)
-    assert (correct, count) == (sequence.count("L"), len(sequence))
-    assert isinstance(nats, float) and isinstance(correct, int) and isinstance(count, int)
-    assert unigram.score(VOCABULARY.encode("AAGG"))[1] == 0
-    assert unigram.score(targets[:0]) == (0.0, 0, 0)
-
-
-def test_scores_add_up(tokens: list[np.ndarray]) -> None:
-    unigram = Unigram.from_counts(count_residues(tokens))
-    parts = np.array([unigram.score(part) for part in tokens]).sum(axis=0)
-    np.testing.assert_allclose(parts, unigram.score(np.concatenate(tokens)))
 
 
 RULES = [
@@ -102,19 +71,19 @@ def by_counting_cases(frequency_V: np.ndarray, rule: MaskingRule) -> np.ndarray:
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
 def test_the_posterior_is_bayes(rule: MaskingRule, tokens: list[np.ndarray]) -> None:
-    unigram = Unigram.from_counts(count_residues(tokens))
-    joint_VV = by_counting_cases(unigram.frequency_V, rule)
+    frequency_V = frequencies(count_residues(tokens))
+    joint_VV = by_counting_cases(frequency_V, rule)
     seen = np.flatnonzero(joint_VV.sum(1))
     expected = joint_VV[seen] / joint_VV[seen].sum(1, keepdims=True)
-    found_VV = unigram.posterior(rule)
+    found_VV = posterior(frequency_V, rule)
     np.testing.assert_allclose(found_VV[seen], expected, rtol=1e-9, atol=1e-15)
     np.testing.assert_allclose(found_VV.sum(1), 1)
 
 
 def test_the_posterior_of_a_mask_alone_is_the_frequencies(tokens: list[np.ndarray]) -> None:
-    unigram = Unigram.from_counts(count_residues(tokens))
+    frequency_V = frequencies(count_residues(tokens))
     for rule in (None, MaskingRule(mask_prob=1, random_prob=0)):
-        assert (unigram.posterior(rule) == unigram.frequency_V).all()
+        assert (posterior(frequency_V, rule) == frequency_V).all()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -122,12 +91,12 @@ def test_the_loss_on_a_corrupted_sample_is_the_expected_one(
     rule: MaskingRule, tokens: list[np.ndarray]
 ) -> None:
     """Residues drawn from f and corrupted as in training: the mean loss is H(target | input)."""
-    unigram, rng = Unigram.from_counts(count_residues(tokens)), row_rng(0, 0, 0)
-    drawn = rng.choice(len(VOCABULARY), size=400_000, p=unigram.frequency_V)
+    frequency_V, rng = frequencies(count_residues(tokens)), row_rng(0, 0, 0)
+    drawn = rng.choice(len(VOCABULARY), size=400_000, p=frequency_V)
     inputs, targets = corrupt(drawn, np.ones(len(drawn), bool), rule, rng)
     chosen = targets != IGNORE
-    losses = -np.log(unigram.posterior(rule)[inputs[chosen], targets[chosen]])
-    joint_VV = by_counting_cases(unigram.frequency_V, rule)
+    losses = -np.log(posterior(frequency_V, rule)[inputs[chosen], targets[chosen]])
+    joint_VV = by_counting_cases(frequency_V, rule)
     with np.errstate(divide="ignore", invalid="ignore"):
         surprise_VV = -np.log(joint_VV / joint_VV.sum(1, keepdims=True))
     is_possible_VV = joint_VV > 0
@@ -149,7 +118,7 @@ def triples(*, causal: bool) -> Counter[tuple[int, int, int]]:
 
 def expected(first: int, second: int, target: int, *, causal: bool) -> float:
     """Counts by hand; a masked neighbor matches every token."""
-    frequency_V = Unigram.from_counts(count_residues(TOKENS)).frequency_V
+    frequency_V = frequencies(count_residues(TOKENS))
     matching = {
         key: count
         for key, count in triples(causal=causal).items()
@@ -208,7 +177,7 @@ def test_joined_sequences_are_predicted_as_single_ones(causal: bool) -> None:
 
 def test_counting_does_not_depend_on_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Trigram(TOKENS, causal=False).probabilities(encode("MKVAA"))
-    monkeypatch.setattr("protlm.data.frequencies._TOKENS", 4)
+    monkeypatch.setattr("protlm.data.relatives._BATCH_RESIDUES", 4)
     np.testing.assert_array_equal(
         whole, Trigram(TOKENS, causal=False).probabilities(encode("MKVAA"))
     )

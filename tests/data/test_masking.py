@@ -16,46 +16,31 @@ from protlm.data.masking import (
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import UserError
 
+# Seed, pass and sample, and a part of it.
+KEYS = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (1, 1, 1), (2**40, 5, 2**30)]
+
 
 def test_random_numbers_are_keyed_to_the_sample():
-    keys = [
-        (0, 0, 0),
-        (1, 0, 0),
-        (0, 1, 0),
-        (0, 0, 1),
-        (-1, 0, 0),
-        (1, 1, 1),
-        (2**40, 5, 2**30),
-        (0, 0, 0, 1),
-        (0, 0, 1, 1),
-    ]
+    keys = [*KEYS, (0, 0, 0, 1), (0, 0, 1, 1)]
     draws = {tuple(row_rng(*key).random(4)) for key in keys}
     assert len(draws) == len(keys)
     assert row_rng(7, 2, 9).random(3).tolist() == row_rng(7, 2, 9).random(3).tolist()
-
-
-def test_adjacent_samples_are_independent():
+    streams = [row_rng(0, 0, sample).random(1_000) for sample in range(20)]
+    assert len(np.unique(streams)) == 20 * 1_000
+    # Adjacent samples are independent.
     draws = np.array([row_rng(0, 0, sample).random(2) for sample in range(5_000)])
     assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 5 / np.sqrt(5_000)
     assert abs(draws.mean() - 0.5) < 5 / np.sqrt(12 * 10_000)
 
 
-def test_random_streams_of_samples_do_not_overlap():
-    draws = [row_rng(0, 0, sample).random(1_000) for sample in range(20)]
-    assert len(np.unique(draws)) == 20 * 1_000
-
-
-@pytest.mark.parametrize("how", ["prefix", "random"])
-@pytest.mark.parametrize("num_residues", [1, 9, 10])
-def test_what_fits_is_not_cropped(how, num_residues):
-    assert crop(num_residues, 10, how, np.random.default_rng(0)) == slice(0, num_residues)
-    assert crop(25, 10, "prefix", np.random.default_rng(0)) == slice(0, 10)
-    with pytest.raises(UserError, match="prefix, random"):
-        crop(5, 10, "middle", np.random.default_rng(0))
-
-
-def test_random_crops_are_uniformly_distributed():
+def test_what_fits_is_not_cropped_and_random_crops_are_uniformly_distributed():
     rng = np.random.default_rng(0)
+    for how in ("prefix", "random"):
+        for num_residues in (1, 9, 10):
+            assert crop(num_residues, 10, how, rng) == slice(0, num_residues)
+    assert crop(25, 10, "prefix", rng) == slice(0, 10)
+    with pytest.raises(UserError, match="prefix, random"):
+        crop(5, 10, "middle", rng)
     parts = [crop(12, 10, "random", rng) for _ in range(3_000)]
     assert all(part.stop - part.start == 10 for part in parts)
     counts = np.bincount([part.start for part in parts])
@@ -63,21 +48,18 @@ def test_random_crops_are_uniformly_distributed():
     assert np.abs(counts - 1_000).max() < 5 * np.sqrt(3_000 * 2 / 9)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"mask_fraction": 0},
-        {"mask_fraction": 1.5},
-        {"mask_fraction": float("nan")},
-        {"mask_prob": -0.1},
-        {"random_prob": 2},
-        {"mask_prob": 0.8, "random_prob": 0.3},
-        {"mask_fraction_range": (0.0, 0.5)},
-        {"mask_fraction_range": (0.5, 0.1)},
-        {"mask_fraction_range": (0.5, 1.1)},
-        {"mask_fraction_range": (float("nan"), 0.5)},
-    ],
-)
+NAN = float("nan")
+
+WRONG = [
+    *({"mask_fraction": value} for value in (0, 1.5, NAN)),
+    {"mask_prob": -0.1},
+    {"random_prob": 2},
+    {"mask_prob": 0.8, "random_prob": 0.3},
+    *({"mask_fraction_range": pair} for pair in ((0.0, 0.5), (0.5, 0.1), (0.5, 1.1), (NAN, 0.5))),
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
 def test_invalid_rules_are_rejected(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         MaskingRule(**wrong)
@@ -126,24 +108,20 @@ def test_random_replacements_are_residues_each_equally_often():
     assert np.abs(counts[VOCABULARY.is_residue] - expected).max() < 5 * np.sqrt(expected)
 
 
-def test_the_input_is_not_changed():
-    tokens = VOCABULARY.encode("MKVLLA").astype(np.int64)
-    before = tokens.copy()
-    corrupt(tokens, np.ones(6, bool), MaskingRule(mask_fraction=1), np.random.default_rng(0))
-    assert (tokens == before).all()
-
-
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int32])
 @pytest.mark.parametrize("rule", [MaskingRule(), MaskingRule(mask_fraction_range=(0.1, 0.9))])
 def test_any_integer_type_is_corrupted_alike(rule, dtype):
     tokens = VOCABULARY.encode("MKTAYIAKQRQISFVKSHFSRQ")
+    given = tokens.astype(np.int64)
     seen, found = (
         corrupt(x, np.ones(len(x), bool), rule, row_rng(0, 0, 0))
-        for x in (tokens.astype(np.int64), tokens.astype(dtype))
+        for x in (given, tokens.astype(dtype))
     )
     for one, other in zip(seen, found, strict=True):
         assert one.dtype == other.dtype == np.int64 and (one == other).all()
     assert (found[1] == IGNORE).any()
+    # The input is not changed.
+    assert (given == tokens).all()
 
 
 def test_masks_of_a_seed_do_not_change():
@@ -171,6 +149,7 @@ def test_each_row_draws_its_fraction_uniformly_from_the_range(low, high):
     rows, length = 4_000, 300
     rule = MaskingRule(mask_fraction=0.9, mask_fraction_range=(low, high))
     seen = fractions(rule, rows=rows, length=length)
+    assert (fractions(rule, rows=50, length=length) == seen[:50]).all()
     mean, spread = (low + high) / 2, (high - low) ** 2 / 12
     # The variance of a row's share: that of its fraction, and the binomial one around it.
     variance = spread + (mean - mean**2 - spread) / length
@@ -180,13 +159,6 @@ def test_each_row_draws_its_fraction_uniformly_from_the_range(low, high):
         # Uniform: as many rows in each quarter of the range, but for those near its edges.
         counts, _ = np.histogram(np.clip(seen, low, high), 4, (low, high))
         assert np.abs(counts - rows / 4).max() < 5 * np.sqrt(rows * 3 / 16)
-
-
-def test_rows_have_independent_fractions():
-    rule = MaskingRule(mask_fraction_range=(0.1, 0.9))
-    first, again = (fractions(rule, rows=50, length=200) for _ in range(2))
-    assert (first == again).all()
-    assert len(np.unique(first)) > 30
 
 
 NARROWING = MaskingSchedule(
@@ -203,9 +175,7 @@ def test_the_range_narrows_linearly_to_the_fraction():
         assert NARROWING.at(step).mask_fraction_range == pytest.approx(expected, abs=1e-12)
     for step in (100, 5_000):
         assert NARROWING.at(step).mask_fraction_range == (0.15, 0.15)
-
-
-def test_a_rule_that_does_not_fall_is_the_same_at_every_step():
+    # Without steps, or without a range, the rule is the same at every step.
     rule = MaskingRule(mask_fraction_range=(0.1, 0.5))
     for step in (0, 99, 10**9):
         assert MaskingSchedule(rule).at(step) == rule == rule.at(step)

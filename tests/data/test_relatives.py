@@ -124,6 +124,8 @@ def test_a_fragment_is_found_in_a_longer_protein() -> None:
     assert 0 < highest_shared_fractions([whole], [whole[100:106] + other[:3]])[0] < MIN_SHARED
     assert highest_shared_fractions(["MKTAYI", "MK"], ["MK", "MK"]).tolist() == [0, 0]
     assert highest_shared_fractions(["MKTAYI"], []).tolist() == [0]
+    # No k-mer extends across the border of two sequences of a batch.
+    assert best_fractions([sketch_of("MKVLWAARND")], ["MKVLW", "AARND"]).tolist() == [0]
 
 
 def test_what_is_taken_has_no_relatives_and_what_is_left_out_has_one() -> None:
@@ -167,11 +169,6 @@ def test_work_is_divided_to_bound_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sum(sizes) == 50 * of_one
     assert max(sizes) <= 10_000 + of_one
     assert found.tolist() == [1] * 100
-
-
-def test_adjacent_sequences_share_no_kmers() -> None:
-    """No k-mer extends across the border of two sequences of a batch."""
-    assert best_fractions([sketch_of("MKVLWAARND")], ["MKVLW", "AARND"]).tolist() == [0]
 
 
 @pytest.mark.parametrize("identity", [1, 0.95, 0.8, 0.5, 0.3])

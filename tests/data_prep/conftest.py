@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from protlm.data.records import block
-from protlm.data.shards.data_set import open_split, read_manifest
+from protlm.data.shards.data_set import open_split
+from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
 from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.report import Report

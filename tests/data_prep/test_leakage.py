@@ -2,8 +2,9 @@
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -81,13 +82,21 @@ def test_identical_sequences_are_those_of_a_dictionary(make_splits):
 
     splits = {"train": draw(700), "valid": draw(300), "test": draw(200)}
     results = leakage(make_splits(splits), LeakageOptions())
-    in_train = Counter(splits["train"])
+    in_train = set(splits["train"])
     for split, one in results.items():
         assert one.identical == sum(sequence in in_train for sequence in splits[split])
         assert 0 < one.identical < one.sequences
         # What has no k-mer cannot be compared.
         with_kmers = [s for s in splits[split] if any(len(p) >= 6 for p in s.split("X"))]
         assert one.compared == len(with_kmers) < one.sequences
+    # Fractions are counted by tenths.
+    shares = np.array([0, 0.05, 0.1, 0.19, 0.3, 0.5, 0.59, 0.7, 0.9, 0.95, 1])
+    held_out: Any = SimpleNamespace(digests=range(20))
+    identities = np.array([np.nan, 0.3])
+    one = module._summary(held_out, 3, shares, identities, LeakageOptions())
+    assert one.shared_tenths == (2, 2, 0, 1, 0, 2, 0, 1, 0, 3)
+    assert (one.sequences, one.identical, one.compared) == (20, 3, 11)
+    assert (one.near, one.homologous) == (6, 1)
 
 
 def test_a_large_split_is_sampled_and_its_identical_sequences_are_all_counted(planted, monkeypatch):
@@ -100,14 +109,6 @@ def test_a_large_split_is_sampled_and_its_identical_sequences_are_all_counted(pl
     assert first["same"].identical == 60
     assert all(10 < one.compared < 50 for one in first.values())
     assert first["same"].near == first["same"].compared
-
-
-def test_fractions_are_counted_by_tenths():
-    shares = np.array([0, 0.05, 0.1, 0.19, 0.3, 0.5, 0.59, 0.7, 0.9, 0.95, 1])
-    one = module._summary(20, 3, shares, np.array([np.nan, 0.3]), 0.5)
-    assert one.shared_tenths == (2, 2, 0, 1, 0, 2, 0, 1, 0, 3)
-    assert (one.sequences, one.identical, one.compared) == (20, 3, 11)
-    assert (one.near, one.homologous) == (6, 1)
 
 
 def test_the_numbers_are_printed_and_written(planted, tmp_path, capsys):
@@ -129,7 +130,7 @@ def test_the_numbers_are_printed_and_written(planted, tmp_path, capsys):
     assert "250/250" in told.err
 
 
-def test_invalid_settings_are_rejected(planted, make_splits, tmp_path):
+def test_invalid_settings_are_rejected(planted, make_splits, tmp_path, monkeypatch):
     for share in (0, -1, 1.01, float("nan")):
         with pytest.raises(UserError, match="--min-shared"):
             leakage(planted, LeakageOptions(share))
@@ -143,6 +144,9 @@ def test_invalid_settings_are_rejected(planted, make_splits, tmp_path):
     taken.touch()
     with pytest.raises(OutputError, match=r"taken\.json"):
         leakage(planted, LeakageOptions(json=taken))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"conda install .* mmseqs2"):
+        leakage(tmp_path / "none", LeakageOptions(mmseqs=True))
 
 
 @pytest.mark.parametrize("split", ["train", "strangers"])
@@ -220,9 +224,3 @@ def test_a_terminated_job_leaves_no_copy_of_the_data_set(
     assert done.stderr.splitlines()[-1] == "protlm: interrupted"
     assert not list((tmp_path / "scratch").glob("protlm-leakage-*"))
     assert_gone(int(pid.read_text()))
-
-
-def test_missing_mmseqs_is_reported_at_once_with_advice(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"conda install .* mmseqs2"):
-        leakage(tmp_path / "none", LeakageOptions(mmseqs=True))

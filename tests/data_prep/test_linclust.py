@@ -12,8 +12,7 @@ import pytest
 
 from protlm.data.records import ReadOptions, Tally, read_records
 from protlm.data_prep.clusters import ClusterSplit, ClusterTable
-from protlm.data_prep.linclust import Clustering, cluster_sources
-from protlm.data_prep.mmseqs import cluster_sequences, run_mmseqs
+from protlm.data_prep.mmseqs import Clustering, cluster_sequences, cluster_sources, run_mmseqs
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir
@@ -37,22 +36,6 @@ with open(f"{{result}}_cluster.tsv", "w") as table:
         print(representatives.setdefault(sequence[:10], name), name, sep="\\t", file=table)
 Path(f"{{result}}_all_seqs.fasta").touch()
 """
-FAILING = """#!{python}
-import sys
-print("Input reads.fasta\\n\\nsomething happened")
-sys.exit("Error: {reason}")
-"""
-CLUSTERING = """#!{python}
-import sys
-
-command, fasta, result, folder, *options = sys.argv[1:]
-assert command == "easy-cluster" and options[:2] == ["--min-seq-id", "0.3"], sys.argv
-records = [one.split() for one in open(fasta).read().split(">")[1:]]
-first = {{}}
-with open(f"{{result}}_cluster.tsv", "w") as table:
-    for name, sequence in records:
-        print(first.setdefault(sequence[:3], name), name, sep="\\t", file=table)
-"""
 
 # As MMseqs2 does, it starts another process, which runs for long.
 SLEEPING = """#!/bin/sh
@@ -61,12 +44,20 @@ echo $! > {folder}/found
 mv {folder}/found {folder}/pid
 wait
 """
+
 SEARCH = "from protlm.data_prep.mmseqs import run_mmseqs; run_mmseqs(['search'])"
 
 
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "made" / "data"
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "one.fasta"
+    path.write_text(">a\nMKTAYIAKQRQI\n")
+    return path
 
 
 def members_of(table):
@@ -140,19 +131,26 @@ def test_files_of_a_process_that_was_killed_on_another_machine_are_removed(insta
     assert list(out.parent.iterdir()) == [table]
 
 
-@pytest.mark.parametrize(
-    ("reason", "kind"), [("bad input", InputDataError), ("No space left on device", OutputError)]
-)
-def test_a_failure_quotes_mmseqs_and_leaves_nothing(install_mmseqs, out, reason, kind):
-    install_mmseqs(FAILING, reason=reason)
-    with pytest.raises(kind, match=f"easy-linclust ended with 1: .*happened; Error: {reason}"):
-        cluster_sources([TINY], out, Clustering())
+FAILING = FAKE + "print('Input reads.fasta\\n\\nsomething happened')\nsys.exit('Error: {reason}')\n"
+
+GROWING = FAKE + "open({reason!r}, 'a').write('>b\\nMKTAYIAKQRQ\\n')\n"
+
+# What mmseqs does, where {reason} is the source or a sentence; and what is said of it.
+FAULTS = {
+    "bad input": (FAILING, InputDataError, "ended with 1: .*happened; Error: bad input"),
+    "No space left on device": (FAILING, OutputError, "ended with 1: .*Error: No space left"),
+    # Clustering takes hours; records added since would be split without their relatives.
+    "": (GROWING, InputDataError, "a source changed while it was clustered"),
+}
+
+
+@pytest.mark.parametrize("reason", FAULTS)
+def test_a_failure_is_reported_and_leaves_nothing(install_mmseqs, out, source, reason):
+    program, kind, told = FAULTS[reason]
+    install_mmseqs(program, reason=reason or str(source))
+    with pytest.raises(kind, match=told):
+        cluster_sources([source], out, Clustering())
     assert list(out.parent.iterdir()) == []
-
-
-def test_a_source_that_cannot_be_read_leaves_nothing(install_mmseqs, out, tmp_path):
-    install_mmseqs(FAKE)
-    source = tmp_path / "cut.fasta.gz"
     source.write_bytes(TINY.read_bytes()[:-100])
     with pytest.raises(InputDataError, match="truncated"):
         cluster_sources([source], out, Clustering())
@@ -172,29 +170,6 @@ def test_duplicate_names_are_rejected_before_clustering(install_mmseqs, out, tmp
     assert not calls.exists()
 
 
-def test_a_changing_source_is_reported_and_leaves_nothing(install_mmseqs, out, tmp_path):
-    """Clustering takes hours; records added since then would be split without their relatives."""
-    source = tmp_path / "growing.fasta"
-    source.write_text(">a\nMKTAYIAKQRQI\n")
-    install_mmseqs(
-        FAKE + "open({source!r}, 'a').write('>b\\nMKTAYIAKQRQ\\n')\n", source=str(source)
-    )
-    with pytest.raises(InputDataError, match="a source changed while it was clustered"):
-        cluster_sources([source], out, Clustering())
-    assert list(out.parent.iterdir()) == []
-
-
-def test_a_broken_lock_leaves_everything_to_the_other_process(install_mmseqs, out):
-    lock = '{"host": "elsewhere", "pid": 1, "since": ""}'
-    install_mmseqs(FAKE + "Path(folder).with_name('lock.json').write_text({lock!r})\n", lock=lock)
-    with pytest.raises(OutputError, match=r"now belongs to process 1 on elsewhere.*took it over"):
-        cluster_sources([TINY], out, Clustering())
-    (folder,) = out.parent.iterdir()
-    assert {"lock.json", "sources.fasta", "linclust_cluster.tsv"} <= {
-        path.name for path in folder.iterdir()
-    }
-
-
 def test_invalid_clusterings_are_rejected(out, tmp_path, monkeypatch):
     for identity in (0, -1, 1.5, float("nan")):
         with pytest.raises(UserError, match="--cluster-identity"):
@@ -207,24 +182,6 @@ def test_invalid_clusterings_are_rejected(out, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"not installed.*conda install .* apt install mmseqs2"):
         cluster_sources([TINY], out, Clustering())
     assert not out.parent.exists()
-
-
-def test_the_table_determines_a_split(install_mmseqs, out):
-    install_mmseqs(FAKE)
-    table = cluster_sources([TINY], out, Clustering())
-    rule = ClusterSplit(ClusterTable(table), HashSplit(0.2, 0.2))
-    records = list(read_records(TINY, Tally()))
-    splits = [rule.split_of(record, b"") for record in records]
-    assert set(splits) == {"train", "valid", "test"}
-    # The table has every record.
-    assert not [
-        r for r, split in zip(records, splits, strict=True) if list(rule.notes_of(r, split))
-    ]
-
-
-def test_clusters_are_rows_of_representatives(install_mmseqs):
-    install_mmseqs(CLUSTERING)
-    assert cluster_sequences(["MKTA", "MWWA", "MKTC", "MWWW"]) == [0, 1, 0, 1]
 
 
 def test_arguments_never_reach_a_shell(install_mmseqs, tmp_path):
@@ -248,3 +205,30 @@ def test_mmseqs_and_what_it_starts_end_with_protlm(install_mmseqs, tmp_path, num
     process.send_signal(number)
     assert process.wait(60) != 0
     assert_gone(started)
+
+
+def test_a_broken_lock_leaves_everything_to_the_other_process(install_mmseqs, out):
+    lock = '{"host": "elsewhere", "pid": 1, "since": ""}'
+    install_mmseqs(FAKE + "Path(folder).with_name('lock.json').write_text({lock!r})\n", lock=lock)
+    with pytest.raises(OutputError, match=r"now belongs to process 1 on elsewhere.*took it over"):
+        cluster_sources([TINY], out, Clustering())
+    (folder,) = out.parent.iterdir()
+    left = {path.name for path in folder.iterdir()}
+    assert {"lock.json", "sources.fasta", "linclust_cluster.tsv"} <= left
+
+
+def test_the_table_determines_a_split(install_mmseqs, out):
+    install_mmseqs(FAKE)
+    table = cluster_sources([TINY], out, Clustering())
+    rule = ClusterSplit(ClusterTable(table), HashSplit(0.2, 0.2))
+    splits = [(one, rule.split_of(one, b"")) for one in read_records(TINY, Tally())]
+    assert {split for _, split in splits} == {"train", "valid", "test"}
+    # The table has every record.
+    assert not [one for one, split in splits if list(rule.notes_of(one, split))]
+
+
+def test_clusters_are_rows_of_representatives(install_mmseqs):
+    calls = install_mmseqs(FAKE.replace("easy-linclust", "easy-cluster")) / "calls"
+    first, second = "MKTAYIAKQR", "MWTAYIAKQR"
+    assert cluster_sequences([f"{first}A", f"{second}A", first, second]) == [0, 1, 0, 1]
+    assert "--min-seq-id\t0.3\t" in calls.read_text()

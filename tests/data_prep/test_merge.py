@@ -1,24 +1,216 @@
-"""Merging in order, without copies or losses; and one job per file, whose parts are merged."""
+"""Clusters reach the index, by processes and by jobs; and parts are merged in order."""
 
 import json
 import os
+import pickle
 import shutil
 from itertools import chain
 
+import numpy as np
 import pytest
 
-from protlm.data.shards.data_set import open_split, verify
+from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep import merge as merging
 from protlm.data_prep import prepare as module
+from protlm.data_prep.clusters import ClusterSplit, ClusterTable, member_name, name_hash
+from protlm.data_prep.encode import UNLISTED
 from protlm.data_prep.merge import merge
 from protlm.data_prep.prepare import PrepareOptions, prepare
-from protlm.data_prep.split import HashSplit
+from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.shares import Executor, Submission
 
-RULE = HashSplit(0.3, 0.2)
-JOB_RULE = HashSplit(0.2, 0.1)
+RULE = HashSplit(0.2, 0.1)
+
+PART_RULE = HashSplit(0.3, 0.2)
+
+
+@pytest.fixture
+def release(tmp_path):
+    """Two files of proteins, some with names as UniProt writes them, some sequences twice."""
+    folder = tmp_path / "release"
+    folder.mkdir()
+    for name, count in (("one", 150), ("two", 80)):
+        proteins = [
+            f">{f'sp|{name.upper()}{i}|X_Y' if i % 3 else f'{name}{i}'}\nMKV{'LAW' * (i % 60)}\n"
+            for i in range(count)
+        ]
+        (folder / f"{name}.fasta").write_text("".join(proteins))
+    return folder
+
+
+@pytest.fixture
+def table(release, tmp_path):
+    """Clusters of up to five, of both files; every tenth record is not listed."""
+    names = []
+    for path in sorted(release.iterdir()):
+        words = [line[1:].split()[0] for line in path.read_text().split("\n") if line[:1] == ">"]
+        names += [member_name(word.split("|")[1] if "|" in word else word) for word in words]
+    rows = [(names[i % 46], name) for i, name in enumerate(names) if i % 10 != 7]
+    path = tmp_path / "cluster.tsv"
+    path.write_text("".join(f"{one}\t{other}\n" for one, other in rows))
+    return path
+
+
+def cluster_of(table):
+    rows = [line.split("\t") for line in table.read_text().splitlines()]
+    return {member: representative for representative, member in rows}
+
+
+def assert_indexed(directory, table):
+    """Each cluster of each split has those sequences that the table says, and no other."""
+    representative_of = cluster_of(table)
+    assert verify(directory) == []
+    manifest = read_manifest(directory)
+    for split in manifest.splits:
+        reader, index = open_split(directory, split), open_clusters(directory, split)
+        expected: dict[int, list[int]] = {}
+        for number in range(len(reader)):
+            name = reader.identifier(number)
+            expected.setdefault(name_hash(representative_of.get(name, name)), []).append(number)
+        assert len(index) == len(expected)
+        assert manifest.clusters.indexes[split].clusters == len(expected)
+        for cluster, hashed in enumerate(sorted(expected)):
+            members = expected[hashed]
+            some = np.full(len(members), cluster)
+            found = index.members(some, np.arange(len(members), dtype=np.uint64), 0)
+            assert found.tolist() == members
+    return manifest
+
+
+@pytest.fixture
+def made(release, build):
+    """Prepares the files of the release, or one of them."""
+
+    def run(out, table, rule=RULE, source=release, **options):
+        clusters = None if table is None else ClusterTable(table)
+        sources = [source] if source.is_file() else sorted(source.iterdir())
+        return build(sources, out, rule, clusters, **options)
+
+    return run
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("deduplicate", [False, True])
+def test_the_index_agrees_with_the_table(made, table, tmp_path, deduplicate):
+    options = {"deduplicate": deduplicate, "shard_residues": 2_000, "workers": 1 + deduplicate}
+    report = made(tmp_path / "data", table, **options)
+    manifest = assert_indexed(tmp_path / "data", table)
+    assert len(manifest.splits["train"]) > 1
+    assert report.clusters == {s: i.clusters for s, i in manifest.clusters.indexes.items()}
+    assert json.loads((tmp_path / "data/report.json").read_text())["clusters"] == report.clusters
+    assert manifest.clusters.table == "cluster.tsv"
+    # Counted of all records, those that are left out as duplicates among them.
+    assert report.counts.noted[UNLISTED] == 23
+
+
+def test_without_a_table_no_clusters_are_stored_and_the_splits_are_the_same(
+    made, table, tmp_path, in_shards
+):
+    report = made(tmp_path / "data", None)
+    assert report.clusters == {}
+    for name in ("manifest.json", "report.json"):
+        assert "clusters" not in json.loads((tmp_path / "data" / name).read_text())
+    assert not list((tmp_path / "data").rglob("clusters.h5"))
+    made(tmp_path / "with", table)
+    assert in_shards(tmp_path / "with") == in_shards(tmp_path / "data")
+
+
+@pytest.mark.parametrize(
+    ("rule_of", "unlisted"),
+    [
+        (lambda table, splits: TableSplit(splits), 0),
+        (lambda table, splits: ClusterSplit(ClusterTable(table), HashSplit(0.3, 0.2)), 23),
+    ],
+    ids=["table", "clusters"],
+)
+def test_clusters_go_with_every_split_rule(made, table, tmp_path, rule_of, unlisted):
+    rows = "".join(f"{name}\t{'valid' if '3' in name else 'train'}\n" for name in cluster_of(table))
+    (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
+    report = made(tmp_path / "data", table, rule_of(table, tmp_path / "splits.tsv"))
+    manifest = assert_indexed(tmp_path / "data", table)
+    assert report.counts.noted.get(UNLISTED, 0) == unlisted
+    if unlisted:
+        # No cluster is in two splits, so there are as many as there are names. Of the records that
+        # are not listed 4 are representatives, and so in their clusters.
+        total = sum(index.clusters for index in manifest.clusters.indexes.values())
+        assert total == len(set(cluster_of(table).values())) + unlisted - 4
+    else:
+        assert set(report.splits) == {"train", "valid"}
+
+
+def test_the_command_line_stores_clusters(release, table, tmp_path, protlm_in_process):
+    rows = "".join(f"{name}\ttrain\n" for name in cluster_of(table))
+    (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
+    arguments = ["prepare", "release", "--out", "data", "--cluster-table", "cluster.tsv"]
+    done = protlm_in_process(*arguments, "--split-table", "splits.tsv", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    index = assert_indexed(tmp_path / "data", table).clusters.indexes["train"]
+    assert f"clusters of train {index.clusters}" in " ".join(done.stderr.split())
+    done = protlm_in_process("data", "verify", "data", cwd=tmp_path)
+    assert f"sequences of {index.clusters} clusters" in done.stdout
+    done = protlm_in_process("data", "info", "data", cwd=tmp_path)
+    assert "clusters of cluster.tsv" in done.stdout
+    assert f" {index.clusters} " in done.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cluster.tsv", "data", "release", "splits.tsv"
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_a_build_does_not_resume_with_another_table(made, table, tmp_path, monkeypatch):
+    out, options = tmp_path / "data", {"shard_residues": 2_000}
+
+    def fail(*_):
+        raise InputDataError("stopped")
+
+    with monkeypatch.context() as patch, pytest.raises(InputDataError, match="stopped"):
+        patch.setattr("protlm.data_prep.prepare.write_clusters", fail)
+        made(out, table, **options)
+    assert (tmp_path / "data.partial").is_dir()
+    for other in (None, tmp_path / "other.tsv"):
+        (tmp_path / "other.tsv").write_text("A\tA\n")
+        with pytest.raises(UserError, match=r"was begun with cluster table.*--restart"):
+            made(out, other, **options)
+    made(out, table, **options)
+    assert_indexed(out, table)
+
+
+# --- merged
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_parts_with_the_same_table_keep_their_clusters(
+    release, made, table, tmp_path, contents, capsys
+):
+    for name in ("one", "two"):
+        made(tmp_path / name, table, source=release / f"{name}.fasta", shard_residues=2_000)
+    report = merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
+    manifest = assert_indexed(tmp_path / "merged", table)
+    assert report.clusters["train"] == manifest.clusters.indexes["train"].clusters
+    made(tmp_path / "whole", table, shard_residues=2_000)
+    whole, merged = contents(tmp_path / "whole"), contents(tmp_path / "merged")
+    for split in manifest.splits:
+        assert whole[f"{split}/clusters.h5"] == merged[f"{split}/clusters.h5"]
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_parts_with_different_tables_lose_their_clusters(release, made, table, tmp_path, capsys):
+    (tmp_path / "other.tsv").write_text("A\tA\n")
+    made(tmp_path / "one", table, source=release / "one.fasta")
+    made(tmp_path / "two", None, source=release / "two.fasta")
+    made(tmp_path / "three", tmp_path / "other.tsv", source=release / "two.fasta")
+    for other, words in (("two", "no clusters"), ("three", "of other.tsv")):
+        out = tmp_path / f"merged-{other}"
+        merge([tmp_path / "one", tmp_path / other], out)
+        said = capsys.readouterr().err
+        assert f"{tmp_path / 'one'} has clusters of cluster.tsv" in said
+        assert f"{tmp_path / other} has" in said
+        assert words in said
+        assert verify(out) == []
+        with pytest.raises(UserError, match=rf"{out} was prepared without clusters"):
+            open_clusters(out, "train")
 
 
 @pytest.fixture
@@ -29,17 +221,8 @@ def parts(tmp_path, fasta, build):
     fasta(">q\nMKV\n>worse\nM1\n>x\nMW-\n", "other.fasta")
     for name in ("one", "other"):
         source = tmp_path / f"{name}.fasta"
-        build(source, tmp_path / name, RULE, shard_residues=9_000, max_reject_rate=0.7)
+        build(source, tmp_path / name, PART_RULE, shard_residues=9_000, max_reject_rate=0.7)
     return [tmp_path / "one", tmp_path / "other"]
-
-
-def test_parts_of_one_source_are_reported(parts, tmp_path, capsys):
-    merge(parts, tmp_path / "data")
-    assert "warning" not in capsys.readouterr().err
-    shutil.copytree(parts[0], tmp_path / "copy")
-    merge([*parts, tmp_path / "copy"], tmp_path / "twice")
-    told = f"warning: {tmp_path / 'copy'} and {parts[0]} were both made from one.fasta"
-    assert told in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -66,6 +249,17 @@ def test_the_parts_are_joined_in_the_order_given(parts, tmp_path, in_shards):
     ]
 
 
+def test_merging_in_steps_or_twice(parts, tmp_path, contents, capsys):
+    merge(parts, tmp_path / "once")
+    merge([tmp_path / "once"], tmp_path / "again")
+    assert contents(tmp_path / "once") == contents(tmp_path / "again")
+    assert "warning" not in capsys.readouterr().err
+    shutil.copytree(parts[0], tmp_path / "copy")
+    merge([*parts, tmp_path / "copy"], tmp_path / "twice")
+    told = f"warning: {tmp_path / 'copy'} and {parts[0]} were both made from one.fasta"
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("can_link", [True, False])
 def test_shards_are_linked_where_that_is_possible(parts, tmp_path, monkeypatch, can_link):
     if not can_link:
@@ -74,12 +268,6 @@ def test_shards_are_linked_where_that_is_possible(parts, tmp_path, monkeypatch, 
     shard = "train/shard-00000.h5"
     assert (tmp_path / "data" / shard).samefile(parts[0] / shard) == can_link
     assert verify(tmp_path / "data") == []
-
-
-def test_the_order_of_merging_in_steps_does_not_matter(parts, tmp_path, contents):
-    merge(parts, tmp_path / "once")
-    merge([tmp_path / "once"], tmp_path / "twice")
-    assert contents(tmp_path / "once") == contents(tmp_path / "twice")
 
 
 def test_incompatible_parts_are_rejected(parts, tmp_path, build):
@@ -135,55 +323,79 @@ def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch, bu
     assert all_synced(tmp_path / "merged")
     assert tmp_path.stat().st_ino in synced
     synced.clear()
-    build(tmp_path / "one.fasta", tmp_path / "prepared", RULE)
+    build(tmp_path / "one.fasta", tmp_path / "prepared", PART_RULE)
     assert all_synced(tmp_path / "prepared")
     assert tmp_path.stat().st_ino in synced
 
 
 @pytest.fixture
-def release(tmp_path):
-    """Two files of proteins in a folder."""
-    folder = tmp_path / "release"
-    folder.mkdir()
-    for name, count in (("one", 150), ("two", 50)):
-        proteins = [f">{name}{i}\nMKV{'LAW' * (i % 40)}\n" for i in range(count)]
-        (folder / f"{name}.fasta").write_text("".join(proteins))
-    return folder
+def prepare_locally(release, tmp_path):
+    """Prepares the release by jobs, perhaps with a table of clusters."""
+
+    def run(table=None, **options):
+        prepare(
+            sorted(release.iterdir()),
+            tmp_path / "data",
+            split_rule=RULE,
+            clusters=None if table is None else ClusterTable(table),
+            options=PrepareOptions(**options),
+            submission=Submission(Executor.LOCAL),
+        )
+
+    return run
 
 
-def merged(release, tmp_path, contents):
-    """The files of the release, each prepared in this process, and merged."""
-    parts = []
-    for name in ("one", "two"):
-        parts.append(tmp_path / name)
-        options = PrepareOptions(max_reject_rate=0.1)
-        prepare([release / f"{name}.fasta"], parts[-1], split_rule=JOB_RULE, options=options)
-    merge(parts, tmp_path / "merged")
-    return contents(tmp_path / "merged")
+@pytest.fixture
+def merged(release, made, tmp_path, contents):
+    """Returns the files of the release, each prepared in this process, and merged."""
+
+    def run(table=None):
+        for name in ("one", "two"):
+            source = release / f"{name}.fasta"
+            made(tmp_path / name, table, source=source, max_reject_rate=0.1)
+        merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
+        return contents(tmp_path / "merged")
+
+    return run
 
 
-def prepare_locally(release, tmp_path, **options):
-    prepare(
-        sorted(release.iterdir()),
-        tmp_path / "data",
-        split_rule=JOB_RULE,
-        options=PrepareOptions(**options),
-        submission=Submission(Executor.LOCAL),
-    )
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs jobs one after the other in this process, as they come to another machine."""
+
+    def run(self, function, items, folder, cores):
+        for item in items:
+            pickle.loads(pickle.dumps(function))(item)
+
+    monkeypatch.setattr(Submission, "run", run)
 
 
-def test_jobs_make_the_parts_that_are_merged(release, tmp_path, contents, capfd):
-    prepare_locally(release, tmp_path)
+def test_jobs_make_the_parts_that_are_merged(prepare_locally, merged, tmp_path, contents, capfd):
+    prepare_locally()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
     # The report is that of all parts.
     assert [line.split()[:2] for line in capfd.readouterr().err.splitlines() if "read" in line] == [
-        ["read", "200"]
+        ["read", "230"]
     ]
-    assert contents(tmp_path / "data") == merged(release, tmp_path, contents)
+    assert contents(tmp_path / "data") == merged()
+
+
+@pytest.fixture(params=["this process", pytest.param("others", marks=pytest.mark.slow)])
+def where(request):
+    if request.param == "this process":
+        request.getfixturevalue("in_this_process")
+
+
+@pytest.mark.usefixtures("where")
+def test_jobs_read_the_table(prepare_locally, merged, table, tmp_path, contents):
+    prepare_locally(table)
+    assert_indexed(tmp_path / "data", table)
+    assert contents(tmp_path / "data") == merged(table)
+    assert not (tmp_path / "data.partial").exists()
 
 
 @pytest.mark.slow
-def test_failed_jobs_are_resumed(release, tmp_path, protlm_command, contents):
+def test_failed_jobs_are_resumed(release, tmp_path, protlm_command, contents, merged):
     arguments = ["prepare", "release", "--out", "data", "--valid-fraction", "0.2"]
     arguments += ["--test-fraction", "0.1", "--executor", "local"]
     with (release / "two.fasta").open("a") as file:
@@ -191,28 +403,17 @@ def test_failed_jobs_are_resumed(release, tmp_path, protlm_command, contents):
     done = protlm_command(*arguments, cwd=tmp_path)
     # The user's file is at fault, and says in its job why it cannot be used.
     assert done.returncode == 3, done.stderr
-    assert "2 of 52 records" in done.stderr
+    assert "2 of 82 records" in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "data.partial" / "parts").is_dir()
     done = protlm_command(*arguments, "--max-reject-rate", "0.1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
-    assert contents(tmp_path / "data") == merged(release, tmp_path, contents)
-
-
-@pytest.fixture
-def in_this_process(monkeypatch):
-    """Runs jobs one after the other in this process."""
-
-    def run(self, function, items, folder, cores):
-        for item in items:
-            function(item)
-
-    monkeypatch.setattr(Submission, "run", run)
+    assert contents(tmp_path / "data") == merged()
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_an_error_while_merging_keeps_the_parts(release, tmp_path, monkeypatch, contents):
+def test_an_error_while_merging_keeps_the_parts(prepare_locally, tmp_path, monkeypatch, contents):
     """They may have taken a cluster days."""
 
     def fill_the_disk(directory, parts):
@@ -223,30 +424,18 @@ def test_an_error_while_merging_keeps_the_parts(release, tmp_path, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr(module, "merge_into", fill_the_disk)
         with pytest.raises(OutputError, match="no space left"):
-            prepare_locally(release, tmp_path)
+            prepare_locally()
     parts = tmp_path / "data.partial" / "parts"
     assert {name.split("/")[0] for name in contents(parts)} == {"00000", "00001"}
     monkeypatch.setattr(module, "_build", None)
-    prepare_locally(release, tmp_path)
+    prepare_locally()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
     assert sum(entry.sequences for entry in read_manifest(tmp_path / "data").splits["train"]) > 100
 
 
-@pytest.mark.usefixtures("in_this_process")
-def test_errors_of_the_merged_set_are_reported_again(release, tmp_path, monkeypatch):
-    def refuse(rule, noted):
-        raise InputDataError("an empty hold-out")
-
-    monkeypatch.setattr(module, "refuse_empty_hold_out", refuse)
-    for _ in range(2):
-        with pytest.raises(InputDataError, match="an empty hold-out"):
-            prepare_locally(release, tmp_path)
-    assert not (tmp_path / "data").exists()
-
-
-def test_options_that_need_all_sources_are_rejected(release, tmp_path):
+def test_options_that_need_all_sources_are_rejected(prepare_locally):
     with pytest.raises(UserError, match=r"--executor.*--deduplicate"):
-        prepare_locally(release, tmp_path, deduplicate=True)
+        prepare_locally(deduplicate=True)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -260,7 +449,9 @@ def test_a_family_may_be_in_one_of_several_files(tmp_path, protlm_in_process):
     done = protlm_in_process(*arguments, "--out", "D", *families, "PF00001", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len(open_split(tmp_path / "D", "test_ood_family")) == 1
-    done = protlm_in_process(*arguments, "--out", "E", *families, "PF00002", cwd=tmp_path)
-    assert done.returncode == 3
-    assert "no record belongs to a held-out family" in done.stderr
-    assert not (tmp_path / "E").exists()
+    # Errors of the merged set are reported again.
+    for _ in range(2):
+        done = protlm_in_process(*arguments, "--out", "E", *families, "PF00002", cwd=tmp_path)
+        assert done.returncode == 3
+        assert "no record belongs to a held-out family" in done.stderr
+        assert not (tmp_path / "E").exists()

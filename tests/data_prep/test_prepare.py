@@ -1,4 +1,4 @@
-"""Preparation: every record is kept or counted, and output is atomic."""
+"""Preparation: sources are found, every record is kept or counted, and output is atomic."""
 
 import gzip
 import json
@@ -17,17 +17,23 @@ from protlm.data.shards.data_set import open_split, verify
 from protlm.data.shards.manifest import Counts, read_manifest
 from protlm.data_prep import prepare as preparation
 from protlm.data_prep.encode import Selection
-from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.prepare import PrepareOptions
 from protlm.data_prep.report import read_rejected, write_rejected
+from protlm.data_prep.sources import find_sources, list_files, refuse_inside
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir, sha256_of
 
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
+
 SAMPLE = sample_dir() / "uniprot_sample.fasta.gz"
+
 BPT1 = sample_dir() / "bpt1_bovin.fasta"
+
 TABLE = sample_dir() / "uniprot_sample.splits.tsv.gz"
+
 ROOT = Path(__file__).resolve().parent.parent.parent
+
 PROGRAMS = Path(__file__).parent / "programs"
 
 
@@ -105,15 +111,10 @@ def test_every_record_is_in_a_shard_or_counted(build, fasta, out, in_shards):
     rng = np.random.default_rng(0)
     kinds = ["MKVLAW", "MKVLAW" * 9, "mkv*", "", "M1", "MK-V", "MXJ", "MK*V", "W" * 200]
     picked = [kinds[i] + "KR" * rng.integers(0, 9) for i in rng.integers(0, len(kinds), 4_000)]
-    counts = build(
-        fasta("".join(f">p{i}\n{letters}\n" for i, letters in enumerate(picked))),
-        out,
-        HashSplit(0.2, 0.2),
-        max_reject_rate=1,
-        deduplicate=True,
-        shard_residues=1_000,
-        selection=Selection(min_length=4, max_length=150),
-    ).counts
+    source = fasta("".join(f">p{i}\n{letters}\n" for i, letters in enumerate(picked)))
+    selection = Selection(min_length=4, max_length=150)
+    options = {"max_reject_rate": 1, "deduplicate": True, "shard_residues": 1_000}
+    counts = build(source, out, HashSplit(0.2, 0.2), selection=selection, **options).counts
     names = [name for some in in_shards(out).values() for name, _ in some]
     left_out = sum(counts.rejected.values()) + sum(counts.filtered.values())
     assert len(names) + left_out == counts.records == 4_000
@@ -251,22 +252,21 @@ def test_the_first_copy_is_kept_in_any_split(build, fasta, out, table, in_shards
     assert len(read_manifest(out).splits["train"]) > 3
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    ("selection", "filtered"),
+    ("workers", "selection", "filtered"),
     [
-        (Selection(no_fragments=True), {"fragment": 1}),
-        (Selection(organisms=("9606",)), {"other organism": 1}),
-        (Selection(organisms=("Mus musculus",)), {"other organism": 2}),
+        (1, {"no_fragments": True}, {"fragment": 1}),
+        (2, {"organisms": ("9606",)}, {"other organism": 1}),
+        (1, {"organisms": ("Mus musculus",)}, {"other organism": 2}),
     ],
 )
-def test_headers_are_parsed_for_organisms(build, fasta, out, selection, filtered, workers):
+def test_headers_are_parsed_for_organisms(build, fasta, out, workers, selection, filtered):
     source = fasta(
         ">sp|P1|A Actin OS=Homo sapiens OX=9606\nMKV\n"
         ">sp|P2|B Actin (Fragment) OS=Homo sapiens OX=9606\nMKL\n"
         ">sp|P3|C Actin OS=Mus musculus OX=10090\nMKI\n"
     )
-    report = build(source, out, workers=workers, selection=selection)
+    report = build(source, out, workers=workers, selection=Selection(**selection))
     assert report.counts.filtered == filtered
 
 
@@ -304,21 +304,37 @@ def test_unusable_input_leaves_nothing(build, fasta, out, content, message):
             assert_nothing_left(out)
 
 
-def test_nucleotides_can_be_allowed(build, fasta, out, in_shards):
+def test_nucleotides_can_be_allowed_and_an_empty_split_is_reported(
+    build, fasta, out, in_shards, capsys
+):
     reading = ReadOptions(allow_nucleotides=True)
-    build(fasta(">a\n" + "ACGT" * 20 + "\n"), out, reading=reading)
+    build(fasta(">a\n" + "ACGT" * 20 + "\n"), out, HashSplit(0.001, 0), reading=reading)
     assert in_shards(out) == {"train": [("a", "ACGT" * 20)]}
+    (told,) = [line for line in capsys.readouterr().err.splitlines() if "is empty" in line]
+    assert told == (
+        "protlm: warning: split valid is empty: 1 sequences at --valid-fraction 0.001; to have "
+        "one, prepare them again with a larger --valid-fraction"
+    )
 
 
-def test_an_invalid_output_is_rejected_before_input_is_read(build, tmp_path):
+def test_invalid_paths_are_rejected(build, out, tmp_path):
+    """An output before input is read."""
     missing, file = tmp_path / "none.fasta", tmp_path / "file"
     file.touch()
-    for out in (file, tmp_path, file / "data", Path("/proc/data")):
-        with pytest.raises(OutputError, match=str(out)):
-            build(missing, out)
+    for taken in (file, tmp_path, file / "data", Path("/proc/data")):
+        with pytest.raises(OutputError, match=str(taken)):
+            build(missing, taken)
     for name in (".", "", ".."):
         with pytest.raises(OutputError, match="exists already"):
             build(missing, Path(name))
+    again = TINY.parent / ".." / "sample" / TINY.name
+    for sources, told in (
+        ([TINY, again], "given twice"),
+        ([], "protlm prepare SOURCE"),
+        ([missing], "no such file"),
+    ):
+        with pytest.raises(UserError, match=told):
+            build(sources, out)
 
 
 @pytest.mark.parametrize(
@@ -333,15 +349,6 @@ def test_invalid_settings_are_rejected(name, values):
     for value in values:
         with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}"):
             PrepareOptions(**{name: value})
-
-
-def test_missing_and_repeated_sources_are_errors(build, out, tmp_path):
-    with pytest.raises(UserError, match="given twice"):
-        build([TINY, TINY.parent / ".." / "sample" / TINY.name], out)
-    with pytest.raises(UserError, match="protlm prepare SOURCE"):
-        build([], out)
-    with pytest.raises(InputDataError, match="no such file"):
-        build([tmp_path / "none.fasta"], out)
 
 
 def peak(out: Path, records: int, workers: int) -> int:
@@ -376,12 +383,53 @@ def test_names_of_any_kind_are_read_back(tmp_path):
     assert read_rejected(tmp_path) == {"digit": [("a b c", "x y .fasta", 3), ("", "\\udcff", 4)]}
 
 
-def test_an_empty_split_is_reported(tmp_path, capsys):
-    source = tmp_path / "a.fasta"
-    source.write_text(">a\nMKVLWAALLV\n>b\nMKTAYIAKQR\n")
-    prepare([source], tmp_path / "data", split_rule=HashSplit(0.001, 0))
-    (told,) = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-    assert told == (
-        "protlm: warning: split valid is empty: 2 sequences at --valid-fraction 0.001; to have "
-        "one, prepare them again with a larger --valid-fraction"
-    )
+def test_an_output_among_the_sources_is_rejected(tmp_path):
+    """The unfinished output would be a source when the build resumes."""
+    (tmp_path / "a.fasta").write_text(">a\nMKV\n")
+    for out in (tmp_path / "data", tmp_path / ".." / tmp_path.name / "data"):
+        with pytest.raises(UserError, match=r"is inside .*choose another folder"):
+            refuse_inside([tmp_path], out)
+    refuse_inside([tmp_path / "a.fasta"], tmp_path / "data")
+    refuse_inside([tmp_path], tmp_path / "made" / "data")
+
+
+def test_every_file_is_looked_up_once(tmp_path, monkeypatch):
+    """Thousands of files on a network file system: the work must not grow with their square."""
+    for number in range(200):
+        (tmp_path / f"{number:03d}.fasta").touch()
+    looked_up = []
+    real = os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda path: looked_up.append(path) or real(path))
+    assert list_files([tmp_path]) == sorted(tmp_path.iterdir())
+    assert len(looked_up) == 200
+
+
+@pytest.mark.parametrize("again", ["a.fasta", "folder/../a.fasta", "link.fasta", "folder"])
+def test_a_file_by_two_names_is_one_file(tmp_path, again):
+    (tmp_path / "a.fasta").touch()
+    (tmp_path / "folder").mkdir()
+    for link in ("link.fasta", "folder/b.fasta"):
+        (tmp_path / link).symlink_to(tmp_path / "a.fasta")
+    with pytest.raises(UserError, match=r"\.fasta is given twice"):
+        list_files([tmp_path / "a.fasta", tmp_path / again])
+
+
+def test_folders_are_read_without_hidden_files_and_faults_are_named(tmp_path, monkeypatch):
+    for name in ("a.fasta", ".DS_Store"):
+        (tmp_path / name).touch()
+    assert list_files([tmp_path]) == [tmp_path / "a.fasta"]
+    # Root may read any folder, so the error of the system is simulated.
+    with monkeypatch.context() as patch:
+        refused = PermissionError(13, "Permission denied")
+        patch.setattr(Path, "is_file", lambda path: (_ for _ in ()).throw(refused))
+        for path in (tmp_path, tmp_path / "a.fasta"):
+            with pytest.raises(InputDataError, match=f"{path} cannot be read: Permission denied"):
+                find_sources([path])
+    (tmp_path / "a.fasta").unlink()
+    with pytest.raises(InputDataError, match="is empty"):
+        list_files([tmp_path])
+    (tmp_path / "loop.fasta").symlink_to("loop.fasta")
+    with pytest.raises(InputDataError, match=r"loop\.fasta is not a file"):
+        list_files([tmp_path])
+    # A file that is named itself is checked when it is opened.
+    assert list_files([tmp_path / "loop.fasta"]) == [tmp_path / "loop.fasta"]

@@ -1,16 +1,16 @@
-"""From options to rules, and through `protlm prepare` to splits."""
+"""From options to rules and selections, and through `protlm prepare` to splits."""
 
 import gzip
 import json
 
 import pytest
 
-from protlm.data.records import Tally, read_records
+from protlm.data.records import Record, Tally, read_records
 from protlm.data.shards.data_set import open_split, read_manifest
 from protlm.data_prep.clusters import ClusterSplit
+from protlm.data_prep.encode import Selection
 from protlm.data_prep.families import FamilySplit
-from protlm.data_prep.prepare import PrepareOptions
-from protlm.data_prep.rules import SplitOptions, make_rule
+from protlm.data_prep.prepare import PrepareOptions, SplitOptions, make_rule
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import OutputError, UserError
 from protlm.system.paths import sample_dir
@@ -74,13 +74,6 @@ def test_incompatible_options_are_rejected(tmp_path, tables, options, flags):
         made(tmp_path, **{name: values[name] for name in options})
     for flag in flags:
         assert flag in str(caught.value)
-
-
-@pytest.mark.parametrize("families", [("",), (",",), ("", "")])
-def test_an_empty_family_is_not_the_default(tmp_path, tables, families):
-    """As in the shell: --ood-families "$FORGOTTEN"."""
-    with pytest.raises(UserError, match="--ood-families is empty"):
-        made(tmp_path, family_table=tables["family"], ood_families=families)
 
 
 def test_an_existing_output_is_rejected_before_tables_are_read(tmp_path):
@@ -164,3 +157,73 @@ def test_leakage_of_a_prepared_set_by_the_command(protlm_in_process, tmp_path):
     assert all(one["identical"] == 0 < one["near"] for one in fields.values())
     for split in fields:
         assert split in done.stdout
+
+
+@pytest.mark.parametrize("families", [("",), (",",), ("", "")])
+def test_an_empty_family_or_organism_is_not_the_default(tmp_path, tables, families):
+    """As in the shell: --ood-families "$FORGOTTEN". Every record would match an empty organism."""
+    with pytest.raises(UserError, match="--ood-families is empty"):
+        made(tmp_path, family_table=tables["family"], ood_families=families)
+    with pytest.raises(UserError, match="--organism"):
+        Selection(organisms=("9606", " "))
+
+
+COLI = "Escherichia coli (strain K12)"
+
+
+LENGTHS = {"min_length": 50, "max_length": 60}
+
+
+# Settings of a selection, what is known of a record, and why it is left out, or what is noted.
+SELECTED: list[tuple[dict, dict, str]] = [
+    ({}, {}, ""),
+    (LENGTHS, {"sequence": "M" * 49}, "shorter than 50 residues"),
+    (LENGTHS, {"sequence": "M" * 50}, ""),
+    (LENGTHS, {"sequence": "M" * 60}, ""),
+    (LENGTHS, {"sequence": "M" * 61}, "longer than 60 residues"),
+    ({"no_fragments": True}, {"is_fragment": True}, "fragment"),
+    ({"no_fragments": True}, {"is_fragment": False}, ""),
+    ({"no_fragments": True}, {}, "noted: fragment status missing in the source"),
+    ({"organisms": ("9606",)}, {"taxon": 9606}, ""),
+    ({"organisms": ("9606",)}, {"taxon": 960}, "other organism"),
+    ({"organisms": ("9606", "562")}, {"taxon": 562}, ""),
+    ({"organisms": ("homo sapiens",)}, {"organism": "Homo sapiens"}, ""),
+    ({"organisms": ("Homo sapiens",)}, {"organism": "Homo sapiens (Human)"}, ""),
+    ({"organisms": ("Escherichia coli",)}, {"organism": COLI}, ""),
+    ({"organisms": ("Escherichia coli",)}, {"organism": "Escherichia coli O6:H1 (x)"}, ""),
+    ({"organisms": ("Escherichia coli",)}, {"organism": "Escherichia coli str. Sanji"}, ""),
+    ({"organisms": ("Escherichia",)}, {"organism": COLI}, ""),
+    ({"organisms": ("Escherichia",)}, {"organism": "Escherichia phage T4"}, "other organism"),
+    ({"organisms": ("Escherichia",)}, {"organism": "Escherichiacola"}, "other organism"),
+    ({"organisms": ("Homo",)}, {"organism": "Homo sapiens"}, ""),
+    ({"organisms": ("Homo", "10090")}, {"organism": "Mus musculus", "taxon": 10090}, ""),
+    ({"organisms": ("9606",)}, {}, "organism missing in the source"),
+    ({"organisms": ("9606",)}, {"organism": "Homo"}, "organism missing in the source"),
+    ({"organisms": ("Mus", "9606")}, {"organism": "Homo"}, "organism missing in the source"),
+    ({"organisms": ("Mus", "9606")}, {"organism": "Rattus", "taxon": 1}, "other organism"),
+]
+
+
+@pytest.mark.parametrize(("settings", "known", "reason"), SELECTED)
+def test_records_are_selected_and_the_others_counted(settings, known, reason):
+    """The bounds of the length are included; an organism is a name with its strains or a taxon."""
+    tally, record = Tally(), Record("P1", "P1", "MKV", 1)._replace(**known)
+    taken = list(Selection(**settings).select(iter([record]), tally))
+    left_out, _, noted = reason.partition("noted: ")
+    assert taken == ([] if left_out else [record])
+    assert dict(tally.filtered) == ({left_out: 1} if left_out else {})
+    assert dict(tally.noted) == ({noted: 1} if noted else {})
+
+
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        ((0, None), "--min-length 0: "),
+        ((-1, 10), "--min-length -1 --max-length 10: "),
+        ((11, 10), "--min-length 11 --max-length 10: "),
+        ((None, 0), "--max-length 0: "),
+    ],
+)
+def test_impossible_lengths_are_rejected(bounds, told):
+    with pytest.raises(UserError, match=f"^{told}"):
+        Selection(*bounds)

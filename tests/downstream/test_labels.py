@@ -11,7 +11,7 @@ import pytest
 from protlm.data.tables import MISSING
 from protlm.downstream.examples import LabelOptions, targets_from
 from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
-from protlm.downstream.splits import cluster_names, held_out, leakage, missing, split_of
+from protlm.downstream.splits import cluster_names, held_out, leakage, split_of, with_clusters
 from protlm.downstream.tasks import Task, guess_task, missing_in_test, targets_of
 from protlm.system.errors import InputDataError, UserError
 from tests.data.test_relatives import random_sequences
@@ -382,11 +382,11 @@ def test_classes_that_are_not_tested_are_named() -> None:
 def test_whole_clusters_are_drawn() -> None:
     sequences = random_sequences(40)
     examples = [Example(str(n), one, "1", cluster=f"c{n // 4}") for n, one in enumerate(sequences)]
-    split = split_of(examples, None, seed=1)
+    split = split_of(examples, seed=1)
     assert len(split.test) == 8 and len(split.train) == 32 and not len(split.valid)
     assert not set(split.test // 4) & set(split.train // 4)
-    assert split_of(examples, None, seed=1).test.tolist() == split.test.tolist()
-    by_table = split_of(examples, {str(n): str(n % 2) for n in range(40)}, seed=1)
+    assert split_of(examples, seed=1).test.tolist() == split.test.tolist()
+    by_table = split_of(with_clusters(examples, {str(n): str(n % 2) for n in range(40)}), seed=1)
     assert len(set(by_table.groups)) == 2
     is_out = held_out(split.groups[split.train], 0.2, seed=0)
     assert is_out.sum() == 4
@@ -407,19 +407,18 @@ def test_a_fraction_of_the_proteins_is_held_out() -> None:
 def test_tables_are_searched_by_accession() -> None:
     examples = [Example("P1", "MKTA", "1"), Example("sp|P2|X", "MKTC", "1")]
     for table in ({"sp|P1|A": "c", "P2": "c"}, {"tr|P1|A": "c", "sp|P2|X": "c"}):
-        assert cluster_names(examples, table) == ["c", "c"]
-        assert missing(examples, table) == 0
-    assert missing(examples, {"P1": "c"}) == 1
+        assert cluster_names(with_clusters(examples, table)) == ["c", "c"]
+    assert [one.cluster for one in with_clusters(examples, {"P1": "c"})] == ["c", ""]
     # Of equal sequences one with a cluster decides, also if the copy without one comes first.
     three = [Example("A", "MKTA", "1"), Example("B", "MKTA", "1"), Example("C", "MKTC", "1")]
-    assert cluster_names(three, {"B": "c", "C": "c"}) == ["c", "c", "c"]
-    assert cluster_names(three, {"C": "c"}) == ["only A", "only A", "c"]
+    assert cluster_names(with_clusters(three, {"B": "c", "C": "c"})) == ["c", "c", "c"]
+    assert cluster_names(with_clusters(three, {"C": "c"})) == ["only A", "only A", "c"]
     with pytest.raises(InputDataError, match=r"none of the 2 proteins.*identifiers like P1"):
-        split_of(examples, {"Q1": "c"}, seed=0)
+        with_clusters(examples, {"Q1": "c"})
     with pytest.raises(InputDataError, match=r"neither splits nor clusters.*--cluster"):
-        split_of(examples, None, seed=0)
+        split_of(examples, seed=0)
     with pytest.raises(InputDataError, match="no protein is in the split test"):
-        split_of([Example("A", "MKTA", "1", "train")], None, seed=0)
+        split_of([Example("A", "MKTA", "1", "train")], seed=0)
 
 
 def test_leaks_are_counted_and_said() -> None:
@@ -432,10 +431,10 @@ def test_leaks_are_counted_and_said() -> None:
         Example("E", three, "1", "test", "c2"),
         Example("F", four, "1", "test", "c6"),
     ]
-    found = leakage(examples, split_of(examples, None, seed=0), None)
+    found = leakage(examples, split_of(examples, seed=0))
     # C has the sequence of A, and is put into its cluster.
     assert (found.identical, found.same_cluster, found.similar) == (1, 2, 2)
     assert found.is_similar.tolist() == [True, True, False, False]
     assert "of 4 test proteins, 1 have the sequence of one" in (found.describe(4) or "")
     clean = [examples[0], examples[-1]]
-    assert leakage(clean, split_of(clean, None, seed=0), None).describe(1) is None
+    assert leakage(clean, split_of(clean, seed=0)).describe(1) is None

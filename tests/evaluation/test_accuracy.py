@@ -13,8 +13,8 @@ import torch
 import protlm
 from protlm.analysis.sequence_sums import SequenceSums, by_group, intervals
 from protlm.checkpoints.validations import read_metrics
-from protlm.data.batching.buckets import SequenceRow
 from protlm.data.batching.mixture import SampleOrder
+from protlm.data.batching.strategies import SequenceRow
 from protlm.data.masking import IGNORE, corrupt
 from protlm.data.shards.data_set import SplitReader, open_split
 from protlm.data.vocabulary import VOCABULARY

@@ -9,7 +9,7 @@ import pytest
 
 from protlm.commands.data import export
 from protlm.commands.embed import embed
-from protlm.commands.embedding.options import EmbedOptions
+from protlm.commands.embedding.job import EmbedOptions
 from protlm.data.records.proteins import Duplicates, Proteins
 
 ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x9b2J", "\u202e", "\r", "\x7f"]

@@ -235,14 +235,8 @@ def _attention(
         projected.append(z_LD.unflatten(-1, (example.heads, -1)).transpose(0, 1))
     q_HLK, k_HLK, v_HLK = projected
     if "positions.weight" not in weights:
-        q_HLK, k_HLK = (
-            _rotated(
-                z_HLK,
-                weights.get("rotary.frequency"),
-                interleaved="interleaved" in example.traits,
-            )
-            for z_HLK in (q_HLK, k_HLK)
-        )
+        frequency, interleaved = weights.get("rotary.frequency"), "interleaved" in example.traits
+        q_HLK, k_HLK = (_rotated(z, frequency, interleaved=interleaved) for z in (q_HLK, k_HLK))
     map_HLL = (q_HLK @ k_HLK.mT / q_HLK.shape[-1] ** 0.5).softmax(-1)
     return _linear((map_HLL @ v_HLK).transpose(0, 1).flatten(1), part, "o"), map_HLL
 
@@ -258,9 +252,8 @@ def _rotated(x_HLK: Tensor, frequency: Tensor | None, *, interleaved: bool) -> T
     else:
         real, imaginary = x_HLK[..., : width // 2], x_HLK[..., width // 2 :]
     turned = torch.complex(real, imaginary) * torch.polar(torch.ones_like(angle), angle)
-    if interleaved:
-        return torch.stack([turned.real, turned.imag], -1).flatten(-2)
-    return torch.cat([turned.real, turned.imag], -1)
+    pair = [turned.real, turned.imag]
+    return torch.stack(pair, -1).flatten(-2) if interleaved else torch.cat(pair, -1)
 
 
 def _norm(example: Example, x: Tensor, weights: dict[str, Tensor], name: str) -> Tensor:

@@ -22,7 +22,6 @@ from tests.small_models import shortest_structures, structure_folder
 DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
-Write = Callable[..., Path]
 
 
 @pytest.fixture
@@ -37,9 +36,7 @@ def succeed(protlm_in_process: Command, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-def test_the_commands_take_an_imported_esm_2(
-    succeed: Callable[..., str], write_esm: Write, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_the_commands_take_an_imported_esm_2(succeed, write_esm, tiny_data, tmp_path):
     foreign = write_esm()
     succeed("checkpoint", "import", foreign, "-o", "esm2")
     imported = tmp_path / "esm2"
@@ -67,9 +64,7 @@ def test_the_commands_take_an_imported_esm_2(
     assert json.loads((tmp_path / "e.json").read_text())["results"]["test"]["masked"]
 
 
-def test_an_import_that_fails_leaves_nothing(
-    protlm_in_process: Command, write_esm: Write, tiny_run: Path, tmp_path: Path
-) -> None:
+def test_an_import_that_fails_leaves_nothing(protlm_in_process, write_esm, tiny_run, tmp_path):
     tensors = {name: value for name, value in ESM.tensors().items() if name != "lm_head.bias"}
     (tmp_path / "text.pt").write_text("not a model")
     for source, message in (
@@ -90,9 +85,7 @@ def test_an_import_that_fails_leaves_nothing(
     assert (done.returncode, "exists already" in done.stderr) == (4, True)
 
 
-def test_an_interrupted_import_leaves_no_contact_head(
-    write_esm: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_import_leaves_no_contact_head(write_esm, tmp_path, monkeypatch):
     def interrupted(*_: object) -> None:
         assert (tmp_path / "new.fit.json").exists()
         raise KeyboardInterrupt
@@ -104,18 +97,14 @@ def test_an_interrupted_import_leaves_no_contact_head(
 
 
 @pytest.mark.parametrize("source", [3, {}, {"family": "esm"}, {"family": "esm", "sha256": 1}])
-def test_an_impossible_source_in_a_description_is_refused(
-    source: object, write_esm: Write, tmp_path: Path
-) -> None:
+def test_an_impossible_source_in_a_description_is_refused(source, write_esm, tmp_path):
     plain = protlm.load(write_esm()).description.to_plain()
     assert ModelDescription.parse(tmp_path, plain).to_plain() == plain
     with pytest.raises(InputDataError, match=r"source.* must (have family, sha256|be an? )"):
         ModelDescription.parse(tmp_path, plain | {"source": source})
 
 
-def test_an_esm_is_exported_and_imported_again(
-    succeed: Callable[..., str], write_esm: Write, tmp_path: Path
-) -> None:
+def test_an_esm_is_exported_and_imported_again(succeed, write_esm, tmp_path):
     foreign = write_esm(tensors={n: v.float() for n, v in ESM.tensors().items()})
     succeed("checkpoint", "import", foreign, "-o", "esm2")
     succeed("checkpoint", "export", "esm2", "--format", "hf", "--fit", "esm2.fit.json", "-o", "hf")
@@ -125,9 +114,7 @@ def test_an_esm_is_exported_and_imported_again(
     assert protlm.load(tmp_path / "again").hash == protlm.load(foreign).hash
 
 
-def test_a_run_is_exported_for_transformers_and_imported_again(
-    succeed: Callable[..., str], tiny_run: Path, tmp_path: Path
-) -> None:
+def test_a_run_is_exported_for_transformers_and_imported_again(succeed, tiny_run, tmp_path):
     succeed("checkpoint", "export", tiny_run, "--format", "hf", "-o", "hf")
     succeed("checkpoint", "import", "hf", "-o", "again")
     original, found = protlm.load(tiny_run), protlm.load(tmp_path / "again")
@@ -153,13 +140,8 @@ def test_a_run_is_exported_for_transformers_and_imported_again(
     ],
 )
 def test_impossible_exports_are_refused(
-    options: list[str],
-    message: str,
-    protlm_in_process: Command,
-    write_esm: Write,
-    tiny_run: Path,
-    tmp_path: Path,
-) -> None:
+    options, message, protlm_in_process, write_esm, tiny_run, tmp_path
+):
     fit = {"model_hash": "x", "seed": 0, "weights": [1.0], "intercept": 0.0}
     (tmp_path / "fit.json").write_text(json.dumps(fit))
     model = write_esm() if "another model" in message else tiny_run
@@ -170,14 +152,7 @@ def test_impossible_exports_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.peers
-def test_the_commands_of_the_document(
-    succeed: Callable[..., str],
-    write_esm: Write,
-    esm2_8m: Path,
-    tiny_data: Path,
-    tiny_run: Path,
-    tmp_path: Path,
-) -> None:
+def test_the_commands_of_the_document(succeed, write_esm, esm2_8m, tiny_data, tiny_run, tmp_path):
     write_esm("esm2_t33_650M_UR50D")
     FAIR_ESM.save(tmp_path / "fair").rename(tmp_path / "esm2_t33_650M_UR50D.pt")
     # With a folder of its owner, a name of the Hub is a local path.

@@ -8,7 +8,6 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,8 @@ from torch import Tensor
 import protlm
 from protlm import interop
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.interop.layout import gather_rows, source_tokens
+from protlm.interop.bert import Bert
+from protlm.interop.layout import gather_rows
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import InputDataError
 from tests.interop.example import WIDTH, Example, published
@@ -58,7 +58,6 @@ def batch(rows: list[str]) -> tuple[Tensor, Tensor]:
 def outputs(
     network: ProteinLM, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool = False
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    """Hidden states, maps and logits."""
     with torch.no_grad():
         layers = range(network.num_layers + 1)
         out = network(tokens_BL, mask_BL, causal=causal, layers=layers)
@@ -90,9 +89,7 @@ def assert_same_probabilities(example: Example, found_LV: Tensor, expected_LV: T
 
 
 @ALL
-def test_outputs_are_those_of_the_paper(
-    name: str, tmp_path: Path, in_double: Callable[[Path], ProteinLM]
-) -> None:
+def test_outputs_are_those_of_the_paper(name, tmp_path, in_double):
     example, numbers = FAMILIES[name], FAMILIES[name].numbers()
     weights = example.weights()
     path = example.save(tmp_path / "model", example.tensors(weights))
@@ -113,9 +110,7 @@ def test_outputs_are_those_of_the_paper(
 @pytest.mark.peers
 @pytest.mark.parametrize("perturbed", [False, True])
 @pytest.mark.parametrize("name", PEERS)
-def test_outputs_are_those_of_hugging_face(
-    name: str, perturbed: bool, tmp_path: Path, in_double: Callable[[Path], ProteinLM]
-) -> None:
+def test_outputs_are_those_of_hugging_face(name, perturbed, tmp_path, in_double):
     import transformers
 
     example, tensors = FAMILIES[name], FAMILIES[name].tensors()
@@ -148,7 +143,7 @@ def test_outputs_are_those_of_hugging_face(
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_all_layouts_have_the_same_model(name: str, tmp_path: Path) -> None:
+def test_all_layouts_have_the_same_model(name, tmp_path):
     original, weights = SAME[name], SAME[name].weights()
     other = FAMILIES[name].save(tmp_path / "other", FAMILIES[name].tensors(weights))
     if name.startswith("fair_esm1"):
@@ -168,7 +163,7 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @ALL
-def test_every_tensor_is_used_once(name: str, tmp_path: Path) -> None:
+def test_every_tensor_is_used_once(name, tmp_path):
     """Also one of a layer that the model does not have, which is named as it is in the file."""
     example, tensors = FAMILIES[name], FAMILIES[name].tensors()
     used = [one for one in tensors if not re.search("contact|inv_freq|_extra|species|pooler", one)]
@@ -185,7 +180,7 @@ def test_every_tensor_is_used_once(name: str, tmp_path: Path) -> None:
 
 
 @ALL
-def test_half_precision_becomes_single(name: str, tmp_path: Path) -> None:
+def test_half_precision_becomes_single(name, tmp_path):
     example = FAMILIES[name]
     found = interop.read(
         example.save(tmp_path / "x", {n: v.half() for n, v in example.tensors().items()})
@@ -240,9 +235,7 @@ SETTINGS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("name, changes, message", SETTINGS)
-def test_other_settings_are_refused(
-    name: str, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_other_settings_are_refused(name, changes, message, tmp_path):
     example, kept = FAMILIES[name], FAMILIES[name].tensors()
     if "architecture" in example.settings and not changes.keys() & example.settings.keys():
         changes = {"architecture": {**example.settings["architecture"], **changes}}
@@ -277,12 +270,7 @@ TENSORS: list[tuple[str, str, Tensor, str]] = [
     ("esm2", KEY, torch.ones(WIDTH, 1), r"tensor of blocks\.1\.attention\.key\.weight has the"),
     ("esm2", "1.LayerNorm.bias", torch.ones(WIDTH).int(), r"LayerNorm.bias' as torch\.int32: qua"),
     ("esm2", "inv_freq", torch.ones(4).int(), r"inv_freq' as torch\.int32: quantized models are"),
-    (
-        "esm2",
-        "1.attention.self.rotary_embeddings.inv_freq",
-        torch.ones(4),
-        "other rotary frequenci",
-    ),
+    ("esm2", "1.attention.self.rotary_embeddings.inv_freq", torch.ones(4), "other rotary frequen"),
     ("esm2", "contact_head.regression.bias", torch.full((1,), torch.nan), "NaN .* .contact_head"),
     ("esm2", "lm_head.decoder.weight", torch.zeros(33, WIDTH), r"decoder\.weight differs from es"),
     ("ablang", "AbHead.decoder.bias", torch.zeros(24), r"differs from AbHead\.bias"),
@@ -293,9 +281,7 @@ TENSORS: list[tuple[str, str, Tensor, str]] = [
 
 
 @pytest.mark.parametrize("name, end, value, message", TENSORS)
-def test_other_tensors_are_refused(
-    name: str, end: str, value: Tensor, message: str, tmp_path: Path
-) -> None:
+def test_other_tensors_are_refused(name, end, value, message, tmp_path):
     example, tensors = FAMILIES[name], FAMILIES[name].tensors()
     tensors |= {one: value.clone() for one in tensors if one.endswith(end)}
     for copy, first in example.copies.items():
@@ -314,7 +300,7 @@ def test_other_tensors_are_refused(
         ([*BERT, "##ing"], "has 1 tokens that protlm lacks, for instance '##ing'"),
     ],
 )
-def test_other_alphabets_are_refused(alphabet: list[str], message: str, tmp_path: Path) -> None:
+def test_other_alphabets_are_refused(alphabet, message, tmp_path):
     folder = FAMILIES["bert"].save(tmp_path / "bert")
     (folder / "vocab.txt").write_text("\n".join(alphabet))
     with pytest.raises(InputDataError, match=message):
@@ -322,7 +308,7 @@ def test_other_alphabets_are_refused(alphabet: list[str], message: str, tmp_path
 
 
 @pytest.mark.parametrize("name, alphabet", [("bert", BERT), ("amplify", AMPLIFY)])
-def test_tokenizer_json_is_the_alphabet_too(name: str, alphabet: list[str], tmp_path: Path) -> None:
+def test_tokenizer_json_is_the_alphabet_too(name, alphabet, tmp_path):
     folder = FAMILIES[name].save(tmp_path / "model")
     expected = interop.read(folder)
     (folder / "vocab.txt").unlink()
@@ -345,16 +331,16 @@ def test_tokenizer_json_is_the_alphabet_too(name: str, alphabet: list[str], tmp_
 RARE = [*BERT, *"XUZOB"]
 
 
-def test_the_probability_of_unknown_is_divided() -> None:
-    tokens = source_tokens(Path("x"), BERT, FAMILIES["bert"].special, dict.fromkeys("UZOB", "X"))
+def test_the_probability_of_unknown_is_divided():
+    tokens = Bert().tokens(Path("x"), BERT)
     count = Counter(tokens)
     assert count.pop(BERT.index("[UNK]")) == len("XBUZO") + len(["<unk>", ".", "-", "<null_1>"])
     assert set(count.values()) == {1}
     assert [BERT[tokens[VOCABULARY[a]]] for a in STANDARD] == list(STANDARD)
 
 
-def test_rare_residues_are_x_and_the_others_keep_the_ratios_of_their_probabilities() -> None:
-    tokens = source_tokens(Path("x"), RARE, FAMILIES["bert"].special, dict.fromkeys("UZOB", "X"))
+def test_rare_residues_are_x_and_the_others_keep_the_ratios_of_their_probabilities():
+    tokens = Bert().tokens(Path("x"), RARE)
     assert {RARE[tokens[VOCABULARY[a]]] for a in "XUZOB"} == {"X"}
     generator = torch.Generator().manual_seed(0)
     theirs = {
@@ -379,7 +365,7 @@ PRETRAINED = Path(DATA or "") / "pretrained"
     DATA is None, reason="PROTLM_DATA, the folder of data outside the project, is not set"
 )
 @pytest.mark.parametrize("chain", ["vh", "vl"])
-def test_logits_are_those_of_the_original_library(chain: str) -> None:
+def test_logits_are_those_of_the_original_library(chain):
     golden = np.load(PRETRAINED / "sapiens_golden.npz")
     alphabet = golden["alphabet"].tolist()
     model = protlm.load(PRETRAINED / f"sapiens_{chain}.safetensors")

@@ -1,7 +1,6 @@
 """Models of the Hugging Face Hub: its interface is imitated, or a server answers in its place."""
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator
 from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +21,6 @@ pytestmark = pytest.mark.peers
 hub = pytest.importorskip("huggingface_hub")
 NAME = "someone/esm2_tiny"
 REVISION = "0" * 40
-Write = Callable[..., Path]
 
 
 @pytest.fixture
@@ -62,12 +60,7 @@ def files(*named: tuple[str, int]) -> Any:
     return SimpleNamespace(sha=REVISION, siblings=siblings)
 
 
-def test_what_is_downloaded_is_printed_before(
-    cache: Path,
-    write_esm: Write,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_downloaded_is_printed_before(cache, write_esm, monkeypatch, capsys):
     source = write_esm()
 
     def snapshot_download(name: str, *, allow_patterns: list[str]) -> str:
@@ -90,13 +83,7 @@ def test_what_is_downloaded_is_printed_before(
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_the_cache_is_used_without_the_network(
-    offline: bool,
-    cache: Path,
-    write_esm: Write,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_cache_is_used_without_the_network(offline, cache, write_esm, monkeypatch, capsys):
     write_esm().rename(cache)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
     answer(monkeypatch, ConnectionError("unreachable\nmore"))
@@ -116,9 +103,7 @@ def test_the_cache_is_used_without_the_network(
         (files(("config.json", 1), ("vocab.txt", 1)), "has no config.json with weights"),
     ],
 )
-def test_a_model_that_cannot_be_had_is_one_sentence(
-    information: Any, message: str, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_had_is_one_sentence(information, message, cache, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", information is None)
     answer(monkeypatch, hub_error(information) if isinstance(information, str) else information)
     with pytest.raises(InputDataError, match=message) as raised:
@@ -129,9 +114,7 @@ def test_a_model_that_cannot_be_had_is_one_sentence(
 
 @pytest.mark.parametrize("name", ["a/" + "b" * 97, "a" * 97 + "/b", "a/b..c", "a--b/c"])
 @pytest.mark.parametrize("offline", [False, True])
-def test_an_impossible_name_is_one_sentence(
-    name: str, offline: bool, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_impossible_name_is_one_sentence(name, offline, cache, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
     with pytest.raises(UserError, match="cannot be a name of the Hugging Face Hub, which") as error:
         protlm.load(name)
@@ -139,20 +122,15 @@ def test_an_impossible_name_is_one_sentence(
 
 
 def test_a_model_that_cannot_be_imported_leaves_nothing(
-    cache: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    protlm_in_process: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+    cache, tmp_path, monkeypatch, protlm_in_process
+):
     answer(monkeypatch, hub_error("GatedRepoError"))
     done = protlm_in_process("checkpoint", "import", NAME, "-o", "new", cwd=tmp_path)
     assert (done.returncode, len(done.stderr.splitlines())) == (3, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["hub"]
 
 
-def test_a_local_path_is_not_looked_up(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_local_path_is_not_looked_up(tmp_path, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     for path in ("runs/mistyped", "/absolute/path", "../x", "a/b/c", "name", "a b/c", "./a"):
@@ -170,7 +148,7 @@ def test_a_local_path_is_not_looked_up(
         ),
     ],
 )
-def test_one_form_of_the_weights_is_read(names: list[str], expected: list[str]) -> None:
+def test_one_form_of_the_weights_is_read(names, expected):
     assert _read_files(["config.json", *names]) == ["config.json", *expected]
 
 
@@ -221,9 +199,7 @@ def served(write_esm: Callable[..., Path]) -> Iterator[tuple[str, Callable[[], N
 
 
 @pytest.mark.slow
-def test_a_downloaded_model_is_used_without_the_network(
-    served: tuple[str, Callable[[], None]], protlm_command: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_downloaded_model_is_used_without_the_network(served, protlm_command, tmp_path):
     address, end = served
     named = {"config.json", "tokenizer.json", "model.safetensors"}
     cases = [

@@ -5,6 +5,7 @@ Their code is a bundle: it computes what the modules compute, and has nothing th
 
 import ast
 import json
+import math
 import string
 import subprocess
 import sys
@@ -34,7 +35,7 @@ from protlm.config.composition import compose, to_plain
 from protlm.data.dataset import collate
 from protlm.data.masking import IGNORE
 from protlm.data.records import ReadOptions, Tally
-from protlm.data.records.residues import residues
+from protlm.data.records.record import residues
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop import hugging_face
 from protlm.interop.bundle import Bundle, Name
@@ -52,7 +53,6 @@ SEQUENCES = ["MKTVRQERLKSIVRILERSKEPVSX", "MK", "ACDEFGHIKLMNPQRSTVWY"]
 def model_with(
     mechanism: str, *, objective: Objective = Objective.masked, **changes: Any
 ) -> Checkpoint:
-    """A tiny model with random weights."""
     options = dict(to_plain(compose(TrainConfig, [f"attention={mechanism}"]))["attention"])
     assert attention.mechanism(mechanism).supports_bidirectional
     settings = {"num_layers": 2, "num_heads": 2, "model_dim": 16, "feedforward_dim": 24}
@@ -128,38 +128,9 @@ def assert_read_again(folder: Path, model: Checkpoint) -> None:
         assert_same(found.weights, model.weights)
 
 
-def assert_transformers_agrees(models: dict[str, Checkpoint], tmp_path: Path) -> None:
-    """Exports models, uses all in one process, and reads them again."""
-    folders = {name: exported(model, tmp_path / name) for name, model in models.items()}
-    use_exported(*folders.values())
-    for name, folder in folders.items():
-        assert_read_again(folder, models[name])
-
-
 def esm(folder: Path, example: Example = ESM) -> interop.ForeignModel:
-    """An ESM in single precision."""
     tensors = {name: value.float() for name, value in example.tensors().items()}
     return interop.read(example.save(folder, tensors))
-
-
-@pytest.mark.peers
-@pytest.mark.slow
-def test_transformers_loads_a_model_without_protlm(tmp_path: Path) -> None:
-    models = {
-        "performer": model_with("performer_relu"),
-        "linformer": model_with("linformer"),
-        "esm2": esm(tmp_path / "esm2_source"),
-        "esm1v": esm(tmp_path / "esm1v_source", ESM_1V),
-    }
-    assert_transformers_agrees(models, tmp_path)
-    code = {name: len(list((tmp_path / name).glob("*.py"))) for name in models}
-    assert code == {"performer": 1, "linformer": 1, "esm2": 0, "esm1v": 0}
-
-
-@pytest.mark.peers
-@pytest.mark.slow
-def test_transformers_loads_every_mechanism(tmp_path: Path) -> None:
-    assert_transformers_agrees({name: model_with(name) for name in attention.names()}, tmp_path)
 
 
 EXTRAS: dict[str, Any] = {
@@ -176,22 +147,37 @@ EXTRAS: dict[str, Any] = {
 }
 
 
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "extras": ("performer_softmax", EXTRAS),
+    "skips": ("softmax", {"positions": Positions.learned, "unet_skips": True}),
+    "chunked": ("linear", {"feedforward_chunk": 7}),
+    "hybrid": ("hybrid", {"qk_norm": True}),
+    "width": ("softmax", {"qk_norm": True, "qk_norm_width": QueryKeyWidth.layer}),
+    "stored": ("performer_relu", {"stored_frequencies": True}),
+    "causal": ("performer_relu", {"objective": Objective.causal, "qk_norm": True}),
+}
+
+
 @pytest.mark.peers
 @pytest.mark.slow
-def test_transformers_computes_all_parts_of_a_model(tmp_path: Path) -> None:
-    models = {
-        "extras": model_with("performer_softmax", **EXTRAS),
-        "skips": model_with("softmax", positions=Positions.learned, unet_skips=True),
-        "chunked": model_with("linear", feedforward_chunk=7),
-        "hybrid": model_with("hybrid", qk_norm=True),
-        "width": model_with("softmax", qk_norm=True, qk_norm_width=QueryKeyWidth.layer),
-        "stored": model_with("performer_relu", stored_frequencies=True),
-        "causal": model_with("performer_relu", objective=Objective.causal, qk_norm=True),
-    }
-    assert_transformers_agrees(models, tmp_path)
+@pytest.mark.parametrize("group", ["ESM", "mechanisms", "parts"])
+def test_transformers_loads_a_model_without_protlm_and_computes_the_same(group, tmp_path):
+    """An ESM without code, every mechanism, and all parts of a model."""
+    if group == "ESM":
+        sources = {"esm2": ESM, "esm1v": ESM_1V}
+        models = {name: esm(tmp_path / f"{name}_source", one) for name, one in sources.items()}
+    elif group == "mechanisms":
+        models = {name: model_with(name) for name in attention.names()}
+    else:
+        models = {name: model_with(one, **changes) for name, (one, changes) in PARTS.items()}
+    folders = {name: exported(model, tmp_path / name) for name, model in models.items()}
+    use_exported(*folders.values())
+    for name, folder in folders.items():
+        assert_read_again(folder, models[name])
+        assert len(list(folder.glob("*.py"))) == (group != "ESM")
 
 
-def test_the_tokenizer_reads_what_protlm_reads(tmp_path: Path) -> None:
+def test_the_tokenizer_reads_what_protlm_reads(tmp_path):
     """Every printable letter, alone and in a sequence: the same tokens, or unknown."""
     from tokenizers import Tokenizer
 
@@ -217,7 +203,7 @@ def test_the_tokenizer_reads_what_protlm_reads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mechanism", slow_but(attention.names(), "performer_relu", "reformer"))
-def test_the_code_of_every_mechanism_defines_it(mechanism: str) -> None:
+def test_the_code_of_every_mechanism_defines_it(mechanism):
     """Without transformers, the code can be compiled and not run."""
     text = hugging_face._code(model_with(mechanism).description)
     compile(text, "modeling_protlm.py", "exec")
@@ -228,7 +214,7 @@ def test_the_code_of_every_mechanism_defines_it(mechanism: str) -> None:
 
 
 @pytest.mark.peers
-def test_all_tensors_of_an_esm_are_written(tmp_path: Path) -> None:
+def test_all_tensors_of_an_esm_are_written(tmp_path):
     from transformers import EsmForMaskedLM
 
     model = esm(tmp_path / "source")
@@ -248,9 +234,7 @@ def test_all_tensors_of_an_esm_are_written(tmp_path: Path) -> None:
         {"positions": Positions.sinusoidal},
     ],
 )
-def test_other_architectures_are_exported_with_code(
-    changes: dict[str, Any], tmp_path: Path
-) -> None:
+def test_other_architectures_are_exported_with_code(changes, tmp_path):
     described = esm(tmp_path / "source").description
     described = replace(described, model=replace(described.model, stored_frequencies=False))
     assert is_esm(described)
@@ -282,52 +266,47 @@ def at(module: str, name: str) -> Name:
     return Name(f"{PACKAGE}.{module}" if module else PACKAGE, name)
 
 
-def run_bundle(bundle: Bundle) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    assert PACKAGE not in bundle.source()
-    exec(bundle.source(), values)
-    return values
+FROM_FIRST = f"from {PACKAGE}.first import"
+# The modules, what is bundled, what replaces what, an expression and its value, and what is absent.
+BUNDLES: list[tuple[dict[str, str], str, dict[Name, Name], str, object, list[str]]] = [
+    (
+        {
+            "first": "_X = 1\n\ndef f(x=_X):\n    return x + _X\n",
+            "second": f"{FROM_FIRST} f as g\n\n_X = 20\n\nclass C:\n    size = _X\n"
+            "    def f(self):\n        return g(), g(7), f'{_X}'\n",
+        },
+        *("C", {}, "C.size, C().f()", (20, (2, 8, "20")), []),
+    ),
+    (
+        {
+            "first": "import json\nimport math\n\ndef unused():\n    return json\n\nPI = math.pi\n",
+            "second": f"from {PACKAGE} import f\n\nclass Base:\n    pass\n\nclass C(Base):\n"
+            "    value = f()\n",
+            "__init__": f"{FROM_FIRST} PI\n\ndef f():\n    return PI\n",
+        },
+        *("C", {}, "C.value", math.pi, ["unused", "json"]),
+    ),
+    (
+        {
+            "first": "def f():\n    return 1\n\ndef g():\n    return f()\n",
+            "second": f"{FROM_FIRST} g\n\ndef other():\n    return 2\n\ndef h():\n    return g()\n",
+        },
+        *("h", {at("first", "f"): at("second", "other")}, "h()", 2, ["def f("]),
+    ),
+]
 
 
-def test_objects_of_one_name_are_kept_apart(write_modules: Callable[..., None]) -> None:
-    write_modules(
-        first="_X = 1\n\ndef f(x=_X):\n    return x + _X\n",
-        second=(
-            f"from {PACKAGE}.first import f as g\n\n_X = 20\n\n"
-            "class C:\n    size = _X\n    def f(self):\n        return g(), g(7), f'{_X}'\n"
-        ),
-    )
-    bundle = Bundle([at("second", "C")], {})
-    made = run_bundle(bundle)["C"]
-    assert (made.size, made().f()) == (20, (2, 8, "20"))
-    assert bundle.source() == bundle.source()
-
-
-def test_only_what_is_used_is_included(write_modules: Callable[..., None]) -> None:
-    write_modules(
-        first="import json\nimport math\n\ndef unused():\n    return json\n\nPI = math.pi\n",
-        second=(
-            f"from {PACKAGE} import f\n\nclass Base:\n    pass\n\nclass C(Base):\n    value = f()\n"
-        ),
-        __init__=f"from {PACKAGE}.first import PI\n\ndef f():\n    return PI\n",
-    )
-    bundle = Bundle([at("second", "C")], {})
-    assert 3.1 < run_bundle(bundle)["C"].value < 3.2
-    assert "unused" not in bundle.source()
-    assert "json" not in bundle.source()
-
-
-def test_a_name_can_be_replaced(write_modules: Callable[..., None]) -> None:
-    write_modules(
-        first="def f():\n    return 1\n\ndef g():\n    return f()\n",
-        second=(
-            f"from {PACKAGE}.first import g\n\ndef other():\n    return 2\n\n"
-            "def h():\n    return g()\n"
-        ),
-    )
-    bundle = Bundle([at("second", "h")], {at("first", "f"): at("second", "other")})
-    assert run_bundle(bundle)["h"]() == 2
-    assert "def f(" not in bundle.source()
+@pytest.mark.parametrize("modules, name, replaced, expression, value, absent", BUNDLES)
+def test_a_bundle_computes_what_its_modules_do_and_has_nothing_that_is_not_used(
+    modules, name, replaced, expression, value, absent, write_modules
+):
+    write_modules(**modules)
+    bundle, values = Bundle([at("second", name)], replaced), {}
+    source = bundle.source()
+    assert source == bundle.source()
+    exec(source, values)
+    assert eval(expression, values) == value
+    assert not [text for text in (PACKAGE, *absent) if text in source]
 
 
 @pytest.mark.parametrize(
@@ -342,9 +321,7 @@ def test_a_name_can_be_replaced(write_modules: Callable[..., None]) -> None:
         ),
     ],
 )
-def test_what_cannot_be_bundled_is_refused(
-    source: str, message: str, write_modules: Callable[..., None]
-) -> None:
+def test_what_cannot_be_bundled_is_refused(source, message, write_modules):
     write_modules(first="_X = 1\n", second=source)
     with pytest.raises(AssertionError, match=message):
         Bundle([at("second", "f")], {}).source()

@@ -1,4 +1,4 @@
-"""Files of foreign models: which are recognized, and which are refused."""
+"""Files of foreign models: which are recognized and which refused, and what only ESM has."""
 
 import argparse
 import json
@@ -6,20 +6,28 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import protlm
 from protlm import interop
+from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
+from protlm.data.vocabulary import VOCABULARY
+from protlm.interop import esmc
+from protlm.interop.layout import used_once
 from protlm.system.errors import InputDataError
-from tests.interop.families import ESM, FAMILIES
-
-Write = Callable[..., Path]
+from protlm.system.paths import sha256_of
+from tests.interop.families import ESM, ESMC_LIBRARY, FAIR_ESM, FAIR_ESM_1B, FAMILIES
+from tests.interop.test_families import ROWS, assert_same, batch
+from tests.rounding import error_bound
 
 
 class Malicious:
@@ -32,14 +40,14 @@ class Malicious:
         return os.system, (f"touch {self.canary}",)
 
 
-def test_protlm_s_own_models_are_not_foreign(tiny_run: Path, tmp_path: Path) -> None:
+def test_protlm_s_own_models_are_not_foreign(tiny_run, tmp_path):
     assert not interop.is_foreign(tiny_run)
     assert not interop.is_foreign(tmp_path / "missing")
     assert not interop.is_foreign(tmp_path / "step-00000001.ckpt")
 
 
 @pytest.mark.parametrize("form", ["esm2.pt", "folder"])
-def test_code_in_a_pickle_does_not_run(form: str, tmp_path: Path, write_esm: Write) -> None:
+def test_code_in_a_pickle_does_not_run(form, tmp_path, write_esm):
     canary, bad = tmp_path / "canary", Malicious(tmp_path / "canary")
     for contents in (bad, {"model": bad}, {"cfg": {"model": bad}, "model": {}}):
         path = tmp_path / "esm2.pt"
@@ -72,14 +80,14 @@ def test_code_in_a_pickle_does_not_run(form: str, tmp_path: Path, write_esm: Wri
         ({"cfg": {"model": Path("x")}, "model": {}}, "refused: it would call pathlib"),
     ],
 )
-def test_other_files_are_refused(contents: object, message: str, tmp_path: Path) -> None:
+def test_other_files_are_refused(contents, message, tmp_path):
     torch.save(contents, tmp_path / "x.pt")
     with pytest.raises(InputDataError, match=message):
         interop.read(tmp_path / "x.pt")
 
 
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
-def test_missing_and_damaged_files_are_named(name: str, tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_named(name, tmp_path):
     path = tmp_path / name
     with pytest.raises(InputDataError, match=f"{name}: no such file"):
         interop.read(path)
@@ -89,7 +97,7 @@ def test_missing_and_damaged_files_are_named(name: str, tmp_path: Path) -> None:
         interop.read(path)
 
 
-def test_a_file_is_the_one_that_its_description_names(tmp_path: Path) -> None:
+def test_a_file_is_the_one_that_its_description_names(tmp_path):
     path = tmp_path / "x.safetensors"
     save_file({"a": torch.zeros(2)}, path)
     described = {"architecture": {"family": "RoBERTa"}, "weights_sha256": "0" * 64}
@@ -100,28 +108,6 @@ def test_a_file_is_the_one_that_its_description_names(tmp_path: Path) -> None:
     for name in ("x", "x.json"):
         with pytest.raises(InputDataError, match=r"give the file beside it: .*x\.safetensors"):
             protlm.load(tmp_path / name)
-
-
-def test_a_description_that_is_not_json_or_too_large_is_named(write_esm: Write) -> None:
-    folder = write_esm()
-    config = folder / "config.json"
-    text = config.read_text()
-    large = json.dumps(json.loads(text) | {"x": "y" * (1 << 20)})
-    for changed, reason in ((text + "{", ": Extra data: line"), (large, "")):
-        config.write_text(changed)
-        with pytest.raises(InputDataError, match=rf"config\.json is not JSON{reason}"):
-            protlm.load(folder)
-
-
-def test_a_damaged_folder_is_named(write_esm: Write) -> None:
-    folder = write_esm()
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-10])
-    with pytest.raises(InputDataError, match=r"model.safetensors is not a file of safetensors"):
-        interop.read(folder)
-    weights.unlink()
-    with pytest.raises(InputDataError, match=r"has no weights: neither model\.safetensors nor"):
-        interop.read(folder)
 
 
 def split(folder: Path) -> Path:
@@ -138,21 +124,46 @@ def split(folder: Path) -> Path:
     return index
 
 
-@pytest.mark.parametrize(
-    "name, file, message",
-    [
-        ("ablang", "amodel.pt", r"amodel.pt: no such file; .* weights of AbLang"),
-        ("roberta", "model.json", r"has no model\.json beside it"),
-    ],
-)
-def test_a_missing_file_is_named(name: str, file: str, message: str, tmp_path: Path) -> None:
-    path = FAMILIES[name].save(tmp_path / name)
-    (tmp_path / name / file).unlink()
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"
+ADAPTER = {
+    "adapter_config.json": '{"base_model_name_or_path": "esm2"}',
+    "adapter_model.safetensors": POINTER,
+}
+MERGE = r"adapter of PEFT to 'esm2', .*merge_and_unload"
+SHORTER = "without its end"
+LARGE = json.dumps({**ESM.settings, "x": "y" * (1 << 20)})
+# A model, what its files become, None if they are removed, what is loaded, and the message.
+DAMAGED: list[tuple[str, dict[str, str | None], str, str]] = [
+    ("esm2", {"config.json": "{}{"}, "", r"config\.json is not JSON: Extra data: line"),
+    ("esm2", {"config.json": LARGE}, "", r"config\.json is not JSON"),
+    ("esm2", {"model.safetensors": SHORTER}, "", r"model.safetensors is not a file of safetens"),
+    ("esm2", {"model.safetensors": None}, "", r"has no weights: neither model\.safetensors nor"),
+    ("esm2", {"model.safetensors": POINTER}, "", r"is a pointer of Git LFS, .*: git lfs pull"),
+    ("fair_esm2", {"model.pt": POINTER}, "model.pt", r"is a pointer of Git LFS, .*: git lfs pull"),
+    ("esm2", ADAPTER, "", MERGE),
+    ("esm2", ADAPTER, "adapter_model.safetensors", MERGE),
+    ("esm2", {**ADAPTER, "config.json": None}, "", "adapter of PEFT"),
+    ("ablang", {"amodel.pt": None}, "", r"amodel.pt: no such file; .* weights of AbLang"),
+    ("roberta", {"model.json": None}, "model.safetensors", r"has no model\.json beside it"),
+]
+
+
+@pytest.mark.parametrize("name, files, given, message", DAMAGED)
+def test_what_is_damaged_or_missing_is_named(name, files, given, message, tmp_path):
+    FAMILIES[name].save(tmp_path / name)
+    for file, text in files.items():
+        path = tmp_path / name / file
+        if text is None:
+            path.unlink()
+        elif text == SHORTER:
+            path.write_bytes(path.read_bytes()[:-10])
+        else:
+            path.write_text(text)
     with pytest.raises(InputDataError, match=message):
-        interop.read(path)
+        protlm.load(tmp_path / name / given)
 
 
-def test_parts_are_read_together(write_esm: Write) -> None:
+def test_parts_are_read_together(write_esm):
     whole, parts = write_esm("whole"), write_esm("parts")
     split(parts)
     expected = interop.read(whole).weights
@@ -166,7 +177,7 @@ def test_parts_are_read_together(write_esm: Write) -> None:
         interop.read(parts)
 
 
-def test_only_the_named_weights_are_read(write_esm: Write) -> None:
+def test_only_the_named_weights_are_read(write_esm):
     """A backup beside them has another name; a pickle is read where there is nothing else."""
     folder = write_esm()
     expected = weights_hash(interop.read(folder).weights)
@@ -181,7 +192,7 @@ def test_only_the_named_weights_are_read(write_esm: Write) -> None:
 
 
 @pytest.mark.parametrize("part", ["../x.safetensors", "/etc/x", "a/b", "..", "", 3, "a\\b"])
-def test_an_index_lists_files_of_its_folder_only(part: object, write_esm: Write) -> None:
+def test_an_index_lists_files_of_its_folder_only(part, write_esm):
     index = split(write_esm())
     index.write_text(json.dumps({"weight_map": {"esm.x": part}}))
     with pytest.raises(InputDataError, match=r"index\.json lists .* not a file in its folder"):
@@ -191,18 +202,165 @@ def test_an_index_lists_files_of_its_folder_only(part: object, write_esm: Write)
         interop.read(index.parent)
 
 
-def test_adapters_and_pointers_are_named(write_esm: Write, tmp_path: Path) -> None:
+@pytest.mark.peers
+def test_what_transformers_saves_is_read(write_esm, tmp_path):
+    """It renames norms, and has one tensor of frequencies."""
+    from transformers import EsmForMaskedLM
+
     folder = write_esm()
-    (tmp_path / "x.pt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
-    shutil.copy(tmp_path / "x.pt", folder / "model.safetensors")
-    for path in (tmp_path / "x.pt", folder):
-        with pytest.raises(InputDataError, match=r"is a pointer of Git LFS, .*: git lfs pull"):
-            protlm.load(path)
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "esm2"}')
-    shutil.copy(tmp_path / "x.pt", folder / "adapter_model.safetensors")
-    for path in (folder, folder / "adapter_model.safetensors"):
-        with pytest.raises(InputDataError, match=r"adapter of PEFT to 'esm2', .*merge_and_unload"):
-            protlm.load(path)
-    (folder / "config.json").unlink()
-    with pytest.raises(InputDataError, match="adapter of PEFT"):
-        protlm.load(folder)
+    EsmForMaskedLM.from_pretrained(folder, dtype=torch.float64).save_pretrained(tmp_path / "saved")
+    found, expected = interop.read(tmp_path / "saved"), interop.read(folder)
+    assert found.description.model == expected.description.model
+    assert_same(found.weights, expected.weights)
+
+
+@pytest.mark.peers
+def test_contacts_are_those_of_hugging_face(write_esm, in_double):
+    from transformers import EsmForMaskedLM
+
+    folder, sequence = write_esm(), ROWS[0]
+    peer = EsmForMaskedLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
+    model = protlm.load(folder)
+    model.network = in_double(folder)
+    tokens_BL, mask_BL = batch([sequence])
+    with torch.no_grad():
+        expected_LL = peer.predict_contacts(tokens_BL, mask_BL.long())[0].numpy()
+    head = interop.read(folder).contacts
+    assert head is not None
+    regression = ContactRegression.from_dict({"seed": 0, **asdict(head)})
+    features_HLL = head_features(model, sequence)
+    maps = model.attention_maps(model.tokenize([sequence]))
+    maps_HLL = torch.cat([maps[n][0, :, 1:-1, 1:-1] for n in sorted(maps)]).numpy()
+    # Maps and features are rounded to float32: s - r c / t changes by 4 (s + |f|) roundings at
+    # most, and a probability by a quarter of its logit.
+    sizes_HLL = maps_HLL + maps_HLL.swapaxes(1, 2) + np.abs(features_HLL)
+    condition = float(np.tensordot(np.abs(head.weights), sizes_HLL, axes=1).max())
+    bound = error_bound(torch.float32, condition, 1)
+    np.testing.assert_allclose(regression.predict(features_HLL), expected_LL, rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), [], argparse.Namespace()], ids=type)
+def test_settings_that_json_could_not_contain_are_ignored(value, tmp_path):
+    with pytest.raises(InputDataError, match="layers=None"):
+        interop.read(FAIR_ESM_1B.save(tmp_path / "esm1b", layers=value))
+
+
+def test_the_contact_head_of_fair_esm_is_in_a_file_beside(write_esm, tmp_path):
+    tensors = FAIR_ESM.tensors()
+    trunk = {name: value for name, value in tensors.items() if "contact_head" not in name}
+    path = FAIR_ESM.save(tmp_path / "fair", trunk)
+    assert interop.read(path).contacts is None
+    head = {n.removeprefix("encoder.sentence_encoder."): v for n, v in tensors.items()}
+    head = {n: v for n, v in head.items() if n.startswith("contact_head.")}
+    beside = path.with_name("model-contact-regression.pt")
+    torch.save({"model": head}, beside)
+    found, same = interop.read(path), write_esm(tensors=ESM.tensors(FAIR_ESM.weights()))
+    assert found.contacts == interop.read(same).contacts
+    source = {"family": "esm", "sha256": sha256_of(path), "contacts_sha256": sha256_of(beside)}
+    assert found.description.source == source
+    assert ModelDescription.parse(path, found.description.to_plain()) == found.description
+    other = {"contact_head.regression.weight": torch.zeros(1, 8)}
+    for wrong, message in (
+        (head | {"layers.0.fc1.bias": torch.zeros(3)}, r"'layers\.0\.fc1\.bias', which is not"),
+        (other, "has a contact head for other than the 8 heads"),
+    ):
+        torch.save({"model": wrong}, beside)
+        with pytest.raises(InputDataError, match=message):
+            interop.read(path)
+
+
+def test_fair_esm_files_need_positions_of_one_kind(tmp_path):
+    tensors, learned = FAIR_ESM.tensors(), FAMILIES["fair_esm1v"].tensors()
+    without = {name: value for name, value in tensors.items() if not name.endswith("inv_freq")}
+    for number, changed in enumerate((without, learned | tensors)):
+        with pytest.raises(InputDataError, match=r"must have either the frequencies .* ESM-1b"):
+            interop.read(FAIR_ESM.save(tmp_path / str(number), changed))
+
+
+def test_no_frequencies_are_those_of_the_formula(write_esm):
+    tensors = {n: v for n, v in ESM.tensors().items() if not n.endswith("inv_freq")}
+    # Transformers 4 saved a table of positions that is not used.
+    tensors["esm.embeddings.position_embeddings.weight"] = torch.zeros(2, 2)
+    found = interop.read(write_esm(tensors=tensors))
+    assert not found.description.model.stored_frequencies
+    assert not {"rotary.frequency", "positions.table"} & found.weights.keys()
+
+
+def test_usual_settings_that_are_written_out_are_read(write_esm):
+    rope = {"rope_type": "default", "rope_theta": 10_000}
+    changes = {"cls_token_id": 0, "eos_token_id": 2, "rope_scaling": None, "rope_parameters": rope}
+    changes |= {"is_folding_model": False, "esmfold_config": None, "vocab_list": None}
+    found = interop.read(write_esm("written", tie_word_embeddings=False, **changes))
+    assert found.description.model == interop.read(write_esm("usual")).description.model
+
+
+@pytest.mark.parametrize("name", ["esm2", "bert"])
+def test_an_output_layer_that_is_missing_is_refused(name, tmp_path):
+    example = FAMILIES[name]
+    tensors = {n: v for n, v in example.tensors().items() if not n.endswith("decoder.weight")}
+    interop.read(example.save(tmp_path / "tied", tensors, tie_word_embeddings=True))
+    with pytest.raises(InputDataError, match="tie_word_embeddings=False is not supported"):
+        interop.read(example.save(tmp_path / "untied", tensors, tie_word_embeddings=False))
+
+
+def test_the_alphabet_must_be_that_of_esm_2(write_esm):
+    folder = write_esm()
+    (folder / "vocab.txt").write_text("\n".join(VOCABULARY.tokens))
+    interop.read(folder)
+    (folder / "vocab.txt").write_text("\n".join(sorted(VOCABULARY.tokens)))
+    with pytest.raises(InputDataError, match=r"vocab\.txt does not have the 33 tokens of ESM-2 in"):
+        interop.read(folder)
+    for tokens in (VOCABULARY.tokens, sorted(VOCABULARY.tokens)):
+        numbers = {token: number for number, token in enumerate(tokens)}
+        added = [{"content": t, "id": numbers.pop(t)} for t in VOCABULARY.tokens if "<" in t]
+        contents = {"model": {"vocab": numbers}, "added_tokens": added}
+        (folder / "tokenizer.json").write_text(json.dumps(contents))
+        if tokens == VOCABULARY.tokens:
+            interop.read(folder)
+    with pytest.raises(InputDataError, match=r"tokenizer\.json does not have the 33 tokens"):
+        interop.read(folder)
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("", "module.", "as DataParallel or .* save the model in it, model.module, and"),
+        ("", "_orig_mod.", "as torch.compile saves them; save .* model._orig_mod, and"),
+        ("", "model.", "such as one of Lightning,"),
+        ("esm.", "", r"has no output layer \(lm_head.*EsmForMaskedLM.*: give the EsmFor"),
+        ("lm_head.", "classifier.", "or has the head of another task"),
+    ],
+)
+def test_what_another_program_saved_is_said(old, new, message, write_esm):
+    tensors = {n.replace(old, new, 1): v for n, v in ESM.tensors().items()}
+    if not new:
+        tensors = {n: v for n, v in tensors.items() if "lm_head" not in n}
+    with pytest.raises(InputDataError, match=message):
+        interop.read(write_esm(tensors=tensors))
+
+
+def test_many_names_are_counted(tmp_path):
+    with pytest.raises(InputDataError, match=r"lacks 6 tensors \('0', '1', '2', '3' and 2 more\)"):
+        used_once(tmp_path, {}, {f"our{n}": str(n) for n in range(6)})
+
+
+def test_a_license_that_restricts_users_is_printed(tmp_path, monkeypatch, capsys):
+    model = ESMC_LIBRARY.save(tmp_path / "esmc")
+    interop.read(model)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setitem(esmc._LICENSES, ESMC_LIBRARY.width, esmc._LICENSES[1152])
+    interop.read(model)
+    told = capsys.readouterr().err
+    assert told.startswith("license: ESM C 600M was published by EvolutionaryScale under the")
+    assert "Cambrian Non-Commercial License" in told
+    assert len(told.splitlines()) == 1
+    # It is kept with the model, and printed by protlm checkpoint info.
+    read_again = interop.read(model).description
+    stored = read_again.to_plain()
+    assert stored["source"]["license"] == told.removeprefix("license: ").strip()
+    assert ModelDescription.parse(model, stored) == read_again
+    stored["source"] = {"license": "MIT", "converted_from": "softmax", "converted_hash": "0"}
+    with pytest.raises(InputDataError, match=r"source=.* must have family, sha256"):
+        ModelDescription.parse(model, stored)

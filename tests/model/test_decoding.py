@@ -1,26 +1,27 @@
-"""Decoding: steps equal the parallel form, and samples follow the model and the seed."""
+"""Decoding: steps equal the parallel form, and samples follow the model and the seed; sweeps."""
 
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from protlm.attention import mechanism, names
 from protlm.attention.base import Recurrent
 from protlm.config import NormOrder, Positions
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.model.decoding import Ended, GeneratedSequence, Sampling, generate
+from protlm.model.decoding import STANDARD_TOKENS, Ended, GeneratedSequence, Sampling, generate
+from protlm.model.gibbs import Sweeps, resample
 from protlm.model.positions import rotate
 from protlm.model.selfattention import BoundedNorm, FreeNorm
-from protlm.model.transformer import DecodingState, ProteinLM
+from protlm.model.transformer import DecodingState, ModelOutput, ProteinLM
 from protlm.system.errors import UserError
 from tests.marks import slow_but
 from tests.rounding import condition_of, error_bound
-from tests.small_models import network_of, random_tokens
+from tests.small_models import network_of, random_tokens, small_model
 
 RECURRENT = [name for name in names() if issubclass(mechanism(name), Recurrent)]
 KEEP_EVERY_POSITION = {"softmax"}
@@ -98,9 +99,7 @@ def models() -> list[Any]:
 
 
 @pytest.mark.parametrize(("attention", "positions", "order", "qk_norm"), models())
-def test_steps_are_the_causal_forward_pass(
-    attention: str, positions: Positions, order: NormOrder, qk_norm: bool
-) -> None:
+def test_steps_are_the_causal_forward_pass(attention, positions, order, qk_norm):
     model = network(attention, positions=positions, norm_order=order, qk_norm=qk_norm)
     tokens_BL = example(70)
     low = stepped(model, tokens_BL)[1], parallel(model, tokens_BL)
@@ -113,7 +112,7 @@ def test_steps_are_the_causal_forward_pass(
         assert (logits_BLV - expected_BLV).norm() <= bound * expected_BLV.norm()
 
 
-def test_float64_is_not_rounded_in_between() -> None:
+def test_float64_is_not_rounded_in_between():
     """Otherwise the difference between batch sizes could change a draw."""
     x_BHLK = torch.randn(2, 2, 5, 8, generator=torch.Generator().manual_seed(0)).double() / 3
     no_angle = torch.ones(5, 8), torch.zeros(5, 8)
@@ -124,7 +123,7 @@ def test_float64_is_not_rounded_in_between() -> None:
         torch.testing.assert_close(normed_BHLK, x_BHLK, rtol=1e-12, atol=0)
 
 
-def test_steps_have_the_options_of_imported_models() -> None:
+def test_steps_have_the_options_of_imported_models():
     options = {"attention_bias": True, "embedding_norm": True, "tied_head": True}
     model = network("softmax", head="dense_norm", token_dropout=True, **options).double()
     for parameter in model.parameters():
@@ -135,7 +134,7 @@ def test_steps_have_the_options_of_imported_models() -> None:
 
 
 @pytest.mark.parametrize("attention", slow_but(RECURRENT, "softmax", "performer_relu"))
-def test_the_work_of_a_step_does_not_grow(attention: str) -> None:
+def test_the_work_of_a_step_does_not_grow(attention):
     model = network(attention, positions=Positions.rotary)
     tokens_BL = example(150)
     work, sizes = [], []
@@ -158,7 +157,7 @@ def num_elements(state: Any) -> int:
     return sum(map(num_elements, vars(state).values())) if hasattr(state, "__dict__") else 0
 
 
-def test_more_positions_than_the_table_has_are_a_user_error() -> None:
+def test_more_positions_than_the_table_has_are_a_user_error():
     model = network(positions=Positions.learned, max_length=16)
     stepped(model, example(16))
     with pytest.raises(UserError, match="17 positions exceed the 16"):
@@ -183,46 +182,35 @@ GREEDY = {
 
 
 @pytest.mark.parametrize("case", GREEDY)
-def test_the_limits_are_greedy(case: str) -> None:
+def test_the_limits_are_greedy(case):
     logits_BV = logits_like(2)
     best_BV = torch.nn.functional.one_hot(logits_BV.argmax(-1), 33).double()
     torch.testing.assert_close(GREEDY[case].probabilities(logits_BV), best_BV)
 
 
-def test_top_k_keeps_k_of_several_equal_tokens() -> None:
+def test_top_k_keeps_k_of_several_equal_tokens():
     found = Sampling(top_k=2).probabilities(torch.zeros(1, 33, dtype=torch.float64))
     assert found[0].tolist() == [0.5, 0.5] + [0.0] * 31
 
 
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-@pytest.mark.parametrize("top_k", [2, 7, 29, 33, 500])
-def test_the_most_probable_are_kept_and_the_temperature_divides_logits(
-    top_k: int, temperature: float
-) -> None:
+@pytest.mark.parametrize("top_k", [None, 2, 7, 29, 33, 500])
+@pytest.mark.parametrize("top_p", [None, 0.05, 0.5, 0.9, 0.999, 1.0])
+def test_the_most_probable_are_kept_and_the_temperature_divides_logits(top_p, top_k, temperature):
+    """Of 29 tokens: the first k of them, and of these the smallest set with the mass p."""
     logits_BV = logits_like(3)
     probable_BV = (logits_BV / temperature).softmax(-1)
-    found_BV = Sampling(temperature, top_k=top_k).probabilities(logits_BV)
-    kept_BV = found_BV > 0
-    assert (kept_BV.sum(-1) == min(top_k, 29)).all()
-    out_BV = probable_BV.masked_fill(kept_BV, 0)
-    assert (probable_BV.masked_fill(~kept_BV, 1).amin(-1) >= out_BV.amax(-1)).all()
-    expected_BV = probable_BV * kept_BV
-    torch.testing.assert_close(found_BV, expected_BV / expected_BV.sum(-1, keepdim=True))
-
-
-@pytest.mark.parametrize("top_k", [None, 4])
-@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999, 1.0])
-def test_top_p_keeps_the_smallest_set_of_that_mass(top_p: float, top_k: int | None) -> None:
-    logits_BV = logits_like(4)
-    before_BV = Sampling(top_k=top_k).probabilities(logits_BV)
-    found_BV = Sampling(top_k=top_k, top_p=top_p).probabilities(logits_BV)
-    for before, found in zip(before_BV, found_BV, strict=True):
+    found_BV = Sampling(temperature, top_k, top_p).probabilities(logits_BV)
+    first_BK = probable_BV.topk(min(top_k or 29, 29)).values
+    for probable, found, first in zip(probable_BV, found_BV, first_BK, strict=True):
         kept = found > 0
-        mass = before[kept].sum()
-        assert mass >= top_p - 1e-12
-        assert mass - before[kept].min() < top_p, "the set is not the smallest"
-        assert before[kept].min() >= before[~kept].max()
-        torch.testing.assert_close(found, before * kept / mass)
+        mass = (probable[kept] / first.sum()).sum()
+        assert mass >= (top_p or 1) - 1e-12
+        assert top_p is not None or kept.sum() == len(first)
+        smaller = mass - found[kept].min() * mass
+        assert top_p in (None, 1.0) or smaller < top_p, "the set is not the smallest"
+        assert probable[kept].min() >= probable[~kept].max()
+        torch.testing.assert_close(found, probable * kept / probable[kept].sum())
 
 
 WRONG = [{"temperature": -0.1}, {"temperature": float("nan")}, {"temperature": float("inf")}]
@@ -230,13 +218,13 @@ WRONG += [{"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}, {"top_p": float("nan")}]
 
 
 @pytest.mark.parametrize("settings", WRONG, ids=str)
-def test_settings_out_of_range_are_a_user_error(settings: dict[str, Any]) -> None:
+def test_settings_out_of_range_are_a_user_error(settings):
     with pytest.raises(UserError, match="must be"):
         Sampling(**settings)
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.6, top_k=12)], ids=["plain", "top_k"])
-def test_frequencies_are_the_probabilities(sampling: Sampling) -> None:
+def test_frequencies_are_the_probabilities(sampling):
     """z-scores of 20 counts of 4,000 draws each, after the same prefix."""
     model, number = network(), 4_000
     found = sampled(model, number, prefix="MK", max_residues=3, sampling=sampling, batch_size=2_000)
@@ -262,7 +250,7 @@ def test_frequencies_are_the_probabilities(sampling: Sampling) -> None:
 
 
 @pytest.mark.parametrize("attention", slow_but(RECURRENT, "softmax", "performer_softmax"))
-def test_the_batch_size_changes_nothing(attention: str) -> None:
+def test_the_batch_size_changes_nothing(attention):
     model = bias(network(attention), [VOCABULARY.eos], -2.0)
     whole = sampled(model, 8, prefix="MK", batch_size=8)
     assert len({s.sequence for s in whole}) == 8
@@ -276,23 +264,26 @@ def test_the_batch_size_changes_nothing(attention: str) -> None:
         assert np.allclose([s.nats for s in found], [s.nats for s in whole], rtol=1e-12)
 
 
-def test_a_sequence_depends_on_its_seed_and_number() -> None:
+def test_a_sequence_depends_on_its_seed_and_number_and_the_model_stays_as_it_is():
     model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
     whole = sampled(model, 8)
     assert sampled(model, 8) == whole
     assert sampled(model, 3, batch_size=3)[2].sequence == whole[2].sequence
     other = {s.sequence for s in sampled(model, 8, seed=1)}
     assert not other & {s.sequence for s in whole}
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.head.weight.dtype == torch.float32
 
 
-def test_only_standard_residues_are_drawn() -> None:
+def test_only_standard_residues_are_drawn():
     others = sorted(set(range(33)) - {*RESIDUES, VOCABULARY.eos})
     model = bias(network(), others, 30.0)
     for sequence in sampled(model, 20, prefix="MXBUZO"):
         assert set(sequence.sequence[6:]) <= set(STANDARD)
 
 
-def test_a_sequence_has_at_least_one_residue() -> None:
+def test_a_sequence_has_at_least_one_residue():
     model = bias(network(), [VOCABULARY.eos], 60.0)
     for sequence in sampled(model, 10):
         assert (len(sequence.sequence), sequence.ended) == (1, Ended.eos)
@@ -301,7 +292,7 @@ def test_a_sequence_has_at_least_one_residue() -> None:
         assert np.isnan(sequence.perplexity)
 
 
-def test_a_sequence_ends_at_the_maximum_length() -> None:
+def test_a_sequence_ends_at_the_maximum_length():
     model = bias(network(), [VOCABULARY.eos], 1.0)
     found = sampled(model, 40, prefix="MK", max_residues=12)
     assert {s.ended for s in found} == {Ended.eos, Ended.length}
@@ -311,7 +302,7 @@ def test_a_sequence_ends_at_the_maximum_length() -> None:
         assert (len(sequence.sequence) == 12) == (sequence.ended is Ended.length)
 
 
-def test_the_probability_is_that_of_the_model() -> None:
+def test_the_probability_is_that_of_the_model():
     """For any sampling, nats are those of the forward pass over the complete sequence."""
     model = network("performer_softmax")
     found = sampled(model, 6, prefix="MKT", sampling=Sampling(0.5, top_k=5))
@@ -324,7 +315,7 @@ def test_the_probability_is_that_of_the_model() -> None:
         assert sequence.perplexity == pytest.approx(np.exp(nats.item() / len(tokens[3:])))
 
 
-def test_sequences_that_ended_cost_nothing() -> None:
+def test_sequences_that_ended_cost_nothing():
     model, rows = bias(network(), [VOCABULARY.eos], 1.0), []
     model.head.register_forward_hook(lambda module, args, out: rows.append(len(out)))
     found = sampled(model, 30, prefix="MKT", batch_size=30)
@@ -335,9 +326,120 @@ def test_sequences_that_ended_cost_nothing() -> None:
     assert sum(rows[4:]) == sum(s.num_sampled for s in found) - at_the_limit
 
 
-def test_generating_does_not_change_the_model() -> None:
-    model = network()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    sampled(model, 2)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert model.head.weight.dtype == torch.float32
+# The joint distribution of two residues that are A or C, and always differ but for a tenth.
+JOINT = torch.tensor([[0.05, 0.6], [0.3, 0.05]], dtype=torch.float64)
+LETTERS = [VOCABULARY["A"], VOCABULARY["C"]]
+
+
+class TwoResidues(nn.Module):
+    """Predicts a masked residue by the conditionals of `JOINT`, if the other one is visible."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1, 1)
+
+    def forward(self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool) -> ModelOutput:
+        assert not causal
+        assert mask_BL.all()
+        logits_BLV = torch.full((*tokens_BL.shape, len(VOCABULARY)), -30.0, dtype=torch.float64)
+        # A token that is not a residue is the likeliest of all.
+        logits_BLV[..., VOCABULARY.eos] = 9.0
+        for row, (_, one, other, _) in enumerate(tokens_BL.tolist()):
+            assert (one == VOCABULARY.mask) + (other == VOCABULARY.mask) == 1
+            if one == VOCABULARY.mask:
+                logits_BLV[row, 1, LETTERS] = JOINT[:, LETTERS.index(other)].log()
+            else:
+                logits_BLV[row, 2, LETTERS] = JOINT[LETTERS.index(one)].log()
+        return ModelOutput(logits_BLV, {})
+
+
+class Recording(nn.Module):
+    """Predicts W everywhere, and records the rows that it sees; copies record in one list."""
+
+    seen: ClassVar[list[Tensor]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(1, 1)
+        self.seen.clear()
+
+    def forward(self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool) -> ModelOutput:
+        self.seen.append(tokens_BL.clone())
+        logits_BLV = torch.zeros(*tokens_BL.shape, len(VOCABULARY), dtype=torch.float64)
+        logits_BLV[..., VOCABULARY["W"]] = 50.0
+        return ModelOutput(logits_BLV, {})
+
+
+def resampled(
+    network: nn.Module,
+    starts: list[str],
+    sweeps: Sweeps,
+    sampling: Sampling = Sampling(),  # noqa: B008
+    *,
+    seed: int = 0,
+    batch_size: int = 64,
+) -> list[str]:
+    given = (cast("ProteinLM", network), starts, sampling)
+    found = dict(resample(*given, sweeps=sweeps, seed=seed, batch_size=batch_size))
+    assert sorted(found) == list(range(len(starts)))
+    return [found[index] for index in range(len(starts))]
+
+
+def test_known_conditionals_give_their_joint_distribution():
+    number = 2000
+    found = resampled(TwoResidues(), ["AA"] * number, Sweeps(8, 0.5), batch_size=500)
+    pairs = [f"{one}{other}" for one in "AC" for other in "AC"]
+    assert set(found) <= set(pairs)
+    expected = JOINT.flatten().numpy() / JOINT.sum().item()
+    rates = np.array([found.count(pair) / number for pair in pairs])
+    # Five standard errors. Residues drawn together would be independent: 0.27 for AA.
+    assert np.all(np.abs(rates - expected) < 5 * np.sqrt(expected * (1 - expected) / number))
+
+
+@pytest.mark.parametrize(
+    "fraction, passes", [(0.1, 10), (0.15, 7), (0.5, 2), (1.0, 1), (1e-9, 20), (0.3, 4)]
+)
+def test_a_sweep_masks_every_residue_once(fraction, passes):
+    network = Recording()
+    assert resampled(network, [STANDARD, "M"], Sweeps(3, fraction)) == ["W" * 20, "W"]
+    assert len(network.seen) == 3 * passes
+    # The shorter sequence comes first.
+    for sweep in range(3):
+        turns = torch.stack(network.seen[sweep * passes : (sweep + 1) * passes])
+        is_masked = turns == VOCABULARY.mask
+        assert is_masked[:, 1, 1:21].sum(0).tolist() == [1] * 20
+        assert is_masked[:, 0].sum(0).tolist() == [0, 1, *[0] * 20]
+        assert int(is_masked[:, 1].sum(1).max()) == -(-20 // passes)
+    assert network.seen[0][:, 0].tolist() == [VOCABULARY.cls] * 2
+    assert network.seen[-1][0, 2:].tolist() == [VOCABULARY.eos, *[VOCABULARY.pad] * 19]
+
+
+def test_the_draws_depend_on_the_seed_and_not_on_the_batch():
+    network = small_model("performer_relu").network.float()
+    starts = ["MKTAYIAKQR", "GSHM", "MXBZUO", "MKTAYIAKQR"]
+    found = resampled(network, starts, Sweeps(2, 0.3))
+    assert found == resampled(network, starts, Sweeps(2, 0.3), batch_size=1)
+    assert found[:2] == resampled(network, starts[:2], Sweeps(2, 0.3))
+    assert found != resampled(network, starts, Sweeps(2, 0.3), seed=1)
+    assert found[0] != found[3]
+    assert [len(one) for one in found] == [10, 4, 6, 10]
+    assert set("".join(found)) <= set(STANDARD)
+    # The network itself stays in float32.
+    assert network.embedding.weight.dtype is torch.float32
+
+
+def test_temperature_0_takes_the_most_probable_residue():
+    network = small_model("softmax").network
+    (found,) = resampled(network, ["MKTAY"], Sweeps(1, 1.0), sampling=Sampling(temperature=0))
+    tokens_BL = torch.full((1, 7), VOCABULARY.mask)
+    tokens_BL[0, 0], tokens_BL[0, -1] = VOCABULARY.cls, VOCABULARY.eos
+    with torch.no_grad():
+        logits_BLV = network(tokens_BL, tokens_BL != VOCABULARY.pad, causal=False).logits_BLV
+    best = logits_BLV[0, 1:-1, STANDARD_TOKENS].argmax(-1)
+    assert found == "".join(STANDARD[index] for index in best)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.5])
+def test_impossible_sweeps_are_refused(fraction):
+    with pytest.raises(UserError, match=f"--mask-fraction {fraction} must be above 0"):
+        Sweeps(1, fraction)

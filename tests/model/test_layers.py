@@ -13,7 +13,9 @@ from protlm.config import Activation, HeadKind, ModelConfig
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.block import FeedForward
 from protlm.model.layers import Linear, ShortConvolution, drop_masked_tokens
+from protlm.model.memory import TensorMemory
 from protlm.model.transformer import build_network
+from tests.attention.cases import LargestTensor
 from tests.rounding import error_bound
 from tests.small_models import network_of, random_tokens
 
@@ -44,7 +46,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_both_libraries_give_the_product(has_bias: bool, calls: list[tuple[int, ...]]) -> None:
+def test_both_libraries_give_the_product(has_bias, calls):
     torch.manual_seed(0)
     layer, x = Linear(16, 9, bias=has_bias), drawn(7)
     by_torch = layer(x)
@@ -52,18 +54,15 @@ def test_both_libraries_give_the_product(has_bias: bool, calls: list[tuple[int, 
     with torch.no_grad():
         by_onednn = layer(x)
     assert calls == [(3, 7, 16)]
-    exact, sizes = (
-        x.double() @ layer.weight.double().mT,
-        x.double().abs() @ layer.weight.double().abs().mT,
-    )
-    if has_bias:
-        exact, sizes = exact + layer.bias.double(), sizes + layer.bias.double().abs()
+    bias = layer.bias.double() if has_bias else torch.zeros(9)
+    exact = x.double() @ layer.weight.double().mT + bias
+    sizes = x.double().abs() @ layer.weight.double().abs().mT + bias.abs()
     for found in (by_torch, by_onednn):
         # A sum of 16 products and a bias.
         assert ((found - exact).abs() <= error_bound(torch.float32, sizes, 17)).all()
 
 
-def test_other_products_stay_with_torch(calls: list[tuple[int, ...]]) -> None:
+def test_other_products_stay_with_torch(calls):
     layer = Linear(16, 9)
     with torch.no_grad():
         layer(drawn(1))
@@ -76,7 +75,7 @@ def test_other_products_stay_with_torch(calls: list[tuple[int, ...]]) -> None:
 @pytest.mark.filterwarnings(
     "ignore:.*torch.jit:DeprecationWarning", "ignore::torch.jit.TracerWarning"
 )
-def test_without_numbers_or_in_a_trace_torch_multiplies(calls: list[tuple[int, ...]]) -> None:
+def test_without_numbers_or_in_a_trace_torch_multiplies(calls):
     layer = Linear(16, 9)
     traced = torch.jit.trace(layer, drawn(7), check_trace=False)
     assert torch.equal(traced(drawn(7)), F.linear(drawn(7), layer.weight, layer.bias))
@@ -89,9 +88,7 @@ def test_without_numbers_or_in_a_trace_torch_multiplies(calls: list[tuple[int, .
 
 @pytest.mark.parametrize("head", HeadKind)
 @pytest.mark.parametrize("activation", Activation)
-def test_all_layers_of_a_network_take_it(
-    head: HeadKind, activation: Activation, calls: list[tuple[int, ...]]
-) -> None:
+def test_all_layers_of_a_network_take_it(head, activation, calls):
     config = replace(SIZES, head=head, activation=activation, output_gate=True)
     network = build_network(config, {"name": "softmax"}, seed=0).eval()
     tokens_BL = torch.full((3, 7), VOCABULARY.mask)
@@ -105,9 +102,8 @@ def test_all_layers_of_a_network_take_it(
 
 def made(activation: Activation, chunk: int | None, dtype: torch.dtype) -> FeedForward:
     torch.manual_seed(0)
-    return FeedForward(model_dim=D, feedforward_dim=WIDTH, activation=activation, chunk=chunk).to(
-        dtype
-    )
+    sizes = {"model_dim": D, "feedforward_dim": WIDTH}
+    return FeedForward(**sizes, activation=activation, chunk=chunk).to(dtype)
 
 
 def by_the_formula(layer: FeedForward, x_BLD: Tensor) -> Tensor:
@@ -134,23 +130,20 @@ def gradients(out_BLD: Tensor, x_BLD: Tensor, layer: FeedForward) -> tuple[Tenso
 @pytest.mark.parametrize("activation", Activation)
 @pytest.mark.parametrize("chunk", [None, 1, 7, 8, 64])
 @pytest.mark.parametrize("length", [1, 7, 8, 9, 50])
-def test_chunks_change_neither_output_nor_gradients(
-    activation: Activation, chunk: int | None, length: int
-) -> None:
+def test_chunks_change_neither_output_nor_gradients(activation, chunk, length):
     layer = made(activation, chunk, torch.float64)
     x_BLD = drawn(length, torch.float64).requires_grad_()
     out_BLD, expected_BLD = layer(x_BLD), by_the_formula(layer, x_BLD)
     torch.testing.assert_close(out_BLD, expected_BLD, rtol=1e-12, atol=1e-12)
-    for found, expected in zip(
-        gradients(out_BLD, x_BLD, layer), gradients(expected_BLD, x_BLD, layer), strict=True
-    ):
+    both = (gradients(x, x_BLD, layer) for x in (out_BLD, expected_BLD))
+    for found, expected in zip(*both, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
     with torch.no_grad():
         assert torch.equal(layer(x_BLD), out_BLD)
 
 
 @pytest.mark.parametrize("activation", Activation)
-def test_chunks_are_as_precise_in_bfloat16(activation: Activation) -> None:
+def test_chunks_are_as_precise_in_bfloat16(activation):
     length, errors = 3000, {}
     exact, x_BLD = made(activation, None, torch.float64), drawn(length, torch.float64)
     out_BLD = exact(x_BLD.requires_grad_())
@@ -170,29 +163,26 @@ def test_chunks_are_as_precise_in_bfloat16(activation: Activation) -> None:
 
 
 @pytest.mark.parametrize("activation", Activation)
-def test_no_tensor_has_all_positions_and_the_feedforward_width(
-    activation: Activation, make_memory
-) -> None:
+def test_no_tensor_has_all_positions_and_the_feedforward_width(activation):
     chunk, length = 16, 640
     x_BLD = drawn(length, torch.float32).requires_grad_()
     whole, chunked = made(activation, None, x_BLD.dtype), made(activation, chunk, x_BLD.dtype)
-    with make_memory() as memory:
-        out_BLD = whole(x_BLD)
-        assert memory.largest == 4 * 3 * length * WIDTH
-    with make_memory() as memory:
+    with LargestTensor() as tensors:
+        whole(x_BLD)
+    assert tensors.numel == 3 * length * WIDTH
+    with LargestTensor() as tensors, TensorMemory() as memory:
         out_BLD = chunked(x_BLD)
         # The output is kept, but no copy of the input.
-        assert memory.alive == 4 * out_BLD.numel()
+        assert memory._bytes == 4 * out_BLD.numel()
         out_BLD.square().sum().backward()
-    assert memory.largest == 4 * out_BLD.numel()
+    assert tensors.numel == out_BLD.numel()
     # The output, its gradient, that of the chunks and of the input; a few chunks in full width.
     assert memory.peak < 4 * (5 * out_BLD.numel() + 12 * 3 * chunk * WIDTH)
 
 
-def test_the_logits_are_those_of_the_formula() -> None:
-    model = network_of(
-        "attention=softmax", head="dense_norm", tied_head=True, norm="layer"
-    ).double()
+def test_the_logits_are_those_of_the_formula():
+    choices = {"head": "dense_norm", "tied_head": True, "norm": "layer"}
+    model = network_of("attention=softmax", **choices).double()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)
     with torch.no_grad():
@@ -207,7 +197,7 @@ def test_the_logits_are_those_of_the_formula() -> None:
     torch.testing.assert_close(out.logits_BLV, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_a_tied_head_trains_the_embedding() -> None:
+def test_a_tied_head_trains_the_embedding():
     model = network_of("attention=softmax", tied_head=True)
     assert "head.weight" not in model.state_dict()
     # The logits of a new model have a variance of about 1.
@@ -221,7 +211,7 @@ def test_a_tied_head_trains_the_embedding() -> None:
 
 
 @pytest.mark.parametrize("norm, default", [("layer", 1e-5), ("rms", 1e-6)])
-def test_the_epsilon_of_all_norms_can_be_set(norm: str, default: float) -> None:
+def test_the_epsilon_of_all_norms_can_be_set(norm, default):
     for epsilon in (None, 1e-12):
         model = network_of(norm=norm, norm_epsilon=epsilon or "null", embedding_norm=True)
         found = {module.eps for module in model.modules() if hasattr(module, "eps")}
@@ -236,28 +226,25 @@ def scales(rows: list[list[int]]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("num_masks", [0, 1, 3])
-def test_the_scale_is_088_over_the_unmasked_fraction(num_masks: int) -> None:
+def test_the_scale_is_088_over_the_unmasked_fraction(num_masks):
     row = [0, *[MASK] * num_masks, *[A] * (8 - num_masks), 2]
     expected = torch.full((10,), 0.88 / (1 - num_masks / 10), dtype=torch.float64)
     expected[1 : 1 + num_masks] = 0
     torch.testing.assert_close(scales([row])[0], expected, rtol=1e-14, atol=0)
 
 
-def test_padding_and_other_rows_do_not_count() -> None:
+def test_padding_and_other_rows_do_not_count_and_a_row_of_masks_is_finite():
     row = [0, MASK, A, 2]
     alone = scales([row])[0]
     batch = scales([[*row, PAD, PAD], [0, A, A, A, A, 2]])
     assert torch.equal(batch[0, :4], alone)
-
-
-def test_a_row_of_masks_is_finite() -> None:
     assert torch.equal(scales([[MASK, MASK]]), torch.zeros(1, 2, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("width", [3, 5, 7])
 @pytest.mark.parametrize("length", [1, 2, 9])
-def test_the_convolution_follows_its_formula(width: int, length: int, causal: bool) -> None:
+def test_the_convolution_follows_its_formula(width, length, causal):
     layer = ShortConvolution(model_dim=6, width=width).double()
     torch.nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(0))
     x_BLD = torch.randn(2, length, 6, dtype=torch.float64)
@@ -274,7 +261,7 @@ def test_the_convolution_follows_its_formula(width: int, length: int, causal: bo
             torch.testing.assert_close(found[b, t], expected * mask_BL[b, t])
 
 
-def test_the_gradients_of_the_convolution_follow_its_formula() -> None:
+def test_the_gradients_of_the_convolution_follow_its_formula():
     layer = ShortConvolution(model_dim=5, width=5).double()
     torch.nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(0))
     x_BLD = torch.randn(2, 8, 5, dtype=torch.float64, requires_grad=True)

@@ -1,19 +1,22 @@
-"""The Python interface: from sequences to logits, hidden states and maps."""
+"""The Python interface, from sequences to logits, hidden states and maps, and its memory."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 import protlm
+from protlm.attention import names
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.performer_softmax import PerformerSoftmax
+from protlm.model import memory
+from protlm.model.memory import Room, TensorMemory, _peak, extrapolate
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import build_network
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import UserError
+from tests.marks import slow_but
 from tests.small_models import small_model
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMNPQRSTVWYXBZUO", "M"]
@@ -24,14 +27,14 @@ def model(tiny_run: Path) -> PretrainedModel:
     return protlm.load(tiny_run)
 
 
-def test_tokens_are_cls_residues_eos(model: PretrainedModel) -> None:
+def test_tokens_are_cls_residues_eos(model):
     batch = model.tokenize(["MK", "A"])
     assert batch.tokens_BL.tolist() == [[0, 20, 15, 2], [0, 5, 2, 1]]
     assert batch.mask_BL.tolist() == [[True] * 4, [True, True, True, False]]
     assert (len(batch), batch.lengths) == (2, (2, 1))
 
 
-def test_layers_are_numbered_from_the_embedding_and_from_the_end(model: PretrainedModel) -> None:
+def test_layers_are_numbered_from_the_embedding_and_from_the_end(model):
     out = model(model.tokenize(SEQUENCES), layers=[0, 2, -1])
     assert set(out.hidden) == {0, 2, -1}
     assert out.hidden[2].equal(out.hidden[-1])
@@ -39,7 +42,7 @@ def test_layers_are_numbered_from_the_embedding_and_from_the_end(model: Pretrain
         model(model.tokenize(SEQUENCES), layers=[3])
 
 
-def test_maps_are_distributions_over_the_tokens(model: PretrainedModel) -> None:
+def test_maps_are_distributions_over_the_tokens(model):
     batch = model.tokenize(SEQUENCES)
     maps = model.attention_maps(batch)
     assert set(maps) == {1, 2}
@@ -51,7 +54,7 @@ def test_maps_are_distributions_over_the_tokens(model: PretrainedModel) -> None:
         assert map_BHLL[2, :, :, 3:].abs().max() == 0
 
 
-def test_chosen_heads_layers_and_blocks_are_parts_of_the_whole(model: PretrainedModel) -> None:
+def test_chosen_heads_layers_and_blocks_are_parts_of_the_whole(model):
     batch = model.tokenize(SEQUENCES)
     whole = model.attention_maps(batch)
     part = model.attention_maps(batch, layers=[-1], heads=[2])
@@ -60,30 +63,23 @@ def test_chosen_heads_layers_and_blocks_are_parts_of_the_whole(model: Pretrained
     assert model.attention_maps(batch, layers=[]) == {}
     blocks = [m for n, _, m in model.attention_row_blocks(batch, [2], None, block=5)]
     torch.testing.assert_close(torch.cat(blocks, dim=2), whole[2])
-    with pytest.raises(UserError, match="head 3 does not exist; this model has 1 to 2"):
-        model.attention_maps(batch, heads=[3])
-    with pytest.raises(UserError, match="layer 0 does not exist; this model has 1 to 2"):
-        model.attention_maps(batch, layers=[0])
+    for kind, number in (("head", 3), ("layer", 0)):
+        with pytest.raises(UserError, match=f"{kind} {number} does not exist; this model has 1 to"):
+            model.attention_maps(batch, **{f"{kind}s": [number]})
 
 
-def test_the_map_is_what_mixes_the_values(model: PretrainedModel) -> None:
+def test_the_map_is_what_mixes_the_values(model):
     batch = model.tokenize(SEQUENCES)
     maps = model.attention_maps(batch)
     with torch.inference_mode():
         inputs = model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False)
         for number, x in inputs:
-            mixed = model.network.mechanism(number)(
-                x.q_BHLK,
-                x.k_BHLK,
-                x.v_BHLC,
-                hidden_BLD=x.hidden_BLD,
-                mask_BL=batch.mask_BL,
-                causal=False,
-            )
+            rest = {"hidden_BLD": x.hidden_BLD, "mask_BL": batch.mask_BL, "causal": False}
+            mixed = model.network.mechanism(number)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **rest)
             torch.testing.assert_close(maps[number] @ x.v_BHLC, mixed, atol=1e-5, rtol=1e-4)
 
 
-def test_random_weights_are_the_same_architecture(model: PretrainedModel) -> None:
+def test_random_weights_are_the_same_architecture(model):
     floor = model.with_random_weights(3)
     assert floor.hash not in (model.hash, model.with_random_weights(4).hash)
     assert floor.hash == model.with_random_weights(3).hash
@@ -97,9 +93,7 @@ def test_random_weights_are_the_same_architecture(model: PretrainedModel) -> Non
         ({"name": "hybrid", "local_heads": 1, "mechanism": "performer_softmax"}, 1),
     ],
 )
-def test_estimate_errors_are_those_of_the_heads_of_favor(
-    attention: dict[str, Any], first: int, model: PretrainedModel
-) -> None:
+def test_estimate_errors_are_those_of_the_heads_of_favor(attention, first, model):
     """Of all heads of a layer, or of a hybrid's linear heads."""
     assert model.estimate_errors(model.tokenize(SEQUENCES)) == {}, "it has no FAVOR+"
     described = small_model("softmax").description
@@ -125,8 +119,57 @@ def test_estimate_errors_are_those_of_the_heads_of_favor(
             assert (errors[number][1] > 0).all() and (errors[number][1] < 0.5).all()
 
 
-def test_learned_positions_bound_the_length() -> None:
+def test_learned_positions_bound_the_length():
     bounded = small_model("softmax", max_length=128)
     bounded.tokenize(["A" * 126])
     with pytest.raises(UserError, match="127 residues is longer than the 126"):
         bounded.tokenize(["A" * 127])
+
+
+def _never(seed: int) -> ProteinLM:
+    raise AssertionError(seed)
+
+
+def test_the_peak_is_that_of_the_tensors_in_use():
+    x = torch.ones(1000)
+    with TensorMemory() as memory:
+        a = x + 1
+        b = a * 2
+        del a
+        # A view has no memory of its own.
+        c = b.view(10, 100).T
+        d = c + 1
+        del b, c, d
+        x += 1
+    assert memory.peak == 2 * 4000
+
+
+@pytest.mark.parametrize("mechanism", slow_but(names(), "hybrid", "longformer", "reformer"))
+def test_long_proteins_are_extrapolated(mechanism):
+    found = small_model(mechanism, max_length=4098)
+    # So wide that the features of a tile are not most of the memory.
+    config = replace(found.description.model, num_heads=4, model_dim=128, feedforward_dim=344)
+    network = build_network(config, {"name": mechanism}, seed=0)
+    model = PretrainedModel(network, replace(found.description, model=config), rebuild=_never)
+    estimated = Room(model).needs(4096)
+    # Lengths are not multiples of the sizes of blocks.
+    assert estimated == pytest.approx(_peak(model, 4096), rel=0.15)
+
+
+def test_two_lengths_give_a_line_and_three_a_parabola():
+    assert extrapolate({1024: 1030, 2048: 2054}, 35_000) == 35_006
+    assert extrapolate({n: 3 * n**2 + n for n in (512, 1024, 2048)}, 8000) == 192_008_000
+
+
+def test_a_square_of_the_length_is_seen(monkeypatch):
+    model = small_model("softmax")
+    monkeypatch.setattr(memory, "_peak", lambda _, length, training: 7 * length**2 + 100 * length)
+    assert [Room(model).needs(length) for length in (10, 5000)] == [1700, 175_500_000]
+
+
+def test_models_with_few_positions_are_measured(train):
+    settings = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
+    model = protlm.load(train("run", *settings))
+    assert model.max_residues is not None
+    found = Room(model).needs(model.max_residues)
+    assert found == pytest.approx(_peak(model, model.max_residues), rel=0.05)

@@ -32,7 +32,7 @@ def sublayer_of(name: str, **changes: Any) -> SelfAttention:
 
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("name", ["softmax", "reformer"])
-def test_queries_keys_and_values_are_those_of_their_projections(name: str, bias: bool) -> None:
+def test_queries_keys_and_values_are_those_of_their_projections(name, bias):
     layer = sublayer_of(name, attention_bias=bias).double()
     names = {name for name, _ in layer.named_parameters()}
     assert ("output.bias" in names) == ("query.bias" in names) == bias
@@ -47,11 +47,8 @@ def test_queries_keys_and_values_are_those_of_their_projections(name: str, bias:
         for projection in (layer.query, key, layer.value)
     ]
     # The mechanism is not involved.
-    weights = [
-        p
-        for name, p in layer.named_parameters()
-        if name.partition(".")[0] in ("query", "key", "value")
-    ]
+    parts = ("query", "key", "value")
+    weights = [p for name, p in layer.named_parameters() if name.partition(".")[0] in parts]
     gradients = []
     for three in (found, expected):
         total = sum((factor * x.sin()).sum() for factor, x in enumerate(three, start=1))
@@ -100,19 +97,11 @@ def sublayer() -> SelfAttention:
     return sublayer_of("linear")
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "adapter",
-        "forward",
-        "register_forward_hook",
-        "register_forward_pre_hook",
-        "register_full_backward_hook",
-        "register_full_backward_pre_hook",
-        "register_module_forward_hook",
-    ],
-)
-def test_what_is_not_a_plain_layer_is_called(way: str, sublayer: SelfAttention) -> None:
+HOOKS = ("forward", "forward_pre", "full_backward", "full_backward_pre", "module_forward")
+
+
+@pytest.mark.parametrize("way", ["adapter", "forward", *(f"register_{x}_hook" for x in HOOKS)])
+def test_what_is_not_a_plain_layer_is_called(way, sublayer):
     handle = change(sublayer, way)
     run(sublayer).sum().backward()
     assert len(CALLS) == 1
@@ -121,9 +110,7 @@ def test_what_is_not_a_plain_layer_is_called(way: str, sublayer: SelfAttention) 
         handle.remove()
 
 
-def test_plain_layers_are_one_product(
-    sublayer: SelfAttention, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_layers_are_one_product(sublayer, monkeypatch):
     expected, linear = run(sublayer), selfattention.linear
     monkeypatch.setattr(selfattention, "linear", lambda *x: CALLS.append(x) or linear(*x))
     handle = sublayer.query.register_forward_hook(lambda *_: None)
@@ -137,7 +124,7 @@ def test_plain_layers_are_one_product(
     assert len(CALLS) == 2
 
 
-def test_a_query_key_norm_may_have_the_width_of_all_heads() -> None:
+def test_a_query_key_norm_may_have_the_width_of_all_heads():
     layer = sublayer_of("linear", qk_norm=True, qk_norm_width=QueryKeyWidth.layer).double()
     assert isinstance(layer.query_norm, WidthNorm)
     assert isinstance(layer.key_norm, WidthNorm)
@@ -156,9 +143,7 @@ def test_a_query_key_norm_may_have_the_width_of_all_heads() -> None:
 
 
 @pytest.mark.parametrize("linear", ["performer_relu", "performer_softmax", "linear", "rfa"])
-def test_exact_heads_of_a_hybrid_can_look_at_one_key_and_the_others_keep_their_norms(
-    linear: str,
-) -> None:
+def test_exact_heads_of_a_hybrid_can_look_at_one_key_and_the_others_keep_their_norms(linear):
     options = {"local_heads": 1, "window": 512, "mechanism": linear}
     mechanism = create("hybrid", options, num_heads=4, head_dim=16, model_dim=64, max_length=300)
     config = ModelConfig(num_layers=1, num_heads=4, model_dim=64, feedforward_dim=8, qk_norm=True)
@@ -191,15 +176,14 @@ def by_pairs(x_BHLK: Tensor, start: int) -> Tensor:
     half = x_BHLK.shape[-1] // 2
     frequency = torch.tensor([10_000.0 ** (-i / half) for i in range(half)], dtype=torch.float64)
     position = torch.arange(start, start + x_BHLK.shape[2], dtype=torch.float64)
-    turn = torch.polar(
-        torch.ones(len(position), half, dtype=torch.float64), position[:, None] * frequency
-    )
+    angles = position[:, None] * frequency
+    turn = torch.polar(torch.ones_like(angles), angles)
     turned = torch.complex(x_BHLK[..., :half], x_BHLK[..., half:]) * turn
     return torch.cat([turned.real, turned.imag], dim=-1)
 
 
 @pytest.mark.parametrize("start", [0, 35_000])
-def test_rotation_and_its_gradient_are_those_of_the_formula(start: int) -> None:
+def test_rotation_and_its_gradient_are_those_of_the_formula(start):
     generator = torch.Generator().manual_seed(0)
     # The layout of the model: heads come out of one product, so that positions are not adjacent.
     x_BLHK = torch.randn(2, 5, 3, 8, dtype=torch.float64, generator=generator)
@@ -215,7 +199,7 @@ def test_rotation_and_its_gradient_are_those_of_the_formula(start: int) -> None:
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
 
 
-def test_a_rotation_in_pieces_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rotation_in_pieces_is_equal_and_may_be_empty(monkeypatch):
     x_BHLK = torch.randn(2, 3, 11, 8, generator=torch.Generator().manual_seed(0))
     angles = Rotary(head_dim=8).angles(7, 18)
     expected_BHLK = rotate(x_BHLK, *angles)
@@ -223,14 +207,10 @@ def test_a_rotation_in_pieces_is_equal(monkeypatch: pytest.MonkeyPatch) -> None:
     for numbers in (200, 1):
         monkeypatch.setattr("protlm.model.positions._PIECE", numbers)
         assert torch.equal(rotate(x_BHLK, *angles), expected_BHLK)
+        assert rotate(x_BHLK[:0], *angles).shape == (0, 3, 11, 8)
 
 
-def test_an_empty_batch_is_rotated() -> None:
-    x_BHLK = torch.zeros(0, 3, 11, 8)
-    assert rotate(x_BHLK, *Rotary(head_dim=8).angles(0, 11)).shape == x_BHLK.shape
-
-
-def test_low_precision_is_kept_and_rounded_once() -> None:
+def test_low_precision_is_kept_and_rounded_once():
     x_BHLK = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
     angles = Rotary(head_dim=8).angles(100, 109)
     low_BHLK = x_BHLK.bfloat16()
@@ -241,7 +221,7 @@ def test_low_precision_is_kept_and_rounded_once() -> None:
     assert math.isclose(norms.mean().item(), 1.0, rel_tol=1e-2)
 
 
-def test_stored_frequencies_are_those_of_the_file() -> None:
+def test_stored_frequencies_are_those_of_the_file():
     """Angles are those of frequencies that were rounded in training."""
     assert Rotary(head_dim=8).state_dict() == {}
     rotary = Rotary(head_dim=8, stored=True)

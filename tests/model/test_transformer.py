@@ -54,7 +54,7 @@ def logits(model: ProteinLM, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
 
 
 @pytest.mark.parametrize("name", ["paper_36", "modern_36"])
-def test_36_layers_are_76_million_parameters(name: str) -> None:
+def test_36_layers_are_76_million_parameters(name):
     model = network_of(f"model={name}", SOFTMAX)
     assert model.num_layers == 36
     assert round(num_parameters(model) / 1e6) == 76
@@ -62,9 +62,7 @@ def test_36_layers_are_76_million_parameters(name: str) -> None:
 
 @pytest.mark.parametrize("positions, order, norm", [*itertools.product(Positions, NormOrder, Norm)])
 @pytest.mark.parametrize("activation", Activation)
-def test_every_choice_trains(
-    positions: Positions, order: NormOrder, norm: Norm, activation: Activation
-) -> None:
+def test_every_choice_trains(positions, order, norm, activation):
     choices = {"positions": positions, "norm_order": order, "norm": norm, "activation": activation}
     model = network_of(SOFTMAX, **choices)
     model(*random_tokens(37), causal=False).logits_BLV.square().mean().backward()
@@ -75,7 +73,7 @@ def test_every_choice_trains(
 
 
 @pytest.mark.parametrize("positions", Positions)
-def test_order_matters(positions: Positions) -> None:
+def test_order_matters(positions):
     model = network_of(SOFTMAX, positions=positions)
     tokens_BL, mask_BL = random_tokens(37)
     forward = logits(model, tokens_BL, mask_BL, causal=False)
@@ -83,7 +81,7 @@ def test_order_matters(positions: Positions) -> None:
     assert not torch.allclose(forward, backward, atol=1e-3)
 
 
-def test_rotary_depends_on_distance_only() -> None:
+def test_rotary_depends_on_distance_only():
     model = network_of(SOFTMAX, positions="rotary")
     tokens_BL, mask_BL = random_tokens(37)
     shifted_BL = torch.cat([torch.full((2, 9), VOCABULARY.pad), tokens_BL], dim=1)
@@ -93,7 +91,7 @@ def test_rotary_depends_on_distance_only() -> None:
     torch.testing.assert_close(there[:, 9:], here, atol=1e-4, rtol=1e-4)
 
 
-def test_checkpointed_activations_give_the_same_gradients() -> None:
+def test_checkpointed_activations_give_the_same_gradients():
     gradients = []
     for recompute in ("false", "true"):
         setting = f"trainer.activation_checkpointing={recompute}"
@@ -105,7 +103,7 @@ def test_checkpointed_activations_give_the_same_gradients() -> None:
         assert torch.equal(kept, recomputed)
 
 
-def test_hidden_states_are_numbered_as_in_esm() -> None:
+def test_hidden_states_are_numbered_as_in_esm():
     model = network_of(SOFTMAX)
     tokens_BL, mask_BL = random_tokens(37)
     with torch.no_grad():
@@ -115,7 +113,7 @@ def test_hidden_states_are_numbered_as_in_esm() -> None:
     assert set(out.hidden) == {0, 1, 2}
 
 
-def test_query_key_norms_of_a_performer_are_bounded() -> None:
+def test_query_key_norms_of_a_performer_are_bounded():
     model = network_of("model=small", "attention=performer_softmax")
     names = {name for name, _ in model.named_parameters() if "_norm.scale" in name}
     assert "blocks.0.attention.query_norm.scale" in names, "checkpoints have this name"
@@ -129,7 +127,7 @@ def test_query_key_norms_of_a_performer_are_bounded() -> None:
     assert squares.max() <= 3.0 + error_bound(torch.float32, 3.0, 2 * width)
 
 
-def test_query_key_norms_of_softmax_have_a_gain_without_a_bound() -> None:
+def test_query_key_norms_of_softmax_have_a_gain_without_a_bound():
     model = network_of("model=small", SOFTMAX)
     for gain in (1.0, 50.0):
         with torch.no_grad():
@@ -143,7 +141,7 @@ def test_query_key_norms_of_softmax_have_a_gain_without_a_bound() -> None:
 
 
 @pytest.mark.parametrize("attention", ["aft_simple", "rfa"])
-def test_query_key_norms_do_nothing_for_mechanisms_that_need_none(attention: str) -> None:
+def test_query_key_norms_do_nothing_for_mechanisms_that_need_none(attention):
     plain, normed = (network(attention, qk_norm=has_norm) for has_norm in (False, True))
     assert plain.state_dict().keys() == normed.state_dict().keys()
 
@@ -156,9 +154,7 @@ def test_query_key_norms_do_nothing_for_mechanisms_that_need_none(attention: str
         ("rfa", True),
     ],
 )
-def test_queries_and_keys_are_rotated_for_mechanisms_that_support_it(
-    attention: str, is_rotated: bool
-) -> None:
+def test_queries_and_keys_are_rotated_for_mechanisms_that_support_it(attention, is_rotated):
     model = network(attention, positions="rotary")
     # The same token everywhere: before the rotation, all keys are equal.
     tokens_BL = torch.full((1, 5), VOCABULARY.pad + 5)
@@ -168,7 +164,7 @@ def test_queries_and_keys_are_rotated_for_mechanisms_that_support_it(
 
 
 @pytest.mark.parametrize("option", SILENT)
-def test_options_that_start_at_zero_do_not_change_the_initial_model(option: str) -> None:
+def test_options_that_start_at_zero_do_not_change_the_initial_model(option):
     plain, model = network(), network(**{option: EXTRAS[option]})
     model.load_state_dict(plain.state_dict(), strict=False)
     assert set(model.state_dict()) - set(plain.state_dict())
@@ -179,7 +175,7 @@ def test_options_that_start_at_zero_do_not_change_the_initial_model(option: str)
 
 @pytest.mark.parametrize("option", EXTRAS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_every_extra_is_trained(option: str, causal: bool) -> None:
+def test_every_extra_is_trained(option, causal):
     model = network(**{option: EXTRAS[option]})
     plain = set(network().state_dict())
     model(*random_tokens(30), causal=causal).logits_BLV.square().mean().backward()
@@ -189,7 +185,7 @@ def test_every_extra_is_trained(option: str, causal: bool) -> None:
 
 
 @pytest.mark.parametrize("attention", names())
-def test_padding_changes_nothing(attention: str) -> None:
+def test_padding_changes_nothing(attention):
     model = trained(network(attention, **EXTRAS))
     causal = not mechanism(attention).supports_bidirectional
     tokens_BL, mask_BL = random_tokens(29)
@@ -212,7 +208,7 @@ CAUSAL = [(name, "rotary") for name in names() if mechanism(name).supports_causa
 @pytest.mark.parametrize(
     "attention, positions", [*CAUSAL, ("softmax", "learned"), ("performer_relu", "sinusoidal")]
 )
-def test_the_future_is_not_seen(attention: str, positions: str) -> None:
+def test_the_future_is_not_seen(attention, positions):
     model = trained(network(attention, positions=positions, **EXTRAS))
     tokens_BL, mask_BL = random_tokens(40)
     other_BL = tokens_BL.clone()
@@ -224,7 +220,7 @@ def test_the_future_is_not_seen(attention: str, positions: str) -> None:
 
 @pytest.mark.parametrize("attention", RECURRENT)
 @torch.inference_mode()
-def test_steps_are_the_causal_forward_pass(attention: str) -> None:
+def test_steps_are_the_causal_forward_pass(attention):
     """Also after samples have left the batch, changed places and were doubled."""
     model = trained(network(attention, **EXTRAS))
     tokens_BL, mask_BL = random_tokens(23, batch=3)
@@ -242,7 +238,7 @@ def test_steps_are_the_causal_forward_pass(attention: str) -> None:
         state = state[rows]
 
 
-def test_the_norm_of_the_gate_cancels_a_denominator() -> None:
+def test_the_norm_of_the_gate_cancels_a_denominator():
     block = network(output_gate=True).blocks[0]
     assert isinstance(block, Block)
     mixed_BLHC = torch.randn(2, 7, 2, 32, dtype=torch.float64)
@@ -262,7 +258,7 @@ def test_the_norm_of_the_gate_cancels_a_denominator() -> None:
 
 
 @pytest.mark.parametrize("num_layers", [4, 5])
-def test_skips_join_the_first_block_to_the_last(num_layers: int) -> None:
+def test_skips_join_the_first_block_to_the_last(num_layers):
     model = trained(network(num_layers=num_layers, unet_skips=True))
     assert model.skips is not None
     seen: list[Tensor] = []
@@ -278,7 +274,7 @@ def test_skips_join_the_first_block_to_the_last(num_layers: int) -> None:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_attention_inputs_are_those_of_the_forward_pass(causal: bool) -> None:
+def test_attention_inputs_are_those_of_the_forward_pass(causal):
     model = trained(network(**EXTRAS))
     seen: list[tuple[Tensor, ...]] = []
     for n in range(1, 5):
@@ -302,6 +298,6 @@ def test_attention_inputs_are_those_of_the_forward_pass(causal: bool) -> None:
         ({"feedforward_chunk": -5}, r"model\.feedforward_chunk=-5 must be at least 1"),
     ],
 )
-def test_impossible_settings_are_rejected(changes: dict[str, Any], words: str) -> None:
+def test_impossible_settings_are_rejected(changes, words):
     with pytest.raises(UserError, match=words):
         network(**changes)

@@ -1,6 +1,7 @@
 """Work folders: begun, compared, continued, published; and left behind or removed after errors."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from protlm.system.work_folder import (
 )
 
 KIND = Kind("embedding", "being computed", "--output")
+
 WITH = {
     "--batch": 2,
     "--windows": False,
@@ -76,21 +78,18 @@ def test_a_folder_is_published_and_replaces_nothing(out):
 
 @pytest.mark.parametrize("part", ["", ".1.part", ".hidden"])
 def test_nothing_is_left_without_a_finished_part(out, part):
-    """Except hidden files of others."""
+    """Except hidden files of others; and what is finished can be told otherwise."""
     begin(out, part)
     assert not out.parent.exists() or names(out.parent) == (
         [unfinished(out).name] if part == ".hidden" else []
     )
-
-
-def test_what_is_finished_can_be_told_otherwise(out):
     kind = Kind("data set", "being built", "--out", lambda path: (path / "good").exists())
-    for part in ("bad", "good"):
-        with pytest.raises(ZeroDivisionError), work_folder(unfinished(out), {}, kind) as work:
+    for name in ("bad", "good"):
+        with pytest.raises(ZeroDivisionError), work_folder(out, {}, kind) as work:
             assert not (work.path / "bad").exists()
-            (work.path / part).touch()
+            (work.path / name).touch()
             raise ZeroDivisionError
-        assert unfinished(out).exists() == (part == "good")
+        assert out.exists() == (name == "good")
 
 
 @pytest.mark.parametrize(
@@ -134,16 +133,23 @@ def test_a_damaged_record_is_refused(out, content):
     assert (unfinished(out) / "1.part").exists()
 
 
-def test_a_folder_of_others_is_left_alone(out):
+@pytest.fixture
+def refused(out: Path) -> Callable[..., None]:
+    """Begins work that is refused with an error and its words."""
+
+    def begin_again(kind: type[UserError], told: str, now: dict = WITH, **named: object) -> None:
+        with pytest.raises(kind, match=told), work_folder(unfinished(out), now, KIND, **named):
+            pass
+
+    return begin_again
+
+
+def test_a_folder_of_others_is_left_alone(out, refused):
     unfinished(out).mkdir(parents=True)
     (unfinished(out) / "thesis.tex").touch()
     told = "is not an unfinished embedding: move it away or choose another --output"
     for restart in (False, True):
-        with (
-            pytest.raises(OutputError, match=told),
-            work_folder(unfinished(out), WITH, KIND, restart=restart),
-        ):
-            pass
+        refused(OutputError, told, restart=restart)
     assert names(unfinished(out)) == ["thesis.tex"]
 
 
@@ -175,23 +181,15 @@ def test_remains_of_published_work_are_removed(out):
         assert unfinished(out).exists() == is_left
 
 
-def test_shares_are_computed_side_by_side(out):
+def test_shares_are_computed_side_by_side(out, refused):
     path = unfinished(out)
     with work_folder(path, WITH, KIND, share="1-of-2") as one:
         with work_folder(path, WITH, KIND, share="2-of-2") as two:
             for again in ("1-of-2", "2-of-2", ""):
-                with (
-                    pytest.raises(OutputError, match=r"[12]-of-2 is being computed by process"),
-                    work_folder(path, WITH, KIND, share=again),
-                ):
-                    pass
+                refused(OutputError, "[12]-of-2 is being computed by process", share=again)
             (two.path / "2.part").touch()
         (one.path / "1.part").touch()
-        with (
-            pytest.raises(UserError, match="was begun"),
-            work_folder(path, {**WITH, "--batch": 3}, KIND, share="2-of-2"),
-        ):
-            pass
+        refused(UserError, "was begun", {**WITH, "--batch": 3}, share="2-of-2")
     assert names(path) == ["1.part", "2.part", BEGUN]
     with work_folder(path, WITH, KIND) as work:
         # As `--processes` does; and a share that is computed elsewhere now.

@@ -21,7 +21,6 @@ def other_data(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="session")
 def teacher(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with softmax attention."""
     return train_tiny(tmp_path_factory.mktemp("runs") / "teacher", "attention=softmax")
 
 

@@ -1,20 +1,18 @@
 """Compiled blocks: few graphs, the same results, the same names."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from protlm.checkpoints.format import load_training
-from protlm.checkpoints.validations import read_metrics
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchStream, RankSlice
+from protlm.data.batching.strategies import LengthBuckets
 from protlm.training import run
 from protlm.training.callbacks.hooks import RunEagerly, compile_blocks
+from tests.fixtures.runs import rows_of, saved, weights_of
 from tests.small_models import network_of
 
 # What torch's compiler does to the tensors and functions that it traces.
@@ -49,12 +47,9 @@ def gradients(made: torch.nn.Module, rows: int, length: int) -> list[torch.Tenso
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [
-        ["attention=performer_relu"],
-        ["attention=softmax", "trainer.activation_checkpointing=true"],
-    ],
+    [["attention=performer_relu"], ["attention=softmax", "trainer.activation_checkpointing=true"]],
 )
-def test_a_length_is_one_graph_for_all_blocks(settings: list[str]) -> None:
+def test_a_length_is_one_graph_for_all_blocks(settings):
     plain, compiled = network_of(*settings), network_of(*settings)
     counter = CompileCounterWithBackend("aot_eager")
     compile_blocks(compiled, backend=counter)
@@ -68,7 +63,7 @@ def test_a_length_is_one_graph_for_all_blocks(settings: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_more_lengths_than_torch_s_default_limit_are_compiled() -> None:
+def test_more_lengths_than_torch_s_default_limit_are_compiled():
     made = network_of("attention=aft_simple", num_layers=1)
     counter = CompileCounterWithBackend("eager")
     compile_blocks(made, backend=counter)
@@ -78,7 +73,7 @@ def test_more_lengths_than_torch_s_default_limit_are_compiled() -> None:
     assert counter.frame_count == 10
 
 
-def test_slices_of_one_length_have_one_shape() -> None:
+def test_slices_of_one_length_have_one_shape():
     lengths = np.random.default_rng(0).lognormal(5.5, 0.5, 3_000).astype(np.int64)
     rule = LengthBuckets(8_192, 1_024, window=100)
 
@@ -92,9 +87,7 @@ def test_slices_of_one_length_have_one_shape() -> None:
     assert len(shapes(RankSlice(1, 2, parts=3))) > num_lengths
 
 
-def test_a_compiled_run_learns_the_same(
-    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_run_learns_the_same(train, monkeypatch):
     counter = CompileCounterWithBackend("eager")
     monkeypatch.setattr(
         run, "compile_blocks", lambda network: compile_blocks(network, backend=counter)
@@ -109,19 +102,12 @@ def test_a_compiled_run_learns_the_same(
         "trainer.log_every=2",
         "trainer.valid_every=2",
     )
-    plain = train_tiny(tmp_path / "plain", *settings)
-    compiled = train_tiny(tmp_path / "compiled", *settings, "trainer.compile=true")
+    plain = train("plain", *settings)
+    compiled = train("compiled", *settings, "trainer.compile=true")
     # Neither the validation nor the steps with hooks made another graph.
     assert counter.frame_count == 1
-    one, other = (
-        load_training(folder / "checkpoints" / "step-00000004.ckpt")["state_dict"]
-        for folder in (plain, compiled)
-    )
-    for name, value in one.items():
+    other = weights_of(compiled)
+    for name, value in weights_of(plain).items():
         assert torch.allclose(value, other[name], rtol=0, atol=1e-5), name
-    rows = read_metrics(compiled / "metrics.csv")
-    assert [row["step"] for row in rows if "square_norm_layer_1" in row] == [2, 4]
-    assert (
-        RunEagerly.__name__
-        not in load_training(plain / "checkpoints" / "step-00000004.ckpt")["callbacks"]
-    )
+    assert [row["step"] for row in rows_of(compiled, "square_norm_layer_1")] == [2, 4]
+    assert RunEagerly.__name__ not in saved(plain)["callbacks"]

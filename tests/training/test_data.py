@@ -1,10 +1,10 @@
-"""Data of a run: joined sequences, mixtures, curricula, masks; other data are rejected."""
+"""Data of a run: joined sequences, mixtures, curricula, masks; and batches of labeled proteins."""
 
 import math
 import shutil
 from collections import defaultdict
-from collections.abc import Callable
-from itertools import islice
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,28 +15,25 @@ import torch
 from torch import Tensor
 
 from protlm.build import batching_strategy, build_data, masking_schedule, open_data
-from protlm.checkpoints.format import load_training
-from protlm.checkpoints.validations import read_metrics
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
 from protlm.config.composition import compose
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import SampleOrder
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchPlan, BatchStream
+from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data.vocabulary import VOCABULARY
-from protlm.data_prep.clusters import ClusterTable
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import UserError
 from protlm.system.paths import sample_dir
 from protlm.training.datamodule import SequenceData
+from protlm.training.labels import Batches, LabeledTokens, TokenRows
 from protlm.training.module import LanguageModeling
+from tests.fixtures.runs import rows_of
 
 SAMPLE = sample_dir() / "uniprot_tiny.fasta.gz"
-Train = Callable[..., Path]
 STEPS = 8
 FALLING = (
     "objective.mask_fraction_range=[0.1,0.6]",
@@ -59,67 +56,18 @@ def build(tiny_data: Path, *settings: str) -> SequenceData:
     return build_data(*open_data(config.data), config)
 
 
-def mixture(one: Path, other: Path, weights: tuple[float, float] = (2, 1)) -> list[str]:
-    parts = (
-        f"{{dir: {one}, weight: {weights[0]}}},{{dir: {other}, weight: {weights[1]}, split: test}}"
-    )
+def mixture(one: Path, other: Path) -> list[str]:
+    parts = f"{{dir: {one}, weight: 2}},{{dir: {other}, weight: 1, split: test}}"
     return ["data.dir=null", f"data.mixture=[{parts}]"]
 
 
-def place_of(run: Path, step: int) -> dict[str, int]:
-    return load_training(run / "checkpoints" / f"step-{step:08d}.ckpt")["SequenceData"]
-
-
-def test_a_run_resumes_after_its_data_have_moved(
-    train_tiny: Train, tiny_data: Path, other_data: Path, tmp_path: Path
-) -> None:
-    settings = mixture(tiny_data, other_data)
-    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=2")
+def test_a_run_resumes_after_its_data_have_moved(train, tiny_data, other_data, tmp_path):
+    run = train("run", *mixture(tiny_data, other_data), "trainer.max_steps=2")
     moved = Path(shutil.copytree(other_data, tmp_path / "moved"))
-    train_tiny(run, *mixture(tiny_data, moved), "trainer.max_steps=3")
-    for wrong in (
-        mixture(tiny_data, moved, (1, 1)),
-        ["data.dir=null", f"data.mixture=[{{dir: {moved}, weight: 1}}]"],
-    ):
-        with pytest.raises(UserError, match=r"data\.mixture: the run was trained on other data"):
-            train_tiny(run, *wrong, "trainer.max_steps=4")
+    train(run, *mixture(tiny_data, moved), "trainer.max_steps=3")
 
 
-@pytest.mark.parametrize("steps", [2, 3])
-def test_a_refused_command_leaves_the_settings_of_the_run(
-    steps: int, train_tiny: Train, tiny_clusters: Path, tmp_path: Path
-) -> None:
-    """Complete runs, too, are compared with the data that they were trained on."""
-    run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
-    before = (run / "config.yaml").read_bytes()
-    with pytest.raises(UserError, match=f"{tiny_clusters}: the run was trained on other data"):
-        train_tiny(run, f"data.dir={tiny_clusters}", f"trainer.max_steps={steps}")
-    assert (run / "config.yaml").read_bytes() == before
-
-
-def test_a_run_by_clusters_resumes_only_with_the_same_clusters(
-    train_tiny: Train, tiny_data: Path, tiny_clusters: Path, tmp_path: Path
-) -> None:
-    cluster, where = "data.sampling=cluster", f"data.dir={tiny_clusters}"
-    run = train_tiny(tmp_path / "run", where, cluster, "trainer.max_steps=2")
-    with pytest.raises(UserError, match=r"data\.sampling=cluster, not uniform"):
-        train_tiny(run, where, "trainer.max_steps=3")
-    with pytest.raises(UserError, match=rf"{tiny_data} was prepared without clusters"):
-        train_tiny(run, f"data.dir={tiny_data}", cluster, "trainer.max_steps=3")
-    uniform = train_tiny(tmp_path / "uniform", where, "trainer.max_steps=2")
-    with pytest.raises(UserError, match=r"data\.sampling=uniform, not cluster"):
-        train_tiny(uniform, where, cluster, "trainer.max_steps=3")
-    # The same sequences in other clusters: the position in the data would be another.
-    others = tmp_path / "others"
-    table = tmp_path / "others.tsv"
-    table.write_text("A\tA\n")
-    prepare([SAMPLE], others, split_rule=HashSplit(0.1, 0.2), clusters=ClusterTable(table))
-    with pytest.raises(UserError, match="the run was trained on other data"):
-        train_tiny(run, f"data.dir={others}", cluster, "trainer.max_steps=3")
-    assert place_of(run, 2)["epoch"] == 0
-
-
-def test_a_run_by_clusters_reads_a_member_of_each(tiny_clusters: Path) -> None:
+def test_a_run_by_clusters_reads_a_member_of_each(tiny_clusters):
     """An epoch has one row per cluster; validation reads every sequence, as always."""
     settings = [f"data.dir={tiny_clusters}", "data.sampling=cluster", "data.max_length=64"]
     config = compose(TrainConfig, settings)
@@ -137,23 +85,21 @@ def test_a_run_by_clusters_reads_a_member_of_each(tiny_clusters: Path) -> None:
     assert sum(len(batch.samples_B) for batch in data.val_dataloader()) == len(valid)
 
 
-def test_the_start_describes_an_epoch(
-    train_tiny: Train, tiny_clusters: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    train_tiny(tmp_path / "run", "data.curriculum=[[0,32],[100,64]]", "trainer.max_steps=2")
+def test_the_start_describes_an_epoch(train, tiny_clusters, capsys):
+    train("run", "data.curriculum=[[0,32],[100,64]]", "trainer.max_steps=2")
     said = capsys.readouterr().err
     assert "cropped" in said
     assert "of the positions of a batch are padding" in said
     assert "rows of 32 tokens, 64 after 100 samples" in said
     assert "clusters" not in said
     settings = (f"data.dir={tiny_clusters}", "data.sampling=cluster", "trainer.max_steps=2")
-    train_tiny(tmp_path / "clusters", *settings)
+    train("clusters", *settings)
     split, index = open_split(tiny_clusters, "train"), open_clusters(tiny_clusters, "train")
     said = f"{len(split)} sequences in {len(index)} clusters; an epoch draws one"
     assert said in capsys.readouterr().err
 
 
-def test_configs_become_rules() -> None:
+def test_configs_become_rules():
     config = compose(TrainConfig, ["data=trembl", "data.curriculum=[[0,256],[1000,1024]]"]).data
     rule = batching_strategy(config)
     assert isinstance(rule, LengthBuckets)
@@ -167,7 +113,7 @@ def test_configs_become_rules() -> None:
     assert rule.curriculum.max_length(0) == 2_048
 
 
-def test_the_first_batches_of_validation_are_not_selected_by_length() -> None:
+def test_the_first_batches_of_validation_are_not_selected_by_length():
     lengths = np.random.default_rng(0).lognormal(5.8, 0.6, 20_000).astype(np.int64)
     order = SampleOrder([len(lengths)], shuffle=False)
     stream = BatchStream(lengths.take, order, LengthBuckets(16_384, 4_096))
@@ -176,7 +122,7 @@ def test_the_first_batches_of_validation_are_not_selected_by_length() -> None:
     assert 0.75 < first.mean() / lengths.mean() < 1.35
 
 
-def test_data_sets_with_another_split_rule_cause_a_warning(tiny_data: Path, tmp_path: Path) -> None:
+def test_data_sets_with_another_split_rule_cause_a_warning(tiny_data, tmp_path):
     other = tmp_path / "other"
     prepare([SAMPLE], other, split_rule=HashSplit(0.3, 0.3))
     config = compose(TrainConfig, mixture(tiny_data, other)).data
@@ -188,7 +134,7 @@ def test_data_sets_with_another_split_rule_cause_a_warning(tiny_data: Path, tmp_
     open_data(DataConfig(dir=str(tiny_data), valid_dir=str(tiny_data)))
 
 
-def test_a_mixture_is_composed(tiny_data: Path, other_data: Path) -> None:
+def test_a_mixture_is_composed(tiny_data, other_data):
     config = compose(TrainConfig, ["data=mixture", *mixture(tiny_data, other_data)[1:]]).data
     assert config.mixture == [
         MixtureConfig(str(tiny_data), 2.0),
@@ -199,55 +145,42 @@ def test_a_mixture_is_composed(tiny_data: Path, other_data: Path) -> None:
     test, _ = open_data(DataConfig(dir=str(tiny_data), train_split="test"))
     assert len(train) == len(one) + len(test)
     assert len(valid) > 0
-
-
-def test_validation_can_be_in_another_data_set(tiny_data: Path, other_data: Path) -> None:
+    # Validation can be in another data set.
     elsewhere = DataConfig(dir=str(tiny_data), valid_dir=str(other_data), valid_split="test")
-    _, valid = open_data(elsewhere)
-    test, _ = open_data(DataConfig(dir=str(other_data), train_split="test"))
-    assert len(valid) == len(test)
+    assert len(open_data(elsewhere)[1]) == len(test)
 
 
-def test_validation_always_has_one_sequence_per_row(tiny_data: Path) -> None:
+def test_validation_always_has_one_sequence_per_row(tiny_data):
     """And, with one fraction of masks, the same targets."""
     expected = list(build(tiny_data).val_dataloader())
-    for extra in (
-        ["data.mode=concatenated"],
-        ["data.curriculum=[[0,32]]", "data.crop=random"],
-        FALLING,
-    ):
+    curriculum = ["data.curriculum=[[0,32]]", "data.crop=random"]
+    for extra in (["data.mode=concatenated"], curriculum, FALLING):
         for one, other in zip(expected, build(tiny_data, *extra).val_dataloader(), strict=True):
             assert torch.equal(one.tokens_BL, other.tokens_BL)
             assert torch.equal(one.targets_BL, other.targets_BL)
 
 
-def test_devices_without_a_row_cause_a_warning(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_without_a_row_cause_a_warning(train, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 9)
     settings = ["trainer.devices=9", "data.max_length=128", "data.dir=null"]
     with (
         pytest.warns(UserWarning, match=r"8 of the longest rows.*tokens_per_batch=1152"),
         pytest.raises(UserError, match=r"data\.mixture"),
     ):
-        train_tiny(tmp_path / "run", *settings)
+        train("run", *settings)
     # One row per device is enough; warnings are errors in the tests.
     with pytest.raises(UserError, match=r"data\.mixture"):
-        train_tiny(tmp_path / "run", "trainer.devices=8", *settings[1:])
+        train("run", "trainer.devices=8", *settings[1:])
 
 
-def test_there_are_no_more_workers_than_processors(
-    tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_there_are_no_more_workers_than_processors(tiny_data, monkeypatch):
     for processors, workers in ((2, 2), (None, 1)):
         monkeypatch.setattr("os.cpu_count", lambda found=processors: found)
         data = build(tiny_data, "data.num_workers=4")
         assert data.train_dataloader().num_workers == workers
 
 
-def test_a_part_of_the_validation_split_is_not_its_start(
-    train_tiny: Train, tmp_path: Path, look_at: Callable[..., None]
-) -> None:
+def test_a_part_of_the_validation_split_is_not_its_start(train, look_at):
     seen: list[list[int]] = []
 
     def look(module: LanguageModeling, batch: Batch, index: int) -> None:
@@ -257,7 +190,7 @@ def test_a_part_of_the_validation_split_is_not_its_start(
     settings = ("data.valid_split=train", "trainer.max_steps=2", "trainer.valid_every=1")
     for batches in ("1", "null"):
         seen.append([])
-        train_tiny(tmp_path / batches, *settings, f"trainer.valid_batches={batches}")
+        train(batches, *settings, f"trainer.valid_batches={batches}")
     part, whole = seen
     first, again = part[: len(part) // 2], part[len(part) // 2 :]
     assert first == again
@@ -267,9 +200,7 @@ def test_a_part_of_the_validation_split_is_not_its_start(
     assert set(first) != set(whole[: len(first)])
 
 
-def test_batches_for_a_gpu_are_page_locked(
-    tiny_data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_for_a_gpu_are_page_locked(tiny_data, monkeypatch):
     data = build(tiny_data)
     assert not data.train_dataloader().pin_memory
     for device, is_pinned in (("cpu", False), ("cuda:0", True)):
@@ -282,7 +213,7 @@ def test_batches_for_a_gpu_are_page_locked(
         assert data.val_dataloader().pin_memory == is_pinned
 
 
-def test_pinning_a_batch_pins_its_tensors(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pinning_a_batch_pins_its_tensors(tiny_data, monkeypatch):
     pinned: list[torch.Tensor] = []
 
     def pin(x: torch.Tensor) -> torch.Tensor:
@@ -292,17 +223,14 @@ def test_pinning_a_batch_pins_its_tensors(tiny_data: Path, monkeypatch: pytest.M
     batch = next(iter(build(tiny_data).train_dataloader()))
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     copy = batch.pin_memory()
-    assert [id(x) for x in vars(copy).values() if isinstance(x, torch.Tensor)] == [
-        id(x) for x in pinned
-    ]
+    tensors = [x for x in vars(copy).values() if isinstance(x, torch.Tensor)]
+    assert list(map(id, tensors)) == list(map(id, pinned))
     assert len(pinned) == 5 and torch.equal(copy.tokens_BL, batch.tokens_BL)
     assert (copy.after, copy.slice) == (batch.after, batch.slice)
 
 
 @pytest.mark.slow
-def test_plans_have_the_step_that_they_are_trained_in(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plans_have_the_step_that_they_are_trained_in(train, tmp_path, monkeypatch):
     """Also after a skipped step, which counts as a step, and in a resumed run."""
     planned: dict[tuple[int, int, int], int] = {}
     trained: list[tuple[int, int]] = []
@@ -330,13 +258,13 @@ def test_plans_have_the_step_that_they_are_trained_in(
     monkeypatch.setattr(LanguageModeling, "training_step", work_and_note)
     run = tmp_path / "run"
     with pytest.warns(UserWarning, match="step 3 was skipped"):
-        train_tiny(run, *FALLING, "trainer.max_steps=5")
+        train(run, *FALLING, "trainer.max_steps=5")
     with pytest.warns(UserWarning, match="after step 5 the learning rate goes from"):
-        train_tiny(run, *FALLING)
+        train(run, *FALLING)
     assert trained == [(step, step) for step in range(STEPS) for _ in range(2)]
 
 
-def test_measured_fractions_are_those_of_the_step(tiny_data: Path) -> None:
+def test_measured_fractions_are_those_of_the_step(tiny_data):
     """Rows of about 100 residues with varying fractions: the z-score is over rows."""
     data = build(tiny_data, *FALLING, "trainer.max_steps=80")
     rows: dict[int, list[float]] = defaultdict(list)
@@ -355,7 +283,7 @@ def test_measured_fractions_are_those_of_the_step(tiny_data: Path) -> None:
         assert shares.std() == pytest.approx(np.hypot(spread, 0.045), rel=0.25)
 
 
-def test_configs_become_schedules_of_masks() -> None:
+def test_configs_become_schedules_of_masks():
     assert masking_schedule(compose(TrainConfig, [])) == MaskingSchedule(MaskingRule())
     assert masking_schedule(compose(TrainConfig, ["objective=causal"])) is None
     config = compose(TrainConfig, ["objective=mask_only", *FALLING, "trainer.max_steps=100"])
@@ -367,15 +295,9 @@ def test_configs_become_schedules_of_masks() -> None:
 
 
 @pytest.mark.parametrize("objective", ["masked", "mask_only", "causal"])
-def test_the_log_has_the_unigram_loss(
-    objective: str,
-    train_tiny: Train,
-    tiny_data: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run = train_tiny(tmp_path / "run", f"objective={objective}", "trainer.valid_every=2")
-    rows = [row for row in read_metrics(run / "metrics.csv") if "valid_loss" in row]
+def test_the_log_has_the_unigram_loss(objective, train, tiny_data, capsys):
+    run = train("run", f"objective={objective}", "trainer.valid_every=2")
+    rows = rows_of(run, "valid_loss")
     data = build(tiny_data, f"objective={objective}")
     # Frequencies from the text of the training sequences, cropped as in validation.
     counts = np.where(VOCABULARY.is_residue, 1.0, 0.0)
@@ -385,10 +307,8 @@ def test_the_log_has_the_unigram_loss(
     nats = []
     for batch in data.val_dataloader():
         chosen = (batch.targets_BL != IGNORE) & (batch.targets_BL != VOCABULARY.eos)
-        pairs = zip(
-            batch.tokens_BL[chosen].tolist(), batch.targets_BL[chosen].tolist(), strict=True
-        )
-        for seen, target in pairs:
+        pairs = torch.stack([batch.tokens_BL[chosen], batch.targets_BL[chosen]], dim=1)
+        for seen, target in pairs.tolist():
             if objective == "masked" and seen != VOCABULARY.mask:
                 joint = 0.1 * f[seen] * (seen == target) + 0.1 * f[target] / 25
                 nats.append(-np.log(joint / (0.1 * f[seen] + 0.1 / 25)))
@@ -402,3 +322,57 @@ def test_the_log_has_the_unigram_loss(
         f"step 4: validation loss {loss:.3f}, perplexity {np.exp(loss):.1f}, "
         f"accuracy {accuracy:.1f} % (unigram: loss {unigram:.3f}, perplexity {np.exp(unigram):.1f})"
     )
+
+
+SEQUENCES = ["MKTAY", "MKT", "WWSGKWL", "ACD", "MKTAYIA"]
+PLACES = [np.array([0, 4]), np.array([1]), np.array([2, 3, 6]), np.arange(3), np.array([6])]
+
+
+@pytest.fixture
+def labeled() -> LabeledTokens:
+    """Labels that say their protein and their position: 10 · protein + position."""
+    values = np.concatenate([10 * row + places for row, places in enumerate(PLACES)])
+    return LabeledTokens([VOCABULARY.encode(one) for one in SEQUENCES], values, PLACES)
+
+
+def all_of(batches: Batches) -> Iterator[TokenRows]:
+    return (batches[number] for number in range(len(batches)))
+
+
+def test_labels_are_those_of_their_residues(labeled):
+    for batch in all_of(Batches(labeled, 2, seed=3)):
+        assert batch.is_label_BL is not None
+        letters = [
+            VOCABULARY.decode(tokens[is_label].numpy())
+            for tokens, is_label in zip(batch.tokens_BL, batch.is_label_BL, strict=True)
+        ]
+        values = batch.values.tolist()
+        assert "".join(letters) == "".join(SEQUENCES[n // 10][n % 10] for n in values)
+        assert labeled.values[batch.rows].tolist() == values
+        assert labeled.groups[batch.rows].tolist() == [n // 10 for n in values]
+
+
+def test_processes_divide_each_batch(labeled):
+    whole = Batches(labeled, 2, seed=3)
+    parts = [Batches(labeled, 2, seed=3, share=(rank, 2)) for rank in range(2)]
+    for batch, *mine in zip(all_of(whole), *map(all_of, parts), strict=True):
+        used = [one.rows for one in mine if one.is_used]
+        assert sorted(batch.rows) == sorted(np.concatenate(used))
+    # The last batch has one protein: the other process computes it too, and it does not count.
+    assert [part[2].is_used for part in parts] == [True, False]
+    assert len(parts[1][2].values)
+
+
+def test_each_epoch_has_all_proteins_in_another_order(labeled):
+    batches = Batches(labeled, 2, seed=3)
+    first, second = ([batches[n].rows.tolist() for n in ns] for ns in (range(3), range(3, 6)))
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(len(labeled.values)))
+    assert first != second
+    assert [batches[n].place for n in (0, 2, 4)] == [(0, 0, 0), (0, 2, 0), (1, 1, 0)]
+
+
+def test_proteins_have_one_label_each():
+    tokens = [VOCABULARY.encode(one) for one in SEQUENCES]
+    batch = Batches(LabeledTokens(tokens, np.arange(5)), 4, seed=None)[0]
+    assert batch.is_label_BL is None
+    assert batch.values.tolist() == [0, 1, 2, 3]

@@ -1,7 +1,6 @@
 """objective=distillation: what is trained, and what is learned."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from torch import Tensor
 import protlm
 from benchmarks.pretended_cuda import PretendedCuda
 from protlm.build import build_module
-from protlm.checkpoints.format import all_checkpoints, load_training
-from protlm.checkpoints.validations import read_metrics
 from protlm.config import DistillationStage, TrainConfig
 from protlm.config.composition import compose
 from protlm.data.dataset import Batch
@@ -23,25 +20,23 @@ from protlm.model.block import Block
 from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 from protlm.training.run_config import compose_run
+from tests.fixtures.runs import Train, rows_of, saved
 
-Train = Callable[..., Path]
-STEPS = 6
-EITHER = ("objective=distillation", f"trainer.max_steps={STEPS}")
+Settings = tuple[str, ...]
+EITHER = ("objective=distillation", "trainer.max_steps=6")
 STAGE_1 = (*EITHER, "optimizer.learning_rate=1e-2")
 STAGE_2 = (*EITHER, "optimizer.learning_rate=5e-3", "objective.stage=logits")
 LORA = (*STAGE_2, "objective.lora_rank=2")
 
 
 @pytest.fixture(scope="module")
-def pair(teacher: Path, swapped: Path) -> tuple[str, ...]:
+def pair(teacher: Path, swapped: Path) -> Settings:
     """The settings of a student and its teacher."""
     return ("attention=hedgehog", f"objective.teacher={teacher}", f"model.init_from={swapped}")
 
 
 @pytest.fixture(scope="module")
-def stage_1(
-    train_tiny: Train, pair: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def stage_1(train_tiny: Train, pair: Settings, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_tiny(tmp_path_factory.mktemp("runs") / "attention", *STAGE_1, *pair)
 
 
@@ -66,35 +61,29 @@ def weights(path: Path) -> dict[str, Tensor]:
     return read_model(path).weights
 
 
-def test_stage_1_trains_the_attention_alone_and_lowers_its_error(
-    stage_1: Path, swapped: Path, teacher: Path
-) -> None:
+def test_stage_1_trains_the_attention_alone_and_lowers_its_error(stage_1, swapped, teacher):
     before, after = weights(swapped), weights(stage_1)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == {name for name in before if name.endswith("_map")}
     assert attention_error(stage_1, teacher) < 0.9 * attention_error(swapped, teacher)
     assert attention_error(teacher, teacher) == 0
-    losses = [row["train_loss"] for row in read_metrics(stage_1 / "metrics.csv") if "epoch" in row]
+    losses = [row["train_loss"] for row in rows_of(stage_1, "epoch")]
     assert losses[-1] < losses[0] < 1
 
 
-def test_stage_2_trains_all_weights(
-    train_tiny: Train, pair: tuple[str, ...], stage_1: Path, tmp_path: Path
-) -> None:
+def test_stage_2_trains_all_weights(train, pair, stage_1):
     given = [*pair[:2], f"model.init_from={stage_1}"]
-    run = train_tiny(tmp_path / "logits", *STAGE_2, *given)
+    run = train("logits", *STAGE_2, *given)
     before, after = weights(stage_1), weights(run)
     same = {n for n in before if torch.equal(before[n], after[n]) and before[n].is_floating_point()}
     assert same == set()
-    rows = [row for row in read_metrics(run / "metrics.csv") if "epoch" in row]
+    rows = rows_of(run, "epoch")
     assert all(0 < row["train_accuracy"] < 1 for row in rows)
 
 
-def test_adapters_are_trained_alone_and_merged(
-    train_tiny: Train, pair: tuple[str, ...], stage_1: Path, tmp_path: Path
-) -> None:
+def test_adapters_are_trained_alone_and_merged(train, pair, stage_1):
     given = [*pair[:2], f"model.init_from={stage_1}", "trainer.precision=32-true"]
-    run = train_tiny(tmp_path / "lora", *LORA, *given)
+    run = train("lora", *LORA, *given)
     before, after = weights(stage_1), weights(run)
     assert set(before) == set(after)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -105,10 +94,10 @@ def test_adapters_are_trained_alone_and_merged(
         assert sizes[1] > 1e-4
         # The difference of rounded weights has a full rank, of the size of the rounding.
         assert sizes[2] < 1e-6 * float(before[name].norm())
-    saved = load_training(max(all_checkpoints(run)))["adapters"]
+    adapters = saved(run)["adapters"]
     layer = "network.blocks.1.attention.value.parametrizations.weight"
-    adapter = 2 * saved[f"{layer}.0.B"] @ saved[f"{layer}.0.A"]
-    original = saved[f"{layer}.original"]
+    adapter = 2 * adapters[f"{layer}.0.B"] @ adapters[f"{layer}.0.A"]
+    original = adapters[f"{layer}.original"]
     name = "blocks.1.attention.value.weight"
     assert torch.equal(original, before[name])
     torch.testing.assert_close(after[name], original + adapter, rtol=1e-6, atol=1e-6)
@@ -125,16 +114,13 @@ def batch_of(lengths: list[int]) -> Batch:
     return Batch(tokens_BL, targets_BL, mask_BL, torch.arange(len(lengths)), (0, 0, 0))
 
 
-def module_of(pair: tuple[str, ...], *overrides: str) -> Any:
-    config = compose(
-        TrainConfig, ["model=tiny", "data.max_length=128", "run_dir=run", *pair, *overrides]
-    )
+def module_of(pair: Settings, *overrides: str) -> Any:
+    given = ["model=tiny", "data.max_length=128", "run_dir=run", *pair, *overrides]
+    config = compose(TrainConfig, given)
     return build_module(build_network(config.model, config.attention, seed=3), config)
 
 
-def test_the_loss_of_stage_2_is_cross_entropy_and_divergence(
-    pair: tuple[str, ...], teacher: Path
-) -> None:
+def test_the_loss_of_stage_2_is_cross_entropy_and_divergence(pair, teacher):
     batch = batch_of([12, 5])
     chosen = batch.targets_BL != IGNORE
     nats = {}
@@ -153,7 +139,7 @@ def test_the_loss_of_stage_2_is_cross_entropy_and_divergence(
 
 
 @pytest.mark.parametrize("stage", [STAGE_1, STAGE_2], ids=["attention", "logits"])
-def test_the_losses_do_not_wait_for_a_gpu(stage: tuple[str, ...], pair: tuple[str, ...]) -> None:
+def test_the_losses_do_not_wait_for_a_gpu(stage, pair):
     module = module_of(pair, *stage)
     for network in (module.network, module.teacher):
         network.to("meta")
@@ -165,7 +151,7 @@ def test_the_losses_do_not_wait_for_a_gpu(stage: tuple[str, ...], pair: tuple[st
     assert all(p.grad is not None for p in module.network.parameters() if p.requires_grad)
 
 
-def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair: tuple[str, ...]) -> None:
+def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair):
     module = module_of(pair, *STAGE_1)
     batch = batch_of([12, 5])
     loss, sums = module._losses(batch)
@@ -180,72 +166,53 @@ def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair: tuple[str, ...]) 
 
 
 def test_a_run_keeps_the_source_of_its_first_weights_and_the_hash_of_its_teacher(
-    stage_1: Path,
-    swapped: Path,
-    teacher: Path,
-    train_tiny: Train,
-    pair: tuple[str, ...],
-    tmp_path: Path,
-) -> None:
+    stage_1, swapped, teacher, train, pair
+):
     source = read_model(swapped).description.source
     assert source is not None and read_model(stage_1).description.source == source
     # The teacher is not saved, but its hash.
-    saved = load_training(max(all_checkpoints(stage_1)))
-    assert saved["teacher"] == protlm.load(teacher).hash
-    assert len(saved["state_dict"]) == len(weights(stage_1))
-    run = tmp_path / "run"
+    assert saved(stage_1)["teacher"] == protlm.load(teacher).hash
+    assert len(saved(stage_1)["state_dict"]) == len(weights(stage_1))
     for steps in (2, 3):
         # The second command continues the run.
-        train_tiny(run, *STAGE_2, *pair, f"trainer.max_steps={steps}")
+        run = train("run", *STAGE_2, *pair, f"trainer.max_steps={steps}")
     assert read_model(run).description.source == source
 
 
-def test_a_learning_rate_of_stage_1_is_high_for_all_weights(
-    train_tiny: Train, pair: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_a_learning_rate_of_stage_1_is_high_for_all_weights(train, pair):
     settings = (*EITHER, "objective.stage=logits", "optimizer.learning_rate=1e-2", *pair)
     with pytest.warns(UserWarning, match=r"learning_rate=0.01 suits stage 1"):
-        train_tiny(tmp_path / "run", *settings, "trainer.max_steps=2")
+        train("run", *settings, "trainer.max_steps=2")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [STAGE_1, STAGE_2], ids=["attention", "logits"])
-def test_two_ranks_train_as_one(
-    stage: tuple[str, ...],
-    run_ranks: Callable[..., list[Any]],
-    train_tiny: Train,
-    pair: tuple[str, ...],
-    tmp_path: Path,
-) -> None:
+def test_two_ranks_train_as_one(stage, run_ranks, train, pair, tmp_path):
     settings = [*stage, *pair]
     run_ranks(tmp_path, "start-apart", *settings)
-    one, two = (weights(train_tiny(tmp_path / "one", *settings)), weights(tmp_path / "run"))
+    one, two = (weights(train("one", *settings)), weights(tmp_path / "run"))
     # Adam divides by the size of the gradient: rounding may change a step by a part of it.
     for name, value in one.items():
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
 
 
-def test_another_teacher_is_refused(
-    train_tiny: Train, pair: tuple[str, ...], teacher: Path, tmp_path: Path
-) -> None:
-    run = train_tiny(tmp_path / "run", *STAGE_2, *pair, "trainer.max_steps=2")
+def test_another_teacher_is_refused(train, pair, teacher, tmp_path):
+    run = train("run", *STAGE_2, *pair, "trainer.max_steps=2")
     moved = tmp_path / "moved"
     moved.symlink_to(teacher)
     given = [*STAGE_2, pair[0], pair[2]]
-    train_tiny(run, *given, f"objective.teacher={moved}", "trainer.max_steps=3")
+    train(run, *given, f"objective.teacher={moved}", "trainer.max_steps=3")
     stored = compose_run([f"run_dir={run}", f"objective.teacher={teacher}"]).objective
     assert (stored.stage, stored.teacher) == (DistillationStage.logits, str(teacher))
     with pytest.raises(InputDataError, match=r"objective.teacher=nothing cannot be used: nothing"):
-        train_tiny(run, *given, "objective.teacher=nothing", "trainer.max_steps=4")
-    other = train_tiny(tmp_path / "other", "attention=softmax", "seed=5", "trainer.max_steps=2")
-    with pytest.raises(
-        UserError, match=r"objective.teacher has weights with the hash .* was train"
-    ):
-        train_tiny(run, *given, f"objective.teacher={other}", "trainer.max_steps=4")
+        train(run, *given, "objective.teacher=nothing", "trainer.max_steps=4")
+    other = train("other", "attention=softmax", "seed=5", "trainer.max_steps=2")
+    with pytest.raises(UserError, match=r"objective.teacher has weights with the hash .* was tra"):
+        train(run, *given, f"objective.teacher={other}", "trainer.max_steps=4")
     # Nor can the attention alone learn from a model that this one was not converted from.
     message = r"other weights than objective.teacher=.*other \(embedding.weight\), and .*convert"
     with pytest.raises(UserError, match=message):
-        train_tiny(tmp_path / "new", *STAGE_1, pair[0], pair[2], f"objective.teacher={other}")
+        train("new", *STAGE_1, pair[0], pair[2], f"objective.teacher={other}")
     assert not (tmp_path / "new").exists()
 
 
@@ -259,24 +226,18 @@ def test_another_teacher_is_refused(
         (STAGE_1, "objective.name=causal", "was trained with objective=masked, and this run has"),
         (STAGE_1, "objective.teacher=null", "a trained model to imitate; type objective.teacher="),
         (STAGE_1, "trainer.compile=true", "trainer.compile=true has no effect in objective.stage"),
-        (
-            STAGE_1,
-            "trainer.activation_checkpointing=true",
-            "has no effect in objective.stage=atten",
-        ),
+        (STAGE_1, "trainer.activation_checkpointing=true", "has no effect in objective.stage=atte"),
         (LORA, "model.init_from=null", "lora_rank=2 adapts a trained model; type model.init_from="),
         (LORA, "trainer.ema_decay=0.9", "has no average of weights; type trainer.ema_decay=null"),
         (LORA, "objective.stage=attention", "lora_rank=2 is a setting of the second stage"),
         (LORA, "objective.lora_rank=0", "objective.lora_rank=0 must be at least 1"),
     ],
 )
-def test_what_a_stage_cannot_train_is_refused(
-    stage: tuple[str, ...], settings: str, message: str, pair: tuple[str, ...]
-) -> None:
+def test_what_a_stage_cannot_train_is_refused(stage, settings, message, pair):
     with pytest.raises(UserError, match=message):
         module_of(pair, *stage, settings)
 
 
-def test_a_teacher_without_a_stage_is_refused() -> None:
+def test_a_teacher_without_a_stage_is_refused():
     with pytest.raises(UserError, match="used with a stage only; type objective=distillation"):
         compose(TrainConfig, ["objective.teacher=run"])

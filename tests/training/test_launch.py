@@ -1,9 +1,7 @@
 """The start of a run: processes of torchrun and srun, devices, precision, and lost workers."""
 
 import shutil
-from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -45,9 +43,7 @@ def put(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("launcher", [TORCHRUN, SRUN], ids=["torchrun", "srun"])
-def test_settings_must_match_the_processes(
-    launcher: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_must_match_the_processes(launcher, monkeypatch):
     """Otherwise each process would be a separate run in the same directory."""
     check_launch(config(1, 1))
     put(launcher, monkeypatch)
@@ -65,9 +61,7 @@ def test_settings_must_match_the_processes(
         (SRUN, "SLURM_NTASKS_PER_NODE", "--ntasks-per-node=4"),
     ],
 )
-def test_a_job_that_was_started_in_another_way_is_told_how(
-    variables: dict[str, str], absent: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_that_was_started_in_another_way_is_told_how(variables, absent, message, monkeypatch):
     put(variables, monkeypatch)
     monkeypatch.delenv(absent, raising=False)
     with pytest.raises(UserError, match=message):
@@ -76,7 +70,7 @@ def test_a_job_that_was_started_in_another_way_is_told_how(
     check_launch(config(1, 1))
 
 
-def test_lightning_does_not_requeue(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lightning_does_not_requeue(monkeypatch):
     assert cluster_environment() == []
     put(SRUN, monkeypatch)
     (environment,) = cluster_environment()
@@ -97,14 +91,12 @@ def test_lightning_does_not_requeue(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"SLURM_PROCID": "7", "SLURM_LOCALID": "0"}, False),
     ],
 )
-def test_one_process_is_the_first(
-    variables: dict[str, str], is_first: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_process_is_the_first(variables, is_first, monkeypatch):
     put(variables, monkeypatch)
     assert is_first_rank() is is_first
 
 
-def test_a_run_that_ended_cleanly_leaves_the_process_group() -> None:
+def test_a_run_that_ended_cleanly_leaves_the_process_group():
     leave_other_ranks()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     leave_other_ranks()
@@ -112,20 +104,16 @@ def test_a_run_that_ended_cleanly_leaves_the_process_group() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:GPU available but not used")
-def test_apple_gpus_are_not_used(
-    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_apple_gpus_are_not_used(train, monkeypatch):
     monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
-    run = train_tiny(tmp_path / "run", "trainer.accelerator=auto", "trainer.max_steps=2")
+    run = train("run", "trainer.accelerator=auto", "trainer.max_steps=2")
     assert (run / "checkpoints" / "step-00000002.ckpt").exists()
     with pytest.raises(UserError, match=r"trainer\.accelerator=mps is not one of auto, cpu"):
-        train_tiny(tmp_path / "other", "trainer.accelerator=mps")
+        train("other", "trainer.accelerator=mps")
 
 
 @pytest.mark.parametrize("accelerator", ["auto", "gpu"])
-def test_more_devices_than_gpus_are_refused(
-    accelerator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_devices_than_gpus_are_refused(accelerator, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     check_trainer(TrainerConfig(max_steps=1, accelerator=accelerator))
@@ -139,17 +127,11 @@ def test_more_devices_than_gpus_are_refused(
         (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "", LostRankError),
         (ConnectionResetError(104, "Connection reset by peer"), "", LostRankError),
         (EOFError(), "the shard x has 3 bytes", InputDataError),
-        (
-            MemoryError("Caught MemoryError in DataLoader worker 0.\nError: x"),
-            "",
-            MemoryError,
-        ),
+        (MemoryError("Caught MemoryError in DataLoader worker 0.\nError: x"), "", MemoryError),
         (RuntimeError("another"), "the shard x has 3 bytes", RuntimeError),
     ],
 )
-def test_a_lost_loader_worker_is_explained(
-    raised: Exception, fault: str, told: type[Exception], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_loader_worker_is_explained(raised, fault, told, monkeypatch):
     """A killed one, one that read a truncated shard, and one without space for its batch."""
     for free in (1 << 40, 0):
         usage = shutil.disk_usage("/")._replace(free=free)
@@ -168,9 +150,7 @@ PROBES = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
 
 
 @pytest.mark.parametrize("has", [(True, False), (False, True), (False, False), ()])
-def test_precision_follows_the_hardware_if_it_is_auto(
-    has: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_precision_follows_the_hardware_if_it_is_auto(has, monkeypatch):
     """A processor that multiplies bfloat16 by either unit, by none, and a torch without probes."""
     for probe in PROBES:
         monkeypatch.delattr(torch.cpu, probe, raising=False)

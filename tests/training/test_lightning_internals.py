@@ -104,14 +104,13 @@ def save_at(step: int, path: Path, hook: str = "on_train_batch_end") -> On:
 
 
 def changed(path: Path, change: Callable[[dict[str, Any]], None]) -> Path:
-    """Changes the contents of a checkpoint."""
     contents = torch.load(path, weights_only=True)
     change(contents)
     torch.save(contents, path)
     return path
 
 
-def test_the_installed_version_is_the_one_that_is_pinned() -> None:
+def test_the_installed_version_is_the_one_that_is_pinned():
     """A new minor version needs a look at every function of the module, then a new pin."""
     pin = Requirement(
         next(
@@ -126,7 +125,7 @@ def test_the_installed_version_is_the_one_that_is_pinned() -> None:
 
 
 @pytest.mark.parametrize("disable", [True, False])
-def test_disable_signal_handlers(disable: bool, fit: Fit) -> None:
+def test_disable_signal_handlers(disable, fit):
     before, found = signal.getsignal(signal.SIGTERM), []
     tricks = [On("on_fit_start", lambda trainer, _: internals.disable_signal_handlers(trainer))]
     fit(*tricks * disable, On("on_train_start", lambda *_: found.append(signal.getsignal(15))))
@@ -134,7 +133,7 @@ def test_disable_signal_handlers(disable: bool, fit: Fit) -> None:
 
 
 @pytest.mark.parametrize("rescale", [True, False])
-def test_rescale_batch_counters(rescale: bool, fit: Fit, tmp_path: Path) -> None:
+def test_rescale_batch_counters(rescale, fit, tmp_path):
     """Two steps of two micro-batches each, then two steps of three."""
     path = tmp_path / "saved.ckpt"
     fit(save_at(2, path), accumulate_grad_batches=2)
@@ -146,7 +145,7 @@ def test_rescale_batch_counters(rescale: bool, fit: Fit, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("drop", [True, False])
-def test_drop_validation_counters(drop: bool, fit: Fit, tmp_path: Path) -> None:
+def test_drop_validation_counters(drop, fit, tmp_path):
     """Checkpoints from the middle and the end of a validation are the same, and can be resumed."""
     loops, paths = [], []
     for hook in ("on_validation_batch_end", "on_validation_end"):
@@ -162,7 +161,7 @@ def test_drop_validation_counters(drop: bool, fit: Fit, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("allow", [True, False])
-def test_set_last_step(allow: bool, fit: Fit, tmp_path: Path) -> None:
+def test_set_last_step(allow, fit, tmp_path):
     """A run that has made its last step starts, and makes no further step."""
     path, started = tmp_path / "saved.ckpt", []
     fit(save_at(2, path))
@@ -177,7 +176,7 @@ def test_set_last_step(allow: bool, fit: Fit, tmp_path: Path) -> None:
     assert model.steps == []
 
 
-def test_validate_now(fit: Fit) -> None:
+def test_validate_now(fit):
     is_training = []
 
     def on_train_start(trainer: pl.Trainer, model: pl.LightningModule) -> None:
@@ -191,7 +190,7 @@ def test_validate_now(fit: Fit) -> None:
 
 
 @pytest.mark.parametrize("request_it", [True, False])
-def test_validate_after_this_batch(request_it: bool, fit: Fit) -> None:
+def test_validate_after_this_batch(request_it, fit):
     """A validation after the last step of a run that ends between two validations."""
 
     def after_batch(trainer: pl.Trainer, *_: Any) -> None:
@@ -203,7 +202,7 @@ def test_validate_after_this_batch(request_it: bool, fit: Fit) -> None:
     assert model.steps == [0, 1]
 
 
-def test_end_validation(fit: Fit) -> None:
+def test_end_validation(fit):
     ended = []
 
     def after_batch(*given: Any) -> None:
@@ -220,7 +219,7 @@ def test_end_validation(fit: Fit) -> None:
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_quiet_and_interruptible(quiet: bool, fit: Fit) -> None:
+def test_quiet_and_interruptible(quiet, fit):
     """Warnings that do not apply are silent, and Ctrl-C before the first step is an interrupt."""
 
     def interrupt(*_: Any) -> None:
@@ -235,7 +234,7 @@ def test_quiet_and_interruptible(quiet: bool, fit: Fit) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trick", [True, False])
-def test_end_with_exit_code_of_ranks(trick: bool) -> None:
+def test_end_with_exit_code_of_ranks(trick):
     found = subprocess.run(
         [sys.executable, PROGRAM, "trick" if trick else "none"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -1,15 +1,26 @@
-"""What every kind of run must do: continue after a kill as if nothing had happened."""
+"""Runs continue after a kill as if nothing had happened, or start from the weights of a model."""
 
 import re
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from protlm.checkpoints.format import all_checkpoints, latest, load_training
-from protlm.system.errors import UserError
+import protlm
+from protlm.build import describe, load_initial_weights
+from protlm.checkpoints.description import ModelDescription
+from protlm.checkpoints.format import Checkpoint, all_checkpoints, export, step_of
+from protlm.config import Activation, NormOrder, Positions, TrainConfig
+from protlm.config.composition import compose
+from protlm.model.transformer import build_network
+from protlm.system.errors import InputDataError, UserError
+from tests.fixtures.data_sets import prepare_tiny
+from tests.fixtures.ranks import assert_same_run
+from tests.fixtures.runs import saved
+from tests.interop.families import ESM
 
 JOINED = "data.mode=concatenated data.tokens_per_batch=512"
 MIXTURE = (
@@ -50,6 +61,14 @@ RUNS = {
     "mask fractions, one worker": (f"{DECAYING} data.num_workers=1", [6]),
     "mask fractions, two workers": (f"{DECAYING} data.num_workers=2", [6]),
 }
+
+
+def filled(text: str, request: pytest.FixtureRequest) -> list[str]:
+    """The settings, with fixtures for their names in braces."""
+    named = {name: request.getfixturevalue(name) for name in re.findall(r"(?<!{){(\w+)}", text)}
+    return text.format(**named).split()
+
+
 # The others repeat what these do, with other values.
 FAST = ("growing", "mixture", "clusters, joined", "average", "estimates", "taught logits")
 FAST += ("taught adapters",)
@@ -58,77 +77,80 @@ FAST += ("taught adapters",)
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
 )
-def test_a_killed_run_is_continued_exactly(
-    name: str,
-    train_tiny: Callable[..., Path],
-    killed_after: Callable[[int], Any],
-    state_of: Callable[[Path], dict[str, Any]],
-    log_of: Callable[[Path], list[dict[str, float]]],
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-) -> None:
+def test_a_killed_run_is_continued_exactly(name, train, killed_after, request, tmp_path):
     """Everything in all checkpoints and in the log is that of an undisturbed run."""
     text, kills = RUNS[name]
-    fixtures = {name: request.getfixturevalue(name) for name in re.findall(r"(?<!{){(\w+)}", text)}
-    settings = text.format(**fixtures).split()
+    settings = filled(text, request)
     settings += ["trainer.checkpoint_every=2", "trainer.keep_checkpoints=100"]
     # Without workers, whose number changes nothing.
     plain = [setting for setting in settings if not setting.startswith("data.num_workers")]
-    whole, run = train_tiny(tmp_path / "whole", *plain), tmp_path / "run"
+    whole, run = train("whole", *plain), tmp_path / "run"
     for step in kills:
         with killed_after(step):
-            train_tiny(run, *settings)
-    train_tiny(run, *settings)
-    assert [path.name for path in all_checkpoints(run)] == [p.name for p in all_checkpoints(whole)]
-    for path in all_checkpoints(whole):
-        expected, found = state_of(path), state_of(run / "checkpoints" / path.name)
-        # As text, in which NaN is equal to itself.
-        assert [key for key in expected if repr(found[key]) != repr(expected[key])] == [], path
-    assert repr(log_of(run)) == repr(log_of(whole))
-    newest = latest(run)
-    assert newest is not None
-    place = load_training(newest)["SequenceData"]
-    assert (place["tokens"] > 0) == ("concatenated" in text)
+            train(run, *settings)
+    train(run, *settings)
+    assert_same_run(run, whole)
+    assert (saved(run)["SequenceData"]["tokens"] > 0) == ("concatenated" in text)
 
 
-def test_settings_that_are_newer_than_a_run_have_their_defaults(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
-    run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
+def test_settings_that_are_newer_than_a_run_have_their_defaults(train):
+    run = train("run", "trainer.max_steps=2")
     config = run / "config.yaml"
     lines = config.read_text().splitlines(keepends=True)
     older = [line for line in lines if not line.strip().startswith("token_dropout:")]
     assert len(older) == len(lines) - 1
     config.write_text("".join(older))
-    newest = latest(train_tiny(run, "trainer.max_steps=3"))
-    assert newest is not None and newest.name == "step-00000003.ckpt"
+    train(run, "trainer.max_steps=3")
+    assert step_of(max(all_checkpoints(run))) == 3
     message = r"a run with model\.token_dropout=false, not true; .* protlm train run_dir="
     with pytest.raises(UserError, match=message):
-        train_tiny(run, "model.token_dropout=true", "trainer.max_steps=4")
-    message = (
-        r"model\.token_dropout=false, not true; model\.dropout=0\.0, not 0\.1; seed=0, not 7; to"
-    )
-    with pytest.raises(UserError, match=message):
-        train_tiny(run, "seed=7", "model.token_dropout=true", "model.dropout=0.1")
+        train(run, "model.token_dropout=true", "trainer.max_steps=4")
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "data.mode=concatenated",
-        "data.curriculum=[[0,32]]",
-        "data.max_length=64",
-        "objective.mask_fraction_range=[0.1,0.5]",
-        "trainer.tokens_per_step=4096",
-    ],
-)
-def test_a_run_is_not_continued_with_another_recipe(
-    setting: str, train_tiny: Callable[..., Path], tiny_run: Path, tmp_path: Path
-) -> None:
-    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+CHANGED = "model.token_dropout=false, not true; model.dropout=0.0, not 0.1; seed=0, not 7; to"
+OTHER_DATA = "the run was trained on other data"
+# Settings of a run of four steps, those of a later command, and words of its message. A complete
+# run is also compared with the data that it was trained on.
+LATER = [
+    ("", "data.mode=concatenated", "data.mode"),
+    ("", "data.curriculum=[[0,32]]", "data.curriculum"),
+    ("", "data.max_length=64", "data.max_length"),
+    ("", "objective.mask_fraction_range=[0.1,0.5]", "objective.mask_fraction_range"),
+    ("", "trainer.tokens_per_step=4096", "trainer.tokens_per_step"),
+    ("", "seed=7 model.token_dropout=true model.dropout=0.1", CHANGED),
+    ("", "data.dir={tiny_clusters}", "{tiny_clusters}: " + OTHER_DATA),
+    ("", "data.dir={tiny_clusters} trainer.max_steps=4", "{tiny_clusters}: " + OTHER_DATA),
+    (CLUSTERS, "data.dir={tiny_clusters}", "data.sampling=cluster, not uniform"),
+    ("data.dir={tiny_clusters}", CLUSTERS, "data.sampling=uniform, not cluster"),
+    (CLUSTERS, "data.sampling=cluster", "{tiny_data} was prepared without clusters"),
+    # The same sequences in other clusters: the position in the data would be another.
+    (CLUSTERS, "data.sampling=cluster data.dir={other_clusters}", OTHER_DATA),
+    (MIXTURE, MIXTURE.replace("weight:2", "weight:1"), "data.mixture: " + OTHER_DATA),
+    (MIXTURE, "data.dir=null data.mixture=[{{dir:{other_data},weight:1}}]", OTHER_DATA),
+]
+
+
+@pytest.fixture(scope="session")
+def other_clusters(tiny_fasta: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny data, in other clusters."""
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "others.tsv").write_text("A\tA\n")
+    return prepare_tiny(tiny_fasta, folder / "others", folder / "others.tsv")
+
+
+@pytest.mark.parametrize(("first", "later", "words"), LATER, ids=[later for _, later, _ in LATER])
+def test_a_run_is_not_continued_with_another_recipe_or_other_data(
+    first, later, words, train, tiny_run, request, tmp_path
+):
+    run = tmp_path / "run"
+    if first:
+        train(run, *filled(first, request))
+    else:
+        shutil.copytree(tiny_run, run)
     before = (run / "config.yaml").read_bytes()
-    with pytest.raises(UserError, match=re.escape(setting.partition("=")[0])):
-        train_tiny(run, setting, "trainer.max_steps=5")
+    with pytest.raises(UserError) as raised:
+        train(run, "trainer.max_steps=5", *filled(later, request))
+    assert " ".join(filled(words, request)) in str(raised.value)
     assert (run / "config.yaml").read_bytes() == before
 
 
@@ -161,10 +183,98 @@ REFUSED = [
 
 @pytest.mark.parametrize(("settings", "words"), REFUSED, ids=[settings for settings, _ in REFUSED])
 def test_impossible_settings_are_refused_before_anything_is_written(
-    settings: str, words: str, train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+    settings, words, train, tmp_path
+):
     with pytest.raises(UserError) as raised:
-        train_tiny(tmp_path / "run", *settings.split())
+        train("run", *settings.split())
     assert words in str(raised.value)
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "run").exists()
+
+
+def initialized(
+    described: ModelDescription, path: Path, attention: str | None = None, **model: Any
+) -> dict[str, torch.Tensor]:
+    """The weights of a new network, with other settings if given, that starts from a model."""
+    config = replace(described.model, **model)
+    options = described.attention_config if attention is None else {"name": attention}
+    network = build_network(config, options, seed=7)
+    load_initial_weights(network, config, options, path)
+    return network.state_dict()
+
+
+@pytest.fixture
+def esm(tmp_path: Path) -> Path:
+    """An ESM-2 with the frequencies of the formula."""
+    return ESM.save(tmp_path / "esm", {n: v for n, v in ESM.tensors().items() if "inv_" not in n})
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_the_weights_are_those_of_the_model(foreign, tiny_run, esm):
+    """Settings of training and of the use of memory may differ, and those without effect."""
+    path = esm if foreign else tiny_run
+    model = protlm.load(path)
+    others: dict[str, Any] = {"dropout": 0.1, "feedforward_chunk": 8}
+    others |= {"max_length": 64, "norm_epsilon": None} if foreign else {}
+    found = initialized(model.description, path, **others)
+    expected = model.network.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+def test_init_from_is_not_part_of_the_architecture(tiny_run):
+    asked = compose(TrainConfig, ["model=tiny", "run_dir=run", f"model.init_from={tiny_run}"])
+    assert "init_from" not in describe(asked).to_plain()["model"]
+
+
+@pytest.mark.parametrize(
+    "source, changes, message",
+    [
+        ("tiny_run", {"model_dim": 32}, r"another architecture .*model_dim="),
+        ("tiny_run", {"model_dim": 32}, r"type: attention=performer_relu model\.model_dim=64$"),
+        ("tiny_run", {}, r"type attention=performer_relu, or .* convert .* --attention softmax "),
+        ("esm", {"activation": Activation.relu}, r"\(model.activation=gelu, .* this run is relu\)"),
+        ("esm", {"token_dropout": False}, r"\(model.token_dropout=true, .* this run is false\)"),
+        ("esm", {"norm_epsilon": 1e-3}, r"\(model.norm_epsilon=1e-05, .* this run is 0.001\)"),
+        ("esm", {"norm_order": NormOrder.post}, r"\(model.norm_order=pre, .* this run is post\)"),
+        ("esm", {"positions": Positions.sinusoidal}, r"\(model.positions=rotary, .* is sinusoidal"),
+    ],
+)
+def test_settings_and_the_attention_that_fit_are_named(source, changes, message, request):
+    path = request.getfixturevalue(source)
+    attention = "softmax" if source == "tiny_run" else None
+    with pytest.raises(UserError, match=message) as raised:
+        initialized(protlm.load(path).description, path, attention, **changes)
+    assert source == "tiny_run" or f"; type: model.{next(iter(changes))}=" in str(raised.value)
+
+
+def test_options_of_the_same_attention_are_compared(tmp_path):
+    asked = ["model=tiny", "run_dir=run", "attention=performer_softmax", "attention.num_features=8"]
+    own = describe(compose(TrainConfig, asked))
+    for stored in ("redraw_every=null", "backend=torch"):
+        other = compose(TrainConfig, [*asked, f"attention.{stored}"])
+        weights = build_network(other.model, other.attention, seed=0).state_dict()
+        export(Checkpoint(tmp_path, describe(other), weights), tmp_path / stored)
+    # The backend may be another.
+    initialized(own, tmp_path / "backend=torch")
+    message = r"\(attention.redraw_every=null, .* is 1000\); type: attention.red"
+    with pytest.raises(UserError, match=message):
+        initialized(own, tmp_path / "redraw_every=null")
+
+
+def test_a_missing_model_is_named(tiny_run):
+    with pytest.raises(InputDataError, match="nothing"):
+        initialized(protlm.load(tiny_run).description, tiny_run / "nothing")
+
+
+def test_a_run_starts_from_the_weights_and_resumes_without_them(train, tmp_path):
+    def history(run: Path) -> list[list[str]]:
+        return [row.split("\t") for row in (run / "history.tsv").read_text().splitlines()]
+
+    first = train("first", "trainer.max_steps=2")
+    asked = [f"model.init_from={first}", "schedule.warmup_steps=0", "seed=5"]
+    second = train("second", *asked, "trainer.max_steps=2")
+    assert history(second)[1][3] == history(first)[-1][3]
+    # The run no longer needs the initial model.
+    first.rename(tmp_path / "elsewhere")
+    train(second, *asked, "trainer.max_steps=4")
+    assert history(second)[-2][1:3] == ["start", "2"]

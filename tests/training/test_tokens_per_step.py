@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ import pytest
 import torch
 
 from protlm.build import build_data, open_data
-from protlm.checkpoints.format import load_training
 from protlm.checkpoints.validations import read_metrics
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.training.module import LanguageModeling
+from tests.fixtures.runs import Train, rows_of, weights_of
 from tests.small_models import network_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -33,38 +32,30 @@ STEP = (
 )
 
 
-def final(run: Path) -> dict[str, torch.Tensor]:
-    return load_training(run / "checkpoints" / "step-00000006.ckpt")["state_dict"]
-
-
 def places(run: Path) -> list[tuple[float, float]]:
-    return [(r["step"], r["samples"]) for r in read_metrics(run / "metrics.csv") if "samples" in r]
+    return [(row["step"], row["samples"]) for row in rows_of(run, "samples")]
 
 
 @pytest.fixture(scope="module")
-def at_once(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def at_once(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "at_once"
     return train_tiny(run, *STEP, "data.tokens_per_batch=2048")
 
 
 @pytest.mark.slow
-def test_micro_batches_make_the_same_steps(
-    at_once: Path, train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_micro_batches_make_the_same_steps(at_once, train):
     # 700 does not divide a step: there are more micro-batches, and filler rows.
-    parts = train_tiny(tmp_path / "parts", *STEP, "data.tokens_per_batch=700")
+    parts = train("parts", *STEP, "data.tokens_per_batch=700")
     assert places(parts) == places(at_once)
-    for name, value in final(parts).items():
-        assert torch.allclose(value, final(at_once)[name], rtol=0, atol=2e-6), name
+    for name, value in weights_of(parts).items():
+        assert torch.allclose(value, weights_of(at_once)[name], rtol=0, atol=2e-6), name
     logs = (read_metrics(run / "metrics.csv") for run in (parts, at_once))
     for one, other in zip(*logs, strict=True):
         for column in one.keys() & {"train_loss", "valid_loss", "gradient_norm"}:
             assert one[column] == pytest.approx(other[column], rel=1e-5), column
 
 
-def test_slices_of_a_batch_draw_their_own_dropout(
-    train_tiny: Callable[..., Path], tmp_path: Path, look_at: Callable[..., None]
-) -> None:
+def test_slices_of_a_batch_draw_their_own_dropout(train, look_at):
     numbers, seeds = [], []
 
     def look(module: LanguageModeling, batch: Any, index: int) -> None:
@@ -72,31 +63,27 @@ def test_slices_of_a_batch_draw_their_own_dropout(
         seeds.append(torch.initial_seed())
 
     look_at(LanguageModeling, "training_step", look, after=True)
-    train_tiny(tmp_path / "run", *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
+    train("run", *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
     assert numbers == [0, 1, 2, 3] * 2
     assert len(set(seeds)) == len(seeds)
 
 
-def test_a_run_resumes_with_another_number_of_micro_batches(
-    at_once: Path, train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_run_resumes_with_another_number_of_micro_batches(at_once, train, tmp_path):
     run = tmp_path / "run"
-    train_tiny(run, *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
+    train(run, *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
     # Six micro-batches: Lightning's count of batches is not a multiple of both.
-    train_tiny(run, *STEP, "data.tokens_per_batch=410", "trainer.max_steps=4")
-    train_tiny(run, *STEP, "data.tokens_per_batch=2048")
+    train(run, *STEP, "data.tokens_per_batch=410", "trainer.max_steps=4")
+    train(run, *STEP, "data.tokens_per_batch=2048")
     assert places(run) == places(at_once)
-    steps = [r["step"] for r in read_metrics(run / "metrics.csv") if "valid_loss" in r]
+    steps = [row["step"] for row in rows_of(run, "valid_loss")]
     # Runs of two and of four steps also validate at their ends.
     assert {3, 6} <= set(steps)
-    for name, value in final(run).items():
-        assert torch.allclose(value, final(at_once)[name], rtol=0, atol=2e-6), name
+    for name, value in weights_of(run).items():
+        assert torch.allclose(value, weights_of(at_once)[name], rtol=0, atol=2e-6), name
 
 
 @pytest.mark.parametrize("accumulate", [2, 3])
-def test_accumulated_gradients_are_those_of_all_targets_at_once(
-    accumulate: int, train_tiny: Callable[..., Path], tiny_data: Path, tmp_path: Path
-) -> None:
+def test_accumulated_gradients_are_those_of_all_targets_at_once(accumulate, train, tiny_data):
     given = [f"data.dir={tiny_data}", "data.max_length=128", "data.tokens_per_batch=1024"]
     config, network = compose(TrainConfig, given), network_of()
     loader = build_data(*open_data(config.data), config).train_dataloader()
@@ -110,8 +97,8 @@ def test_accumulated_gradients_are_those_of_all_targets_at_once(
         count += int(chosen.sum())
     (nats / count).backward()
     expected = torch.nn.utils.get_total_norm([p.grad for p in network.parameters()])
-    run = train_tiny(
-        tmp_path / "run",
+    run = train(
+        "run",
         f"trainer.accumulate_grad_batches={accumulate}",
         "trainer.log_every=1",
         "trainer.max_steps=2",
@@ -123,9 +110,7 @@ def test_accumulated_gradients_are_those_of_all_targets_at_once(
 
 @pytest.mark.parametrize("mode", ["sequences", "concatenated"])
 @pytest.mark.parametrize("tokens", [128, 190, 300, 410, 700])
-def test_a_micro_batch_of_the_longest_rows_holds_at_most_its_tokens(
-    mode: str, tokens: int, tiny_data: Path
-) -> None:
+def test_a_micro_batch_of_the_longest_rows_holds_at_most_its_tokens(mode, tokens, tiny_data):
     settings = [f"data.dir={tiny_data}", "data.max_length=128", f"data.mode={mode}"]
     settings += ["trainer.tokens_per_step=1024", f"data.tokens_per_batch={tokens}"]
     config = compose(TrainConfig, settings)
@@ -137,9 +122,7 @@ def test_a_micro_batch_of_the_longest_rows_holds_at_most_its_tokens(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("float64", 1e-7)])
-def test_ranks_and_micro_batches_have_the_same_gradient(
-    dtype: str, tolerance: float, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_ranks_and_micro_batches_have_the_same_gradient(dtype, tolerance, tiny_data, tmp_path):
     settings = ["model=tiny", "attention=softmax", f"data.dir={tiny_data}", "data.max_length=256"]
     settings += ["trainer.accelerator=cpu", "trainer.precision=32-true"]
     settings += ["trainer.tokens_per_step=2048", "trainer.max_steps=1"]

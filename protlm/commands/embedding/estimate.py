@@ -21,13 +21,7 @@ _GROWS = 1.5
 
 
 def print_estimate(job: Job, free: int, finished: Set[int]) -> None:
-    """Prints records, time, memory and bytes, and the proteins that will not fit.
-
-    Args:
-        job: the proteins.
-        free: bytes that are free on the disk of the output.
-        finished: the numbers of the finished parts, which take no more time.
-    """
+    """Prints records, time, memory and bytes; finished parts take no more time."""
     lengths, plan = job.plan.lengths, job.plan
     values, unfinished = int(plan.num_bytes.sum()), int(plan.num_bytes[plan.distinct].sum())
     sizes = f"{readable_size(values)}, and {readable_size(unfinished)} until it is complete"
@@ -104,9 +98,9 @@ def _pass(job: Job, sequences: list[str]) -> float:
 
 
 def _line(sizes: list[int], values: list[float]) -> np.ndarray:
-    """Returns slope and start of a line through values that grow at most linearly.
+    """Returns slope and start of a line through values, constant if they hardly grow.
 
-    Values that hardly grow are taken as constant: the slope is used far beyond the last size.
+    The slope is used far beyond the last size.
     """
     if len(sizes) == 1 or values[-1] < _GROWS * min(values):
         return np.array([0.0, float(np.median(values))])

@@ -1,8 +1,9 @@
-"""What a command `embed` computes: the proteins of a file, a model, and the options."""
+"""What a command `embed` computes: its options, the proteins of a file, and a model."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -12,17 +13,17 @@ import numpy as np
 import torch
 
 from protlm import __version__
-from protlm.commands.embedding.options import EmbedOptions
 from protlm.commands.embedding.plan import Part, Plan, first_equal
 from protlm.data.records import Record
-from protlm.data.records.proteins import Proteins
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.tables import read_table
 from protlm.data.vocabulary import VOCABULARY
 from protlm.loading import load_model
-from protlm.model.embedding import Embedder, num_windows
+from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
-from protlm.system.errors import InputDataError
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sha256_of
+from protlm.system.shares import Share
 from protlm.system.terminal import printable
 
 Key = tuple[Pooling, int]
@@ -32,11 +33,81 @@ _COLUMNS = ("accession", "first", "last")
 _DIGEST_BYTES = 16
 
 
-class Job:
-    """The proteins of a file, and the division of the work on them.
+# The file formats; `protlm.commands.embedding.formats.NAME` writes each.
+Format = StrEnum("Format", ["hdf5", "ragged", "parquet", "npz", "anndata", "pt"])
 
-    `options` has no repeated kinds and layers, and no negative layers.
+
+class Dtype(StrEnum):
+    """The types of numbers in the output, and of matrix products."""
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+
+    @property
+    def torch(self) -> torch.dtype:
+        """The type of tensors."""
+        return getattr(torch, self.value)
+
+    @property
+    def stored(self) -> np.dtype:
+        """The type of stored numbers; NumPy has no bfloat16, whose bits are kept as integers."""
+        return np.dtype(np.uint16 if self is Dtype.bfloat16 else self.value)
+
+
+@dataclass(frozen=True)
+class EmbedOptions:
+    """The settings of `protlm embed`, by their flags; negative layers count from the end.
+
+    A share is computed alone; without one everything is computed, and the output is written.
     """
+
+    include: tuple[Pooling, ...] = (Pooling.mean,)
+    layers: tuple[int, ...] = (-1,)
+    tokens_per_batch: int = 4_096
+    dtype: Dtype = Dtype.float32
+    compute_dtype: Dtype = Dtype.float32
+    device: str = "auto"
+    duplicates: Duplicates = Duplicates.error
+    ranges: Path | None = None
+    windows: bool = False
+    format: Format = Format.hdf5
+    processes: int = 1
+    share: Share | None = None
+    merge: bool = False
+    dry_run: bool = False
+    break_lock: bool = False
+
+    @property
+    def is_single(self) -> bool:
+        """Whether a protein has one array: of one kind and one layer."""
+        return len(self.include) == len(self.layers) == 1
+
+    def check(self) -> None:
+        """Refuses settings that exclude each other, and what the format cannot hold."""
+        if (self.ranges is not None) != (Pooling.ranges in self.include):
+            raise UserError(
+                "--include ranges needs a table, and a table needs it; type: "
+                "--include ranges --ranges TABLE.tsv"
+            )
+        ways = {"--shard": self.share, "--merge": self.merge, "--dry-run": self.dry_run}
+        given = [flag for flag, value in ways.items() if value]
+        if len(given) + (self.processes > 1) > 1:
+            several = [*given, *(["--processes"] if self.processes > 1 else [])]
+            raise UserError(f"{' and '.join(several)} exclude each other; type one of them")
+        form = f"--format {self.format}"
+        if self.dtype is Dtype.bfloat16 and self.format is not Format.pt:
+            raise UserError(f"{form} has no bfloat16: type --dtype float16 or --format pt")
+        matrices = [kind.value for kind in self.include if kind.is_matrix]
+        if matrices and self.format in (Format.parquet, Format.anndata):
+            raise UserError(
+                f"{form} has one vector for a protein, and --include {matrices[0]} makes several; "
+                "type --format ragged"
+            )
+
+
+class Job:
+    """The proteins of a file, and the division of the work; `options` without repetitions."""
 
     def __init__(self, fasta: Path, model_path: Path, options: EmbedOptions) -> None:
         model = self.model = load_model(model_path, device=options.device)
@@ -92,10 +163,6 @@ class Job:
             size = sum(len(batch) for part in unit for batch in part.batches)
             yield unit, dict(islice(distinct, size))
 
-    def rows(self, kind: Pooling, record: Record) -> int:
-        """Returns the number of vectors of a kind that a protein has."""
-        return kind.num_rows(len(record.sequence), len(self.ranges_of(record)))
-
     def rows_of_all(self, kind: Pooling) -> np.ndarray:
         """Returns the number of vectors of a kind for each record."""
         lengths = np.array(self.proteins.lengths, np.int64)
@@ -103,22 +170,9 @@ class Job:
             return np.array([len(self.ranges.get(name, ())) for name in self._names], np.int64)
         return lengths if kind is Pooling.per_tok else np.ones_like(lengths)
 
-    def num_bytes(self, record: Record) -> int:
-        """Returns the bytes of the vectors of a protein."""
-        rows = sum(self.rows(kind, record) for kind, _ in self.keys)
-        return rows * self.width * self.options.dtype.stored.itemsize
-
     def ranges_of(self, record: Record) -> Ranges:
         """Returns the ranges of a protein in the table."""
         return self.ranges.get(record.identifier, ())
-
-    def windows_of(self, record: Record) -> int:
-        """Returns the number of passes of a protein."""
-        return num_windows(len(record.sequence), self.model.max_residues)
-
-    def original_id(self, record: Record) -> str:
-        """Returns the identifier of a record in the file."""
-        return self.proteins.renamed.get(record.identifier, record.identifier)
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns everything that the vectors depend on, as JSON values."""

@@ -32,13 +32,7 @@ class Part(NamedTuple):
 
 
 class Plan:
-    """The parts of a file.
-
-    Args:
-        lengths: residues of each record.
-        first: for each record the number of the first one with the same sequence and ranges.
-        num_bytes: bytes of the vectors of each record.
-        tokens_per_batch: rows times length of a batch, at most.
+    """The parts of a file, from residues, bytes and the number of the first equal of each record.
 
     `units` has the parts of each unit, and `distinct` the first record of each sequence.
     """

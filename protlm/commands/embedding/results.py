@@ -1,26 +1,189 @@
-"""The finished vectors of all proteins, in the order of the input."""
+"""Results: parts, which are computed one by one, and the vectors of all in the order of the input.
 
-from collections.abc import Iterator
+`embed` continues from the folder of parts, `OUT.partial`.
+
+The file of a part has the vectors of its records, and the SHA-256 of them. It gets its name when it
+is complete; a damaged one is computed again.
+"""
+
+import hashlib
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
-from protlm.commands.embedding.job import Job, Key
-from protlm.commands.embedding.parts import Parts
+from protlm.commands.embedding.job import Dtype, Job, Key
+from protlm.commands.embedding.plan import Part, Plan
 from protlm.data.records import Record
+from protlm.model.embedding import Vectors, num_windows
 from protlm.model.pooling import Pooling
 from protlm.system.errors import UserError
+from protlm.system.paths import finish
+from protlm.system.shares import Share
+from protlm.system.terminal import JobProgress, printable
+from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 
+EMBEDDING = Kind("embedding", "being computed", "--output")
+# The bytes of a record that did not fit into the memory: not a number in any type, and the first
+# ones of such a record.
+NO_MEMORY = b"\xff"
+_MARK = 4 * NO_MEMORY
+_DIGEST_BYTES = hashlib.sha256().digest_size
 # The numbers, and the proteins, that are written at a time.
 _BLOCK_VALUES, _BLOCK_PROTEINS = 1 << 24, 1 << 14
 
 
+class Parts:
+    """The unfinished results of one output; `share` is in the names of temporary files."""
+
+    def __init__(
+        self, output: Path, plan: Plan, work: WorkFolder | None = None, share: str = ""
+    ) -> None:
+        self.folder, self._plan, self._work, self._share = unfinished(output), plan, work, share
+        self._mapped = lru_cache(maxsize=16)(self._map)
+
+    @property
+    def work(self) -> WorkFolder:
+        """The folder, in which this process may write."""
+        assert self._work is not None
+        return self._work
+
+    def too_large(self, part: Part) -> set[int] | None:
+        """Returns the records that did not fit into the memory; None if the part is unfinished."""
+        size = self._plan.bytes_of(part)
+        path = self._path(part.number)
+        if not path.is_file() or path.stat().st_size != size + _DIGEST_BYTES:
+            return None
+        content = self._mapped(part.number)
+        if hashlib.sha256(content[:size].data).digest() != content[size:].tobytes():
+            return None
+        return {
+            record
+            for batch in part.batches
+            for record in batch.tolist()
+            if self.read(record)[: len(_MARK)] == _MARK
+        }
+
+    def write(self, part: Part, vectors: Iterable[bytes]) -> None:
+        """Stores the vectors of all records of a part, in the order of its batches."""
+        path, digest = self._path(part.number), hashlib.sha256()
+        # The lock of the share has no other owner.
+        temporary = path.with_name(f".{path.name}{self._share}.part")
+        try:
+            with temporary.open("wb") as file:
+                for content in vectors:
+                    digest.update(content)
+                    file.write(content)
+                file.write(digest.digest())
+            self.work.lock.check()
+            finish(temporary, path, overwrite=True)
+            self._mapped.cache_clear()
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def read(self, record: int) -> memoryview:
+        """Returns the bytes of the vectors of a record, whose part was found to be finished."""
+        part, place = self._plan.place(record)
+        return self._mapped(part)[place].data
+
+    def missing_bytes(self, share: Share) -> int:
+        """Returns the bytes of the vectors of a share that are not on the disk yet."""
+        return sum(
+            self._plan.bytes_of(part)
+            for part in self._plan.parts
+            if part.number in share and not self._path(part.number).exists()
+        )
+
+    def _map(self, number: int) -> np.ndarray:
+        return np.memmap(self._path(number), np.uint8, "r")
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"{number:06d}.vectors"
+
+
+@contextmanager
+def opened(
+    job: Job, output: Path, fingerprint: Mapping[str, Any], *, quiet: bool = False
+) -> Iterator[Parts]:
+    """Yields the unfinished results of an output, while this process owns a share of them."""
+    share, break_lock = job.options.share, job.options.break_lock
+    name = "" if share is None else f"share-{share.number}-of-{share.count}"
+    folder = unfinished(output)
+    with work_folder(folder, fingerprint, EMBEDDING, break_lock=break_lock, share=name) as work:
+        work.is_quiet = quiet
+        try:
+            yield Parts(output, job.plan, work, name)
+        except KeyboardInterrupt:
+            # The command says itself how to continue.
+            work.is_quiet = True
+            raise
+
+
+def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int:
+    """Computes the parts of a share that are not finished; returns how many batches were halved.
+
+    Those with a protein that did not fit into the memory are computed again: it may fit now.
+    """
+    plan = job.plan
+    mine = [part for part in plan.parts if part.number in share]
+    finished = [part for part in mine if parts.too_large(part) == set()]
+    if kept := sum(len(part.batches) for part in finished):
+        of_share = "" if share.count == 1 else f" of share {share.number} of {share.count}"
+        message = f"continuing {parts.folder}: {kept:,} batches{of_share} are finished"
+        print(printable(message), file=sys.stderr)
+    total = sum(plan.residues(part.batches) for part in mine)
+    done = sum(plan.residues(part.batches) for part in finished)
+    missing = {part.number for part in mine} - {part.number for part in finished}
+    with JobProgress("residues embedded", total, done=done, quiet=quiet) as progress:
+        for unit, records in job.units():
+            for part in (part for part in unit if part.number in missing):
+                parts.write(part, _contents(job, part, records, progress))
+    return job.embedder.num_halved
+
+
+def _contents(
+    job: Job, part: Part, records: Mapping[int, Record], progress: JobProgress
+) -> Iterator[bytes]:
+    """Yields the bytes of the vectors of each record."""
+    for batch in part.batches:
+        some = [records[number] for number in batch]
+        sequences = [record.sequence for record in some]
+        computed = job.embedder.vectors(sequences, [job.ranges_of(record) for record in some])
+        for number, record, vectors in zip(batch, some, computed, strict=True):
+            if vectors is None:
+                yield NO_MEMORY * int(job.plan.num_bytes[number])
+            else:
+                job.embedder.check_finite(vectors, printable(record.identifier))
+                yield _encode(job, record, vectors)
+        progress.advance(job.plan.residues([batch]))
+
+
+def _encode(job: Job, record: Record, vectors: Vectors) -> bytes:
+    dtype = job.options.dtype
+    contents = []
+    for key in job.keys:
+        narrow = vectors[key].to(dtype.torch)
+        if dtype is Dtype.float16 and narrow.isinf().any():
+            raise UserError(
+                printable(
+                    f"the vectors of {record.identifier} have numbers that are too large for "
+                    "float16; type --dtype float32"
+                )
+            )
+        bits = narrow.view(torch.int16) if dtype is Dtype.bfloat16 else narrow
+        contents.append(bits.contiguous().numpy().tobytes())
+    return b"".join(contents)
+
+
 @dataclass(frozen=True)
 class Embedded:
-    """A protein and its vectors, (D,) or (rows, D), by kind and layer.
-
-    Arrays of bfloat16 contain its bits as uint16.
-    """
+    """A protein and its vectors, (D,) or (rows, D), by kind and layer; bfloat16 as uint16."""
 
     record: Record
     original_id: str
@@ -32,13 +195,11 @@ class Embedded:
 class Results:
     """The vectors of a job, all of which are finished.
 
-    `too_large` lists identifier and reason of the records that did not fit into the memory, and
-    `skipped` of all records without vectors. `num_values` is the number of stored numbers, at most.
+    `too_large` lists the records that did not fit into the memory, `skipped` all without vectors.
     """
 
     def __init__(self, job: Job, parts: Parts) -> None:
         self.job, self._parts = job, parts
-        self.num_values = int(job.plan.num_bytes.sum()) // job.options.dtype.stored.itemsize
         self._failed = self._verify()
         self.too_large: list[tuple[str, str]] = []
         if self._failed:
@@ -60,9 +221,9 @@ class Results:
             if int(job.plan.first[number]) not in self._failed:
                 yield Embedded(
                     record,
-                    job.original_id(record),
+                    job.proteins.renamed.get(record.identifier, record.identifier),
                     self._vectors(number, record),
-                    job.windows_of(record),
+                    num_windows(len(record.sequence), job.model.max_residues),
                     job.ranges_of(record),
                 )
 
@@ -92,11 +253,11 @@ class Results:
     def _vectors(self, number: int, record: Record) -> dict[Key, np.ndarray]:
         job, found, start = self.job, {}, 0
         values = np.frombuffer(self._parts.read(number), job.options.dtype.stored)
+        rows = values.reshape(-1, job.width)
         for kind, layer in job.keys:
-            rows = job.rows(kind, record)
-            shape = (rows, job.width) if kind.is_matrix else (job.width,)
-            found[kind, layer] = values[start : start + rows * job.width].reshape(shape)
-            start += rows * job.width
+            end = start + kind.num_rows(len(record.sequence), len(job.ranges_of(record)))
+            found[kind, layer] = rows[start:end] if kind.is_matrix else rows[start]
+            start = end
         return found
 
     def _verify(self) -> set[int]:

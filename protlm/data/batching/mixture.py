@@ -41,9 +41,6 @@ class SampleOrder:
     Args:
         sizes: number of sequences of each data set; the sequences are numbered consecutively.
         shares: turns of each data set in a cycle; one each by default.
-        seed: seed of the orders of the passes.
-        shuffle: if false, a pass draws the samples in their original order.
-        clusters: clusters of each data set to draw from.
     """
 
     def __init__(
@@ -74,7 +71,6 @@ class SampleOrder:
         return int(self._sizes.sum())
 
     def draw(self, epoch: int, positions: np.ndarray) -> Draw:
-        """Returns the samples at these positions of an epoch."""
         cycles, turns = np.divmod(epoch * len(self) + positions, len(self._turns))
         numbers = self._turns[turns]
         drawn = cycles * self._shares[numbers] + self._before[turns]
@@ -90,7 +86,6 @@ class SampleOrder:
         return Draw(samples, passes)
 
     def _members(self, number: int, repeat: int, clusters: np.ndarray) -> np.ndarray:
-        """Returns the members that a pass draws from these clusters of a data set, int64."""
         assert self._clusters is not None
         starts = hashed(clusters, seed=self.seed, stream=number)
         return self._clusters[number].members(clusters, starts, repeat)
@@ -145,13 +140,9 @@ def integer_weights(weights: Sequence[float]) -> list[int]:
 
 @final
 class Mixture:
-    """The sequences of several splits, numbered consecutively, with a weight for each split.
+    """The sequences of several splits, numbered consecutively, with `shares` as their weights.
 
-    Args:
-        splits: at least one split.
-        shares: turns of each split in a cycle; one each by default.
-        clusters: clusters of each split, to draw clusters and a member of each; None draws
-            sequences.
+    With clusters, these and a member of each are drawn in place of sequences.
     """
 
     def __init__(
@@ -168,21 +159,17 @@ class Mixture:
         return self._ends[-1]
 
     def __getitem__(self, sample: int) -> np.ndarray:
-        """Returns the residue tokens of a sequence, uint8, as a read-only view."""
         number = bisect_right(self._ends, sample)
         return self._splits[number][sample - self._first(number)]
 
     def size_fault(self) -> str:
-        """Returns why a shard cannot match its manifest by its size, or an empty string."""
         return next(filter(None, (split.size_fault() for split in self._splits)), "")
 
     def identifier(self, sample: int) -> str:
-        """Returns the accession, or other identifier, of a sequence."""
         number = bisect_right(self._ends, sample)
         return self._splits[number].identifier(sample - self._first(number))
 
     def lengths_of(self, samples: np.ndarray) -> np.ndarray:
-        """Returns the lengths of these sequences in residues, int64."""
         lengths = np.empty(len(samples), dtype=np.int64)
         numbers = np.searchsorted(self._ends, samples, side="right")
         for number, split in enumerate(self._splits):
@@ -191,7 +178,6 @@ class Mixture:
         return lengths
 
     def order(self, *, seed: int) -> SampleOrder:
-        """Returns the order in which the samples of a run are drawn."""
         sizes = [len(split) for split in self._splits]
         return SampleOrder(sizes, shares=self._shares, seed=seed, clusters=self._clusters)
 

@@ -43,7 +43,6 @@ class RankSlice:
 
     @property
     def num_slices(self) -> int:
-        """Number of slices of a batch."""
         return self.world_size * self.parts
 
     @property
@@ -56,9 +55,7 @@ class RankSlice:
 class Curriculum:
     """The maximum length of rows as a function of the samples that a run has consumed.
 
-    Args:
-        stages: pairs of a number of samples, beginning with 0, and the length from there on; empty
-            for no curriculum.
+    Stages are pairs of a number of samples, beginning with 0, and the length from there on.
     """
 
     def __init__(self, stages: Sequence[Sequence[int]] = ()) -> None:
@@ -82,7 +79,6 @@ class Curriculum:
         return str([list(stage) for stage in self._stages]).replace(" ", "")
 
     def check(self, max_length: int) -> None:
-        """Rejects lengths above the length of rows."""
         longest = max((length for _, length in self._stages), default=0)
         if longest > max_length:
             raise UserError(
@@ -144,14 +140,7 @@ class Row(Protocol):
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The rows of a batch over all ranks.
-
-    Attributes:
-        rows: rows of all ranks.
-        length: length in tokens to which they are padded.
-        num_tokens: number of tokens of all rows, without padding.
-        after: progress after the batch.
-    """
+    """The rows of a batch over all ranks, padded to `length`; `num_tokens` are without padding."""
 
     rows: Sequence[Row]
     length: int
@@ -179,13 +168,8 @@ class BatchPlan:
 class SampleWindow:
     """Consecutive samples of the order, from which batches are formed together.
 
-    Attributes:
-        start: position of the first sample.
-        seed: seed of all random numbers.
-        samples: numbers of the samples, int64.
-        passes: pass over its data set of each sample, int64.
-        num_residues: length of each sample, int64.
-        max_length: maximum number of tokens of a row, including special tokens.
+    Of each sample it has the number, the pass over its data set and the length, int64. A row has at
+    most `max_length` tokens, including special tokens.
     """
 
     start: Progress
@@ -197,7 +181,6 @@ class SampleWindow:
 
     @property
     def end(self) -> Progress:
-        """Position after the last sample."""
         return Progress(self.start.epoch, self.start.samples + len(self.samples))
 
 
@@ -211,7 +194,6 @@ class BatchingStrategy(ABC):
         max_length: maximum number of tokens of a row, including special tokens.
         window: number of samples from which batches are formed together; None uses 16,384 for
             every 131,072 tokens of a batch, rounded up.
-        curriculum: the length curriculum.
     """
 
     tokens_per_batch: int
@@ -228,7 +210,6 @@ class BatchingStrategy(ABC):
 
     @property
     def window_size(self) -> int:
-        """Number of samples from which batches are formed together."""
         if self.window is not None:
             return self.window
         return _WINDOW * -(-self.tokens_per_batch // _WINDOW_FOR)
@@ -238,11 +219,9 @@ class BatchingStrategy(ABC):
         """Returns the batches of a window in order."""
 
     def num_batches(self, window: SampleWindow) -> int:
-        """Returns the number of batches of a window."""
         return len(self.batches(window))
 
     def row_length(self, seen: int) -> int:
-        """Returns the maximum length of a row after a number of samples of the run."""
         return self.curriculum.max_length(seen) or self.max_length
 
     @abstractmethod
@@ -259,9 +238,6 @@ class BatchStream(Sampler[BatchPlan]):
     each batch, so the batches are the same for any number of ranks and of parts.
 
     Args:
-        lengths_of: lengths of samples in residues.
-        order: order of the samples.
-        rule: assigns samples to batches.
         start: position from which to start or resume.
         num_batches: number of batches of the whole run, over several epochs; None stops at the end
             of the epoch of `start`.
@@ -363,13 +339,10 @@ class BatchStream(Sampler[BatchPlan]):
 @final
 @dataclass(frozen=True)
 class Forecast:
-    """Statistics of an epoch.
+    """Sequences of an epoch that are longer than a row, and how many residues they lose.
 
-    Attributes:
-        cropped: number of sequences that are longer than a row.
-        left_out: number of their residues that are cropped.
-        is_exact: whether these two numbers are exact or estimated.
-        useful_fraction: fraction of the first window's positions that are not padding.
+    Of large data sets both are estimated. The fraction is that of the first window's positions that
+    are not padding.
     """
 
     cropped: int
@@ -378,7 +351,6 @@ class Forecast:
     useful_fraction: float
 
     def describe(self) -> str:
-        """Describes the forecast in one line."""
         about = "" if self.is_exact else "about "
         padding = f"{1 - self.useful_fraction:.1%} of the positions of a batch are padding"
         if not self.cropped:
@@ -395,13 +367,10 @@ def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) ->
         cropped += int(np.count_nonzero(residues)) * scale
         left_out += int(residues.sum()) * scale
     batches = BatchStream(lengths_of, order, rule).window(0, 0)
-    return Forecast(
-        cropped=round(cropped),
-        left_out=round(left_out),
-        is_exact=len(order) <= _MAX_EXACT,
-        useful_fraction=sum(batch.num_tokens for batch in batches)
-        / sum(len(batch.rows) * batch.length for batch in batches),
-    )
+    positions = sum(len(batch.rows) * batch.length for batch in batches)
+    useful_fraction = sum(batch.num_tokens for batch in batches) / positions
+    is_exact = len(order) <= _MAX_EXACT
+    return Forecast(round(cropped), round(left_out), is_exact, useful_fraction)
 
 
 def _sampled_windows(order: SampleOrder, rule: BatchingStrategy) -> list[tuple[int, int, float]]:

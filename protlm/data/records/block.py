@@ -9,8 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from protlm.data.records.record import STRICT, ReadOptions, Record, Tally
-from protlm.data.records.residues import NUCLEOTIDES
+from protlm.data.records.record import NUCLEOTIDES, STRICT, ReadOptions, Record, Tally
 from protlm.system.errors import InputDataError
 
 _NUCLEOTIDE_FRACTION, _NUCLEOTIDE_RECORDS, _NUCLEOTIDE_LETTERS = 0.95, 1_000, 50
@@ -24,7 +23,6 @@ class RecordFormat:
     """The structure of a file of records, recognized by its first bytes.
 
     Args:
-        block: class of the blocks, which parses the records.
         marker: bytes at the start of a record; a leading line end belongs to the previous record.
         max_record: maximum size of a record that is never truncated, in bytes.
         num_skipped: number of bytes before the first record.
@@ -47,10 +45,6 @@ class Block(ABC):
         source: path of the file, or `standard input`.
         line: line of the file at which the data begin, counted from 1.
         data: decompressed bytes, with all line ends converted to `\\n`.
-        layout: structure of the file.
-        options: which deviations from the formats are accepted.
-        is_first: whether this is the first block of the file.
-        is_last: whether this is the last block of the file.
         is_cut: whether the last record is truncated because of its length.
         has_mark: whether a byte order mark preceded the data.
     """
@@ -69,12 +63,10 @@ class Block(ABC):
 
     @property
     def file(self) -> str:
-        """Name of the file, without its folder."""
         return PurePath(self.source).name
 
     @property
     def is_whole(self) -> bool:
-        """Whether the block is the complete file."""
         return self.is_first and self.is_last and not self.is_cut
 
     def records(self, tally: Tally) -> Iterator[Record]:
@@ -139,13 +131,7 @@ def cut(
     """Cuts before the first record that begins `size` bytes or more after the last cut.
 
     A record that extends more than `max_record` bytes beyond that is truncated, so that memory
-    stays bounded for any stream.
-
-    Args:
-        chunks: the stream, in pieces of any size.
-        marker: bytes at the start of a record; a leading line end belongs to the previous record.
-        max_record: maximum size of a record that is never truncated, in bytes.
-        size: approximate size of a block in bytes; None uses 4 MiB.
+    stays bounded for any stream. The default size is 4 MiB.
     """
     buffer = _StreamBuffer(chunks)
     line_end = len(marker) - len(marker.lstrip(b"\n"))
@@ -175,7 +161,6 @@ class _StreamBuffer:
         return len(self._bytes)
 
     def is_empty(self) -> bool:
-        """Returns whether the stream has ended and all bytes were taken."""
         self._read(1)
         return not self._bytes
 
@@ -191,7 +176,6 @@ class _StreamBuffer:
             searched, step = max(start, len(self._bytes) - len(marker) + 1), step * 2
 
     def take(self, end: int) -> bytes:
-        """Removes and returns the first `end` bytes."""
         data, self._bytes = self._bytes[:end], self._bytes[end:]
         return data
 

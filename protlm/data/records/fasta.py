@@ -11,8 +11,7 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from protlm.data.records.block import Block, RecordFormat
 from protlm.data.records.format_detection import A3M, ALIGNMENT, annotation, foreign_format
-from protlm.data.records.record import ReadOptions, Record, Tally
-from protlm.data.records.residues import TOO_LONG, are_standard, residues
+from protlm.data.records.record import TOO_LONG, ReadOptions, Record, Tally, are_standard, residues
 from protlm.system.errors import InputDataError
 
 # Records checked together; a single unusual record sends all of them down the slow path.

@@ -9,7 +9,7 @@ from protlm.data.records.block import Block, RecordFormat, cut
 from protlm.data.records.fasta import fasta_layout
 from protlm.data.records.format_detection import foreign_format
 from protlm.data.records.record import STRICT, ReadOptions, Record, Tally
-from protlm.data.records.source import ByteSource
+from protlm.data.records.source import ByteSource, with_unix_line_ends
 from protlm.data.records.swissprot import swissprot_layout
 from protlm.data.records.uniprot_xml import xml_layout
 from protlm.system.errors import InputDataError
@@ -36,7 +36,7 @@ class SequenceFile:
             path, "a sequence file", ignore_trailing_garbage=options.ignore_trailing_garbage
         )
         try:
-            self._chunks = _with_unix_line_ends(self._source.chunks())
+            self._chunks = with_unix_line_ends(self._source.chunks())
             self._start, self._line = self._beginning()
             self._layout = self._recognized()
         except BaseException:
@@ -118,17 +118,3 @@ def read_records(path: Path, tally: Tally, *, allow_nucleotides: bool = False) -
     with SequenceFile(path, ReadOptions(allow_nucleotides=allow_nucleotides)) as file:
         for block in file.blocks():
             yield from block.records(tally)
-
-
-def _with_unix_line_ends(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    held = b""
-    for chunk in chunks:
-        if not held and b"\r" not in chunk:
-            yield chunk
-            continue
-        whole = held + chunk
-        # The line feed of a CR LF pair may be in the next chunk.
-        held = b"\r" if whole.endswith(b"\r") else b""
-        yield whole.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    if held:
-        yield b"\n"

@@ -10,8 +10,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 from Bio.Seq import MutableSeq, Seq, UndefinedSequenceError
 from Bio.SeqRecord import SeqRecord
 
-from protlm.data.records.record import STRICT, Record, Tally
-from protlm.data.records.residues import residues
+from protlm.data.records.record import STRICT, Record, Tally, residues
 from protlm.data.vocabulary import VOCABULARY, capitals
 from protlm.system.errors import InputDataError, UserError
 

@@ -13,8 +13,7 @@ from typing import IO
 
 from protlm.data.records.file import read_records
 from protlm.data.records.format_detection import WITHOUT_GAPS
-from protlm.data.records.record import Record, Tally
-from protlm.data.records.residues import GAP
+from protlm.data.records.record import GAP, Record, Tally
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.system.errors import InputDataError
 from protlm.system.paths import existing_file
@@ -97,7 +96,6 @@ class Proteins:
 
     @property
     def name(self) -> str:
-        """The file in messages."""
         return "standard input" if self.path == STANDARD_INPUT else str(self.path)
 
     @property

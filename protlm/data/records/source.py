@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from select import select
 from types import ModuleType
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 from protlm.system.errors import InputDataError
 from protlm.system.paths import existing_file
@@ -166,57 +166,38 @@ class ByteSource:
         )
 
 
-class TextSource:
-    """A file opened for reading text, with all line ends converted to `\\n`.
+def text_lines(path: Path, what: str) -> Iterator[str]:
+    """Yields the lines of a file without their ends, of any system.
 
     Bytes that are not UTF-8 become lone surrogates (`surrogateescape`), without loss.
     """
+    with ByteSource(path, what) as source:
+        rest = b""
+        for chunk in with_unix_line_ends(source.chunks()):
+            lines, is_any, rest = (rest + chunk).rpartition(b"\n")
+            if is_any:
+                yield from lines.decode("utf-8", "surrogateescape").split("\n")
+            if len(rest) > _MAX_LINE:
+                raise InputDataError(
+                    f"{source.name}: a line has more than {_MAX_LINE:,} bytes; this is not a table"
+                )
+        if rest:
+            yield rest.decode("utf-8", "surrogateescape")
 
-    def __init__(self, path: Path, what: str) -> None:
-        self._source = ByteSource(path, what)
-        chunks = _with_bounded_lines(self._source.chunks(), self._source.name)
-        stream = io.BufferedReader(_Stream(chunks))
-        self.text: TextIO = io.TextIOWrapper(stream, "utf-8", errors="surrogateescape")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.text.close()
-        self._source.close()
-
-
-def _with_bounded_lines(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
-    """Yields the chunks, and raises an error at a line that is too long for memory."""
-    length = 0
+def with_unix_line_ends(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Converts all line ends to `\\n`."""
+    held = b""
     for chunk in chunks:
-        end = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
-        length = len(chunk) - end - 1 if end >= 0 else length + len(chunk)
-        if length > _MAX_LINE:
-            raise InputDataError(
-                f"{name}: a line has more than {_MAX_LINE:,} bytes; this is not a table"
-            )
-        yield chunk
-
-
-class _Stream(io.RawIOBase):
-    """A readable stream of chunks of bytes."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._rest = chunks, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        while not self._rest:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                return 0
-            self._rest = memoryview(chunk)
-        count = min(len(buffer), len(self._rest))
-        buffer[:count], self._rest = self._rest[:count], self._rest[count:]
-        return count
+        if not held and b"\r" not in chunk:
+            yield chunk
+            continue
+        whole = held + chunk
+        # The line feed of a CR LF pair may be in the next chunk.
+        held = b"\r" if whole.endswith(b"\r") else b""
+        yield whole.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if held:
+        yield b"\n"
 
 
 def _standard_input() -> Any:

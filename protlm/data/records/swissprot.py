@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar, final
 
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.record import Feature, Record, Tally
-from protlm.data.records.residues import residues
+from protlm.data.records.record import Feature, Record, Tally, residues
 
 NO_END = "no '//' at the end"
 WRONG_LENGTH = "length differs from the one that the entry declares"

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, final
 from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.record import Feature, Record, Tally
-from protlm.data.records.residues import residues
+from protlm.data.records.record import Feature, Record, Tally, residues
 from protlm.data.records.swissprot import WRONG_LENGTH
 from protlm.system.errors import InputDataError
 
@@ -147,7 +146,6 @@ def _entries(document: bytes) -> Iterator[Any]:
 
 
 def _line(entry: Any) -> int:
-    """Returns the line of the document at which an entry begins."""
     if entry.sourceline < _MAX_KNOWN_LINE:
         return entry.sourceline
     return entry.sourceline - (entry.text or "").count("\n")
@@ -158,7 +156,6 @@ def _child(entry: Any, name: str, *, from_end: bool = False) -> Any:
 
 
 def _text(entry: Any, name: str) -> str:
-    """Returns the text of a child as one line."""
     child = _child(entry, name)
     return " ".join((child.text or "").split()) if child is not None else ""
 

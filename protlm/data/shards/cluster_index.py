@@ -37,20 +37,17 @@ class ClusterIndex:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the file."""
         return self._entry.sha256
 
     def members(self, clusters: np.ndarray, starts: np.ndarray, turn: int) -> np.ndarray:
         """Returns the member of each of these clusters whose turn it is, a sequence number, int64.
 
-        Args:
-            clusters: numbers of clusters, int64.
-            starts: any numbers, uint64; modulo the cluster's size, the first member in turn.
-            turn: number of earlier turns.
+        `starts` modulo the sizes of the clusters are the first members in turn, and `turn` is the
+        number of earlier turns.
         """
         arrays = self._arrays()
         if arrays.pages.size() < len(arrays.pages):
-            raise self._damaged("it was truncated while it was read")
+            raise _damaged(self._path, "it was truncated while it was read")
         found = np.empty(len(clusters), np.int64)
         for start in range(0, len(clusters), _LOOKUPS):
             here = slice(start, start + _LOOKUPS)
@@ -65,13 +62,13 @@ class ClusterIndex:
     ) -> np.ndarray:
         begins, ends = arrays.offsets[clusters], arrays.offsets[clusters + 1]
         if np.any(ends <= begins) or np.any(ends > len(arrays.members)):
-            raise self._damaged("the offsets do not increase")
+            raise _damaged(self._path, "the offsets do not increase")
         sizes = ends - begins
         # Each is reduced modulo the size first, so that the sum cannot overflow.
         numbers = (starts % sizes + turn % sizes) % sizes
         members = arrays.members[begins + numbers]
         if np.any(members >= self._num_sequences):
-            raise self._damaged("a member is not a sequence of the split")
+            raise _damaged(self._path, "a member is not a sequence of the split")
         return members
 
     def check(self) -> None:
@@ -84,26 +81,22 @@ class ClusterIndex:
                     "differs"
                 )
         except OSError as error:
-            raise self._damaged(str(error.strerror)) from error
+            raise _damaged(self._path, str(error.strerror)) from error
         arrays = self._arrays()
         for start in range(0, len(self), _PIECE):
             offsets = arrays.offsets[start : start + _PIECE + 1]
             if np.any(offsets[1:] <= offsets[:-1]):
-                raise self._damaged("the offsets do not increase")
+                raise _damaged(self._path, "the offsets do not increase")
         for start in range(0, len(arrays.members), _PIECE):
             if np.any(arrays.members[start : start + _PIECE] >= self._num_sequences):
-                raise self._damaged("a member is not a sequence of the split")
+                raise _damaged(self._path, "a member is not a sequence of the split")
 
     def check_size(self) -> None:
-        """Compares the size of the file with the manifest."""
         if fault := size_fault(self._path, self._entry):
             raise InputDataError(fault)
 
     def _arrays(self) -> _Mapped:
         return _mapped(self._path, self._entry, self._num_sequences)
-
-    def _damaged(self, why: str) -> InputDataError:
-        return _damaged(self._path, why)
 
 
 @lru_cache

@@ -22,17 +22,6 @@ from protlm.system.errors import InputDataError, UserError, one_of
 from protlm.system.paths import sha256_of
 from protlm.system.terminal import JobProgress
 
-__all__ = [
-    "ClusterIndex",
-    "Manifest",
-    "ShardEntry",
-    "SplitReader",
-    "open_clusters",
-    "open_split",
-    "read_manifest",
-    "verify",
-]
-
 REPORT, REJECTED = "report.json", "rejected.tsv"
 
 
@@ -55,12 +44,11 @@ class SplitReader:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Returns the residue tokens of a sequence, uint8, as a read-only view."""
+        """Returns residue tokens, uint8, as a read-only view."""
         shard, row = self._locate(index)
         return shard.sequence(row)
 
     def identifier(self, index: int) -> str:
-        """Returns the accession, or other identifier, of a sequence."""
         shard, row = self._locate(index)
         return shard.identifier(row).decode("utf-8", "backslashreplace")
 
@@ -120,14 +108,10 @@ def _most_maps() -> int:
 def open_split(
     directory: Path, split: str, *, verify: str = "full", shuffled: bool = False
 ) -> SplitReader:
-    """Opens a split after checking its shards.
+    """Opens a split, whose sequences will perhaps be read in random order, and checks its shards.
 
-    Args:
-        directory: the folder of the data set.
-        split: the name of the split.
-        verify: `full` compares sizes and hashes with the manifest and checks every number;
-            `sizes` compares only sizes, and the structure of a shard is checked on first use.
-        shuffled: sequences will be read in random order.
+    `full` compares sizes and hashes with the manifest and checks every number; `sizes` compares
+    only sizes, and the structure of a shard is checked on first use.
     """
     manifest = _manifest_with(directory, split, verify)
     if not any(entry.sequences for entry in manifest.splits[split]):
@@ -168,7 +152,6 @@ def _index(directory: Path, manifest: Manifest, split: str) -> ClusterIndex:
 
 
 def _manifest_with(directory: Path, split: str, verify: str) -> Manifest:
-    """Returns the manifest of a data set, after checking the name of the split."""
     manifest = read_manifest(directory)
     if split not in manifest.splits:
         raise UserError(

@@ -79,12 +79,7 @@ class Counts:
 
     def by_kind(self) -> dict[str, dict[str, int]]:
         """Returns the counts of records that were not kept unchanged, by kind."""
-        return {
-            "rejected": self.rejected,
-            "filtered": self.filtered,
-            "changed": self.changed,
-            "noted": self.noted,
-        }
+        return {kind: counts for kind, counts in vars(self).items() if kind != "records"}
 
 
 @dataclass(frozen=True)

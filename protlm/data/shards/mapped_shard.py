@@ -56,11 +56,9 @@ class MappedShard(NamedTuple):
         return tokens
 
     def identifier(self, row: int) -> bytes:
-        """Returns the identifier of a sequence."""
         return self._part(self.ids, self.id_offsets, row).tobytes()
 
     def lengths(self, rows: np.ndarray | slice) -> np.ndarray:
-        """Returns the lengths of these sequences in residues, int64."""
         self._check_size()
         starts, stops = self.offsets[:-1][rows], self.offsets[1:][rows]
         if np.any(stops < starts) or np.any(stops > len(self.tokens)):

@@ -5,7 +5,7 @@ They are files of contiguous arrays, whose HDF5 metadata is created in memory.
 
 import hashlib
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,25 +33,10 @@ _ALIGNMENT = 64
 Content: TypeAlias = bytes | memoryview
 
 
-@dataclass(frozen=True)
-class Array:
-    """A one-dimensional array of a file.
-
-    Args:
-        kind: numpy's name of its type.
-        size: number of elements.
-        pieces: its bytes in order; they may be read from disk lazily.
-    """
-
-    kind: str
-    size: int
-    pieces: Iterable[Content]
-
-
-def contents(arrays: dict[str, Array]) -> Iterator[Content]:
-    """Yields the bytes of the file: HDF5 metadata, the arrays, and the gaps between them."""
+def _contents(kinds: dict[str, str], arrays: dict[str, list[np.ndarray]]) -> Iterator[Content]:
+    """Yields the bytes of a file: HDF5 metadata, arrays, each in parts, and the gaps between."""
     layout = _MetadataFile()
-    pieces: list[tuple[int, Iterable[Content]]] = []
+    pieces: list[tuple[int, Sequence[Content]]] = []
     # Format 1.8 is the oldest that needs no chunks here, and the newest without timestamps.
     with h5py.File(
         layout,
@@ -61,11 +46,11 @@ def contents(arrays: dict[str, Array]) -> Iterator[Content]:
         alignment_threshold=1,
         alignment_interval=_ALIGNMENT,
     ) as file:
-        for name, array in arrays.items():
-            start = _place(file, name, array)
+        for name, parts in arrays.items():
+            start = _place(file, name, kinds[name], sum(map(len, parts)))
             if start is not None:
-                pieces.append((start, array.pieces))
-    pieces += [(start, (record,)) for start, record in layout.records()]
+                pieces.append((start, [part.view(np.uint8).data for part in parts]))
+    pieces += [(start, [record]) for start, record in layout.records()]
     end = 0
     for start, some in sorted(pieces, key=lambda piece: piece[0]):
         yield bytes(start - end)
@@ -80,12 +65,8 @@ def contents(arrays: dict[str, Array]) -> Iterator[Content]:
 class PackedSequences:
     """Concatenated sequences, in the representation of a shard.
 
-    Args:
-        tokens: residues, uint8 [residues].
-        lengths: number of residues of each sequence, uint32 [sequences].
-        ids: identifiers in UTF-8, uint8 [bytes].
-        id_lengths: number of bytes of each identifier, uint32 [sequences].
-        clusters: hash of each sequence's cluster, uint64 [sequences], if clusters are stored.
+    Residues and identifiers, in UTF-8, are uint8; lengths, of residues and of bytes, uint32; the
+    hashes of clusters, if they are stored, uint64.
     """
 
     tokens: np.ndarray
@@ -187,18 +168,13 @@ def _write(
     path: Path, kinds: dict[str, str], arrays: dict[str, list[np.ndarray]]
 ) -> tuple[int, str]:
     """Writes arrays, each in parts, as a file; returns its size and its SHA-256."""
-    content = list(contents({name: _array(kinds[name], some) for name, some in arrays.items()}))
+    content = list(_contents(kinds, arrays))
     # Another thread hashes while this one waits for the disk.
     with ThreadPoolExecutor(1) as thread:
         sha256 = thread.submit(_sha256, content)
         with complete_file(path) as temporary, temporary.open("xb") as out:
             out.writelines(content)
     return sum(map(len, content)), sha256.result()
-
-
-def _array(kind: str, parts: list[np.ndarray]) -> Array:
-    pieces = [part.view(np.uint8).data for part in parts]
-    return Array(kind, sum(map(len, parts)), pieces)
 
 
 def _sha256(pieces: list[Content]) -> str:
@@ -215,16 +191,16 @@ def _offsets(lengths: list[np.ndarray]) -> np.ndarray:
     return offsets
 
 
-def _place(file: h5py.File, name: str, array: Array) -> int | None:
+def _place(file: h5py.File, name: str, kind: str, size: int) -> int | None:
     """Allocates an array in the file, and returns its offset; None if the array is empty."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_layout(h5py.h5d.CONTIGUOUS)
     properties.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     properties.set_obj_track_times(False)
-    kind = h5py.h5t.py_create(np.dtype(array.kind))
-    space = h5py.h5s.create_simple((array.size,))
-    return h5py.h5d.create(file.id, name.encode(), kind, space, properties).get_offset()
+    stored = h5py.h5t.py_create(np.dtype(kind))
+    space = h5py.h5s.create_simple((size,))
+    return h5py.h5d.create(file.id, name.encode(), stored, space, properties).get_offset()
 
 
 class _MetadataFile(io.RawIOBase):

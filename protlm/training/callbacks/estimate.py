@@ -21,7 +21,7 @@ from protlm.attention.performer_softmax import (
 )
 from protlm.data.dataset import FILLER, Batch
 from protlm.model.transformer import ProteinLM
-from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.callbacks.hooks import LoopCallback, log
 from protlm.training.module import LanguageModeling, Objective
 
 # An estimate whose standard deviation equals the weight carries no information about it.
@@ -84,8 +84,7 @@ class WatchEstimates(LoopCallback):
         metrics: dict[str, float] = {}
         for number, head in worst.items():
             metrics.update(zip(_names(number), (head.square_norm, head.error), strict=True))
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, trainer.global_step)
+        log(trainer, metrics)
         useless = {number: head for number, head in worst.items() if head.error > _USELESS}
         if (news := useless.keys() - self._warned) and trainer.is_global_zero:
             assert isinstance(module, LanguageModeling)
@@ -134,11 +133,9 @@ class WatchEstimates(LoopCallback):
 
 
 class _WorstHead(NamedTuple):
-    """The head of a layer with the largest error.
+    """The head of a layer with the largest error, and the mean square norm that determines it.
 
-    Attributes:
-        norm: the mean square norm that determines the error.
-        square_norm: the largest mean |q̂ + k̂|² of the layer.
+    `square_norm` is the largest mean |q̂ + k̂|² of the layer.
     """
 
     number: int

@@ -1,8 +1,8 @@
 """Small hooks into the loop, one class for each."""
 
 import faulthandler
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from protlm.training.lightning_internals import (
 )
 from protlm.training.module import Objective
 
+T = TypeVar("T")
 # The key of a checkpoint under which the micro-batches per optimizer step are saved.
 _PARTS = "batches_per_step"
 # The fraction of the time-out after which the stacks are written, well before a rank gives up.
@@ -74,13 +75,26 @@ class LoopCallback(Callback):
         self.on_validated_batch(trainer, batch_idx + 1)
 
 
+def log(trainer: Trainer, metrics: Mapping[str, float]) -> None:
+    """Logs metrics of the present step."""
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(metrics), trainer.global_step)
+
+
+def of_all_ranks(value: T) -> list[T]:
+    """Returns the value of each rank; all ranks must call this."""
+    if not dist.is_initialized():
+        return [value]
+    values = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
 class CheckSameStep(Callback):
     """Rejects ranks that resume from different steps; each chooses its checkpoint itself."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        steps = [trainer.global_step] * trainer.world_size
-        if trainer.world_size > 1:
-            dist.all_gather_object(steps, trainer.global_step)
+        steps = of_all_ranks(trainer.global_step)
         other = next((rank for rank, step in enumerate(steps) if step != steps[0]), None)
         if other is not None:
             raise UserError(
@@ -123,9 +137,8 @@ class RedrawFeatures(Callback):
     """
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for module in pl_module.modules():
-            for buffer in module.buffers(recurse=False):
-                buffer.copy_(trainer.strategy.broadcast(buffer))
+        for buffer in pl_module.buffers():
+            buffer.copy_(trainer.strategy.broadcast(buffer))
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -248,11 +261,9 @@ class AverageWeights(Callback):
         trainer.optimizers[0].register_step_post_hook(lambda *_: self._update(pl_module))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Objective)
         self._exchange(pl_module)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Objective)
         self._exchange(pl_module)
 
     @torch.no_grad()
@@ -266,15 +277,15 @@ class AverageWeights(Callback):
         get_ema_multi_avg_fn(decay)(average, list(weights.values()), self._num_updates)
 
     @torch.no_grad()
-    def _exchange(self, module: Objective) -> None:
+    def _exchange(self, module: LightningModule) -> None:
         for name, weight in _weights(module).items():
             kept = weight.clone()
             weight.copy_(self._average[name])
             self._average[name].copy_(kept)
 
 
-def _weights(module: Objective) -> dict[str, Tensor]:
-    return dict(module.network.named_parameters())
+def _weights(module: LightningModule) -> dict[str, Tensor]:
+    return dict(module.get_submodule("network").named_parameters())
 
 
 def compile_blocks(network: ProteinLM, *, backend: str = "inductor") -> None:

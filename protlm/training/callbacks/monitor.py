@@ -18,7 +18,7 @@ from protlm.model.objective import perplexity
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from protlm.system.terminal import JobProgress
-from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.callbacks.hooks import LoopCallback, log
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.module import LanguageModeling, Objective
 
@@ -77,7 +77,7 @@ class Monitor(LoopCallback):
         self._trainer: Trainer | None = None
         self._restored: dict[str, Any] = {}
         self._rate = math.nan
-        self._progress: JobProgress | None = None
+        self._progress = JobProgress("training", max_steps, quiet=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the sums since the last log, so that a resumed run logs the same values."""
@@ -123,7 +123,6 @@ class Monitor(LoopCallback):
         if trainer.global_step % self.every == 0:
             assert isinstance(module, LanguageModeling)
             self._log(trainer, module, batch)
-        assert self._progress is not None
         self._progress.update(trainer.global_step, self._note)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -131,7 +130,6 @@ class Monitor(LoopCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModeling)
-        assert self._progress is not None
         sums = pl_module.validation_sums()
         # A validation that a signal interrupted is repeated by the resumed run.
         if sums.num_targets and not trainer.should_stop:
@@ -143,23 +141,20 @@ class Monitor(LoopCallback):
             }
             if sums.num_ends:
                 metrics["valid_end_loss"] = sums.end_nats / sums.num_ends
-            self._write(trainer, metrics)
+            log(trainer, metrics)
             self._progress.print(f"step {trainer.global_step:,}: {_validation_in_short(metrics)}")
         self.exclude(time.perf_counter() - self._validation_start)
 
     def exclude(self, seconds: float) -> None:
-        """Excludes the time of a measurement from the throughput."""
         self._since += seconds
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert self._progress is not None
         self._progress.__exit__(None, None, None)
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        if self._progress is not None:
-            self._progress.__exit__(type(exception), exception, None)
+        self._progress.__exit__(type(exception), exception, None)
 
     def _restart(self, device: torch.device) -> None:
         self._sums = torch.zeros(len(_Sums._fields), dtype=torch.float64, device=device)
@@ -167,7 +162,6 @@ class Monitor(LoopCallback):
         self._since = time.perf_counter()
 
     def _total(self) -> Tensor:
-        """Returns this rank's sums, including the seconds waited for data."""
         total = self._sums.clone()
         total[-1] += self._data_wait.seconds
         return total
@@ -193,13 +187,9 @@ class Monitor(LoopCallback):
         }
         if self._peak is not None:
             metrics["model_flops_utilization"] = sums.flops / device_seconds / self._peak / 1e12
-        self._write(trainer, metrics)
+        log(trainer, metrics)
         self._note = _in_short(metrics)
         self._restart(module.device)
-
-    def _write(self, trainer: Trainer, metrics: dict[str, float]) -> None:
-        for logger in trainer.loggers:
-            logger.log_metrics(metrics, trainer.global_step)
 
     def _sizes(self, batch: Batch) -> Tensor:
         """Returns samples, residues, useful and all positions, FLOPs and 0 seconds, float64."""
@@ -281,9 +271,7 @@ class MeasureModel(LoopCallback):
             return
         assert isinstance(module, LanguageModeling)
         start = time.perf_counter()
-        values = self._measured(module)
-        for logger in trainer.loggers:
-            logger.log_metrics(dict(values), trainer.global_step)
+        log(trainer, self._measured(module))
         for callback in trainer.callbacks:  # pyright: ignore[reportAttributeAccessIssue]
             if isinstance(callback, Monitor):
                 callback.exclude(time.perf_counter() - start)

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from pytorch_lightning import LightningModule, Trainer
 
 from protlm.system.errors import ExitCode
+from protlm.system.interruption import handled
 from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.launch import SIGNALS
 from protlm.training.lightning_internals import disable_signal_handlers, end_validation
@@ -36,22 +38,22 @@ class StopOnSignal(LoopCallback):
         self.received = 0
         # Separate from `received`: a signal that arrives during an agreement must not be lost.
         self._noted = 0
-        self._signals_pipe: int | None = None
-        self._before: dict[signal.Signals, Any] = {}
+        self._handlers = ExitStack()
 
     @property
     def exit_code(self) -> ExitCode:
-        """The exit code of the process."""
         return ExitCode.INTERRUPTED if self.received == signal.SIGINT else ExitCode.PREEMPTED
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Installs the handlers, and keeps Lightning from installing its own after them."""
         disable_signal_handlers(trainer)
-        arrivals, self._signals_pipe = os.pipe()
-        os.set_blocking(self._signals_pipe, False)
+        arrivals, pipe = os.pipe()
+        self._handlers.callback(os.close, pipe)
+        os.set_blocking(pipe, False)
         threading.Thread(target=_abort_at_the_second, args=(arrivals,), daemon=True).start()
-        signal.set_wakeup_fd(self._signals_pipe, warn_on_full_buffer=False)
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        signal.set_wakeup_fd(pipe, warn_on_full_buffer=False)
+        self._handlers.callback(signal.set_wakeup_fd, -1)
+        self._handlers.enter_context(handled(SIGNALS, self._note))
 
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
         self._agree(trainer)
@@ -64,12 +66,12 @@ class StopOnSignal(LoopCallback):
                 end_validation()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._restore_handlers()
+        self._handlers.close()
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        self._restore_handlers()
+        self._handlers.close()
 
     def _agree(self, trainer: Trainer) -> None:
         mine = torch.tensor(self._noted, device=trainer.strategy.root_device)
@@ -81,15 +83,6 @@ class StopOnSignal(LoopCallback):
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._noted = self._noted or number
-
-    def _restore_handlers(self) -> None:
-        if self._signals_pipe is not None:
-            for number, handler in self._before.items():
-                # None means that the handler was not set from Python.
-                signal.signal(number, signal.SIG_DFL if handler is None else handler)
-            signal.set_wakeup_fd(-1)
-            os.close(self._signals_pipe)
-            self._signals_pipe = None
 
 
 def _abort_at_the_second(arrivals: int) -> None:

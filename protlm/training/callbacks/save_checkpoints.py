@@ -142,10 +142,8 @@ class WriteHistory(Callback):
 class SaveCheckpoints(LoopCallback, Checkpoint):
     """Saves checkpoints by step and by the clock, and keeps the newest and the best.
 
-    Args:
-        from_step: the step that the run resumes from, whose checkpoint exists.
-        lock: the lock of the run, on the first rank; checked before each checkpoint.
-        keeps_start: saves the weights that the run starts from, as step 0.
+    The checkpoint of `from_step` exists. The first rank checks the lock before each one. If asked,
+    the weights that the run starts from are saved as step 0.
     """
 
     def __init__(
@@ -240,9 +238,8 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             raise OutputError(failure)
 
     def _last(self) -> str:
-        return (
-            f"the last checkpoint is step {self._saved}" if self._saved > 0 else "there is none yet"
-        )
+        is_any = self._saved > 0
+        return f"the last checkpoint is step {self._saved}" if is_any else "there is none yet"
 
     def _report(self, failure: str, trainer: Trainer) -> None:
         failure = f"{failure}; {self._last()}"
@@ -253,7 +250,6 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             warnings.warn(f"{failure}; training continues", stacklevel=2)
 
     def _prune(self, trainer: Trainer) -> None:
-        """Removes checkpoints that are neither among the newest nor among the best."""
         if not trainer.is_global_zero:
             return
         config = self._config

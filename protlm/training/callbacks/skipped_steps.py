@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from protlm.checkpoints.format import latest
 from protlm.data.dataset import Batch
 from protlm.system.errors import OutputError, TrainingDivergedError
 from protlm.system.paths import complete_file
-from protlm.training.callbacks.hooks import LoopCallback
+from protlm.training.callbacks.hooks import LoopCallback, of_all_ranks
 from protlm.training.module import Objective
 
 BAD_BATCHES = "bad_batches.jsonl"
@@ -101,7 +100,14 @@ class SkipBadSteps(LoopCallback):
     def _report(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
         """Writes the line of a skipped step on rank 0; all ranks must call this."""
         reason = self._reason(module)
-        samples = [n for part in _of_all_ranks(self._own_samples(module)) for n in part]
+        # Of batches with a bad loss, if there are any.
+        own = [
+            number
+            for joined_N, is_finite in self._batches
+            if not (module.num_bad_losses and is_finite)
+            for number in joined_N.tolist()
+        ]
+        samples = [number for part in of_all_ranks(own) for number in part]
         if trainer.is_global_zero:
             accessions = [self._identify(number) for number in samples]
             norm = float(module.gradient_norm)
@@ -142,15 +148,6 @@ class SkipBadSteps(LoopCallback):
         usual = module.largest_norm / (self._max_ratio or 1)
         return f"the gradient norm is {norm:.3g}, where {usual:.3g} is usual"
 
-    def _own_samples(self, module: Objective) -> list[int]:
-        """Returns this rank's samples of the step, of batches with a bad loss if there are any."""
-        return [
-            number
-            for joined_N, is_finite in self._batches
-            if not (module.num_bad_losses and is_finite)
-            for number in joined_N.tolist()
-        ]
-
     def _write(self, line: str) -> None:
         path = self._run_dir / BAD_BATCHES
         try:
@@ -158,14 +155,6 @@ class SkipBadSteps(LoopCallback):
                 file.write(line + "\n")
         except OSError as error:
             warnings.warn(f"{path} cannot be written: {error.strerror}", stacklevel=2)
-
-
-def _of_all_ranks(samples: list[int]) -> list[list[int]]:
-    if not torch.distributed.is_initialized():
-        return [samples]
-    parts: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(parts, samples)
-    return parts
 
 
 def _step_of(line: str) -> float:

@@ -1,7 +1,15 @@
-"""The choice of the backend, with attention that stands in for fused kernels."""
+"""The choice of the backend, and fused kernels in Triton's interpreter, against float64.
 
+Attention in PyTorch stands in for fused kernels where their choice is tested.
+"""
+
+import json
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +23,11 @@ from protlm.attention.linearized.normalization import Denominator
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.system.errors import UserError
+from tests.attention.cases import Inputs, make_inputs
+from tests.marks import slow_but
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
-BOTH = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
 def torch_attention(feature_map: Any, *, causal: bool) -> Callable[..., Any]:
@@ -49,22 +59,18 @@ def run(
     **sizes: int,
 ) -> Tensor:
     """The output of a mechanism, or of a new one with its name, for random inputs."""
-    chosen = SIZES | sizes
-    module = name_or_module
+    chosen, module = SIZES | sizes, name_or_module
     if isinstance(module, str):
         module = create(module, options or {}, **chosen)
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, 9, chosen["head_dim"], generator=generator).to(dtype)
-    mask_BL = torch.ones(2, 9, dtype=torch.bool)
-    return module(q, k, v, hidden_BLD=None, mask_BL=mask_BL, causal=causal)
+    return Inputs.whole(q, k, v).run(module, causal=causal)
 
 
 @pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@BOTH
-def test_kernels_that_agree_are_used(
-    name: str, dtype: torch.dtype, causal: bool, stand_in: Any
-) -> None:
+@MODES
+def test_kernels_that_agree_are_used(name, dtype, causal, stand_in):
     calls = []
 
     def fused(feature_map: Any, *, causal: bool) -> Any:
@@ -83,7 +89,6 @@ def test_kernels_that_agree_are_used(
 
 
 def does_not_compile(feature_map: Any, *, causal: bool) -> Any:
-    """Attention whose kernels do not compile."""
     raise RuntimeError("PassManager::run failed\nand more")
 
 
@@ -113,10 +118,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-@BOTH
-def test_kernels_that_fail_are_replaced_with_one_warning_or_refused(
-    fault: str, causal: bool, stand_in: Any
-) -> None:
+@MODES
+def test_kernels_that_fail_are_replaced_with_one_warning_or_refused(fault, causal, stand_in):
     fused, reason = WRONG[fault]
     stand_in(fused)
     mechanism = create("performer_softmax", {}, **SIZES)
@@ -132,8 +135,8 @@ def test_kernels_that_fail_are_replaced_with_one_warning_or_refused(
 
 @pytest.mark.parametrize("num_features, is_used", [(None, False), (23, False), (24, True)])
 def test_causal_kernels_of_few_features_are_not_used_on_hopper_cards(
-    num_features: int | None, is_used: bool, stand_in: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    num_features, is_used, stand_in, monkeypatch
+):
     """In bfloat16 alone, and not in bidirectional attention."""
     stand_in(torch_attention)
     monkeypatch.setattr(selection, "is_hopper", lambda device: True)
@@ -155,9 +158,7 @@ def test_causal_kernels_of_few_features_are_not_used_on_hopper_cards(
 @pytest.mark.parametrize(
     "capability, narrowest", [((8, 0), 16), ((8, 9), 16), ((9, 0), 64), ((10, 0), 16)]
 )
-def test_blocks_of_causal_gradients_are_those_of_the_card(
-    capability: tuple[int, int], narrowest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_causal_gradients_are_those_of_the_card(capability, narrowest, monkeypatch):
     pytest.importorskip("triton")
     from protlm.attention.linearized.fused.blocks import CAUSAL_GRADIENTS, causal_blocks
 
@@ -168,56 +169,51 @@ def test_blocks_of_causal_gradients_are_those_of_the_card(
     assert causal_blocks(torch.device("cpu")) == CAUSAL_GRADIENTS
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"estimator": "trigonometric", "denominator_floor": 0.1},
-        {"normalizer": "rmsnorm"},
-    ],
-)
-def test_features_without_kernels_run_in_pytorch(options: dict[str, Any], stand_in: Any) -> None:
+SINES = {"estimator": "trigonometric", "denominator_floor": 0.1}
+
+
+@pytest.mark.parametrize("options", [SINES, {"normalizer": "rmsnorm"}])
+def test_features_without_kernels_run_in_pytorch(options, stand_in):
     stand_in(does_not_compile)
     run("performer_softmax", options)
     with pytest.raises(UserError, match=r"attention\.backend=auto"):
         create("performer_softmax", options | {"backend": "triton"}, **SIZES)
 
 
-def test_causal_maps_need_no_kernel(stand_in: Any) -> None:
+def test_causal_maps_need_no_kernel(stand_in):
     stand_in(does_not_compile)
     mechanism = create("performer_softmax", {"backend": "triton"}, **SIZES)
-    q, k = torch.randn(2, 1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
-    inputs: dict[str, Any]
-    inputs = {"hidden_BLD": torch.zeros(1, 9, 16), "mask_BL": torch.ones(1, 9, dtype=torch.bool)}
-    rows_BHLL = mechanism.attention_map(q, k, **inputs, causal=True)
-    torch.testing.assert_close(rows_BHLL.sum(-1), torch.ones(1, 2, 9))
+    rows_BHLL = make_inputs(9).without_padding().to(torch.float32).map_of(mechanism, causal=True)
+    torch.testing.assert_close(rows_BHLL.sum(-1), torch.ones(3, 2, 9))
 
 
-def test_what_cannot_run_in_kernels_is_refused() -> None:
-    asked = "performer_relu", {"backend": "triton"}
-    with pytest.raises(UserError, match="backend=triton cannot be used on cpu"):
-        run(*asked)
-    with pytest.raises(UserError, match="16 in float32 in causal attention, not 64"):
-        run(*asked, causal=True, head_dim=64, model_dim=128)
-    with pytest.raises(UserError, match=r"attention\.backend=cuda"):
-        create("performer_relu", {"backend": "cuda"}, **SIZES)
+TRITON = {"backend": "triton"}
+WIDE = {"causal": True, "head_dim": 64, "model_dim": 128}
 
 
-def test_the_former_name_is_refused_with_the_new_one() -> None:
-    with pytest.raises(UserError, match=r"now called attention\.backend; .*backend=torch$"):
-        create("performer_relu", {"kernel": "torch"}, **SIZES)
-    nested = {"options": {"kernel": "torch"}}
-    with pytest.raises(UserError, match=r"now called attention\.options\.backend"):
-        create("hybrid", nested, **SIZES)
+@pytest.mark.parametrize(
+    ("name", "options", "given", "message"),
+    [
+        ("performer_relu", TRITON, {}, "backend=triton cannot be used on cpu"),
+        ("performer_relu", TRITON, WIDE, "16 in float32 in causal attention, not 64"),
+        ("performer_relu", {"backend": "cuda"}, {}, r"attention\.backend=cuda"),
+        ("performer_relu", {"kernel": "torch"}, {}, r"called attention\.backend; .*backend=torch$"),
+        ("hybrid", {"options": {"kernel": "torch"}}, {}, r"called attention\.options\.backend"),
+        ("performer_generalized", {"kernel": "triton"}, {}, "does not exist; there are: abs, cos"),
+    ],
+)
+def test_what_cannot_run_in_kernels_is_refused(name, options, given, message):
+    with pytest.raises(UserError, match=message):
+        run(name, options, **given)
+
+
+def test_the_former_name_is_refused_with_the_new_one():
     with pytest.raises(UserError, match=r"now called attention\.backend; type"):
         compose(TrainConfig, ["attention=performer_softmax", "attention.kernel=torch"])
-    with pytest.raises(UserError, match="kernel=triton does not exist; there are: abs, cos"):
-        create("performer_generalized", {"kernel": "triton"}, **SIZES)
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton"])
-def test_the_choice_does_not_break_a_graph(
-    backend: str, stand_in: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_choice_does_not_break_a_graph(backend, stand_in, monkeypatch):
     stand_in(lambda feature_map, *, causal: lambda q, k, v, mask: v + 1)
     monkeypatch.setattr(selection, "failure", lambda case: "")
     mechanism = create("performer_softmax", {"backend": backend}, **SIZES)
@@ -225,9 +221,7 @@ def test_the_choice_does_not_break_a_graph(
     assert torch.equal(run(compiled), run(mechanism))
 
 
-def test_a_missing_triton_and_wide_heads_are_said(
-    stand_in: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_triton_and_wide_heads_are_said(stand_in, monkeypatch):
     stand_in(torch_attention)
     monkeypatch.setattr(selection, "_HAS_TRITON", False)
     with pytest.warns(UserWarning, match="the package triton is missing"):
@@ -237,7 +231,7 @@ def test_a_missing_triton_and_wide_heads_are_said(
         run("performer_relu", None, torch.float64)
 
 
-def test_a_full_memory_is_no_reason(stand_in: Any) -> None:
+def test_a_full_memory_is_no_reason(stand_in):
     def full(feature_map: Any, *, causal: bool) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
@@ -246,3 +240,68 @@ def test_a_full_memory_is_no_reason(stand_in: Any) -> None:
         run("performer_relu")
     stand_in(torch_attention)
     run("performer_relu")
+
+
+PROGRAM = Path(__file__).parent / "programs" / "interpret.py"
+PAGE = Path(__file__).parents[3] / "docs" / "gpu.md"
+# Of outputs, and of gradients: their sums over the values cancel in part, so that the roundings of
+# the operands weigh more. The second one is the limit of the check at first use.
+BUDGETS = {"float32": (1e-5, 1e-5), "bfloat16": (1e-2, 2e-2)}
+
+
+# Arguments of the program; most compile several kernels for several lengths.
+RUNS = [
+    "performer_softmax float32 causal 16 20 40",
+    "performer_softmax float32 cut 16 20 40",
+    "performer_relu float32 causal 16 20 40",
+    "performer_softmax float32 bidirectional 24 256 1 64 65 257",
+    "performer_softmax float32 causal 16 256 1 64 65 257",
+    "performer_softmax bfloat16 bidirectional 16 32 1 64 65 257",
+    "performer_softmax bfloat16 causal 24 32 1 64 65 257",
+    "performer_relu float32 bidirectional 24 0 1 64 65 257",
+    "performer_relu float32 causal 16 0 1 64 65 257",
+    "performer_relu bfloat16 bidirectional 24 100 1 64 65 257",
+    "performer_relu bfloat16 causal 24 100 1 64 65 257",
+    # Wide heads.
+    "performer_softmax bfloat16 bidirectional 128 20 1 65 257",
+    "performer_softmax bfloat16 causal 64 20 1 65 257",
+    # Sums over parts of long sequences.
+    "performer_softmax float32 bidirectional 16 16 600",
+    "performer_relu float32 bidirectional 16 16 600",
+]
+
+
+@pytest.mark.parametrize("arguments", slow_but(RUNS, *RUNS[:2]))
+def test_kernels_are_exact_within_the_dtype(arguments):
+    """Where keys are cut, as exact as PyTorch in float32 is, which cuts them too."""
+    pytest.importorskip("triton")
+    _, dtype, mode, _, _, *lengths = arguments.split()
+    command = [sys.executable, PROGRAM, *arguments.split()]
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    reports = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [report["length"] for report in reports] == [int(length) for length in lengths]
+    budget, gradient_budget = (1e-4, 1e-4) if mode == "cut" else BUDGETS[dtype]
+    for found in reports:
+        output, *gradients = found["errors"]
+        assert output <= budget and max(gradients) <= gradient_budget, found
+        assert found["is_clear"] and found.get("is_causal", mode == "bidirectional"), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("card", ["sm_80", "sm_90", "sm_100"])
+def test_kernels_fit_every_card_without_spills(card):
+    pytest.importorskip("triton")
+    from benchmarks.kernel_resources import CARDS, usages
+
+    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    titles = next(row for row in rows if row[-1] == "sm_100 |")
+    found = usages(card)
+    assert len(found) == 54
+    for key, usage in found.items():
+        assert usage.spilled == 0, key
+        assert usage.shared <= CARDS[card].shared, key
+        (row,) = [row for row in rows if row[:3] == [f"| {key[0]}", *key[1:]]]
+        of_page = dict(zip(titles, row, strict=True))
+        assert str(usage) in str(of_page.get(card, of_page.get(f"{card} |"))), key

@@ -1,7 +1,6 @@
 """Linear attention: gradients, tiles, threads, compilation, and rounding as by tensor cores."""
 
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -16,6 +15,7 @@ from protlm.attention.base import RandomFeatures
 from protlm.attention.linearized import operands
 from protlm.attention.ops import products
 from protlm.system.errors import UserError
+from tests.attention.cases import Inputs, make_inputs
 from tests.attention.test_contract import assert_reference, errors
 from tests.attention.truth import HAS_FAR_KEYS
 from tests.marks import slow_but
@@ -26,25 +26,19 @@ MODES = pytest.mark.parametrize("is_causal", [False, True], ids=["bidirectional"
 
 @pytest.mark.parametrize("length", slow_but([512, 513, 1100], 513))
 @pytest.mark.portable
-def test_blocks_of_rows_join(
-    performer: Any, causal: bool, length: int, make_inputs: Callable[..., Any]
-) -> None:
+def test_blocks_of_rows_join(performer, causal, length):
     assert_reference(performer, causal, make_inputs(length))
 
 
 @pytest.mark.slow
 @pytest.mark.portable
-def test_blocks_of_rows_join_with_further_options(
-    further_performer: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_blocks_of_rows_join_with_further_options(further_performer, causal):
     assert_reference(further_performer, causal, make_inputs(600))
 
 
 @pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
 @MODES
-def test_the_number_of_threads_may_change_before_the_backward_pass(
-    name: str, is_causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_the_number_of_threads_may_change_before_the_backward_pass(name, is_causal):
     mechanism, results, threads = create(name, {}, **SIZES), [], torch.get_num_threads()
     for change in (0, 1):
         # Long enough for several tiles, whose size depends on the threads.
@@ -72,9 +66,7 @@ COMPILED = [
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @HAS_FAR_KEYS
 @pytest.mark.parametrize(("name", "is_causal", "scale"), slow_but(COMPILED, COMPILED[0]))
-def test_torch_compile_sees_one_graph_with_the_same_result(
-    name: str, is_causal: bool, scale: float, make_inputs: Callable[..., Any]
-) -> None:
+def test_torch_compile_sees_one_graph_with_the_same_result(name, is_causal, scale):
     mechanism, results = create(name, {}, **SIZES), []
     for compile_ in (lambda f: f, partial(torch.compile, backend="aot_eager", fullgraph=True)):
         inputs = make_inputs(70).to(torch.float32)
@@ -85,9 +77,7 @@ def test_torch_compile_sees_one_graph_with_the_same_result(
         torch.testing.assert_close(one, other, rtol=1e-5 * scale, atol=1e-5 * scale)
 
 
-def test_a_nan_gradient_at_padding_has_no_influence(
-    performer: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_nan_gradient_at_padding_has_no_influence(performer, causal):
     mechanism = performer.create()
     inputs = make_inputs(70).to(torch.float32).differentiable()
     out = inputs.run(mechanism, causal=causal)
@@ -95,9 +85,7 @@ def test_a_nan_gradient_at_padding_has_no_influence(
     assert all(g.isfinite().all() for g in torch.autograd.grad(out, inputs[:3], cotangent))
 
 
-def test_a_second_derivative_is_rejected(
-    performer: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_second_derivative_is_rejected(performer, causal):
     inputs = make_inputs(5).differentiable()
     out = inputs.run(performer.create().double(), causal=causal)
     (gradient,) = torch.autograd.grad(out.square().sum(), inputs.q_BHLK, create_graph=True)
@@ -106,9 +94,7 @@ def test_a_second_derivative_is_rejected(
 
 
 @MODES
-def test_a_redraw_before_the_backward_pass_is_an_error(
-    is_causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_a_redraw_before_the_backward_pass_is_an_error(is_causal):
     mechanism = create("performer_softmax", {}, **SIZES)
     inputs = make_inputs(5).to(torch.float32).differentiable()
     out = inputs.run(mechanism, causal=is_causal)
@@ -118,29 +104,20 @@ def test_a_redraw_before_the_backward_pass_is_an_error(
         out.sum().backward()
 
 
-def test_float16_is_rejected_with_the_reason(
-    performer: Any, causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_float16_is_rejected_with_the_reason(performer, causal):
     mechanism, inputs = performer.create(), make_inputs(5).to(torch.float16)
-    with pytest.raises(UserError, match=r"range of float16.*bf16"):
-        inputs.run(mechanism, causal=causal)
-    with pytest.raises(UserError, match=r"range of float16.*bf16"):
-        mechanism.attention_map(
-            *inputs[:2], hidden_BLD=inputs[3], mask_BL=inputs.mask_BL, causal=causal
-        )
+    for refused in (inputs.run, inputs.map_of):
+        with pytest.raises(UserError, match=r"range of float16.*bf16"):
+            refused(mechanism, causal=causal)
 
 
 @MODES
-def test_absolute_rows_of_a_map_with_an_output_norm_sum_to_one(
-    is_causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+def test_absolute_rows_of_a_map_with_an_output_norm_sum_to_one(is_causal):
     # Of this kernel weights are negative too.
     options = {"kernel": "identity", "num_features": 20, "normalizer": "rmsnorm"}
     mechanism = create("performer_generalized", options, **SIZES).double()
     inputs = make_inputs(20)
-    found = mechanism.attention_map(
-        *inputs[:2], hidden_BLD=inputs[3], mask_BL=inputs.mask_BL, causal=is_causal
-    )
+    found = inputs.map_of(mechanism, causal=is_causal)
     visible = inputs.mask_BL[:, None, :, None] & inputs.mask_BL[:, None, None]
     visible = visible.tril() if is_causal else visible
     weights = mechanism.kernel(*inputs.with_padding(0.0)[:2]) * visible
@@ -167,12 +144,7 @@ def rounds_operands(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     return seen
 
 
-def test_errors_are_within_the_budget(
-    performer: Any,
-    causal: bool,
-    make_inputs: Callable[..., Any],
-    rounds_operands: list[torch.dtype],
-) -> None:
+def test_errors_are_within_the_budget(performer, causal, rounds_operands):
     out, dq, dk, *others = errors(performer, causal, make_inputs(LENGTH).to(torch.bfloat16))
     assert rounds_operands
     assert max(out, *others) <= 1e-2
@@ -181,9 +153,7 @@ def test_errors_are_within_the_budget(
 
 
 @HAS_FAR_KEYS
-def test_the_future_has_no_influence(
-    performer: Any, make_inputs: Callable[..., Any], rounds_operands: list[torch.dtype]
-) -> None:
+def test_the_future_has_no_influence(performer, rounds_operands):
     mechanism, inputs = performer.create(), make_inputs(LENGTH).to(torch.bfloat16)
     k_BHLK, v_BHLC = inputs.k_BHLK.clone(), inputs.v_BHLC.clone()
     k_BHLK[:, :, 100] *= 30
@@ -212,11 +182,10 @@ class Products(TorchDispatchMode):
         return out
 
 
-def products_on_cuda(inputs: Any, *, causal: bool) -> Counter[tuple[torch.dtype, torch.dtype]]:
+def products_on_cuda(inputs: Inputs, *, causal: bool) -> Counter[tuple[torch.dtype, torch.dtype]]:
     """Counts the products of a forward and backward pass, without computing them."""
     options = {"num_features": 32, "backend": "torch"}
-    sizes = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": LENGTH}
-    mechanism = create("performer_relu", options, **sizes).to("meta")
+    mechanism = create("performer_relu", options, **SIZES).to("meta")
     inputs = type(inputs)(*(x.to("meta") for x in inputs)).differentiable()
     with PretendedCuda(), Products() as products:
         out = inputs.run(mechanism, causal=causal)
@@ -224,10 +193,8 @@ def products_on_cuda(inputs: Any, *, causal: bool) -> Counter[tuple[torch.dtype,
     return products.made
 
 
-@pytest.mark.parametrize("is_causal", [False, True], ids=["bidirectional", "causal"])
-def test_on_cuda_only_bfloat16_is_rounded_and_sums_are_float32(
-    is_causal: bool, make_inputs: Callable[..., Any]
-) -> None:
+@MODES
+def test_on_cuda_only_bfloat16_is_rounded_and_sums_are_float32(is_causal):
     inputs = make_inputs(LENGTH)
     rounded = products_on_cuda(inputs.to(torch.bfloat16), causal=is_causal)
     plain = products_on_cuda(inputs.to(torch.float32), causal=is_causal)

@@ -7,7 +7,7 @@ keys far above the first key's, and is compared with a formula that does so.
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from protlm.attention import create
 from protlm.attention.base import Recurrent
 from protlm.attention.linearized.operands import largest_rise
 from protlm.attention.performer_softmax import PerformerSoftmax
+from tests.attention.cases import Inputs, make_inputs
 from tests.attention.truth import HAS_FAR_KEYS
 from tests.marks import slow_but
 
@@ -34,32 +35,20 @@ CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", 
 pytestmark = HAS_FAR_KEYS
 
 
-@pytest.fixture
-def wide_inputs(make_inputs: Callable[..., Any]) -> Callable[..., Any]:
+def wide_inputs(scale: float, *, length: int = LENGTH, head_dim: int = DIM) -> Inputs:
     """Draws inputs of the contract with wide queries and keys, which float32 represents."""
-
-    def make(scale: float, *, length: int = LENGTH, head_dim: int = DIM) -> Any:
-        x = make_inputs(length, head_dim=head_dim, seed=int(scale))
-        return x._replace(q_BHLK=scale * x.q_BHLK, k_BHLK=scale * x.k_BHLK).to(torch.float32)
-
-    return make
+    x = make_inputs(length, head_dim=head_dim, seed=int(scale))
+    return x._replace(q_BHLK=scale * x.q_BHLK, k_BHLK=scale * x.k_BHLK).to(torch.float32)
 
 
 def mechanism(options: Mapping[str, Any], dim: int = DIM) -> PerformerSoftmax:
-    """FAVOR+ with 64 features."""
-    made = create(
-        "performer_softmax",
-        {"num_features": FEATURES, **options},
-        num_heads=HEADS,
-        head_dim=dim,
-        model_dim=HEADS * dim,
-        max_length=1,
-    )
+    sizes = {"num_heads": HEADS, "head_dim": dim, "model_dim": HEADS * dim, "max_length": 1}
+    made = create("performer_softmax", {"num_features": FEATURES, **options}, **sizes)
     assert isinstance(made, PerformerSoftmax)
     return made
 
 
-def logits(performer: PerformerSoftmax, x: Any) -> tuple[Tensor, Tensor]:
+def logits(performer: PerformerSoftmax, x: Inputs) -> tuple[Tensor, Tensor]:
     """Lemma 1's logits of queries and keys, natural logarithms, from the projection alone."""
     assert performer.projection is not None
     rows_RK = performer.projection.to(x.q_BHLK.dtype)
@@ -77,7 +66,7 @@ def logits(performer: PerformerSoftmax, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def weights(
-    performer: PerformerSoftmax, x: Any, *, causal: bool, dtype: torch.dtype | None = None
+    performer: PerformerSoftmax, x: Inputs, *, causal: bool, dtype: torch.dtype | None = None
 ) -> Tensor:
     """The normalized weights, BHLL, by logarithms of the sums over features and over keys.
 
@@ -96,14 +85,14 @@ def weights(
     return scores.masked_fill(~visible, -1e300).softmax(dim=-1) * visible
 
 
-def results(out: Tensor, x: Any) -> list[Tensor]:
+def results(out: Tensor, x: Inputs) -> list[Tensor]:
     """The output, and the gradients of q, k and v for a fixed random cotangent."""
     generator = torch.Generator().manual_seed(3)
     cotangent = torch.randn(out.shape, generator=generator).to(out.dtype)
     return [out.detach(), *torch.autograd.grad(out, x[:3], cotangent)]
 
 
-def budget(performer: PerformerSoftmax, x: Any, dtype: torch.dtype) -> float:
+def budget(performer: PerformerSoftmax, x: Inputs, dtype: torch.dtype) -> float:
     """The relative error of a weight that rounding its logits may make.
 
     A logit is a sum of some √K terms of random signs, each rounded, of at most the size of the
@@ -120,9 +109,7 @@ def budget(performer: PerformerSoftmax, x: Any, dtype: torch.dtype) -> float:
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("scale", slow_but(SCALES, 6.0, 20.0))
 @pytest.mark.portable
-def test_outputs_and_gradients_are_the_reference(
-    scale: float, variant: str, causal: bool, wide_inputs: Callable[..., Any]
-) -> None:
+def test_outputs_and_gradients_are_the_reference(scale, variant, causal):
     dim = WIDE if variant == "wide" else DIM
     performer, x = mechanism(VARIANTS[variant], dim), wide_inputs(scale, head_dim=dim)
     clean = x.with_padding(0.0).to(torch.float64).differentiable()
@@ -142,7 +129,7 @@ def test_outputs_and_gradients_are_the_reference(
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0, 20.0])
-def test_steps_are_the_reference(scale: float, wide_inputs: Callable[..., Any]) -> None:
+def test_steps_are_the_reference(scale):
     """And not cut: their reference rises from step to step."""
     performer = mechanism({})
     assert isinstance(performer, Recurrent)
@@ -164,24 +151,18 @@ def test_steps_are_the_reference(scale: float, wide_inputs: Callable[..., Any]) 
 @CAUSAL
 @pytest.mark.parametrize("normalizer", ["denominator", "rmsnorm"])
 @pytest.mark.parametrize("scale", [1.0, 6.0, 20.0])
-def test_maps_are_the_reference(
-    scale: float, normalizer: str, causal: bool, wide_inputs: Callable[..., Any]
-) -> None:
+def test_maps_are_the_reference(scale, normalizer, causal):
     performer, x = mechanism({"normalizer": normalizer}), wide_inputs(scale)
     clean = x.with_padding(0.0).to(torch.float64)
     rows = slice(40, 97)
-    found = performer.attention_map(
-        *x[:2], hidden_BLD=x.v_BHLC[:, 0], mask_BL=x.mask_BL, causal=causal, rows=rows
-    )
+    found = x.map_of(performer, causal=causal, rows=rows)
     expected = weights(performer, clean, causal=causal, dtype=torch.float32)[:, :, rows]
     assert (found - expected).norm() <= budget(performer, clean, torch.float32) * expected.norm()
 
 
 @pytest.mark.parametrize("scale", [1.0, 6.0])
 @pytest.mark.parametrize("position", [1, 63, 64, 600])
-def test_the_past_does_not_see_the_future(
-    position: int, scale: float, wide_inputs: Callable[..., Any]
-) -> None:
+def test_the_past_does_not_see_the_future(position, scale):
     """Whether later logits rise far above those before, or fall far below, or are not a number."""
     performer, x = mechanism({}), wide_inputs(scale, length=650).without_padding()
     before = x.run(performer, causal=True)
@@ -200,12 +181,7 @@ def test_the_past_does_not_see_the_future(
 
 @CAUSAL
 @pytest.mark.parametrize("scale", [6.0, 20.0])
-def test_several_tiles_are_one(
-    scale: float,
-    causal: bool,
-    wide_inputs: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_several_tiles_are_one(scale, causal, monkeypatch):
     """References and states that cross tiles, and padding that fills whole tiles."""
     performer, found = mechanism({}), []
     for positions in (1 << 11, 64):
@@ -217,7 +193,7 @@ def test_several_tiles_are_one(
 
 
 @pytest.mark.filterwarnings("default:keys of causal attention")
-def test_a_cut_is_told(wide_inputs: Callable[..., Any]) -> None:
+def test_a_cut_is_told():
     """Only if there is one, even among NaN, and with the remedy."""
     performer = mechanism({})
     with warnings.catch_warnings():

@@ -1,6 +1,5 @@
 """Products by either library: which one is chosen, and that both are correct."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,13 +26,7 @@ def force_vendor(monkeypatch: pytest.MonkeyPatch, *, is_amd: bool) -> None:
 @pytest.mark.parametrize("is_amd", [True, False], ids=["AMD", "others"])
 @pytest.mark.parametrize("leading", [(), (1, 1), (2, 3)])
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_every_processor_gets_the_product(
-    small: int,
-    is_amd: bool,
-    leading: tuple[int, ...],
-    has_bias: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_every_processor_gets_the_product(small, is_amd, leading, has_bias, monkeypatch):
     force_vendor(monkeypatch, is_amd=is_amd)
     monkeypatch.setattr(products, "_SMALL", small)
     x, w, bias = operands(*leading)
@@ -47,16 +40,14 @@ def test_every_processor_gets_the_product(
 
 
 @pytest.mark.parametrize("is_amd", [True, False])
-def test_the_vendor_chooses_the_library(is_amd: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_vendor_chooses_the_library(is_amd, monkeypatch):
     force_vendor(monkeypatch, is_amd=is_amd)
     assert products.takes_onednn(torch.ones(1)) == (is_amd and products._has_onednn())
     assert not products.takes_onednn(torch.ones(1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel", ""])
-def test_the_vendor_is_read_from_the_machine(
-    vendor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_vendor_is_read_from_the_machine(vendor, tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
     for way in ("file", "platform"):
         monkeypatch.setattr(products, "Path", lambda _: cpuinfo)
@@ -69,7 +60,7 @@ def test_the_vendor_is_read_from_the_machine(
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
-def test_a_sample_among_others_is_as_it_is_alone(has_bias: bool) -> None:
+def test_a_sample_among_others_is_as_it_is_alone(has_bias):
     # The library is chosen by the size of one product, not by their number.
     x, w, bias = operands(4, 2)
     together = products.product(x, w, bias if has_bias else None)
@@ -79,7 +70,7 @@ def test_a_sample_among_others_is_as_it_is_alone(has_bias: bool) -> None:
         assert torch.equal(alone, together[one])
 
 
-def test_large_or_shared_operands_are_one_call_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_or_shared_operands_are_one_call_each(monkeypatch):
     force_vendor(monkeypatch, is_amd=True)
     calls: list[int] = []
     linear = products._linear
@@ -105,7 +96,7 @@ def test_large_or_shared_operands_are_one_call_each(monkeypatch: pytest.MonkeyPa
         assert calls == [rows] * 6
 
 
-def test_onednn_receives_contiguous_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onednn_receives_contiguous_rows(monkeypatch):
     """Without AVX-512 its kernel for other rows is thousands of times slower."""
     force_vendor(monkeypatch, is_amd=True)
 

@@ -1,6 +1,7 @@
 """Random projections: the distribution of their rows, over 20,000 blocks of 8 rows each."""
 
 import math
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -24,7 +25,6 @@ def blocks(sampling: RowSampling, row_norms: RowNorms = RowNorms.chi) -> Tensor:
 
 
 def directions(sampling: RowSampling) -> Tensor:
-    """The same without their norms."""
     return torch.nn.functional.normalize(blocks(sampling), dim=-1)
 
 
@@ -49,7 +49,7 @@ def correlations(samples: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     "sampling", [RowSampling.orthogonal, RowSampling.hadamard, RowSampling.givens]
 )
-def test_rows_are_orthogonal_within_a_block(sampling: RowSampling) -> None:
+def test_rows_are_orthogonal_within_a_block(sampling):
     rows = directions(sampling)
     assert (rows @ rows.mT - torch.eye(DIM)).abs().max() < 1e-5
     ragged = Projection(3 * DIM + 5, DIM, sampling=sampling, row_norms=RowNorms.sqrt_dim).draw(0, 0)
@@ -57,55 +57,53 @@ def test_rows_are_orthogonal_within_a_block(sampling: RowSampling) -> None:
         assert (block @ block.mT / DIM - torch.eye(len(block))).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("sampling", RowSampling)
-def test_rows_have_mean_zero(sampling: RowSampling) -> None:
+# With u = (HD₁)H and independent signs d, an entry Σ_l u_il d_l H_lj has the fourth moment
+# (3 - 2 Σ_l E u_il⁴) / K², and E u_il⁴ = (3 - 2/K) / K². One or two factors, or a uniform
+# orthogonal matrix, have others: 1, 3 - 2/K and 3K / (K + 2).
+FOURTH = 3 - 6 / DIM + 4 / DIM**2
+# A rotation by a random angle in a random plane brings the expected square of an entry closer to
+# its mean 1/K, by the factor 1 - 1 / (K - 1).
+REMAINING = (1 - 1 / (DIM - 1)) ** (DIM * math.ceil(math.log(DIM)))
+ROTATED = 1 / DIM + REMAINING * (torch.eye(DIM) - 1 / DIM)
+EVERY, THREE = list(RowSampling), [RowSampling.orthogonal, RowSampling.iid, RowSampling.hadamard]
+# A statistic of rows or of their directions, its mean, and the laws that have it.
+MOMENTS: list[tuple[Any, Callable[..., Tensor], Tensor | float, list[RowSampling]]] = [
     # A QR without its sign correction fails here by a hundred standard errors.
-    assert largest_z(blocks(sampling), 0) < Z
-    assert largest_z(blocks(sampling, RowNorms.sqrt_dim), 0) < Z
+    (blocks, lambda rows: rows, 0, EVERY),
+    (directions, lambda rows: rows, 0, EVERY),
+    (blocks, lambda rows: rows[..., :, None] * rows[..., None, :], torch.eye(DIM), THREE),
+    (directions, lambda rows: rows.pow(4) * DIM**2, FOURTH, [RowSampling.hadamard]),
+    (directions, lambda rows: rows.square(), ROTATED, [RowSampling.givens]),
+]
 
 
-@pytest.mark.parametrize(
-    "sampling", [RowSampling.orthogonal, RowSampling.iid, RowSampling.hadamard]
-)
-def test_rows_have_unit_covariance(sampling: RowSampling) -> None:
-    for row in blocks(sampling).unbind(1):
-        assert largest_z(row[:, :, None] * row[:, None], torch.eye(DIM)) < Z
+@pytest.mark.parametrize(("rows_of", "statistic", "expected", "laws"), MOMENTS)
+def test_rows_have_the_moments_of_their_law(rows_of, statistic, expected, laws):
+    for sampling in laws:
+        assert largest_z(statistic(rows_of(sampling)), expected) < Z, sampling
+
+
+def test_products_of_rotations_are_rotations():
+    determinants = torch.linalg.det(directions(RowSampling.givens))
+    torch.testing.assert_close(determinants.mean().item(), 1.0)
 
 
 @pytest.mark.parametrize("sampling", [RowSampling.orthogonal, RowSampling.iid])
-def test_rows_are_standard_normal(sampling: RowSampling) -> None:
+def test_rows_are_standard_normal(sampling):
     for row in blocks(sampling).unbind(1):
         entries = row.flatten()
         # Passed by chance once in 25,000 times.
         assert kolmogorov_smirnov(entries, torch.special.ndtr(entries)) < 2.25
 
 
-def test_iid_rows_are_independent() -> None:
+def test_iid_rows_are_independent():
     rows = blocks(RowSampling.iid).flatten(1)
     assert correlations(rows).max() < Z
     assert correlations(rows.square()).max() < Z
 
 
-def test_hadamard_blocks_are_products_of_three() -> None:
-    # With u = (HD₁)H and independent signs d, an entry Σ_l u_il d_l H_lj has the fourth moment
-    # (3 - 2 Σ_l E u_il⁴) / K², and E u_il⁴ = (3 - 2/K) / K². One or two factors, or a uniform
-    # orthogonal matrix, have others: 1, 3 - 2/K and 3K / (K + 2).
-    fourth = 3 - 6 / DIM + 4 / DIM**2
-    assert largest_z(directions(RowSampling.hadamard).pow(4) * DIM**2, fourth) < Z
-
-
-def test_givens_blocks_are_products_of_that_many_rotations() -> None:
-    # A rotation by a random angle in a random plane brings the expected square of an entry closer
-    # to its mean 1/K, by the factor 1 - 1 / (K - 1).
-    num_rotations = DIM * math.ceil(math.log(DIM))
-    remaining = (1 - 1 / (DIM - 1)) ** num_rotations
-    expected = 1 / DIM + remaining * (torch.eye(DIM) - 1 / DIM)
-    assert largest_z(directions(RowSampling.givens).square(), expected) < Z
-    torch.testing.assert_close(torch.linalg.det(directions(RowSampling.givens)).mean().item(), 1.0)
-
-
 @pytest.mark.parametrize("sampling", RowSampling)
-def test_blocks_are_independent(sampling: RowSampling) -> None:
+def test_blocks_are_independent(sampling):
     pairs = blocks(sampling).unflatten(0, (-1, 2)).flatten(1)
     half = DIM * DIM
     # Entries of one block depend on each other in some laws, so only the corner is tested.
@@ -114,7 +112,7 @@ def test_blocks_are_independent(sampling: RowSampling) -> None:
 
 
 @pytest.mark.parametrize("sampling", RowSampling)
-def test_norms_are_chi_distributed_or_one_number(sampling: RowSampling) -> None:
+def test_norms_are_chi_distributed_or_one_number(sampling):
     half_squares = blocks(sampling).square().sum(dim=-1).flatten() / 2
     shape = torch.tensor(DIM / 2, dtype=torch.float64)
     assert kolmogorov_smirnov(half_squares, torch.special.gammainc(shape, half_squares)) < 2.25
@@ -123,7 +121,7 @@ def test_norms_are_chi_distributed_or_one_number(sampling: RowSampling) -> None:
 
 
 @pytest.mark.parametrize("sampling", RowSampling)
-def test_norms_are_independent_of_each_other_and_of_the_directions(sampling: RowSampling) -> None:
+def test_norms_are_independent_of_each_other_and_of_the_directions(sampling):
     norms = blocks(sampling).norm(dim=-1)
     for magnitudes in directions(sampling).abs().unbind(1):
         columns = torch.cat([norms, magnitudes[:, 1:]], dim=1)
@@ -131,14 +129,14 @@ def test_norms_are_independent_of_each_other_and_of_the_directions(sampling: Row
 
 
 @pytest.mark.parametrize("sampling", RowSampling)
-def test_antithetic_rows_mirror_the_others(sampling: RowSampling) -> None:
+def test_antithetic_rows_mirror_the_others(sampling):
     rows = Projection(30, DIM, sampling=sampling, antithetic=True).draw(3, 7)
     half = Projection(15, DIM, sampling=sampling).draw(3, 7)
     assert torch.equal(rows, torch.cat([half, -half]))
 
 
 @pytest.mark.parametrize("sampling", RowSampling)
-def test_a_draw_is_a_pure_function_of_seed_and_index(sampling: RowSampling) -> None:
+def test_a_draw_is_a_pure_function_of_seed_and_index(sampling):
     projection = Projection(20, DIM, sampling=sampling)
     rows = projection.draw(3, 7)
     assert rows.shape == (20, DIM) and rows.dtype == torch.float64
@@ -148,7 +146,7 @@ def test_a_draw_is_a_pure_function_of_seed_and_index(sampling: RowSampling) -> N
         assert not torch.isin(rows.norm(dim=1), others.norm(dim=1)).any()
 
 
-def test_draws_are_those_of_earlier_versions() -> None:
+def test_draws_are_those_of_earlier_versions():
     expected = [
         [0.839103246279, 0.820187479817],
         [-1.437094886790, 1.470238225272],
@@ -161,7 +159,7 @@ def test_draws_are_those_of_earlier_versions() -> None:
 @pytest.mark.parametrize(
     "sampling", [RowSampling.orthogonal, RowSampling.iid, RowSampling.hadamard]
 )
-def test_heads_of_width_one_have_rows_of_either_sign(sampling: RowSampling) -> None:
+def test_heads_of_width_one_have_rows_of_either_sign(sampling):
     rows = Projection(100, 1, sampling=sampling, row_norms=RowNorms.sqrt_dim).draw(0, 0)
     assert rows.unique().tolist() == [-1, 1]
 
@@ -173,6 +171,6 @@ def test_heads_of_width_one_have_rows_of_either_sign(sampling: RowSampling) -> N
         ({"sampling": "givens", "head_dim": 1}, "givens .* of 2 or more, not 1"),
     ],
 )
-def test_impossible_settings_are_explained(settings: dict[str, Any], message: str) -> None:
+def test_impossible_settings_are_explained(settings, message):
     with pytest.raises(UserError, match=f"projection={message}; type attention.projection=orthog"):
         Projection(num_features=16, **settings)

@@ -189,6 +189,8 @@ def seen_in_a_round(buckets_BHL: Tensor, is_true_B1L: Tensor, size: int) -> Tens
         }.items()
     ],
     linear=lambda options: not options["mechanism"].startswith("aft"),
+    # Some sums of RFA are at its floor.
+    sums_to_one=lambda options: options["mechanism"] != "rfa",
 )
 def hybrid(given: Given) -> Tensor:
     """Softmax of a band in the first heads, the linear mechanism in the others."""

@@ -1,9 +1,19 @@
-"""The order of an epoch is a permutation and looks random."""
+"""The order of samples: permutations, mixtures in proportion, and clusters with turns."""
+
+from collections import Counter
+from itertools import pairwise
+from math import lcm
 
 import numpy as np
 import pytest
 
-from protlm.data.batching.order import EpochOrder
+from protlm.data.batching.mixture import Mixture, SampleOrder, integer_weights, round_robin
+from protlm.data.batching.order import EpochOrder, hashed
+from protlm.data.batching.plan import forecast
+from protlm.data.batching.strategies import LengthBuckets
+from protlm.data.shards.data_set import open_clusters, open_split
+from protlm.data.vocabulary import VOCABULARY
+from protlm.system.errors import UserError
 
 
 @pytest.mark.parametrize("num_samples", [*range(1, 201), 10_007])
@@ -13,16 +23,15 @@ def test_an_epoch_is_a_permutation(num_samples):
         assert sorted(order.tolist()) == list(range(num_samples))
 
 
-def test_without_shuffling_the_order_is_that_of_the_samples():
-    order = EpochOrder(5, seed=1, epoch=3, shuffle=False)
-    assert order[np.array([3, 0])].tolist() == [3, 0]
-
-
 def test_any_positions_can_be_looked_up():
     order = EpochOrder(1_000, seed=1, epoch=2)
     everything, some = order[np.arange(1_000)], np.array([999, 3, 3, 512])
     assert order[some].tolist() == everything[some].tolist()
     assert order[np.zeros(0, int)].shape == (0,)
+    # Without a list of 250 million; and without shuffling.
+    many = EpochOrder(250_000_000, seed=0, epoch=0)[np.array([0, 249_999_999])]
+    assert 0 <= many.min() <= many.max() < 250_000_000
+    assert EpochOrder(5, seed=1, epoch=3, shuffle=False)[np.array([3, 0])].tolist() == [3, 0]
 
 
 def test_orders_differ_between_seeds_and_epochs():
@@ -49,8 +58,281 @@ def test_adjacent_samples_are_separated():
     assert np.mean(np.abs(np.diff(order)) == 1) < 1e-3
 
 
-def test_250_million_samples_need_no_list():
-    positions = np.array([0, 249_999_999])
-    samples = EpochOrder(250_000_000, seed=0, epoch=0)[positions]
-    assert samples.min() >= 0
-    assert samples.max() < 250_000_000
+SIZES, SHARES = [100, 45, 5], [5, 4, 2]
+
+ENDS = np.cumsum(SIZES)
+
+
+def drawn(order, num_positions):
+    """The draws of a run, epoch after epoch, as pairs of sample and pass."""
+    positions = np.arange(len(order))
+    epochs = range(-(-num_positions // len(order)))
+    draws = [order.draw(epoch, positions) for epoch in epochs]
+    pairs = [pair for draw in draws for pair in zip(*(part.tolist() for part in draw), strict=True)]
+    return pairs[:num_positions]
+
+
+@pytest.mark.parametrize(
+    "shares", [[1], [1, 1], [3, 1], [1, 2, 3], [97, 2, 1], [5, 5, 5, 1], [1000, 999, 1]]
+)
+def test_after_any_number_of_turns_every_proportion_holds_within_one(shares):
+    turns = round_robin(shares)
+    counts = np.cumsum(turns[:, None] == np.arange(len(shares)), axis=0)
+    assert counts[-1].tolist() == shares
+    parts = np.arange(1, len(turns) + 1)[:, None] * np.array(shares) / len(turns)
+    assert np.abs(counts - parts).max() < 1
+
+
+def test_proportions_hold_over_the_whole_run():
+    pairs = drawn(SampleOrder(SIZES, shares=SHARES, seed=1), 1_000)
+    numbers = np.searchsorted(ENDS, [sample for sample, _ in pairs], side="right")
+    for number, share in enumerate(SHARES):
+        counts = np.cumsum(numbers == number)
+        assert np.abs(counts - np.arange(1, 1_001) * share / sum(SHARES)).max() < 1
+
+
+def test_every_pass_takes_every_sample_once():
+    pairs = drawn(SampleOrder(SIZES, shares=SHARES, seed=1), 10 * sum(SIZES))
+    assert len(set(pairs)) == len(pairs)
+    passes = Counter(
+        (int(np.searchsorted(ENDS, sample, side="right")), repeat) for sample, repeat in pairs
+    )
+    for number, size in enumerate(SIZES):
+        counts = [count for (of, _), count in sorted(passes.items()) if of == number]
+        assert counts[:-1] == [size] * (len(counts) - 1)
+        assert len(counts) > 2
+    # In different orders.
+    orders = [tuple(s for s, p in pairs if s < 100 and p == repeat) for repeat in range(4)]
+    assert len(set(orders)) == 4
+
+
+def test_data_sets_of_the_same_size_have_different_orders():
+    pairs = drawn(SampleOrder([50, 50], seed=1), 100)
+    assert [s for s, _ in pairs if s < 50] != [s - 50 for s, _ in pairs if s >= 50]
+
+
+@pytest.mark.parametrize("epoch", range(3))
+def test_for_a_single_data_set_a_pass_is_an_epoch(epoch):
+    everywhere = np.arange(100)
+    draw = SampleOrder([100], seed=1).draw(epoch, everywhere)
+    assert draw.samples.tolist() == EpochOrder(100, seed=1, epoch=epoch)[everywhere].tolist()
+    assert set(draw.passes) == {epoch}
+
+
+def test_any_position_is_computed_directly():
+    order = SampleOrder([250_000_000, 500_000, 7], shares=[90, 9, 1], seed=1)
+    near, far = order.draw(0, np.array([3])), order.draw(10**6, np.array([3, 10**8]))
+    assert near.passes.tolist() == [0]
+    assert far.passes.max() > 9 * 10**5
+    assert (far.samples < len(order)).all()
+
+
+@pytest.mark.parametrize(
+    "weights, turns",
+    [
+        ([1.0], [1]),
+        ([0.7, 0.3], [7, 3]),
+        ([2, 4], [1, 2]),
+        ([1, 2.5], [2, 5]),
+        ([0.1] * 3, [1] * 3),
+    ],
+)
+def test_weights_are_exact_decimals(weights, turns):
+    assert integer_weights(weights) == turns
+
+
+@pytest.mark.parametrize("wrong", [[0], [-1, 2], [float("nan")], [float("inf")], [1, 0.123457]])
+def test_invalid_weights_are_rejected(wrong):
+    with pytest.raises(UserError, match=str(wrong[-1] if len(wrong) == 1 else wrong[0])):
+        integer_weights(wrong)
+
+
+@pytest.fixture
+def splits(make_data_set, proteins):
+    names = {"one": proteins[:17], "other": proteins[17:]}
+    return [open_split(make_data_set(some, name), "train") for name, some in names.items()]
+
+
+def test_sequences_are_numbered_consecutively(splits, proteins):
+    mixture = Mixture(splits, [3, 1])
+    assert len(mixture) == len(proteins)
+    for sample, (_, sequence) in enumerate(proteins):
+        assert VOCABULARY.decode(mixture[sample]) == sequence
+    some = np.array([39, 0, 17, 16, 16])
+    assert mixture.lengths_of(some).tolist() == [len(proteins[i][1]) for i in some]
+    assert len(mixture.order(seed=0)) == len(proteins)
+
+
+def test_the_fingerprint_is_that_of_the_data_and_their_weights(splits, make_data_set, proteins):
+    one, other = splits
+    # Sequences of the same lengths, with which a run must not resume.
+    reversed_ = [(name, sequence[::-1]) for name, sequence in proteins[:17]]
+    same_lengths = open_split(make_data_set(reversed_, "reversed"), "train")
+    prints = {
+        Mixture(parts, shares).fingerprint
+        for parts, shares in [
+            ([one], [1]), ([other], [1]), ([one, other], [1, 1]), ([other, one], [1, 1]),
+            ([one, other], [1, 2]), ([one, one], [1, 1]), ([same_lengths], [1]),
+        ]
+    }  # fmt: skip
+    assert len(prints) == 7
+    assert Mixture([one]).fingerprint == one.fingerprint
+
+
+MEMBERS = [1, 1, 2, 3, 4, 6, 1, 12]
+
+
+def clusters_of(sizes):
+    """A cluster for each sequence, as far apart in the split as they go."""
+    numbers = np.repeat(np.arange(len(sizes)), sizes)
+    return np.random.default_rng(0).permutation(numbers).tolist()
+
+
+@pytest.fixture
+def opened(make_data_set):
+    """Opens a data set of clusters of some sizes: the split, its index, and the truth."""
+
+    def make(sizes, name="data"):
+        clusters = clusters_of(sizes)
+        proteins = [(f"{name}{i}", "M" * (i % 50 + 1)) for i in range(len(clusters))]
+        directory = make_data_set(proteins, name, clusters)
+        return open_split(directory, "train"), open_clusters(directory, "train"), clusters
+
+    return make
+
+
+def test_an_epoch_draws_every_cluster_once_and_its_members_in_turn(opened):
+    split, index, clusters = opened(MEMBERS)
+    order = SampleOrder([len(split)], seed=1, clusters=[index])
+    assert len(order) == len(MEMBERS)
+    everywhere = np.arange(len(order))
+    draws = [order.draw(number, everywhere) for number in range(2 * lcm(*MEMBERS))]
+    for number, draw in enumerate(draws):
+        assert sorted(clusters[sample] for sample in draw.samples) == list(range(len(MEMBERS)))
+        assert set(draw.passes.tolist()) == {number}
+        # Clusters come in the order of the epoch.
+        epoch = EpochOrder(len(MEMBERS), seed=1, epoch=number)[everywhere]
+        expected = index.members(epoch, hashed(epoch, seed=1), number)
+        assert draw.samples.tolist() == expected.tolist()
+    # Members come equally often.
+    counts = Counter(sample for draw in draws for sample in draw.samples.tolist())
+    assert len(counts) == sum(MEMBERS)
+    for sample, count in counts.items():
+        assert count == len(draws) // MEMBERS[clusters[sample]]
+    # None repeats before all others were drawn, from any pass on, not only from the first.
+    drawn = [{clusters[s]: s for s in draw.samples.tolist()} for draw in draws]
+    for cluster, size in enumerate(MEMBERS):
+        members = [one[cluster] for one in drawn]
+        for start in range(len(members) - size):
+            assert len(set(members[start : start + size])) == size
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_the_first_members_are_spread_evenly(size):
+    """Each start is as likely as any other, whatever the seed and the data set."""
+    items = np.arange(60_000)
+    draws = {}
+    for seed, stream in [(0, 0), (1, 0), (0, 1), (2**63, 0)]:
+        starts = hashed(items, seed=seed, stream=stream) % np.uint64(size)
+        draws[seed, stream] = starts
+        counts = np.bincount(starts.astype(np.int64), minlength=size)
+        expected = len(items) / size
+        chi_square = ((counts - expected) ** 2 / expected).sum()
+        # Its mean is size - 1, and its variance twice that.
+        assert abs(chi_square - (size - 1)) < 5 * (2 * (size - 1)) ** 0.5
+        # Neighbors do not go together.
+        pairs = np.count_nonzero(starts[1:] == starts[:-1])
+        assert abs(pairs - expected) < 5 * (expected * (1 - 1 / size)) ** 0.5
+    for one, other in pairwise(draws.values()):
+        same = np.count_nonzero(one == other)
+        assert abs(same - len(items) / size) < 5 * (len(items) / size * (1 - 1 / size)) ** 0.5
+
+
+def test_seeds_and_data_sets_draw_differently(opened):
+    split, index, _ = opened([3] * 40)
+
+    def samples(seed, number=0):
+        sizes, indexes = [len(split)] * 2, [index] * 2
+        order = SampleOrder(sizes, seed=seed, clusters=indexes)
+        drawn = order.draw(0, np.arange(len(order))).samples
+        mine = drawn[(drawn >= len(split)) == bool(number)]
+        return set((mine % len(split)).tolist())
+
+    assert samples(0) == samples(0)
+    assert samples(0) != samples(1)
+    assert samples(0) != samples(0, number=1)
+
+
+def test_positions_can_be_looked_up_in_any_order(opened):
+    split, index, _ = opened(MEMBERS)
+    other, other_index, _ = opened([2, 5], "other")
+    sizes, indexes = [len(split), len(other)], [index, other_index]
+    order = SampleOrder(sizes, shares=[5, 2], seed=1, clusters=indexes)
+    again = SampleOrder(sizes, shares=[5, 2], seed=1, clusters=indexes)
+    for epoch in (0, 3, 10**6):
+        whole = order.draw(epoch, np.arange(len(order)))
+        some = np.random.default_rng(epoch).integers(0, len(order), 25)
+        assert again.draw(epoch, some).samples.tolist() == whole.samples[some].tolist()
+        assert again.draw(epoch, some).passes.tolist() == whole.passes[some].tolist()
+
+
+@pytest.fixture
+def two(opened):
+    one, index, clusters = opened(MEMBERS)
+    other, other_index, other_clusters = opened([5, 1, 2], "other")
+    splits, indexes = [one, other], [index, other_index]
+    # The clusters of the second are numbered after those of the first.
+    return splits, indexes, [*clusters, *(c + len(MEMBERS) for c in other_clusters)]
+
+
+def test_data_sets_of_a_mixture_are_each_drawn_by_their_clusters(two):
+    splits, indexes, clusters = two
+    mixture = Mixture(splits, [3, 1], indexes)
+    order = mixture.order(seed=2)
+    assert len(order) == mixture.num_clusters == len(MEMBERS) + 3
+    assert len(mixture) == sum(MEMBERS) + 8
+    positions = np.arange(len(order))
+    draws = [order.draw(epoch, positions) for epoch in range(40)]
+    samples = np.concatenate([draw.samples for draw in draws])
+    passes = np.concatenate([draw.passes for draw in draws])
+    is_first = samples < sum(MEMBERS)
+    # The shares hold at every moment, as they do without clusters.
+    turns = np.arange(1, len(samples) + 1)
+    assert np.abs(np.cumsum(is_first) - turns * 3 / 4).max() < 1
+    seen = Counter(zip(np.array(clusters)[samples].tolist(), passes.tolist(), strict=True))
+    assert set(seen.values()) == {1}
+    for here, count in ((is_first, len(MEMBERS)), (~is_first, 3)):
+        per_pass = np.bincount(passes[here])
+        assert set(per_pass[:-1].tolist()) == {count}
+
+
+def test_the_fingerprint_depends_on_the_clusters(opened, make_data_set, two):
+    splits, indexes, _ = two
+    assert Mixture(splits[:1]).num_clusters is None
+    proteins = [(f"p{i}", "M" * 5) for i in range(20)]
+    prints = [
+        Mixture(splits[:1]).fingerprint,
+        Mixture(splits[:1], clusters=indexes[:1]).fingerprint,
+        Mixture(splits).fingerprint,
+        Mixture(splits, clusters=indexes).fingerprint,
+        Mixture(splits, [2, 1], indexes).fingerprint,
+    ]
+    for name, clusters in (("x", [0] * 20), ("y", [0, 1] * 10)):
+        directory = make_data_set(proteins, name, clusters)
+        index = open_clusters(directory, "train")
+        # The same shards with another index.
+        prints.append(Mixture(splits[:1], clusters=[index]).fingerprint)
+    assert len(set(prints)) == len(prints)
+
+
+def test_a_forecast_counts_what_an_epoch_draws(two):
+    splits, indexes, _ = two
+    mixture = Mixture(splits, clusters=indexes)
+    order = mixture.order(seed=0)
+    rule = LengthBuckets(100, 22)
+    drawn = order.draw(0, np.arange(len(order))).samples
+    over = mixture.lengths_of(drawn) - 20
+    found = forecast(mixture.lengths_of, order, rule)
+    assert (found.cropped, found.left_out) == ((over > 0).sum(), over[over > 0].sum())
+    assert 0 < found.cropped < len(order)
+    assert found.is_exact

@@ -1,22 +1,28 @@
-"""Batches: complete, identical for any number of ranks, resumable; curricula and forecasts."""
+"""Batches: complete, in buckets or packed, the same for any ranks, resumable; and forecasts."""
 
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
 
 from protlm.data.batching import plan as module
-from protlm.data.batching.buckets import LengthBuckets
-from protlm.data.batching.mixture import SampleOrder
-from protlm.data.batching.packing import Packing
+from protlm.data.batching.mixture import Mixture, SampleOrder
 from protlm.data.batching.plan import BatchStream, Curriculum, Progress, RankSlice, forecast
+from protlm.data.batching.strategies import LengthBuckets, Packing
+from protlm.data.records import Tally, read_records
+from protlm.data.shards.data_set import open_split
+from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import UserError
+from protlm.system.paths import sample_dir
 
 NUM_SAMPLES = 150
+
 # Clusters have twice as many sequences, and an epoch as many samples.
 LENGTHS = np.random.default_rng(0).integers(1, 300, 2 * NUM_SAMPLES)
+
 STAGES = Curriculum([[0, 32], [70, 64], [200, 128]])
+
 RULES = {
     "sequences": LengthBuckets(1_000, 128, window=32),
     "concatenated": Packing(300, 128, window=32),
@@ -24,8 +30,11 @@ RULES = {
     "sequences, growing": LengthBuckets(1_000, 128, window=32, curriculum=STAGES),
     "concatenated, growing": Packing(300, 128, window=32, curriculum=STAGES),
 }
+
 MANY = np.random.default_rng(0).integers(1, 300, 5_000)
+
 MANY_ORDER = SampleOrder([len(MANY)], seed=1)
+
 BUCKETS = LengthBuckets(4_000, 128, window=1_000)
 
 
@@ -108,12 +117,15 @@ def test_batches_have_the_number_of_their_step(order, rule, share, batches_per_s
 
 
 def test_progress_grows_and_ends_with_the_epoch(order, rule):
-    plans = list(stream(order, rule))
+    batches = stream(order, rule)
+    plans = list(batches)
     places = [plan.after for plan in plans]
     assert places == sorted(set(places))
     assert places[-1] == Progress(1, 0)
     assert all(place < Progress(1, 0) for place in places[:-1])
     assert len(stream(order, rule)) == len(plans)
+    # A stream can be iterated again.
+    assert list(batches) == plans
 
 
 def test_one_epoch_can_be_resumed_and_its_end_is_empty(order, rule):
@@ -122,11 +134,6 @@ def test_one_epoch_can_be_resumed_and_its_end_is_empty(order, rule):
     assert list(half) == plans[8:] != []
     assert len(half) == len(plans)
     assert list(stream(order, rule, start=Progress(0, len(order)))) == []
-
-
-def test_a_stream_can_be_iterated_again(order, rule):
-    batches = stream(order, rule)
-    assert list(batches) == list(batches)
 
 
 def test_epochs_and_seeds_differ_and_repeat(rule):
@@ -191,14 +198,20 @@ def test_a_curriculum_applies_from_the_start_of_a_window():
         assert list(one) == list(other)
 
 
-@pytest.mark.parametrize("rule_of", [LengthBuckets, Packing])
 @pytest.mark.parametrize(
-    "wrong",
+    ("rule_of", "wrong"),
     [
-        {"tokens_per_batch": 0},
-        {"max_length": 2},
-        {"window": 0},
-        {"curriculum": Curriculum([[0, 64], [10, 129]])},
+        *((one, {"tokens_per_batch": 0}) for one in (LengthBuckets, Packing)),
+        *((one, {"max_length": 2}) for one in (LengthBuckets, Packing)),
+        *((one, {"window": 0}) for one in (LengthBuckets, Packing)),
+        *(
+            (one, {"curriculum": Curriculum([[0, 64], [9, 129]])})
+            for one in (LengthBuckets, Packing)
+        ),
+        (LengthBuckets, {"bucket_edges": ()}),
+        (LengthBuckets, {"bucket_edges": (64, 64, 128)}),
+        (LengthBuckets, {"bucket_edges": (64, 100)}),
+        (LengthBuckets, {"crop": "middle"}),
     ],
 )
 def test_invalid_rules_are_rejected(rule_of, wrong):
@@ -213,9 +226,10 @@ def test_a_length_applies_from_its_number_of_samples_on():
     assert curriculum.describe() == (
         "rows of 256 tokens, 512 after 1,000 samples, 1024 after 3,000 samples"
     )
-
-
-def test_without_stages_there_is_no_curriculum():
+    curriculum.check(1_024)
+    with pytest.raises(UserError, match=r"data\.max_length=1024"):
+        curriculum.check(1_023)
+    # Without stages there is no curriculum.
     assert Curriculum().max_length(0) is None
     assert Curriculum([]).describe() == ""
     Curriculum().check(3)
@@ -239,12 +253,6 @@ def test_invalid_stages_are_rejected(wrong, words):
         Curriculum(wrong)
 
 
-def test_a_length_above_that_of_the_rows_is_rejected():
-    Curriculum([[0, 64], [10, 128]]).check(128)
-    with pytest.raises(UserError, match=r"data\.max_length=128"):
-        Curriculum([[0, 64], [10, 128]]).check(127)
-
-
 def test_cropping_is_counted():
     found = forecast(MANY.take, MANY_ORDER, BUCKETS)
     left_out = np.maximum(MANY + 2 - 128, 0)
@@ -252,6 +260,14 @@ def test_cropping_is_counted():
     assert found.is_exact
     assert f"{found.cropped:,} cropped ({found.left_out:,} residues)" in found.describe()
     assert "about" not in found.describe()
+    # What fits is not mentioned.
+    text = forecast(MANY.take, MANY_ORDER, LengthBuckets(4_000, 302)).describe()
+    assert "cropped" not in text
+    assert text.endswith("of the positions of a batch are padding")
+    # Joined sequences have hardly any padding: of a window's 1,000 rows and more, one is short.
+    joined = forecast(MANY.take, MANY_ORDER, Packing(4_096, 128, window=1_000))
+    assert joined.cropped == 0
+    assert 0.999 < joined.useful_fraction <= 1
 
 
 def test_for_large_data_sets_only_one_window_is_read(monkeypatch):
@@ -270,19 +286,6 @@ def test_for_large_data_sets_only_one_window_is_read(monkeypatch):
     assert found.describe().startswith("about ")
 
 
-def test_what_fits_is_not_mentioned():
-    text = forecast(MANY.take, MANY_ORDER, LengthBuckets(4_000, 302)).describe()
-    assert "cropped" not in text
-    assert text.endswith("of the positions of a batch are padding")
-
-
-def test_joined_sequences_have_hardly_any_padding():
-    found = forecast(MANY.take, MANY_ORDER, Packing(4_096, 128, window=1_000))
-    assert found.cropped == 0
-    # Of a window's 1,000 rows and more, the last one is short.
-    assert 0.999 < found.useful_fraction <= 1
-
-
 @pytest.mark.parametrize("most", [5_000, 4_999])
 def test_a_curriculum_crops_more(monkeypatch, most):
     """Half of the epoch has rows of 32 tokens, the rest rows of 128."""
@@ -296,3 +299,146 @@ def test_a_curriculum_crops_more(monkeypatch, most):
     assert found.cropped == pytest.approx(np.count_nonzero(left_out), rel=rel)
     assert found.left_out == pytest.approx(left_out.sum(), rel=rel)
     assert found.is_exact == (most == 5_000)
+
+
+SOME = np.random.default_rng(0).integers(1, 300, 500)
+
+ROWS = LengthBuckets(1_000, 128, window=64)
+
+
+def plans_of(rule=ROWS, *, epoch=0, shuffle=True):
+    order = SampleOrder([len(SOME)], seed=3, shuffle=shuffle)
+    return list(BatchStream(SOME.take, order, rule, start=Progress(epoch)))
+
+
+def samples(plan):
+    return [row.sample for row in plan.rows]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("window", [1, 64, 499, 500, 10_000])
+def test_an_epoch_has_every_sample_once(shuffle, window):
+    plans = plans_of(LengthBuckets(1_000, 128, window=window), shuffle=shuffle)
+    assert sorted(chain.from_iterable(map(samples, plans))) == list(range(len(SOME)))
+
+
+def test_batches_keep_to_the_budget_and_fit_their_samples():
+    plans = plans_of()
+    for plan in plans:
+        longest = min(SOME[samples(plan)].max() + 2, ROWS.max_length)
+        # No smaller edge would do.
+        assert plan.length == ROWS.edges[np.searchsorted(ROWS.edges, longest)]
+        assert len(plan.rows) * plan.length <= ROWS.tokens_per_batch
+    # Only the last batch of a window is far below the budget.
+    short = [p for p in plans if (len(p.rows) + 1) * p.length <= ROWS.tokens_per_batch]
+    assert len(short) <= -(-len(SOME) // ROWS.window)
+    # They do not come in the order of their lengths.
+    steps = np.diff([plan.length for plan in plans])
+    assert min((steps > 0).sum(), (steps < 0).sum()) > len(steps) / 5
+    # A row over the budget is a separate batch.
+    assert {len(plan.rows) for plan in plans_of(LengthBuckets(50, 400))} == {1}
+
+
+def test_batches_are_shuffled_differently_in_each_epoch():
+    # One window, so that the batches of all epochs have the same lengths.
+    rule = LengthBuckets(1_000, 128, window=1_000)
+    one, other = ([plan.length for plan in plans_of(rule, epoch=epoch)] for epoch in (0, 1))
+    assert sorted(one) == sorted(other)
+    assert one != other
+
+
+def test_rows_are_cropped_by_their_own_setting():
+    stages = Curriculum([[0, 20], [200, 100]])
+    rule = LengthBuckets(1_000, 128, window=100, crop="random", curriculum=stages)
+    plans = plans_of(rule)
+    assert {(row.max_length, row.crop) for plan in plans for row in plan.rows} == {
+        (20, "random"),
+        (100, "random"),
+    }
+    assert max(plan.length for plan in plans) == 100
+
+
+@pytest.mark.parametrize("max_length", [3, 16, 63, 64, 65, 1_000, 8_192])
+def test_edges_are_ascending_up_to_the_maximum(max_length):
+    edges = LengthBuckets(1, max_length).edges
+    assert edges[-1] == max_length
+    assert (np.diff(edges) > 0).all()
+    # Few shapes to compile: sixteen to a doubling.
+    assert len(edges) <= 16 * 8 + 1
+    given = LengthBuckets(2_000, 100, bucket_edges=(50, 100))
+    assert {plan.length for plan in plans_of(given)} == {50, 100}
+
+
+@pytest.mark.parametrize("tokens_per_batch", [8_192, 16_384, 65_536, 131_072])
+def test_at_most_5_percent_of_the_sample_s_batches_is_padding(tokens_per_batch):
+    path = sample_dir() / "uniprot_sample.fasta.gz"
+    lengths = np.array([len(record.sequence) for record in read_records(path, Tally())])
+    rule = LengthBuckets(tokens_per_batch, 1_024)
+    order = SampleOrder([len(lengths)])
+    padded = sum(len(plan.rows) * plan.length for plan in BatchStream(lengths.take, order, rule))
+    share = np.minimum(lengths + 2, 1_024).sum() / padded
+    assert 0.95 <= share <= 1
+    # What is said at the start of training is this: the sample is one window.
+    assert forecast(lengths.take, order, rule).useful_fraction == share
+
+
+# Sequences of a window of packed rows.
+WINDOW = 15
+
+
+@pytest.fixture
+def mixture(data_set):
+    return Mixture([open_split(data_set, "train")])
+
+
+def packed_plans(mixture, rule):
+    return list(BatchStream(mixture.lengths_of, mixture.order(seed=2), rule))
+
+
+def stream_of(mixture, first):
+    """The tokens of a window, sequence after sequence."""
+    last = min(first + WINDOW, len(mixture))
+    samples = mixture.order(seed=2).draw(0, np.arange(first, last)).samples
+    return [token for s in samples for token in [*mixture[s].tolist(), VOCABULARY.eos]]
+
+
+@pytest.mark.parametrize("max_length", [3, 64, 100, 5_000])
+@pytest.mark.parametrize("tokens_per_batch", [1, 400])
+def test_rows_are_the_stream_of_each_window_cut_in_pieces(mixture, max_length, tokens_per_batch):
+    plans = packed_plans(mixture, Packing(tokens_per_batch, max_length, window=WINDOW))
+    found, windows = [], []
+    for plan in plans:
+        assert plan.length == max_length
+        assert len(plan.rows) <= max(tokens_per_batch // max_length, 1)
+        found += [row.read(mixture, seed=0)[0].tolist() for row in plan.rows]
+        if plan.after.tokens == 0 and plan.after.samples % WINDOW == 0:
+            windows.append(found)
+            found = []
+    assert len(windows) == 3
+    for number, rows in enumerate(windows):
+        assert [len(row) for row in rows[:-1]] == [max_length] * (len(rows) - 1)
+        assert all(row[0] == VOCABULARY.cls for row in rows)
+        joined = [token for row in rows for token in row[1:]]
+        assert joined == stream_of(mixture, number * WINDOW)
+
+
+def test_places_are_those_of_the_tokens(mixture):
+    lengths = mixture.lengths_of(mixture.order(seed=2).draw(0, np.arange(40)).samples)
+    ends = np.concatenate(([0], np.cumsum(lengths + 1)))
+    done = 0
+    rule = Packing(60, 30, window=40)
+    for plan in packed_plans(mixture, rule)[:-1]:
+        done += 2 * 29
+        assert ends[plan.after.samples] + plan.after.tokens == done
+        assert plan.after.tokens <= lengths[plan.after.samples]
+    assert rule.left_out(np.array([10, 10**6]), 30).tolist() == [0, 0]
+
+
+def test_rows_have_independent_random_numbers(mixture):
+    plans = packed_plans(mixture, Packing(60, 30, window=WINDOW))
+    rows = [row for plan in plans for row in plan.rows]
+    draws = {tuple(row.read(mixture, seed=0)[1].random(3)) for row in rows}
+    assert len(draws) == len(rows)
+    assert tuple(rows[5].read(mixture, seed=0)[1].random(3)) in draws
+    for row, seed in ((rows[5], 1), (replace(rows[5], epoch=1), 0)):
+        assert tuple(row.read(mixture, seed=seed)[1].random(3)) not in draws

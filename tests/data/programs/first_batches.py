@@ -9,10 +9,9 @@ import resource
 import sys
 from pathlib import Path
 
-from protlm.data.batching.buckets import LengthBuckets
 from protlm.data.batching.mixture import Mixture
-from protlm.data.batching.packing import Packing
 from protlm.data.batching.plan import BatchStream, Progress, forecast
+from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.dataset import SequenceDataset
 from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import open_clusters, open_split

@@ -83,25 +83,17 @@ def test_memory_is_bounded_for_any_stream(monkeypatch):
     assert piece.is_cut and piece.is_last
 
 
-def test_an_empty_stream_has_no_pieces():
-    assert pieces_of(b"", b"\n>", max_record=1) == []
-
-
 def test_the_sum_of_parts_is_the_whole():
+    """Of what is rejected, the first thousand of all parts are listed."""
     rng = random.Random(0)
     whole, parts = Tally(), [Tally() for _ in range(7)]
-    for part in parts:
-        for line in range(rng.randrange(400)):
+    for number, part in enumerate(parts):
+        for line in range(rng.randrange(2_000)):
+            kind, reason = rng.choice(["reject", "filter", "change", "note"]), rng.choice("ab")
+            place = (f"{number}/{line}", "x.fasta", line) if kind == "reject" else ()
             for tally in (whole, part):
                 tally.records += 1
-            reason = rng.choice("abc")
-            match rng.choice(["reject", "filter", "change", "note"]):
-                case "reject":
-                    whole.reject(reason, f"P{line}", "x.fasta", line)
-                    part.reject(reason, f"P{line}", "x.fasta", line)
-                case kind:
-                    getattr(whole, kind)(reason)
-                    getattr(part, kind)(reason)
+                getattr(tally, kind)(reason, *place)
     total = Tally()
     for part in parts:
         total.add(pickle.loads(pickle.dumps(part)))
@@ -109,17 +101,7 @@ def test_the_sum_of_parts_is_the_whole():
     assert total.num_rejected + total.num_filtered == sum(
         part.num_rejected + part.num_filtered for part in parts
     )
-
-
-def test_the_first_thousand_of_all_parts_are_listed():
-    parts = [Tally() for _ in range(3)]
-    for number, part in enumerate(parts):
-        for line in range(MAX_LISTED - 300):
-            part.reject("digit", f"{number}/{line}", "x.fasta", line)
-    total = Tally()
-    for part in parts:
-        total.add(part)
-    assert total.rejected["digit"] == 3 * (MAX_LISTED - 300)
-    listed = [identifier for identifier, _, _ in total.listed["digit"]]
-    expected = [identifier for part in parts for identifier, _, _ in part.listed["digit"]]
-    assert listed == expected[:MAX_LISTED]
+    for reason, listed in total.listed.items():
+        everything = [one for part in parts for one in part.listed[reason]]
+        assert len(everything) == total.rejected[reason] > MAX_LISTED
+        assert listed == everything[:MAX_LISTED]

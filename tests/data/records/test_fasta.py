@@ -5,9 +5,9 @@ import gzip
 import pytest
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-from protlm.data.records import MAX_LISTED, Record, Tally, read_records
+from protlm.data.records import Record, Tally, read_records
 from protlm.data.records.fasta import FastaBlock
-from protlm.data.records.residues import MAX_RESIDUES
+from protlm.data.records.record import MAX_RESIDUES
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sample_dir
 
@@ -62,6 +62,7 @@ LETTERS: list[tuple[bytes, str, str]] = [
     (b"M" * 10_000_000, "", f"longer than {MAX_RESIDUES:,} residues"),
     (b"M" + b" " * 10_000_000 + b"K", "", f"longer than {MAX_RESIDUES:,} residues"),
 ]
+
 GAPPED = [(b"MK-V.L~", "MKVL", "gaps removed"), (b"---", "", "blank sequence")]
 
 
@@ -116,26 +117,13 @@ def test_lines_about_as_long_as_a_piece(read, length):
     assert second.line == 3
 
 
-def test_only_the_first_rejects_are_listed(read):
-    _, tally = read(b">a\nMKV\n" + b">blank\n" * (MAX_LISTED + 5))
-    assert tally.rejected == {"blank sequence": MAX_LISTED + 5}
-    assert len(tally.listed["blank sequence"]) == MAX_LISTED
-
-
-def test_nucleotides_are_refused_unless_allowed(read):
-    dna = b"".join(b">r%d\nACGTTGCANNACGT\n" % i for i in range(50)) + b">p\nMKVLW\n"
-    with pytest.raises(InputDataError, match=r"DNA or RNA.*--allow-nucleotides"):
-        read(dna)
-    records, tally = read(dna, allow_nucleotides=True)
-    assert len(records) == 51
-    assert tally.noted == {"record of the letters ACGTUN alone": 50}
-
-
 @pytest.mark.parametrize(
     ("shares", "is_refused"),
     [
         ([0.96] * 100, True),
         ([0.94] * 100, False),
+        ([1] * 50 + [0], True),
+        ([0] * 50 + [1], False),
         ([1] * 940 + [0] * 60, False),
         ([1] * 960 + [0] * 1_000, True),
         ([0] * 1_000 + [1] * 5_000, False),
@@ -145,17 +133,12 @@ def test_nucleotides_are_detected_in_the_first_thousand_records(read, shares, is
     letters = (b"ACGTN" * round(20 * share) + b"W" * round(100 * (1 - share)) for share in shares)
     content = b"".join(b">r\n%b\n" % sequence for sequence in letters)
     if is_refused:
-        with pytest.raises(InputDataError, match=r"the first (100|1,000) records are ACGTUN"):
+        told = r"the first (51|100|1,000) records are ACGTUN.*DNA or RNA.*--allow-nucleotides"
+        with pytest.raises(InputDataError, match=told):
             read(content)
-    else:
-        assert len(read(content)[0]) == len(shares)
-
-
-def test_nucleotides_among_proteins_are_noted(read):
-    proteins = b"".join(b">p%d\nMKVLLWDEYRQ\n" % i for i in range(50))
-    records, tally = read(proteins + b">d\nACGTACGT\n")
-    assert len(records) == 51
-    assert tally.noted == {"record of the letters ACGTUN alone": 1}
+    records, tally = read(content, allow_nucleotides=is_refused)
+    assert len(records) == len(shares)
+    assert tally.noted["record of the letters ACGTUN alone"] == shares.count(1)
 
 
 def test_the_sample_is_read_like_by_biopython():

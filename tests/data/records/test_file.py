@@ -1,44 +1,27 @@
-"""Sequence files of every format: recognized by first bytes, divided reproducibly."""
+"""Files and their bytes: foreign formats by name; gzip that is damaged or a bomb; pipes; limits."""
 
+import builtins
 import gzip
 import hashlib
 import io
-import pickle
-import subprocess
-import sys
+import os
 import tarfile
+import threading
+import time
 import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from protlm.data.records import ReadOptions, SequenceFile, Tally, read_records
-from protlm.data.records.residues import TOO_LONG
+from protlm.data.records import SequenceFile, Tally, read_records
+from protlm.data.records.record import TOO_LONG
+from protlm.data.records.source import ByteSource, text_lines
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sample_dir
 
-ROOT = Path(__file__).resolve().parents[3]
-FIXTURES = Path(__file__).resolve().parent / "fixtures"
 TINY = sample_dir() / "uniprot_tiny.fasta.gz"
-FILES = {
-    "fasta": TINY,
-    "swissprot": FIXTURES / "emboss_trembl_9.dat.gz",
-    "xml": FIXTURES / "multi_ex.xml.gz",
-}
-
-
-@pytest.mark.parametrize("format_", FILES)
-@pytest.mark.parametrize("name", ["proteins.gz", "proteins.fasta", "proteins.xml", "proteins"])
-def test_formats_are_recognized_by_first_bytes_not_by_name(tmp_path, read_path, format_, name):
-    expected = read_path(FILES[format_])
-    packed = FILES[format_].read_bytes()
-    for content in (packed, gzip.decompress(packed), b"\n \n" + gzip.decompress(packed)):
-        (tmp_path / name).write_bytes(content)
-        with SequenceFile(tmp_path / name) as file:
-            assert file.format == format_
-        records, _ = read_path(tmp_path / name)
-        assert [r.sequence for r in records] == [r.sequence for r in expected[0]]
 
 
 def tarred(name: str, content: bytes) -> bytes:
@@ -75,6 +58,7 @@ OTHERS: list[tuple[bytes, str]] = [
     (gzip.compress(gzip.compress(b">a\nMKV\n")), "compressed by gzip twice; type: gunzip"),
     (tarred("uniprot_sprot.fasta.gz", b">a\nMKV\n"), "tar archive; type: tar xf"),
 ]
+
 OTHER_XML = [
     (b'<?xml version="1.0"?>\n<UniRef50 xmlns="http://uniprot.org/uniref">', "UniRef's FASTA"),
     (b'<UniRef100 releaseDate="2020">', "UniRef's FASTA"),
@@ -109,49 +93,6 @@ def test_comments_are_an_error(read):
         InputDataError, match=r"proteins\.fasta: the file contains comments, and no"
     ):
         read(b"; one\n# two\n", allow_comments=True)
-
-
-@pytest.mark.parametrize("format_", FILES)
-def test_blocks_are_hashed_picklable_and_the_same_every_time(small_blocks, format_):
-    small_blocks(10_000)
-    path = FILES[format_]
-    blocks = []
-    for _ in range(2):
-        with SequenceFile(path) as file:
-            blocks.append(list(file.blocks()))
-            raw = path.read_bytes()
-            assert file.sha256 == hashlib.sha256(raw).hexdigest()
-            assert file.num_bytes == len(raw)
-    assert len(blocks[0]) > 2
-    assert blocks[0] == blocks[1] == pickle.loads(pickle.dumps(blocks[0]))
-    assert [block.is_first for block in blocks[0]] == [True] + [False] * (len(blocks[0]) - 1)
-    assert [block.is_last for block in blocks[0][::-1]] == [True] + [False] * (len(blocks[0]) - 1)
-    lines = gzip.decompress(raw).split(b"\n")
-    for block in blocks[0]:
-        first = block.data.partition(b"\n")[0]
-        assert lines[block.line - 1].endswith(first)
-        assert block.file == path.name
-
-
-@pytest.mark.parametrize("format_", FILES)
-@pytest.mark.parametrize("line_end", [b"\r\n", b"\r"])
-def test_line_ends_of_every_kind_give_the_same_blocks(tmp_path, small_blocks, format_, line_end):
-    small_blocks(10_000)
-    content = gzip.decompress(FILES[format_].read_bytes())
-    found = []
-    for data in (content, content.replace(b"\n", line_end)):
-        (tmp_path / "proteins").write_bytes(data)
-        with SequenceFile(tmp_path / "proteins") as file:
-            found.append(list(file.blocks()))
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("format_", FILES)
-@pytest.mark.parametrize("size", [100, 5_000, 40_000])
-def test_blocks_do_not_matter(read_path, small_blocks, format_, size):
-    whole = read_path(FILES[format_])
-    small_blocks(size)
-    assert read_path(FILES[format_]) == whole
 
 
 def test_many_blocks_contain_the_records_of_one(read, small_blocks):
@@ -212,51 +153,10 @@ def test_a_bomb_of_one_line_fits_in_memory(tmp_path):
     assert tally.rejected == {TOO_LONG: 1}
 
 
-def test_nucleotides_are_detected_in_every_format(tmp_path, read_path):
-    for name in ("multi_ex.dat.gz", "multi_ex.xml.gz"):
-        content = gzip.decompress((FIXTURES / name).read_bytes())
-        # An entry of a hundred letters of DNA.
-        (tmp_path / "dna").write_bytes(_with_dna(content, is_xml="xml" in name))
-        with pytest.raises(InputDataError, match="looks like DNA or RNA"):
-            read_path(tmp_path / "dna")
-        records, tally = read_path(tmp_path / "dna", allow_nucleotides=True)
-        assert len(records) == tally.noted["record of the letters ACGTUN alone"] == 1
-
-
-def _with_dna(content: bytes, *, is_xml: bool) -> bytes:
-    if is_xml:
-        begin = content.index(b"<sequence length")
-        tail = b"</entry></uniprot>"
-        return content[:begin] + b'<sequence length="100">' + b"ACGTN" * 20 + b"</sequence>" + tail
-    begin = content.index(b"SQ   SEQUENCE")
-    head = content[:begin].replace(b" 562 AA.", b" 100 AA.")
-    return head + b"SQ   SEQUENCE   100 AA;  1 MW;  0 CRC64;\n     " + b"ACGTN" * 20 + b"\n//\n"
-
-
-def test_options_reach_the_blocks(tmp_path):
-    path = tmp_path / "a.fasta"
-    path.write_bytes(gzip.compress(b"; c\n>a\nMK-V\n") + b"garbage")
-    options = ReadOptions(allow_comments=True, allow_gaps=True, ignore_trailing_garbage=True)
-    with SequenceFile(path, options) as file:
-        (record,) = [r for block in file.blocks() for r in block.records(Tally())]
+def test_all_options_reach_the_blocks(read):
+    options = {"allow_comments": True, "allow_gaps": True, "ignore_trailing_garbage": True}
+    ((record,), _) = read(gzip.compress(b"; c\n>a\nMK-V\n") + b"garbage", **options)
     assert record.sequence == "MKV"
-
-
-@pytest.mark.parametrize("format_", FILES)
-def test_standard_input_is_read_like_a_file(format_, read_path):
-    program = (
-        "import sys; from pathlib import Path; from protlm.data.records import read_records, Tally;"
-        "print(*(r.identifier for r in read_records(Path('-'), Tally())))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=FILES[format_].read_bytes(),
-        capture_output=True,
-        env={"PYTHONPATH": str(ROOT)},
-        check=True,
-    )
-    expected = [record.identifier for record in read_path(FILES[format_])[0]]
-    assert done.stdout.decode().split() == expected
 
 
 def test_a_rejected_file_is_closed(tmp_path):
@@ -268,3 +168,170 @@ def test_a_rejected_file_is_closed(tmp_path):
     for path in (tmp_path / "none.fasta", tmp_path):
         with pytest.raises(InputDataError):
             SequenceFile(path)
+
+
+def content_of(path: Path, **options: bool) -> bytes:
+    with ByteSource(path, "a file", **options) as source:
+        content = b"".join(source.chunks())
+        raw = path.read_bytes()
+        assert (source.num_bytes, source.sha256) == (len(raw), hashlib.sha256(raw).hexdigest())
+    return content
+
+
+@pytest.fixture(params=["igzip", "zlib of the standard library"])
+def any_zlib(request, monkeypatch):
+    """Runs a test with isal and as if isal were not installed."""
+    if request.param != "igzip":
+        real = builtins.__import__
+
+        def without_isal(name, *args, **kwargs):
+            if name.startswith("isal"):
+                raise ImportError(name)
+            return real(name, *args, **kwargs)
+
+        monkeypatch.setattr(builtins, "__import__", without_isal)
+
+
+def packed(*parts: bytes) -> bytes:
+    return b"".join(gzip.compress(part, mtime=0) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("whole.gz", packed(b">a\nMKV\n>b\nMKL\n")),
+        ("members.gz", packed(b">a\nMKV\n", b"", b">b\nMKL\n")),
+        ("bytes.gz", packed(*(bytes([byte]) for byte in b">a\nMKV\n>b\nMKL\n"))),
+        ("zeros.gz", packed(b">a\nMKV\n") + bytes(70_000) + packed(b">b\nMKL\n") + bytes(512)),
+        ("gzip.fasta", packed(b">a\nMKV\n>b\nMKL\n")),
+        ("plain.gz", b">a\nMKV\n>b\nMKL\n"),
+    ],
+    ids=["whole", "two members", "many members", "zeros between", "called fasta", "plain"],
+)
+def test_gzip_is_recognized_by_its_first_bytes(tmp_path, any_zlib, name, content):
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert content_of(path) == b">a\nMKV\n>b\nMKL\n"
+
+
+def test_highly_compressed_data_are_complete(tmp_path, any_zlib):
+    """The last bytes that were read may expand to more than one piece."""
+    path = tmp_path / "long.gz"
+    for size in (1 << 17, (1 << 17) + 1, 3 << 17, 1_000_003):
+        path.write_bytes(packed(b"M" * size, b"K" * size))
+        assert content_of(path) == b"M" * size + b"K" * size
+
+
+def damaged() -> Iterator[tuple[bytes, str]]:
+    """Gzip with other data behind it, cut anywhere, and with a bit flipped; and the message."""
+    content, rng = TINY.read_bytes(), np.random.default_rng(0)
+    for garbage in (b"garbage", b"\0\0g", b"\x1f"):
+        yield content + garbage, "other data follow"
+    for size in [*rng.integers(2, len(content), 20), 2, len(content) - 1, len(content) - 8]:
+        yield content[:size], f"truncated .* near byte {size:,}"
+    # The data follow a time and a name, which no checksum covers; the last byte of the
+    # data may hold bits without meaning.
+    start = content.index(b"\0", 10) + 1 if content[3] & 8 else 10
+    offsets = rng.integers(start, len(content) - 9, 46)
+    for offset in [*offsets, *range(len(content) - 4, len(content))]:
+        flipped = bytearray(content)
+        flipped[offset] ^= 1 << (offset % 8)
+        yield bytes(flipped), ""
+
+
+def test_damaged_gzip_never_passes(tmp_path, any_zlib):
+    path = tmp_path / "damaged.gz"
+    for content, message in damaged():
+        path.write_bytes(content)
+        with pytest.raises(InputDataError, match=rf"damaged\.gz.*{message}"):
+            content_of(path)
+    path.write_bytes(TINY.read_bytes() + b"garbage" * 100_000)
+    expected = gzip.decompress(TINY.read_bytes())
+    assert content_of(path, ignore_trailing_garbage=True) == expected
+
+
+def test_zip_bombs_are_rejected(tmp_path, monkeypatch):
+    monkeypatch.setattr("protlm.data.records.source._BOMB_BYTES", 1 << 20)
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(packed(b"M" * (8 << 20)))
+    with pytest.raises(InputDataError, match="200-fold"):
+        content_of(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("text", [">a\nMKV\n", "<?xml version='1.0'?>", "ID   P1_X"])
+def test_utf16_is_rejected_by_name(tmp_path, encoding, text):
+    path = tmp_path / "wide.txt"
+    for content in (text.encode(encoding), packed(text.encode(encoding))):
+        path.write_bytes(content)
+        with pytest.raises(InputDataError, match="UTF-16; type: iconv"):
+            content_of(path)
+
+
+@pytest.mark.parametrize("is_blocking", [True, False])
+@pytest.mark.parametrize("content", [b">a\nMKV\n" * 9, packed(b">a\nMKV\n" * 9)])
+def test_a_pipe_that_gives_a_byte_at_a_time_is_read_whole(content, is_blocking):
+    """A non-blocking pipe reports neither that it is empty nor that it has ended."""
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, is_blocking)
+
+    def trickle() -> None:
+        for byte in content:
+            time.sleep(0.0005)
+            os.write(write_end, bytes([byte]))
+        os.close(write_end)
+
+    writer = threading.Thread(target=trickle)
+    writer.start()
+    saved = os.dup(0)
+    try:
+        os.dup2(read_end, 0)
+        with pytest.MonkeyPatch.context() as patch, open(0, closefd=False) as stdin:
+            patch.setattr("sys.stdin", stdin)
+            with ByteSource(Path("-"), "a file") as source:
+                assert b"".join(source.chunks()) == b">a\nMKV\n" * 9
+                assert source.sha256 == hashlib.sha256(content).hexdigest()
+    finally:
+        os.dup2(saved, 0)
+        writer.join()
+        for descriptor in (saved, read_end):
+            os.close(descriptor)
+
+
+def test_an_unreadable_file_is_reported(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"text")
+    with (
+        Path(os.devnull).open("wb", buffering=0) as unreadable,
+        ByteSource(path, "a file") as source,
+    ):
+        monkeypatch.setattr(source, "_raw", unreadable)
+        with pytest.raises(InputDataError, match=r"a\.txt cannot be read"):
+            list(source.chunks())
+        monkeypatch.undo()
+
+
+def test_an_endless_line_is_rejected_before_it_fills_memory(tmp_path):
+    path = tmp_path / "table.tsv"
+    path.write_bytes(packed(b"a\tb\n" + b"c" * (40 << 20)))
+    with pytest.raises(InputDataError, match=r"table\.tsv: a line has more than 16,777,216 bytes"):
+        list(text_lines(path, "a table"))
+    path.write_bytes((b"a\tb" * 200 + b"\r") * 30_000)
+    assert sum(1 for _ in text_lines(path, "a table")) == 30_000
+
+
+def test_text_is_read_by_lines(tmp_path):
+    path = tmp_path / "table.tsv"
+    for content in (b"a\tb\r\nc\xff\td", packed(b"a\tb\r\nc\xff\td")):
+        path.write_bytes(b"" + content)
+        assert list(text_lines(path, "a table")) == ["a\tb", "c\udcff\td"]
+
+
+def test_what_is_no_file_is_named(tmp_path, monkeypatch):
+    """As in the shell: <(zcat a.gz b.gz)."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputDataError, match="is a pipe or a device, not a file: write"):
+        ByteSource(tmp_path / "pipe", "a file")
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(InputDataError, match="standard input is closed"):
+        ByteSource(Path("-"), "a file")

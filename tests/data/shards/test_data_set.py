@@ -1,4 +1,4 @@
-"""Data sets on disk: reproducible, verified, read at random and as documented."""
+"""Data sets on disk and their manifests: reproducible, verified, and read as documented."""
 
 import json
 import os
@@ -17,14 +17,15 @@ import pytest
 from protlm.data.shards import data_set as reader_module
 from protlm.data.shards import mapped_shard
 from protlm.data.shards.data_set import SplitReader, open_split, read_manifest, verify
-from protlm.data.shards.manifest import MANIFEST
+from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256, is_split_name
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import conf_dir, sha256_of
 
-SHARD = "train/shard-00001.h5"
 DOCUMENT = conf_dir().parent / "docs" / "shards.md"
+
 ROOT = Path(__file__).resolve().parents[3]
+
 SHARD = "train/shard-00001.h5"
 
 
@@ -36,12 +37,6 @@ def test_equal_input_gives_equal_bytes(make_data_set, proteins):
         assert (one / file).read_bytes() == (other / file).read_bytes()
 
 
-def test_shards_contain_no_times(data_set):
-    with h5py.File(data_set / SHARD) as file:
-        for name in file:
-            assert not file[name].id.get_create_plist().get_obj_track_times()
-
-
 def test_the_manifest_describes_the_data_set(data_set):
     for entries in read_manifest(data_set).splits.values():
         for entry in entries:
@@ -51,9 +46,7 @@ def test_the_manifest_describes_the_data_set(data_set):
             with h5py.File(path) as file:
                 assert entry.residues == len(file["tokens"])
                 assert entry.sequences == len(file["offsets"]) - 1
-
-
-def test_an_intact_data_set_has_no_faults(data_set):
+    # Other files do not matter.
     (data_set / "report.json").touch()
     (data_set / "rejected.tsv").touch()
     assert verify(data_set) == []
@@ -184,11 +177,7 @@ def test_lengths_are_those_of_the_requested_sequences(data_set, proteins):
         found = reader.lengths_of(asked)
         assert found.dtype == np.int64
         assert found.tolist() == lengths[asked].tolist()
-
-
-def test_lengths_are_counted(data_set, proteins):
-    counts = open_split(data_set, "train").length_counts()
-    assert counts.tolist() == np.bincount([len(sequence) for _, sequence in proteins]).tolist()
+    assert reader.length_counts().tolist() == np.bincount(lengths).tolist()
 
 
 def test_readers_open_files_lazily(data_set):
@@ -199,17 +188,19 @@ def test_readers_open_files_lazily(data_set):
         reader[0]
 
 
-def test_only_the_requested_shards_are_opened(data_set, monkeypatch):
-    opened = []
-    monkeypatch.setattr(
-        reader_module, "find_arrays", lambda path, entry: opened.append(path) or find(path, entry)
-    )
-    find = mapped_shard.find_arrays
+def test_only_the_requested_shards_are_opened_by_hdf5_and_once(data_set, monkeypatch):
+    opened, find = [], mapped_shard.find_arrays
+    places = cache(lambda path, entry: opened.append(path) or find(path, entry))
+    monkeypatch.setattr(reader_module, "_places", places)
+    # Every use maps a shard again.
+    monkeypatch.setattr(reader_module, "_mapped", reader_module._mapped.__wrapped__)
     reader = open_split(data_set, "train", verify="sizes")
     assert opened == []
     reader.lengths_of(np.array([20, 16, 31]))
-    reader[17]
+    assert len(reader[17]) and len(reader[21])
     assert opened == [data_set / SHARD]
+    reader[3]
+    assert len(opened) == 2
 
 
 def test_a_pickled_reader_contains_no_maps(data_set, proteins):
@@ -234,21 +225,6 @@ def test_readers_share_the_maps_of_a_process(make_data_set, monkeypatch):
         assert descriptors() <= before + 5
     assert readers[0].lengths_of(np.arange(len(proteins)))[-1] == 3 * len(proteins)
     assert descriptors() <= before + 5
-
-
-def test_a_shard_that_was_mapped_before_is_not_opened_by_hdf5_again(data_set, monkeypatch):
-    monkeypatch.setattr(reader_module, "_mapped", reader_module._mapped.__wrapped__)
-    opened = []
-    find = mapped_shard.find_arrays
-    monkeypatch.setattr(
-        reader_module,
-        "_places",
-        cache(lambda path, entry: opened.append(path) or find(path, entry)),
-    )
-    reader = open_split(data_set, "train", verify="sizes")
-    for index in (3, 20, 3, 21):
-        reader[index]
-    assert len(opened) == 2
 
 
 @pytest.mark.slow
@@ -319,3 +295,113 @@ def test_a_shard_that_is_truncated_under_a_reader_is_named(data_set, read):
     with pytest.raises(InputDataError, match=f"{path} was truncated while .* 100 bytes"):
         reads[read](0)
     assert "has 100 bytes" in split.size_fault()
+
+
+@pytest.fixture
+def change(write_manifest):
+    def change(directory, edit):
+        fields = json.loads((directory / MANIFEST).read_text())
+        edit(fields)
+        write_manifest(directory, json.dumps(fields))
+
+    return change
+
+
+def test_a_round_trip_changes_nothing(data_set, tmp_path):
+    manifest = read_manifest(data_set)
+    manifest.write(tmp_path)
+    assert (tmp_path / MANIFEST).read_bytes() == (data_set / MANIFEST).read_bytes()
+    assert read_manifest(tmp_path) == manifest
+    # Others can check it.
+    check = ["sha256sum", "--strict", "--check", MANIFEST_SHA256]
+    assert subprocess.run(check, cwd=data_set, check=False).returncode == 0
+
+
+def test_the_error_for_a_missing_manifest_says_what_to_type(tmp_path):
+    for directory in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UserError, match=r"protlm prepare SOURCE.*--out"):
+            read_manifest(directory)
+
+
+# What a manifest may name as a shard by mistake or malice.
+OUTSIDE = [
+    *("../train/shard-00000.h5", "/etc/passwd", "train/../../shard-00000.h5", "train/evil.h5"),
+    *("train//shard-00000.h5", "train/shard-00000.h5\n", "valid/shard-00000.h5", "", None),
+    ["train/shard-00000.h5"],
+]
+
+
+@pytest.mark.parametrize("file", OUTSIDE)
+def test_paths_outside_the_data_set_are_rejected(data_set, change, file):
+    change(data_set, lambda fields: fields["splits"]["train"][0].update(file=file))
+    with pytest.raises(InputDataError, match=re.escape(str(data_set / MANIFEST))):
+        read_manifest(data_set)
+
+
+TEXTS = ["", "{", "[]", "null", "3", '"x"', "{}", "[" * 100_000, "\x00", '{"format": []}']
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_that_is_not_a_manifest_is_a_user_error(data_set, write_manifest, text):
+    write_manifest(data_set, text)
+    with pytest.raises(UserError, match=re.escape(str(data_set / MANIFEST))):
+        read_manifest(data_set)
+
+
+@pytest.mark.parametrize("key", ["format", "format_version", "vocabulary"])
+def test_another_version_or_vocabulary_is_rejected(data_set, change, key):
+    change(data_set, lambda fields: fields.update({key: "other"}))
+    with pytest.raises(UserError, match="make it again with protlm prepare"):
+        read_manifest(data_set)
+
+
+@pytest.mark.parametrize("file", [MANIFEST, MANIFEST_SHA256])
+def test_an_unreadable_manifest_is_a_user_error(data_set, file):
+    (data_set / file).unlink()
+    if file == MANIFEST_SHA256:
+        with pytest.raises(InputDataError, match=r"no manifest\.json\.sha256 next to it"):
+            read_manifest(data_set)
+    (data_set / file).mkdir()
+    with pytest.raises(InputDataError, match=re.escape(file)):
+        read_manifest(data_set)
+
+
+@pytest.mark.parametrize("name", ["..", "a/b", "", "Train", "a b"])
+def test_invalid_split_names_are_rejected(data_set, change, name):
+    def rename(fields):
+        shards = fields["splits"].pop("train")
+        shards[0]["file"] = f"{name}/shard-00000.h5"
+        fields["splits"][name] = shards
+
+    change(data_set, rename)
+    with pytest.raises(InputDataError):
+        read_manifest(data_set)
+    assert not is_split_name(name)
+
+
+def leaves(value, path=()):
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        yield (*path, key)
+        if isinstance(inner, dict | list):
+            yield from leaves(inner, (*path, key))
+
+
+@pytest.mark.parametrize("junk", [None, -1, "junk", [], {}, [[]], 1.5])
+def test_junk_in_any_field_is_a_user_error_or_harmless(data_set, change, write_manifest, junk):
+    original = json.loads((data_set / MANIFEST).read_text())
+    for path in leaves(original):
+
+        def spoil(fields, path=path):
+            for key in path[:-1]:
+                fields = fields[key]
+            fields[path[-1]] = junk
+
+        write_manifest(data_set, json.dumps(original))
+        change(data_set, spoil)
+        try:
+            read_manifest(data_set)
+        except UserError:
+            continue
+        harmless = {"split_rule", "tool_version", "counts", "sources", "splits", "file"}
+        assert harmless & {str(key) for key in path}, path

@@ -1,12 +1,21 @@
-"""Written shards: valid HDF5, the same bytes as HDF5's own, aligned, complete."""
+"""Shards and cluster indexes as they are written: valid HDF5, aligned; damage is reported."""
+
+import json
+import pickle
+import re
+from itertools import pairwise
 
 import h5py
 import numpy as np
 import pytest
 
-from protlm.data.shards.writer import PackedSequences, write_shard
+from protlm.data.shards import writer
+from protlm.data.shards.cluster_index import ClusterIndex
+from protlm.data.shards.data_set import open_clusters, open_split, verify
+from protlm.data.shards.manifest import MANIFEST, read_manifest
+from protlm.data.shards.writer import PackedSequences, write_cluster_index, write_shard
 from protlm.data.vocabulary import VOCABULARY
-from protlm.system.errors import InputDataError, OutputError
+from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sha256_of
 
 FILE = "train/shard-00000.h5"
@@ -46,9 +55,7 @@ def test_the_division_into_parts_does_not_matter(tmp_path):
     one = write_shard(tmp_path, "a/shard-00000.h5", [packed(PAIRS)])
     other = write_shard(tmp_path, "b/shard-00000.h5", [packed([pair]) for pair in PAIRS])
     assert one.sha256 == other.sha256
-
-
-def test_a_shard_without_identifiers_can_be_read(tmp_path):
+    # Identifiers may be missing.
     write_shard(tmp_path, FILE, [packed([("", "MKV"), ("", "W")])])
     with h5py.File(tmp_path / FILE) as file:
         assert file["ids"].shape == (0,)
@@ -65,13 +72,246 @@ def test_some_of_the_sequences_can_be_kept():
             assert getattr(kept, name).tolist() == getattr(expected, name).tolist()
 
 
-def test_letters_that_are_not_residues_are_rejected():
+def test_a_shard_is_never_overwritten(tmp_path):
     with pytest.raises(InputDataError, match="'-' at residue 2"):
         packed([("a", "M-V")])
-
-
-def test_a_shard_is_never_overwritten(tmp_path):
     write_shard(tmp_path, FILE, [packed(PAIRS)])
     with pytest.raises(OutputError, match="exists"):
         write_shard(tmp_path, FILE, [packed(PAIRS)])
     assert [path.name for path in (tmp_path / "train").iterdir()] == ["shard-00000.h5"]
+
+
+INDEX = "train/clusters.h5"
+
+TOP = 2**64 - 1
+
+
+@pytest.fixture
+def hashes():
+    """Clusters of the 40 proteins: some large, some of one, some at the ends of the range."""
+    rng = np.random.default_rng(1)
+    several = [0, 1, 2**63, TOP, *rng.integers(2**62, 2**63, 6).tolist()]
+    return [*(several[i] for i in rng.integers(0, 10, 36)), *range(5, 9)]
+
+
+@pytest.fixture
+def clustered(make_data_set, proteins, hashes):
+    return make_data_set(proteins, "clustered", hashes)
+
+
+def groups(hashes):
+    """The members of each cluster in order, sorted by hash: the reference."""
+    return [[i for i, h in enumerate(hashes) if h == one] for one in sorted(set(hashes))]
+
+
+def read_index(path):
+    with h5py.File(path) as file:
+        assert sorted(file) == ["members", "offsets"]
+        offsets, members = file["offsets"][:], file["members"][:]
+        assert {offsets.dtype, members.dtype} == {np.dtype("<u8")}
+        for name in file:
+            assert file[name].id.get_create_plist().get_layout() == h5py.h5d.CONTIGUOUS
+            assert file[name].id.get_offset() % 64 == 0
+    return [members[a:b].tolist() for a, b in pairwise(offsets)]
+
+
+def test_every_sequence_is_in_its_cluster(clustered, hashes):
+    assert read_index(clustered / INDEX) == groups(hashes)
+    entry = read_manifest(clustered).clusters.indexes["train"]
+    assert entry.clusters == len(set(hashes))
+    assert (entry.file, entry.sha256) == (INDEX, sha256_of(clustered / INDEX))
+    assert entry.bytes == (clustered / INDEX).stat().st_size
+    assert verify(clustered) == []
+
+
+def test_clusters_of_many_hashes(tmp_path):
+    """Hashes that are distributed like those of names."""
+    rng = np.random.default_rng(0)
+    hashes = np.repeat(rng.integers(0, 2**64, 2_000, dtype=np.uint64), rng.integers(1, 6, 2_000))
+    rng.shuffle(hashes)
+    some = PackedSequences.pack(["p"] * len(hashes), [b"M"] * len(hashes), hashes)
+    shard = write_shard(tmp_path, FILE, [some])
+    entry = write_cluster_index(tmp_path, "train", [shard])
+    assert entry.clusters == 2_000
+    assert read_index(tmp_path / INDEX) == groups(hashes.tolist())
+
+
+def test_the_same_shards_give_the_same_bytes(clustered):
+    expected = (clustered / INDEX).read_bytes()
+    (clustered / INDEX).unlink()
+    write_cluster_index(clustered, "train", read_manifest(clustered).splits["train"])
+    assert (clustered / INDEX).read_bytes() == expected
+
+
+def test_members_take_turns_from_any_start(clustered, hashes):
+    """Also in another process."""
+    index = pickle.loads(pickle.dumps(open_clusters(clustered, "train")))
+    assert isinstance(index, ClusterIndex)
+    truth = groups(hashes)
+    assert len(index) == len(truth)
+    clusters = np.arange(len(truth))
+    for start in (0, 1, 10**9 + 7, TOP):
+        for turn in (0, 1, 2, 10**12):
+            starts = np.full(len(truth), start, np.uint64)
+            found = index.members(clusters, starts, turn).tolist()
+            assert found == [one[(start + turn) % len(one)] for one in truth]
+
+
+def test_a_full_disk_leaves_nothing(clustered, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    (clustered / INDEX).unlink()
+    shards = read_manifest(clustered).splits["train"]
+    monkeypatch.setattr(writer, "complete_file", full)
+    with pytest.raises(OutputError, match=rf"{clustered / INDEX}: no space left"):
+        write_cluster_index(clustered, "train", shards)
+    assert not (clustered / INDEX).exists()
+
+
+def test_a_shard_without_clusters_cannot_be_indexed(data_set):
+    shards = read_manifest(data_set).splits["train"]
+    with pytest.raises(InputDataError, match=r"shard-00000\.h5 has no clusters"):
+        write_cluster_index(data_set, "train", shards)
+
+
+# --- data sets without clusters
+
+
+def test_a_data_set_without_clusters_is_unchanged(data_set, clustered):
+    """The bytes of shards and manifest, and reading them, are unchanged."""
+    with h5py.File(data_set / "train/shard-00000.h5") as file:
+        assert sorted(file) == ["id_offsets", "ids", "offsets", "tokens"]
+    assert sha256_of(data_set / "train/shard-00000.h5") == (
+        "7be8ec2fbbb35866f9a72636e616a93abaa91cc87070160a1e0055c5c11f34cf"
+    )
+    assert "clusters" not in json.loads((data_set / MANIFEST).read_text())
+    assert verify(data_set) == []
+    assert [len(one) for one in map(open_split, [data_set, clustered], ["train"] * 2)] == [40, 40]
+    with pytest.raises(UserError, match=rf"{data_set} was prepared without .*--cluster-table"):
+        open_clusters(data_set, "train")
+    with pytest.raises(UserError, match="no split 'other'"):
+        open_clusters(clustered, "other")
+    with pytest.raises(UserError, match="verify=none is unknown"):
+        open_clusters(clustered, "train", verify="none")
+
+
+# --- damage
+
+
+def updated_manifest(directory, **changed):
+    """Makes the manifest agree with the current index."""
+    fields = json.loads((directory / MANIFEST).read_text())
+    path = directory / INDEX
+    entry = fields["clusters"]["indexes"]["train"]
+    entry.update({"bytes": path.stat().st_size, "sha256": sha256_of(path), **changed})
+    return json.dumps(fields)
+
+
+def assert_found(directory, how=("full",), use="sizes"):
+    name = re.escape(str(directory / INDEX))
+    for verify_by in how:
+        with pytest.raises(InputDataError, match=rf"{name}.*protlm data verify {directory}"):
+            open_clusters(directory, "train", verify=verify_by)
+    assert any(re.search(name, fault) for fault in verify(directory))
+    # And by its use, where nothing was looked at before.
+    if use:
+        with pytest.raises(InputDataError, match=name):
+            index = open_clusters(directory, "train", verify=use)
+            for turn in range(40):
+                index.members(np.arange(len(index)), np.zeros(len(index), np.uint64), turn)
+
+
+@pytest.mark.parametrize("size", [None, 0, 1, 100, -1])
+def test_a_missing_or_truncated_index_is_rejected(clustered, size):
+    path = clustered / INDEX
+    content = path.read_bytes()[:size]
+    path.unlink()
+    if size is not None:
+        path.write_bytes(content)
+    assert_found(clustered, ("full", "sizes"))
+
+
+def test_every_flipped_bit_is_found(clustered):
+    path = clustered / INDEX
+    content = path.read_bytes()
+    for bit in np.random.default_rng(0).integers(0, 8 * len(content), 50).tolist():
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << (bit % 8)
+        path.write_bytes(flipped)
+        assert_found(clustered, use="")
+
+
+@pytest.mark.parametrize(
+    ("array", "place", "value"),
+    [
+        ("offsets", 2, 0),
+        ("offsets", 2, "same"),
+        ("offsets", 2, 41),
+        ("offsets", 2, TOP),
+        ("offsets", 0, 1),
+        ("offsets", -1, 39),
+        ("members", 0, 40),
+        ("members", 5, TOP),
+        ("clusters", 0, 3),
+    ],
+)
+def test_invalid_numbers_are_found(clustered, write_manifest, array, place, value):
+    """Even if the hash matches: it detects damage, not malice."""
+    changed = {}
+    if array == "clusters":
+        changed = {array: value}
+    else:
+        with h5py.File(clustered / INDEX, "r+") as file:
+            file[array][place] = file[array][place - 1] if value == "same" else value
+    write_manifest(clustered, updated_manifest(clustered, **changed))
+    assert_found(clustered)
+
+
+@pytest.mark.parametrize("name", ["offsets", "members"])
+@pytest.mark.parametrize("how", ["absent", "link", "chunked", "signed", "shorter"])
+def test_an_index_with_another_structure_is_rejected(clustered, write_manifest, name, how):
+    with h5py.File(clustered / INDEX, "r+") as file:
+        numbers = file[name][:]
+        del file[name]
+        if how == "link":
+            file[name] = h5py.ExternalLink("other.h5", f"/{name}")
+        elif how != "absent":
+            kind = "<i8" if how == "signed" else "<u8"
+            numbers = numbers[:-1] if how == "shorter" else numbers
+            file.create_dataset(name, data=numbers.astype(kind), chunks=how == "chunked" or None)
+    write_manifest(clustered, updated_manifest(clustered))
+    assert_found(clustered)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"file": "../clusters.h5"},
+        {"file": "valid/clusters.h5"},
+        {"file": "train/shard-00000.h5"},
+        {"clusters": -1},
+        {"clusters": "3"},
+        {"sha256": "x"},
+        None,
+    ],
+)
+def test_a_damaged_entry_of_the_manifest_is_rejected(clustered, write_manifest, change):
+    fields = json.loads(updated_manifest(clustered, **(change or {})))
+    if change is None:
+        del fields["clusters"]["indexes"]["valid"]
+    write_manifest(clustered, json.dumps(fields))
+    with pytest.raises(InputDataError, match=r"manifest\.json is damaged"):
+        open_clusters(clustered, "train")
+
+
+@pytest.mark.parametrize("told", ["15 clusters instead of 16", "clusters is missing or a link"])
+def test_other_clusters_of_a_shard_are_rejected(clustered, trust, told):
+    shard = clustered / "train/shard-00001.h5"
+    with h5py.File(shard, "r+") as file:
+        numbers = file["clusters"][:-1]
+        del file["clusters"]
+        file["clusters"] = h5py.ExternalLink("x.h5", "/clusters") if "link" in told else numbers
+    trust(clustered, "train/shard-00001.h5")
+    with pytest.raises(InputDataError, match=rf"{shard}.*{told}"):
+        open_split(clustered, "train")

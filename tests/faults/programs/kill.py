@@ -51,7 +51,7 @@ def build(out: Path) -> None:
 def embed_all(out: Path) -> None:
     """Embeds INPUT..., a file of proteins and a run."""
     from protlm.commands.embed import embed
-    from protlm.commands.embedding.options import EmbedOptions
+    from protlm.commands.embedding.job import EmbedOptions
     from protlm.model.pooling import Pooling
 
     options = EmbedOptions(include=(Pooling.mean, Pooling.max), tokens_per_batch=1_024)

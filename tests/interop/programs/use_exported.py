@@ -36,7 +36,6 @@ OPTIONAL = re.compile(r"(esm\.)?(contact_head|pooler|lm_head)\.")
 
 
 def compare(name: str, found: Tensor, expected: Tensor) -> None:
-    """Stops if two tensors differ."""
     error = float((found - expected).abs().max())
     assert error <= TOLERANCE, f"{name} differ by {error}"
 

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TextIO
 
@@ -13,7 +12,7 @@ import torch
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from benchmarks.pretended_cuda import PretendedCuda
-from protlm.checkpoints.validations import read_metrics
+from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import LoggerConfig, WandbMode
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.training.callbacks import monitor
@@ -21,6 +20,7 @@ from protlm.training.callbacks.monitor import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.loggers import COLUMNS, CsvFile, make_loggers
 from protlm.training.module import LanguageModeling
+from tests.fixtures.runs import rows_of
 from tests.small_models import network_of
 
 CPU = torch.device("cpu")
@@ -46,21 +46,18 @@ for backend in ("triton", "torch"):
 """
 
 
-def test_flops_are_those_of_the_formula() -> None:
+def test_flops_are_those_of_the_formula_and_linear_for_linear_attention():
     network, length, depth, width = network_of("attention=softmax"), 48, 2, 64
     matrices = sum(p.numel() for p in network.parameters() if p.ndim == 2)
     matrices -= network.embedding.weight.numel()
     # Two for each weight and token, and q·k and the sum over values for each pair of positions.
     forward = 2 * matrices * length + depth * 2 * 2 * length**2 * width
     assert ModelFlops(network, causal=False).training(length, CPU) == 3 * forward
-
-
-def test_flops_of_linear_attention_are_linear() -> None:
     flops = ModelFlops(network_of("attention=performer_softmax"), causal=False)
     assert flops.training(128, CPU) == 2 * flops.training(64, CPU)
 
 
-def test_fused_kernels_have_the_flops_of_torch() -> None:
+def test_fused_kernels_have_the_flops_of_torch():
     pytest.importorskip("triton")
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     command = [sys.executable, "-c", COUNT_FUSED]
@@ -70,23 +67,26 @@ def test_fused_kernels_have_the_flops_of_torch() -> None:
     assert int(fused) == int(torch_) > 0
 
 
-def test_utilization_is_logged_if_the_peak_is_known(
-    train_tiny: Callable[..., Path], tiny_run: Path, tmp_path: Path
-) -> None:
-    settings = (
-        "data.mode=concatenated",
-        "trainer.accumulate_grad_batches=2",
-        "trainer.log_every=1",
-    )
-    run = train_tiny(tmp_path / "run", *settings, "trainer.peak_tflops=0.25")
+def test_a_run_logs_its_pace_its_memory_and_with_a_known_peak_its_utilization(
+    train, tiny_run, capfd
+):
+    settings = ("data.mode=concatenated", "trainer.accumulate_grad_batches=2")
+    run = train("run", *settings, "trainer.log_every=1", "trainer.peak_tflops=0.25")
     of_a_row = ModelFlops(network_of(), causal=False).training(128, CPU)
-    rows = [row for row in read_metrics(run / "metrics.csv") if "train_loss" in row]
+    rows = rows_of(run, "train_loss")
     assert len(rows) == 4
     for row in rows:
         expected = row["samples_per_second"] * of_a_row / 0.25e12
         assert row["model_flops_utilization"] == pytest.approx(expected, rel=1e-6)
+        assert row["residues_per_second_per_device"] == row["residues_per_second"]
+        assert 0 <= row["data_wait_fraction"] < 1
+        assert 0.1 < row["memory_gib"] < 64
+        assert row["gradient_norm"] > 0
+    line = capfd.readouterr().err.splitlines()[-2]
+    for said in ("loss ", "lr ", "gradient ", "residues/s", "a device", "MFU ", "waiting", "GiB"):
+        assert said in line
     assert peak_tflops(CPU) is None
-    assert not any("model_flops_utilization" in r for r in read_metrics(tiny_run / "metrics.csv"))
+    assert not rows_of(tiny_run, "model_flops_utilization")
 
 
 @pytest.mark.parametrize(
@@ -101,40 +101,20 @@ def test_utilization_is_logged_if_the_peak_is_known(
         ("NVIDIA RTX A4000", None),
     ],
 )
-def test_the_peak_is_known_by_name(
-    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_peak_is_known_by_name(name, peak, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert peak_tflops(torch.device("cuda")) == peak
 
 
-def test_a_run_logs_its_pace_and_its_memory(
-    train_tiny: Callable[..., Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = train_tiny(tmp_path / "run", "trainer.peak_tflops=0.25")
-    for row in read_metrics(run / "metrics.csv"):
-        if "train_loss" in row:
-            assert row["residues_per_second_per_device"] == row["residues_per_second"]
-            assert 0 <= row["data_wait_fraction"] < 1
-            assert 0.1 < row["memory_gib"] < 64
-            assert row["gradient_norm"] > 0
-    line = capfd.readouterr().err.splitlines()[-2]
-    for said in ("loss ", "lr ", "gradient ", "residues/s", "a device", "MFU ", "waiting", "GiB"):
-        assert said in line
-
-
-def test_the_logged_rate_is_that_of_the_step(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_the_logged_rate_is_that_of_the_step(train):
     settings = ("schedule.warmup_steps=4", "optimizer.learning_rate=0.4", "trainer.log_every=1")
-    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=5")
-    rows = read_metrics(run / "metrics.csv")
-    rates = [row["learning_rate"] for row in rows if "learning_rate" in row]
+    run = train("run", *settings, "trainer.max_steps=5")
+    rates = [row["learning_rate"] for row in rows_of(run, "learning_rate")]
     # A linear warm-up reaches the peak with its last step.
     assert rates[:4] == pytest.approx([0.1, 0.2, 0.3, 0.4])
 
 
-def test_only_the_fetch_of_a_batch_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_fetch_of_a_batch_counts_as_waiting(monkeypatch):
     times = iter([1.0, 3.5, 10.0, 11.0])
     monkeypatch.setattr(monitor.time, "perf_counter", lambda: next(times))
     wait = DataWait()
@@ -144,9 +124,7 @@ def test_only_the_fetch_of_a_batch_counts_as_waiting(monkeypatch: pytest.MonkeyP
     assert wait.seconds == 3.5
 
 
-def test_rates_exclude_the_time_of_validation(
-    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rates_exclude_the_time_of_validation(train, monkeypatch):
     # A batch is waited for 3 seconds, trained on for one, validated for 100.
     now = [0.0]
     monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: now[0]))
@@ -165,17 +143,17 @@ def test_rates_exclude_the_time_of_validation(
     ):
         monkeypatch.setattr(of, name, taking(seconds, getattr(of, name)))
     settings = ("trainer.valid_every=1", "trainer.valid_batches=1", "data.num_workers=0")
-    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=3")
+    run = train("run", *settings, "trainer.max_steps=3")
     # The log after step 4 covers two steps; one of them was made before the stop.
-    train_tiny(run, *settings, "trainer.max_steps=6")
-    rows = {row["step"]: row for row in read_metrics(run / "metrics.csv") if "samples" in row}
+    train(run, *settings, "trainer.max_steps=6")
+    rows = {row["step"]: row for row in rows_of(run, "samples")}
     for step in (4, 6):
         samples = rows[step]["samples"] - rows[step - 2]["samples"]
         assert samples / rows[step]["samples_per_second"] == pytest.approx(2 * 4), step
         assert rows[step]["data_wait_fraction"] == pytest.approx(0.75), step
 
 
-def test_counting_a_batch_does_not_wait_for_a_gpu() -> None:
+def test_counting_a_batch_does_not_wait_for_a_gpu():
     tokens_BL = torch.zeros(2, 9, dtype=torch.int64, device="meta")
     batch = Batch(tokens_BL, tokens_BL, tokens_BL == 0, tokens_BL[:, 0], (0, 0, 0))
     counter = monitor.Monitor(every=1, max_steps=1, data_wait=DataWait())
@@ -183,15 +161,10 @@ def test_counting_a_batch_does_not_wait_for_a_gpu() -> None:
         assert counter._sizes(batch).shape == (6,)
 
 
-def test_every_step_is_in_one_row_of_the_log(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_every_step_is_in_one_row_of_the_log(train):
     settings = ("trainer.max_steps=6", "trainer.valid_every=2")
-    fine = train_tiny(tmp_path / "fine", *settings, "trainer.log_every=1")
-    coarse = train_tiny(tmp_path / "coarse", *settings, "trainer.log_every=3")
-
-    logs = [read_metrics(run / "metrics.csv") for run in (fine, coarse)]
-    one, three = ([row["train_loss"] for row in log if "train_loss" in row] for log in logs)
+    runs = [train(every, *settings, f"trainer.log_every={every}") for every in "13"]
+    one, three = ([row["train_loss"] for row in rows_of(run, "train_loss")] for run in runs)
     assert (len(one), len(three)) == (6, 2)
     for number, value in enumerate(three):
         part = one[3 * number : 3 * number + 3]
@@ -199,37 +172,38 @@ def test_every_step_is_in_one_row_of_the_log(
         assert value == pytest.approx(sum(part) / 3, rel=5e-3)
 
 
-def test_a_resumed_log_has_no_gaps_and_no_repeats(tmp_path: Path) -> None:
-    first = CsvFile(tmp_path, from_step=0)
-    for step in (1, 2, 3):
-        first.log_metrics({"train_loss": step / 10}, step)
-    second = CsvFile(tmp_path, from_step=2)
-    second.log_metrics({"valid_loss": 0.5}, 3)
-    assert read_metrics(tmp_path / "metrics.csv") == [
-        {"step": 1, "train_loss": 0.1},
-        {"step": 2, "train_loss": 0.2},
-        {"step": 3, "valid_loss": 0.5},
-    ]
+def row(step: int) -> str:
+    """A row of the log that has only its step."""
+    return f"{step}{',' * len(COLUMNS)}\n"
 
 
-def test_a_truncated_row_affects_neither_the_next_nor_a_resumed_run(tmp_path: Path) -> None:
-    """The disk was full in the middle of a row, and had space again for the next one."""
-    log = CsvFile(tmp_path, from_step=0)
-    log.log_metrics({"train_loss": 0.1}, 1)
-    # As written by versions that did not truncate the row, and as after a flipped bit.
-    with log.path.open("a") as file:
-        file.write("2,0,8,2.5")
-    log.log_metrics({"train_loss": 0.3}, 3)
-    with log.path.open("a") as file:
-        file.write("4,0\n5" + "," * (len(COLUMNS) - 1) + "x\n")
-    assert read_metrics(tmp_path / "metrics.csv") == [{"step": 1, "train_loss": 0.1}]
-    CsvFile(tmp_path, from_step=5).log_metrics({"train_loss": 0.6}, 6)
-    assert [row["step"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 6]
+HEADER = f"step,{','.join(COLUMNS)}\n"
 
 
-def test_a_full_disk_leaves_no_truncated_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("text", "from_step", "kept"),
+    [
+        # No gaps and no repeats.
+        (HEADER + row(1) + row(2) + row(3), 2, [1, 2]),
+        # Truncated where the disk was full, and continued on the same line by an older version.
+        (HEADER + row(1) + "2,0,8,2.5" + row(3), 5, [1]),
+        # Truncated, and after a flipped bit.
+        (HEADER + row(1) + "4,0\n" + row(5).replace("\n", "x\n"), 5, [1]),
+        ("step,train_loss,of_an_older_version\n1,0.1,7\n", 1, [1]),
+    ],
+)
+def test_a_resumed_log_has_every_whole_row_once(text, from_step, kept, tmp_path):
+    path = tmp_path / METRICS
+    path.write_text(text)
+    assert [one["step"] for one in read_metrics(path) if one["step"] <= from_step] == kept
+    CsvFile(tmp_path, from_step=from_step).log_metrics({"train_loss": 0.5}, 9)
+    rows = read_metrics(path)
+    assert [one["step"] for one in rows] == [*kept, 9]
+    assert rows[-1] == {"step": 9, "train_loss": 0.5}
+    assert rows[0].get("train_loss", 0.1) == 0.1
+
+
+def test_a_full_disk_leaves_no_truncated_row(tmp_path, monkeypatch):
     log = CsvFile(tmp_path, from_step=0)
     log.log_metrics({"train_loss": 0.1}, 1)
 
@@ -249,19 +223,12 @@ def test_a_full_disk_leaves_no_truncated_row(
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.csv")] == [1, 3]
 
 
-def test_a_log_with_other_columns_is_resumed(tmp_path: Path) -> None:
-    (tmp_path / "metrics.csv").write_text("step,train_loss,of_an_older_version\n1,0.1,7\n")
-    CsvFile(tmp_path, from_step=1).log_metrics({"train_loss": 0.2}, 2)
-    rows = read_metrics(tmp_path / "metrics.csv")
-    assert rows == [{"step": 1, "train_loss": 0.1}, {"step": 2, "train_loss": 0.2}]
-
-
-def test_tensorboard_is_written(train_tiny: Callable[..., Path], tmp_path: Path) -> None:
-    run = train_tiny(tmp_path / "run", "logger=tensorboard")
+def test_tensorboard_is_written(train):
+    run = train("run", "logger=tensorboard")
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
 
 
-def test_a_resumed_run_hides_the_repeated_steps(tmp_path: Path) -> None:
+def test_a_resumed_run_hides_the_repeated_steps(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     config = LoggerConfig(tensorboard=True)
@@ -275,7 +242,7 @@ def test_a_resumed_run_hides_the_repeated_steps(tmp_path: Path) -> None:
     assert found == [(1, 0.1), (2, 1.2), (3, 1.3)]
 
 
-def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_wandb_id(tmp_path, monkeypatch):
     told = []
     monkeypatch.setattr(
         "pytorch_lightning.loggers.WandbLogger", lambda **named: told.append(named) or DummyLogger()
@@ -290,9 +257,7 @@ def test_a_resumed_run_keeps_its_wandb_id(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.slow
-def test_wandb_runs_offline(
-    protlm_command: Callable, tiny_settings: list[str], tmp_path: Path
-) -> None:
+def test_wandb_runs_offline(protlm_command, tiny_settings, tmp_path):
     environment = {"HOME": str(tmp_path), "WANDB_SILENT": "true"}
     settings = [*tiny_settings, "run_dir=run", "trainer.max_steps=2", "trainer.log_every=1"]
     done = protlm_command("train", *settings, "logger=wandb", cwd=tmp_path, env=environment)

@@ -2,7 +2,6 @@
 
 import copy
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from scipy.stats import spearmanr
 from torch import Tensor
 
 from protlm.analysis.structures import structure_files
-from protlm.checkpoints.format import latest
-from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.data.dataset import Batch
 from protlm.downstream.estimators import Estimator, Predictor, score
 from protlm.downstream.training_scores import AssayScores, StructureScores
@@ -28,9 +25,9 @@ from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
 from protlm.training.callbacks import estimate
 from protlm.training.callbacks.estimate import WatchEstimates
+from tests.fixtures.runs import rows_of, weights_of
 from tests.small_models import small_model
 
-Train = Callable[..., Path]
 VALUES = {
     "measured_contacts_short": 0.25,
     "measured_contacts_long": 0.125,
@@ -56,12 +53,6 @@ def disturbing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return calls
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    checkpoint = latest(run)
-    assert checkpoint is not None
-    return torch.load(checkpoint, weights_only=True)["state_dict"]
-
-
 @pytest.fixture
 def assay(tmp_path: Path) -> tuple[Path, Path]:
     """Substitutions of a protein of eight residues, and the protein."""
@@ -81,34 +72,26 @@ def zero_shot(model: PretrainedModel, table: Path, wild_type: Path) -> float:
     return spearmanr(variants.measured[:6], found.values[:6]).statistic
 
 
-def test_training_is_bitwise_the_same_with_measurements(
-    train_tiny: Callable[..., Path],
-    tmp_path: Path,
-    disturbing: list[int],
-    assay: tuple[Path, Path],
-) -> None:
-    without = weights(train_tiny(tmp_path / "without", *SETTINGS))
-    measured = (
-        "trainer.measure_every=1",
-        f"trainer.measure_assay={assay[0]}",
-        f"trainer.measure_wild_type={assay[1]}",
-    )
-    first = train_tiny(tmp_path / "with", *SETTINGS, *measured)
+def test_training_is_bitwise_the_same_with_measurements(train, disturbing, assay):
+    without = weights_of(train("without", *SETTINGS))
+    measured = [*SETTINGS, "trainer.measure_every=1", f"trainer.measure_assay={assay[0]}"]
+    measured += [f"trainer.measure_wild_type={assay[1]}"]
+    first = train("with", *measured)
     assert len(disturbing) == 4
-    again = train_tiny(tmp_path / "resumed", *SETTINGS, *measured, "trainer.max_steps=2")
-    again = train_tiny(again, *SETTINGS, *measured, "trainer.max_steps=4")
+    again = train("resumed", *measured, "trainer.max_steps=2")
+    again = train(again, *measured, "trainer.max_steps=4")
     for run in (first, again):
-        found = weights(run)
+        found = weights_of(run)
         assert found.keys() == without.keys()
         assert all(torch.equal(found[name], x) for name, x in without.items())
-        rows = [row for row in read_metrics(run / METRICS) if "measured_contacts_long" in row]
+        rows = rows_of(run, "measured_contacts_long")
         assert [row["step"] for row in rows] == [1, 2, 3, 4]
         assert {name: rows[0][name] for name in VALUES} == VALUES
         assert rows[-1]["measured_zero_shot"] == pytest.approx(zero_shot(load_model(run), *assay))
         assert (run / "loss.png").is_file()
 
 
-def test_the_scores_measure_a_model(tiny_run: Path) -> None:
+def test_the_scores_measure_a_model(tiny_run):
     scores = StructureScores(num_fit=2, num_test=2, max_residues=110)
     model = load_model(tiny_run)
     found = scores(model)
@@ -117,7 +100,7 @@ def test_the_scores_measure_a_model(tiny_run: Path) -> None:
     assert scores(model) == found
 
 
-def test_the_scores_leave_the_test_structures_of_evaluations_alone() -> None:
+def test_the_scores_leave_the_test_structures_of_evaluations_alone():
     scores = StructureScores()
     used = [structure.identifier for structure in scores._fit + scores._test]
     assert len(scores._fit) == len(scores._test) == 10 and len(set(used)) == 20
@@ -125,7 +108,7 @@ def test_the_scores_leave_the_test_structures_of_evaluations_alone() -> None:
     assert test and not test & set(used)
 
 
-def test_measurements_are_drawn_against_the_right_axis() -> None:
+def test_measurements_are_drawn_against_the_right_axis():
     rows = [{"step": n, "train_loss": 3.0 - n, **VALUES} for n in (1.0, 2.0)]
     left, right = loss_curve(rows).axes
     assert right.get_ylabel() == "measured (%)"
@@ -143,31 +126,18 @@ def test_measurements_are_drawn_against_the_right_axis() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["trainer.measure_every=1", "trainer.measure_assay={0}"], "give both"),
-        (["trainer.measure_assay={0}", "trainer.measure_wild_type={1}"], "never measured"),
-        (
-            [
-                "trainer.measure_every=1",
-                "trainer.measure_assay={1}",
-                "trainer.measure_wild_type={1}",
-            ],
-            "name one of them mutant",
-        ),
+        ("measure_every=1 measure_assay={0}", "give both"),
+        ("measure_assay={0} measure_wild_type={1}", "never measured"),
+        ("measure_every=1 measure_assay={1} measure_wild_type={1}", "name one of them mutant"),
     ],
 )
-def test_useless_assays_are_refused_before_training(
-    train_tiny: Callable[..., Path],
-    tmp_path: Path,
-    assay: tuple[Path, Path],
-    settings: list[str],
-    message: str,
-) -> None:
+def test_useless_assays_are_refused_before_training(train, tmp_path, assay, settings, message):
     with pytest.raises((UserError, InputDataError), match=message):
-        train_tiny(tmp_path / "run", *(text.format(*assay) for text in settings))
+        train("run", *(f"trainer.{one}" for one in settings.format(*assay).split()))
     assert not (tmp_path / "run" / "config.yaml").exists()
 
 
-def test_assays_that_the_model_cannot_score_are_refused(assay: tuple[Path, Path]) -> None:
+def test_assays_that_the_model_cannot_score_are_refused(assay):
     table, _ = assay
     with pytest.raises(UserError, match="has a protein of 8 residues, and the model accepts 7"):
         AssayScores(table, "MKTAYIAK", causal=True, max_residues=7)
@@ -184,12 +154,6 @@ SOUND = ("attention=performer_softmax", "model.qk_norm=true")
 UNBOUNDED = ("attention=performer_softmax", "trainer.log_every=1")
 
 
-def seen(run: Path) -> list[dict[str, float]]:
-    """Returns the rows of the log that contain estimates."""
-    rows = read_metrics(run / "metrics.csv")
-    return [row for row in rows if any("_layer_" in name for name in row)]
-
-
 def brute_force(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     """Returns the mean |q̂ + k̂|² over the real pairs of all sequences, one per head."""
     norms = []
@@ -200,17 +164,15 @@ def brute_force(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def test_the_log_has_the_norms_and_errors_of_the_batch(
-    train_tiny: Train, tmp_path: Path, look_at: Callable[..., None]
-) -> None:
+def test_the_log_has_the_norms_and_errors_of_the_batch(train, look_at):
     before: list[tuple[ProteinLM, Batch]] = []
 
     def keep(_: WatchEstimates, trainer: Any, module: Any, batch: Batch, index: int) -> None:
         before.append((copy.deepcopy(module.network), batch))
 
     look_at(WatchEstimates, "on_train_batch_start", keep)
-    run = train_tiny(tmp_path / "run", *SOUND, "model.num_layers=3", "trainer.max_steps=5")
-    rows = seen(run)
+    run = train("run", *SOUND, "model.num_layers=3", "trainer.max_steps=5")
+    rows = rows_of(run, "relative_error_layer_1")
     assert [row["step"] for row in rows] == [2, 4]
     for row, (network, batch) in zip(rows, before[1::2], strict=False):
         inputs = network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False)
@@ -224,12 +186,8 @@ def test_the_log_has_the_norms_and_errors_of_the_batch(
 
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
 def test_only_the_batch_before_a_log_is_inspected_and_once(
-    checkpointing: str,
-    train_tiny: Train,
-    tmp_path: Path,
-    look_at: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    checkpointing, train, look_at, monkeypatch
+):
     hooks: dict[str, list[int]] = {"on_train_batch_start": [], "on_train_batch_end": []}
     looks = []
 
@@ -240,19 +198,14 @@ def test_only_the_batch_before_a_log_is_inspected_and_once(
         look_at(WatchEstimates, event, partial(note, event), after=True)
     look = estimate.pair_sums
     monkeypatch.setattr(estimate, "pair_sums", lambda *x, **y: looks.append(1) or look(*x, **y))
-    settings = (
-        "trainer.accumulate_grad_batches=2",
-        f"trainer.activation_checkpointing={checkpointing}",
-    )
-    train_tiny(tmp_path / "run", *SOUND, *settings, "trainer.valid_every=1")
+    settings = [*SOUND, "trainer.accumulate_grad_batches=2", "trainer.valid_every=1"]
+    train("run", *settings, f"trainer.activation_checkpointing={checkpointing}")
     assert hooks["on_train_batch_start"] == [0, 0, 0, 2, 0, 0, 0, 2]
     assert hooks["on_train_batch_end"] == [0] * 8
     assert len(looks) == 4
 
 
-def test_large_norms_cause_one_warning_per_run(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_norms_cause_one_warning_per_run(train, monkeypatch):
     def inflated(model: Any, attention: dict[str, Any], *, seed: int) -> ProteinLM:
         network = build_network(model, attention, seed=seed)
         for number, factor in ((1, 0.3), (2, 2.0)):
@@ -263,22 +216,20 @@ def test_large_norms_cause_one_warning_per_run(
 
     monkeypatch.setattr("protlm.commands.train.build_network", inflated)
     with pytest.warns(UserWarning) as caught:
-        run = train_tiny(tmp_path / "run", *UNBOUNDED)
+        run = train("run", *UNBOUNDED)
     (message,) = (str(warning.message) for warning in caught)
-    first = seen(run)[0]
+    first = rows_of(run, "relative_error_layer_1")[0]
     assert first["relative_error_layer_1"] < 1 < first["relative_error_layer_2"]
     assert "in layer 2: in head " in message and "of 256 features" in message
     norm = f"{first['square_norm_layer_2']:.3g}"
     assert f"|q+k|²/√K is {norm}, " in message
     assert message.endswith("in a run with another run_dir= model.qk_norm=true bounds the norm")
     # Resumed in a new process; warnings are errors here.
-    train_tiny(tmp_path / "run", *UNBOUNDED, "trainer.max_steps=6")
-    assert len(seen(run)) == 6
+    train("run", *UNBOUNDED, "trainer.max_steps=6")
+    assert len(rows_of(run, "relative_error_layer_1")) == 6
 
 
-def test_trigonometric_features_are_judged_by_the_difference(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_trigonometric_features_are_judged_by_the_difference(train, monkeypatch):
     options = {"name": "performer_softmax", "estimator": "trigonometric", "denominator_floor": 1e-6}
 
     def trigonometric(model: Any, attention: dict[str, Any], *, seed: int) -> ProteinLM:
@@ -286,10 +237,10 @@ def test_trigonometric_features_are_judged_by_the_difference(
 
     monkeypatch.setattr("protlm.commands.train.build_network", trigonometric)
     with pytest.warns(UserWarning, match=r"layers 1, 2: .*\|q-k\|.* bounds the norm$"):
-        train_tiny(tmp_path / "run", *UNBOUNDED, "trainer.max_steps=2")
+        train("run", *UNBOUNDED, "trainer.max_steps=2")
 
 
-def test_heads_and_settings_of_a_hybrid_are_named_as_the_model_has_them() -> None:
+def test_heads_and_settings_of_a_hybrid_are_named_as_the_model_has_them():
     hybrid = {"name": "hybrid", "local_heads": 1, "mechanism": "performer_softmax"}
     network = build_network(small_model("softmax").description.model, hybrid, seed=0)
     watch = WatchEstimates(network, every=1)
@@ -300,7 +251,6 @@ def test_heads_and_settings_of_a_hybrid_are_named_as_the_model_has_them() -> Non
     assert "attention.options.optimal_for=9 and more attention.options.num_features" in message
 
 
-def test_a_model_without_a_softmax_performer_is_ignored(tiny_run: Path) -> None:
+def test_a_model_without_a_softmax_performer_is_ignored(tiny_run):
     header = (tiny_run / "metrics.csv").read_text().splitlines()[0]
     assert "_layer_" not in header
-    assert seen(tiny_run) == []

@@ -2,7 +2,7 @@
 
 import csv
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +11,12 @@ import pytest
 import torch
 from torch import nn
 
-from protlm.checkpoints.format import (
-    all_checkpoints,
-    checkpoint_name,
-    latest,
-    step_of,
-    weights_hash,
-)
-from protlm.checkpoints.validations import best_checkpoints, read_metrics
+from protlm.checkpoints.format import all_checkpoints, checkpoint_name, step_of, weights_hash
+from protlm.checkpoints.validations import best_checkpoints
 from protlm.config import BestMetric
-from protlm.training.callbacks import save_checkpoints
-from protlm.training.callbacks.monitor import Monitor
+from protlm.training.callbacks import monitor, save_checkpoints
 from protlm.training.callbacks.save_checkpoints import COLUMNS, HISTORY, WriteHistory
-
-Train = Callable[..., Path]
+from tests.fixtures.runs import rows_of
 
 
 def steps_of(run: Path) -> list[int]:
@@ -32,23 +24,16 @@ def steps_of(run: Path) -> list[int]:
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(1, [3, 4]), (2, [3, 4]), (3, [2, 3, 4])])
-def test_the_newest_are_kept_and_never_fewer_than_two(
-    keep: int, kept: list[int], train_tiny: Train, tmp_path: Path
-) -> None:
+def test_the_newest_are_kept_and_never_fewer_than_two(keep, kept, train):
     settings = ("trainer.checkpoint_every=1", f"trainer.keep_checkpoints={keep}")
-    run = train_tiny(tmp_path / "run", *settings)
+    run = train("run", *settings)
     names = [checkpoint_name(step) for step in kept]
     expected = {"latest", *names, *(f"{name}.sha256" for name in names)}
     assert {path.name for path in (run / "checkpoints").iterdir()} == expected
     assert steps_of(run) == kept
-
-
-def test_unfinished_checkpoints_are_removed_at_the_next_start(
-    train_tiny: Train, tmp_path: Path
-) -> None:
-    run = train_tiny(tmp_path / "run", "trainer.max_steps=2")
-    (run / "checkpoints" / ".step-00000002.ckpt.99.part").write_bytes(b"half of it")
-    train_tiny(run, "trainer.max_steps=3")
+    # One that was not finished is removed at the next start.
+    (run / "checkpoints" / ".step-00000004.ckpt.99.part").write_bytes(b"half of it")
+    train(run, *settings, "trainer.max_steps=5")
     assert not list(run.rglob("*.part"))
 
 
@@ -56,25 +41,20 @@ def test_unfinished_checkpoints_are_removed_at_the_next_start(
 def validations(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Sets the result of the validation after each step; loss and accuracy have opposite orders."""
     said: dict[int, float] = {}
-    write = Monitor._write
+    write = monitor.log
 
-    def write_what_is_said(self: Monitor, trainer: Any, metrics: dict[str, float]) -> None:
+    def write_what_is_said(trainer: Any, metrics: dict[str, float]) -> None:
         if "valid_loss" in metrics:
             value = said[trainer.global_step]
             metrics |= {"valid_loss": value, "valid_accuracy": 1 - value}
-        write(self, trainer, metrics)
+        write(trainer, metrics)
 
-    monkeypatch.setattr(Monitor, "_write", write_what_is_said)
+    monkeypatch.setattr(monitor, "log", write_what_is_said)
     return said
 
 
-BEST = (
-    "trainer.max_steps=10",
-    "trainer.checkpoint_every=5",
-    "trainer.valid_every=2",
-    "trainer.valid_batches=1",
-    "trainer.keep_checkpoints=2",
-)
+BEST = ("trainer.max_steps=10", "trainer.checkpoint_every=5", "trainer.valid_every=2")
+BEST += ("trainer.valid_batches=1", "trainer.keep_checkpoints=2")
 
 
 @pytest.mark.parametrize("stop", [None, 4, 7])
@@ -82,32 +62,24 @@ BEST = (
     "metric",
     [BestMetric.valid_loss, pytest.param(BestMetric.valid_accuracy, marks=pytest.mark.slow)],
 )
-def test_the_best_are_kept_besides_the_newest(
-    metric: BestMetric,
-    stop: int | None,
-    validations: dict[int, float],
-    train_tiny: Train,
-    tmp_path: Path,
-    killed_after: Callable,
-) -> None:
+def test_the_best_are_kept_besides_the_newest(metric, stop, validations, train, killed_after):
     """Steps 4 and 2 are the best, then 8; the run that was killed finds the same."""
     validations |= {2: 0.2, 4: 0.1, 6: 0.9, 8: 0.3, 10: 0.8}
     settings = (*BEST, "trainer.keep_best=2", f"trainer.best_metric={metric}")
     if stop is not None:
         settings = (*settings, "trainer.checkpoint_minutes=1e-9")
         with killed_after(stop):
-            train_tiny(tmp_path / "run", *settings)
-    run = train_tiny(tmp_path / "run", *settings)
+            train("run", *settings)
+    run = train("run", *settings)
     best = [step_of(path) for path in best_checkpoints(run, metric, 2)]
     assert best == [4, 2]
     newest = [8, 10] if stop is None else [9, 10]
     assert steps_of(run) == sorted({*best, *newest})
-    newest_of_all = latest(run)
-    assert newest_of_all is not None and step_of(newest_of_all) == 10
+    assert (run / "checkpoints" / "latest").read_text().strip() == checkpoint_name(10)
 
 
 @pytest.mark.parametrize(
-    "losses, settings, kept",
+    "losses, keep, kept",
     [
         # The last is the best: the best before it, which is not among the newest, is removed.
         ([0.2, 0.5, 0.9, 0.3, 0.1], ["trainer.keep_best=1"], [8, 10]),
@@ -115,21 +87,14 @@ def test_the_best_are_kept_besides_the_newest(
         ([0.1, 0.2, 0.3, 0.4, 0.5], [], [5, 10]),
     ],
 )
-def test_nothing_else_is_kept(
-    losses: list[float],
-    settings: list[str],
-    kept: list[int],
-    validations: dict[int, float],
-    train_tiny: Train,
-    tmp_path: Path,
-) -> None:
+def test_nothing_else_is_kept(losses, keep, kept, validations, train):
     validations |= zip(range(2, 11, 2), losses, strict=True)
-    run = train_tiny(tmp_path / "run", *BEST, *settings)
+    run = train("run", *BEST, *keep)
     assert steps_of(run) == kept
-    assert len([row for row in read_metrics(run / "metrics.csv") if "valid_loss" in row]) == 5
+    assert len(rows_of(run, "valid_loss")) == 5
 
 
-def test_a_validation_that_is_nan_is_not_the_best(tmp_path: Path) -> None:
+def test_a_validation_that_is_nan_is_not_the_best(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     rows = ["step,valid_loss", "1,3", "2,nan", "3,1", "4,nan", "5,2"]
     (tmp_path / "metrics.csv").write_text("\n".join([*rows, ""]))
@@ -152,19 +117,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
     return now
 
 
-def test_checkpoints_by_time(clock: SimpleNamespace, train_tiny: Train, tmp_path: Path) -> None:
+def test_checkpoints_by_time(clock, train):
     """A step takes 40 seconds here, so that two minutes pass in three steps."""
     settings = ("trainer.max_steps=8", "trainer.checkpoint_every=100", "trainer.valid_every=100")
-    run = train_tiny(tmp_path / "run", *settings, "trainer.keep_checkpoints=9")
+    run = train("run", *settings, "trainer.keep_checkpoints=9")
     assert steps_of(run) == [8]
     by_time = ("trainer.checkpoint_minutes=2", "trainer.keep_checkpoints=9")
-    run = train_tiny(tmp_path / "timed", *settings, *by_time)
+    run = train("timed", *settings, *by_time)
     assert steps_of(run) == [3, 6, 8]
 
 
-def test_the_log_is_as_durable_as_the_checkpoint(
-    train_tiny: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_log_is_as_durable_as_the_checkpoint(train, monkeypatch):
     """The rows up to a step are synced before its checkpoint is renamed."""
     done: list[str] = []
     sync, replace = os.fsync, Path.replace
@@ -179,7 +142,7 @@ def test_the_log_is_as_durable_as_the_checkpoint(
 
     monkeypatch.setattr(os, "fsync", noted_sync)
     monkeypatch.setattr(Path, "replace", noted_replace)
-    train_tiny(tmp_path / "run", "trainer.log_every=1", "trainer.checkpoint_every=2")
+    train("run", "trainer.log_every=1", "trainer.checkpoint_every=2")
     sync_log, names = "sync metrics.csv", [f"name {checkpoint_name(step)}" for step in (2, 4)]
     found = [event for event in done if event in {sync_log, *names, "name latest"}]
     assert found[:6] == [sync_log, names[0], "name latest", sync_log, names[1], "name latest"]
@@ -198,23 +161,26 @@ def module(network: nn.Module) -> Any:
     return nn.ModuleDict({"network": network})
 
 
-def test_a_row_for_each_start_and_checkpoint(tmp_path: Path) -> None:
+def test_a_row_for_each_start_and_checkpoint(tmp_path):
     network = module(nn.Linear(3, 2))
     history = WriteHistory(tmp_path)
     history.on_train_start(trainer(0), network)
     with torch.no_grad():
         network["network"].weight += 1
     history.on_save_checkpoint(trainer(7), network, {})
+    # A truncated row does not affect the next.
+    with (tmp_path / HISTORY).open("a") as file:
+        file.write("2026-01-01\tsa")
     WriteHistory(tmp_path).on_train_start(trainer(7), network)
     history.on_save_checkpoint(trainer(7, is_first=False), network, {})
-    first, saved, again = history_of(tmp_path)
+    first, saved, *_, again = history_of(tmp_path)
     assert tuple(first) == COLUMNS
     assert [row["event"] for row in (first, saved, again)] == ["start", "save", "start"]
     assert [row["step"] for row in (first, saved, again)] == ["0", "7", "7"]
     assert first["weights_sha256"] != saved["weights_sha256"] == again["weights_sha256"]
 
 
-def test_the_hash_is_of_names_and_every_bit() -> None:
+def test_the_hash_is_of_names_and_every_bit():
     network = nn.Linear(3, 2)
     before = weights_hash(network.state_dict())
     with torch.no_grad():
@@ -226,18 +192,8 @@ def test_the_hash_is_of_names_and_every_bit() -> None:
     assert first != second
 
 
-def test_a_truncated_row_does_not_affect_the_next(tmp_path: Path) -> None:
-    network = module(nn.Linear(3, 2))
-    history = WriteHistory(tmp_path)
-    history.on_train_start(trainer(0), network)
-    with (tmp_path / HISTORY).open("a") as file:
-        file.write("2026-01-01\tsa")
-    history.on_train_start(trainer(3), network)
-    assert history_of(tmp_path)[-1]["step"] == "3"
-
-
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/dev/full").exists(), reason="no /dev/full")
-def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path: Path) -> None:
+def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path):
     (tmp_path / HISTORY).symlink_to("/dev/full")
     with pytest.warns(UserWarning, match="cannot be written"):
         WriteHistory(tmp_path).on_train_start(trainer(0), module(nn.Linear(1, 1)))

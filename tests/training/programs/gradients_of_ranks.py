@@ -24,7 +24,6 @@ original_build = command.build_network
 
 
 def free_port() -> str:
-    """Returns a port without a listener."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return str(probe.getsockname()[1])

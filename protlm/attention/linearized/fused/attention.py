@@ -131,16 +131,16 @@ def _causal(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, row
     out_BHLC, totals_BHL = torch.empty_like(v_BHLC), rows.w_RK.new_empty(q_BHLK.shape[:3])
     q, k, v, out = (vectors(x) for x in (q_BHLK, k_BHLK, v_BHLC, out_BHLC))
     mask, states = bytes_of(mask_BL), grid.states_like(v_BHLC)
-    references_BHR = _first_exponents(k_BHLK, mask_BL, rows)
-    grid.over_features(causal_kernels.sum_keys, k, v, mask, *rows, references_BHR, *states)
-    arguments = q, k, v, mask, *rows, references_BHR, *states, out, totals_BHL
+    references = _first_exponents(k_BHLK, mask_BL, rows)
+    grid.over_features(causal_kernels.sum_keys, k, v, mask, *rows, references, *states)
+    arguments = q, k, v, mask, *rows, references, *states, out, totals_BHL
     grid.over_positions(causal_kernels.attend, *arguments)
     # The states would take several times the memory of the inputs until the backward pass.
-    return out_BHLC, totals_BHL, v_BHLC.new_empty(0), references_BHR
+    return out_BHLC, totals_BHL, v_BHLC.new_empty(0), references
 
 
 def _first_exponents(k_BHLK: Tensor, mask_BL: Tensor, rows: _Rows) -> Tensor:
-    """Returns M, BHR: the exponents of the first keys that are not padding; empty for ReLU."""
+    """Returns M, the exponents of the first keys that are not padding: BHR, or none for ReLU."""
     if rows.bias_R is None:
         return rows.w_RK.new_empty(0)
     _, heads, _, width = k_BHLK.shape
@@ -156,14 +156,14 @@ def _causal_gradients(
     inputs: _Three, mask_BL: Tensor, rows: _Rows, saved: list[Tensor], dout_BHLC: Tensor
 ) -> _Three:
     q_BHLK, _, v_BHLC = inputs
-    out_BHLC, totals_BHL, _, references_BHR = saved
+    out_BHLC, totals_BHL, _, references = saved
     grid = Grid.of(q_BHLK, v_BHLC, rows.w_RK, CAUSAL)
     back = Grid.of(q_BHLK, v_BHLC, rows.w_RK, causal_blocks(q_BHLK.device))
     gradients = dq_BHLK, dk_BHLK, dv_BHLC = tuple(torch.empty_like(x) for x in inputs)
     q, k, v, out, dout = (vectors(x) for x in (*inputs, out_BHLC, dout_BHLC))
     dq, dk, dv = (vectors(x) for x in gradients)
     mask, along_BHL = bytes_of(mask_BL), torch.empty_like(totals_BHL)
-    rows_and_m = *rows, references_BHR
+    rows_and_m = *rows, references
     states = grid.states_like(v_BHLC)
     grid.over_features(causal_kernels.sum_keys, k, v, mask, *rows_and_m, *states)
     back.over_positions(

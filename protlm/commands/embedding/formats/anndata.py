@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from protlm.commands.embedding.formats.ragged import fill, open_file
+from protlm.commands.embedding.formats.ragged import fill
 from protlm.commands.embedding.job import Job, Key
 from protlm.commands.embedding.results import Results
-from protlm.commands.hdf5_output import TEXT
+from protlm.commands.hdf5_output import TEXT, hdf5_file
 
 SUFFIXES, WHAT = (".h5ad",), "an AnnData file"
 _ARRAY, _TEXTS = ("array", "0.2.0"), ("string-array", "0.2.0")
@@ -25,7 +25,7 @@ _ARRAY, _TEXTS = ("array", "0.2.0"), ("string-array", "0.2.0")
 def write(results: Results, output: Path) -> None:
     """Writes the rows in the order of the input."""
     job, number = results.job, len(results)
-    with open_file(results, output) as (file, disk):
+    with hdf5_file(output, job.attributes(), results.skipped) as (file, disk):
         columns, arrays = _obs(file, number), _arrays(file, job, number)
         _encoded(file, ("anndata", "0.1.0"))
         about = file.create_dataset("uns/protlm", data=json.dumps(results.attributes()))

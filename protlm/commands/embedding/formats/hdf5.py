@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from protlm.commands.embedding.results import Embedded, Results
-from protlm.commands.hdf5_output import ProteinFile, entry_bytes, hdf5_file
-from protlm.system.terminal import JobProgress
+from protlm.commands.hdf5_output import ProteinFile, hdf5_file
+from protlm.system.terminal import watched
 
 SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
 
@@ -17,17 +17,10 @@ SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
 def write(results: Results, output: Path) -> None:
     """Writes the data sets in the order of the input."""
     job = results.job
-    num_arrays = len(job.proteins) * len(job.keys)
-    size = entry_bytes(num_arrays, results.num_values, job.options.dtype.value)
-    attributes, skipped = job.attributes(), results.skipped
-    with (
-        hdf5_file(output, attributes, skipped, num_bytes=size) as (file, disk),
-        JobProgress("writing", len(results)) as progress,
-    ):
+    with hdf5_file(output, job.attributes(), results.skipped) as (file, disk):
         entries = ProteinFile(file, disk, job.proteins.renamed)
-        for done, protein in enumerate(results, start=1):
+        for protein in watched("writing", results):
             _add(entries, protein, is_single=job.options.is_single, windows=job.options.windows)
-            progress.update(done)
 
 
 def _add(file: ProteinFile, protein: Embedded, *, is_single: bool, windows: bool) -> None:
@@ -36,4 +29,4 @@ def _add(file: ProteinFile, protein: Embedded, *, is_single: bool, windows: bool
         attributes["ranges"] = np.array(protein.ranges)
     for (kind, layer), values in protein.vectors.items():
         path = "" if is_single else f"{kind.value}/{layer}"
-        file.add_values(protein.record, path, values, attributes)
+        file.add(protein.record, path, attributes, data=values)

@@ -13,7 +13,7 @@ import numpy as np
 from protlm.commands.embedding.formats.ragged import group_of
 from protlm.commands.embedding.results import Results, end_to_end
 from protlm.system.paths import complete_file
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 SUFFIXES, WHAT = (".npz",), "a NumPy archive"
 
@@ -24,7 +24,6 @@ def write(results: Results, output: Path) -> None:
     with (
         complete_file(output) as temporary,
         ZipFile(temporary, "w") as archive,
-        JobProgress("arrays written", len(job.keys)) as progress,
     ):
         _add(archive, "metadata", np.array(json.dumps(results.attributes())))
         proteins = [(p.record.identifier, p.original_id, len(p.record.sequence)) for p in results]
@@ -32,14 +31,13 @@ def write(results: Results, output: Path) -> None:
         _add(archive, "ids", np.array(ids, np.str_))
         _add(archive, "original_ids", np.array(original, np.str_))
         _add(archive, "lengths", np.array(lengths, np.int64))
-        for done, (kind, layer) in enumerate(job.keys, start=1):
+        for kind, layer in watched("arrays written", job.keys):
             group, rows = group_of(job, (kind, layer)), results.offsets(kind)
             if kind.is_matrix:
                 _add(archive, f"{group}offsets", rows)
             blocks = (end_to_end(block, (kind, layer)) for block in results.blocks())
             shape, dtype = (int(rows[-1]), job.width), job.options.dtype.stored
             _add_blocks(archive, f"{group}embeddings", shape, dtype, blocks)
-            progress.update(done)
 
 
 def _add(archive: ZipFile, name: str, values: np.ndarray) -> None:

@@ -13,13 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.commands.embedding.job import Job
-from protlm.commands.embedding.options import Dtype
+from protlm.commands.embedding.job import Dtype, Job
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.hdf5_output import entry_name
 from protlm.model.pooling import Pooling
 from protlm.system.paths import complete_folder
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 SUFFIXES, WHAT = ("",), "a folder of .pt files"
 # The longest file names have 255 bytes.
@@ -30,15 +29,11 @@ _NAMES = {Pooling.per_tok: "representations", Pooling.ranges: "range_representat
 def write(results: Results, output: Path) -> None:
     """Writes the files and the manifest."""
     job, files = results.job, {}
-    with (
-        complete_folder(output) as folder,
-        JobProgress("proteins written", len(results)) as progress,
-    ):
-        for done, protein in enumerate(results, start=1):
+    with complete_folder(output) as folder:
+        for protein in watched("proteins written", results):
             name = file_name(protein.record.identifier)
             torch.save(_contents(job, protein), folder / name)
             files[protein.record.identifier] = name
-            progress.update(done)
         about = {**results.attributes(), "files": files}
         (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
 

@@ -6,7 +6,6 @@ to `offsets[n + 1]`. With several kinds or layers, `embeddings` and `offsets` ar
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ def group_of(job: Job, key: Key) -> str:
 def write(results: Results, output: Path) -> None:
     """Writes the arrays in the order of the input."""
     job, number = results.job, len(results)
-    with open_file(results, output) as (file, disk):
+    with hdf5_file(output, job.attributes(), results.skipped) as (file, disk):
         texts = [file.create_dataset(name, number, TEXT) for name in ("ids", "original_ids")]
         lengths = file.create_dataset("lengths", number, "int64")
         arrays = {}
@@ -38,12 +37,6 @@ def write(results: Results, output: Path) -> None:
             shape, name = (int(rows[-1]), job.width), f"{group}embeddings"
             arrays[kind, layer] = file.create_dataset(name, shape, job.options.dtype.stored)
         fill(results, [*texts, lengths], arrays, disk)
-
-
-def open_file(results: Results, output: Path) -> AbstractContextManager[tuple[Any, DiskFile]]:
-    """Opens an HDF5 file for the vectors of all proteins."""
-    size = results.num_values * results.job.options.dtype.stored.itemsize + len(results) * 200
-    return hdf5_file(output, results.job.attributes(), results.skipped, num_bytes=size)
 
 
 def fill(results: Results, columns: list[Any], arrays: Mapping[Key, Any], disk: DiskFile) -> None:

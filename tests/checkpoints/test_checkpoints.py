@@ -1,7 +1,8 @@
-"""The shipped models: found by name, one by default, small, and as good as their cards say."""
+"""Checkpoints: what was written, or an error by name; shipped models are as their cards say."""
 
 import json
-from collections.abc import Callable
+import random
+import shutil
 from pathlib import Path
 
 import h5py
@@ -10,18 +11,18 @@ import torch
 
 import protlm
 from protlm.checkpoints import format as checkpoints
+from protlm.checkpoints.checks import check_weights
 from protlm.checkpoints.format import (
     CARD,
     RESULTS,
     WEIGHTS,
-    announced_default,
     default_model,
     find_model,
     shipped_models,
 )
 from protlm.commands.checkpoint import export
 from protlm.model.transformer import num_parameters
-from protlm.system.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir
 
 SPLIT = "test_remote_homolog"
@@ -40,16 +41,14 @@ def models(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     return folder
 
 
-def test_models_are_found_by_name(models: Path) -> None:
+def test_models_are_found_by_name(models):
     assert shipped_models() == [models / "first", models / "second"]
     assert find_model(Path("second")) == models / "second"
     assert find_model(Path("unfinished")) == Path("unfinished")
     assert protlm.load("first").hash == protlm.load(models / "second").hash
 
 
-def test_a_folder_of_the_same_name_comes_first(
-    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_the_same_name_comes_first(models, tmp_path, monkeypatch):
     (tmp_path / "work" / "first").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     assert find_model(Path("first")) == Path("first")
@@ -57,14 +56,7 @@ def test_a_folder_of_the_same_name_comes_first(
         protlm.load("first")
 
 
-def test_the_default_is_announced(models: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert announced_default("-m MODEL") == models / "second"
-    assert capsys.readouterr().err == "model: second, shipped with protlm; -m MODEL uses another\n"
-
-
-def test_without_models_the_user_has_to_name_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_models_the_user_has_to_name_one(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "models_dir", lambda: tmp_path)
     with pytest.raises(InputDataError, match=f"{checkpoints.DEFAULT} is not installed with protlm"):
         default_model()
@@ -72,17 +64,8 @@ def test_without_models_the_user_has_to_name_one(
         protlm.load("first")
 
 
-def test_a_damaged_shipped_model_is_refused(models: Path) -> None:
-    weights = models / "first" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    with pytest.raises(InputDataError, match="is damaged"):
-        protlm.load("first")
-
-
-def test_an_export_in_bfloat16_is_half_as_large_and_rounded_once(
-    tiny_run: Path, tmp_path: Path, train_tiny: Callable[..., Path]
-) -> None:
-    run = train_tiny(tmp_path / "run", "attention=performer_softmax", "model.qk_norm=true")
+def test_an_export_in_bfloat16_is_half_as_large_and_rounded_once(tiny_run, tmp_path, train):
+    run = train("run", "attention=performer_softmax", "model.qk_norm=true")
     export(run, tmp_path / "whole")
     export(run, tmp_path / "half", "bfloat16")
     export(tmp_path / "half", tmp_path / "again", "bfloat16")
@@ -99,7 +82,7 @@ def test_an_export_in_bfloat16_is_half_as_large_and_rounded_once(
     assert all(torch.equal(loaded[name], half[name].to(loaded[name].dtype)) for name in loaded)
 
 
-def test_another_dtype_is_refused(tiny_run: Path, tmp_path: Path) -> None:
+def test_another_dtype_is_refused(tiny_run, tmp_path):
     with pytest.raises(UserError, match="--dtype int8 is not one of float32, bfloat16"):
         export(tiny_run, tmp_path / "out", "int8")
     assert not (tmp_path / "out").exists()
@@ -115,14 +98,14 @@ def results(folder: Path) -> dict:
     return json.loads((folder / RESULTS).read_text())
 
 
-def test_the_weights_are_small_and_those_of_the_results(folder: Path, results: dict) -> None:
+def test_the_weights_are_small_and_those_of_the_results(folder, results):
     model, size = protlm.load(folder.name), (folder / WEIGHTS).stat().st_size
     assert size <= 12e6 and size < 2.02 * num_parameters(model.network)
     assert {report["model_hash"] for report in results.values()} == {model.hash}
 
 
 @pytest.mark.parametrize("name", ["sample", "swissprot50"])
-def test_the_card_prints_the_results(folder: Path, results: dict, name: str) -> None:
+def test_the_card_prints_the_results(folder, results, name):
     title = {"sample": "### Splits of the shipped sample", "swissprot50": "### Swiss-Prot"}[name]
     section = (folder / CARD).read_text().split(title)[1].split("\n#")[0]
     for split, found in results[name]["results"].items():
@@ -132,7 +115,7 @@ def test_the_card_prints_the_results(folder: Path, results: dict, name: str) -> 
             assert row in section
 
 
-def test_the_card_prints_the_families(folder: Path, results: dict) -> None:
+def test_the_card_prints_the_families(folder, results):
     card = (folder / CARD).read_text()
     found = [
         results[name]["results"]["test_ood_family"]["masked"]
@@ -152,7 +135,7 @@ def test_the_card_prints_the_families(folder: Path, results: dict) -> None:
         assert f"{one['macro']['model']['perplexity']:.2f}" in card
 
 
-def test_the_card_prints_what_probes_and_contacts_give(folder: Path, results: dict) -> None:
+def test_the_card_prints_what_probes_and_contacts_give(folder, results):
     card = (folder / CARD).read_text()
     states = results["secondary_structure"]["results"]["any"]["secondary_structure"]["predictors"]
     both = ("model", "random_weights")
@@ -170,20 +153,17 @@ def test_the_card_prints_what_probes_and_contacts_give(folder: Path, results: di
         assert shown == [f"{100 * figure:.1f}" for figure in figures]
 
 
-def test_commands_use_the_default_and_say_so(protlm_in_process: Callable, tmp_path: Path) -> None:
+def test_commands_use_the_default_and_say_so(protlm_in_process, tmp_path):
     protein = sample_dir() / "bpt1_bovin.fasta"
     done = protlm_in_process("embed", protein, "-o", tmp_path / "x.h5", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"model: {default_model().name}, shipped with protlm" in done.stderr
+    width = protlm.load(default_model().name).description.model.model_dim
     with h5py.File(tmp_path / "x.h5") as file:
-        assert file["P00974"].shape == (
-            protlm.load(default_model().name).description.model.model_dim,
-        )
+        assert file["P00974"].shape == (width,)
 
 
-def test_models_lists_them_all_and_names_the_default(
-    protlm_in_process: Callable, tmp_path: Path, folder: Path, results: dict
-) -> None:
+def test_models_lists_them_all_and_names_the_default(protlm_in_process, tmp_path, folder, results):
     listed = protlm_in_process("models", cwd=tmp_path).stdout
     figures = results["sample"]["results"]["test_iid"]["masked"]["model"]
     assert f"{figures['perplexity']:.2f}" in listed and folder.name in listed
@@ -191,9 +171,7 @@ def test_models_lists_them_all_and_names_the_default(
 
 
 @pytest.mark.slow
-def test_an_evaluation_reproduces_the_card(
-    protlm_in_process: Callable, tmp_path: Path, folder: Path, results: dict
-) -> None:
+def test_an_evaluation_reproduces_the_card(protlm_in_process, tmp_path, folder, results):
     sample = sample_dir() / "uniprot_sample"
     table = ["--split-table", f"{sample}.splits.tsv.gz"]
     done = protlm_in_process("prepare", f"{sample}.fasta.gz", "--out", "d", *table, cwd=tmp_path)
@@ -208,3 +186,65 @@ def test_an_evaluation_reproduces_the_card(
     for who in ("model", "empirical", "three_mers"):
         for figure, digits in (("perplexity", 2), ("accuracy", 3)):
             assert f"{found[who][figure]:.{digits}f}" == f"{expected[who][figure]:.{digits}f}"
+
+
+@pytest.fixture
+def exported(tiny_run: Path, tmp_path: Path) -> Path:
+    checkpoints.export(checkpoints.read(tiny_run), tmp_path / "exported")
+    return tmp_path / "exported"
+
+
+def test_a_run_a_checkpoint_and_an_export_are_one_model(tiny_run, exported):
+    models = [
+        protlm.load(path)
+        for path in (tiny_run, max(checkpoints.all_checkpoints(tiny_run)), exported)
+    ]
+    assert len({model.hash for model in models}) == 1
+    logits = [model(model.tokenize(["MKTAYIAKQR"])).logits_BLV for model in models]
+    assert logits[0].equal(logits[1]) and logits[0].equal(logits[2])
+
+
+def test_every_flipped_bit_and_truncation_is_rejected_by_name(tiny_run, exported, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    rng = random.Random(0)
+    for path in (
+        max(checkpoints.all_checkpoints(run)),
+        exported / "model.safetensors",
+        exported / "config.json",
+    ):
+        whole = path.read_bytes()
+        damaged = []
+        for _ in range(20):
+            flipped = bytearray(whole)
+            flipped[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+            damaged.append(bytes(flipped))
+        damaged += [whole[:-1], whole[: len(whole) // 2], b""]
+        for contents in damaged:
+            path.write_bytes(contents)
+            with pytest.raises(InputDataError, match=path.name):
+                protlm.load(run if path.suffix == ".ckpt" else exported)
+        path.write_bytes(whole)
+        protlm.load(run if path.suffix == ".ckpt" else exported)
+
+
+def test_a_tensor_larger_than_its_storage_is_refused(tmp_path):
+    """An expanded tensor claims terabytes in a small file, and raises the limit of memory."""
+    torch.save({"weight": torch.zeros(1).expand(1 << 20, 1 << 20)}, tmp_path / "x.bin")
+    weights = torch.load(tmp_path / "x.bin", weights_only=True)
+    with pytest.raises(InputDataError, match="'weight' has more numbers than are stored for it"):
+        check_weights(tmp_path / "x.bin", weights)
+    for whole in (torch.zeros(3, 2).T, torch.zeros(6)[2:], torch.zeros(0, 4)):
+        assert check_weights(tmp_path, {"weight": whole})["weight"] is whole
+
+
+def test_an_export_is_not_overwritten(tiny_run, exported):
+    with pytest.raises(OutputError, match="exists already"):
+        checkpoints.export(checkpoints.read(tiny_run), exported)
+
+
+def test_a_folder_without_a_model_is_rejected_with_advice(tmp_path):
+    with pytest.raises(InputDataError, match=r"a run folder, a \.ckpt file or an exported folder"):
+        protlm.load(tmp_path)
+    with pytest.raises(InputDataError, match="no such model"):
+        protlm.load(tmp_path / "nothing")

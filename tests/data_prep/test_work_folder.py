@@ -1,13 +1,18 @@
-"""The journal: a round trip, and one sentence for damage."""
+"""What a build keeps on disk: a journal of what is finished, and a set of digests."""
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from protlm.data.records import Tally
 from protlm.data.shards.manifest import ShardEntry, SourceEntry
+from protlm.data_prep.duplicates import DigestSet
 from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.sources import Place
 from protlm.data_prep.split import HashSplit
@@ -39,6 +44,11 @@ def test_a_round_trip_changes_nothing(tmp_path):
     for segment in SEGMENTS:
         journal.append(segment)
     assert Journal(tmp_path / "journal").segments == journal.segments == SEGMENTS
+    first = tmp_path / "journal" / "segment-00000.json"
+    assert set(json.loads(first.read_text())) == {"sha256", "content"}
+    first.unlink()
+    with pytest.raises(InputDataError, match=r"segment-00000\.json is missing"):
+        Journal(tmp_path / "journal")
 
 
 def test_a_flipped_bit_in_any_byte_of_an_entry_is_found(tmp_path):
@@ -61,14 +71,6 @@ def test_a_flipped_bit_in_any_byte_of_an_entry_is_found(tmp_path):
     assert meant_the_same < 0.02 * len(content)
 
 
-def test_a_missing_entry_is_found(tmp_path):
-    for segment in SEGMENTS:
-        Journal(tmp_path).append(segment)
-    (tmp_path / "segment-00000.json").unlink()
-    with pytest.raises(InputDataError, match=r"segment-00000\.json is missing"):
-        Journal(tmp_path)
-
-
 @pytest.fixture
 def begun(tmp_path):
     """A build that ended at a damaged record, with several segments finished."""
@@ -86,10 +88,14 @@ def build(source, out, **options):
 
 
 @pytest.mark.usefixtures("small_blocks")
-def test_finished_parts_are_kept_and_reported(begun, capsys):
+def test_finished_parts_are_kept_and_files_of_a_killed_build_are_removed(begun, capsys):
     source, out, partial = begun
+    left = [partial / "data" / "train" / "shard-00009.h5", partial / "data" / "train" / ".x.part"]
+    for path in left:
+        path.write_text("half a shard")
     with pytest.raises(InputDataError, match="comment"):
         build(source, out)
+    assert not any(path.exists() for path in left)
     told = capsys.readouterr().err
     assert f"resuming {partial} after" in told
     assert f"finished parts are kept in {partial}" in told
@@ -120,18 +126,56 @@ def test_damage_to_finished_parts_is_one_sentence(begun, file):
     assert not partial.exists()
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_unfinished_files_of_a_killed_build_are_removed(begun):
-    source, out, partial = begun
-    left = [partial / "data" / "train" / "shard-00009.h5", partial / "data" / "train" / ".x.part"]
-    for path in left:
-        path.write_text("half a shard")
-    with pytest.raises(InputDataError, match="comment"):
-        build(source, out)
-    assert not any(path.exists() for path in left)
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+PROGRAM = Path(__file__).parent / "programs" / "grow_digest_table.py"
 
 
-def test_entries_contain_no_python_objects(tmp_path):
-    Journal(tmp_path).append(SEGMENTS[0])
-    fields = json.loads((tmp_path / "segment-00000.json").read_text())
-    assert set(fields) == {"sha256", "content"}
+def digests(rng, size, *, kinds):
+    """Digests of which many are equal and many more have the same slot."""
+    picked = rng.integers(0, kinds, size).astype(np.uint64)
+    high = (picked % np.uint64(97)) << np.uint64(57)
+    return np.stack([high, picked], axis=1)
+
+
+@pytest.mark.parametrize("memory_slots", [2, 1 << 8, 1 << 20])
+def test_it_agrees_with_a_set(tmp_path, memory_slots):
+    rng = np.random.default_rng(memory_slots)
+    known, truth = DigestSet(tmp_path / "table", memory_slots=memory_slots), set()
+    for _ in range(30):
+        some = digests(rng, int(rng.integers(0, 700)), kinds=6_000)
+        expected = []
+        for digest in map(tuple, some.tolist()):
+            expected.append(digest not in truth)
+            truth.add(digest)
+        assert known.add(some).tolist() == expected
+    assert len(known) == len(truth)
+    assert not known.add(np.array(sorted(truth), np.uint64)).any()
+    assert (tmp_path / "table").exists() == (memory_slots < 1 << 20)
+
+
+def test_the_first_and_the_last_digest_are_ordinary(tmp_path):
+    """Slots wrap around at the end."""
+    known = DigestSet(tmp_path / "table", memory_slots=2)
+    last = np.full((1_000, 2), 2**64 - 1, np.uint64)
+    last[:, 1] = np.arange(1_000)
+    assert known.add(last).all()
+    assert not known.add(last).any()
+    zeros = np.zeros((2, 2), np.uint64)
+    assert known.add(zeros).tolist() == [True, False]
+    assert known.add(zeros).tolist() == [False, False]
+
+
+@pytest.mark.slow
+def test_a_table_on_disk_takes_no_memory_as_it_grows(tmp_path):
+    done = subprocess.run(
+        [sys.executable, PROGRAM, tmp_path / "table", "100"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    size, grown = map(int, done.stdout.split())
+    assert size == 15_000_000
+    assert (tmp_path / "table").stat().st_size > 500 << 20
+    assert grown < 200 << 20

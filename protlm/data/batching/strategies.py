@@ -1,4 +1,4 @@
-"""Length-bucketed batches: one sequence per row, within a token budget."""
+"""Batches of rows: one sequence per row, in buckets of length, or sequences that are joined."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,15 +25,10 @@ _EDGES_PER_DOUBLING = 16
 @final
 @dataclass(frozen=True)
 class SequenceRow:
-    """`<cls>`, residues of one sequence, `<eos>`.
+    """`<cls>`, residues of one sequence, `<eos>`: at most `max_length` tokens.
 
-    A cropped sequence has `<eos>` only if the crop includes the end of the sequence.
-
-    Attributes:
-        sample: number of the sequence.
-        repeat: how often it was drawn before; crop and masks differ between repeats.
-        max_length: maximum number of tokens, including special tokens.
-        crop: `prefix` or `random`, the part that is kept of a longer sequence.
+    A cropped sequence has `<eos>` only if the crop includes the end of the sequence. Crop and masks
+    differ between repeats of a sample.
     """
 
     sample: int
@@ -60,11 +55,8 @@ class SequenceRow:
 class LengthBuckets(BatchingStrategy):
     """Sorts the samples of a window by length, cuts them into batches, and shuffles the batches.
 
-    No sample is dropped or repeated.
-
-    Args:
-        crop: the part that is kept of samples longer than `max_length`: `prefix` or `random`.
-        bucket_edges: the padded lengths; None uses sixteen per doubling.
+    No sample is dropped or repeated. `crop` is the part that is kept of samples that are longer
+    than `max_length`; the default of the padded lengths, `bucket_edges`, is sixteen per doubling.
     """
 
     crop: str = "prefix"
@@ -83,7 +75,6 @@ class LengthBuckets(BatchingStrategy):
 
     @cached_property
     def edges(self) -> np.ndarray:
-        """The padded lengths, ascending."""
         if self.bucket_edges is not None:
             return np.array(self.bucket_edges or [0], dtype=np.int64)
         edges = [min(_FIRST_EDGE, self.max_length)]
@@ -106,7 +97,7 @@ class LengthBuckets(BatchingStrategy):
         return batches
 
     def num_batches(self, window: SampleWindow) -> int:
-        """See `BatchingStrategy`; creates no rows, since a validation split may have millions."""
+        """Creates no rows, since a validation split may have millions."""
         return len(self._cuts(window))
 
     def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
@@ -135,3 +126,75 @@ class LengthBuckets(BatchingStrategy):
         return [
             SequenceRow(sample, repeat, window.max_length, self.crop) for sample, repeat in drawn
         ]
+
+
+@final
+@dataclass(frozen=True)
+class PackedRow:
+    """`<cls>`, then a segment of the stream of sequences, each of which ends with `<eos>`.
+
+    Attributes:
+        position: position of its first sample in the order of the epoch.
+        samples: sequences that overlap with the segment, in order.
+        skip: number of tokens of the first sequence before the segment.
+        num_tokens: number of tokens of the segment, without `<cls>`.
+    """
+
+    epoch: int
+    position: int
+    samples: tuple[int, ...]
+    skip: int
+    num_tokens: int
+
+    def read(self, sequences: Sequences, *, seed: int) -> tuple[np.ndarray, np.random.Generator]:
+        parts: list[np.ndarray | list[int]] = []
+        for sample in self.samples:
+            parts += [sequences[sample], [VOCABULARY.eos]]
+        segment = np.concatenate(parts)[self.skip : self.skip + self.num_tokens]
+        rng = row_rng(seed, self.epoch, self.position, self.skip)
+        return np.concatenate(([VOCABULARY.cls], segment)), rng
+
+
+@final
+@dataclass(frozen=True)
+class Packing(BatchingStrategy):
+    """Joins the samples of a window by `<eos>`, and cuts them into rows (arXiv 2009.14794).
+
+    Each row begins with `<cls>`, which precedes every sequence at inference. Positions count
+    through the row, and attention crosses the borders of sequences, as in the paper. No token is
+    dropped or repeated; only the last row of a window may be shorter.
+    """
+
+    def batches(self, window: SampleWindow) -> list[GlobalBatch]:
+        # One token of each row is <cls>.
+        per_row = window.max_length - 1
+        ends = np.cumsum(window.num_residues + 1)
+        starts = np.arange(0, ends[-1], per_row)
+        rows = [self._row(window, ends, int(start), per_row) for start in starts]
+        num_rows = max(self.tokens_per_batch // window.max_length, 1)
+        batches = []
+        for first in range(0, len(rows), num_rows):
+            some = rows[first : first + num_rows]
+            num_tokens = sum(row.num_tokens + 1 for row in some)
+            after = self._place(window, ends, (first + num_rows) * per_row)
+            batches.append(GlobalBatch(some, window.max_length, num_tokens, after))
+        return batches
+
+    def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
+        return np.zeros_like(num_residues)
+
+    def _row(self, window: SampleWindow, ends: np.ndarray, start: int, size: int) -> PackedRow:
+        stop = min(start + size, int(ends[-1]))
+        place = self._place(window, ends, start)
+        first = place.samples - window.start.samples
+        last = int(np.searchsorted(ends, stop))
+        samples = tuple(window.samples[first : last + 1].tolist())
+        return PackedRow(place.epoch, place.samples, samples, place.tokens, stop - start)
+
+    def _place(self, window: SampleWindow, ends: np.ndarray, token: int) -> Progress:
+        """Returns the position of a token of the window's stream, or the end of the window."""
+        number = int(np.searchsorted(ends, token, side="right"))
+        if number == len(ends):
+            return window.end
+        begin = int(ends[number - 1]) if number else 0
+        return Progress(window.start.epoch, window.start.samples + number, token - begin)
