@@ -11,6 +11,18 @@ from protlm.system.errors import UserError
 data_app = typer.Typer(help="Verify, describe, merge or export prepared data sets.")
 checkpoint_app = typer.Typer(help="Describe, verify, import, export or convert a model.")
 
+OodFamilies = Annotated[
+    list[str] | None,
+    option("Pfam accessions held out as test_ood_family (PF00069 ...); default: the paper's 20."),
+]
+ClusterTable = Annotated[
+    Path | None,
+    option(
+        "cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster, and each stays "
+        "in one split; --split-table overrides this. Takes 40 bytes of memory for a row."
+    ),
+]
+
 
 def prepare(
     sources: Annotated[
@@ -23,19 +35,8 @@ def prepare(
     family_table: Annotated[
         Path | None, option("TSV with the columns Entry and Pfam, for --ood-families.")
     ] = None,
-    ood_families: Annotated[
-        list[str] | None,
-        option(
-            "Pfam accessions held out as test_ood_family (PF00069 ...); default: the paper's 20."
-        ),
-    ] = None,
-    cluster_table: Annotated[
-        Path | None,
-        option(
-            "cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster, and each "
-            "stays in one split; --split-table overrides this. Takes 40 bytes of memory for a row."
-        ),
-    ] = None,
+    ood_families: OodFamilies = None,
+    cluster_table: ClusterTable = None,
     cluster: Annotated[
         bool, option("Cluster the sequences with MMseqs2 linclust.", "--cluster")
     ] = False,
@@ -44,20 +45,14 @@ def prepare(
     ] = None,
     min_length: Annotated[int | None, option("Minimum number of residues.")] = None,
     max_length: Annotated[int | None, option("Maximum number of residues.")] = None,
-    no_fragments: Annotated[
-        bool,
-        option("Exclude records that UniProt marks as fragments.", "--no-fragments"),
-    ] = False,
+    no_fragments: Annotated[bool, option("Exclude fragments.", "--no-fragments")] = False,
     organism: Annotated[
-        list[str] | None,
-        option("Keep only this name or NCBI taxon; repeatable."),
+        list[str] | None, option("Keep this name or NCBI taxon; repeatable.")
     ] = None,
     deduplicate: Annotated[
         bool, option("Keep only the first of identical sequences.", "--deduplicate")
     ] = False,
-    max_reject_rate: Annotated[
-        float, option("Stop when more than this fraction of the records is rejected.")
-    ] = 0.01,
+    max_reject_rate: Annotated[float, option("Stop at a larger fraction of rejects.")] = 0.01,
     allow_nucleotides: Annotated[
         bool, option("Accept files that look like DNA or RNA.", "--allow-nucleotides")
     ] = False,
@@ -69,16 +64,10 @@ def prepare(
         bool, option("Accept other bytes after gzip data.", "--ignore-trailing-garbage")
     ] = False,
     workers: Annotated[int, option("Worker processes; the result does not depend on them.")] = 1,
-    shard_residues: Annotated[
-        int, option("Approximate residues per shard, over all splits.")
-    ] = 256_000_000,
-    restart: Annotated[
-        bool, option("Start over instead of resuming a killed build.", "--restart")
-    ] = False,
+    shard_residues: Annotated[int, option("Approximate residues per shard.")] = 256_000_000,
+    restart: Annotated[bool, option("Start over instead of resuming.", "--restart")] = False,
     break_lock: BreakLock = False,
-    executor: Annotated[
-        str | None, option("Run one job per file: slurm, or local (processes).")
-    ] = None,
+    executor: Annotated[str | None, option("Run one job per file: slurm, or local.")] = None,
     slurm: SlurmSettings = None,
 ) -> None:
     """Convert FASTA, .dat or XML files to HDF5 shards; resumable."""
