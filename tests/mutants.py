@@ -10,6 +10,7 @@ If no such line is left, it is `gone`: its row has to be rewritten, or excused. 
 execute the line: the fastest first, for half a minute.
 """
 
+import argparse
 import ast
 import csv
 import io
@@ -243,5 +244,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("action", nargs="?", choices=["run", "draw"], default="run")
     os.nice(19)
-    draw() if sys.argv[1:] == ["draw"] else main()
+    main() if parser.parse_args().action == "run" else draw()
