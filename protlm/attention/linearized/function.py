@@ -98,7 +98,9 @@ class LinearAttention(torch.autograd.Function):
 
         def write(tile: Tile, number: int, gradient: Tensor) -> None:
             tile.of(gradients[number])[:] = gradient
-            operands.clear_padding(tile.of(gradients[number]), tile)
+            # Those of queries are 0 there, as the gradients of their sums are.
+            if number > 0:
+                operands.clear_padding(tile.of(gradients[number]), tile)
 
         compute = _causal_gradients if causal else _bidirectional_gradients
         with no_autocast(out_BHLC):
