@@ -247,7 +247,7 @@ def test_differences_of_twins_are_of_pairs_and_draw_families_whole(
         both = [np.array(nats) * targets, 0.1 * targets]
         sums = SequenceSums(targets, *both, *both, *both)
         groups = ["Pkinase", "Pkinase", "RRM_1", "E"]
-        write_sums(tmp_path / name / "sums.tsv", "test", [*"ABCE"], groups, sums)
+        write_sums(tmp_path / name / "sums.test.tsv", [*"ABCE"], groups, sums)
     column = twin_tables.Column("all", "sums.test.tsv")
     for value in twin_tables.difference([(tmp_path / "a", tmp_path / "b")], column):
         assert value == pytest.approx([0, 0])

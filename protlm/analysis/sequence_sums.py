@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from protlm.analysis.bootstrap import bounds, draws
+from protlm.data.tables import write_table
 from protlm.model.objective import perplexity
-from protlm.system.paths import complete_file
 
 BASELINES = ("empirical", "three_mers")
 # Smaller groups do not count in a mean over groups: one short protein would be worth hundreds.
@@ -120,13 +120,7 @@ def by_group(sums: SequenceSums, group_of: Sequence[str]) -> dict[str, Any]:
     return {"by_group": groups, "macro": macro}
 
 
-def write_sums(
-    path: Path, split: str, names: list[str], group_of: list[str], sums: SequenceSums
-) -> None:
-    """Writes the sums of each sequence as a tab-separated table, with the split in its name."""
-    path = path.with_name(f"{path.stem}.{split}{path.suffix}")
-    columns = ("accession", "group", *vars(sums))
-    with complete_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.write("\t".join(columns) + "\n")
-        for row in zip(names, group_of, *vars(sums).values(), strict=True):
-            file.write("\t".join(map(str, row)) + "\n")
+def write_sums(path: Path, names: list[str], group_of: list[str], sums: SequenceSums) -> None:
+    """Writes a table with the sums of each sequence."""
+    rows = zip(names, group_of, *vars(sums).values(), strict=True)
+    write_table(path, ("accession", "group", *vars(sums)), (list(map(str, row)) for row in rows))

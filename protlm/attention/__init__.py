@@ -42,7 +42,7 @@ def mechanism(name: str) -> type[Attention]:
 def option_differences(
     name: str, found: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-    """Returns the options in which two mechanisms of one name are different functions.
+    """Returns the options that make two mechanisms of one name compute different functions.
 
     Each with its value in `found` and in `asked`, where a missing option has its default.
     """

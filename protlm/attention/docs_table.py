@@ -41,7 +41,8 @@ def with_table(page: str) -> str:
     if not (begin and end):
         raise UserError(f"the page has no place for the table: add {BEGIN} and {END} to it")
     lines = [_HEADER, ("---",) * len(_HEADER), *(_row(name) for name in names())]
-    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    escaped = ((cell.replace("|", r"\|") for cell in cells) for cells in lines)
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
     usual = Attention.map_meaning
     meanings = {name: mechanism(name).map_meaning for name in names()}
     maps = "\n".join(

@@ -167,7 +167,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _check_values(arguments: list[str]) -> None:
-    """Refuses empty arguments, which would be read as the current folder, and numbers."""
+    """Refuses empty arguments, which would be read as the current folder, and bad numbers."""
     for before, argument in zip(["", *arguments], arguments, strict=False):
         flag, equals, value = argument.partition("=")
         if argument and not (equals and flag.startswith("--")):

@@ -79,7 +79,7 @@ def _splits_table(directory: Path, manifest: Manifest) -> Table:
 
 
 def export(directory: Path, output: Path | None, splits: Sequence[str]) -> None:
-    """Writes the sequences as FASTA; None and `-` print, and no splits are all of them."""
+    """Writes the sequences as FASTA; None and `-` print it, and no splits means all."""
     output = output or STANDARD_OUTPUT
     if output != STANDARD_OUTPUT:
         # Before the shards are hashed, which takes long.

@@ -41,7 +41,7 @@ def embed(
     options: EmbedOptions,
     submission: Submission | None = None,
 ) -> None:
-    """Embeds a sequence file into a new file or folder, in jobs if there is a submission."""
+    """Embeds a sequence file into a new file or folder, as cluster jobs if asked to."""
     options.check()
     form = import_module(f"protlm.commands.embedding.formats.{options.format}")
     if options.format is Format.parquet:

@@ -37,13 +37,16 @@ def run(arguments: list[str]) -> None:
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates a model; prints tables, and writes what it returns as JSON if asked to."""
     output = None if config.output is None else Path(config.output)
-    if output is not None:
-        check_output(output)
     evaluations = {
         label: evaluation.create(label, settings) for label, settings in config.evaluation.items()
     }
     if not evaluations:
         raise UserError("evaluation=[] is empty; type for instance evaluation=[masked,causal]")
+    each = [made for made in evaluations.values() if made.needs_data]
+    splits = _splits(config) if each else []
+    outputs = [output, *(made.output_of(split) for made in each for split in splits)]
+    for one in filter(None, outputs):
+        check_output(one)
     given = config.checkpoint
     path = announced_default("checkpoint=MODEL") if given is None else Path(given)
     model = load_model(path, device=config.device)
@@ -51,7 +54,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         "checkpoint": given or path.name,
         "model_hash": model.hash,
         **provenance(config),
-        "results": _results(model, evaluations, config),
+        "results": _results(model, evaluations, config, splits),
     }
     if output is not None:
         with complete_file(output) as temporary:
@@ -70,12 +73,15 @@ def provenance(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _results(
-    model: PretrainedModel, evaluations: dict[str, Evaluation], config: EvaluateConfig
+    model: PretrainedModel,
+    evaluations: dict[str, Evaluation],
+    config: EvaluateConfig,
+    splits: Sequence[str],
 ) -> dict[str, Any]:
     results: dict[str, Any] = {}
     once = {label: e for label, e in evaluations.items() if not e.needs_data}
     each = {label: e for label, e in evaluations.items() if e.needs_data}
-    for split in _splits(config) if each else []:
+    for split in splits:
         data = _data(config, split)
         results[split] = {label: e.run(model, data) for label, e in each.items()}
     if once:

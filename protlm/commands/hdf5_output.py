@@ -165,7 +165,7 @@ def protein_file(
     skipped: Sequence[tuple[str, str]] = (),
     renamed: Mapping[str, str] | None = None,
 ) -> Iterator[ProteinFile]:
-    """Opens a result file of a model for entries; the others are as for `hdf5_file`."""
+    """Opens the result file of a model; the other arguments are those of `hdf5_file`."""
     attributes = {
         "model_hash": model.hash,
         "vocabulary_hash": VOCABULARY.hash,
@@ -183,9 +183,9 @@ def hdf5_file(
     *,
     num_bytes: int = 0,
 ) -> Iterator[tuple[h5py.File, DiskFile]]:
-    """Opens an HDF5 file and its disk, which has to be checked after each write of a large array.
+    """Opens an HDF5 file; the `DiskFile` has to be checked after each write of a large array.
 
-    `num_bytes`, roughly, are compared with the free space; `skipped` has identifiers and reasons.
+    `num_bytes`, about, are compared with the free space; `skipped` has identifiers and reasons.
     """
     with complete_file(path) as temporary:
         free = shutil.disk_usage(temporary.absolute().parent).free

@@ -109,7 +109,7 @@ class Trigram:
 
 
 def _joined(sequences: Iterable[np.ndarray]) -> Iterable[np.ndarray]:
-    """Yields stretches of sequences, each sequence between two `<cls>` and an `<eos>`."""
+    """Yields joined sequences, each sequence between two `<cls>` and an `<eos>`."""
     start = np.full(2, VOCABULARY.cls, dtype=np.uint8)
     end = np.full(1, VOCABULARY.eos, dtype=np.uint8)
     for batch in batches(sequences):

@@ -120,8 +120,8 @@ _CAPITALS = str.maketrans(ascii_lowercase, ascii_uppercase)
 def capitals(letters: str) -> str:
     """Returns the letters with a to z in upper case, and all others as they are.
 
-    `str.upper` would make residues of letters that are none: SS of ß, S of the long s, FF of a
-    ligature.
+    `str.upper` would turn other letters into residues: ß into SS, the long s into S, a ligature
+    into FF.
 
     >>> capitals("mkß")
     'MKß'

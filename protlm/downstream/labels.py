@@ -36,7 +36,7 @@ _MASK_ADVICE = f"masks are not applied: write {UNLABELED} for labels of masked r
 
 @dataclass(frozen=True)
 class Example:
-    """A protein with its label, of residues a letter each; empty is unknown."""
+    """A protein with its label, or a letter for each residue; empty is unknown."""
 
     identifier: str
     sequence: str

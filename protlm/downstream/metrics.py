@@ -68,7 +68,9 @@ def agreement(
     *,
     seed: int = 0,
 ) -> Agreement | None:
-    """Compares predicted scores with measured ones, higher for fitter variants; None without any.
+    """Compares predicted scores with measured ones, higher for fitter variants.
+
+    None if no variant was measured.
 
     `is_fit` has the classes for AUC and MCC; None divides the measured scores at their median.
     """

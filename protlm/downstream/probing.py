@@ -43,7 +43,7 @@ class Predictor:
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """The settings of a probe; no layers are all, from the embedding, 0, to the last."""
+    """The settings of a probe; no layers means all, from 0, the embedding, to the last."""
 
     layers: tuple[int, ...] = ()
     tokens_per_batch: int = 16_384

@@ -62,7 +62,7 @@ class Leakage:
 
 
 def split_of(examples: Sequence[Example], *, seed: int) -> Split:
-    """Returns the given splits, or whole clusters, a fifth of the proteins to test."""
+    """Returns the given splits; or assigns whole clusters, about a fifth of proteins to test."""
     names = cluster_names(examples)
     named = names or [one.sequence for one in examples]
     groups = np.unique(np.array(named), return_inverse=True)[1].reshape(-1)

@@ -32,7 +32,7 @@ from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.frequencies import Trigram, count_residues, frequencies
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import SplitReader
-from protlm.data.tables import read_labels
+from protlm.data.tables import is_table, read_labels
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
 from protlm.model.objective import residues_only
@@ -76,6 +76,11 @@ class Accuracy(Evaluation):
             raise UserError(f"max_length={max_length} must be at least {SPECIALS + 1}")
         if objective not in ("masked", "causal"):
             raise UserError(f"objective={objective} is not one of: causal, masked")
+        if per_sequence is not None and not is_table(Path(per_sequence)):
+            raise UserError(
+                f"per_sequence={per_sequence} is not the name of a table; type for instance "
+                "per_sequence=sums.tsv"
+            )
         self.objective = objective
         self.masking = MaskingRule(mask_fraction=mask_fraction, mask_prob=1.0, random_prob=0.0)
         self.seed = seed
@@ -84,6 +89,10 @@ class Accuracy(Evaluation):
         self.per_sequence = None if per_sequence is None else Path(per_sequence)
         self.max_length = max_length
         self.concatenated = concatenated
+
+    def output_of(self, split: str) -> Path | None:
+        path = self.per_sequence
+        return path and path.with_name(f"{path.stem}.{split}{path.suffix}")
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns accuracy and perplexity of the model and the baselines, and the counts.
@@ -122,8 +131,8 @@ class Accuracy(Evaluation):
         }
         if self.groups is not None:
             result |= {**by_group(sums, group_of), "without_group": without_group}
-        if self.per_sequence is not None:
-            write_sums(self.per_sequence, data.name, names, group_of, sums)
+        if output := self.output_of(data.name):
+            write_sums(output, names, group_of, sums)
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from protlm.data.shards.data_set import SplitReader
@@ -48,6 +49,10 @@ class Evaluation(ABC):
     """
 
     needs_data: bool = True
+
+    def output_of(self, split: str) -> Path | None:
+        """Returns the file that `run` writes for a split, if any."""
+        return None
 
     @abstractmethod
     def run(self, model: "PretrainedModel", data: EvaluationData | None) -> dict[str, Any]:

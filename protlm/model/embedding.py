@@ -63,9 +63,9 @@ def batches(
 def windows(num_residues: int, width: int) -> list[tuple[int, int, int]]:
     """Returns the overlapping windows of a long protein.
 
-    Each begins half a width after the one before, and the last ends with the protein. Returned are
-    its first residue, and the first and the end of the residues, from 0, that are taken from it:
-    those that are nearer to its center than to that of its neighbors.
+    Each begins half a width after the one before, and the last ends with the protein. A window is
+    its first residue, and the start and end of the residues taken from it, from 0: those that are
+    nearer to its center than to the centers of its neighbors.
 
     >>> windows(10, 4)
     [(0, 0, 3), (2, 3, 5), (4, 5, 7), (6, 7, 10)]

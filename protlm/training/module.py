@@ -70,10 +70,10 @@ class Objective(pl.LightningModule, ABC):
         """Returns the optimizer, with its peak learning rate."""
 
     def check_start(self, config: TrainConfig) -> None:
-        """Rejects first weights that this training cannot start from; here all are accepted."""
+        """Rejects initial weights that this training cannot start from; here, none."""
 
     def check_continues(self, checkpoint: Mapping[str, Any]) -> None:
-        """Rejects a checkpoint of another training; here all are accepted."""
+        """Rejects a checkpoint of another training; here, none."""
 
     def training_step(self, batch: Any, batch_index: int) -> dict[str, Tensor]:
         """Returns the total loss of the targets, and this rank's sums (nats, correct, count)."""

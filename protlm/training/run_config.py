@@ -49,7 +49,7 @@ _USED_WITH = {
 
 
 def compose_run(arguments: Sequence[str]) -> TrainConfig:
-    """Composes the settings of a run, of which untyped ones are stored in the run directory.
+    """Composes the settings of a run; those not typed are the ones stored in its directory.
 
     A chosen group (`model=tiny`) types all its settings, and `experiment=` every one, but not a
     warm-up, which may have been shortened to fit.

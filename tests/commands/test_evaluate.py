@@ -14,7 +14,7 @@ from protlm.config import EvaluateConfig
 from protlm.config.composition import compose
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256
-from protlm.system.errors import UserError
+from protlm.system.errors import OutputError, UserError
 
 
 def lengths(data: Path, split: str = "test") -> np.ndarray:
@@ -68,6 +68,18 @@ def test_crops_are_counted(
     assert values["cropped"] == {"sequences": (lost > 0).sum(), "residues": lost.sum()}
     printed = f"{(lost > 0).sum()} of {len(found)} sequences cropped, by {lost.sum():,} residues"
     assert printed in capsys.readouterr().out
+
+
+def test_no_output_is_in_the_way(tiny_run: Path, tiny_data: Path, tmp_path: Path) -> None:
+    """Each is refused before the model is read."""
+    (tmp_path / "sums.test.csv").touch()
+    with pytest.raises(OutputError, match=r"sums.test.csv exists already"):
+        run(tmp_path, tiny_data, f"evaluation.causal.per_sequence={tmp_path / 'sums.csv'}")
+    with pytest.raises(UserError, match=r"not the name of a table.*per_sequence=sums.tsv"):
+        run(tmp_path, tiny_data, "evaluation.causal.per_sequence=sums")
+    run(tiny_run, tiny_data, f"evaluation.causal.per_sequence={tmp_path / 'other.csv'}")
+    header, *rows = (tmp_path / "other.test.csv").read_text().splitlines()
+    assert header.startswith("accession,group,targets,") and len(rows) == len(lengths(tiny_data))
 
 
 def renamed(data: Path, folder: Path, write: Callable[[Path, str], None], new: str) -> Path:

@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 class Plan:
-    """The parts of a file, from residues, bytes and the number of the first equal of each record.
+    """The parts of a file, given the length, vector size and first equal record of each record.
 
     `units` has the parts of each unit, and `distinct` the first record of each sequence.
     """
@@ -97,7 +97,7 @@ class Plan:
 
 
 def first_equal(digests: np.ndarray) -> np.ndarray:
-    """Returns for each row of bytes, n × 16, the number of the first equal one."""
+    """Returns for each row, n × 16 bytes, the index of the first row that equals it."""
     keys = np.ascontiguousarray(digests).view("S16").ravel()
     _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
     return first[inverse.ravel()] if len(keys) else np.zeros(0, np.int64)

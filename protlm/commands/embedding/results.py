@@ -193,7 +193,7 @@ class Embedded:
 
 
 class Results:
-    """The vectors of a job, all of which are finished.
+    """The vectors of a job that is finished.
 
     `too_large` lists the records that did not fit into the memory, `skipped` all without vectors.
     """

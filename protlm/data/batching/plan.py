@@ -341,8 +341,8 @@ class BatchStream(Sampler[BatchPlan]):
 class Forecast:
     """Sequences of an epoch that are longer than a row, and how many residues they lose.
 
-    Of large data sets both are estimated. The fraction is that of the first window's positions that
-    are not padding.
+    For large data sets, both are estimates. The fraction is that of the positions in the first
+    window that are not padding.
     """
 
     cropped: int

@@ -25,7 +25,7 @@ class _Array(Protocol):
 
 
 def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
-    """Returns the letters of a sequence, which messages call `name`.
+    """Returns the letters of a sequence, which messages refer to as `name`.
 
     >>> letters_of(("P1", "MKV")), letters_of(SeqRecord(Seq("MKV")))
     ('MKV', 'MKV')
@@ -45,7 +45,7 @@ def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
 
 
 def sequences_of(given: Iterable[SequenceLike], call: str, name: str = "sequence") -> list[str]:
-    """Returns the letters of each of an iterable; else the message says to type `call`."""
+    """Returns the letters of each sequence; an error suggests `call` instead."""
     is_table = isinstance(given, _Array) and given.ndim != 1
     is_table |= isinstance(given, Mapping | set | frozenset)
     if is_table or isinstance(given, Letters | bytes) or not isinstance(given, Iterable):

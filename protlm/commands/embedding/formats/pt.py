@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.checkpoints.format import save
 from protlm.commands.embedding.job import Dtype, Job
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.hdf5_output import entry_name
@@ -32,7 +33,7 @@ def write(results: Results, output: Path) -> None:
     with complete_folder(output) as folder:
         for protein in watched("proteins written", results):
             name = file_name(protein.record.identifier)
-            torch.save(_contents(job, protein), folder / name)
+            save(_contents(job, protein), folder / name)
             files[protein.record.identifier] = name
         about = {**results.attributes(), "files": files}
         (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
