@@ -1,4 +1,4 @@
-"""A pass is one forward and one backward computation of attention, with its time and its memory."""
+"""The time and the memory of one forward and one backward pass of attention."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A case is the input of attention: its mode, length, precision and device."""
+    """The input of attention: its mode, length, precision and device."""
 
     causal: bool
     length: int
@@ -38,7 +38,7 @@ class Case:
 
 
 class Inputs(NamedTuple):
-    """The inputs of a pass are queries, keys, values, and the gradient of the output."""
+    """The inputs of a pass: queries, keys, values, and the gradient of the output."""
 
     q_BHLK: Tensor
     k_BHLK: Tensor

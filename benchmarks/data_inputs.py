@@ -1,4 +1,4 @@
-"""This module writes large sequence files by repeating real entries."""
+"""Writes large sequence files by repeating real entries."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The figures of the attention benchmarks show time and memory against the length."""
+"""The figures of the attention benchmarks: time and memory against the length."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""These are the steps of `benchmarks/gpu.py`, each run as a process; a step prints lines of JSON.
+"""The steps of `benchmarks/gpu.py`. Each is run as a process and prints lines of JSON.
 
 python -m benchmarks.gpu_step machine | kernels | training --device cuda [...]
 """
@@ -59,7 +59,7 @@ _MOST_COMPILERS = 8
 
 @dataclass(frozen=True)
 class Effort:
-    """An effort sets the tokens of a step and the pace of the comparisons."""
+    """The tokens of a step and the pace of the comparisons."""
 
     tokens: int
     pace: Pace
@@ -102,7 +102,7 @@ def describe(device: torch.device, effort: Effort) -> None:
 def kernels(device: torch.device) -> None:
     """Reports whether each fused kernel agrees with PyTorch in float64, and why if not.
 
-    Compiling them takes about a minute of one processor, so several processes do it.
+    Compiling them takes one processor about a minute, so several processes do it.
     """
     cases = [(name, *sizes) for name in ("softmax", "ReLU") for sizes in KERNELS]
     # A CPU only tests the script.
@@ -144,7 +144,7 @@ def _kernel(case: KernelCase, reason: str) -> dict[str, Any]:
 def training(
     model: str, lengths: list[int], device: torch.device, effort: Effort, compiled: bool
 ) -> None:
-    """Reports the training steps of a model with each attention, in turns, at several lengths."""
+    """Reports the speed of training a model with each mechanism, in turns, at several lengths."""
     for length in lengths:
         try:
             _report({"length": length, **_training(model, length, device, effort, compiled)})
@@ -174,7 +174,7 @@ def _training(
 
 
 class Trained:
-    """`Trained` is a model in training on random residues in rows of one length."""
+    """A model in training on random residues, in rows of one length."""
 
     def __init__(
         self, model: str, attention: str, length: int, device: torch.device, compiled: bool
@@ -241,7 +241,7 @@ class Trained:
 
 
 def _random_rows(num_rows: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns tokens and targets of random residues, a seventh of them targets."""
+    """Returns tokens and targets of random residues; a seventh of them are targets."""
     generator = torch.Generator().manual_seed(0)
     residues = torch.from_numpy(VOCABULARY.residues.astype("int64"))
     tokens_BL = residues[torch.randint(len(residues), (num_rows, length), generator=generator)]

@@ -1,4 +1,4 @@
-"""This module counts the bytes and operations of every mechanism in PyTorch on a GPU.
+"""Counts the bytes and operations of every mechanism in PyTorch on a GPU.
 
 Both passes are traced without values (`pretended_cuda`). An operation reads its operands from
 memory and writes its results; exact attention is one kernel, as it is on CUDA.
@@ -26,9 +26,9 @@ _ALLOCATIONS = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_
 
 
 class Traced(NamedTuple):
-    """What both passes of a mechanism read and write, and the operations of its products by dtype.
+    """The bytes and the operations, by dtype, of both passes of a mechanism.
 
-    Per position and head.
+    Both are per position and head.
     """
 
     num_bytes: float
@@ -143,5 +143,5 @@ def traced(
 
 
 def _without_kernels() -> Any:
-    """Answers what depends on a card: no fused kernels."""
+    """Pretends that there are no fused kernels."""
     return patch.object(selection, "is_usable", lambda *_: False)

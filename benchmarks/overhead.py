@@ -1,4 +1,4 @@
-"""This script measures what the trainer, the loader and the logs add to a bare loop.
+"""Measures what the trainer, the loader and the logs add to a bare loop.
 
 make bench-overhead, or: python -m benchmarks.overhead [--quick] [SETTING=VALUE ...]
 
@@ -39,10 +39,10 @@ STEPS, QUICK_STEPS = 10, 2
 
 
 class BareLoop:
-    """A bare loop runs forward, backward, clipping and the optimizer's step, and nothing else.
+    """A loop of forward, backward, clipping and the optimizer's step, and nothing else.
 
     Args:
-        module: a module of its own, which is trained.
+        module: a copy of the module, which the loop trains.
         config: the configuration of the run.
     """
 
@@ -68,7 +68,7 @@ class BareLoop:
 
 @dataclass
 class Stretches:
-    """`Stretches` records the seconds per step of trainer and bare loop, stretch by stretch.
+    """Records the seconds per step of trainer and bare loop, one turn after the other.
 
     Attributes:
         bare: the bare loop.
@@ -98,7 +98,7 @@ class Stretches:
 
 
 def measure(module: LanguageModeling, config: TrainConfig, steps: int) -> Stretches:
-    """Trains a module as `protlm train` does, in turns with a bare loop of its copy."""
+    """Trains a module as `protlm train` does, in turns with a bare loop on its copy."""
     stretches = Stretches(BareLoop(copy.deepcopy(module), config), steps)
 
     def after_step(outputs: Any, batch: Batch, batch_idx: int) -> None:

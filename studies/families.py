@@ -65,13 +65,13 @@ def protlm(*arguments: str) -> None:
 
 
 def structure_file(structures: Path, protein: str) -> Path:
-    """Where the coordinates of a protein are, by its name in the alignments."""
+    """Returns the file with the coordinates of a protein, by its name in the alignments."""
     identifier, chain = protein.split("_")
     return structures / "pdb" / f"{identifier.lower()}_{chain}.pdb.gz"
 
 
 def homologs(protein: str, given: argparse.Namespace) -> Path:
-    """Prepares the homologs of a protein, unless they are; returns the data set."""
+    """Prepares the homologs of a protein, unless that is done; returns the data set."""
     family = given.out / protein / "data"
     alignment = given.structures / "msa" / f"{protein}.a3m.gz"
     if not (family / "manifest.json").exists():
@@ -102,7 +102,7 @@ def write_clusters(family: Path, table: Path) -> None:
 
 
 def adapt(protein: str, given: argparse.Namespace) -> Path:
-    """Trains on the homologs, or continues; returns the run."""
+    """Trains on the homologs, or resumes that; returns the run."""
     description = read_model(Path(given.model)).description
     sizes = [f"model.{name}={getattr(description.model, name)}" for name in SIZES]
     family, run = homologs(protein, given), given.out / protein / "run"
@@ -141,7 +141,7 @@ def evaluate(protein: str, model: str, name: str, given: argparse.Namespace) -> 
 
 
 def baselines(protein: str, given: argparse.Namespace) -> dict[str, float]:
-    """Returns long-range P@L of what needs no language model, unless it is there."""
+    """Returns long-range P@L of methods without a language model, computed unless it is there."""
     output = given.out / protein / "baselines.json"
     if not output.exists():
         with complete_file(output) as temporary:

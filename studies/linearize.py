@@ -1,4 +1,4 @@
-"""This study makes a softmax model linear in two stages, and measures what each of them recovers.
+"""Makes a softmax model linear in two stages, and measures what each of them recovers.
 
     python -m studies.linearize MODEL DATA CLUSTERS [--steps 300 300] [--out runs/linearize]
     python -m studies.linearize MODEL DATA CLUSTERS --curve 25 50 100 200 400

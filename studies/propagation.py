@@ -1,4 +1,4 @@
-"""This study replaces the attention of trained softmax models by FAVOR+.
+"""Replaces the attention of trained softmax models by FAVOR+.
 
     python -m studies.propagation [--model RUN ... --data DIR] [--quick] [--out DIR]
 
@@ -51,7 +51,7 @@ SPLIT = "test_remote_homolog"
 
 @dataclass(frozen=True)
 class Study:
-    """A study is numbers of features, draws of the projection, proteins, and settings of a run."""
+    """Numbers of features, draws of the projection, proteins, and settings of a run."""
 
     features: tuple[int, ...]
     draws: int
@@ -124,7 +124,7 @@ def layer_table(rows: Sequence[Row], model: str, features: Sequence[int]) -> Tab
 
 
 def lost(rows: Sequence[Row], model: str, estimator: str, num_features: int) -> float:
-    """Returns the share of softmax's gain over uniform attention, in nats, that is lost."""
+    """Returns the fraction of softmax's gain over uniform attention, in nats, that is lost."""
 
     def nats(name: str, m: int) -> float:
         return math.log(medians(rows, model, name, PERPLEXITY)[m, 0])

@@ -31,9 +31,9 @@ class Column:
     """A column of the tables: proteins of a split, and how they are weighted.
 
     Attributes:
-        title: what the column is called.
+        title: the heading of the column.
         table: name of the file with the sums of each protein, in the folder of a run.
-        kinases: whether the kinases of the split, all others, or (None) both are taken.
+        kinases: whether to take the kinases of the split, all other proteins, or (None) both.
         by_family: whether families have equal weights, instead of residues; proteins without a
             family are left out, as are families of fewer than five proteins.
     """

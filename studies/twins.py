@@ -12,7 +12,7 @@ both run short, masked, at several learning rates, and keep the one with the low
 for the causal models too. `performer_softmax`, which is trained masked with the first seed, takes
 the rate of softmax. With `--rate`, all take this rate, and no short runs are made.
 
-Wall times are sums over the steps in the log, so nothing else may run beside; where something does,
+Wall times are sums over the steps in the log, so nothing else may run at the same time; otherwise
 give the seconds of a step, measured on the idle machine (`--step-seconds`).
 
 Figures are of TEST, whose TABLE has the columns accession, cluster30 and pfam_family, and of the
@@ -80,7 +80,7 @@ class Arm:
     budget: str = "tokens"
 
     def folder(self, out: Path) -> Path:
-        """Where the run is."""
+        """The folder of the run."""
         return out / f"{self.objective}-{self.attention}-{self.seed}-{self.budget}"
 
 
