@@ -147,7 +147,7 @@ def _peak_on_cpu(run: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
-    # What torch declares of these events leaves out their bytes.
+    # The types that torch declares for these events leave out their bytes.
     events: list[Any] = profiler.profiler.kineto_results.events()
     changes = sorted(
         ((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"),

@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny models, two rounds")
     parser.add_argument("--proteins", type=int, default=200)
     parser.add_argument("--lengths", type=int, nargs="*", default=[8_192])
-    parser.add_argument("--seconds", type=float, default=120.0, help="for each work")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for each comparison")
     parser.add_argument("--json", type=Path, default=Path("outputs/benchmark_embedding.json"))
     given = parser.parse_args()
     sizes, pace = ESM_2_8M, Pace(seconds=given.seconds, fewest=3, most=15)

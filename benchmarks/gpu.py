@@ -71,7 +71,7 @@ class Running:
     def __init__(self, step: Step, *, seconds: float) -> None:
         self._step, self._seconds = step, seconds
         self._end = time.monotonic() + seconds
-        # They stay open until the process has ended.
+        # These files stay open until the process has ended.
         self._out, self._errors = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         command = [sys.executable, "-m", *step.arguments]
         self._process = subprocess.Popen(

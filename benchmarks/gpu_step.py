@@ -34,7 +34,7 @@ MODELS = {
     # The architecture of hybrid-6m, but for its attention.
     "5.9M": ["model=medium_8", "optimizer=muon"],
     "paper_36": ["model=paper_36"],
-    # The width of ESM-2's 150 M model, three layers less.
+    # The width of ESM-2's 150 M model, with three layers fewer.
     "133M": [
         "model=paper_36",
         *("model.num_layers=27", "model.num_heads=10"),
@@ -45,7 +45,7 @@ MODELS = {
 # Linear attention and its peer, exact attention, in otherwise equal models.
 ATTENTIONS = ("performer_relu", "softmax")
 _TARGETS = 0.15
-# Values, channels of a head, features and causality of the fused kernels that are checked.
+# The cases of fused kernels to check: dtype, channels of a head, features, causality.
 KERNELS = (
     *((torch.bfloat16, *sizes, False) for sizes in ((64, 128), (64, 256), (24, 64), (128, 128))),
     (torch.float32, 64, 128, False),
@@ -112,7 +112,7 @@ def kernels(device: torch.device) -> None:
         return
     num_processes = min(_MOST_COMPILERS, len(os.sched_getaffinity(0)))
     spawn = multiprocessing.get_context("spawn")
-    # After an illegal access a process can use the card no more: each case has its own.
+    # After an illegal access a process can no longer use the card, so each case has its own.
     with ProcessPoolExecutor(num_processes, mp_context=spawn, max_tasks_per_child=1) as pool:
         checked = [pool.submit(_checked, case, device) for case in cases]
         for case, each in zip(cases, checked, strict=True):

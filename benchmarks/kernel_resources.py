@@ -150,7 +150,7 @@ def _usage(card: Card, compiled: Any) -> Usage:
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found is not None, text
     registers, spilled = map(int, found.groups())
-    # A warp takes registers by 256, and a program 1 KiB of shared memory more.
+    # A warp takes registers in units of 256, and a program 1 KiB of extra shared memory.
     programs = min(
         REGISTERS // (-(-registers // 8) * 256 * warps),
         card.shared_of_all // (shared + 1024),

@@ -89,7 +89,7 @@ class Stretches:
             return
         trainer = time.perf_counter() - (self._start or 0.0)
         bare = self.bare.seconds(self._batches)
-        # The start of the first stretch is not known; it warms both up.
+        # The start of the first turn is unknown; it warms both up.
         if self._start is not None:
             self.costs[TRAINER].append(trainer / self.steps)
             self.costs[BARE].append(bare / self.steps)
@@ -130,7 +130,7 @@ def settings(folder: Path, steps: int, overrides: Sequence[str]) -> TrainConfig:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description="Measure the overhead of the trainer.")
-    parser.add_argument("settings", nargs="*", help="of protlm train, such as model=tiny")
+    parser.add_argument("settings", nargs="*", help="settings of protlm train, such as model=tiny")
     parser.add_argument("--quick", action="store_true", help="few steps")
     parser.add_argument(
         "--fasta", type=Path, default=sample_dir() / "uniprot_sample.fasta.gz", help="the proteins"

@@ -21,7 +21,7 @@ from benchmarks.mechanism_costs import WIDTH, traced
 from protlm.attention import names
 
 ROWS = 128, 256
-# Features of a block in the forward and in the backward pass (`fused.blocks`).
+# Features of a block in the forward and the backward pass (`fused.blocks`).
 BLOCKS = 64, 32
 # Positions of a chunk of causal attention.
 CHUNK = 64

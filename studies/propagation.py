@@ -223,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Replace the attention of a trained model.")
     parser.add_argument("--model", nargs="*", type=Path, help="runs of attention=softmax")
     parser.add_argument("--data", type=Path, help="the data set, with --model")
-    parser.add_argument("--split", default=SPLIT, help="what is scored")
+    parser.add_argument("--split", default=SPLIT, help="the split to score")
     parser.add_argument("--quick", action="store_true", help="a tiny model, few features")
     parser.add_argument("--out", default=Path("outputs/propagation"), type=Path)
     parser.add_argument("--figure", default=Path("outputs/propagation.png"), type=Path)

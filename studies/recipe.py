@@ -103,7 +103,7 @@ class Arm:
         ends = f"trainer.max_steps={steps} trainer.valid_every={steps} trainer.checkpoint_every=200"
         run = [f"attention={self.attention}", f"data.dir={data}", f"run_dir={self.folder}"]
         given += [*run, *ends.split()]
-        # Of two values for one setting the later counts.
+        # The later of two values for one setting counts.
         last = {override.split("=")[0]: override for override in given}
         return sorted(last.values(), key=lambda override: "." in override.split("=")[0])
 
@@ -188,13 +188,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Which options of the training recipe pay.")
     parser.add_argument("data", type=Path, help="a data set with clusters, split train")
     parser.add_argument("valid", type=Path, help="a data set with the split valid")
-    parser.add_argument("--steps", type=int, default=1000, help="of 4,096 tokens each")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of 4,096 tokens")
     parser.add_argument(
         "--jobs", type=int, default=2, help="runs at a time, which share the CPUs equally"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/recipe"))
     given = parser.parse_args(arguments)
-    # The jobs decide the number of threads, and so the residues/s.
+    # The number of jobs decides the number of threads, and with it the residues/s.
     keep_settings(given, "data", "valid", "steps", "jobs")
     wanted = list(arms(given.out))
     with ThreadPoolExecutor(given.jobs) as pool:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINASE = "Pkinase"
-# How the labels of longer runs end, whose curves are dashed.
+# The end of the labels of longer runs, whose curves are dashed.
 LONGER = ", longer"
 _RESAMPLES = 1000
 # Fewer groups have no interval.

@@ -238,9 +238,13 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("test", type=Path, help="a data set with the splits valid and test_*")
     parser.add_argument("--groups", type=Path, required=True, help="clusters and families of TEST")
     parser.add_argument("--sample", type=Path, required=True, help="the sample, prepared")
-    parser.add_argument("--steps", type=int, default=5000, help=f"of {TOKENS_PER_STEP} tokens")
+    parser.add_argument(
+        "--steps", type=int, default=5000, help=f"steps of {TOKENS_PER_STEP} tokens"
+    )
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
-    parser.add_argument("--rate", type=float, help="of learning, instead of the best of short runs")
+    parser.add_argument(
+        "--rate", type=float, help="learning rate, instead of the best of short runs"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--out", type=Path, default=Path("runs/twins"))
@@ -250,7 +254,7 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="OBJECTIVE:MECHANISM=SECONDS",
-        help="of a step on the idle machine, of all runs; by default those of the logs",
+        help="seconds of a step on the idle machine, for all runs; by default those of the logs",
     )
     parsed = parser.parse_args(command_line)
     parsed.step_seconds = dict(parsed.step_seconds)
