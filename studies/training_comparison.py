@@ -1,4 +1,4 @@
-"""This study trains the same small model with every mechanism, with the same seed and data order.
+"""Trains the same small model with every mechanism, with the same seed and data order.
 
 make compare-mechanisms, or: python -m studies.training_comparison [--steps 300] [--quick] [...]
 
@@ -30,15 +30,17 @@ from protlm.system.errors import InputDataError, exit_with_message
 from protlm.system.paths import complete_file, sample_dir
 
 STEPS, QUICK_STEPS, LOG_EVERY = 300, 20, 10
+# A run of so few steps only tests the script.
+QUICK = ("model=tiny", "trainer.valid_batches=2")
 # The last of the steps are averaged.
 SHARE_AT_THE_END = 6
-# The model takes 512 positions, nearly all of which these two would see as they ship.
+# With their shipped options, these two would see nearly all of the model's 512 positions.
 NARROWER = {"bigbird": ("block_size=16",), "longformer": ("window=64",)}
 
 
 @dataclass(frozen=True)
 class Trained:
-    """`Trained` records how a run ended, and the peak memory of its process."""
+    """How a run ended, and the peak memory of its process."""
 
     name: str
     steps: int
@@ -48,7 +50,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve is what a run logged, by step."""
+    """The log of a run, by step."""
 
     steps: tuple[int, ...]
     losses: tuple[float, ...]
@@ -89,14 +91,14 @@ def settings(name: str, folder: Path, steps: int) -> list[str]:
     objective = "masked" if mechanism(name).supports_bidirectional else "causal"
     return [
         "experiment=demo",
-        "model=small",
+        *(QUICK if steps <= QUICK_STEPS else ("model=small",)),
         f"attention={name}",
         *(f"attention.{option}" for option in NARROWER.get(name, ())),
         f"objective={objective}",
         f"data.dir={folder / 'data'}",
         f"run_dir={run_dir(name, folder, steps)}",
         f"trainer.max_steps={steps}",
-        # The demo's, less for short runs.
+        # As in the demo, or fewer for short runs.
         f"schedule.warmup_steps={min(100, steps // 2)}",
         f"trainer.log_every={LOG_EVERY}",
         f"trainer.valid_every={steps}",
@@ -208,7 +210,7 @@ def main() -> None:
         InputDataError: a run failed.
     """
     parser = argparse.ArgumentParser(description="Train a small model with every mechanism.")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps", type=int, help=f"up to {QUICK_STEPS}: of a tiny model")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps")
     parser.add_argument("--mechanisms", nargs="+", choices=names(), default=names())
     parser.add_argument("--folder", type=Path, default=Path("outputs/compare"))
