@@ -25,6 +25,7 @@ from rich.table import Table
 
 from benchmarks.figures import styles
 from protlm.attention import mechanism, names
+from protlm.data_prep import prepare, split
 from protlm.plots import save_figure
 from protlm.system.errors import InputDataError, exit_with_message
 from protlm.system.paths import complete_file, sample_dir
@@ -106,20 +107,12 @@ def settings(name: str, folder: Path, steps: int) -> list[str]:
     ]
 
 
-def prepare(folder: Path) -> None:
-    """Makes shards of the shipped sample, unless they are there.
-
-    Raises:
-        InputDataError: that failed.
-    """
-    if (folder / "data" / "manifest.json").exists():
-        return
-    sample = sample_dir()
-    table = str(sample / "uniprot_sample.splits.tsv.gz")
-    command = ["prepare", str(sample / "uniprot_sample.fasta.gz"), "--split-table", table]
-    arguments = [sys.executable, "-m", "protlm", *command, "--out", str(folder / "data")]
-    if subprocess.run(arguments, check=False).returncode:
-        raise InputDataError("the sample could not be prepared; see the message above")
+def prepare_sample(folder: Path) -> None:
+    """Makes shards of the shipped sample, unless they are there."""
+    if not (folder / "data" / "manifest.json").exists():
+        rule = split.TableSplit(sample_dir() / "uniprot_sample.splits.tsv.gz")
+        fasta = sample_dir() / "uniprot_sample.fasta.gz"
+        prepare.prepare([fasta], folder / "data", split_rule=rule)
 
 
 def train(name: str, folder: Path, steps: int) -> Trained:
@@ -217,7 +210,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder, steps = arguments.folder, arguments.steps or (QUICK_STEPS if arguments.quick else STEPS)
     folder.mkdir(parents=True, exist_ok=True)
-    prepare(folder)
+    prepare_sample(folder)
     runs = []
     for name in arguments.mechanisms:
         trained = train(name, folder, steps)
