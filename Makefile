@@ -74,7 +74,7 @@ bench-training: $(PEERS)/.installed ## Measure training on this machine beside i
 bench-overhead: $(INSTALLED) ## Measure what trainer, loader and logs add to a bare loop
 	$(PYTHON) -m benchmarks.overhead $(OPTIONS)
 
-compare-mechanisms: $(INSTALLED) ## Train a small model with every mechanism (OPTIONS="--steps 20")
+compare-mechanisms: $(INSTALLED) ## Train a small model with every mechanism (OPTIONS=--quick)
 	$(PYTHON) -m studies.training_comparison $(OPTIONS)
 
 study-approximation: $(INSTALLED) ## Measure how well FAVOR+ estimates softmax attention (OPTIONS=--quick)

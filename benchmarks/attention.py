@@ -1,4 +1,4 @@
-"""This script measures the time and the memory of attention beside its peers.
+"""Measures the time and the memory of attention beside its peers.
 
 make bench-attention, or: python -m benchmarks.attention [--quick] [--device cuda] [...]
 

@@ -1,4 +1,4 @@
-"""The contenders of the attention benchmarks are the mechanisms of protlm and their peers.
+"""The contenders of the attention benchmarks: the mechanisms of protlm and their peers.
 
 performer-pytorch and fla-core come from `benchmarks/requirements.txt` and are not dependencies of
 protlm. A peer that is missing or cannot run raises `UnavailableError` with the reason.
@@ -56,7 +56,7 @@ def ours(name: str, case: Case, features: int | None = None) -> Attend:
     Args:
         name: the name of the mechanism.
         case: the input.
-        features: the number of random features, if another one than shipped.
+        features: the number of random features, if not the shipped one.
 
     Raises:
         UnavailableError: the mechanism does not have the mode.

@@ -1,4 +1,4 @@
-"""A pass is one forward and one backward computation of attention, with its time and its memory."""
+"""The time and the memory of one forward and one backward pass of attention."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A case is the input of attention: its mode, length, precision and device."""
+    """The input of attention: its mode, length, precision and device."""
 
     causal: bool
     length: int
@@ -38,7 +38,7 @@ class Case:
 
 
 class Inputs(NamedTuple):
-    """The inputs of a pass are queries, keys, values, and the gradient of the output."""
+    """The inputs of a pass: queries, keys, values, and the gradient of the output."""
 
     q_BHLK: Tensor
     k_BHLK: Tensor
@@ -147,7 +147,7 @@ def _peak_on_cpu(run: Callable[[], object]) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
-    # What torch declares of these events leaves out their bytes.
+    # The types that torch declares for these events leave out their bytes.
     events: list[Any] = profiler.profiler.kineto_results.events()
     changes = sorted(
         ((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"),

@@ -1,4 +1,4 @@
-"""This script measures preparing, reading and feeding protein sequences beside Biopython.
+"""Measures preparing, reading and feeding protein sequences beside Biopython.
 
 make bench-data, or: python -m benchmarks.data [--fasta FILE.fasta.gz] [--quick]
 
@@ -154,7 +154,7 @@ def feeding(fasta: Path, data: Path, pace: Pace) -> Comparison:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> list[Comparison]:
-    """Makes the inputs and holds the chosen comparisons."""
+    """Writes the inputs and makes the chosen comparisons."""
     fasta, pace = arguments.fasta, QUICK if arguments.quick else THOROUGH
     if fasta is None:
         fasta = folder / "synthetic.fasta.gz"

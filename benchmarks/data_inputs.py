@@ -1,4 +1,4 @@
-"""This module writes large sequence files by repeating real entries."""
+"""Writes large sequence files by repeating real entries."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from protlm.data.records.source import ByteSource
 
 FIXTURES = Path(__file__).resolve().parent.parent / "tests" / "data" / "records" / "fixtures"
-# Entries of one proteome's worth of formats and ages; the same that the tests read.
+# Entries of many formats and ages; the tests read the same files.
 _FLAT_FILES = ("emboss_swissprot_100", "multi_ex", "P60904", "Q13639", "P0CK95", "P39896")
 _XML_FILES = ("multi_ex", "P62330", "Q13639", "R5HY77", "H2CNN8")
 _XML_START = b"""<?xml version='1.0' encoding='UTF-8'?>

@@ -1,4 +1,4 @@
-"""Mean embeddings per second beside Hugging Face's `EsmModel`, of one size and in one run.
+"""Mean embeddings per second, beside Hugging Face's `EsmModel` of the same size.
 
     python -m benchmarks.embedding [--quick] [--proteins 200] [--lengths 8192] [--json FILE]
 
@@ -107,7 +107,7 @@ def esm_means(
     batched: Callable[[Sequence[str]], Iterator[list[str]]],
     sequences: Sequence[str],
 ) -> list[Tensor]:
-    """Returns the mean over the residues of each sequence, as its users write it."""
+    """Returns the mean over the residues of each sequence, as users of `EsmModel` compute it."""
     found = []
     for some in batched(sequences):
         tokens_BL, mask_BL = collate([VOCABULARY.encode(one) for one in some])
@@ -124,7 +124,7 @@ def our_means(model: PretrainedModel, sequences: Sequence[str]) -> list[Tensor]:
 
 
 def contenders(sizes: Sizes, sequences: Sequence[str]) -> dict[str, Run]:
-    """Returns what embeds all sequences once, and returns the seconds per residue."""
+    """Returns functions that embed all sequences once and return the seconds per residue."""
     peer = esm(sizes)
     found = {
         IN_ORDER: lambda: esm_means(peer, in_order, sequences),
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny models, two rounds")
     parser.add_argument("--proteins", type=int, default=200)
     parser.add_argument("--lengths", type=int, nargs="*", default=[8_192])
-    parser.add_argument("--seconds", type=float, default=120.0, help="for each work")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for each comparison")
     parser.add_argument("--json", type=Path, default=Path("outputs/benchmark_embedding.json"))
     given = parser.parse_args()
     sizes, pace = ESM_2_8M, Pace(seconds=given.seconds, fewest=3, most=15)

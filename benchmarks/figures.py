@@ -1,4 +1,4 @@
-"""The figures of the attention benchmarks show time and memory against the length."""
+"""The figures of the attention benchmarks: time and memory against the length."""
 
 from collections.abc import Mapping, Sequence
 
@@ -85,7 +85,7 @@ def _label(name: str, costs: Costs) -> str:
 
 
 def _order(costs: Costs) -> float:
-    # A line that ends early is extended as a square, because it ended for its cost.
+    # A line that ends early is extended as a square: its contender became too expensive.
     longest = max(costs)
     return costs[longest] * (2.0**40 / longest) ** 2
 

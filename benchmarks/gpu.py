@@ -1,7 +1,7 @@
-"""This script runs the steps of `benchmarks/gpu.sh` and writes the page with the results.
+"""Runs the steps of `benchmarks/gpu.sh` and writes the page with the results.
 
-Each step is a process with a timeout of its own, because a step that fails or hangs must not end
-the others, and all of them together take less than nine minutes. The page reports failures too.
+Each step is a process with its own timeout, because a step that fails or hangs must not end the
+others. Together they take less than nine minutes. The page reports failures too.
 """
 
 import argparse
@@ -35,13 +35,13 @@ MODELS, QUICK_MODELS = ("5.9M", "paper_36", "133M"), ("tiny",)
 
 @dataclass(frozen=True)
 class Step:
-    """A step is a command with a timeout.
+    """A command with a timeout.
 
     Attributes:
         label: its name on the page.
         arguments: the arguments of `python -m`.
         seconds: the timeout.
-        is_timed: whether it measures time, so that nothing may run beside it.
+        is_timed: whether it measures time, and so has to run alone.
         output: the JSON file that it writes, or None if it prints lines of JSON.
     """
 
@@ -54,24 +54,24 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """An outcome holds the results of a step, and why it failed; empty if it did not."""
+    """The results of a step, and why it failed; empty if it did not."""
 
     failure: str
     results: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Running:
-    """`Running` is a step whose process has been started.
+    """A step whose process has been started.
 
     Args:
-        step: what is started.
-        seconds: after this time the process is ended.
+        step: the step to start.
+        seconds: the timeout.
     """
 
     def __init__(self, step: Step, *, seconds: float) -> None:
         self._step, self._seconds = step, seconds
         self._end = time.monotonic() + seconds
-        # They stay open until the process has ended.
+        # These files stay open until the process has ended.
         self._out, self._errors = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115
         command = [sys.executable, "-m", *step.arguments]
         self._process = subprocess.Popen(
@@ -98,7 +98,7 @@ class Running:
         return Outcome(failure, [json.loads(line) for line in whole])
 
     def kill(self) -> None:
-        """Ends all processes of the step, if there still are any."""
+        """Ends all processes of the step that still run."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -115,8 +115,8 @@ def run(steps: Sequence[Step], *, end: float, patience: float) -> list[Outcome]:
 
     Args:
         steps: one step, or several that measure no time.
-        end: where `time.monotonic` has to be when all have ended.
-        patience: what a step may take, as a multiple of its timeout.
+        end: the value of `time.monotonic` at which the last step must have ended.
+        patience: the factor of all timeouts.
     """
     if time.monotonic() >= end:
         return [Outcome("no time was left for it") for _ in steps]
@@ -164,7 +164,7 @@ def all_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
 
 
 def measure(arguments: argparse.Namespace) -> str:
-    """Runs all steps; writes the page anew after each, so that no result is lost."""
+    """Runs all steps, and writes the page after each, so that no result is lost."""
     patience = PATIENCE_ON_A_CPU if arguments.device == "cpu" else 1
     end, outcomes, text = time.monotonic() + patience * arguments.seconds, dict[str, Outcome](), ""
     with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
@@ -181,7 +181,7 @@ def measure(arguments: argparse.Namespace) -> str:
 
 
 def _turns(steps: Sequence[Step]) -> Iterator[list[Step]]:
-    """Yields timed steps alone, and those between them together."""
+    """Yields each timed step alone, and the other steps between two of them together."""
     for is_timed, group in groupby(steps, lambda step: step.is_timed):
         together = list(group)
         yield from [[step] for step in together] if is_timed else [together]
@@ -201,7 +201,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measures, and prints and writes the page.
+    """Runs all steps, and prints the page.
 
     Raises:
         UserError: there is no GPU.

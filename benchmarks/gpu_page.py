@@ -1,4 +1,4 @@
-"""This module writes the page of `benchmarks/gpu.py` from its results."""
+"""Writes the page of `benchmarks/gpu.py` from its results."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def page_text(found: Mapping[str, Found]) -> str:
     """Returns the page in Markdown.
 
     Args:
-        found: what each step found, by its label.
+        found: the results of each step, by its label.
     """
     results, failure = found["machine"]
     machine = results[0] if results else {}

@@ -1,4 +1,4 @@
-"""This step of `benchmarks/gpu.py` checks that a stopped run continues exactly.
+"""A step of `benchmarks/gpu.py`: checks that a stopped run continues exactly.
 
 python -m benchmarks.gpu_resume --device cuda
 

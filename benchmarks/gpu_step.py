@@ -1,4 +1,4 @@
-"""These are the steps of `benchmarks/gpu.py`, each run as a process; a step prints lines of JSON.
+"""The steps of `benchmarks/gpu.py`. Each is run as a process and prints lines of JSON.
 
 python -m benchmarks.gpu_step machine | kernels | training --device cuda [...]
 """
@@ -34,7 +34,7 @@ MODELS = {
     # The architecture of hybrid-6m, but for its attention.
     "5.9M": ["model=medium_8", "optimizer=muon"],
     "paper_36": ["model=paper_36"],
-    # The width of ESM-2's 150 M model, three layers less.
+    # The width of ESM-2's 150 M model, with three layers fewer.
     "133M": [
         "model=paper_36",
         *("model.num_layers=27", "model.num_heads=10"),
@@ -45,7 +45,7 @@ MODELS = {
 # Linear attention and its peer, exact attention, in otherwise equal models.
 ATTENTIONS = ("performer_relu", "softmax")
 _TARGETS = 0.15
-# Values, channels of a head, features and causality of the fused kernels that are checked.
+# The cases of fused kernels to check: dtype, channels of a head, features, causality.
 KERNELS = (
     *((torch.bfloat16, *sizes, False) for sizes in ((64, 128), (64, 256), (24, 64), (128, 128))),
     (torch.float32, 64, 128, False),
@@ -59,7 +59,7 @@ _MOST_COMPILERS = 8
 
 @dataclass(frozen=True)
 class Effort:
-    """An effort sets the tokens of a step and the pace of the comparisons."""
+    """The tokens of a step and the pace of the comparisons."""
 
     tokens: int
     pace: Pace
@@ -102,7 +102,7 @@ def describe(device: torch.device, effort: Effort) -> None:
 def kernels(device: torch.device) -> None:
     """Reports whether each fused kernel agrees with PyTorch in float64, and why if not.
 
-    Compiling them takes about a minute of one processor, so several processes do it.
+    Compiling them takes one processor about a minute, so several processes do it.
     """
     cases = [(name, *sizes) for name in ("softmax", "ReLU") for sizes in KERNELS]
     # A CPU only tests the script.
@@ -112,7 +112,7 @@ def kernels(device: torch.device) -> None:
         return
     num_processes = min(_MOST_COMPILERS, len(os.sched_getaffinity(0)))
     spawn = multiprocessing.get_context("spawn")
-    # After an illegal access a process can use the card no more: each case has its own.
+    # After an illegal access a process can no longer use the card, so each case has its own.
     with ProcessPoolExecutor(num_processes, mp_context=spawn, max_tasks_per_child=1) as pool:
         checked = [pool.submit(_checked, case, device) for case in cases]
         for case, each in zip(cases, checked, strict=True):
@@ -144,7 +144,7 @@ def _kernel(case: KernelCase, reason: str) -> dict[str, Any]:
 def training(
     model: str, lengths: list[int], device: torch.device, effort: Effort, compiled: bool
 ) -> None:
-    """Reports the training steps of a model with each attention, in turns, at several lengths."""
+    """Reports the speed of training a model with each mechanism, in turns, at several lengths."""
     for length in lengths:
         try:
             _report({"length": length, **_training(model, length, device, effort, compiled)})
@@ -174,7 +174,7 @@ def _training(
 
 
 class Trained:
-    """`Trained` is a model in training on random residues in rows of one length."""
+    """A model in training on random residues, in rows of one length."""
 
     def __init__(
         self, model: str, attention: str, length: int, device: torch.device, compiled: bool
@@ -241,7 +241,7 @@ class Trained:
 
 
 def _random_rows(num_rows: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Returns tokens and targets of random residues, a seventh of them targets."""
+    """Returns tokens and targets of random residues; a seventh of them are targets."""
     generator = torch.Generator().manual_seed(0)
     residues = torch.from_numpy(VOCABULARY.residues.astype("int64"))
     tokens_BL = residues[torch.randint(len(residues), (num_rows, length), generator=generator)]

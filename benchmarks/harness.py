@@ -1,4 +1,4 @@
-"""The harness runs contenders in turns on the same work and reports ratios against a peer.
+"""Runs contenders in turns on the same work and reports ratios against a peer.
 
 A round runs every contender once, in an order that changes from round to round, so a slow moment of
 the machine affects all of them. A ratio is the median over the rounds of the ratio within a round,
@@ -39,7 +39,7 @@ class UnavailableError(Exception):
 
 @dataclass(frozen=True)
 class Pace:
-    """A pace sets how long a comparison takes.
+    """How long a comparison takes.
 
     Attributes:
         seconds: the approximate duration of all rounds together.
@@ -59,7 +59,7 @@ QUICK = Pace(seconds=0.0, fewest=2, most=2)
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio is a median over rounds with the lowest and the highest of them."""
+    """The median of a ratio over the rounds, with the lowest and the highest."""
 
     median: float
     low: float
@@ -77,7 +77,7 @@ class Ratio:
 
 @dataclass
 class Comparison:
-    """A comparison holds what was measured of contenders that took turns on the same work.
+    """The costs of contenders that took turns on the same work.
 
     Attributes:
         work: a short description of the work, which heads a column of the tables.
@@ -147,7 +147,7 @@ def _cost_of_a_turn(run: Run, first: float, pace: Pace) -> float:
 
 
 class Forecast:
-    """A forecast leaves out contenders whose cost grows beyond a limit.
+    """Extrapolates costs from shorter lengths, and refuses those beyond a limit.
 
     It extrapolates what shorter lengths have cost.
 
@@ -191,7 +191,7 @@ def extrapolate(costs: Mapping[int, float], length: int) -> float:
 
 
 def emulates_bfloat16(device: torch.device) -> bool:
-    """Returns whether a processor emulates bfloat16, where the speed of a peer means nothing."""
+    """Returns whether the processor emulates bfloat16, so that speeds would mean nothing."""
     return device.type == "cpu" and resolved_precision("auto", "cpu") == "32-true"
 
 

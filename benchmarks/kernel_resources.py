@@ -34,7 +34,7 @@ class Card:
     Attributes:
         shared: bytes of shared memory that a program may have.
         shared_of_all: bytes of shared memory of a multiprocessor.
-        warps: the most warps of a multiprocessor.
+        warps: the largest number of warps of a multiprocessor.
     """
 
     shared: int
@@ -58,13 +58,13 @@ Key = tuple[str, str, str]
 
 
 class Usage(NamedTuple):
-    """What a program takes.
+    """The resources that a program takes.
 
     Attributes:
-        registers: of a thread.
+        registers: registers of a thread.
         spilled: bytes of local memory of a thread.
         shared: bytes of shared memory.
-        occupancy: warps of a full multiprocessor, as a fraction of the most.
+        occupancy: warps of a full multiprocessor, as a fraction of the largest number.
     """
 
     registers: int
@@ -124,7 +124,7 @@ def _name(kernel: Any, arguments: Sequence[Any]) -> str:
 
 @contextmanager
 def _target(card: str) -> Iterator[None]:
-    """Makes Triton compile for a card that is not there."""
+    """Makes Triton compile for a card that this machine does not have."""
     target = GPUTarget("cuda", int(card.removeprefix("sm_")), 32)
     absent = mock.Mock(
         get_current_target=lambda: target,
@@ -150,7 +150,7 @@ def _usage(card: Card, compiled: Any) -> Usage:
     found = re.search(r"REG:(\d+) STACK:(\d+)", text)
     assert found is not None, text
     registers, spilled = map(int, found.groups())
-    # A warp takes registers by 256, and a program 1 KiB of shared memory more.
+    # A warp takes registers in units of 256, and a program 1 KiB of extra shared memory.
     programs = min(
         REGISTERS // (-(-registers // 8) * 256 * warps),
         card.shared_of_all // (shared + 1024),

@@ -1,6 +1,6 @@
-"""The models whose training is compared have one size: protlm's, Hugging Face's ESM, PerformerLM.
+"""The models whose training is compared: protlm's, Hugging Face's ESM and PerformerLM, of one size.
 
-Each is a module that takes a batch to the mean cross-entropy of its targets. None has dropout,
+Each is a module that returns the mean cross-entropy of a batch's targets. None has dropout,
 because with dropout the exact attention of Hugging Face falls back to L×L weights.
 """
 
@@ -28,7 +28,7 @@ OURS = ("performer_relu", "performer_softmax", "softmax")
 
 @dataclass(frozen=True)
 class Sizes:
-    """`Sizes` holds the sizes that all models share; the measured ones have heads of 64."""
+    """The sizes that all models share; the measured models have heads of 64."""
 
     num_layers: int = 6
     model_dim: int = 512
@@ -39,7 +39,7 @@ class Sizes:
 
 @final
 class Ours(nn.Module):
-    """`Ours` is protlm's model with rotary positions, LayerNorm and GELU, like the others."""
+    """protlm's model with rotary positions, LayerNorm and GELU, like the other models."""
 
     def __init__(self, attention: str, sizes: Sizes) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Ours(nn.Module):
 
 @final
 class Esm(nn.Module):
-    """`Esm` is `EsmForMaskedLM` of Hugging Face with rotary positions and SDPA."""
+    """`EsmForMaskedLM` of Hugging Face with rotary positions and SDPA."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class Esm(nn.Module):
 
 @final
 class PerformerPytorch(nn.Module):
-    """`PerformerPytorch` is `PerformerLM` of performer-pytorch with ReLU features.
+    """`PerformerLM` of performer-pytorch with ReLU features.
 
     Args:
         sizes: the sizes.

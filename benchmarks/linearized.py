@@ -1,4 +1,4 @@
-"""This script measures an ESM-2 8M and the linear models that it is converted to, by the length.
+"""Measures an ESM-2 8M and the linear models that it is converted to, by the length.
 
 make bench-linearized, or: python -m benchmarks.linearized [--quick] [...]
 
@@ -75,7 +75,7 @@ def embed(embedder: Embedder, sequence: str) -> float:
 
 
 def embedder_of(attention: str, preset: str) -> Embedder:
-    """Returns what computes the means of the last layer."""
+    """Returns an embedder for the means of the last layer."""
     loaded = model(attention, preset)
     return Embedder(loaded, (Pooling.mean,), (loaded.num_layers,))
 

@@ -1,4 +1,4 @@
-"""This module counts the bytes and operations of every mechanism in PyTorch on a GPU.
+"""Counts the bytes and operations of every mechanism in PyTorch on a GPU.
 
 Both passes are traced without values (`pretended_cuda`). An operation reads its operands from
 memory and writes its results; exact attention is one kernel, as it is on CUDA.
@@ -21,14 +21,14 @@ from protlm.attention.linearized import selection
 from protlm.system.paths import conf_dir
 
 WIDTH, NUM_HEADS, POSITIONS = 64, 8, 8192
-# They allocate, without reading or writing.
+# These operations allocate, without reading or writing.
 _ALLOCATIONS = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided")
 
 
 class Traced(NamedTuple):
-    """What both passes of a mechanism read and write, and the operations of its products by dtype.
+    """The bytes and the operations, by dtype, of both passes of a mechanism.
 
-    Per position and head.
+    Both are per position and head.
     """
 
     num_bytes: float
@@ -73,7 +73,7 @@ class _CudaWithFlash(PretendedCuda):
         options = kwargs or {}
         leading = q.shape[:-2].numel() * q.shape[-2] * k.shape[-2]
         pairs = leading / (2 if options.get("is_causal") else 1)
-        # Two products forward and five backward, one half of them of the width of the values.
+        # Two products forward and five backward, half of them with the width of the values.
         widths = q.shape[-1] + v.shape[-1]
         self._counter.operations[q.dtype] += int(pairs * 7 * widths)
         tensors = _bytes(q) + _bytes(k) + _bytes(v)
@@ -98,7 +98,7 @@ class _Attended(torch.autograd.Function):
 
 
 def _bytes(x: Tensor) -> int:
-    # Of an expanded tensor only what is stored.
+    # Counts only the stored bytes of an expanded tensor.
     return min(x.numel() * x.itemsize, x.untyped_storage().nbytes())
 
 
@@ -143,5 +143,5 @@ def traced(
 
 
 def _without_kernels() -> Any:
-    """Answers what depends on a card: no fused kernels."""
+    """Pretends that there are no fused kernels."""
     return patch.object(selection, "is_usable", lambda *_: False)

@@ -1,4 +1,4 @@
-"""This script measures what every attention mechanism costs against the length, beside softmax.
+"""Measures what every attention mechanism costs against the length, beside softmax.
 
 make bench-mechanisms, or: python -m benchmarks.mechanisms [--quick] [...]
 

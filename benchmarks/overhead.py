@@ -1,4 +1,4 @@
-"""This script measures what the trainer, the loader and the logs add to a bare loop.
+"""Measures what the trainer, the loader and the logs add to a bare loop.
 
 make bench-overhead, or: python -m benchmarks.overhead [--quick] [SETTING=VALUE ...]
 
@@ -39,10 +39,10 @@ STEPS, QUICK_STEPS = 10, 2
 
 
 class BareLoop:
-    """A bare loop runs forward, backward, clipping and the optimizer's step, and nothing else.
+    """A loop of forward, backward, clipping and the optimizer's step, and nothing else.
 
     Args:
-        module: a module of its own, which is trained.
+        module: a copy of the module, which the loop trains.
         config: the configuration of the run.
     """
 
@@ -68,7 +68,7 @@ class BareLoop:
 
 @dataclass
 class Stretches:
-    """`Stretches` records the seconds per step of trainer and bare loop, stretch by stretch.
+    """Records the seconds per step of trainer and bare loop, one turn after the other.
 
     Attributes:
         bare: the bare loop.
@@ -89,7 +89,7 @@ class Stretches:
             return
         trainer = time.perf_counter() - (self._start or 0.0)
         bare = self.bare.seconds(self._batches)
-        # The start of the first stretch is not known; it warms both up.
+        # The start of the first turn is unknown; it warms both up.
         if self._start is not None:
             self.costs[TRAINER].append(trainer / self.steps)
             self.costs[BARE].append(bare / self.steps)
@@ -98,7 +98,7 @@ class Stretches:
 
 
 def measure(module: LanguageModeling, config: TrainConfig, steps: int) -> Stretches:
-    """Trains a module as `protlm train` does, in turns with a bare loop of its copy."""
+    """Trains a module as `protlm train` does, in turns with a bare loop on its copy."""
     stretches = Stretches(BareLoop(copy.deepcopy(module), config), steps)
 
     def after_step(outputs: Any, batch: Batch, batch_idx: int) -> None:
@@ -130,7 +130,7 @@ def settings(folder: Path, steps: int, overrides: Sequence[str]) -> TrainConfig:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description="Measure the overhead of the trainer.")
-    parser.add_argument("settings", nargs="*", help="of protlm train, such as model=tiny")
+    parser.add_argument("settings", nargs="*", help="settings of protlm train, such as model=tiny")
     parser.add_argument("--quick", action="store_true", help="few steps")
     parser.add_argument(
         "--fasta", type=Path, default=sample_dir() / "uniprot_sample.fasta.gz", help="the proteins"

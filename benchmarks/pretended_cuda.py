@@ -1,4 +1,4 @@
-"""This module provides tensors that have a shape, but no values, and appear to be on a GPU.
+"""Provides tensors that have a shape, but no values, and appear to be on a GPU.
 
 Code that asks for a value (`.item()`, `bool(x)`, `nonzero`, an index by a mask) makes the host wait
 for a GPU, and fails here. So does code that copies values to the device, or mixes in a tensor that

@@ -1,11 +1,11 @@
-"""Predicts the time of attention on cards that are not there, from bytes and operations.
+"""Predicts the time of attention on cards from bytes and operations, without a card.
 
 python -m benchmarks.roofline
 
 Forward and backward, per position and head, bfloat16, heads of 64. A kernel takes the longest of
 four times: for memory, for the cache (blocks of rows are read again for every block of positions),
-for products, and for exponentials. Without fused kernels, the bytes and operations are those that
-PyTorch is asked for; launches cost nothing. None of this is measured.
+for products, and for exponentials. Without fused kernels, the bytes and operations are those
+of the calls of PyTorch; launches cost nothing. None of this is measured.
 """
 
 import sys
@@ -21,7 +21,7 @@ from benchmarks.mechanism_costs import WIDTH, traced
 from protlm.attention import names
 
 ROWS = 128, 256
-# Features of a block in the forward and in the backward pass (`fused.blocks`).
+# Features of a block in the forward and the backward pass (`fused.blocks`).
 BLOCKS = 64, 32
 # Positions of a chunk of causal attention.
 CHUNK = 64

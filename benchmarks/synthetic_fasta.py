@@ -1,4 +1,4 @@
-"""This script writes a FASTA file of any size with the lengths and residues of real proteins.
+"""Writes a FASTA file of any size with the lengths and residues of real proteins.
 
 python -m benchmarks.synthetic_fasta OUT.fasta.gz --records 10000000 [--source REAL.fasta.gz]
 
@@ -25,7 +25,7 @@ _SPREAD = 0.1
 
 
 class Proteins:
-    """`Proteins` draws random proteins with the lengths and residues of real ones.
+    """Draws random proteins with the lengths and residues of real proteins.
 
     Args:
         source: a sequence file.

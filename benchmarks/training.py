@@ -1,4 +1,4 @@
-"""This script measures training beside its peers: forward, backward and optimizer step.
+"""Measures training beside its peers: forward, backward and optimizer step.
 
 make bench-training, or: python -m benchmarks.training [--fasta FILE] [--quick] [...]
 
@@ -54,9 +54,9 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Workload:
-    """A workload is a rule for the batches, and how many tokens of them a turn has.
+    """A rule for the batches, and the number of their tokens in a turn.
 
-    `length` is that of all rows, or None where rows differ in length.
+    `length` is the length of all rows, or None if rows differ in length.
     """
 
     label: str
@@ -66,7 +66,7 @@ class Workload:
 
 
 class Training:
-    """A training is a model with an optimizer and an endless supply of batches."""
+    """A model with an optimizer and an endless supply of batches."""
 
     def __init__(self, model: nn.Module, supply: Iterator[Batch]) -> None:
         self.model, self._batches = model.train(), supply
@@ -94,7 +94,7 @@ def workloads(lengths: Sequence[int], tokens: int) -> list[Workload]:
 
     Args:
         lengths: the lengths of the full rows.
-        tokens: the tokens of a batch of full rows; a longer row is a batch of its own.
+        tokens: the tokens of a batch of full rows; a longer row is a batch by itself.
     """
     rows = [
         Workload(f"L={length:,}", Packing(max(tokens, length), length), 1, length)

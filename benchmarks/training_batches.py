@@ -1,4 +1,4 @@
-"""The batches of the training benchmark are real proteins: full rows, or rows in length buckets.
+"""The batches of the training benchmark: real proteins in full rows or in length buckets.
 
 protlm's own loader code makes them, and all models train on the same ones.
 """
@@ -23,7 +23,7 @@ _SEED = 0
 
 @final
 class Proteins:
-    """`Proteins` holds the sequences of a file in memory, as tokens.
+    """The sequences of a file in memory, as tokens.
 
     Args:
         path: a sequence file.
@@ -50,7 +50,7 @@ class Proteins:
 
 
 def batches(proteins: Proteins, rule: BatchingStrategy) -> Iterator[Batch]:
-    """Yields masked batches without end, the same ones each time."""
+    """Yields masked batches without end, the same batches each time."""
     dataset = SequenceDataset(proteins, objective="masked", masking=MaskingRule(), seed=_SEED)
     order = SampleOrder([len(proteins)], seed=_SEED)
     for epoch in count():

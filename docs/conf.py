@@ -15,6 +15,10 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 # The source is the whole project, so that links between its pages are links of the site.
 root_doc = "README"
 include_patterns = ["README.md", "CONTRIBUTING.md", "docs/**.md", "models/*/*.md"]
+# Not looked through: environments have a hundred thousand files.
+exclude_patterns = [
+    p.name for p in ROOT.iterdir() if p.is_dir() and p.name not in {"docs", "models"}
+]
 myst_heading_anchors = 3
 # The tables of a model's results are written without a title.
 suppress_warnings = ["myst.header"]

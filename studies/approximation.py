@@ -1,4 +1,4 @@
-"""This study measures how well FAVOR+ estimates softmax attention, as in arXiv 2009.14794, Fig. 4.
+"""Measures how well FAVOR+ estimates softmax attention, as in arXiv 2009.14794, Fig. 4.
 
     python -m studies.approximation [--quick] [--csv FILE] [--figure FILE]
 
@@ -55,7 +55,7 @@ COLORS = {
 
 @dataclass(frozen=True)
 class Study:
-    """A study is a set of inputs, numbers of features, and a number of samples."""
+    """A set of inputs, numbers of features, and a number of samples."""
 
     settings: tuple[Setting, ...]
     features: tuple[int, ...]

@@ -1,6 +1,6 @@
-"""This module measures the error of FAVOR+ as an estimate of softmax attention on random inputs.
+"""Measures the error of FAVOR+ as an estimate of softmax attention on random inputs.
 
-Queries and keys have independent entries N(0, σ²), values N(0, 1). The estimate of one weight
+Queries and keys have independent entries N(0, σ²), and values N(0, 1). The estimate of one weight
 exp(q̂·k̂), q̂ = q / K^(1/4), has the relative standard deviation √((exp(|q̂ + k̂|²) - 1) / R) with R
 positive features of independent rows (arXiv 2009.14794, Lemma 2), and |q̂ + k̂|² is 2σ²√K on
 average, so σ decides how many features an estimate needs.
@@ -40,7 +40,7 @@ class UniformAttention(Attention):
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting is the inputs of one panel: length, width of a head, deviation of entries."""
+    """The inputs of one panel: length, width of a head, deviation of entries."""
 
     length: int
     head_dim: int
@@ -59,7 +59,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """A row is the error of one estimate of one sample's output."""
+    """The error of one estimate of one sample's output."""
 
     setting: Setting
     estimator: str
@@ -71,7 +71,7 @@ class Row:
 
 
 class Inputs(NamedTuple):
-    """`Inputs` are the queries, keys and values of one head."""
+    """The queries, keys and values of one head."""
 
     q_BHLK: Tensor
     k_BHLK: Tensor
@@ -79,7 +79,7 @@ class Inputs(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """A curve holds quartiles over the samples, by the number of features."""
+    """Quartiles over the samples, by the number of features."""
 
     features: np.ndarray
     low: np.ndarray

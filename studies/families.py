@@ -44,12 +44,12 @@ FAMILY_WEIGHT, GENERAL_WEIGHT = 3, 1
 HELD_OUT, CLUSTER_IDENTITY = 0.05, 0.5
 # The warm-up of conf/experiment/family.yaml, or this fraction of a shorter run.
 WARMUP_STEPS, WARMUP_FRACTION = 100, 1 / 12
-# A held-out homolog is close to one of training that has this fraction of its 6-mers or more.
+# A held-out homolog is close to a homolog of training with this fraction of its 6-mers.
 MIN_SHARED = 0.2
-# The fewest proteins of a bootstrap interval.
+# The smallest number of proteins with a bootstrap interval.
 FEWEST = 6
 METHODS = ("contacts", "jacobian")
-# The settings in which shipped models differ from experiment=family, beside their attention.
+# Where the settings of shipped models differ from experiment=family, beside their attention.
 SIZES = ("num_layers", "num_heads", "model_dim", "feedforward_dim")
 # From minutes for a protein of 120 residues to half an hour of two cores for one of 400.
 ALIGNMENT_METHODS = {
@@ -65,13 +65,13 @@ def protlm(*arguments: str) -> None:
 
 
 def structure_file(structures: Path, protein: str) -> Path:
-    """Where the coordinates of a protein are, by its name in the alignments."""
+    """Returns the file with the coordinates of a protein, by its name in the alignments."""
     identifier, chain = protein.split("_")
     return structures / "pdb" / f"{identifier.lower()}_{chain}.pdb.gz"
 
 
 def homologs(protein: str, given: argparse.Namespace) -> Path:
-    """Prepares the homologs of a protein, unless they are; returns the data set."""
+    """Prepares the homologs of a protein, unless that is done; returns the data set."""
     family = given.out / protein / "data"
     alignment = given.structures / "msa" / f"{protein}.a3m.gz"
     if not (family / "manifest.json").exists():
@@ -102,7 +102,7 @@ def write_clusters(family: Path, table: Path) -> None:
 
 
 def adapt(protein: str, given: argparse.Namespace) -> Path:
-    """Trains on the homologs, or continues; returns the run."""
+    """Trains on the homologs, or resumes that; returns the run."""
     description = read_model(Path(given.model)).description
     sizes = [f"model.{name}={getattr(description.model, name)}" for name in SIZES]
     family, run = homologs(protein, given), given.out / protein / "run"
@@ -141,7 +141,7 @@ def evaluate(protein: str, model: str, name: str, given: argparse.Namespace) -> 
 
 
 def baselines(protein: str, given: argparse.Namespace) -> dict[str, float]:
-    """Returns long-range P@L of what needs no language model, unless it is there."""
+    """Returns long-range P@L of methods without a language model, computed unless it is there."""
     output = given.out / protein / "baselines.json"
     if not output.exists():
         with complete_file(output) as temporary:
@@ -234,7 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("general", type=Path, help="a data set with clusters, split train")
     parser.add_argument("structures", type=Path, help="a folder with msa/ and pdb/")
     parser.add_argument("--proteins", nargs="+", default=DEEPEST)
-    parser.add_argument("--steps", type=int, default=600, help="of training for each protein")
+    parser.add_argument("--steps", type=int, default=600, help="steps of training for each protein")
     parser.add_argument("--tokens", type=int, default=8192, help="per step")
     parser.add_argument("--model", default=DEFAULT)
     parser.add_argument("--out", type=Path, default=Path("runs/families"))

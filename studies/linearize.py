@@ -1,4 +1,4 @@
-"""This study makes a softmax model linear in two stages, and measures what each of them recovers.
+"""Makes a softmax model linear in two stages, and measures what each of them recovers.
 
     python -m studies.linearize MODEL DATA CLUSTERS [--steps 300 300] [--out runs/linearize]
     python -m studies.linearize MODEL DATA CLUSTERS --curve 25 50 100 200 400
@@ -161,9 +161,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("data", type=Path, help="a data set with the splits train, valid, test")
     parser.add_argument("clusters", type=Path, help="a table with the columns accession, cluster")
     parser.add_argument("--mechanisms", nargs="+", default=MECHANISMS, choices=[*MECHANISMS, RELU])
-    parser.add_argument("--steps", type=int, nargs=2, default=[300, 300], help="of each stage")
+    parser.add_argument(
+        "--steps", type=int, nargs=2, default=[300, 300], help="steps of each stage"
+    )
     parser.add_argument("--curve", type=int, nargs="+", help="steps without the original")
-    parser.add_argument("--rate", type=float, default=1e-4, help="of stage 2, or of --curve")
+    parser.add_argument(
+        "--rate", type=float, default=1e-4, help="learning rate of stage 2, or of --curve"
+    )
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of a step")
     parser.add_argument("--lora", type=int, help="rank of the adapters of stage 2")
     parser.add_argument("--sampled", type=Path, help="a data set to train on instead")

@@ -1,4 +1,4 @@
-"""This study replaces the attention of trained softmax models by FAVOR+.
+"""Replaces the attention of trained softmax models by FAVOR+.
 
     python -m studies.propagation [--model RUN ... --data DIR] [--quick] [--out DIR]
 
@@ -51,7 +51,7 @@ SPLIT = "test_remote_homolog"
 
 @dataclass(frozen=True)
 class Study:
-    """A study is numbers of features, draws of the projection, proteins, and settings of a run."""
+    """Numbers of features, draws of the projection, proteins, and settings of a run."""
 
     features: tuple[int, ...]
     draws: int
@@ -124,7 +124,7 @@ def layer_table(rows: Sequence[Row], model: str, features: Sequence[int]) -> Tab
 
 
 def lost(rows: Sequence[Row], model: str, estimator: str, num_features: int) -> float:
-    """Returns the share of softmax's gain over uniform attention, in nats, that is lost."""
+    """Returns the fraction of softmax's gain over uniform attention, in nats, that is lost."""
 
     def nats(name: str, m: int) -> float:
         return math.log(medians(rows, model, name, PERPLEXITY)[m, 0])
@@ -223,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Replace the attention of a trained model.")
     parser.add_argument("--model", nargs="*", type=Path, help="runs of attention=softmax")
     parser.add_argument("--data", type=Path, help="the data set, with --model")
-    parser.add_argument("--split", default=SPLIT, help="what is scored")
+    parser.add_argument("--split", default=SPLIT, help="the split to score")
     parser.add_argument("--quick", action="store_true", help="a tiny model, few features")
     parser.add_argument("--out", default=Path("outputs/propagation"), type=Path)
     parser.add_argument("--figure", default=Path("outputs/propagation.png"), type=Path)

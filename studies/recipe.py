@@ -3,9 +3,9 @@
     python -m studies.recipe DATA VALID [--steps 1000] [--jobs 2] [--out runs/recipe]
 
 Every run starts from the same seed, sees the same batches and masks, and differs from the base in
-what its name says. All are evaluated alike, on masked residues of the split valid of VALID. Runs
-that are there already are not repeated, and interrupted ones continue. Short runs invert ranks: a
-difference below the spread of the seeds says nothing.
+what its name says. All are evaluated alike, on masked residues of the split valid of VALID.
+Finished runs are not repeated, and interrupted runs continue. Short runs can invert ranks: a
+difference below the spread of the seeds means nothing.
 """
 
 import argparse
@@ -79,7 +79,7 @@ VALID = Column("valid", "evaluated.valid.tsv")
 
 @dataclass(frozen=True)
 class Arm:
-    """A run: the mechanism, the size, what differs from the base, and where it is."""
+    """A run: the mechanism, the size, how it differs from the base, and its folder."""
 
     attention: str
     size: str
@@ -88,27 +88,27 @@ class Arm:
 
     @property
     def log(self) -> Path:
-        """What the commands of the run print."""
+        """The file with the output of the run's commands."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     @property
     def report(self) -> Path:
-        """Where the evaluation of the run is."""
+        """The file with the run's evaluation."""
         return self.folder / "evaluated.json"
 
     def overrides(self, data: Path, steps: int) -> list[str]:
-        """What `protlm train` is given; choices of groups come before their values."""
+        """The settings for `protlm train`; choices of groups come before their values."""
         size = {"small": SMALL, "medium": ()}[self.size]
         given = [*BASE, *size, *OPTIONS[self.option]]
         ends = f"trainer.max_steps={steps} trainer.valid_every={steps} trainer.checkpoint_every=200"
         run = [f"attention={self.attention}", f"data.dir={data}", f"run_dir={self.folder}"]
         given += [*run, *ends.split()]
-        # Of two values for one setting the later counts.
+        # The later of two values for one setting counts.
         last = {override.split("=")[0]: override for override in given}
         return sorted(last.values(), key=lambda override: "." in override.split("=")[0])
 
     def evaluation(self, valid: Path) -> list[str]:
-        """What `protlm evaluate` is given: the same rule of masking for all objectives."""
+        """The settings for `protlm evaluate`: the same rule of masking for all objectives."""
         sums = self.report.with_suffix(".tsv")
         return [
             *(f"checkpoint={self.folder}", f"data.dir={valid}", "split=valid"),
@@ -153,7 +153,7 @@ def table(done: list[Arm]) -> str:
     """The evaluations of all runs as a table in Markdown.
 
     Differences are from the base of the same mechanism and size, or, where there is none, left out;
-    their intervals are of a bootstrap over proteins.
+    their intervals come from a bootstrap over proteins.
     """
     lines = [
         "| mechanism | size | option | perplexity | accuracy | nats above the base | residues/s |",
@@ -188,13 +188,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Which options of the training recipe pay.")
     parser.add_argument("data", type=Path, help="a data set with clusters, split train")
     parser.add_argument("valid", type=Path, help="a data set with the split valid")
-    parser.add_argument("--steps", type=int, default=1000, help="of 4,096 tokens each")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of 4,096 tokens")
     parser.add_argument(
         "--jobs", type=int, default=2, help="runs at a time, which share the CPUs equally"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/recipe"))
     given = parser.parse_args(arguments)
-    # The jobs decide the number of threads, and so the residues/s.
+    # The number of jobs decides the number of threads, and with it the residues/s.
     keep_settings(given, "data", "valid", "steps", "jobs")
     wanted = list(arms(given.out))
     with ThreadPoolExecutor(given.jobs) as pool:

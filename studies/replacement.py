@@ -1,4 +1,4 @@
-"""This module replaces the attention of a trained softmax model and measures the effect.
+"""Replaces the attention of a trained softmax model and measures the effect.
 
 All weights stay as they are, an estimate replaces softmax, and nothing is trained again
 (arXiv 2009.14794, section 4.2 and Fig. 14).
@@ -31,7 +31,7 @@ TOKENS_PER_BATCH = 8192
 
 @dataclass(frozen=True)
 class Row:
-    """A row is one number of a layer, or of the whole model as layer 0."""
+    """One number of a layer, or of the whole model as layer 0."""
 
     model: str
     estimator: str
@@ -84,7 +84,7 @@ def state_errors(
 ) -> dict[int, float]:
     """Returns relative errors of the hidden states of `other`, in the Frobenius norm, by block.
 
-    The last is taken after the final norm, if the model has one.
+    The last state is the one after the final norm, if the model has one.
     """
     layers = range(1, exact.num_layers + 1)
     right, wrong = exact(batch, layers).hidden, other(batch, layers).hidden
@@ -97,7 +97,7 @@ def state_errors(
 
 
 class Subject:
-    """A subject is a model, the proteins for its hidden states, and the split for its scores.
+    """A model, the proteins for its hidden states, and the split for its scores.
 
     Args:
         path: a run, a checkpoint or an exported folder of attention=softmax.
@@ -127,7 +127,7 @@ class Subject:
         yield from self._replaced(UNIFORM, 0, 0, lambda layer: UniformAttention())
 
     def estimates(self, num_features: int, draw: int) -> Iterator[Row]:
-        """Yields the rows of FAVOR+ in the place of softmax, as shipped and optimal for each block.
+        """Yields the rows of FAVOR+ in place of softmax, as shipped and optimal for each block.
 
         Scores are the most expensive and are measured for the first draw only.
         """

@@ -1,4 +1,4 @@
-"""What a model knows: the figures of its model card, each computed by `protlm evaluate`.
+"""The figures of a model card, each computed by `protlm evaluate`.
 
     python -m studies.results MODEL --sample DATA [--swissprot50 DATA] [--structures FOLDER]
         [--families TABLE] [--locations TABLE --sequences FASTA] [--jacobian] [--out FOLDER]

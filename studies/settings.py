@@ -9,11 +9,11 @@ from protlm.system.paths import complete_file
 
 
 def keep_settings(given: argparse.Namespace, *names: str) -> None:
-    """Writes settings of a study into `given.out`; ends if it has results of other ones.
+    """Writes the settings of a study into `given.out`; ends if it has results of other settings.
 
     Args:
         given: the arguments of the study.
-        names: those that decide its results.
+        names: the arguments that decide its results.
     """
     values = {name: getattr(given, name) for name in names}
     settings = {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}

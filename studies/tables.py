@@ -1,4 +1,4 @@
-"""Tables of the results of studies."""
+"""Tables of results."""
 
 from collections.abc import Sequence
 

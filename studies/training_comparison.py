@@ -1,4 +1,4 @@
-"""This study trains the same small model with every mechanism, with the same seed and data order.
+"""Trains the same small model with every mechanism, with the same seed and data order.
 
 make compare-mechanisms, or: python -m studies.training_comparison [--steps 300] [--quick] [...]
 
@@ -25,20 +25,23 @@ from rich.table import Table
 
 from benchmarks.figures import styles
 from protlm.attention import mechanism, names
+from protlm.data_prep import prepare, split
 from protlm.plots import save_figure
 from protlm.system.errors import InputDataError, exit_with_message
 from protlm.system.paths import complete_file, sample_dir
 
 STEPS, QUICK_STEPS, LOG_EVERY = 300, 20, 10
+# A run of so few steps only tests the script.
+QUICK = ("model=tiny", "trainer.valid_batches=2")
 # The last of the steps are averaged.
 SHARE_AT_THE_END = 6
-# The model takes 512 positions, nearly all of which these two would see as they ship.
+# With their shipped options, these two would see nearly all of the model's 512 positions.
 NARROWER = {"bigbird": ("block_size=16",), "longformer": ("window=64",)}
 
 
 @dataclass(frozen=True)
 class Trained:
-    """`Trained` records how a run ended, and the peak memory of its process."""
+    """How a run ended, and the peak memory of its process."""
 
     name: str
     steps: int
@@ -48,7 +51,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve is what a run logged, by step."""
+    """The log of a run, by step."""
 
     steps: tuple[int, ...]
     losses: tuple[float, ...]
@@ -89,14 +92,14 @@ def settings(name: str, folder: Path, steps: int) -> list[str]:
     objective = "masked" if mechanism(name).supports_bidirectional else "causal"
     return [
         "experiment=demo",
-        "model=small",
+        *(QUICK if steps <= QUICK_STEPS else ("model=small",)),
         f"attention={name}",
         *(f"attention.{option}" for option in NARROWER.get(name, ())),
         f"objective={objective}",
         f"data.dir={folder / 'data'}",
         f"run_dir={run_dir(name, folder, steps)}",
         f"trainer.max_steps={steps}",
-        # The demo's, less for short runs.
+        # As in the demo, or fewer for short runs.
         f"schedule.warmup_steps={min(100, steps // 2)}",
         f"trainer.log_every={LOG_EVERY}",
         f"trainer.valid_every={steps}",
@@ -104,20 +107,12 @@ def settings(name: str, folder: Path, steps: int) -> list[str]:
     ]
 
 
-def prepare(folder: Path) -> None:
-    """Makes shards of the shipped sample, unless they are there.
-
-    Raises:
-        InputDataError: that failed.
-    """
-    if (folder / "data" / "manifest.json").exists():
-        return
-    sample = sample_dir()
-    table = str(sample / "uniprot_sample.splits.tsv.gz")
-    command = ["prepare", str(sample / "uniprot_sample.fasta.gz"), "--split-table", table]
-    arguments = [sys.executable, "-m", "protlm", *command, "--out", str(folder / "data")]
-    if subprocess.run(arguments, check=False).returncode:
-        raise InputDataError("the sample could not be prepared; see the message above")
+def prepare_sample(folder: Path) -> None:
+    """Makes shards of the shipped sample, unless they are there."""
+    if not (folder / "data" / "manifest.json").exists():
+        rule = split.TableSplit(sample_dir() / "uniprot_sample.splits.tsv.gz")
+        fasta = sample_dir() / "uniprot_sample.fasta.gz"
+        prepare.prepare([fasta], folder / "data", split_rule=rule)
 
 
 def train(name: str, folder: Path, steps: int) -> Trained:
@@ -208,14 +203,14 @@ def main() -> None:
         InputDataError: a run failed.
     """
     parser = argparse.ArgumentParser(description="Train a small model with every mechanism.")
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--steps", type=int, help=f"up to {QUICK_STEPS}: of a tiny model")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_STEPS} steps")
     parser.add_argument("--mechanisms", nargs="+", choices=names(), default=names())
     parser.add_argument("--folder", type=Path, default=Path("outputs/compare"))
     arguments = parser.parse_args()
     folder, steps = arguments.folder, arguments.steps or (QUICK_STEPS if arguments.quick else STEPS)
     folder.mkdir(parents=True, exist_ok=True)
-    prepare(folder)
+    prepare_sample(folder)
     runs = []
     for name in arguments.mechanisms:
         trained = train(name, folder, steps)

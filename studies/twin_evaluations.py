@@ -18,7 +18,7 @@ SAMPLE_GROUPS = sample_dir() / "uniprot_sample.splits.tsv.gz"
 
 
 def evaluate(run: Path, objective: str, given: argparse.Namespace) -> None:
-    """Evaluates a run on all splits, unless it is done; the sums are in a folder of it."""
+    """Evaluates a run on all splits, unless that is done; writes the sums into its folder."""
     iid = [split for split in test_splits(given) if split != FAMILIES]
     for name, data, splits, groups, column in (
         ("test", given.test, iid, given.groups, "cluster30"),

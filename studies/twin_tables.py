@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 KINASE = "Pkinase"
-# How the labels of longer runs end, whose curves are dashed.
+# The end of the labels of longer runs, whose curves are dashed.
 LONGER = ", longer"
 _RESAMPLES = 1000
 # Fewer groups have no interval.
@@ -31,9 +31,9 @@ class Column:
     """A column of the tables: proteins of a split, and how they are weighted.
 
     Attributes:
-        title: what the column is called.
+        title: the heading of the column.
         table: name of the file with the sums of each protein, in the folder of a run.
-        kinases: whether the kinases of the split, all others, or (None) both are taken.
+        kinases: whether to take the kinases of the split, all other proteins, or (None) both.
         by_family: whether families have equal weights, instead of residues; proteins without a
             family are left out, as are families of fewer than five proteins.
     """

@@ -12,7 +12,7 @@ both run short, masked, at several learning rates, and keep the one with the low
 for the causal models too. `performer_softmax`, which is trained masked with the first seed, takes
 the rate of softmax. With `--rate`, all take this rate, and no short runs are made.
 
-Wall times are sums over the steps in the log, so nothing else may run beside; where something does,
+Wall times are sums over the steps in the log, so nothing else may run at the same time; otherwise
 give the seconds of a step, measured on the idle machine (`--step-seconds`).
 
 Figures are of TEST, whose TABLE has the columns accession, cluster30 and pfam_family, and of the
@@ -80,7 +80,7 @@ class Arm:
     budget: str = "tokens"
 
     def folder(self, out: Path) -> Path:
-        """Where the run is."""
+        """The folder of the run."""
         return out / f"{self.objective}-{self.attention}-{self.seed}-{self.budget}"
 
 
@@ -238,9 +238,13 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("test", type=Path, help="a data set with the splits valid and test_*")
     parser.add_argument("--groups", type=Path, required=True, help="clusters and families of TEST")
     parser.add_argument("--sample", type=Path, required=True, help="the sample, prepared")
-    parser.add_argument("--steps", type=int, default=5000, help=f"of {TOKENS_PER_STEP} tokens")
+    parser.add_argument(
+        "--steps", type=int, default=5000, help=f"steps of {TOKENS_PER_STEP} tokens"
+    )
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
-    parser.add_argument("--rate", type=float, help="of learning, instead of the best of short runs")
+    parser.add_argument(
+        "--rate", type=float, help="learning rate, instead of the best of short runs"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--out", type=Path, default=Path("runs/twins"))
@@ -250,7 +254,7 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
         nargs="+",
         default=[],
         metavar="OBJECTIVE:MECHANISM=SECONDS",
-        help="of a step on the idle machine, of all runs; by default those of the logs",
+        help="seconds of a step on the idle machine, for all runs; by default those of the logs",
     )
     parsed = parser.parse_args(command_line)
     parsed.step_seconds = dict(parsed.step_seconds)

@@ -1,4 +1,4 @@
-"""This study compares bidirectional FAVOR+ with two calls of PyTorch's fused softmax attention.
+"""Compares bidirectional FAVOR+ with two calls of PyTorch's fused softmax attention.
 
     python -m studies.two_flash [--quick] [--features 256] [--out outputs/two_flash.json]
 
@@ -40,7 +40,7 @@ EXPLICIT = "performer_softmax"
 
 
 class FlashWithLogSumExp(torch.autograd.Function):
-    """This function computes softmax(q kᵀ) v and its log-sum-exp with the kernel of the CPU."""
+    """Computes softmax(q kᵀ) v and its log-sum-exp with the kernel of the CPU."""
 
     @staticmethod
     def forward(ctx: Any, q_BHLK: Tensor, k_BHMK: Tensor, v_BHMK: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,14 +83,3 @@ def test_a_command_in_this_process_leaves_no_state_behind(
         assert state_of_this_process() == before
     assert capsys.readouterr() == ("", "")
     assert torch.get_num_threads() == 1
-
-
-def test_a_command_in_this_process_ends_as_one_of_its_own(
-    protlm_in_process: Command, protlm_command: Command, workplace: Path
-) -> None:
-    for arguments in ("data info data", "prepare none.fasta --out o"):
-        here, apart = (
-            run(*arguments.split(), cwd=workplace) for run in (protlm_in_process, protlm_command)
-        )
-        assert here.returncode == apart.returncode
-        assert (here.stdout, here.stderr) == (apart.stdout, apart.stderr)

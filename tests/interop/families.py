@@ -26,6 +26,8 @@ SIZES = {
     "intermediate_size": INNER,
 }
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD]
+# As ProtBert was trained.
+PROTBERT = [*BERT, *"XUZOB"]
 SAPIENS = ["<s>", "<pad>", "</s>", "<unk>", *STANDARD, "<mask>"]
 ABLANG = ["<", *"MRHKDESTNQCGPAVIFYWL", "-", ">", "*"]
 AMPLIFY = ["<pad>", "<unk>", "<mask>", "<bos>", "<eos>", "|", *"LAGVSERTIDPKQNFYMHWCB"]
@@ -220,6 +222,41 @@ ESMC_FUSED = replace(
     ],
     further={f"{_BLOCK.format(0)}attn.layernorm_qkv._extra_state": (2,)},
 )
+BERT_MODEL = Example(
+    {
+        "model_type": "bert",
+        **SIZES,
+        "vocab_size": len(BERT),
+        "max_position_embeddings": POSITIONS,
+        "type_vocab_size": 2,
+        "pad_token_id": 0,
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-5,
+    },
+    {
+        "embed.weight": "bert.embeddings.word_embeddings.weight",
+        "positions.weight": "bert.embeddings.position_embeddings.weight",
+        "types.weight": "bert.embeddings.token_type_embeddings.weight",
+        "embed_norm.*": "bert.embeddings.LayerNorm.*",
+        "dense.*": "cls.predictions.transform.dense.*",
+        "head_norm.*": "cls.predictions.transform.LayerNorm.*",
+        "head.bias": "cls.predictions.bias",
+        **in_layers(
+            "bert.encoder.layer.",
+            {
+                **HUGGING_FACE_LAYER,
+                "norm1.*": "attention.output.LayerNorm.*",
+                "norm2.*": "output.LayerNorm.*",
+            },
+        ),
+    },
+    partial(hugging_face, alphabet=BERT),
+    alphabet=BERT,
+    special=("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
+    copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
+    # A pooler, and the head of another task.
+    further={"bert.pooler.dense.weight": (WIDTH, WIDTH), "cls.species.bias": (6,)},
+)
 FAMILIES = {
     "esm2": ESM,
     "esm1v": ESM_1V,
@@ -230,40 +267,13 @@ FAMILIES = {
     "esmc": ESMC,
     "esmc_library": ESMC_LIBRARY,
     "esmc_fused": ESMC_FUSED,
-    "bert": Example(
-        {
-            "model_type": "bert",
-            **SIZES,
-            "vocab_size": len(BERT),
-            "max_position_embeddings": POSITIONS,
-            "type_vocab_size": 2,
-            "pad_token_id": 0,
-            "hidden_act": "gelu",
-            "layer_norm_eps": 1e-5,
-        },
-        {
-            "embed.weight": "bert.embeddings.word_embeddings.weight",
-            "positions.weight": "bert.embeddings.position_embeddings.weight",
-            "types.weight": "bert.embeddings.token_type_embeddings.weight",
-            "embed_norm.*": "bert.embeddings.LayerNorm.*",
-            "dense.*": "cls.predictions.transform.dense.*",
-            "head_norm.*": "cls.predictions.transform.LayerNorm.*",
-            "head.bias": "cls.predictions.bias",
-            **in_layers(
-                "bert.encoder.layer.",
-                {
-                    **HUGGING_FACE_LAYER,
-                    "norm1.*": "attention.output.LayerNorm.*",
-                    "norm2.*": "output.LayerNorm.*",
-                },
-            ),
-        },
-        partial(hugging_face, alphabet=BERT),
-        alphabet=BERT,
-        special=("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
-        copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
-        # A pooler, and the head of another task.
-        further={"bert.pooler.dense.weight": (WIDTH, WIDTH), "cls.species.bias": (6,)},
+    "bert": BERT_MODEL,
+    "protbert": replace(
+        BERT_MODEL,
+        settings={**BERT_MODEL.settings, "vocab_size": len(PROTBERT)},
+        write=partial(hugging_face, alphabet=PROTBERT),
+        alphabet=PROTBERT,
+        read_as=dict.fromkeys("UZOB", "X"),
     ),
     "roberta": Example(
         {

@@ -17,6 +17,7 @@ from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
 from tests.fixtures.commands import SHORT_TRAINING, commands_of
 from tests.interop.families import ESM, FAIR_ESM
+from tests.interop.test_families import assert_same
 from tests.small_models import shortest_structures, structure_folder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
@@ -36,8 +37,8 @@ def succeed(protlm_in_process: Command, tmp_path: Path) -> Callable[..., str]:
     return run
 
 
-def test_the_commands_take_an_imported_esm_2(succeed, write_esm, tiny_data, tmp_path):
-    foreign = write_esm()
+def test_the_commands_take_an_imported_esm_2(succeed, tiny_data, tmp_path):
+    foreign = ESM.save(tmp_path / "esm")
     succeed("checkpoint", "import", foreign, "-o", "esm2")
     imported = tmp_path / "esm2"
     succeed("checkpoint", "verify", "esm2")
@@ -64,13 +65,12 @@ def test_the_commands_take_an_imported_esm_2(succeed, write_esm, tiny_data, tmp_
     assert json.loads((tmp_path / "e.json").read_text())["results"]["test"]["masked"]
 
 
-def test_an_import_that_fails_leaves_nothing(protlm_in_process, write_esm, tiny_run, tmp_path):
-    tensors = {name: value for name, value in ESM.tensors().items() if name != "lm_head.bias"}
-    (tmp_path / "text.pt").write_text("not a model")
+def test_an_import_that_fails_leaves_nothing(protlm_in_process, tiny_run, tmp_path):
     for source, message in (
-        (tmp_path / "text.pt", "text.pt is not a file of tensors as torch.save writes it, or"),
-        (write_esm("lacking", tensors=tensors), "lacks 1 tensor ('lm_head.bias')"),
-        (write_esm("other", model_type="t5"), "is a model of the type 't5'; protlm reads: ablang"),
+        (
+            ESM.save(tmp_path / "other", model_type="t5"),
+            "is a model of the type 't5'; protlm reads: ablang",
+        ),
         (tiny_run, "is not a model of another program: give a Hugging Face folder"),
         (tmp_path / "missing.pt", "missing.pt: no such file"),
     ):
@@ -80,38 +80,51 @@ def test_an_import_that_fails_leaves_nothing(protlm_in_process, write_esm, tiny_
         assert message in done.stderr
         assert len(done.stderr.splitlines()) == 1
         assert sorted(tmp_path.iterdir()) == before
-    source = write_esm()
+    source = ESM.save(tmp_path / "esm")
     done = protlm_in_process("checkpoint", "import", source, "-o", source, cwd=tmp_path)
     assert (done.returncode, "exists already" in done.stderr) == (4, True)
 
 
-def test_an_interrupted_import_leaves_no_contact_head(write_esm, tmp_path, monkeypatch):
+def test_an_interrupted_import_leaves_no_contact_head(tmp_path, monkeypatch):
     def interrupted(*_: object) -> None:
         assert (tmp_path / "new.fit.json").exists()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checkpoint.checkpoints, "export", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.import_model(write_esm(), tmp_path / "new")
+        checkpoint.import_model(ESM.save(tmp_path / "esm"), tmp_path / "new")
     assert [path.name for path in tmp_path.iterdir()] == ["esm"]
 
 
-@pytest.mark.parametrize("source", [3, {}, {"family": "esm"}, {"family": "esm", "sha256": 1}])
-def test_an_impossible_source_in_a_description_is_refused(source, write_esm, tmp_path):
-    plain = protlm.load(write_esm()).description.to_plain()
+CONVERTED = {"license": "MIT", "converted_from": "softmax", "converted_hash": "0"}
+
+
+@pytest.mark.parametrize(
+    "source", [3, {}, {"family": "esm"}, {"family": "esm", "sha256": 1}, CONVERTED]
+)
+def test_an_impossible_source_in_a_description_is_refused(source, tmp_path):
+    plain = protlm.load(ESM.save(tmp_path / "esm")).description.to_plain()
     assert ModelDescription.parse(tmp_path, plain).to_plain() == plain
     with pytest.raises(InputDataError, match=r"source.* must (have family, sha256|be an? )"):
         ModelDescription.parse(tmp_path, plain | {"source": source})
 
 
-def test_an_esm_is_exported_and_imported_again(succeed, write_esm, tmp_path):
-    foreign = write_esm(tensors={n: v.float() for n, v in ESM.tensors().items()})
+@pytest.mark.peers
+def test_an_esm_is_exported_whole_and_imported_again(succeed, tmp_path):
+    from transformers import EsmForMaskedLM
+
+    foreign = ESM.save(tmp_path / "esm", tensors={n: v.float() for n, v in ESM.tensors().items()})
     succeed("checkpoint", "import", foreign, "-o", "esm2")
     succeed("checkpoint", "export", "esm2", "--format", "hf", "--fit", "esm2.fit.json", "-o", "hf")
     succeed("checkpoint", "import", "hf", "-o", "again")
     expected, found = (interop.read(path) for path in (foreign, tmp_path / "hf"))
     assert found.contacts == expected.contacts
     assert protlm.load(tmp_path / "again").hash == protlm.load(foreign).hash
+    # Nothing is missing, and transformers names what it saves in another way.
+    peer, info = EsmForMaskedLM.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not any(info.values()), info
+    peer.save_pretrained(tmp_path / "saved")
+    assert_same(interop.read(tmp_path / "saved").weights, expected.weights)
 
 
 def test_a_run_is_exported_for_transformers_and_imported_again(succeed, tiny_run, tmp_path):
@@ -139,12 +152,10 @@ def test_a_run_is_exported_for_transformers_and_imported_again(succeed, tiny_run
         (["--format", "hf", "--fit", "fit.json"], "was fitted with another model"),
     ],
 )
-def test_impossible_exports_are_refused(
-    options, message, protlm_in_process, write_esm, tiny_run, tmp_path
-):
+def test_impossible_exports_are_refused(options, message, protlm_in_process, tiny_run, tmp_path):
     fit = {"model_hash": "x", "seed": 0, "weights": [1.0], "intercept": 0.0}
     (tmp_path / "fit.json").write_text(json.dumps(fit))
-    model = write_esm() if "another model" in message else tiny_run
+    model = ESM.save(tmp_path / "esm") if "another model" in message else tiny_run
     done = protlm_in_process("checkpoint", "export", model, "-o", "new", *options, cwd=tmp_path)
     assert (done.returncode, message in done.stderr) == (2, True)
     assert not (tmp_path / "new").exists()
@@ -152,8 +163,13 @@ def test_impossible_exports_are_refused(
 
 @pytest.mark.slow
 @pytest.mark.peers
-def test_the_commands_of_the_document(succeed, write_esm, esm2_8m, tiny_data, tiny_run, tmp_path):
-    write_esm("esm2_t33_650M_UR50D")
+def test_the_commands_of_the_document(succeed, tiny_data, tiny_run, tmp_path):
+    from transformers import EsmConfig, EsmForMaskedLM
+
+    sizes = {"hidden_size": 320, "num_hidden_layers": 6, "intermediate_size": 1280}
+    config = EsmConfig(**{**ESM.settings, **sizes, "num_attention_heads": 20})
+    EsmForMaskedLM(config).save_pretrained(tmp_path / "esm2_t6_8M_UR50D")
+    ESM.save(tmp_path / "esm2_t33_650M_UR50D")
     FAIR_ESM.save(tmp_path / "fair").rename(tmp_path / "esm2_t33_650M_UR50D.pt")
     # With a folder of its owner, a name of the Hub is a local path.
     (tmp_path / "facebook").mkdir()

@@ -4,10 +4,12 @@ Whatever else a file says or has, its tensors, settings and alphabet, is refused
 alphabets are read as protlm's, and probabilities keep their meaning.
 """
 
+import itertools
 import json
 import os
 import re
-from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,13 @@ from torch import Tensor
 
 import protlm
 from protlm import interop
+from protlm.analysis.contact_regression import ContactRegression, head_features
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.interop.bert import Bert
-from protlm.interop.layout import gather_rows
-from protlm.model.transformer import ProteinLM
+from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import InputDataError
 from tests.interop.example import WIDTH, Example, published
 from tests.interop.families import AMPLIFY, BERT, ESM, ESM_1B, ESM_1V, ESMC_LIBRARY, FAMILIES
+from tests.rounding import error_bound
 
 ROWS = ["MKTVRQERLKSIVRILERSKEPVS", "MK", "M<mask>TVRQERL", "MK<mask>VR<mask><mask>RLKSIVXBUZO"]
 PEERS = {
@@ -68,6 +70,24 @@ def outputs(
             for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=causal)
         ]
     return [out.hidden[number] for number in layers], maps, out.logits_BLV
+
+
+@pytest.fixture
+def in_double(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], ProteinLM]:
+    """Builds the network of a foreign model in float64; `x.float()` is float64 from then on.
+
+    Both programs round the angles of positions to float32.
+    """
+
+    def build(path: Path) -> ProteinLM:
+        found = interop.read(path)
+        described = found.description
+        network = build_network(described.model, described.attention_config, seed=0).double()
+        network.load_state_dict(found.weights)
+        monkeypatch.setattr(Tensor, "float", Tensor.double)
+        return network.eval()
+
+    return build
 
 
 def assert_close(found: Tensor, expected: Tensor) -> None:
@@ -140,6 +160,33 @@ def test_outputs_are_those_of_hugging_face(name, perturbed, tmp_path, in_double)
         rows = mask_BL[:, None, :, None].expand_as(map_BHLL)
         assert_close(found_BHLL[rows], map_BHLL[rows])
     assert_same_probabilities(example, logits_BLV[mask_BL], out.logits[mask_BL])
+
+
+@pytest.mark.peers
+def test_contacts_are_those_of_hugging_face(tmp_path, in_double):
+    from transformers import EsmForMaskedLM
+
+    folder, sequence = ESM.save(tmp_path / "esm"), ROWS[0]
+    peer = EsmForMaskedLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    ).eval()
+    model = protlm.load(folder)
+    model.network = in_double(folder)
+    tokens_BL, mask_BL = batch([sequence])
+    with torch.no_grad():
+        expected_LL = peer.predict_contacts(tokens_BL, mask_BL.long())[0].numpy()
+    head = interop.read(folder).contacts
+    assert head is not None
+    regression = ContactRegression.from_dict({"seed": 0, **asdict(head)})
+    features_HLL = head_features(model, sequence)
+    maps = model.attention_maps(model.tokenize([sequence]))
+    maps_HLL = torch.cat([maps[n][0, :, 1:-1, 1:-1] for n in sorted(maps)]).numpy()
+    # Maps and features are rounded to float32: s - r c / t changes by 4 (s + |f|) roundings at
+    # most, and a probability by a quarter of its logit.
+    sizes_HLL = maps_HLL + maps_HLL.swapaxes(1, 2) + np.abs(features_HLL)
+    condition = float(np.tensordot(np.abs(head.weights), sizes_HLL, axes=1).max())
+    bound = error_bound(torch.float32, condition, 1)
+    np.testing.assert_allclose(regression.predict(features_HLL), expected_LL, rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("name", SAME)
@@ -327,59 +374,24 @@ def test_tokenizer_json_is_the_alphabet_too(name, alphabet, tmp_path):
             interop.read(folder)
 
 
-# As ProtBert was trained.
-RARE = [*BERT, *"XUZOB"]
+DATA = Path(os.environ.get("PROTLM_DATA", "/missing")) / "pretrained"
 
 
-def test_the_probability_of_unknown_is_divided():
-    tokens = Bert().tokens(Path("x"), BERT)
-    count = Counter(tokens)
-    assert count.pop(BERT.index("[UNK]")) == len("XBUZO") + len(["<unk>", ".", "-", "<null_1>"])
-    assert set(count.values()) == {1}
-    assert [BERT[tokens[VOCABULARY[a]]] for a in STANDARD] == list(STANDARD)
-
-
-def test_rare_residues_are_x_and_the_others_keep_the_ratios_of_their_probabilities():
-    tokens = Bert().tokens(Path("x"), RARE)
-    assert {RARE[tokens[VOCABULARY[a]]] for a in "XUZOB"} == {"X"}
-    generator = torch.Generator().manual_seed(0)
-    theirs = {
-        "embedding.weight": torch.randn(30, 8, generator=generator, dtype=torch.float64),
-        "head.bias": torch.randn(30, generator=generator, dtype=torch.float64),
-    }
-    weights = dict(theirs)
-    gather_rows(weights, tokens)
-    hidden_D = torch.randn(8, generator=generator, dtype=torch.float64)
-    found_V = (weights["embedding.weight"] @ hidden_D + weights["head.bias"]).log_softmax(-1)
-    kept_V = (theirs["embedding.weight"] @ hidden_D + theirs["head.bias"])[:-4]
-    ours = [VOCABULARY[residue] for residue in STANDARD]
-    expected_A = kept_V.log_softmax(-1)[[RARE.index(residue) for residue in STANDARD]]
-    torch.testing.assert_close(found_V[ours], expected_A, rtol=0, atol=1e-12)
-
-
-DATA = os.environ.get("PROTLM_DATA")
-PRETRAINED = Path(DATA or "") / "pretrained"
-
-
-@pytest.mark.skipif(
-    DATA is None, reason="PROTLM_DATA, the folder of data outside the project, is not set"
-)
+@pytest.mark.skipif(not DATA.is_dir(), reason="the folder of PROTLM_DATA has no pretrained models")
 @pytest.mark.parametrize("chain", ["vh", "vl"])
 def test_logits_are_those_of_the_original_library(chain):
-    golden = np.load(PRETRAINED / "sapiens_golden.npz")
+    golden = np.load(DATA / "sapiens_golden.npz")
     alphabet = golden["alphabet"].tolist()
-    model = protlm.load(PRETRAINED / f"sapiens_{chain}.safetensors")
-    assert model.max_length == {"vh": 144, "vl": 128}[chain]
+    model = protlm.load(DATA / f"sapiens_{chain}.safetensors")
     ours = [VOCABULARY[residue] for residue in STANDARD]
     theirs = [alphabet.index(residue) for residue in STANDARD]
     chosen = [n for n, name in enumerate(golden["chain"]) if name.lower() == chain]
-    assert len(chosen) == 10
-    for number in chosen:
+    assert chosen
+    for number, form in itertools.product(chosen, ("", "masked_")):
         length = golden["num_tokens"][number]
-        for tokens, logits in (("tokens", "logits"), ("masked_tokens", "masked_logits")):
-            letters = [alphabet[token] for token in golden[tokens][number, 1 : length - 1]]
-            # The original library reads X as <mask>.
-            sequence = "".join("X" if letter == "<mask>" else letter for letter in letters)
-            found_LV = model(model.tokenize([sequence])).logits_BLV[0, :, ours].numpy()
-            expected_LV = golden[logits][number, :length][:, theirs]
-            np.testing.assert_allclose(found_LV, expected_LV, rtol=0, atol=1e-4)
+        letters = [alphabet[token] for token in golden[f"{form}tokens"][number, 1 : length - 1]]
+        # The original library reads X as <mask>.
+        sequence = "".join("X" if letter == "<mask>" else letter for letter in letters)
+        found_LV = model(model.tokenize([sequence])).logits_BLV[0, :, ours].numpy()
+        expected_LV = golden[f"{form}logits"][number, :length][:, theirs]
+        np.testing.assert_allclose(found_LV, expected_LV, rtol=0, atol=1e-4)
