@@ -39,7 +39,7 @@ PATHS = [
 ]
 CHOSEN = "not peers and (portable or not (contract or slow))"
 # What rounding does not touch.
-LEFT_OUT = "not (compile or gradcheck or memory_grows)"
+LEFT_OUT = "not (compile or memory_grows)"
 
 
 def run(setting: str) -> bool:

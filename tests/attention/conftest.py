@@ -1,5 +1,7 @@
 """The cases of every mechanism, for the tests that ask for them."""
 
+from collections.abc import Callable
+
 import pytest
 
 import protlm.attention
@@ -8,15 +10,16 @@ from protlm.attention.linearized.base import Performer
 from tests.attention.cases import Case, all_cases, case_id
 
 
-def _is_wanted(case: Case, kind: str) -> bool:
-    mechanism = protlm.attention.mechanism(case.name)
-    wanted = {
-        "case": True,
-        "causal_case": True in case.modes,
-        "recurrent_case": issubclass(mechanism, Recurrent),
-        "performer": issubclass(mechanism, Performer),
-    }
-    return wanted[kind]
+def _is(case: Case, kind: type) -> bool:
+    return issubclass(protlm.attention.mechanism(case.name), kind)
+
+
+KINDS: dict[str, Callable[[Case], bool]] = {
+    "case": lambda case: True,
+    "causal_case": lambda case: True in case.modes,
+    "recurrent_case": lambda case: _is(case, Recurrent),
+    "performer": lambda case: _is(case, Performer),
+}
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -25,14 +28,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     A kind, such as `case`, has the cases of the whole contract; `further_case` has the others, and
     `any_case` has both.
     """
-    kinds = ("case", "causal_case", "recurrent_case", "performer")
     for argument in metafunc.fixturenames:
         kind = argument.removeprefix("further_").removeprefix("any_")
-        if kind not in kinds:
+        if kind not in KINDS:
             continue
         whole, further = all_cases()
         asked = whole * (not argument.startswith("further_")) + further * (kind != argument)
-        cases = [case for case in asked if _is_wanted(case, kind)]
+        cases = [case for case in asked if KINDS[kind](case)]
         if "causal" not in metafunc.fixturenames:
             metafunc.parametrize(argument, cases, ids=case_id)
             continue

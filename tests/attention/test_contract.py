@@ -1,6 +1,7 @@
-"""The tests that every mechanism must pass."""
+"""The tests that every mechanism must pass; recurrent ones step through positions, too."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,10 +10,17 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from protlm.attention import Attention
-from protlm.attention.base import RandomFeatures
+from protlm.attention.base import RandomFeatures, Recurrent
 from protlm.system.errors import UserError
-from tests.attention.cases import Case, Inputs, make_inputs
-from tests.attention.truth import HAS_FAR_KEYS
+from tests.attention.cases import (
+    HAS_FAR_KEYS,
+    Case,
+    Inputs,
+    LargestTensor,
+    make_inputs,
+    num_elements,
+)
+from tests.marks import slow_but
 
 pytestmark = pytest.mark.contract
 
@@ -37,8 +45,7 @@ def assert_reference(case: Case, causal: bool, inputs: Inputs) -> None:
     out = inputs.run(mechanism, causal=causal)
     expected = case.expected(mechanism, inputs, causal=causal)
     results = ([x, *gradients(x, inputs, mechanism)] for x in (out, expected))
-    for found, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
     for one, other in zip(before, inputs, strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=0, atol=0, equal_nan=True)
 
@@ -70,24 +77,14 @@ def test_output_and_gradients_without_padding_are_the_reference(case, causal):
     [(torch.float32, 1e-5), pytest.param(torch.bfloat16, 1e-2, marks=pytest.mark.slow)],
     ids=["fp32", "bf16"],
 )
-def test_errors_are_within_the_bound_of_the_dtype(case, causal, dtype, bound):
-    assert max(errors(case, causal, make_inputs(257).to(dtype))) <= bound
+def test_errors_are_within_the_bound_of_the_dtype(any_case, causal, dtype, bound):
+    assert max(errors(any_case, causal, make_inputs(257).to(dtype))) <= bound
 
 
-@pytest.mark.portable
-@pytest.mark.slow
-def test_bfloat16_errors_with_further_options_are_within_the_bound(further_case, causal):
-    assert max(errors(further_case, causal, make_inputs(257).to(torch.bfloat16))) <= 1e-2
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_shape_and_dtype_are_those_of_the_values(case, causal, dtype):
-    inputs = make_inputs(9)
-    if dtype != torch.float64:
-        inputs = inputs.to(dtype)
-    out = inputs.run(case.create().to(dtype), causal=causal)
-    assert out.shape == inputs.v_BHLC.shape
-    assert out.dtype == dtype
+def test_a_mechanism_in_bfloat16_has_the_shape_and_the_dtype_of_the_values(case, causal):
+    inputs = make_inputs(9).to(torch.bfloat16)
+    out = inputs.run(case.create().to(torch.bfloat16), causal=causal)
+    assert (out.shape, out.dtype) == (inputs.v_BHLC.shape, torch.bfloat16)
 
 
 @pytest.mark.portable
@@ -109,7 +106,7 @@ def test_a_sample_alone_is_as_in_the_batch(case, causal):
     mechanism = case.create().double()
     inputs = make_inputs(130).differentiable()
     out = inputs.run(mechanism, causal=causal)
-    alone = type(inputs)(*(x[1:2, ..., :65, :] for x in inputs[:4]), inputs.mask_BL[1:2, :65])
+    alone = Inputs(*(x[1:2, ..., :65, :] for x in inputs[:4]), inputs.mask_BL[1:2, :65])
     alone = alone.differentiable()
     out_alone = alone.run(mechanism, causal=causal)
     torch.testing.assert_close(out_alone, out[1:2, :, :65], rtol=1e-10, atol=1e-10)
@@ -119,16 +116,19 @@ def test_a_sample_alone_is_as_in_the_batch(case, causal):
         torch.testing.assert_close(one, other[1:2, :, :65], rtol=1e-10, atol=1e-10)
 
 
+def alike_in_one_sample(first: Inputs, second: Inputs) -> tuple[Inputs, Inputs]:
+    """In float32; all samples but the first one are those of the other inputs, 30 times."""
+    first, second = first.to(torch.float32), second.to(torch.float32)
+    mixed = [torch.cat([a[:1], 30 * b[1:]]) for a, b in zip(first[:4], second[:4], strict=True)]
+    return first, Inputs(*mixed, first.mask_BL)
+
+
 @HAS_FAR_KEYS
 @pytest.mark.portable
 def test_samples_do_not_see_each_other(case, causal):
-    mechanism = case.create()
-    first = make_inputs(130).to(torch.float32)
-    second = make_inputs(130, seed=9).to(torch.float32)
-    mixed = [torch.cat([a[:1], 30 * b[1:]]) for a, b in zip(first[:4], second[:4], strict=True)]
-    results = []
-    for tensors in (first[:4], mixed):
-        inputs = type(first)(*tensors, first.mask_BL).differentiable()
+    mechanism, results = case.create(), []
+    for given in alike_in_one_sample(make_inputs(130), make_inputs(130, seed=9)):
+        inputs = given.differentiable()
         out = inputs.run(mechanism, causal=causal)
         total = out[0].square().sum()
         results.append([out, *torch.autograd.grad(total, inputs[:3], materialize_grads=True)])
@@ -142,7 +142,7 @@ def test_samples_do_not_see_each_other(case, causal):
 def test_the_past_does_not_see_the_future(causal_case, position):
     mechanism = causal_case.create()
     inputs = make_inputs(650).to(torch.float32)
-    changed = type(inputs)(*(x.clone() for x in inputs))
+    changed = Inputs(*(x.clone() for x in inputs))
     changed.q_BHLK[:, :, position:] *= -2
     changed.k_BHLK[:, :, position] *= 30
     changed.v_BHLC[:, :, position:] *= 1e4
@@ -155,10 +155,14 @@ def test_the_past_does_not_see_the_future(causal_case, position):
 @HAS_FAR_KEYS
 @pytest.mark.parametrize("scale", [1e-3, 8.0, 30.0])
 def test_gradients_are_finite(case, causal, scale):
+    """Those of queries and keys of 0, and of keys next to 0, too."""
     inputs = make_inputs(130).to(torch.float32)
+    for x in inputs[:2]:
+        x[:, :, 3] = 0
+    inputs.k_BHLK[:, :, 5] *= 1e-30
     for seed in range(2):
         mechanism = case.create(seed=seed)
-        scaled = type(inputs)(*(scale * x for x in inputs[:4]), inputs.mask_BL).differentiable()
+        scaled = Inputs(*(scale * x for x in inputs[:4]), inputs.mask_BL).differentiable()
         out = scaled.run(mechanism, causal=causal)
         assert out.isfinite().all()
         assert all(g.isfinite().all() for g in gradients(out, scaled, mechanism))
@@ -175,7 +179,7 @@ def test_checkpointing_and_autocast_change_no_bit(case, causal):
         inputs = make_inputs(70).to(torch.float32).differentiable()
 
         def output(*tensors: Tensor, inputs: Inputs = inputs) -> Tensor:
-            return type(inputs)(*tensors, inputs.mask_BL).run(mechanism, causal=causal)
+            return Inputs(*tensors, inputs.mask_BL).run(mechanism, causal=causal)
 
         with torch.autocast("cpu", torch.bfloat16, enabled=is_special):
             run = partial(checkpoint, output, use_reentrant=False) if is_special else output
@@ -202,16 +206,6 @@ def test_queries_and_values_may_differ_in_dtype_under_autocast(case, causal):
     found, wanted = (gradients(out, mixed, mechanism), gradients(expected, exact, mechanism))
     for one, other in zip([out, *found[:3]], [expected, *wanted[:3]], strict=True):
         assert relative_error(one, other) <= 2e-2
-
-
-def test_a_causal_output_does_not_depend_on_how_much_follows(causal_case):
-    mechanism = causal_case.create().double()
-    inputs = make_inputs(257).without_padding()
-    out = inputs.run(mechanism, causal=True)
-    for length in (1, 30, 64, 65):
-        prefix = type(inputs)(*(x[..., :length, :] for x in inputs[:4]), inputs.mask_BL[:, :length])
-        found = prefix.run(mechanism, causal=True)
-        torch.testing.assert_close(found, out[:, :, :length], rtol=1e-10, atol=1e-10)
 
 
 def test_no_global_generator_is_used(case, causal):
@@ -277,22 +271,14 @@ def test_the_map_is_the_output_on_identity_values(any_case, causal, length):
     assert not whole.transpose(1, 3)[~inputs.mask_BL].any(), "padded keys have weight"
 
 
-def test_a_map_is_computed_in_inference_mode(case, causal):
-    mechanism = case.create().double()
-    inputs = make_inputs(20)
-    expected = inputs.map_of(mechanism, causal=causal)
-    with torch.inference_mode():
-        inside = type(inputs)(*(x.clone() for x in inputs))
-        found = inside.map_of(mechanism, causal=causal, rows=slice(3, 9))
-    torch.testing.assert_close(found, expected[:, :, 3:9], rtol=1e-12, atol=1e-12)
-
-
-def test_blocks_of_rows_are_the_whole_map(case, causal):
+def test_blocks_of_rows_are_the_whole_map_and_in_inference_mode(case, causal):
     mechanism = case.create().double()
     inputs = make_inputs(130)
     whole = inputs.map_of(mechanism, causal=causal)
-    rest = {"hidden_BLD": inputs.hidden_BLD, "mask_BL": inputs.mask_BL, "causal": causal}
-    blocks = list(mechanism.attention_rows(*inputs[:2], **rest, block=50))
+    with torch.inference_mode():
+        inside = Inputs(*(x.clone() for x in inputs))
+        rest = {"hidden_BLD": inside.hidden_BLD, "mask_BL": inside.mask_BL, "causal": causal}
+        blocks = list(mechanism.attention_rows(*inside[:2], **rest, block=50))
     assert [rows for rows, _ in blocks] == [slice(0, 50), slice(50, 100), slice(100, 130)]
     torch.testing.assert_close(torch.cat([b for _, b in blocks], 2), whole, rtol=1e-12, atol=1e-12)
     last = inputs.map_of(mechanism, causal=causal, rows=slice(-3, None))
@@ -304,3 +290,86 @@ def test_a_state_dict_gives_the_same_mechanism(case, causal):
     one, other = case.create(seed=1), case.create(seed=2)
     other.load_state_dict(one.state_dict())
     assert torch.equal(inputs.run(one, causal=causal), inputs.run(other, causal=causal))
+
+
+def steps(
+    mechanism: Any, inputs: Inputs, state: Any = None, *, start: int = 0, end: int | None = None
+) -> tuple[Any, Tensor]:
+    """Steps through positions `start` to `end` - 1: the state after them, and the outputs."""
+    assert isinstance(mechanism, Recurrent)
+    if state is None:
+        state = mechanism.initial_state(inputs.k_BHLK[:, :, 0], inputs.v_BHLC[:, :, 0])
+    outs = []
+    for position in range(start, inputs.q_BHLK.shape[2] if end is None else end):
+        at = (x[:, :, position] for x in inputs[:3])
+        state, out_BHC = mechanism.step(state, *at, hidden_BD=inputs.hidden_BLD[:, position])
+        outs.append(out_BHC)
+    return state, torch.stack(outs, dim=2)
+
+
+@pytest.mark.parametrize("length", [1, 64, 65, 257])
+def test_steps_are_the_causal_forward(any_recurrent_case, length):
+    mechanism = any_recurrent_case.create().double()
+    inputs = make_inputs(length).without_padding()
+    _, out = steps(mechanism, inputs)
+    torch.testing.assert_close(out, inputs.run(mechanism, causal=True), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("split", slow_but([1, 63, 64, 100], 63))
+@pytest.mark.portable
+def test_samples_of_a_state_continue_separately(recurrent_case, split):
+    """Some samples leave, some are duplicated, and one state is continued in two ways."""
+    mechanism = recurrent_case.create().double()
+    inputs, others = make_inputs(130).without_padding(), make_inputs(130, seed=5).without_padding()
+    rows = torch.tensor([2, 0, 2, 2])
+    state, _ = steps(mechanism, inputs, end=split)
+    fork = state[rows]
+    for tensors, way in ((Inputs(*(x[rows] for x in others)), fork), (inputs, state)):
+        # Both ways begin alike and differ from the split on.
+        begun = Inputs(*(x[rows] for x in inputs)) if way is fork else inputs
+        joined = [
+            torch.cat([a[..., :split, :], b[..., split:, :]], dim=-2)
+            for a, b in zip(begun[:4], tensors[:4], strict=True)
+        ]
+        whole = Inputs(*joined, tensors.mask_BL)
+        _, out = steps(mechanism, whole, way, start=split)
+        expected = whole.run(mechanism, causal=True)[:, :, split:]
+        torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.portable
+@pytest.mark.parametrize(
+    ("dtype", "budget"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)], ids=["fp32", "bf16"]
+)
+def test_errors_of_steps_are_within_the_bound_of_the_dtype(recurrent_case, dtype, budget):
+    inputs = make_inputs(130).without_padding().to(dtype)
+    _, out = steps(recurrent_case.create(), inputs)
+    assert out.dtype == dtype
+    exact = inputs.to(torch.float64).run(recurrent_case.create().double(), causal=True)
+    assert (out.double() - exact).norm() <= budget * exact.norm()
+
+
+@pytest.mark.portable
+def test_samples_of_a_step_do_not_see_each_other(recurrent_case):
+    mechanism = recurrent_case.create()
+    whole = (make_inputs(70, seed=seed).without_padding() for seed in (0, 9))
+    alike, other = (steps(mechanism, inputs)[1] for inputs in alike_in_one_sample(*whole))
+    assert torch.equal(alike[0], other[0])
+    assert not torch.equal(alike, other)
+
+
+def test_work_and_memory_do_not_grow_with_the_position(recurrent_case):
+    mechanism = recurrent_case.create()
+    inputs = make_inputs(300).without_padding().to(torch.float32)
+    sizes, largest, state = [], [], None
+    for start, end in ((0, 3), (3, 200), (200, 300)):
+        state, _ = steps(mechanism, inputs, state, start=start, end=end - 1)
+        at = [x[:, :, end - 1].clone() for x in inputs[:3]]
+        hidden_BD = inputs.hidden_BLD[:, end - 1].clone()
+        with LargestTensor() as tensors:
+            state, _ = mechanism.step(state, *at, hidden_BD=hidden_BD)
+        sizes.append(num_elements(state))
+        largest.append(tensors.numel)
+    is_flat = len(set(sizes)) == len(set(largest)) == 1
+    # All states but that of softmax have a constant size.
+    assert is_flat != (recurrent_case.name == "softmax"), (sizes, largest)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.pretended_cuda import DEVICE, PretendedCuda
-from protlm.attention import Attention, attention_free, long_short, reformer
+from protlm.attention import attention_free, long_short, reformer
 from protlm.attention.linearized import selection, tiles
 from protlm.attention.ops import block_sparse
 from protlm.config import TrainConfig
@@ -80,19 +80,16 @@ def test_tiles_make_no_difference(case, causal, monkeypatch):
         torch.testing.assert_close(other, results[0], rtol=1e-10, atol=1e-10)
 
 
-def trace(mechanism: Attention, inputs: Inputs, *, causal: bool) -> None:
-    inputs = type(inputs)(*(x.to("meta") for x in inputs)).differentiable()
-    with PretendedCuda():
-        out = inputs.run(mechanism.to("meta"), causal=causal)
-        torch.autograd.backward([out], [torch.empty_like(out)])
-    assert out.is_meta
-    assert all(x.grad is None or x.grad.is_meta for x in inputs[:4])
-
-
 def test_neither_pass_waits_for_a_gpu(case, causal, monkeypatch):
     # The check of fused kernels waits, once per size.
     monkeypatch.setattr(selection, "is_usable", lambda *_: False)
-    trace(case.create(), make_inputs(257).to(torch.bfloat16), causal=causal)
+    inputs = make_inputs(257).to(torch.bfloat16)
+    inputs = Inputs(*(x.to("meta") for x in inputs)).differentiable()
+    with PretendedCuda():
+        out = inputs.run(case.create().to("meta"), causal=causal)
+        torch.autograd.backward([out], [torch.empty_like(out)])
+    assert out.is_meta
+    assert all(x.grad is None or x.grad.is_meta for x in inputs[:4])
 
 
 def test_a_synchronization_is_found():
@@ -100,11 +97,11 @@ def test_a_synchronization_is_found():
 
     class Waits(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        def forward(ctx: Any, x: Tensor) -> Tensor:
             return x * 2
 
         @staticmethod
-        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
             assert gradients[0].device == DEVICE
             return gradients[0] * torch.tensor([1.0, 2, 3], device=gradients[0].device)
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import protlm.attention
-from protlm.attention import create, docs_table, mechanism, names
+from protlm.attention import create, docs_table, names
 from protlm.system.errors import UserError
 from protlm.system.paths import conf_dir
-from tests.attention.truth import shipped_options
+from tests.attention.cases import shipped_options
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 
@@ -140,13 +140,6 @@ def test_every_option_is_explained(name):
         assert line.startswith("#") or above.startswith("#"), f"{line!r} has no comment"
 
 
-@pytest.mark.parametrize("name", names())
-def test_a_class_declares_its_modes(name):
-    cls = mechanism(name)
-    assert cls.supports_bidirectional or cls.supports_causal
-    assert cls.cost and cls.advice and cls.map_meaning
-
-
 def test_no_shared_part_and_no_other_mechanism_imports_a_mechanism():
     folder = Path(protlm.attention.__file__).parent
     imported = re.compile(rf"^\s*(from|import) protlm\.attention\.({'|'.join(names())})\b", re.M)
@@ -166,15 +159,11 @@ def test_a_value_of_another_type_is_refused_by_name(name):
 PAGE = Path(__file__).parents[2] / "docs" / "mechanisms.md"
 
 
-@pytest.fixture(scope="module")
-def lines() -> list[str]:
+def cells(name: str) -> list[str]:
+    """The cells of the row of a mechanism."""
     page = PAGE.read_text(encoding="utf-8")
     table = page.partition(docs_table.BEGIN)[2].partition(docs_table.END)[0]
-    return [line for line in table.splitlines() if line.startswith("|")]
-
-
-def cells(name: str, lines: list[str]) -> list[str]:
-    (row,) = [line for line in lines if line.startswith(f"| `{name}` |")]
+    (row,) = [line for line in table.splitlines() if line.startswith(f"| `{name}` |")]
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 
@@ -183,13 +172,13 @@ def test_the_page_agrees_with_the_code():
     assert docs_table.with_table(page) == page, "type: make docs"
 
 
-def test_the_measured_cells_are_correct(lines):
-    _, idea, modes, cost, longest, state, parameters, *_ = cells("performer_softmax", lines)
+def test_the_measured_cells_are_correct():
+    _, idea, modes, cost, longest, state, parameters, *_ = cells("performer_softmax")
     # The sums of [v | 1] by feature, and a reference for each.
     assert (modes, cost, state, parameters) == ("both", "L R K", f"{66 * 256:,}", "0")
     assert idea and not idea.endswith(".")
-    assert (longest, cells("linformer", lines)[4]) == ("any", "`model.max_length`")
-    assert (cells("softmax", lines)[5], cells("bigbird", lines)[5]) == ("grows with L", "none")
+    assert (longest, cells("linformer")[4]) == ("any", "`model.max_length`")
+    assert (cells("softmax")[5], cells("bigbird")[5]) == ("grows with L", "none")
 
 
 def test_a_page_without_the_markers_is_refused_and_left_unchanged():

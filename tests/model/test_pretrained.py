@@ -14,7 +14,7 @@ from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.model import memory
 from protlm.model.memory import Room, TensorMemory, _peak, extrapolate
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM, build_network
+from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from tests.marks import slow_but
 from tests.small_models import small_model
@@ -126,10 +126,6 @@ def test_learned_positions_bound_the_length():
         bounded.tokenize(["A" * 127])
 
 
-def _never(seed: int) -> ProteinLM:
-    raise AssertionError(seed)
-
-
 def test_the_peak_is_that_of_the_tensors_in_use():
     x = torch.ones(1000)
     with TensorMemory() as memory:
@@ -144,16 +140,25 @@ def test_the_peak_is_that_of_the_tensors_in_use():
     assert memory.peak == 2 * 4000
 
 
-@pytest.mark.parametrize("mechanism", slow_but(names(), "hybrid", "longformer", "reformer"))
-def test_long_proteins_are_extrapolated(mechanism):
-    found = small_model(mechanism, max_length=4098)
+FAST = ("hybrid", "longformer", "reformer")
+LONG = [(name, 4096, 0.15) for name in names()]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "length", "precision"),
+    # A model with few positions is measured.
+    [("softmax", 126, 0.05), *slow_but(LONG, *(x for x in LONG if x[0] in FAST))],
+)
+def test_long_proteins_are_extrapolated(mechanism, length, precision):
+    found = small_model(mechanism, max_length=length + 2)
     # So wide that the features of a tile are not most of the memory.
     config = replace(found.description.model, num_heads=4, model_dim=128, feedforward_dim=344)
     network = build_network(config, {"name": mechanism}, seed=0)
-    model = PretrainedModel(network, replace(found.description, model=config), rebuild=_never)
-    estimated = Room(model).needs(4096)
+    described = replace(found.description, model=config)
+    model = PretrainedModel(network, described, rebuild=lambda _: network)
+    assert model.max_residues == length
     # Lengths are not multiples of the sizes of blocks.
-    assert estimated == pytest.approx(_peak(model, 4096), rel=0.15)
+    assert Room(model).needs(length) == pytest.approx(_peak(model, length), rel=precision)
 
 
 def test_two_lengths_give_a_line_and_three_a_parabola():
@@ -165,11 +170,3 @@ def test_a_square_of_the_length_is_seen(monkeypatch):
     model = small_model("softmax")
     monkeypatch.setattr(memory, "_peak", lambda _, length, training: 7 * length**2 + 100 * length)
     assert [Room(model).needs(length) for length in (10, 5000)] == [1700, 175_500_000]
-
-
-def test_models_with_few_positions_are_measured(train):
-    settings = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
-    model = protlm.load(train("run", *settings))
-    assert model.max_residues is not None
-    found = Room(model).needs(model.max_residues)
-    assert found == pytest.approx(_peak(model, model.max_residues), rel=0.05)

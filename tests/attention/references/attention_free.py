@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from tests.attention.truth import Given, gated_mean, outputs
+from tests.attention.cases import Given, gated_mean, outputs
 
 
 # It is linear, but has as many value channels as key channels: the identity does not fit.

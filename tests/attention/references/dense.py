@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.attention.truth import Given, logits, outputs, visible_softmax
+from tests.attention.cases import Given, logits, outputs, visible_softmax
 
 
 @logits()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tests.attention.truth import Given, weights
+from tests.attention.cases import Given, weights
 
 
 @weights()

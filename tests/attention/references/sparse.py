@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tests.attention.truth import (
+from tests.attention.cases import (
     NEVER,
     REFERENCES,
     Given,
@@ -25,7 +25,12 @@ from tests.attention.truth import (
         "num_global": 2,
         "global_positions": [40, 3, 71],
     },
-    further=[{"window": 16, "num_global": 3}, {"window": 150, "num_global": 2}],
+    further=[
+        {"window": 16, "num_global": 3},
+        {"window": 150, "num_global": 2},
+        # Farther than some samples reach.
+        {"window": 4, "dilation": 100, "dilated_heads": 1, "num_global": 0},
+    ],
     # Rows of global tokens have their own values, from the hidden input.
     linear=lambda options: options["num_global"] == 0 and not options["global_positions"],
 )
@@ -143,7 +148,11 @@ def sees(key: int, mask_L: Tensor, options: Options, *, causal: bool) -> Tensor:
 @logits(
     {"chunk": 8, "num_hashes": 1, "num_buckets": 6},
     {"chunk": 8, "num_hashes": 3, "num_buckets": 2, "redraw_every": 10},
-    further=[{"chunk": 16, "num_hashes": 2, "num_buckets": 1}, {"chunk": 24}],
+    further=[
+        {"chunk": 16, "num_hashes": 2, "num_buckets": 1},
+        {"chunk": 1, "num_hashes": 2, "num_buckets": 8},
+        {"chunk": 24},
+    ],
 )
 def reformer(given: Given) -> Tensor:
     """arXiv 2001.04451, section 2, with chunks counted within buckets.

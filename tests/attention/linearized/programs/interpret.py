@@ -1,6 +1,7 @@
 """Runs the fused kernels in Triton's interpreter, and prints their errors as lines of JSON.
 
-TRITON_INTERPRET=1 python interpret.py MECHANISM DTYPE MODE K R LENGTH...
+TRITON_INTERPRET=1 python -m tests.attention.linearized.programs.interpret MECHANISM DTYPE MODE K R
+LENGTH...
 
 MODE is bidirectional, causal or cut: causal, with keys so far above the first one that they are
 cut, compared with PyTorch in float32, which cuts at the same height.
@@ -17,8 +18,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 import protlm.attention
-
-BATCH, HEADS = 3, 2
+from tests.attention.cases import HEADS, Inputs, make_inputs
 
 
 def emulate_bfloat16() -> None:
@@ -47,26 +47,20 @@ def emulate_bfloat16() -> None:
     setattr(interpreter.InterpreterBuilder, "create_dot", multiply)  # noqa: B010 (of other types)
 
 
-def draw(length: int, width: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor, Tensor]:
-    """Queries, keys and values with NaN in the padding, the gradient of the output, the mask."""
-    generator = torch.Generator().manual_seed(0)
-    shape = BATCH, length, HEADS, width
-    drawn = [torch.randn(shape, generator=generator).to(dtype).transpose(1, 2) for _ in range(4)]
-    mask_BL = torch.ones(BATCH, length, dtype=torch.bool)
-    mask_BL[1, length // 2 :] = False
-    mask_BL[2, : length // 5] = False
-    mask_BL[2, length // 3 : length // 3 + length // 6] = False
-    padding = ~mask_BL[:, None, :, None]
-    return [x.masked_fill(padding, torch.nan) for x in drawn[:3]], drawn[3], mask_BL
+def draw(length: int, width: int, dtype: torch.dtype) -> Inputs:
+    """With heads between positions in memory, as those of a model are."""
+    inputs = make_inputs(length, head_dim=width).to(dtype)
+    heads = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3]]
+    return Inputs(*heads, *inputs[3:])
 
 
-def with_gradients(
-    mechanism: Any, inputs: list[Tensor], cotangent: Tensor, mask_BL: Tensor, *, causal: bool
-) -> list[Tensor]:
+def with_gradients(mechanism: Any, inputs: Inputs, *, causal: bool) -> list[Tensor]:
     """The output, and the gradients of queries, keys and values."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    out = mechanism(*leaves, hidden_BLD=None, mask_BL=mask_BL, causal=causal)
-    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
+    leaves = inputs.differentiable()
+    out = leaves.run(mechanism, causal=causal)
+    generator = torch.Generator().manual_seed(3)
+    cotangent = torch.randn(out.shape, generator=generator).to(inputs.v_BHLC.dtype)
+    return [out.detach(), *torch.autograd.grad(out, leaves[:3], cotangent)]
 
 
 def raise_features(k_BHLK: Tensor, factor: float) -> None:
@@ -75,13 +69,13 @@ def raise_features(k_BHLK: Tensor, factor: float) -> None:
     k_BHLK[0, 1, : k_BHLK.shape[2] // 2] *= factor
 
 
-def is_causal(mechanism: Any, inputs: list[Tensor], mask_BL: Tensor, out_BHLC: Tensor) -> bool:
+def is_causal(mechanism: Any, inputs: Inputs, out_BHLC: Tensor) -> bool:
     """Whether outputs are bitwise equal when a later key and later values are other ones."""
-    position = mask_BL.shape[1] * 2 // 3
-    q, k, v = (x.clone() for x in inputs)
-    k[:, :, position] *= 30
-    v[:, :, position:] *= 1e4
-    out = mechanism(q, k, v, hidden_BLD=None, mask_BL=mask_BL, causal=True)
+    position = out_BHLC.shape[2] * 2 // 3
+    later = Inputs(*(x.clone() for x in inputs))
+    later.k_BHLK[:, :, position] *= 30
+    later.v_BHLC[:, :, position:] *= 1e4
+    out = later.run(mechanism, causal=True)
     return torch.equal(out[:, :, :position], out_BHLC[:, :, :position])
 
 
@@ -95,23 +89,21 @@ def main() -> None:
     fused = protlm.attention.create(name, options | {"backend": "triton"}, **sizes)
     exact = protlm.attention.create(name, options | {"backend": "torch"}, **sizes).to(precise)
     for length in map(int, sys.argv[6:]):
-        inputs, cotangent, mask_BL = draw(length, width, getattr(torch, dtype))
+        inputs = draw(length, width, getattr(torch, dtype))
         if causal:
-            raise_features(inputs[1], 8 if mode == "cut" else 2)
-        found = with_gradients(fused, inputs, cotangent, mask_BL, causal=causal)
-        wide = [x.to(precise) for x in inputs]
-        wanted = with_gradients(exact, wide, cotangent.to(precise), mask_BL, causal=causal)
+            raise_features(inputs.k_BHLK, 8 if mode == "cut" else 2)
+        found = with_gradients(fused, inputs, causal=causal)
+        wanted = with_gradients(exact, inputs.to(precise), causal=causal)
         # Gradients of queries and keys are 0 for a single position.
         scales = [y.norm() if y.norm() > 1e-9 else wanted[-1].norm() for y in wanted]
         errors = [
             float((x.double() - y).norm() / scale)
             for x, y, scale in zip(found, wanted, scales, strict=True)
         ]
-        padding = [x.transpose(1, 2)[~mask_BL] for x in found]
-        is_clear = not any(bool(x.any()) for x in padding)
+        is_clear = not any(bool(x.transpose(1, 2)[~inputs.mask_BL].any()) for x in found)
         report = {"length": length, "errors": errors, "is_clear": is_clear}
         if causal:
-            report["is_causal"] = is_causal(fused, inputs, mask_BL, found[0])
+            report["is_causal"] = is_causal(fused, inputs, found[0])
         print(json.dumps(report), flush=True)
 
 
