@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from protlm.model.embedding import Embedder, batches
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError, is_full_memory
+from protlm.system.shares import Executor, Submission
 from tests.fixtures.commands import Command
 from tests.fixtures.runs import RUN, Train
 
@@ -153,6 +155,16 @@ def test_long_records_are_reported_and_the_counts_add_up(
     assert "skipped blank: blank sequence, line 5" in printed
     with h5py.File(OUTPUT) as file:
         assert set(file) == {"fits"}
+
+
+@pytest.mark.slow
+def test_processes_make_the_bytes_of_one_process(tiny_fasta: Path) -> None:
+    """Local jobs are processes."""
+    options = EmbedOptions((Pooling.mean, Pooling.per_tok), tokens_per_batch=250)
+    embed(tiny_fasta, RUN, Path("whole.h5"), options)
+    embed(tiny_fasta, RUN, OUTPUT, replace(options, processes=2), Submission(Executor.LOCAL))
+    assert OUTPUT.read_bytes() == Path("whole.h5").read_bytes()
+    assert {path.name for path in Path().iterdir()} == {"whole.h5", "out.h5"}
 
 
 def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
