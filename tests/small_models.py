@@ -1,8 +1,10 @@
 """Models with random weights, in float64: small, but none of their predictions are alike.
 
-And networks by settings, what models compute one row at a time, and the shortest structures.
+And networks by settings, what models compute one row at a time, the shortest structures, and what
+evaluations say.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Norm, Objective, Positions, TrainConfig
 from protlm.config.composition import compose
 from protlm.data.vocabulary import VOCABULARY
+from protlm.evaluation import create
+from protlm.evaluation.base import NO_SPLIT, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.paths import sample_dir
@@ -109,3 +113,15 @@ def structure_folder(folder: Path, part: str, number: int) -> str:
     for file in shortest_structures(part, number):
         (folder / file.name).symlink_to(file)
     return str(folder)
+
+
+def evaluated(
+    name: str, model: PretrainedModel, data: EvaluationData | None = None, **settings: Any
+) -> tuple[dict[str, Any], ResultTable]:
+    """The values of an evaluation, which are JSON, and their table."""
+    files = {key: str(value) for key, value in settings.items() if isinstance(value, Path)}
+    made = create("mine", {"name": name, **settings, **files})
+    values = json.loads(json.dumps(made.run(model, data), allow_nan=False))
+    table = made.table({NO_SPLIT if data is None else "test": values})
+    assert {len(row) for row in table.rows} == {len(table.columns)}
+    return values, table

@@ -10,7 +10,8 @@ from protlm.analysis.dssp import hydrogen_bonds, secondary_structure
 from protlm.analysis.structures import read_structure
 from protlm.system.paths import sample_dir
 
-GOLDEN = Path(__file__).parent.parent / "data_files" / "dssp.tsv"
+with (Path(__file__).parent.parent / "data_files" / "dssp.tsv").open() as file:
+    GOLDEN = [(row["structure"], row["dssp"]) for row in csv.DictReader(file, delimiter="\t")]
 THREE_STATES = {"H": "H", "G": "H", "I": "H", "E": "E", "B": "E"}
 # Bond lengths in ångström and angles in degrees of a peptide.
 BONDS = {"N": 1.33, "CA": 1.46, "C": 1.52}
@@ -43,12 +44,7 @@ def ideal(phi: float, psi: float, length: int) -> np.ndarray:
     return np.concatenate([backbone[:-1], np.array(oxygen)[:, None]], axis=1)
 
 
-def golden() -> list[tuple[str, str]]:
-    with GOLDEN.open() as file:
-        return [(row["structure"], row["dssp"]) for row in csv.DictReader(file, delimiter="\t")]
-
-
-@pytest.mark.parametrize("name, dssp", golden())
+@pytest.mark.parametrize("name, dssp", GOLDEN)
 def test_the_states_are_those_of_dssp(name: str, dssp: str) -> None:
     structure = read_structure(sample_dir() / "structures" / "test" / f"{name}.pdb.gz")
     found = secondary_structure(structure.backbone_L43, structure.sequence)

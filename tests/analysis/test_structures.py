@@ -44,10 +44,14 @@ def renumbered(line: str, by: int) -> str:
     return f"{line[:22]}{number(line) + by:4d}{line[26:]}"
 
 
-def read(path: Path, lines: list[str] | str | bytes) -> Structure:
+def write(path: Path, lines: list[str] | str | bytes) -> Path:
     text = "\n".join(lines) if isinstance(lines, list) else lines
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    return read_structure(path)
+    return path
+
+
+def read(path: Path, lines: list[str] | str | bytes) -> Structure:
+    return read_structure(write(path, lines))
 
 
 def mmcif(columns: list[str], header: str = "", *, keep: Callable[[int], bool] = bool) -> str:
@@ -203,11 +207,6 @@ def test_what_a_file_lacks_is_printed(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not capsys.readouterr().err
 
 
-def write(path: Path, lines: list[str]) -> Path:
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
 def is_resolved(structure: Structure) -> np.ndarray:
     return ~np.isnan(structure.cb_L3[:, 0])
 
@@ -231,7 +230,7 @@ def test_every_format_tells_the_same(suffix: str, tmp_path: Path) -> None:
 
 
 def test_a_contact_is_two_cb_within_eight_angstrom(tmp_path: Path) -> None:
-    structure = read_structure(write(tmp_path / "a.pdb", ATOMS))
+    structure = read(tmp_path / "a.pdb", ATOMS)
     cb = {
         number(line) - 151: np.array([float(line[30 + 8 * k : 38 + 8 * k]) for k in range(3)])
         for line in ATOMS
@@ -245,9 +244,9 @@ def test_a_contact_is_two_cb_within_eight_angstrom(tmp_path: Path) -> None:
 
 
 def test_cb_is_imputed_where_the_file_has_none(tmp_path: Path) -> None:
-    real = read_structure(write(tmp_path / "real.pdb", ATOMS))
+    real = read(tmp_path / "real.pdb", ATOMS)
     without = [line for line in ATOMS if line[12:16].strip() != "CB"]
-    imputed = read_structure(write(tmp_path / "imputed.pdb", without))
+    imputed = read(tmp_path / "imputed.pdb", without)
     assert is_resolved(real).all() and is_resolved(imputed).all()
     not_glycine = np.array([letter != "G" for letter in real.sequence])
     distance = np.linalg.norm(real.cb_L3 - imputed.cb_L3, axis=1)
@@ -269,22 +268,27 @@ def test_imputed_cb_has_the_stated_geometry() -> None:
     assert np.sign(np.cross(first, second) @ (ca - n)) == np.sign(np.sin(-2.143))
 
 
-def test_a_residue_without_backbone_is_kept_but_unresolved(tmp_path: Path) -> None:
-    kept = [line for line in ATOMS if number(line) != 155 or line[12:16].strip() == "C"]
-    structure = read_structure(write(tmp_path / "a.pdb", kept))
-    assert structure.sequence == CAPSID
-    assert np.flatnonzero(~is_resolved(structure)).tolist() == [4]
+# A free serine has all the atoms of a residue, but no bond to the chain.
+SERINE = [
+    f"HETATM 9{k:03d}  {name:<3s} SER A 301    {90 + k:8.3f}{90:8.3f}{90:8.3f}  1.00  0.00"
+    for k, name in enumerate(("N", "CA", "C", "CB"))
+]
+MODELS = ["MODEL        1", *(x for x in ATOMS if number(x) <= 170), "ENDMDL"]
+MODELS += ["MODEL        2", *ATOMS, "ENDMDL"]
+# Lines, the sequence, and the residues that are kept but unresolved.
+CHAINS = {
+    "no backbone": ([x for x in ATOMS if number(x) != 155 or x[12:16] == " C  "], CAPSID, [4]),
+    "a ligand": ([*ATOMS, *SERINE], CAPSID, []),
+    "several models": (MODELS, CAPSID[:20], []),
+}
 
 
-def test_ligands_and_waters_are_no_residues(tmp_path: Path) -> None:
-    # A free serine has all the atoms of a residue, but no bond to the chain.
-    ligand = [
-        f"HETATM 9{k:03d}  {name:<3s} SER A 301    {90 + k:8.3f}{90:8.3f}{90:8.3f}  1.00  0.00"
-        for k, name in enumerate(("N", "CA", "C", "CB"))
-    ]
-    assert read_structure(write(tmp_path / "a.pdb", [*ATOMS, *ligand])).sequence == CAPSID
-    assert any(line[17:20] == "HOH" for line in PDB.splitlines())
-    assert len(read_structure(DATA / "1A8O.pdb.gz")) == len(CAPSID)
+@pytest.mark.parametrize("case", CHAINS)
+def test_a_chain_is_the_first_with_all_of_its_residues(case: str, tmp_path: Path) -> None:
+    lines, sequence, unresolved = CHAINS[case]
+    found = read(tmp_path / "a.pdb", lines)
+    assert found.sequence == sequence
+    assert np.flatnonzero(~is_resolved(found)).tolist() == unresolved
 
 
 def test_a_residue_with_alternatives_is_one_residue() -> None:
@@ -299,33 +303,21 @@ def test_a_residue_with_alternatives_is_one_residue() -> None:
 def test_the_most_occupied_alternative_stands(
     tmp_path: Path, occupancy: float, letter: str, shift: float
 ) -> None:
-    place = CAPSID.index("F") + 151
-    lines: list[str] = []
-    for line in ATOMS:
-        if number(line) != place:
-            lines.append(line)
-            continue
-        x = float(line[30:38]) + 50.0
-        head, tail = line[:16], line[20:54]
-        lines.append(f"{head}APHE{tail}{occupancy:6.2f}{line[60:]}")
-        lines.append(f"{head}BTRP{tail[:10]}{x:8.3f}{tail[18:]}{1 - occupancy:6.2f}{line[60:]}")
-    # All atoms of one alternative come before those of the other, as in the archive.
-    here = [line for line in lines if number(line) == place]
-    before = [line for line in lines if number(line) < place]
-    after = [line for line in lines if number(line) > place]
-    here.sort(key=lambda line: line[16])
-    structure = read_structure(write(tmp_path / "a.pdb", before + here + after))
-    plain = read_structure(write(tmp_path / "plain.pdb", ATOMS))
-    assert structure.sequence == CAPSID.replace("F", letter, 1)
     index = CAPSID.index("F")
+    before, here, after = (
+        [x for x in ATOMS if np.sign(number(x) - FIRST - index) == sign] for sign in (-1, 0, 1)
+    )
+    # All atoms of one alternative come before those of the other, as in the archive.
+    first = [f"{x[:16]}APHE{x[20:54]}{occupancy:6.2f}{x[60:]}" for x in here]
+    second = [
+        f"{x[:16]}BTRP{x[20:30]}{float(x[30:38]) + 50:8.3f}{x[38:54]}{1 - occupancy:6.2f}{x[60:]}"
+        for x in here
+    ]
+    structure = read(tmp_path / "a.pdb", before + first + second + after)
+    plain = read(tmp_path / "plain.pdb", ATOMS)
+    assert structure.sequence == CAPSID.replace("F", letter, 1)
     expected = plain.cb_L3[index] + np.array([shift, 0.0, 0.0])
     np.testing.assert_allclose(structure.cb_L3[index], expected, atol=1e-3)
-
-
-def test_only_the_first_model_is_read(tmp_path: Path) -> None:
-    first = [line for line in ATOMS if number(line) <= 170]
-    models = ["MODEL        1", *first, "ENDMDL", "MODEL        2", *ATOMS, "ENDMDL"]
-    assert read_structure(write(tmp_path / "nmr.pdb", models)).sequence == CAPSID[:20]
 
 
 def test_what_is_no_structure_is_refused_by_name(tmp_path: Path) -> None:
@@ -380,15 +372,11 @@ def test_the_shipped_structures_are_what_their_index_says() -> None:
         row = index[key]
         assert int(row["length"]) == len(structure) == is_resolved(structure).sum()
         counts = [int(row[f"contacts_{name}"]) for name in ("short", "medium", "long")]
-        assert counts == contacts_by_separation(structure)
+        ends, starts = np.nonzero(contact_map(structure) == 1)
+        assert counts == np.histogram(ends - starts, [6, 12, 24, len(structure)])[0].tolist()
     tiers = [row["tier"] for (part, _), row in index.items() if part == "test"]
     assert tiers.count("homolog") == tiers.count("novel") == 10
     assert len({structure.sequence for structure in shipped.values()}) == len(shipped) == 40
-
-
-def contacts_by_separation(structure: Structure) -> list[int]:
-    rows, columns = np.nonzero(contact_map(structure) == 1)
-    return np.histogram(columns - rows, bins=[6, 12, 24, len(structure)])[0].tolist()
 
 
 def test_the_chain_that_is_used_is_printed(
@@ -398,11 +386,11 @@ def test_the_chain_that_is_used_is_printed(
     second = [f"{x[:21]}B{x[22:]}" for x in ATOMS if number(x) > 200]
     two = write(tmp_path / "two.pdb", [*ATOMS, "TER", *second])
     found = read_chain(two, None)
-    assert found is not None and found.chain == "A"
+    assert found.chain == "A"
     assert "two.pdb: chain A is used; --chain takes another: B" in capsys.readouterr().err
     for path, chain, others in ((two, "B", ("A",)), (one, None, ())):
         found = read_chain(path, chain)
-        assert found is not None and found.other_chains == others
+        assert found.other_chains == others
     assert not capsys.readouterr().err
     assert read_structure(two, "B").sequence == CAPSID[50:]
     with pytest.raises(InputDataError, match=r"two\.pdb has no protein chain 'C'; it has: A, B"):

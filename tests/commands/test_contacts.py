@@ -15,6 +15,7 @@ from protlm.commands.contacts import ContactOptions, contacts
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, InterruptedJobError, UserError
 from protlm.system.paths import sample_dir
+from tests.fixtures.runs import RUN
 from tests.small_models import shortest_structures
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQ"
@@ -24,26 +25,26 @@ STRUCTURES = shortest_structures("test", 2)
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder with a FASTA file of one protein, and a run."""
-    monkeypatch.chdir(tmp_path)
+def fasta(own_folder: None) -> None:
+    """A FASTA file of one protein."""
     FASTA.write_text(f">P1\n{SEQUENCE}\n")
-    Path("run").symlink_to(tiny_run)
 
 
 def predict(*sources: Path, output: str = "c.h5", **options: Any) -> None:
     """Predicts contacts of the FASTA file, or of other sources."""
-    contacts(sources or (FASTA,), Path("run"), Path(output), ContactOptions(**options))
+    contacts(sources or (FASTA,), RUN, Path(output), ContactOptions(**options))
 
 
 def test_many_files_and_a_kept_fit(capsys: pytest.CaptureFixture[str]) -> None:
     names = [path.name.split(".")[0] for path in STRUCTURES] + ["P1"]
+    FASTA.write_text(f">P1\n{SEQUENCE}\n>P2\nMK1V\n>P3\n\n")
     predict(*STRUCTURES, FASTA, figure=Path("c.png"))
     printed = capsys.readouterr()
     for name in names:
         assert Path(f"c.{name}.png").is_file()
         assert name in printed.out
-    assert "1 records: 1 predicted, 0 skipped" in printed.err
+    assert "3 records: 1 predicted, 2 skipped" in printed.err
+    assert "1 blank sequence" in printed.err and "1 digit" in printed.err
     fit = Path("c.fit.json")
     assert f"--fit {fit}" in printed.err
     with h5py.File("c.h5") as file:
@@ -112,7 +113,7 @@ def test_a_failure_leaves_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "unless_full", fails)
     with pytest.raises(InterruptedJobError):
         predict(*STRUCTURES, FASTA, figure=Path("c.png"))
-    assert {path.name for path in Path().iterdir()} == {"run", "x.fasta"}
+    assert [path.name for path in Path().iterdir()] == ["x.fasta"]
 
 
 def test_a_full_memory_loses_one_protein(

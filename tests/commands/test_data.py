@@ -40,7 +40,7 @@ def test_verify_prints_a_line_for_each_split(directory, capsys):
     assert sum(counts) == 180
 
 
-def test_verify_lists_damaged_and_missing_files(directory):
+def test_damaged_and_missing_files_are_listed_and_not_exported(directory, tmp_path):
     shard = directory / "train" / "shard-00000.h5"
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1
@@ -48,6 +48,10 @@ def test_verify_lists_damaged_and_missing_files(directory):
     (directory / "extra").touch()
     with pytest.raises(InputDataError, match=r"shard-00000\.h5.*extra is not in the manifest"):
         verify(directory)
+    shard.write_bytes(content[:-1])
+    with pytest.raises(InputDataError, match="train"):
+        export(directory, tmp_path / "back.fasta", ())
+    assert not (tmp_path / "back.fasta").exists()
 
 
 def test_info_describes_splits_sources_and_counts(directory, capsys):
@@ -111,15 +115,6 @@ def test_export_to_a_closed_standard_output_is_refused(directory, monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(OutputError, match="standard output is closed; give a file"):
         export(directory, None, ())
-
-
-def test_a_damaged_shard_is_not_exported(directory, tmp_path):
-    shard = directory / "valid" / "shard-00000.h5"
-    shard.write_bytes(shard.read_bytes()[:-1])
-    path = tmp_path / "back.fasta"
-    with pytest.raises(InputDataError, match="valid"):
-        export(directory, path, ())
-    assert not path.exists()
 
 
 @pytest.mark.parametrize("name", ["back.fasta", "back.fasta.gz"])

@@ -3,8 +3,6 @@
 import json
 import re
 import resource
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,9 +11,8 @@ import torch
 from protlm.commands import doctor as doctor_module
 from protlm.commands.doctor import doctor
 from protlm.system import memory
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
-ROOT = Path(__file__).resolve().parents[2]
+from tests.fixtures.commands import Command, run_page
+from tests.fixtures.runs import Train
 
 
 def test_facts_of_a_machine(
@@ -30,7 +27,7 @@ def test_facts_of_a_machine(
 
 def test_what_would_fail_is_listed(
     workplace: Path,
-    train_tiny: Callable[..., Path],
+    train_tiny: Train,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -84,34 +81,32 @@ def test_full_and_read_only_disks_are_problems(
     assert re.search("problem: .* is not writable", printed)
 
 
+# Files of the kernel that change, one after the other, and the memory that is free then.
+LIMITS: list[tuple[dict[str, str], int]] = [
+    ({"meminfo": "MemTotal: 9 kB\nMemAvailable:    2000 kB\n"}, 2_048_000),
+    ({"memory.max": "max\n", "memory.current": "500\n"}, 2_048_000),
+    ({"memory.max": "1500\n"}, 1000),
+    # The cache of files counts as used, but the kernel drops what was not used lately.
+    ({"memory.stat": "anon 90\nactive_file 10\ninactive_file 400\n"}, 1400),
+    ({"memory.stat": "anon 90\n"}, 1000),
+    # The group of a job has a lower limit than those that contain it.
+    ({"slurm/job_7/memory.max": "900\n", "slurm/job_7/memory.current": "200\n"}, 1000),
+    ({"cgroup": "1:name=x:/other\n0::/slurm/job_7/step_0\n"}, 700),
+    ({"slurm/job_7/memory.max": "max\n"}, 1000),
+]
+
+
 def test_the_limit_of_a_container_is_respected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    2000 kB\n")
     monkeypatch.setattr(memory, "_MEMORY", tmp_path / "meminfo")
     monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
     monkeypatch.setattr(memory, "_OWN_CGROUP", tmp_path / "cgroup")
-    assert memory.available_memory() == 2_048_000
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "memory.current").write_text("500\n")
-    assert memory.available_memory() == 2_048_000
-    (tmp_path / "memory.max").write_text("1500\n")
-    assert memory.available_memory() == 1000
-    # The cache of files counts as used, but the kernel drops what was not used lately.
-    (tmp_path / "memory.stat").write_text("anon 90\nactive_file 10\ninactive_file 400\n")
-    assert memory.available_memory() == 1400
-    (tmp_path / "memory.stat").write_text("anon 90\n")
-    assert memory.available_memory() == 1000
-    # The group of a job has a lower limit than those that contain it.
-    own = tmp_path / "slurm" / "job_7"
-    own.mkdir(parents=True)
-    (own / "memory.max").write_text("900\n")
-    (own / "memory.current").write_text("200\n")
-    assert memory.available_memory() == 1000
-    (tmp_path / "cgroup").write_text("1:name=x:/other\n0::/slurm/job_7/step_0\n")
-    assert memory.available_memory() == 700
-    (own / "memory.max").write_text("max\n")
-    assert memory.available_memory() == 1000
+    (tmp_path / "slurm" / "job_7").mkdir(parents=True)
+    for files, free in LIMITS:
+        for name, text in files.items():
+            (tmp_path / name).write_text(text)
+        assert memory.available_memory() == free, files
     # The limit of the shell counts what the process has mapped already.
     (tmp_path / "statm").write_text("3 2 1 1 0 1 0\n")
     with monkeypatch.context() as patch:
@@ -124,11 +119,5 @@ def test_the_limit_of_a_container_is_respected(
 
 
 def test_the_commands_of_the_page_run(workplace: Path, protlm_in_process: Command) -> None:
-    (workplace / "runs").mkdir()
-    (workplace / "runs" / "mine").symlink_to(workplace / "run")
     (workplace / "proteins.fasta").symlink_to(workplace / "x.fasta")
-    page = (ROOT / "docs" / "doctor.md").read_text()
-    blocks = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    for command in "".join(blocks).splitlines():
-        done = protlm_in_process(*command.split()[1:], cwd=workplace)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    run_page("doctor.md", workplace, protlm_in_process, fewest=3)

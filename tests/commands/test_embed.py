@@ -2,7 +2,7 @@
 
 import re
 import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,32 +25,34 @@ from protlm.loading import pick_device
 from protlm.model.embedding import Embedder, batches
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import InputDataError, OutputError, UserError, is_full_memory
+from protlm.system.errors import InputDataError, UserError, is_full_memory
+from protlm.system.shares import Executor, Submission
+from tests.fixtures.commands import Command
+from tests.fixtures.runs import RUN, Train
 
 ROOT = Path(__file__).resolve().parents[2]
+FASTA, OUTPUT = Path("x.fasta"), Path("out.h5")
+pytestmark = pytest.mark.usefixtures("own_folder")
 PAGE = (ROOT / "docs" / "embed.md").read_text()
-FIXTURES = ROOT / "tests" / "data" / "records" / "fixtures"
 
 
 @pytest.fixture
-def proteins(tiny_fasta: Path, tmp_path: Path) -> Path:
+def proteins(tiny_fasta: Path) -> Path:
     """Twelve proteins of very different lengths."""
     records = sorted(read_records(tiny_fasta, Tally()), key=lambda record: len(record.sequence))
-    path = tmp_path / "proteins.fasta"
+    path = Path("proteins.fasta")
     path.write_text("".join(f">{r.header}\n{r.sequence}\n" for r in records[::15]))
     return path
 
 
 @pytest.mark.parametrize("tokens_per_batch", [1, 500, 100_000])
-def test_every_protein_has_the_vector_of_it_alone(
-    tokens_per_batch: int, proteins: Path, tiny_run: Path, tmp_path: Path
-) -> None:
+def test_every_protein_has_the_vector_of_it_alone(tokens_per_batch: int, proteins: Path) -> None:
     """Kinds and layers that are named twice are written once."""
     options = EmbedOptions((Pooling.mean, Pooling.mean), (2, -1), tokens_per_batch)
-    embed(proteins, tiny_run, tmp_path / "out.h5", options)
+    embed(proteins, RUN, OUTPUT, options)
     records = list(read_records(proteins, Tally()))
-    model = protlm.load(tiny_run)
-    with h5py.File(tmp_path / "out.h5") as file:
+    model = protlm.load(RUN)
+    with h5py.File(OUTPUT) as file:
         assert set(file) == {record.identifier for record in records}
         assert file.attrs["model_hash"] == model.hash
         assert file.attrs["vocabulary_hash"] == VOCABULARY.hash
@@ -59,17 +61,6 @@ def test_every_protein_has_the_vector_of_it_alone(
             hidden = model(model.tokenize([record.sequence]), layers=[-1]).hidden[-1][0]
             np.testing.assert_allclose(dataset[:], hidden[1:-1].mean(0).numpy(), atol=1e-5)
             assert dataset.attrs["header"] == record.header
-
-
-def test_all_formats_have_the_same_vectors(tiny_run: Path, tmp_path: Path) -> None:
-    vectors = {}
-    for suffix in ("fasta", "dat", "xml"):
-        output = tmp_path / f"{suffix}.h5"
-        embed(FIXTURES / f"multi_ex.{suffix}.gz", tiny_run, output, EmbedOptions())
-        with h5py.File(output) as file:
-            vectors[suffix] = {name: file[name][:].tolist() for name in file}
-    assert len(vectors["fasta"]) > 1
-    assert vectors["fasta"] == vectors["dat"] == vectors["xml"]
 
 
 def test_batches_respect_the_budget_and_contain_every_record() -> None:
@@ -81,13 +72,8 @@ def test_batches_respect_the_budget_and_contain_every_record() -> None:
         assert padded <= 1_000 or len(batch) == 1
 
 
-@pytest.mark.parametrize("stored", [Dtype.float32, Dtype.float16])
-def test_vectors_that_overflow_in_the_computation_are_refused(
-    stored: Dtype,
-    proteins: Path,
-    tiny_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_numbers_too_large_for_float16_are_refused(
+    proteins: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states = PretrainedModel.hidden_states
 
@@ -96,58 +82,58 @@ def test_vectors_that_overflow_in_the_computation_are_refused(
         # The mechanism of the tiny run refuses float16 by itself.
         with torch.autocast("cpu", enabled=False):
             found = states(self, *arguments)
-        return {layer: (1e6 * x).half() if is_narrow else x for layer, x in found.items()}
+        return {layer: (1e6 * x).half() if is_narrow else 1e6 * x for layer, x in found.items()}
 
     monkeypatch.setattr(PretrainedModel, "hidden_states", overflow)
-    narrow = EmbedOptions(compute_dtype=Dtype.float16, dtype=stored)
-    with pytest.raises(UserError, match=r"float16; type --compute-dtype float32"):
-        embed(proteins, tiny_run, tmp_path / "out.h5", narrow)
-    assert not (tmp_path / "out.h5").exists()
-    embed(proteins, tiny_run, tmp_path / "out.h5", EmbedOptions(dtype=stored))
+    for compute, stored, says in (
+        (Dtype.float16, Dtype.float32, "float16; type --compute-dtype float32"),
+        (Dtype.float16, Dtype.float16, "float16; type --compute-dtype float32"),
+        (Dtype.float32, Dtype.float16, "too large for float16; type --dtype float32"),
+    ):
+        with pytest.raises(UserError, match=says):
+            embed(proteins, RUN, OUTPUT, EmbedOptions(compute_dtype=compute, dtype=stored))
+        assert [*Path().iterdir()] == [proteins]
+    embed(proteins, RUN, OUTPUT, EmbedOptions())
 
 
-def write(path: Path, *identifiers: str) -> Path:
-    path.write_text("".join(f">{name} text\nMKTAYIAKQR\n" for name in identifiers))
-    return path
+def write(*identifiers: str) -> None:
+    FASTA.write_text("".join(f">{name} text\nMKTAYIAKQR\n" for name in identifiers))
 
 
-def test_attributes_contain_identifiers_that_hdf5_cannot_use_as_names(
-    tiny_run: Path, tmp_path: Path
-) -> None:
+def test_attributes_contain_identifiers_that_hdf5_cannot_use_as_names() -> None:
     names = ["a/b", "a", "..", ".", "../../x", "<script>", "100%", "%2F"]
-    embed(write(tmp_path / "x.fasta", *names), tiny_run, tmp_path / "out.h5", EmbedOptions())
-    with h5py.File(tmp_path / "out.h5") as file:
+    write(*names)
+    embed(FASTA, RUN, OUTPUT, EmbedOptions())
+    with h5py.File(OUTPUT) as file:
         assert len(file) == len(names)
         assert {file[key].attrs["original_id"] for key in file} == set(names)
         assert all(isinstance(file[key], h5py.Dataset) for key in file)
     assert len({entry_name(name) for name in names}) == len(names)
 
 
-def test_repeated_identifiers(tiny_run: Path, tmp_path: Path) -> None:
-    fasta = write(tmp_path / "x.fasta", "P1", "P2", "P1")
+def test_repeated_identifiers() -> None:
+    write("P1", "P2", "P1")
     with pytest.raises(InputDataError, match=r"line 5: the identifier P1 is repeated"):
-        embed(fasta, tiny_run, tmp_path / "error.h5", EmbedOptions())
-    assert not (tmp_path / "error.h5").exists()
-    fasta = write(tmp_path / "x.fasta", "P1", "P2", "P1", "P1_2")
+        embed(FASTA, RUN, OUTPUT, EmbedOptions())
+    assert not OUTPUT.exists()
+    write("P1", "P2", "P1", "P1_2")
     three, four = {"P1", "P2", "P1_2"}, {"P1", "P2", "P1_2", "P1_2_2"}
-    fasta.write_text(fasta.read_text().replace("text", "{}").format(*"abcd"))
+    FASTA.write_text(FASTA.read_text().replace("text", "{}").format(*"abcd"))
     headers = {"P1 a", "P2 b", "P1 c", "P1_2 d"}
     for how, expected in (("first", three), ("suffix", four), ("header", headers)):
-        output = tmp_path / f"{how}.h5"
-        embed(fasta, tiny_run, output, EmbedOptions(duplicates=Duplicates(how)))
+        output = Path(f"{how}.h5")
+        embed(FASTA, RUN, output, EmbedOptions(duplicates=Duplicates(how)))
         with h5py.File(output) as file:
             assert set(file) == expected
             assert {file[name].attrs["original_id"] for name in expected} == three
-    fasta = write(tmp_path / "x.fasta", "P1", "P1")
+    write("P1", "P1")
     with pytest.raises(InputDataError, match=r"is repeated; type --duplicates suffix$"):
-        embed(fasta, tiny_run, tmp_path / "e.h5", EmbedOptions(duplicates=Duplicates.header))
+        embed(FASTA, RUN, OUTPUT, EmbedOptions(duplicates=Duplicates.header))
 
 
-def test_a_long_list_of_skipped_records_is_cut(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fasta = write(tmp_path / "x.fasta", *["P1"] * 1_024)
-    embed(fasta, tiny_run, tmp_path / "o.h5", EmbedOptions(duplicates=Duplicates.first))
+def test_a_long_list_of_skipped_records_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    write(*["P1"] * 1_024)
+    embed(FASTA, RUN, OUTPUT, EmbedOptions(duplicates=Duplicates.first))
     printed = capsys.readouterr().err
     assert "1024 records: 1 embedded, 1023 skipped" in printed
     assert printed.count("skipped P1") == 20 and "and 1,003 more" in printed
@@ -156,58 +142,47 @@ def test_a_long_list_of_skipped_records_is_cut(
 
 
 def test_long_records_are_reported_and_the_counts_add_up(
-    train_tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_tiny: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
-    run = train_tiny(tmp_path / "run", *settings)
-    fasta = tmp_path / "x.fasta"
-    fasta.write_text(f">long\n{'W' * 127}\n>fits\n{'W' * 126}\n>blank\n\n")
+    run = train_tiny(Path("run"), *settings)
+    FASTA.write_text(f">long\n{'W' * 127}\n>fits\n{'W' * 126}\n>blank\n\n")
     capsys.readouterr()
-    embed(fasta, run, tmp_path / "out.h5", EmbedOptions())
+    embed(FASTA, run, OUTPUT, EmbedOptions())
     printed = capsys.readouterr().err
     assert "3 records: 1 embedded, 2 skipped" in printed
     assert "skipped long: 127 residues; this model takes 126" in printed
     assert "skipped blank: blank sequence, line 5" in printed
-    with h5py.File(tmp_path / "out.h5") as file:
+    with h5py.File(OUTPUT) as file:
         assert set(file) == {"fits"}
 
 
-def test_failures_leave_no_files(tiny_run: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    folder.mkdir()
-    fasta = write(tmp_path / "x.fasta", "P1")
-    with pytest.raises(UserError, match="layer 7 does not exist"):
-        embed(fasta, tiny_run, folder / "out.h5", EmbedOptions(layers=(7,)))
-    with pytest.raises(InputDataError, match="no such file"):
-        embed(tmp_path / "none.fasta", tiny_run, folder / "out.h5", EmbedOptions())
-    assert list(folder.iterdir()) == []
-    (folder / "out.h5").write_text("mine")
-    with pytest.raises(OutputError, match="exists already"):
-        embed(fasta, tiny_run, folder / "out.h5", EmbedOptions())
-    assert (folder / "out.h5").read_text() == "mine"
+@pytest.mark.slow
+def test_processes_make_the_bytes_of_one_process(tiny_fasta: Path) -> None:
+    """Local jobs are processes."""
+    options = EmbedOptions((Pooling.mean, Pooling.per_tok), tokens_per_batch=250)
+    embed(tiny_fasta, RUN, Path("whole.h5"), options)
+    embed(tiny_fasta, RUN, OUTPUT, replace(options, processes=2), Submission(Executor.LOCAL))
+    assert OUTPUT.read_bytes() == Path("whole.h5").read_bytes()
+    assert {path.name for path in Path().iterdir()} == {"whole.h5", "out.h5"}
 
 
-def test_standard_input_is_read(
-    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fasta = write(tmp_path / "x.fasta", "P1", "P2")
-    with fasta.open() as file:
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("P1", "P2")
+    with FASTA.open() as file:
         monkeypatch.setattr("sys.stdin", file)
-        embed(Path("-"), tiny_run, tmp_path / "out.h5", EmbedOptions())
-    with h5py.File(tmp_path / "out.h5") as file:
+        embed(Path("-"), RUN, OUTPUT, EmbedOptions())
+    with h5py.File(OUTPUT) as file:
         assert set(file) == {"P1", "P2"}
 
 
-def test_gpu_is_another_name_of_cuda(tiny_run: Path) -> None:
+def test_gpu_is_another_name_of_cuda() -> None:
     if torch.cuda.is_available():
         assert pick_device("gpu").type == "cuda"
     else:
-        with pytest.raises(
-            UserError, match=r"--device gpu cannot be used .*use auto, cpu or a GPU"
-        ):
-            pick_device("gpu")
-        with pytest.raises(UserError, match=r"cannot be used"):
-            pick_device("gpu:1")
+        for name in ("gpu", "gpu:1"):
+            with pytest.raises(UserError, match=rf"{name} cannot be used .*use auto, cpu or a GPU"):
+                pick_device(name)
 
 
 def blocks(language: str) -> list[str]:
@@ -227,7 +202,7 @@ def place(workplace: Path, tiny_fasta: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_page_run(place: Path, protlm_in_process: Callable) -> None:
+def test_the_commands_of_the_page_run(place: Path, protlm_in_process: Command) -> None:
     lines = [line.split("#")[0].strip() for line in "".join(blocks("bash")).splitlines()]
     wrapped = [re.sub(r".*--wrap='(.*)'", r"\1", line) for line in lines]
     # Jobs are tested elsewhere.
@@ -244,7 +219,7 @@ def test_the_commands_of_the_page_run(place: Path, protlm_in_process: Callable) 
 
 
 def test_the_examples_of_the_page_run(
-    place: Path, protlm_in_process: Callable, monkeypatch: pytest.MonkeyPatch
+    place: Path, protlm_in_process: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
     (place / "p.fasta").rename(place / "proteins.fasta")
@@ -286,9 +261,9 @@ def test_the_estimates_grow_linearly_or_not_at_all() -> None:
     assert np.polyval(line, 10_000) == pytest.approx(11)
 
 
-def test_other_errors_are_not_taken_for_a_full_memory(tiny_run: Path) -> None:
+def test_other_errors_are_not_taken_for_a_full_memory() -> None:
     assert is_full_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
     assert not is_full_memory(RuntimeError("shapes cannot be multiplied"))
-    model = protlm.load(tiny_run)
+    model = protlm.load(RUN)
     with pytest.raises(UserError, match="layer 9 does not exist"):
         Embedder(model, (Pooling.mean,), (9,)).vectors(["MKV"])

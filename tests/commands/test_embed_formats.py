@@ -1,7 +1,6 @@
 """The formats of `protlm embed`: what others read from them, and that all have the same vectors."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from protlm import __version__
+import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding.formats import parquet
 from protlm.commands.embedding.job import Dtype, EmbedOptions, Format
@@ -19,26 +18,24 @@ from protlm.model.embedding import windows
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
+from tests.fixtures.runs import RUN, Train
 
 SEQUENCES = {"a/b": "MKTAYIAKQRQISFVKSHFSRQ", "P2": "MKV", "P3": "ACDEFGHIKLMNPQRSTVWY"}
+FASTA = Path("x.fasta")
 BOTH = (Pooling.mean, Pooling.per_tok)
 
 
-@pytest.fixture(scope="module")
-def fasta(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(autouse=True)
+def fasta(own_folder: None) -> None:
     """Three proteins, one of them with a slash in its identifier, and an invalid record."""
-    path = tmp_path_factory.mktemp("fasta") / "x.fasta"
     records = [f">{name} text\n{sequence}\n" for name, sequence in SEQUENCES.items()]
-    path.write_text("".join([*records, ">bad\nMK?\n"]))
-    return path
+    FASTA.write_text("".join([*records, ">bad\nMK?\n"]))
 
 
-@pytest.fixture(scope="module")
-def model(tiny_run: Path) -> PretrainedModel:
-    """The model of the run."""
-    import protlm
-
-    return protlm.load(tiny_run)
+def written(name: str, **options: Any) -> Path:
+    """Embeds the proteins: `written("out.h5", format=Format.ragged)`."""
+    embed(FASTA, RUN, Path(name), EmbedOptions(**options))
+    return Path(name)
 
 
 @pytest.fixture(scope="module")
@@ -51,25 +48,12 @@ def truth(model: PretrainedModel) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.fixture
-def written(fasta: Path, tiny_run: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Embeds the proteins: `written("out.h5", format=Format.ragged)`."""
-
-    def run(name: str, **options: Any) -> Path:
-        embed(fasta, tiny_run, tmp_path / name, EmbedOptions(**options))
-        return tmp_path / name
-
-    return run
-
-
 def close(one: np.ndarray, other: np.ndarray, tolerance: float = 1e-5) -> None:
     np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.float16])
-def test_uniprot_readers_read_the_default(
-    dtype: Dtype, written: Callable[..., Path], truth: dict[str, np.ndarray]
-) -> None:
+def test_uniprot_readers_read_the_default(dtype: Dtype, truth: dict[str, np.ndarray]) -> None:
     """The lines that readers of per-protein.h5 and per-residue.h5 have."""
     tolerance = 1e-5 if dtype is Dtype.float32 else 2e-3
     with h5py.File(written("protein.h5", dtype=dtype)) as file:
@@ -87,18 +71,16 @@ def test_uniprot_readers_read_the_default(
             close(dataset[:], truth[name], tolerance)
 
 
-def test_the_file_says_what_it_is(
-    written: Callable[..., Path], model: PretrainedModel, tiny_run: Path
-) -> None:
+def test_the_file_says_what_it_is(model: PretrainedModel) -> None:
     said = {
-        "model_name": tiny_run.name,
+        "model_name": "run",
         "model_hash": model.hash,
         "layer": 2,
         "pooling": "mean",
         "dtype": "float16",
         "compute_dtype": "float32",
         "vocabulary_hash": VOCABULARY.hash,
-        "protlm_version": __version__,
+        "protlm_version": protlm.__version__,
     }
     half: dict[str, Any] = {"dtype": Dtype.float16}
     for form in (Format.hdf5, Format.ragged):
@@ -111,9 +93,7 @@ def test_the_file_says_what_it_is(
         assert {**json.loads(str(file["metadata"])), **said} == json.loads(str(file["metadata"]))
 
 
-def test_ragged_and_npz_are_end_to_end(
-    written: Callable[..., Path], truth: dict[str, np.ndarray]
-) -> None:
+def test_ragged_and_npz_are_end_to_end(truth: dict[str, np.ndarray]) -> None:
     found = []
     with h5py.File(written("x.h5", format=Format.ragged, include=BOTH, layers=(0, -1))) as file:
         names: list[str] = []
@@ -136,9 +116,7 @@ def test_ragged_and_npz_are_end_to_end(
         close(archive["mean/2/embeddings"][number], residues.mean(0))
 
 
-def test_torch_loads_a_file_for_each_protein(
-    written: Callable[..., Path], truth: dict[str, np.ndarray]
-) -> None:
+def test_torch_loads_a_file_for_each_protein(truth: dict[str, np.ndarray]) -> None:
     include = (Pooling.mean, Pooling.per_tok, Pooling.bos)
     folder = written("out", format=Format.pt, include=include, dtype=Dtype.bfloat16)
     about = json.loads((folder / "manifest.json").read_text())
@@ -161,9 +139,7 @@ def test_torch_loads_a_file_for_each_protein(
     )
 
 
-def test_pandas_reads_parquet(
-    written: Callable[..., Path], truth: dict[str, np.ndarray], model: PretrainedModel
-) -> None:
+def test_pandas_reads_parquet(truth: dict[str, np.ndarray], model: PretrainedModel) -> None:
     pytest.importorskip("pyarrow")
     pandas = pytest.importorskip("pandas")
     path = written("x.parquet", format=Format.parquet, dtype=Dtype.float16)
@@ -184,7 +160,7 @@ def test_pandas_reads_parquet(
 
 
 def test_anndata_has_the_layout_of_its_specification(
-    written: Callable[..., Path], truth: dict[str, np.ndarray], model: PretrainedModel
+    truth: dict[str, np.ndarray], model: PretrainedModel
 ) -> None:
     """https://anndata.readthedocs.io/en/stable/fileformat-prose.html, as anndata 0.12 reads it."""
 
@@ -216,9 +192,7 @@ def test_anndata_has_the_layout_of_its_specification(
         close(file["obsm/mean_2"][1], truth["P2"].mean(0))
 
 
-def test_parquet_without_pyarrow_is_one_sentence(
-    written: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_without_pyarrow_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
@@ -227,50 +201,8 @@ def test_parquet_without_pyarrow_is_one_sentence(
         written("x.parquet", format=Format.parquet)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "says"),
-    [
-        ("x.h5", {"dtype": Dtype.bfloat16}, "--format hdf5 has no bfloat16"),
-        ("x.npz", {"dtype": Dtype.bfloat16, "format": Format.npz}, "npz has no bfloat16"),
-        ("x.parquet", {"dtype": Dtype.bfloat16, "format": Format.parquet}, "parquet has no bf"),
-        ("x.parquet", {"include": BOTH, "format": Format.parquet}, "--format ragged"),
-        ("x.h5ad", {"include": BOTH, "format": Format.anndata}, "--format ragged"),
-        ("x.h5ad", {}, r"is an HDF5 file, not .h5ad; .*or: --format anndata"),
-        ("x.parquet", {}, r"is an HDF5 file, not .parquet; type: -o .*x\.h5"),
-        ("x.h5", {"format": Format.npz}, r"is a NumPy archive, not .h5; type: -o .*x\.npz"),
-        ("x.pt", {"format": Format.pt}, r"is a folder of .pt files, not .pt"),
-        ("x.csv", {}, r"the output is an HDF5 file, not .csv; type: -o .*x\.h5$"),
-        ("x.npz", {}, r"type: -o .*x\.h5, or: --format npz$"),
-        ("x.h5", {"include": (Pooling.ranges,)}, "--ranges TABLE.tsv"),
-        ("x.h5", {"merge": True, "dry_run": True}, "--merge and --dry-run exclude each other"),
-    ],
-)
-def test_what_a_format_cannot_hold_is_refused(
-    name: str, options: dict[str, Any], says: str, written: Callable[..., Path], tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=says):
-        written(name, **options)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_number_too_large_for_float16_is_refused(
-    written: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    states = PretrainedModel.hidden_states
-    monkeypatch.setattr(
-        PretrainedModel,
-        "hidden_states",
-        lambda *given: {layer: 1e6 * h for layer, h in states(*given).items()},
-    )
-    with pytest.raises(UserError, match="too large for float16; type --dtype float32"):
-        written("x.h5", dtype=Dtype.float16)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_poolings_are_statistics_of_the_residues(
-    written: Callable[..., Path], truth: dict[str, np.ndarray], tmp_path: Path
-) -> None:
-    table = tmp_path / "ranges.tsv"
+def test_poolings_are_statistics_of_the_residues(truth: dict[str, np.ndarray]) -> None:
+    table = Path("ranges.tsv")
     # Spreadsheets put a byte order mark before the header.
     rows = "accession\tfirst\tlast\nP3\t1\t4\nP3\t20\t20\na/b\t2\t22\n"
     table.write_text(rows, encoding="utf-8-sig")
@@ -304,10 +236,8 @@ def test_poolings_are_statistics_of_the_residues(
         ("P2\n", "line 2: 1 fields, not the 3 of the header"),
     ],
 )
-def test_impossible_ranges_are_refused(
-    rows: str, says: str, written: Callable[..., Path], tmp_path: Path
-) -> None:
-    table = tmp_path / "ranges.tsv"
+def test_impossible_ranges_are_refused(rows: str, says: str) -> None:
+    table = Path("ranges.tsv")
     table.write_text(f"accession\tfirst\tlast\n{rows}")
     with pytest.raises(InputDataError, match=says):
         written("x.h5", include=(Pooling.ranges,), ranges=table)
@@ -319,9 +249,7 @@ def test_impossible_ranges_are_refused(
         written("x.h5", include=(Pooling.ranges,), ranges=table)
 
 
-def test_the_compute_dtype_changes_the_products(
-    written: Callable[..., Path], truth: dict[str, np.ndarray]
-) -> None:
+def test_the_compute_dtype_changes_the_products(truth: dict[str, np.ndarray]) -> None:
     path = written("x.h5", compute_dtype=Dtype.bfloat16)
     with h5py.File(path) as file:
         assert file.attrs["compute_dtype"] == "bfloat16"
@@ -331,20 +259,18 @@ def test_the_compute_dtype_changes_the_products(
 
 
 def test_long_proteins_are_embedded_in_windows(
-    train_tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_tiny: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import protlm
-
     settings = ("model.positions=learned", "model.max_length=34", "trainer.max_steps=2")
-    run = train_tiny(tmp_path / "run", *settings, "data.max_length=34")
+    run = train_tiny(Path("bounded"), *settings, "data.max_length=34")
     rng = np.random.default_rng(0)
     sequences = ["".join(rng.choice(list("ACDEFGHIKL"), n)) for n in (32, 33, 100, 7)]
-    (tmp_path / "x.fasta").write_text("".join(f">P{i}\n{s}\n" for i, s in enumerate(sequences)))
+    FASTA.write_text("".join(f">P{i}\n{s}\n" for i, s in enumerate(sequences)))
     options = EmbedOptions(include=(Pooling.per_tok,), windows=True)
-    embed(tmp_path / "x.fasta", run, tmp_path / "out.h5", options)
+    embed(FASTA, run, Path("out.h5"), options)
     assert "4 records: 4 embedded, 0 skipped" in capsys.readouterr().err
     model = protlm.load(run)
-    with h5py.File(tmp_path / "out.h5") as file:
+    with h5py.File("out.h5") as file:
         assert file.attrs["window_residues"] == 32
         assert [file[f"P{i}"].attrs["windows"] for i in range(4)] == [1, 2, 6, 1]
         for number, sequence in enumerate(sequences):

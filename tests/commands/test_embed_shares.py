@@ -31,14 +31,14 @@ from protlm.system.errors import (
 )
 from protlm.system.shares import Executor, ProcessDiedError, Share, Submission
 from protlm.system.work_folder import BEGUN
-from tests.fixtures.runs import Killed
+from tests.fixtures.runs import RUN, Killed, Train
 
 OPTIONS = EmbedOptions(include=(Pooling.mean, Pooling.per_tok), tokens_per_batch=250)
-Embed = Callable[..., Path]
+FASTA, OUTPUT, PARTIAL = Path("x.fasta"), Path("out.h5"), Path("out.h5.partial")
 
 
-@pytest.fixture
-def fasta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def fasta(own_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty random proteins, ten of them equal to others, in units of seven and two parts each."""
     monkeypatch.setattr(plan, "_SEQUENCES", 7)
     monkeypatch.setattr(plan, "_PART_RESIDUES", 150)
@@ -46,28 +46,26 @@ def fasta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     lengths = rng.integers(5, 90, 30)
     sequences = ["".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), n)) for n in lengths]
     sequences += sequences[:10]
-    path = tmp_path / "x.fasta"
-    path.write_text("".join(f">P{i}\n{sequence}\n" for i, sequence in enumerate(sequences)))
-    return path
+    FASTA.write_text("".join(f">P{i}\n{sequence}\n" for i, sequence in enumerate(sequences)))
+
+
+def embedded(name: str = "out.h5", submission: Submission | None = None, **options: Any) -> Path:
+    """Embeds the proteins."""
+    embed(FASTA, RUN, Path(name), replace(OPTIONS, **options), submission)
+    return Path(name)
+
+
+def files() -> set[str]:
+    """What is in the folder."""
+    return {path.name for path in Path().iterdir()}
 
 
 @pytest.fixture
-def embedded(fasta: Path, tiny_run: Path, tmp_path: Path) -> Embed:
-    """Embeds the proteins: `embedded("x.h5", merge=True)`."""
-
-    def run(name: str = "out.h5", submission: Submission | None = None, **options: Any) -> Path:
-        embed(fasta, tiny_run, tmp_path / name, replace(OPTIONS, **options), submission)
-        return tmp_path / name
-
-    return run
-
-
-@pytest.fixture
-def undisturbed(embedded: Embed, tmp_path: Path) -> bytes:
+def undisturbed() -> bytes:
     """The output of a command that is not interrupted."""
-    content = embedded("whole.h5").read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"x.fasta", "whole.h5"}
-    (tmp_path / "whole.h5").unlink()
+    content = embedded().read_bytes()
+    assert files() == {"x.fasta", "out.h5"}
+    OUTPUT.unlink()
     return content
 
 
@@ -94,7 +92,7 @@ def interrupt(_: Parts) -> None:
     raise KeyboardInterrupt
 
 
-def disturb(embedded: Embed, number: int, act: Callable[[Parts], object], error: type) -> None:
+def disturb(number: int, act: Callable[[Parts], object], error: type) -> None:
     """Embeds until something happens in a part."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
         at_part(patch, number, act)
@@ -103,31 +101,25 @@ def disturb(embedded: Embed, number: int, act: Callable[[Parts], object], error:
 
 @pytest.mark.parametrize("number", [1, 3])
 def test_a_killed_command_continues_to_the_same_bytes(
-    number: int,
-    embedded: Embed,
-    undisturbed: bytes,
-    fasta: Path,
-    tiny_run: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    number: int, undisturbed: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        disturb(embedded, number, die, Killed)
-        assert not (tmp_path / "out.h5").exists()
+        disturb(number, die, Killed)
+        assert not OUTPUT.exists()
     # What a killed process leaves.
-    (tmp_path / "out.h5.partial" / f".{2 * number:06d}.vectors.part").write_text("a beginning")
+    (PARTIAL / f".{2 * number:06d}.vectors.part").write_text("a beginning")
     capsys.readouterr()
     output = embedded()
     first, *_ = capsys.readouterr().err.splitlines()
-    parts = Job(fasta, tiny_run, OPTIONS).plan.parts[: 2 * number]
+    parts = Job(FASTA, RUN, OPTIONS).plan.parts[: 2 * number]
     finished = sum(len(part.batches) for part in parts)
     assert first == f"continuing {output}.partial: {finished} batches are finished"
     assert output.read_bytes() == undisturbed
-    assert not (tmp_path / "out.h5.partial").exists()
+    assert not PARTIAL.exists()
 
 
 def test_a_command_killed_while_it_writes_the_output_computes_nothing_again(
-    embedded: Embed, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
+    undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(hdf5, "_add", die)
@@ -137,48 +129,36 @@ def test_a_command_killed_while_it_writes_the_output_computes_nothing_again(
 
 
 @pytest.mark.parametrize("size", [100, None])
-def test_a_damaged_part_is_computed_again(
-    size: int | None, embedded: Embed, undisturbed: bytes, tmp_path: Path
-) -> None:
-    disturb(embedded, 4, die, Killed)
-    part = tmp_path / "out.h5.partial" / "000000.vectors"
+def test_a_damaged_part_is_computed_again(size: int | None, undisturbed: bytes) -> None:
+    disturb(4, die, Killed)
+    part = PARTIAL / "000000.vectors"
     content = bytearray(part.read_bytes())
     content[99] ^= 1
     part.write_bytes(content[:size])
     assert embedded().read_bytes() == undisturbed
 
 
-def test_unfinished_results_of_another_command_are_refused(
-    embedded: Embed,
-    fasta: Path,
-    tiny_run: Path,
-    train_tiny: Callable[..., Path],
-    tmp_path: Path,
-) -> None:
-    disturb(embedded, 3, die, Killed)
-    output, folder = tmp_path / "out.h5", tmp_path / "out.h5.partial"
-    says = rf"begun with --dtype float32, not float16: .* or remove {folder} to start"
+def test_unfinished_results_of_another_command_are_refused(train_tiny: Train) -> None:
+    disturb(3, die, Killed)
+    says = rf"begun with --dtype float32, not float16: .* or remove {PARTIAL} to start"
     for more in ({}, {"dry_run": True}):
         with pytest.raises(UserError, match=says):
             embedded(dtype=Dtype.float16, **more)
-    another = train_tiny(tmp_path / tiny_run.name, "seed=1", "trainer.max_steps=2")
+    another = train_tiny(Path("other/run"), "seed=1", "trainer.max_steps=2")
     with pytest.raises(UserError, match="begun with the model "):
-        embed(fasta, another, output, OPTIONS)
-    content = fasta.read_text()
-    fasta.write_text(content + ">more\nMKV\n")
+        embed(FASTA, another, OUTPUT, OPTIONS)
+    content = FASTA.read_text()
+    FASTA.write_text(content + ">more\nMKV\n")
     with pytest.raises(UserError, match="begun with the sequence file "):
         embedded()
-    fasta.write_text(content)
-    (folder / BEGUN).write_text("{")
-    with pytest.raises(InputDataError, match=rf"is not JSON: .*; remove {folder} to start over"):
+    FASTA.write_text(content)
+    (PARTIAL / BEGUN).write_text("{")
+    with pytest.raises(InputDataError, match=rf"is not JSON: .*; remove {PARTIAL} to start over"):
         embedded()
 
 
 def test_ctrl_c_says_how_to_continue(
-    embedded: Embed,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
         at_part(patch, 0, interrupt)
@@ -186,8 +166,8 @@ def test_ctrl_c_says_how_to_continue(
             embedded()
     assert caught.value.exit_code == ExitCode.INTERRUPTED
     # Nothing was finished, and nothing is left.
-    assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
-    disturb(embedded, 3, interrupt, InterruptedJobError)
+    assert files() == {"x.fasta"}
+    disturb(3, interrupt, InterruptedJobError)
     assert "kept in" not in capsys.readouterr().err
     monkeypatch.setattr(estimate, "_pass", lambda job, sequences: 1.0)
     for name in ("out.h5", "other.h5"):
@@ -197,38 +177,42 @@ def test_ctrl_c_says_how_to_continue(
     assert "finished" not in other
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs"),
+    [({}, {}), ({"share": Share(1, 2)}, {}), ({"share": Share(1, 2)}, {"merge": True})],
+)
 def test_two_commands_do_not_compute_the_same(
-    embedded: Embed, monkeypatch: pytest.MonkeyPatch
+    mine: dict[str, Any], theirs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the output is not written while a share is computed."""
+
     def meanwhile(_: Parts) -> None:
-        with pytest.raises(OutputError, match="is being computed by process"):
-            embedded()
+        with pytest.raises(OutputError, match="is being computed by process") as refused:
+            embedded(**theirs)
+        assert ("share-1-of-2" in str(refused.value)) == bool(mine)
 
     at_part(monkeypatch, 0, meanwhile)
-    assert embedded().exists()
+    embedded(**mine)
+    if mine:
+        embedded()
+    assert files() == {"out.h5", "x.fasta"}
 
 
-def test_a_command_whose_lock_was_taken_over_stops(
-    embedded: Embed, undisturbed: bytes, tmp_path: Path
-) -> None:
-    disturb(embedded, 1, lambda parts: parts.work.lock._path.write_text("{}"), OutputError)
-    assert {path.name for path in tmp_path.glob("*.partial/*.vectors")} == {"000000.vectors"}
+def test_a_command_whose_lock_was_taken_over_stops(undisturbed: bytes) -> None:
+    disturb(1, lambda parts: parts.work.lock._path.write_text("{}"), OutputError)
+    assert [path.name for path in PARTIAL.glob("*.vectors")] == ["000000.vectors"]
     assert embedded(break_lock=True).read_bytes() == undisturbed
 
 
-def test_a_file_that_changes_meanwhile_is_noticed(
-    embedded: Embed, fasta: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = fasta.read_text()
-    at_part(monkeypatch, 0, lambda _: fasta.write_text(content.replace(">P39\n", ">P39\nW")))
+def test_a_file_that_changes_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = FASTA.read_text()
+    at_part(monkeypatch, 0, lambda _: FASTA.write_text(content.replace(">P39\n", ">P39\nW")))
     with pytest.raises(InputDataError, match="has changed while it was read"):
         embedded()
-    assert not (tmp_path / "out.h5").exists()
+    assert not OUTPUT.exists()
 
 
-def test_equal_sequences_are_computed_once(
-    embedded: Embed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_equal_sequences_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, seen = Embedder.vectors, []
 
     def count(self: Embedder, sequences: list[str], *rest: list) -> list:
@@ -246,9 +230,7 @@ def test_equal_sequences_are_computed_once(
 
 
 @pytest.mark.parametrize("count", [2, 7])
-def test_shares_make_the_bytes_of_one_process(
-    count: int, embedded: Embed, undisturbed: bytes, tmp_path: Path
-) -> None:
+def test_shares_make_the_bytes_of_one_process(count: int, undisturbed: bytes) -> None:
     with pytest.raises(UserError, match=r"no folder .*out.h5.partial; first run every share"):
         embedded(merge=True)
     # Of another division; in any order; and one of them twice.
@@ -259,7 +241,7 @@ def test_shares_make_the_bytes_of_one_process(
         embedded(merge=True)
     assert not embedded(share=Share(1, count)).exists()
     assert embedded(merge=True).read_bytes() == undisturbed
-    assert not (tmp_path / "out.h5.partial").exists()
+    assert not PARTIAL.exists()
 
 
 def jobs(job: Callable[[EmbedOptions, Callable[[Any], None]], None]) -> Submission:
@@ -274,14 +256,12 @@ def jobs(job: Callable[[EmbedOptions, Callable[[Any], None]], None]) -> Submissi
     return Jobs(Executor.SLURM)
 
 
-def test_jobs_make_the_bytes_of_one_process(
-    embedded: Embed, undisturbed: bytes, tmp_path: Path
-) -> None:
+def test_jobs_make_the_bytes_of_one_process(undisturbed: bytes) -> None:
     """After an error the same command continues; a login node need not have the jobs' GPUs."""
     lost, computed = [2], []
 
     def job(mine: EmbedOptions, compute: Callable[[EmbedOptions], None]) -> None:
-        assert mine.share is not None and mine.device == "cuda:7"
+        assert mine.device == "cuda:7"
         if mine.share.number in lost:
             lost.clear()
             raise ProcessDiedError("a job ended prematurely")
@@ -290,37 +270,26 @@ def test_jobs_make_the_bytes_of_one_process(
 
     with pytest.raises(ProcessDiedError):
         embedded(submission=jobs(job), processes=3, device="cuda:7")
-    assert not (tmp_path / "out.h5").exists()
+    assert not OUTPUT.exists()
     output = embedded(submission=jobs(job), processes=3, device="cuda:7")
     assert computed == [Share(number, 3) for number in (1, 1, 2, 3)]
     assert output.read_bytes() == undisturbed
-    assert not list(tmp_path.glob("out.h5.*"))
+    assert not list(Path().glob("out.h5.*"))
 
 
-def test_impossible_divisions_are_refused(embedded: Embed, tiny_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "out.h5.jobs").mkdir()
-    mine = tmp_path / "out.h5.jobs" / "notes.txt"
-    mine.write_text("keep")
-    submission = jobs(lambda *_: None)
+def test_a_folder_that_is_not_of_jobs_is_kept() -> None:
+    Path("out.h5.jobs").mkdir()
     with pytest.raises(OutputError, match=r"out\.h5\.jobs exists and is not a folder of jobs"):
-        embedded(submission=submission, processes=2)
-    assert mine.read_text() == "keep"
-    with pytest.raises(UserError, match="--executor computes and merges all shares"):
-        embedded(submission=submission, merge=True)
-    for flag, given in (("--executor", submission), ("--processes", None)):
-        with pytest.raises(UserError, match=f"{flag} reads the sequences several times"):
-            embed(Path("-"), tiny_run, tmp_path / "x.h5", EmbedOptions(processes=2), given)
+        embedded(submission=jobs(lambda *_: None), processes=2)
 
 
-def test_the_space_of_what_a_command_adds_is_required(
-    embedded: Embed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_space_of_what_a_command_adds_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal sequences take space in the output alone."""
     monkeypatch.setattr(plan, "_PART_RESIDUES", 1 << 15)
     mean, vector = {"include": (Pooling.mean,)}, 64 * 4
 
     def needs(num_vectors: int, **options: Any) -> None:
-        usage, free = shutil.disk_usage(tmp_path), num_vectors * vector
+        usage, free = shutil.disk_usage("."), num_vectors * vector
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free - 1))
             with pytest.raises(OutputError, match=rf"need {free / 1e3:.1f} kB more, and \d.* kB"):
@@ -336,51 +305,23 @@ def test_the_space_of_what_a_command_adds_is_required(
     needs(40, merge=True)
 
 
-@pytest.mark.parametrize("merge", [False, True])
-def test_the_output_is_not_written_while_a_share_is_computed(
-    merge: bool, embedded: Embed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def meanwhile(_: Parts) -> None:
-        with pytest.raises(OutputError, match="share-1-of-2 is being computed by process"):
-            embedded(merge=merge)
-
-    at_part(monkeypatch, 0, meanwhile)
-    embedded(share=Share(1, 2))
-    embedded()
-    assert {path.name for path in tmp_path.iterdir()} == {"out.h5", "x.fasta"}
-
-
-def test_the_output_is_not_written_after_another_share_has_begun(
-    embedded: Embed, tmp_path: Path
-) -> None:
+def test_the_output_is_not_written_after_another_share_has_begun() -> None:
     begun = []
 
     def begin(parts: Parts) -> None:
         (parts.folder / "share-2-of-2").mkdir()
         begun.append(EMBEDDING.lock(parts.folder / "share-2-of-2", break_lock=False))
 
-    disturb(embedded, 0, begin, OutputError)
-    assert not (tmp_path / "out.h5").exists()
-    assert (tmp_path / "out.h5.partial").exists()
+    disturb(0, begin, OutputError)
+    assert not OUTPUT.exists()
+    assert PARTIAL.exists()
     begun[0].release()
     embedded()
-    assert not (tmp_path / "out.h5.partial").exists()
-
-
-@pytest.mark.slow
-def test_processes_make_the_bytes_of_one_process(
-    tiny_fasta: Path, tiny_run: Path, tmp_path: Path
-) -> None:
-    """Local jobs are processes."""
-    embed(tiny_fasta, tiny_run, tmp_path / "whole.h5", OPTIONS)
-    options = replace(OPTIONS, processes=2)
-    embed(tiny_fasta, tiny_run, tmp_path / "out.h5", options, Submission(Executor.LOCAL))
-    assert (tmp_path / "out.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
-    assert {path.name for path in tmp_path.iterdir()} == {"whole.h5", "out.h5"}
+    assert not PARTIAL.exists()
 
 
 def test_processes_divide_the_gpus_and_the_threads(
-    embedded: Embed, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
+    undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embed_module, "pick_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -399,13 +340,9 @@ def test_processes_divide_the_gpus_and_the_threads(
 
 
 def test_a_dry_run_says_what_is_needed_and_writes_nothing(
-    fasta: Path,
-    embedded: Embed,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fasta.write_text(fasta.read_text() + f">titin\n{'MKV' * 12_000}\n>bad\nM?\n>P40\nM\n>P41\nM\n")
+    FASTA.write_text(FASTA.read_text() + f">titin\n{'MKV' * 12_000}\n>bad\nM?\n>P40\nM\n>P41\nM\n")
     monkeypatch.setattr(estimate, "_LENGTHS", (16, 32, 64))
     # The model needs some kilobytes for a residue.
     monkeypatch.setattr(estimate, "free_memory", lambda device: 2_000_000)
@@ -418,7 +355,7 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(
     assert re.match(r"about \d+:\d\d:\d\d on cpu", said["time"])
     assert re.match(r"about .* for the largest batch, 2.0 MB are free", said["memory"])
     assert said["will"].startswith("not fit        titin, 36,000 residues: about ")
-    assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
+    assert files() == {"x.fasta"}
 
 
 def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> list[int]:
@@ -436,7 +373,7 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> list[int]:
 
 
 def test_a_batch_that_does_not_fit_is_halved_and_reported(
-    embedded: Embed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = embedded("whole.h5")
     seen = limit_memory(monkeypatch, 130)
@@ -454,11 +391,7 @@ def test_a_batch_that_does_not_fit_is_halved_and_reported(
 
 @pytest.mark.parametrize("dtype", [Dtype.float32, Dtype.float16])
 def test_a_protein_that_does_not_fit_is_reported_and_computed_again(
-    dtype: Dtype,
-    embedded: Embed,
-    fasta: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    dtype: Dtype, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shares = [Share(1, 2), Share(2, 2)]
     with monkeypatch.context() as patch:
@@ -466,7 +399,7 @@ def test_a_protein_that_does_not_fit_is_reported_and_computed_again(
         output = embedded(dtype=dtype)
         for share in shares:
             embedded("again.h5", dtype=dtype, share=share)
-    lines = fasta.read_text().splitlines()
+    lines = FASTA.read_text().splitlines()
     long = [name[1:] for name, text in zip(*[iter(lines)] * 2, strict=True) if len(text) > 68]
     said = capsys.readouterr().err
     assert f"40 records: {40 - len(long)} embedded, {len(long)} skipped" in said

@@ -15,6 +15,7 @@ from protlm.config.composition import compose
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256
 from protlm.system.errors import OutputError, UserError
+from tests.fixtures.runs import Train
 
 
 def lengths(data: Path, split: str = "test") -> np.ndarray:
@@ -36,22 +37,13 @@ def test_whole_proteins_are_evaluated(
     values = run(tiny_run, tiny_data)["test"]["causal"]
     assert values["targets"] == found.sum()
     assert values["cropped"] == {"sequences": 0, "residues": 0}
-    printed = capsys.readouterr().out
-    assert f"test: 0 of {len(found)} sequences cropped" in printed
-    assert "causal: the model was trained with objective=masked, not causal\n" in printed
-
-
-def test_the_objective_of_training_is_not_noted(
-    tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(tiny_run, tiny_data, "evaluation=[masked]")
-    assert "was trained with" not in capsys.readouterr().out
+    assert f"test: 0 of {len(found)} sequences cropped" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("reason", ["a table of positions", "the setting max_length"])
 def test_crops_are_counted(
     reason: str,
-    train_tiny: Callable[..., Path],
+    train_tiny: Train,
     tiny_run: Path,
     tiny_data: Path,
     tmp_path: Path,
@@ -102,15 +94,18 @@ def test_the_default_split_is_the_test_split(
         run(tiny_run, other)
 
 
-def test_a_report_names_its_data_and_settings(
-    tiny_run: Path, tiny_data: Path, tmp_path: Path
+def test_a_report_has_what_is_printed_its_data_and_its_settings(
+    tiny_run: Path, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "o.json"
-    asked = [f"checkpoint={tiny_run}", f"data.dir={tiny_data}", "evaluation=[causal]"]
-    evaluate(
-        compose(EvaluateConfig, [*asked, "evaluation.causal.max_length=99", f"output={output}"])
-    )
+    settings = ["split=[test,valid]", "evaluation.causal.max_length=99", f"output={output}"]
+    run(tiny_run, tiny_data, "evaluation=[masked,causal]", *settings)
     report = json.loads(output.read_text())
+    printed = capsys.readouterr().out
+    assert "causal: the model was trained with objective=masked, not causal\n" in printed
+    assert "masked: the model was" not in printed
+    assert set(report["results"]) == {"test", "valid"}
+    assert f"{report['results']['test']['masked']['model']['perplexity']:.2f}" in printed
     assert report["data"] == (tiny_data / MANIFEST_SHA256).read_text().split()[0]
     assert report["version"] == protlm.__version__
     settings = report["settings"]

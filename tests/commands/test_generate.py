@@ -3,8 +3,6 @@
 import gzip
 import math
 import re
-import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +21,16 @@ from protlm.model.gibbs import Sweeps
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import InputDataError, UserError
+from tests.fixtures.commands import Command
+from tests.fixtures.runs import CAUSAL, RUN, Train
 
 HEADER = re.compile(
     r"generated_(?P<number>\d+) length=(?P<length>\d+) sampled=(?P<sampled>\d+) "
     r"ended=(?P<ended>eos|length)"
     r"( log_probability=(?P<log_probability>-[\d.]+) perplexity=(?P<perplexity>[\d.]+))?"
 )
+FILE = Path("g.fasta")
+pytestmark = pytest.mark.usefixtures("own_folder")
 OPTIONS = GenerateOptions(number=7, prefix="MKT", max_length=70)
 
 
@@ -45,11 +47,9 @@ def records(path: Path) -> list[Record]:
     return found
 
 
-def test_the_file_contains_the_requested_sequences(
-    causal_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "new" / "g.fasta"
-    generate(causal_run, output, OPTIONS)
+def test_the_file_contains_the_requested_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Path("new/g.fasta")
+    generate(CAUSAL, output, OPTIONS)
     assert capsys.readouterr().out == f"{output}\n"
     assert [path.name for path in output.parent.iterdir()] == ["g.fasta"]
     assert all(len(line) <= 60 for line in output.read_text().splitlines() if line[0] != ">")
@@ -57,37 +57,27 @@ def test_the_file_contains_the_requested_sequences(
     assert [record.identifier for record in found] == [f"generated_{n}" for n in range(1, 8)]
     for record in found:
         header = HEADER.fullmatch(record.header)
-        assert header is not None, record.header
         assert set(record.sequence) <= set(STANDARD)
         assert record.sequence.startswith("MKT")
         assert int(header["length"]) == len(record.sequence) == int(header["sampled"]) + 3
         assert (header["ended"] == "length") == (len(record.sequence) == 70)
 
 
-def test_printed_and_compressed_output_equal_the_file(
-    causal_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_printed_and_compressed_output_equal_the_file(capsys: pytest.CaptureFixture[str]) -> None:
     printed = {}
     for name in ("g.fasta", "g.fasta.gz", "-"):
-        generate(causal_run, Path(name), OPTIONS)
+        generate(CAUSAL, Path(name), OPTIONS)
         printed[name] = capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["g.fasta", "g.fasta.gz"]
+    assert sorted(path.name for path in Path().iterdir()) == ["g.fasta", "g.fasta.gz"]
     assert printed["-"] == Path("g.fasta").read_text()
     assert gzip.decompress(Path("g.fasta.gz").read_bytes()) == Path("g.fasta").read_bytes()
     assert printed["g.fasta.gz"] == "g.fasta.gz\n"
 
 
-def test_the_header_has_the_perplexity_of_the_forward_pass(
-    causal_run: Path, model: PretrainedModel, tmp_path: Path
-) -> None:
-    generate(causal_run, tmp_path / "g.fasta", replace(OPTIONS, sampling=Sampling(0.7, top_k=9)))
-    for record in records(tmp_path / "g.fasta"):
+def test_the_header_has_the_perplexity_of_the_forward_pass(model: PretrainedModel) -> None:
+    generate(CAUSAL, FILE, replace(OPTIONS, sampling=Sampling(0.7, top_k=9)))
+    for record in records(FILE):
         header = HEADER.fullmatch(record.header)
-        assert header is not None
         logits_LV = model(model.tokenize([record.sequence])).logits_BLV[0]
         targets = torch.tensor(VOCABULARY.encode(record.sequence).tolist())
         nats = torch.nn.functional.cross_entropy(logits_LV[3:-2], targets[3:]).item()
@@ -95,7 +85,7 @@ def test_the_header_has_the_perplexity_of_the_forward_pass(
         assert float(header["perplexity"]) == pytest.approx(math.exp(nats), abs=0.02)
 
 
-def test_the_same_seed_makes_the_same_file(causal_run: Path, tmp_path: Path) -> None:
+def test_the_same_seed_makes_the_same_file() -> None:
     texts = {}
     for name, options in {
         "whole": OPTIONS,
@@ -104,16 +94,16 @@ def test_the_same_seed_makes_the_same_file(causal_run: Path, tmp_path: Path) -> 
         "seed": replace(OPTIONS, seed=1),
         "fewer": replace(OPTIONS, number=4),
     }.items():
-        generate(causal_run, tmp_path / name, options)
-        texts[name] = (tmp_path / name).read_bytes()
+        generate(CAUSAL, Path(name), options)
+        texts[name] = Path(name).read_bytes()
     assert texts["whole"] == texts["one"] == texts["three"] != texts["seed"]
     assert texts["whole"].startswith(texts["fewer"])
 
 
-def test_the_prefix_is_read_like_a_fasta_file(causal_run: Path, tmp_path: Path) -> None:
+def test_the_prefix_is_read_like_a_fasta_file() -> None:
     for name, prefix in (("a", "MKTXU"), ("b", " mkt Xu\n")):
-        generate(causal_run, tmp_path / name, replace(OPTIONS, prefix=prefix))
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+        generate(CAUSAL, Path(name), replace(OPTIONS, prefix=prefix))
+    assert Path("a").read_bytes() == Path("b").read_bytes()
 
 
 def never_ending(path: Path) -> PretrainedModel:
@@ -124,19 +114,17 @@ def never_ending(path: Path) -> PretrainedModel:
     return model
 
 
-def test_the_default_length_is_that_of_the_training(causal_run: Path) -> None:
-    model = never_ending(causal_run)
+def test_the_default_length_is_that_of_the_training() -> None:
+    model = never_ending(CAUSAL)
     lengths = {len(protein.sequence) for protein in model.generate(3)}
     assert lengths == {126}, "data.max_length is 128, specials included"
     (longer,) = model.generate(1, max_residues=200)
     assert len(longer.sequence) == 200
 
 
-def test_learned_positions_bound_the_length(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_learned_positions_bound_the_length(train_tiny: Train) -> None:
     settings = ("objective=causal", "model.positions=learned", "model.max_length=128")
-    bounded = never_ending(train_tiny(tmp_path / "run", *settings, "trainer.max_steps=2"))
+    bounded = never_ending(train_tiny(Path("learned"), *settings, "trainer.max_steps=2"))
     (longest,) = bounded.generate(1, max_residues=126)
     bounded(bounded.tokenize([longest.sequence]))
     with pytest.raises(UserError, match="127 exceeds the 126 residues that this model accepts"):
@@ -146,19 +134,15 @@ def test_learned_positions_bound_the_length(
 START = ">P1 first\nMKTAYIAKQRQISFVKSHFSRQ\n>P2\nGSHMXB\n"
 
 
-def test_a_masked_model_samples_from_given_sequences(
-    tiny_run: Path,
-    tmp_path: Path,
-    protlm_in_process: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
+def test_a_masked_model_samples_from_given_sequences(protlm_in_process: Command) -> None:
     """And the new sequences can be prepared for training."""
-    (tmp_path / "start.fasta").write_text(START)
+    Path("start.fasta").write_text(START)
     flags = "--start start.fasta --number 5 --sweeps 2 --mask-fraction 0.2 --seed 4 --batch-size 2"
-    arguments = ("generate", "-m", tiny_run, "-o", "g.fasta", *flags.split())
-    done = protlm_in_process(*arguments, cwd=tmp_path)
+    arguments = ("generate", "-m", RUN, "-o", "g.fasta", *flags.split())
+    done = protlm_in_process(*arguments, cwd=Path())
     assert done.returncode == 0, done.stderr
     assert "2 records: 2 starts, 0 skipped" in done.stderr
-    found = records(tmp_path / "g.fasta")
+    found = records(FILE)
     assert [record.identifier for record in found] == [f"generated_{n}" for n in range(1, 6)]
     for index, record in enumerate(found):
         start = ("MKTAYIAKQRQISFVKSHFSRQ", "GSHMXB")[index % 2]
@@ -166,28 +150,28 @@ def test_a_masked_model_samples_from_given_sequences(
         name, length = f"start=P{index % 2 + 1}", f"length={len(start)}"
         assert record.header == f"generated_{index + 1} {length} {name} changed={changed}"
         assert set(record.sequence) <= set(STANDARD)
-    options = GenerateOptions(seed=4, start=tmp_path / "start.fasta", sweeps=Sweeps(2, 0.2))
-    generate(tiny_run, tmp_path / "default.fasta", options)
-    assert records(tmp_path / "default.fasta") == found[:2]
-    done = protlm_in_process("prepare", "g.fasta", "--out", "new", cwd=tmp_path)
+    options = GenerateOptions(seed=4, start=Path("start.fasta"), sweeps=Sweeps(2, 0.2))
+    generate(RUN, Path("default.fasta"), options)
+    assert records(Path("default.fasta")) == found[:2]
+    done = protlm_in_process("prepare", "g.fasta", "--out", "new", cwd=Path())
     assert done.returncode == 0, done.stderr
-    assert '"sequences": 5' in (tmp_path / "new" / "manifest.json").read_text()
+    assert '"sequences": 5' in Path("new/manifest.json").read_text()
 
 
 def test_starts_that_are_too_long_are_reported(
-    train_tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_tiny: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ("model.positions=learned", "model.max_length=128", "trainer.max_steps=2")
-    run = train_tiny(tmp_path / "run", *settings)
-    (tmp_path / "start.fasta").write_text(f">long\n{'M' * 127}\n>P1\n{'M' * 126}\n")
-    options = GenerateOptions(start=tmp_path / "start.fasta", sweeps=Sweeps(1, 1.0))
-    generate(run, tmp_path / "g.fasta", options)
+    run = train_tiny(Path("learned"), *settings)
+    Path("start.fasta").write_text(f">long\n{'M' * 127}\n>P1\n{'M' * 126}\n")
+    options = GenerateOptions(start=Path("start.fasta"), sweeps=Sweeps(1, 1.0))
+    generate(run, FILE, options)
     assert "skipped long: 127 residues; this model takes 126" in capsys.readouterr().err
-    assert len(records(tmp_path / "g.fasta")) == 1
-    (tmp_path / "start.fasta").write_text(f">long\n{'M' * 127}\n")
+    assert len(records(FILE)) == 1
+    Path("start.fasta").write_text(f">long\n{'M' * 127}\n")
     with pytest.raises(InputDataError, match=r"none of the 1 records .* long"):
-        generate(run, tmp_path / "h.fasta", options)
-    assert not (tmp_path / "h.fasta").exists()
+        generate(run, Path("h.fasta"), options)
+    assert not Path("h.fasta").exists()
 
 
 def test_a_mechanism_that_cannot_decode_step_by_step_is_refused(model: PretrainedModel) -> None:
@@ -225,25 +209,22 @@ def test_in_python_a_prefix_is_read_as_in_a_file(model: PretrainedModel) -> None
 
 @pytest.mark.slow
 def test_the_command_accepts_every_flag(
-    causal_run: Path,
-    tmp_path: Path,
-    protlm_command: Callable[..., subprocess.CompletedProcess[str]],
-    protlm_in_process: Callable[..., subprocess.CompletedProcess[str]],
+    protlm_command: Command, protlm_in_process: Command
 ) -> None:
     flags = "--prefix mkt --number 5 --max-length 30 --temperature 0.8 --top-k 10 --top-p 0.9"
     more = "--seed 3 --batch-size 2 --device cpu"
-    arguments = ["-m", causal_run, "-o", "g.fasta", *flags.split(), *more.split()]
-    done = protlm_command("generate", *arguments, cwd=tmp_path)
+    arguments = ["-m", CAUSAL, "-o", "g.fasta", *flags.split(), *more.split()]
+    done = protlm_command("generate", *arguments, cwd=Path())
     assert done.returncode == 0, done.stderr
     assert done.stdout == "g.fasta\n"
     assert "generating 5/5" in done.stderr
     sampling = Sampling(0.8, top_k=10, top_p=0.9)
     options = GenerateOptions("MKT", 5, 30, sampling, seed=3)
-    generate(causal_run, tmp_path / "again.fasta", options)
-    assert (tmp_path / "again.fasta").read_bytes() == (tmp_path / "g.fasta").read_bytes()
-    arguments = ["-m", causal_run, "-o", "-", *flags.split(), *more.split()]
-    done = protlm_in_process("generate", *arguments, cwd=tmp_path)
-    assert done.stdout == (tmp_path / "g.fasta").read_text()
+    generate(CAUSAL, Path("again.fasta"), options)
+    assert Path("again.fasta").read_bytes() == FILE.read_bytes()
+    arguments = ["-m", CAUSAL, "-o", "-", *flags.split(), *more.split()]
+    done = protlm_in_process("generate", *arguments, cwd=Path())
+    assert done.stdout == FILE.read_text()
 
 
 @pytest.mark.parametrize(

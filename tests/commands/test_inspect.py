@@ -3,8 +3,6 @@
 import gzip
 import json
 import re
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +17,12 @@ from protlm.commands.contacts import ContactOptions, contacts
 from protlm.commands.inspect import InspectOptions, inspect
 from protlm.report import page
 from protlm.system.errors import UserError
-from tests.fixtures.commands import run_page
+from tests.fixtures.commands import Command, run_page
+from tests.fixtures.runs import Train
 from tests.small_models import shortest_structures
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
 (STRUCTURE,) = shortest_structures("test", 1)
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +40,6 @@ def write(source: Path = Path("x.fasta"), models: str = "run", **options: Any) -
 
 def content() -> dict[str, Any]:
     found = re.search(r'id="content">(.*?)</script>', Path("page.html").read_text("utf-8"))
-    assert found is not None
     return json.loads(found[1])
 
 
@@ -102,9 +99,7 @@ def test_a_page_that_mail_does_not_take_is_refused(monkeypatch: pytest.MonkeyPat
     assert not Path("page.html").exists()
 
 
-def test_maps_of_negative_weights_have_a_page(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_maps_of_negative_weights_have_a_page(train_tiny: Train, tmp_path: Path) -> None:
     train_tiny(tmp_path / "other", "attention=nystromformer", "trainer.max_steps=2")
     [model] = write(models="other", predictions=False)["models"]
     assert np.any([head["map"]["signed"] for head in model["heads"]])

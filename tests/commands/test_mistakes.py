@@ -1,15 +1,12 @@
 """Mistakes at the command line: an exit code, one sentence, and nothing left behind."""
 
 import shlex
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.fixtures.commands import Command
 from tests.marks import slow_but
-
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 FILES = {
     "two.fasta": ">P1\nMKTAYIAK\n>P2\nMKTAYIAK\n",
@@ -26,8 +23,7 @@ FILES = {
 }
 # The exit code, the arguments, and the words of the sentence.
 TABLE = """
-2 finetune x.tsv -m run -o o --lora-targets query \
-    -> --lora-targets query needs --lora RANK
+2 finetune x.tsv -m run -o o --lora-targets query -> --lora-targets query needs --lora RANK
 2 probe x.tsv -o o --seed -1 -> --seed & -1 & at least 0
 2 probe x.tsv -o o --toks-per-batch 0 -> --toks-per-batch & 0 & at least 1
 2 finetune x.tsv -o o --devices 0 -> --devices & 0 & at least 1
@@ -42,12 +38,10 @@ TABLE = """
 2 finetune x.tsv -o o --learning-rate inf -> --learning-rate & inf & below 2^63
 2 finetune x.tsv -o o --learning-rate nan -> --learning-rate & nan & above 0
 2 probe x.tsv -o o --min-count -1 -> --min-count & -1 & at least 0
-2 generate -m run -o o --number 1000000000000000000000000000000 \
-    -> --number & 100000000000 & 100000000
+2 generate -m run -o o --number 1000000000000000000000000000000 -> --number & 100000000000
 2 generate -m run -o o --top-k -3 -> --top-k & -3 & at least 1
 2 embed x.fasta -o o.h5 --processes 1000000000 -> --processes & 1000000000 & 1000
-2 score x.csv -o o.csv --first-residue 1000000000000000000000000000000 \
-    -> --first-residue & 100000000000 & 1000000000
+2 score x.csv -o o.csv --first-residue 1000000000000000000000000000000 -> --first-residue & 100000
 2 embed x.fasta -m '' -o o.h5 -> the value of -m is empty
 2 prepare x.fasta --out data -o '' -> the value of -o is empty
 2 embed x.fasta --output= -> the value of --output is empty
@@ -58,12 +52,29 @@ TABLE = """
 4 score x.fasta --scan -m run -o . -> exists
 4 predict x.fasta -p run -o . -> exists
 2 embedd -> embedd & --help
+2 models ~no-such-user/x -> there is no user no-such-user
 2 embed x.fasta -> --output
 2 embed x.fasta -m run -o o.h5 --include median -> median & mean
+2 embed x.fasta -m run -o o.h5 --repr-layers 7 -> layer 7 does not exist
+2 embed x.fasta -m run -o o.h5 --include ranges -> --ranges TABLE.tsv
+2 embed x.fasta -m run -o o.h5 --merge --dry-run -> --merge and --dry-run exclude each other
+2 embed x.fasta -m run -o o.h5 --executor local --merge -> computes and merges all shares
+2 embed - -m run -o o.h5 --executor local --processes 2 -> --executor reads the sequences several
+2 embed - -m run -o o.h5 --processes 2 -> --processes reads the sequences several times
+2 embed x.fasta -m run -o o.h5 --dtype bfloat16 -> --format hdf5 has no bfloat16
+2 embed x.fasta -m run -o o.npz --format npz --dtype bfloat16 -> npz has no bfloat16
+2 embed x.fasta -m run -o o.parquet --format parquet --dtype bfloat16 -> parquet has no bfloat16
+2 embed x.fasta -m run -o o.parquet --format parquet --include mean per_tok -> --format ragged
+2 embed x.fasta -m run -o o.h5ad --format anndata --include mean per_tok -> --format ragged
+2 embed x.fasta -m run -o o.h5ad -> is an HDF5 file, not .h5ad & or: --format anndata
+2 embed x.fasta -m run -o o.parquet -> is an HDF5 file, not .parquet; type: -o o.h5
+2 embed x.fasta -m run -o o.csv -> the output is an HDF5 file, not .csv; type: -o o.h5
+2 embed x.fasta -m run -o o.h5 --format npz -> is a NumPy archive, not .h5; type: -o o.npz
+2 embed x.fasta -m run -o o.npz -> type: -o o.h5, or: --format npz
+2 embed x.fasta -m run -o o.pt --format pt -> is a folder of .pt files, not .pt
 3 embed none.fasta -m run -o o.h5 -> none.fasta
 3 embed x.fasta -m none -o o.h5 -> none
-3 embed x.fasta -m hybird-6m -o o.h5 \
-    -> hybird-6m: no such model (did you mean hybrid-6m?); give a run
+3 embed x.fasta -m hybird-6m -o o.h5 -> hybird-6m: no such model (did you mean hybrid-6m?); give
 3 embed x.fasta -m broken -o o.h5 -> step-00000004.ckpt
 4 embed x.fasta -m run -o x.fasta -> x.fasta
 4 embed x.fasta -m run -o x.fasta/o.h5 -> x.fasta
@@ -79,8 +90,7 @@ TABLE = """
 2 score x.fasta -m run -o o.csv --wild-type x.fasta -> --scan & --wild-type x.fasta
 2 score x.csv -m run -o o.csv --estimator esm -> esm & masked-marginals
 2 score x.fasta --scan -m run -o o.h5 -> o.csv
-2 score x.fasta --scan -m run -o o.csv --estimator causal-likelihood \
-    -> masked model & masked-marginals
+2 score x.fasta --scan -m run -o o.csv --estimator causal-likelihood -> masked model & marginals
 2 score x.fasta y.fasta --scan -m run -o o.csv -> one sequence file
 2 score x.csv -m run -o o.csv --figure o.png -> --scan
 3 data verify none -> none
@@ -105,10 +115,8 @@ TABLE = """
 3 checkpoint info none -> none
 2 train data.dirr=data -> data.dirr & data.dir
 2 train model=huge -> huge & small
-2 train model=tyni run_dir=o \
-    -> model=tyni does not exist (did you mean model=tiny?); there are: esm2_8m, medium
-2 evaluate --cfg job evaluation=contact \
-    -> evaluation=contact does not exist (did you mean evaluation=contacts?); there are:
+2 train model=tyni run_dir=o -> model=tyni does not exist (did you mean model=tiny?); & esm2_8m
+2 evaluate --cfg job evaluation=contact -> contact does not exist (did you mean evaluation=contacts?
 3 train data.dir=none run_dir=o -> none & protlm prepare
 2 train 'run_dir=$J' trainer.max_steps=1 -> $J & ${oc.env:J}
 2 train data.dir=data data.train_split=tran run_dir=o -> tran & train
@@ -116,8 +124,7 @@ TABLE = """
 2 train --max-steps 5 -> --max-steps & key=value
 2 evaluate -m runs/x -> type checkpoint=runs/x
 2 evaluate -m hybrid-6m data.dir=data -> type checkpoint=hybrid-6m
-2 train 'trainer.max_steps=5 run_dir=x' \
-    -> 'trainer.max_steps=5 run_dir=x' & two settings & without quotes
+2 train 'trainer.max_steps=5 run_dir=x' -> 5 run_dir=x' & two settings & without quotes
 2 evaluate ./run -> checkpoint=./run
 3 checkpoint info x.fasta -> x.fasta & .ckpt
 3 contacts x.fasta -m run -o o.h5 --fit none -> none
@@ -129,8 +136,7 @@ TABLE = """
 2 train model=small data.dir=data run_dir=run -> run_dir
 2 train trainer.precision=16-mixed run_dir=o -> 16-mixed
 2 train model.positions=learned data.max_length=4096 run_dir=o -> data.max_length
-2 train attention=linformer objective=causal run_dir=o \
-    -> attention=linformer & objective=masked & performer_relu & hybrid
+2 train attention=linformer objective=causal run_dir=o -> objective=masked & performer_relu & hybrid
 2 train attention=performer_softmax attention.estimatr=positive run_dir=o \
     -> attention.estimatr & did you mean attention.estimator? & num_features
 2 train attention=hybrid attention.options.num_features=64 run_dir=o \
@@ -142,16 +148,11 @@ TABLE = """
 2 evaluate checkpoint=run data.dir=data split=none output=o.json -> none & valid
 2 evaluate checkpoint=run -> data.dir=DIR
 3 evaluate checkpoint=broken data.dir=data split=test output=o.json -> step-00000004.ckpt
-3 embed unusable.fasta -m run -o o.h5 \
-    -> unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3
-3 attention unusable.fasta -m run -o o.h5 \
-    -> unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3
-3 contacts unusable.fasta -m run -o o.h5 \
-    -> unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3
-3 inspect unusable.fasta -m run -o o.html \
-    -> unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3
-3 score unusable.fasta -m run --scan -o o.csv \
-    -> unusable.fasta: none of the 2 records can be used, the first of them 2: digit, line 3
+3 embed unusable.fasta -m run -o o.h5 -> unusable.fasta: none of the 2 & 2: digit, line 3
+3 attention unusable.fasta -m run -o o.h5 -> unusable.fasta: none of the 2 & 2: digit, line 3
+3 contacts unusable.fasta -m run -o o.h5 -> unusable.fasta: none of the 2 & 2: digit, line 3
+3 inspect unusable.fasta -m run -o o.html -> unusable.fasta: none of the 2 & 2: digit, line 3
+3 score unusable.fasta -m run --scan -o o.csv -> unusable.fasta: none of the 2 & 2: digit, line 3
 2 score v.csv -m run -o s -> neither is given
 2 score v.csv -m run -o s --wild-type x.fasta --reference other.csv -> both are given
 3 score v.csv -m run -o s --wild-type two.fasta -> has 2 proteins; give a file of one protein
@@ -167,21 +168,17 @@ TABLE = """
 4 score v.csv -m run -o wrong.csv --wild-type x.fasta -> wrong.csv exists already
 2 score scored.csv -m run -o s.csv --wild-type x.fasta -> already has a column masked-marginals
 2 score v.csv folder/v.csv -m run -o s --wild-type x.fasta -> v is the name of several tables
-2 score v.csv wrong.csv -m run -o s.csv --wild-type x.fasta \
-    -> s.csv is the name of one table & are 2
-2 generate -m causal -o g.fasta --start x.fasta \
-    -> --start is for models that predict masked residues
+2 score v.csv wrong.csv -m run -o s.csv --wild-type x.fasta -> is the name of one table & are 2
+2 generate -m causal -o g.fasta --start x.fasta -> --start is for models that predict masked
 2 generate -m run -o g.fasta --start x.fasta --prefix MK -> --prefix is for causal models & --start
 2 generate -m run -o g.fasta --start x.fasta --max-length 9 -> --max-length is for causal models
 2 generate -m causal -o g.fasta --sweeps 2 -> need sequences; type --start
 2 attention x.fasta -m run -o m.h5 --heads 3 -> head 3 does not exist
 2 attention two.fasta -m run -o m.h5 --figure m.png -> --figure draws one protein
 2 attention x.fasta -m run -o m.h5 --figure m.jpg -> m.jpg is not a figure by its name
-2 attention x.fasta -m run -o m.h5 --dtype bfloat16 \
-    -> --dtype bfloat16 is not one of float32, float16
+2 attention x.fasta -m run -o m.h5 --dtype bfloat16 -> bfloat16 is not one of float32, float16
 2 contacts x.fasta -m run -o c.h5 --figure c.jpg -> c.jpg is not a figure by its name
-2 contacts x.fasta -m run -o c.h5 --chain Z \
-    -> --chain Z needs a PDB or mmCIF file; x.fasta is a sequence
+2 contacts x.fasta -m run -o c.h5 --chain Z -> --chain Z needs a PDB or mmCIF file; x.fasta is
 3 contacts x.fasta again.fasta -m run -o c.h5 -> again.fasta: the identifier P1 is also in
 2 inspect x.fasta -m run -o p.html --layers 3 -> layer 3 does not exist
 2 inspect x.fasta -m run -o p.html --heads 3 -> head 3 does not exist
@@ -193,12 +190,10 @@ TABLE = """
 2 checkpoint convert run -o new --attention reformer -> the keys of reformer are its queries
 2 checkpoint convert run -o new --attention performer_relu -> already has attention=performer_relu
 2 checkpoint convert run -o new --attention softmx -> did you mean softmax?
-2 checkpoint convert run -o new --attention softmax --set nothing=1 \
-    -> --set nothing is not a setting
+2 checkpoint convert run -o new --attention softmax --set nothing=1 -> --set nothing is not a
 2 checkpoint convert run -o new --attention performer_softmax --set num_features \
     -> type --set num_features=VALUE
-2 checkpoint convert run -o new --attention performer_softmax --set =3 \
-    -> --set =3 is not OPTION=VALUE
+2 checkpoint convert run -o new --attention performer_softmax --set =3 -> =3 is not OPTION=VALUE
 2 checkpoint convert run -o new --attention performer_softmax --set num_features=0 \
     -> type --set num_features=256
 2 checkpoint convert run -o new --attention softmax --seed -1 -> --seed -1 must be at least 0
@@ -207,16 +202,14 @@ TABLE = """
 4 checkpoint convert run -o run --attention softmax -> run
 2 checkpoint export run -o new --dtype float16 -> --dtype float16 is not one of float32, bfloat16
 2 checkpoint export run -o new --format onnx -> --format onnx is not one of hf, protlm
-2 checkpoint export run -o new --format hf --dtype bfloat16 \
-    -> --dtype bfloat16 needs --format protlm
+2 checkpoint export run -o new --format hf --dtype bfloat16 -> bfloat16 needs --format protlm
 2 checkpoint export run -o new --fit x.json -> --fit needs --format hf
 3 data info none -> none & protlm prepare
 3 data export none -> none & protlm prepare
 4 data export data -o x.fasta -> x.fasta exists already
 2 finetune labels.tsv -m run -o new --lora 1000000000 -> --lora 1000000000 must be at most 64
 2 finetune labels.tsv -m run -o new --devices 9999 -> --devices 9999: this machine has
-2 finetune labels.tsv -m run -o new --devices 2 --batch-size 1 \
-    -> --devices 2 divide the --batch-size 1
+2 finetune labels.tsv -m run -o new --devices 2 --batch-size 1 -> 2 divide the --batch-size 1
 2 finetune labels.tsv -m run -o new --lora 2 --lora-targets nothing -> no layer is named 'nothing'
 2 probe labels.tsv -m run -o new --layers 9 -> layer 9 does not exist
 4 probe labels.tsv -m run -o x.fasta -> x.fasta exists already

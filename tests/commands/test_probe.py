@@ -1,11 +1,8 @@
 """`protlm probe` and `predict`: files in and out, clusters, mistakes, and the page's commands."""
 
-import csv
 import json
 import re
 import shutil
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +20,9 @@ from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
 from protlm.model.embedding import embeddings
 from protlm.system.errors import InputDataError, UserError
-from tests.fixtures.commands import run_page
+from tests.fixtures.commands import Command, read_table, run_page
+from tests.fixtures.runs import Train
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "learn.md"
 OPTIONS = ProbeOptions(layers=(0, 1))
@@ -43,21 +40,24 @@ DAMAGED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        separator = "," if path.suffix == ".csv" else "\t"
-        return list(csv.DictReader(file, delimiter=separator))
-
-
 @pytest.fixture
 def labels(workplace: Path) -> Path:
     """The table of the page, and proteins.fasta with its sequences."""
     text = PAGE.read_text().split("```text\n")[1].split("```")[0]
     path = workplace / "labels.tsv"
     path.write_text(text)
-    fasta = "".join(f">{row['identifier']}\n{row['sequence']}\n" for row in read(path))
+    fasta = "".join(f">{row['identifier']}\n{row['sequence']}\n" for row in read_table(path))
     (workplace / "proteins.fasta").write_text(fasta)
     return path
+
+
+def write_residues(path: Path, rows: list[dict[str, str]]) -> list[str]:
+    """Writes labels of residues, which mark W, and returns them."""
+    marked = [re.sub("[^W]", "-", row["sequence"]) for row in rows]
+    pairs = zip(rows, marked, strict=True)
+    lines = [f">{row['identifier']} SET={row['split']}\n{mark}\n" for row, mark in pairs]
+    path.write_text("".join(lines))
+    return marked
 
 
 def test_a_probe_and_its_predictions(
@@ -78,12 +78,12 @@ def test_a_probe_and_its_predictions(
     assert results["test_proteins_with_relatives_to_fit_to"]["similar"] == 1
     assert results["predictors"]["model"]["layer"] in (0, 1)
     probe, model = read_probe(folder), protlm.load(tiny_run)
-    rows = read(folder / "predictions.tsv")
+    rows = read_table(folder / "predictions.tsv")
     assert [row["identifier"] for row in rows] == ["P5", "P6"]
     predict(tmp_path / "proteins.fasta", folder, tiny_run, tmp_path / "all.csv")
-    found = read(tmp_path / "all.csv")
+    found = read_table(tmp_path / "all.csv")
     assert [row["identifier"] for row in found] == [f"P{n}" for n in range(1, 7)]
-    sequences = [row["sequence"] for row in read(labels)]
+    sequences = [row["sequence"] for row in read_table(labels)]
     (states,) = embeddings(model, sequences, layers=[probe.layer], tokens_per_batch=999)
     expected = probabilities(probe.fitted.outputs(states), Task.one_class)
     shown = [[float(row[f"p({name})"]) for name in probe.classes] for row in found]
@@ -96,19 +96,16 @@ def test_a_probe_and_its_predictions(
 def test_residues_have_a_row_each(
     labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
 ) -> None:
-    rows = read(labels)
-    marked = [re.sub("[^W]", "-", row["sequence"]) for row in rows]
-    pairs = zip(rows, marked, strict=True)
-    lines = [f">{row['identifier']} SET={row['split']}\n{mark}\n" for row, mark in pairs]
-    (tmp_path / "residues.fasta").write_text("".join(lines))
+    rows = read_table(labels)
+    marked = write_residues(tmp_path / "residues.fasta", rows)
     reading = LabelOptions(sequences=tmp_path / "proteins.fasta")
     probe_labels(tmp_path / "residues.fasta", tiny_run, tmp_path / "p", OPTIONS, reading)
-    tested = read(tmp_path / "p" / "predictions.tsv")
+    tested = read_table(tmp_path / "p" / "predictions.tsv")
     assert "".join(row["label"] for row in tested) == "".join(marked[4:])
     typed = ["proteins.fasta", "-p", "p", "-m", tiny_run, "-o", "all.tsv"]
     done = protlm_in_process("predict", *typed, cwd=tmp_path)
     assert done.returncode == 0 and "6 records: 6 predicted, 0 skipped" in done.stderr
-    found = read(tmp_path / "all.tsv")
+    found = read_table(tmp_path / "all.tsv")
     assert "".join(row["residue"] for row in found) == "".join(row["sequence"] for row in rows)
     right = [row["predicted"] == m for row, m in zip(found, "".join(marked), strict=True)]
     assert np.mean(right) > 0.95
@@ -117,7 +114,7 @@ def test_residues_have_a_row_each(
 def test_clusters_are_made_or_read(
     labels: Path, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows = read(labels)
+    rows = read_table(labels)
     text = "".join(f"{r['identifier']}\t{r['sequence']}\t{n / 7}\n" for n, r in enumerate(rows))
     table = tmp_path / "numbers.tsv"
     table.write_text("id\tsequence\ttarget\n" + text)
@@ -133,10 +130,8 @@ def test_clusters_are_made_or_read(
     both = LabelOptions(cluster_table=clusters)
     capsys.readouterr()
     result = probe_labels(table, tiny_run, tmp_path / "q", OPTIONS, both)
-    assert (
-        len(set(result.labeled.split.groups[:3])) == 1
-        and len(set(result.labeled.split.groups)) == 4
-    )
+    groups = result.labeled.split.groups
+    assert (len(set(groups[:3])), len(set(groups))) == (1, 4)
     assert "clusters.tsv lacks 3 of 6 proteins" in capsys.readouterr().err
     clusters.write_text("X1\tX2\n")
     with pytest.raises(InputDataError, match="has none of the 6 proteins"):
@@ -147,7 +142,7 @@ def test_clusters_are_made_or_read(
 
 
 def test_another_model_and_damaged_probes_are_refused(
-    labels: Path, tiny_run: Path, train_tiny: Callable[..., Path], tmp_path: Path
+    labels: Path, tiny_run: Path, train_tiny: Train, tmp_path: Path
 ) -> None:
     probe_labels(labels, tiny_run, tmp_path / "p", OPTIONS, LabelOptions())
     fasta = tmp_path / "proteins.fasta"
@@ -171,15 +166,12 @@ def test_another_model_and_damaged_probes_are_refused(
 
 
 def test_the_commands_of_the_page_run(labels: Path, protlm_in_process: Command) -> None:
-    folder, rows = labels.parent, read(labels)
+    folder, rows = labels.parent, read_table(labels)
     numbers = "".join(f"{row['sequence']},{n / 7}\n" for n, row in enumerate(rows))
     (folder / "stability.csv").write_text(f"sequence,target\n{numbers}")
     members = "".join(f"line {2 * (n // 2) + 2}\tline {n + 2}\n" for n in range(6))
     (folder / "clusters.tsv").write_text(members)
     terms = "".join(f"{r['identifier']}\t1;{2 + n % 2}\t{r['split']}\n" for n, r in enumerate(rows))
     (folder / "terms.tsv").write_text(f"accession\tgo\tsplit\n{terms}")
-    marks = [re.sub("[^W]", "-", row["sequence"]) for row in rows]
-    pairs = zip(rows, marks, strict=True)
-    states = (f">{row['identifier']} SET={row['split']}\n{mark}\n" for row, mark in pairs)
-    (folder / "residues.fasta").write_text("".join(states))
+    write_residues(folder / "residues.fasta", rows)
     run_page("learn.md", folder, protlm_in_process, fewest=5)

@@ -3,7 +3,6 @@
 import re
 import shutil
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,39 +15,30 @@ from protlm.config.settings import may_change
 from protlm.loading import load_model
 from protlm.system.errors import UserError
 from protlm.training.optimization import rate_factor
-from protlm.training.run_config import (
-    _USED_WITH,
-    compose_run,
-    refuse_another_run,
-    refuse_unused,
-)
+from protlm.training.run_config import _USED_WITH, compose_run, refuse_another_run, refuse_unused
+from tests.fixtures.commands import Command
+from tests.fixtures.runs import Train
 
-TRICKY_NAMES = [
-    "run (1)",
-    "a, b",
-    "x=y",
-    "it's [here] {1}",
-    "back\\slash\\",
-    "half'quoted\"",
-    " #$: ",
-]
+TRICKY_NAMES = ["run (1)", "a, b", "x=y", " #$: "]
+TRICKY_NAMES += ["it's [here] {1}", "back\\slash\\", "half'quoted\""]
+NEW = Path("run")
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 @pytest.fixture
-def run(tiny_run: Path, tmp_path: Path) -> Path:
+def run(tiny_run: Path) -> Path:
     """A copy of a run of the `tiny` model, four steps long."""
-    return shutil.copytree(tiny_run, tmp_path / "run")
+    return shutil.copytree(tiny_run, NEW)
 
 
 def test_the_run_directory_is_checked_before_data_are_prepared(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(run.parent)
     told = "protlm.data_prep.prepare.prepare"
     monkeypatch.setattr(told, lambda *_, **__: pytest.fail("data are prepared"))
     with pytest.raises(UserError, match="run contains a run with"):
         train(compose(TrainConfig, ["run_dir=run", "data=sample"]))
-    assert [path.name for path in run.parent.iterdir()] == ["run"]
+    assert [*Path().iterdir()] == [run]
 
 
 @pytest.mark.parametrize(
@@ -120,13 +110,9 @@ BACKEND, EPSILON = "attention.options.backend=", "+attention.options.kernel_epsi
     ],
 )
 def test_options_of_the_stored_mechanism_may_be_typed_alone(
-    chosen: list[str],
-    again: list[str],
-    other: str,
-    train_tiny: Callable[..., Path],
-    tmp_path: Path,
+    chosen: list[str], again: list[str], other: str, train_tiny: Train
 ) -> None:
-    run = train_tiny(tmp_path / "run", *chosen, "trainer.max_steps=1", "schedule.warmup_steps=0")
+    run = train_tiny(NEW, *chosen, "trainer.max_steps=1", "schedule.warmup_steps=0")
     config = compose_run([f"run_dir={run}", *(again or chosen[1:])])
     assert f"attention={config.attention['name']}" == chosen[0]
     options = config.attention.get("options") or config.attention
@@ -138,10 +124,8 @@ def test_options_of_the_stored_mechanism_may_be_typed_alone(
             compose_run([f"run_dir={run}", other])
 
 
-def test_a_warmup_that_was_not_typed_is_shortened(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    new = f"run_dir={tmp_path / 'run'}"
+def test_a_warmup_that_was_not_typed_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
+    new = "run_dir=run"
     assert compose_run([new, "trainer.max_steps=30"]).schedule.warmup_steps == 20
     assert capsys.readouterr().err == ""
     assert compose_run([new, "trainer.max_steps=20"]).schedule.warmup_steps == 2
@@ -152,14 +136,12 @@ def test_a_warmup_that_was_not_typed_is_shortened(
     typed = compose_run([new, "schedule.warmup_steps=20", "trainer.max_steps=20"])
     with pytest.raises(UserError, match=r"schedule\.warmup_steps=20 must be at least 0 and below"):
         train(typed)
-    assert not (tmp_path / "run").exists()
+    assert not NEW.exists()
 
 
-def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(train_tiny: Train) -> None:
     narrowing = ["objective.mask_fraction_range=[0.1,0.3]", "objective.mask_fraction_decays=true"]
-    run = train_tiny(tmp_path / "run", "schedule=wsd_linear", *narrowing)
+    run = train_tiny(NEW, "schedule=wsd_linear", *narrowing)
     for typed in (narrowing, narrowing[:1], narrowing[1:], ["trainer.max_steps=9"]):
         config = compose_run([f"run_dir={run}", *typed])
         assert config.objective.mask_fraction_range == [0.1, 0.3]
@@ -170,32 +152,30 @@ def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(
         compose_run([f"run_dir={run}", "trainer.valid_every=0"])
 
 
-def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path, tmp_path: Path) -> None:
+def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path) -> None:
     settings = ["experiment=demo", "model=tiny", f"data.dir={tiny_data}", "schedule=wsd_linear"]
-    settings += [f"run_dir={tmp_path / 'run'}", "trainer.accelerator=cpu", "data.max_length=128"]
+    settings += ["run_dir=run", "trainer.accelerator=cpu", "data.max_length=128"]
     train(compose_run([*settings, "trainer.max_steps=20"]))
     for steps in (20, 2000):
         longer = compose_run([*settings, f"trainer.max_steps={steps}"])
         assert longer.schedule.warmup_steps == 2
-        refuse_another_run(tmp_path / "run", longer)
+        refuse_another_run(NEW, longer)
     with pytest.raises(UserError, match=r"warmup_steps=2 must be .* larger trainer\.max_steps"):
         train(compose_run([*settings, "trainer.max_steps=2"]))
     with pytest.raises(UserError, match=r"schedule\.warmup_steps=2, not 20"):
         compose_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=20"])
 
 
-def test_a_run_cannot_end_before_its_checkpoint(run: Path, train_tiny: Callable[..., Path]) -> None:
+def test_a_run_cannot_end_before_its_checkpoint(run: Path, train_tiny: Train) -> None:
     before = (run / "config.yaml").read_bytes()
     with pytest.raises(UserError, match=r"is at step 4, after trainer\.max_steps=3; type .*=4 or"):
         train_tiny(run, "trainer.max_steps=3")
     assert (run / "config.yaml").read_bytes() == before
 
 
-def test_another_length_has_its_own_rates_from_the_next_step_on(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_another_length_has_its_own_rates_from_the_next_step_on(train_tiny: Train) -> None:
     settings = ("schedule=wsd_linear", "schedule.warmup_steps=0", "trainer.log_every=1")
-    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=6")
+    run = train_tiny(NEW, *settings, "trainer.max_steps=6")
     told = r"after step 6 the learning rate goes from 0 to 0\.001, because trainer\.max_steps is"
     with pytest.warns(UserWarning, match=told):
         train_tiny(run, *settings, "trainer.max_steps=10")
@@ -207,11 +187,9 @@ def test_another_length_has_its_own_rates_from_the_next_step_on(
     assert rates == pytest.approx([peak * factor for factor in expected])
 
 
-def test_a_length_that_changes_no_rate_is_not_worth_a_word(
-    train_tiny: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_length_that_changes_no_rate_is_not_worth_a_word(train_tiny: Train) -> None:
     settings = ("schedule=constant", "schedule.warmup_steps=0")
-    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=1")
+    run = train_tiny(NEW, *settings, "trainer.max_steps=1")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         train_tiny(run, *settings, "trainer.max_steps=2")
@@ -219,10 +197,10 @@ def test_a_length_that_changes_no_rate_is_not_worth_a_word(
 
 
 def test_the_last_weights_are_validated(
-    train_tiny: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_tiny: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ("trainer.valid_every=2", "trainer.accumulate_grad_batches=2")
-    run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=5")
+    run = train_tiny(NEW, *settings, "trainer.max_steps=5")
     rows = read_metrics(run / METRICS)
     assert [row["step"] for row in rows if "valid_loss" in row] == [2, 4, 5]
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 5")]
@@ -247,17 +225,15 @@ def test_quoted_and_interpolated_paths_are_still_read(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_run_in_a_folder_with_an_awkward_name(
-    tiny_data: Path, tmp_path: Path, protlm_command: Callable
-) -> None:
-    data = tmp_path / "data (1), x=y"
+def test_a_run_in_a_folder_with_an_awkward_name(tiny_data: Path, protlm_command: Command) -> None:
+    data = Path("data (1), x=y")
     data.symlink_to(tiny_data)
     settings = ["model=tiny", f"data.dir={data}", "run_dir=run (1)", "data.max_length=128"]
     settings += ["data.tokens_per_batch=1024", "trainer.accelerator=cpu", "trainer.max_steps=1"]
-    done = protlm_command("train", *settings, cwd=tmp_path)
+    done = protlm_command("train", *settings, cwd=Path())
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "run (1)" / "checkpoints" / "step-00000001.ckpt").is_file()
-    shown = protlm_command("train", "run_dir=run (1)", "--cfg", "job", cwd=tmp_path)
+    assert Path("run (1)/checkpoints/step-00000001.ckpt").is_file()
+    shown = protlm_command("train", "run_dir=run (1)", "--cfg", "job", cwd=Path())
     assert shown.returncode == 0, shown.stderr
     assert "run_dir: run (1)\n" in shown.stdout
 
@@ -299,22 +275,21 @@ def test_a_setting_without_effect_is_refused(typed: list[str], message: str) -> 
         compose_run(["run_dir=new", last, *others])
 
 
-@pytest.mark.parametrize("name", _USED_WITH)
-def test_every_name_is_a_setting(name: str) -> None:
+def test_every_name_is_a_setting() -> None:
     config = to_plain(compose(TrainConfig, []))
-    for one in (name, _USED_WITH[name][0]):
-        section, _, key = one.partition(".")
+    for name in {*_USED_WITH, *(other for other, *_ in _USED_WITH.values())}:
+        section, _, key = name.partition(".")
         assert key in config[section]
 
 
 def test_a_setting_without_effect_is_refused_in_every_run_of_a_sweep(
-    protlm_in_process: Callable, tmp_path: Path
+    protlm_in_process: Command,
 ) -> None:
     swept = ["--multirun", "optimizer.momentum=0.9,0.95", "run_dir=run-${optimizer.momentum}"]
-    done = protlm_in_process("train", *swept, cwd=tmp_path)
+    done = protlm_in_process("train", *swept, cwd=Path())
     assert done.returncode == 2
     assert "optimizer.momentum has no effect with optimizer.name=adamw" in done.stderr
-    assert not list(tmp_path.glob("run-*"))
+    assert not list(Path().glob("run-*"))
 
 
 def test_a_sweep_may_decide_whether_a_setting_is_used() -> None:

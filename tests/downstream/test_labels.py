@@ -12,7 +12,7 @@ from protlm.data.tables import MISSING
 from protlm.downstream.examples import LabelOptions, targets_from
 from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
 from protlm.downstream.splits import cluster_names, held_out, leakage, split_of, with_clusters
-from protlm.downstream.tasks import Task, guess_task, missing_in_test, targets_of
+from protlm.downstream.tasks import Task, missing_in_test, targets_of
 from protlm.system.errors import InputDataError, UserError
 from tests.data.test_relatives import random_sequences
 
@@ -124,15 +124,7 @@ def test_mistakes_in_files(read, text: str, words: str) -> None:
             read(">A TARGET=HHEE\nMKTA\n", "x.fasta", **options)
 
 
-def test_tasks_are_guessed() -> None:
-    assert guess_task(["HH"], per_residue=True) is Task.residue_classes
-    assert guess_task([str(n) for n in range(11)], per_residue=False) is Task.number
-    assert guess_task([str(n) for n in range(10)], per_residue=False) is Task.one_class
-    assert guess_task(["1", "a"], per_residue=False) is Task.one_class
-    assert guess_task(["a;b", "a"], per_residue=False) is Task.several_classes
-    assert guess_task(["a,b", "a"], per_residue=False) is Task.one_class
-
-
+CELL = "Cell membrane, peripheral"
 SEQUENCES = [one[: 50 + number % 9] for number, one in enumerate(random_sequences(80))]
 NUMBERS = [f"{number / 7:.3f}" for number in range(80)]
 
@@ -175,7 +167,11 @@ def test_numbers_with_another_label_are_refused_with_its_line(take, other: str) 
     assert len(take(labels, task=Task.one_class).classes) == 80
 
 
-TAKEN = {
+# Labels, what they are taken for (a task, or a number of classes), and the length of sequences, if
+# they are peptides.
+TAKEN: dict[str, tuple] = {
+    "ten whole numbers": (cycle(*map(str, range(10))), 10),
+    "eleven whole numbers": (cycle(*map(str, range(11))), Task.number),
     "numbers and a word": (cycle("0", "1", "unknown"), 3),
     "integers and a word": (cycle("1", "2", "mixed"), 3),
     "a bound": (cycle("0", "1", ">1"), 3),
@@ -184,22 +180,36 @@ TAKEN = {
     "signs": (cycle("+", "-"), 2),
     "several signs": (cycle("++", "-", "+-", "+++"), 4),
     "none": (cycle("none", "ATP"), 2),
-    "commas in a name": (cycle("Cell membrane, peripheral", "Nucleus"), 2),
+    "commas in a name": (cycle(CELL, "Nucleus"), 2),
     "brackets": (cycle("[2Fe-2S]", "heme"), 2),
     "words and few numbers": ([*cycle("a", "b")[:78], "1.5", "2.5"], 4),
     "forty classes": (cycle(*(f"c{number}" for number in range(40))), 40),
     "three residues": (cycle("HHH", "EEE"), 2),
+    "peptides, decimals": ([f"{n / 7:.6f}"[:8] for n in range(80)], Task.number, 8),
+    "peptides, whole numbers": ([str(n * 9_973 + 100_000) for n in range(80)], Task.number, 6),
+    "peptides, classes": (cycle("positive", "negative"), 2, 8),
+    "peptides, classes of their length": (cycle("binder", "nobind", "strong"), 3, 6),
+    "peptides, classes of two words": (cycle("T cell", "B cell"), 2, 2),
+    "dipeptides": (cycle("10", "20"), 2, 2),
 }
 
 
+def shortened(length: int, *lists: list[str]) -> list[list[str]]:
+    return [[one[:length] for one in some] for some in lists]
+
+
 @pytest.mark.parametrize("case", TAKEN)
-def test_classes_stay_classes(take, capsys, case: str) -> None:
-    labels, number = TAKEN[case]
-    found = take(labels)
-    assert found.task is Task.one_class and len(found.classes) == number
+def test_labels_are_taken_for(take, capsys, case: str) -> None:
+    labels, expected, *length = TAKEN[case]
+    found = take(*shortened(*length, labels, SEQUENCES)) if length else take(labels)
     said = capsys.readouterr().err
-    assert f"task: class of {number} classes (" in said and "80 of 80 rows are used" in said
+    assert "80 of 80 rows are used" in said
     assert ("separate nothing without --separator ," in said) == (case == "commas in a name")
+    if isinstance(expected, Task):
+        assert found.task is expected
+    else:
+        assert found.task is Task.one_class and len(found.classes) == expected
+        assert f"task: class of {len(found.classes)} classes (" in said
 
 
 @pytest.mark.parametrize(
@@ -209,13 +219,13 @@ def test_classes_stay_classes(take, capsys, case: str) -> None:
         (cycle("a,b", "a"), ",", ["a", "b"]),
         (cycle("3;12", "12", "7;3"), ";", ["12", "3", "7"]),
         (cycle("1.1.1.1;2.7.1.1", "2.7.1.1"), ";", ["1.1.1.1", "2.7.1.1"]),
-        (cycle("Cell membrane, peripheral;Nucleus", "Nucleus"), ";", None),
+        (cycle(f"{CELL};Nucleus", "Nucleus"), ";", [CELL, "Nucleus"]),
     ],
 )
 def test_lists_are_split_where_it_is_asked(take, labels, separator, classes) -> None:
     found = take(labels, separator=separator)
     assert found.task is Task.several_classes
-    assert found.classes == (classes or ["Cell membrane, peripheral", "Nucleus"])
+    assert found.classes == classes
 
 
 def states(length: Callable[[int], int], join: str = "", letters: str = "HEC") -> list[str]:
@@ -227,7 +237,13 @@ def states(length: Callable[[int], int], join: str = "", letters: str = "HEC") -
 MEANT = {"\u22127.5": "type -100.5 or", "7.5 nM": "type 100.5 or", "7µg/mL": "type 100 or"}
 MEANT |= {"7±0.1": "type 100 or", "1,7": "type 1100 or 1.100 or", "1,7,000": "type 1100000 or"}
 MEANT |= {"0,7": "type 0.100 or", "1.7,5": "type 1100.5 or", "-1,7.25": "type -1100.25 or"}
-REFUSED = {
+LONG = "80 of 80 labels are as long as their sequences"
+PEPTIDES = {
+    "letters": [f"{n:08b}".replace("0", "H") for n in range(80)],
+    "masks": [f"{n:08b}"[::-1] for n in range(80)],
+    "half of them alike": ["C" * 8] * 40 + [f"{n:08b}" for n in range(40)],
+}
+REFUSED: dict[str, tuple] = {
     "percent": (cycle("12%", "13%", "14.5%"), "line 2: '12%' is not a number .* type 12 or leave"),
     "decimal commas": (cycle("0,5", "1"), "'0,5' is not a number .* type 0.5 or .* --separator ,"),
     "equal numbers": (cycle("1.5", "1.50"), "all labels are 1.5; give two or more that differ"),
@@ -246,45 +262,22 @@ REFUSED = {
     "numbers of residues": (states(lambda n: n, ";", "05"), "labels are as long as their"),
     "blanks": (states(lambda n: n, " "), "labels are as long as their"),
     "the sequences": (SEQUENCES, "80 of 80 labels are the sequences themselves"),
+    **{f"residues of peptides, {name}": (labels, LONG, 8) for name, labels in PEPTIDES.items()},
+    "residues of proteins": (cycle("I" * 50, "O" * 50), LONG, 50),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_labels_may_not_mean_is_refused(take, case: str) -> None:
-    labels, words = REFUSED[case]
+    labels, words, *length = REFUSED[case]
     with pytest.raises(InputDataError, match=words):
-        take(labels)
+        take(*shortened(*length, labels, SEQUENCES) if length else [labels])
 
 
 def test_what_is_said_decides(take) -> None:
     letters = states(lambda n: n)
     assert take(letters, per_residue=True).classes == ["C", "E", "H"]
     assert take(letters, task=Task.one_class).task is Task.one_class
-
-
-PEPTIDES = {
-    "decimals": ([f"{n / 7:.6f}"[:8] for n in range(80)], 8, Task.number),
-    "classes": (cycle("positive", "negative"), 8, Task.one_class),
-    "classes of the same length": (cycle("binder", "nobind", "strong"), 6, Task.one_class),
-    "classes of two words": (cycle("T cell", "B cell"), 2, Task.one_class),
-    "dipeptides": (cycle("10", "20"), 2, Task.one_class),
-    "whole numbers": ([str(n * 9_973 + 100_000) for n in range(80)], 6, Task.number),
-    "labels of residues": ([f"{n:08b}".replace("0", "H") for n in range(80)], 8, None),
-    "masks": ([f"{n:08b}"[::-1] for n in range(80)], 8, None),
-    "labels, half of them alike": (["C" * 8] * 40 + [f"{n:08b}" for n in range(40)], 8, None),
-    "labels of proteins": (cycle("I" * 50, "O" * 50), 50, None),
-}
-
-
-@pytest.mark.parametrize("case", PEPTIDES)
-def test_labels_as_long_as_peptides(take, case: str) -> None:
-    labels, length, task = PEPTIDES[case]
-    labels, sequences = [one[:length] for one in labels], [one[:length] for one in SEQUENCES]
-    if task is not None:
-        assert take(labels, sequences).task is task
-        return
-    with pytest.raises(InputDataError, match="80 of 80 labels are as long as their sequences"):
-        take(labels, sequences)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +348,7 @@ def test_targets() -> None:
     assert several.values.tolist() == [[True, True], [False, False], [True, True]]
     residues = targets_of(["H?E", "??H"], Task.residue_classes)
     assert residues.classes == ["E", "H"] and residues.values.tolist() == [1, 0, 1]
-    assert residues.groups.tolist() == [0, 0, 1] and residues.places is not None
+    assert residues.groups.tolist() == [0, 0, 1]
     assert [place.tolist() for place in residues.places] == [[0, 2], [2]]
     with pytest.raises(InputDataError, match="'x' is not a number"):
         targets_of(["1", "x"], Task.number)
@@ -370,7 +363,7 @@ def test_classes_that_are_not_tested_are_named() -> None:
     one = targets_of(["a", "b", "c", "a"], Task.one_class)
     assert missing_in_test(one, rows) is None
     found = missing_in_test(one, rows[:2])
-    assert found is not None and "lack 1 of 3 classes (c), which the metrics do not" in found
+    assert "lack 1 of 3 classes (c), which the metrics do not" in found
     assert "lack 2 of 3 classes (b, c), so there is nothing to tell apart" in (
         missing_in_test(one, rows[3:]) or ""
     )

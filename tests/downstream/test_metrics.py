@@ -71,11 +71,6 @@ def test_what_is_not_defined_is_nan() -> None:
         assert math.isnan(value)
 
 
-def singles(positions: np.ndarray) -> np.ndarray:
-    """The positions of single mutants, as `positions_of` returns them."""
-    return positions[:, None]
-
-
 def test_a_multiple_mutant_is_drawn_as_often_as_the_product_of_its_positions() -> None:
     positions = np.array([[0, -1, -1], [1, -1, -1], [2, -1, -1], [0, 2, -1], [2, 0, 1]])
     seen = set()
@@ -97,15 +92,14 @@ def test_single_mutants_have_the_intervals_of_the_cluster_bootstrap() -> None:
         rows = np.concatenate([np.flatnonzero(positions == one) for one in drawn])
         some = metrics(MEASURED[rows], PREDICTED[rows], MEASURED[rows] >= 0.5)
         values.append(list(some.values()))
-    found = agreement(MEASURED, PREDICTED, MEASURED >= 0.5, singles(positions))
-    assert found is not None
+    found = agreement(MEASURED, PREDICTED, MEASURED >= 0.5, positions[:, None])
     expected = np.nanquantile(values, [0.025, 0.975], axis=0).T
     np.testing.assert_allclose(list(map(found.interval, METRICS)), expected, rtol=1e-12)
 
 
 def test_one_position_has_no_interval() -> None:
-    found = agreement(MEASURED, PREDICTED, None, singles(np.zeros(20, dtype=int)))
-    assert found is not None and found.values["Spearman"] > 0.9
+    found = agreement(MEASURED, PREDICTED, None, np.zeros(20, dtype=int)[:, None])
+    assert found.values["Spearman"] > 0.9
     assert np.isnan(list(map(found.interval, METRICS))).all()
 
 
@@ -123,17 +117,16 @@ def test_variants_without_a_measured_score_are_left_out() -> None:
     measured = np.append(MEASURED, [np.nan, np.nan])
     predicted = np.append(PREDICTED, [9.0, -9.0])
     found = agreement(
-        measured, predicted, np.append(MEASURED >= 0.5, [True, True]), singles(np.arange(22))
+        measured, predicted, np.append(MEASURED >= 0.5, [True, True]), np.arange(22)[:, None]
     )
-    assert found is not None and found.num_variants == 20
+    assert found.num_variants == 20
     assert found.values == metrics(MEASURED, PREDICTED, MEASURED >= 0.5)
     # The median of the measured scores is 0.4, which divides them as 0.5 does.
-    divided = agreement(MEASURED, PREDICTED, None, singles(np.arange(20)))
-    assert divided is not None
+    divided = agreement(MEASURED, PREDICTED, None, np.arange(20)[:, None])
     assert divided.values == found.values
     np.testing.assert_array_equal(divided.resampled, found.resampled)
     assert (found.classes, divided.classes) == ("bins", "median")
-    assert agreement(np.full(3, np.nan), np.ones(3), None, singles(np.arange(3))) is None
+    assert agreement(np.full(3, np.nan), np.ones(3), None, np.arange(3)[:, None]) is None
 
 
 def test_averages_weight_proteins_and_selection_types() -> None:

@@ -23,12 +23,8 @@ from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
+from tests.fixtures.runs import Train
 from tests.rounding import error_bound
-
-
-@pytest.fixture(scope="module")
-def model(tiny_run: Path) -> PretrainedModel:
-    return protlm.load(tiny_run)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +148,7 @@ def test_causal_perplexity_is_that_of_one_sequence_at_a_time(
 
 
 def test_the_validation_of_a_causal_run_gives_the_same_figures(
-    train_tiny: Callable[..., Path], tiny_data: Path, tmp_path: Path
+    train_tiny: Train, tiny_data: Path, tmp_path: Path
 ) -> None:
     run = train_tiny(tmp_path / "run", "objective=causal", "data.max_length=512")
     row = read_metrics(run / "metrics.csv")[-1]

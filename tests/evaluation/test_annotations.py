@@ -1,7 +1,6 @@
 """Attention to amino acids and annotations, against direct sums and constructed answers."""
 
 import gzip
-import json
 from collections import Counter
 from itertools import pairwise, product
 from pathlib import Path
@@ -11,31 +10,19 @@ import pytest
 import torch
 
 from protlm.analysis import head_survey
-from protlm.analysis.head_survey import (
-    property_sums,
-    sign_flip_p_values,
-    summed,
-)
+from protlm.analysis.head_survey import property_sums, sign_flip_p_values, summed
 from protlm.analysis.uniprot_features import BOND, SITES, read_annotated
 from protlm.data.records.swissprot import WRONG_LENGTH
 from protlm.data.vocabulary import STANDARD
-from protlm.evaluation import create
 from protlm.evaluation.annotations import NAMES
-from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.similarity import blosum62, correlation_with_blosum
-from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError
 from tests.data.test_relatives import random_sequences
-from tests.small_models import structure_folder
+from tests.small_models import evaluated, structure_folder
 
 SEQUENCE = "MKTAYIAKQRQISFVK"
 LENGTH = len(SEQUENCE)
-
-
-@pytest.fixture(scope="module")
-def model(tiny_run: Path) -> PretrainedModel:
-    return load_model(tiny_run)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +100,8 @@ def test_a_constructed_similarity_has_the_known_correlation(sign: float) -> None
     assert found["pearson"] == pytest.approx(sign)
     # Rounding breaks the ties of BLOSUM62 at random.
     assert sign * found["spearman"] > 0.9
+    # Too few heads have no correlation.
+    assert np.isnan(correlation_with_blosum(planted(sign)[:2], None)["pearson"])
 
 
 def test_division_by_the_background_removes_the_profile_that_heads_share() -> None:
@@ -127,27 +116,20 @@ def test_division_by_the_background_removes_the_profile_that_heads_share() -> No
     assert raw < divided
 
 
-def test_too_few_heads_have_no_correlation() -> None:
-    assert np.isnan(correlation_with_blosum(planted(1.0)[:2], None)["pearson"])
-
-
 @pytest.mark.slow
 def test_similarity_is_reported_with_intervals(model: PretrainedModel, folder: str) -> None:
-    made = create("similarity", {"name": "similarity", "structures": folder})
-    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    values, table = evaluated("similarity", model, structures=folder)
     found = values["model"]["weights"]
     assert found["heads"] == model.num_layers * model.num_heads
     assert -1 <= found["pearson"]["low"] <= found["pearson"]["high"] <= 1
     # Maps of linear attention are flat: no pair is above the threshold.
     assert values["model"]["threshold"]["heads"] == 0
-    table = made.table({NO_SPLIT: values})
     assert len(table.rows) == 6
     assert "too few heads" in table.rows[2][2]
 
 
 def test_annotations_are_reported_for_every_head(model: PretrainedModel, folder: str) -> None:
-    made = create("annotations", {"name": "annotations", "structures": folder})
-    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    values, table = evaluated("annotations", model, structures=folder)
     shape = (model.num_layers, model.num_heads)
     assert set(values["background"]) == set(NAMES)
     assert sum(values["background"][a] for a in STANDARD) == pytest.approx(1)
@@ -160,7 +142,6 @@ def test_annotations_are_reported_for_every_head(model: PretrainedModel, folder:
             np.testing.assert_allclose(found["weighted"], found["expected"], atol=0.1)
         total = sum(np.array(values[who][a]["weighted"]) for a in STANDARD)
         np.testing.assert_allclose(total, 1, rtol=1e-6)
-    table = made.table({NO_SPLIT: values})
     assert len(table.rows) == 2 * len(NAMES)
     assert all(first[0] == second[0] for first, second in list(pairwise(table.rows))[::2])
 
@@ -186,10 +167,8 @@ def test_features_are_measured_on_the_proteins_that_have_them(
         return [(layer, [heads]) for layer in (1, 2)]
 
     monkeypatch.setattr(head_survey, "residue_rows", blocks)
-    settings = {"name": "annotations", "structures": folder, "uniprot": str(path)}
-    made = create("annotations", settings)
     with pytest.warns(UserWarning, match="1 of 4 records rejected: 1 length differs"):
-        values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+        values, table = evaluated("annotations", model, structures=folder, uniprot=path)
     length = 20
     assert values["background"]["binding_site"] == pytest.approx(1 / length)
     assert values["background"]["signal_peptide"] == pytest.approx(4 / length)
@@ -213,12 +192,14 @@ def test_features_are_measured_on_the_proteins_that_have_them(
     # A head of one distance finds no more bonds than there are at that distance.
     expected = np.array(values["model"]["disulfide_bond"]["expected"])[0]
     assert expected[1] == pytest.approx(weighted["disulfide_bond"][0, 1])
-    rows = {row[0]: row for row in made.table({NO_SPLIT: values}).rows[::2]}
+    rows = {row[0]: row for row in table.rows[::2]}
     assert rows["binding_site"][-1] == "1" and rows["helix"][-1] == "3"
-    caption = made.table({NO_SPLIT: values}).caption
-    assert "features left out in the file, unknown or uncertain position: 1" in caption
-    assert f"records rejected in the file, {WRONG_LENGTH}: 1" in caption
-    assert "3 proteins with features in the file: 3 drawn, 1 of them left out as" in caption
+    for words in (
+        "features left out in the file, unknown or uncertain position: 1",
+        f"records rejected in the file, {WRONG_LENGTH}: 1",
+        "3 proteins with features in the file: 3 drawn, 1 of them left out as",
+    ):
+        assert words in table.caption
 
 
 FIXTURES = Path(__file__).resolve().parents[1] / "data" / "records" / "fixtures"
@@ -238,9 +219,8 @@ def entry(*features: str, accession: str = "P00001", sequence: str = ENTRY_SEQUE
     return "\n".join(lines) + "\n"
 
 
-@pytest.fixture
-def flat_file(tmp_path: Path) -> Path:
-    """Two entries: one with features in the present format, one without."""
+def test_sites_and_bonds_are_at_their_positions(tmp_path: Path) -> None:
+    """Of two entries: one with features in the present format, one without."""
     path = tmp_path / "x.dat"
     path.write_text(
         entry(
@@ -258,11 +238,7 @@ def flat_file(tmp_path: Path) -> Path:
         )
         + entry("CHAIN           1..20", accession="P00002")
     )
-    return path
-
-
-def test_sites_and_bonds_are_at_their_positions(flat_file: Path) -> None:
-    found = read_annotated(flat_file, max_proteins=10, max_residues=100, seed=0)
+    found = read_annotated(path, max_proteins=10, max_residues=100, seed=0)
     (protein,) = found.proteins
     sites = dict(zip(SITES, protein.is_site(), strict=True))
     assert np.flatnonzero(sites["binding_site"]).tolist() == [2, 3, 4, 8]
@@ -319,10 +295,11 @@ def test_the_draw_depends_on_the_seed_and_not_on_the_order_of_the_file(tmp_path:
     backward.write_text("".join(entries[::-1]))
     first = []
     for seed in range(100):
-        drawn = read_annotated(forward, max_proteins=3, max_residues=100, seed=seed).proteins
-        assert (
-            drawn == read_annotated(backward, max_proteins=3, max_residues=100, seed=seed).proteins
+        drawn, again = (
+            read_annotated(path, max_proteins=3, max_residues=100, seed=seed).proteins
+            for path in (forward, backward)
         )
+        assert drawn == again
         first.append(drawn[0].accession)
     counts = Counter(first)
     # A uniform draw of 100 has each of the 12 between 1 and 24 times but for 1 in 400.

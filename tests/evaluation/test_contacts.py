@@ -6,12 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.analysis.contact_regression import (
-    ContactRegression,
-    apc,
-    features,
-    head_features,
-)
+from protlm.analysis.contact_regression import ContactRegression, apc, features, head_features
 from protlm.analysis.precision import precision
 from protlm.analysis.structures import read_structure, structure_files
 from protlm.evaluation.base import NO_SPLIT

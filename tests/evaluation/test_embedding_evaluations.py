@@ -11,18 +11,11 @@ from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.probing import compositions, three_mers
 from protlm.evaluation import create
-from protlm.evaluation.base import NO_SPLIT, EvaluationData
-from protlm.loading import load_model
-from protlm.model.embedding import embeddings
+from protlm.evaluation.base import EvaluationData
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
-from tests.small_models import small_model
-
-
-@pytest.fixture(scope="module")
-def model(tiny_run: Path) -> PretrainedModel:
-    return load_model(tiny_run)
+from tests.small_models import evaluated, small_model
 
 
 def families(seed: int, number: int, members: int) -> list[tuple[str, str, str]]:
@@ -36,16 +29,6 @@ def families(seed: int, number: int, members: int) -> list[tuple[str, str, str]]
             letters = np.where(changed, generator.choice(list(STANDARD), size=60), founder)
             rows.append((f"F{family}M{member}", f"f{family}", "".join(letters)))
     return rows
-
-
-def test_mean_embeddings_are_means_over_residues(model: PretrainedModel) -> None:
-    sequences = [row[2] for row in families(0, 4, 2)] + ["M", "MKVW" * 9]
-    found = embeddings(model, sequences, layers=[0, 2], tokens_per_batch=150)
-    for row, sequence in enumerate(sequences):
-        out = model(model.tokenize([sequence]), layers=[0, 2])
-        for means, layer in zip(found, (0, 2), strict=True):
-            expected = out.hidden[layer][0, 1:-1].mean(dim=0).numpy()
-            np.testing.assert_allclose(means[row], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_compositions_and_three_mers_by_hand() -> None:
@@ -78,13 +61,11 @@ def planted(tmp_path: Path, make_data_set: Any) -> tuple[EvaluationData, Path]:
 
 def test_relatives_are_found(planted: tuple[EvaluationData, Path], model: PretrainedModel) -> None:
     data, table = planted
-    made = create("mine", {"name": "retrieval", "labels": str(table), "layer": 1})
-    values = made.run(model, data)
+    values, table = evaluated("retrieval", model, data, labels=table, layer=1)
     assert (values["queries"], values["gallery"], values["without_relative"]) == (10, 55, 1)
     assert values["three_mers"]["top1"]["value"] == values["three_mers"]["map"]["value"] == 1
     assert values["model"]["top1"]["value"] > values["chance"]["top1"]["value"]
     assert values["chance"]["map"]["value"] < 0.4
-    table = made.table({"test": values})
     assert len(table.rows) == 5
     caption = "layer 1; 1 queries without a relative of the same cluster30 left out"
     assert values["layer"] == 1 and caption in table.caption
@@ -104,9 +85,8 @@ def test_a_table_without_relatives_is_refused(
     planted: tuple[EvaluationData, Path], model: PretrainedModel, tmp_path: Path
 ) -> None:
     (tmp_path / "t.tsv").write_text("accession\tcluster30\nF0M0\tf0\n")
-    made = create("mine", {"name": "retrieval", "labels": str(tmp_path / "t.tsv")})
     with pytest.raises(InputDataError, match="no sequence of the split shares its cluster30"):
-        made.run(model, planted[0])
+        evaluated("retrieval", model, planted[0], labels=tmp_path / "t.tsv")
 
 
 def test_classes_are_read_off(model: PretrainedModel, tmp_path: Path) -> None:
@@ -120,28 +100,27 @@ def test_classes_are_read_off(model: PretrainedModel, tmp_path: Path) -> None:
     (tmp_path / "x.fasta").write_text("".join(f">{a}\n{s}\n" for a, _, _, s in rows))
     lines = ["accession\tlabel\tsplit", *("\t".join(row[:3]) for row in rows)]
     (tmp_path / "t.tsv").write_text("\n".join(lines))
-    files = {"labels": str(tmp_path / "t.tsv"), "sequences": str(tmp_path / "x.fasta")}
-    made = create("mine", {"name": "sequence_labels", **files})
-    values = made.run(model, None)
+    files = {"labels": tmp_path / "t.tsv", "sequences": tmp_path / "x.fasta"}
+    values, table = evaluated("sequence_labels", model, **files)
     assert values["sequences"] == {"train": 40, "valid": 0, "test": 20}
     accuracy = {
         who: one["metrics"]["accuracy"]["value"] for who, one in values["predictors"].items()
     }
     assert accuracy["composition"] == accuracy["model"] == 1
     assert accuracy["constant"] == 0.5
-    assert len(made.table({NO_SPLIT: values}).rows) == len(accuracy) == 6
+    assert len(table.rows) == len(accuracy) == 6
     (tmp_path / "x.fasta").write_text(">P0\nMK\n>P2\n\n")
     with (
         pytest.warns(UserWarning, match=r"x\.fasta: 1 of 2 records rejected"),
         pytest.raises(InputDataError, match=r"line 3: .*x\.fasta has no sequence of P1"),
     ):
-        made.run(model, None)
+        evaluated("sequence_labels", model, **files)
     (tmp_path / "t.tsv").write_text("accession\tlabel\nP0\twater\n")
     with (
         pytest.warns(UserWarning, match=r"x\.fasta: 1 of 2 records rejected"),
         pytest.raises(InputDataError, match=r"t\.tsv has no splits"),
     ):
-        made.run(model, None)
+        evaluated("sequence_labels", model, **files)
 
 
 def test_what_is_not_used_or_leaks_is_told(tmp_path: Path) -> None:
@@ -154,34 +133,31 @@ def test_what_is_not_used_or_leaks_is_told(tmp_path: Path) -> None:
         records.append(f">{name}\n{sequence * 2 if number == 3 else sequence}\n")
     (tmp_path / "x.fasta").write_text("".join(records))
     (tmp_path / "t.tsv").write_text("\n".join(lines))
-    files = {"labels": str(tmp_path / "t.tsv"), "sequences": str(tmp_path / "x.fasta")}
-    made = create("mine", {"name": "sequence_labels", **files})
-    values = made.run(small_model("performer_relu", max_length=80), None)
+    files = {"labels": tmp_path / "t.tsv", "sequences": tmp_path / "x.fasta"}
+    judged = small_model("performer_relu", max_length=80)
+    values, table = evaluated("sequence_labels", judged, **files)
     assert values["left_out"] == {"without a label": 1, "without a split": 1}
     assert values["cropped"] == 1
-    caption = made.table({NO_SPLIT: values}).caption
-    assert "left out: 1 without a label" in caption
-    assert "embedded in part, for their length: 1" in caption
-    assert "share 6% or more of the 6-mers" in caption
+    assert "left out: 1 without a label" in table.caption
+    assert "embedded in part, for their length: 1" in table.caption
+    assert "share 6% or more of the 6-mers" in table.caption
 
 
 @pytest.mark.slow
 def test_a_probe_of_secondary_structure(model: PretrainedModel) -> None:
-    made = create("mine", {"name": "secondary_structure"})
-    values = made.run(model, None)
+    values, table = evaluated("secondary_structure", model)
     assert values["proteins"] == {"train": 20, "test": 20}
     q3 = {who: one["metrics"]["accuracy"] for who, one in values["predictors"].items()}
     # The residues around know more than the most common state, by far more than chance allows.
     assert q3["residues_around"]["low"] > q3["constant"]["value"]
     assert 0.3 < q3["model"]["value"] < 0.8
-    assert len(made.table({NO_SPLIT: values}).rows) == len(q3) == 5
+    assert len(table.rows) == len(q3) == 5
 
 
 def test_the_same_proteins_on_both_sides_are_refused(model: PretrainedModel) -> None:
-    folder = str(sample_dir() / "structures" / "fit")
-    made = create("mine", {"name": "secondary_structure", "structures": folder})
+    folder = sample_dir() / "structures" / "fit"
     with pytest.raises(InputDataError, match="fit to other proteins"):
-        made.run(model, None)
+        evaluated("secondary_structure", model, structures=folder)
 
 
 def test_a_structure_without_a_backbone_is_left_out(model: PretrainedModel, tmp_path: Path) -> None:
@@ -193,23 +169,18 @@ def test_a_structure_without_a_backbone_is_left_out(model: PretrainedModel, tmp_
         # Of the first, the Cα atoms alone.
         kept = [x for x in lines if path != shipped[0] or x[12:16].strip() == "CA"]
         (folder / path.name.removesuffix(".gz")).write_text("\n".join(kept) + "\n")
-    settings = {"name": "secondary_structure", "fit_structures": str(folder)}
-    values = create("mine", settings).run(model, None)
+    values, _ = evaluated("secondary_structure", model, fit_structures=folder)
     assert values["proteins"]["train"] == 2
     assert values["left_out"] == [shipped[0].name.removesuffix(".pdb.gz")]
     for path in shipped[1:]:
         (folder / path.name.removesuffix(".gz")).unlink()
     with pytest.raises(InputDataError, match="no structure with a complete residue"):
-        create("mine", settings).run(model, None)
+        evaluated("secondary_structure", model, fit_structures=folder)
 
 
 # The name of an evaluation and one of its settings, and what is said.
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    (
-        "contacts",
-        {"max_residues": None},
-        "mine.max_residues=null must be a whole number",
-    ),
+    ("contacts", {"max_residues": None}, "mine.max_residues=null must be a whole number"),
     ("heads", {"ablate": "yes"}, "evaluation.mine.ablate=yes must be true or false"),
     ("masked", {"mask_fraction": "15%"}, "evaluation.mine.mask_fraction=15% must be a number"),
     ("favor_vs_softmax", {"features": 256}, "evaluation.mine.features=256 must be a list"),

@@ -1,7 +1,6 @@
 """Estimates of softmax: measures by hand, bias and variance apart, and the evaluation."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,9 @@ from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.favor_vs_softmax import FavorVsSoftmax
 from protlm.loading import load_model
-from tests.small_models import structure_folder
+from protlm.model.pretrained import PretrainedModel
+from tests.fixtures.runs import Train
+from tests.small_models import evaluated, structure_folder
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQLEERLG", "GSHMLEDPVEAVLKKWDERRG"]
 
@@ -81,56 +82,52 @@ def test_unbiased_draws_have_no_bias() -> None:
 
 
 @pytest.fixture(scope="module")
-def softmax_run(train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_tiny(
-        tmp_path_factory.mktemp("runs") / "softmax", "attention=softmax", "trainer.max_steps=2"
-    )
+def judged(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> PretrainedModel:
+    folder = tmp_path_factory.mktemp("runs") / "softmax"
+    return load_model(train_tiny(folder, "attention=softmax", "trainer.max_steps=2"))
 
 
-def test_the_evaluation_reports_errors_and_perplexities(softmax_run: Path, tmp_path: Path) -> None:
+def test_the_evaluation_reports_errors_and_perplexities(
+    judged: PretrainedModel, tmp_path: Path
+) -> None:
     fasta = tmp_path / "x.fasta"
     fasta.write_text("".join(f">P{n}\n{s}\n" for n, s in enumerate(SEQUENCES)))
-    settings = {"name": "favor_vs_softmax", "sequences": str(fasta), "features": [16, 4096]}
-    model = load_model(softmax_run)
-    made = create("favor_vs_softmax", {**settings, "draws": 2})
-    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    settings = {"sequences": fasta, "features": [16, 4096], "draws": 2}
+    values, table = evaluated("favor_vs_softmax", judged, **settings)
     estimates = values["errors"]["by_estimate"]
     assert list(estimates) == ["rounded", "R = 16", "R = 4096"]
     few, many = (np.array(estimates[f"R = {n}"]["output_error"]) for n in (16, 4096))
-    assert few.shape == (model.num_layers, model.num_heads)
+    assert few.shape == (judged.num_layers, judged.num_heads)
     assert (many < few).all()
     assert (np.array(estimates["rounded"]["output_error"]) < few).all()
     # Softmax in the place of softmax changes nothing but rounding.
     perplexity = values["perplexity"]
     assert perplexity["softmax"] == pytest.approx(perplexity["own"], rel=1e-5)
-    replaced = with_attention(model, favor(model, 16, draw=0), [1, 2])
+    replaced = with_attention(judged, favor(judged, 16, draw=0), [1, 2])
     scored = masked_scores(replaced, SEQUENCES)
     expected = np.exp(scored.nats.sum() / scored.targets.sum())
     assert perplexity["R = 16"]["all"] == pytest.approx(expected)
     assert values["replacement_draws"] == 1 and "contacts" not in values
-    table = made.table({NO_SPLIT: values})
     assert "of one draw" in table.caption
-    assert len(table.rows) == 2 + 3 * (model.num_layers + 1) + 3
-    assert all(len(row) == len(table.columns) for row in table.rows)
+    assert len(table.rows) == 2 + 3 * (judged.num_layers + 1) + 3
 
 
 def test_contacts_are_those_of_the_replaced_maps_by_the_own_regression(
-    softmax_run: Path, tmp_path: Path
+    judged: PretrainedModel, tmp_path: Path
 ) -> None:
     folders = {part: structure_folder(tmp_path, part, 2) for part in ("fit", "test")}
     settings = {"structures": folders["test"], "features": [16], "draws": 2}
     made = create("x", {"name": "favor_vs_softmax", **settings})
     assert isinstance(made, FavorVsSoftmax)
     made.fit = ProteinChoice(folders["fit"], 10, 400)
-    model = load_model(softmax_run)
-    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
-    fit, test = (ProteinChoice(one, 10, 400).read(model) for one in folders.values())
-    fitted = FittedContacts(model, fit, test, seed=0)
+    values = json.loads(json.dumps(made.run(judged, None), allow_nan=False))
+    fit, test = (ProteinChoice(one, 10, 400).read(judged) for one in folders.values())
+    fitted = FittedContacts(judged, fit, test, seed=0)
     for layers, place in (([1], "1"), ([1, 2], "all")):
-        replaced = with_attention(model, favor(model, 16, draw=0), layers)
+        replaced = with_attention(judged, favor(judged, 16, draw=0), layers)
         assert values["contacts"]["R = 16"][place] == pytest.approx(fitted.of(replaced).mean())
     # Softmax in the place of softmax may move pairs of equal probability.
-    own = fitted.of(model).mean()
+    own = fitted.of(judged).mean()
     assert values["contacts"]["own"] == pytest.approx(own)
     assert values["contacts"]["softmax"] == pytest.approx(own, abs=0.05)
     assert values["contacts"]["R = 16"]["all"] != pytest.approx(own)

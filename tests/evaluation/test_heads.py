@@ -1,6 +1,5 @@
 """Heads: statistics against their definitions, clusters, rollout, ablation, the evaluation."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,7 @@ import pytest
 import torch
 
 from protlm.analysis.bootstrap import ratio_interval
-from protlm.analysis.head_statistics import (
-    MAX_OFFSET,
-    head_statistics,
-    residue_rows,
-    sink_mass,
-)
+from protlm.analysis.head_statistics import MAX_OFFSET, head_statistics, residue_rows, sink_mass
 from protlm.analysis.head_survey import (
     HeadSurvey,
     PooledMap,
@@ -26,12 +20,10 @@ from protlm.analysis.head_survey import (
 )
 from protlm.analysis.replacement import masked_scores, mean_outputs, without_head
 from protlm.attention import names
-from protlm.evaluation import create
-from protlm.evaluation.base import NO_SPLIT
-from protlm.loading import load_model
+from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 from tests.rounding import error_bound
-from tests.small_models import small_model, structure_folder
+from tests.small_models import evaluated, small_model, structure_folder
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "GSHMLEDPVE", "AVLKKWDERRG"]
@@ -90,11 +82,7 @@ def test_an_ablated_head_has_its_mean_output() -> None:
 
     batch = model.tokenize(SEQUENCES[:2])
     x = dict(model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))[2]
-    named: dict[str, Any] = {
-        "hidden_BLD": x.hidden_BLD,
-        "mask_BL": batch.mask_BL,
-        "causal": False,
-    }
+    named = {"hidden_BLD": x.hidden_BLD, "mask_BL": batch.mask_BL, "causal": False}
     intact_BHLC = model.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
     logits_BLV = model(batch).logits_BLV
     with without_head(model, 2, 2, means_NHC) as ablated:
@@ -145,14 +133,14 @@ def test_ratios_and_their_intervals() -> None:
 
 def test_scores_of_masked_residues() -> None:
     model = small_model("softmax")
-    found = masked_scores(model, SEQUENCES, mask_fraction=0.2, seed=3)
+
+    def scores(sequences: list[str] = SEQUENCES, seed: int = 3) -> Any:
+        return masked_scores(model, sequences, mask_fraction=0.2, seed=seed)
+
+    found = scores()
     assert found.targets.tolist() == [4, 2, 2]
-    again = masked_scores(model, SEQUENCES, mask_fraction=0.2, seed=3)
-    np.testing.assert_array_equal(found.nats, again.nats)
-    alone = masked_scores(model, SEQUENCES[:1], mask_fraction=0.2, seed=3)
-    assert found.nats[0] == alone.nats[0]
-    other = masked_scores(model, SEQUENCES[:1], mask_fraction=0.2, seed=4)
-    assert other.nats[0] != alone.nats[0]
+    np.testing.assert_array_equal(found.nats, scores().nats)
+    assert found.nats[0] == scores(SEQUENCES[:1]).nats[0] != scores(SEQUENCES[:1], seed=4).nats[0]
 
 
 def test_scores_of_next_residues() -> None:
@@ -166,15 +154,13 @@ def test_scores_of_next_residues() -> None:
 
 
 def test_the_evaluation_reports_heads_contacts_and_ablations(
-    tiny_run: Path, tmp_path: Path
+    model: PretrainedModel, tmp_path: Path
 ) -> None:
-    model = load_model(tiny_run)
     folders = {
         "structures": structure_folder(tmp_path, "test", 2),
         "fit_structures": structure_folder(tmp_path, "fit", 2),
     }
-    made = create("heads", {"name": "heads", **folders, "ablate": True})
-    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    values, table = evaluated("heads", model, **folders, ablate=True)
     layers, heads = model.num_layers, model.num_heads
     for who in ("model", "random_weights"):
         assert np.array(values[who]["entropy"]).shape == (layers, heads)
@@ -186,33 +172,24 @@ def test_the_evaluation_reports_heads_contacts_and_ablations(
     assert len(changes) == layers * heads
     assert all(x["nats"]["low"] <= x["nats"]["mean"] <= x["nats"]["high"] for x in changes)
     assert {x["nats"]["mean"] for x in changes} != {0.0}
-    table = made.table({NO_SPLIT: values})
     assert len(table.rows) == min(16, layers * heads) + 2
-    assert all(len(row) == len(table.columns) for row in table.rows)
     assert "best head alone, model" in table.caption and "most costly heads" in table.caption
 
 
-def test_a_sequence_file_has_statistics_only(tiny_run: Path, tmp_path: Path) -> None:
+def test_a_sequence_file_has_statistics_only(model: PretrainedModel, tmp_path: Path) -> None:
     fasta = tmp_path / "x.fasta"
     given = [SEQUENCES[0], "", *SEQUENCES[1:], "M" * 500]
     fasta.write_text("".join(f">P{n}\n{s}\n" for n, s in enumerate(given)))
-    settings = {"name": "heads", "sequences": str(fasta), "max_proteins": 2}
-    made = create("heads", settings)
     with pytest.warns(UserWarning, match="x.fasta: 1 of 5 records rejected"):
-        values = made.run(load_model(tiny_run), None)
+        values, table = evaluated("heads", model, sequences=fasta, max_proteins=2)
     assert values["num_proteins"] == 2
     assert "contact_precision" not in values["model"]
     # Offsets that no protein is long enough for are missing.
     assert values["model"]["offset_profile"][0][0][0] is None
-    assert "best head" not in made.table({NO_SPLIT: values}).caption
-
-
-def test_a_file_without_a_protein_is_refused(tiny_run: Path, tmp_path: Path) -> None:
-    fasta = tmp_path / "x.fasta"
+    assert "best head" not in table.caption
     fasta.write_text(">P1\n" + "M" * 50)
-    made = create("heads", {"name": "heads", "sequences": str(fasta), "max_residues": 49})
     with pytest.raises(InputDataError, match="no protein of at most 49 residues"):
-        made.run(load_model(tiny_run), None)
+        evaluated("heads", model, sequences=fasta, max_residues=49)
 
 
 PER_ROW = ("entropy", "effective_keys", "mean_distance", "bandwidth", "column_entropy")
@@ -278,17 +255,15 @@ def test_negative_weights_have_no_entropy() -> None:
     assert found["symmetry"].isfinite().all()
 
 
-def test_offsets_beyond_a_short_protein_are_missing() -> None:
+def test_what_a_protein_is_too_short_or_too_long_for_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     profile = head_statistics([torch.full((1, 3, 3), 1 / 3)])["offset_profile"][0]
     assert profile.isfinite().sum() == 5
     assert profile[MAX_OFFSET - 2 : MAX_OFFSET + 3].tolist() == pytest.approx([1 / 3] * 5)
-
-
-def test_symmetry_is_left_out_of_long_proteins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("protlm.analysis.head_statistics.MAX_SYMMETRY_RESIDUES", 5)
     found = head_statistics([torch.full((2, 6, 6), 1 / 6)])
-    assert found["symmetry"].isnan().all()
-    assert found["entropy"].isfinite().all()
+    assert found["symmetry"].isnan().all() and found["entropy"].isfinite().all()
 
 
 # The rows of Linformer's maps do not sum to 1.

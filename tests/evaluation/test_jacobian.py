@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-import protlm
 from protlm.analysis.categorical_jacobian import jacobian_contacts
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.evaluation import create
-from protlm.evaluation.base import NO_SPLIT
 from protlm.model.pretrained import PretrainedModel
-from tests.small_models import small_model, structure_folder
+from tests.small_models import evaluated, small_model, structure_folder
 
 SEQUENCE = "MKTAYIAKQRWCF"
 LETTERS = [VOCABULARY[letter] for letter in STANDARD]
@@ -68,20 +65,17 @@ def test_blocks_change_nothing(rows: int) -> None:
     np.testing.assert_allclose(blocks, whole, atol=1e-5 * np.abs(whole).max(), rtol=0)
 
 
-def test_bfloat16_products_change_little(tiny_run: Path) -> None:
+def test_bfloat16_products_change_little(model: PretrainedModel) -> None:
     """Of logits with 8 bits; where the Jacobian is small, rounding shows."""
-    model = protlm.load(tiny_run)
     exact, rounded = (jacobian_contacts(model, 2 * SEQUENCE, bfloat16=x) for x in (False, True))
     pairs = np.triu_indices(len(exact), 1)
     assert 0.9 < np.corrcoef(exact[pairs], rounded[pairs])[0, 1] < 1 - 1e-9
 
 
-def test_the_evaluation_has_a_table(tiny_run: Path, tmp_path: Path) -> None:
+def test_the_evaluation_has_a_table(model: PretrainedModel, tmp_path: Path) -> None:
     folder = structure_folder(tmp_path, "test", 2)
-    made = create("mine", {"name": "jacobian", "structures": folder, "max_residues": 103})
-    values = made.run(protlm.load(tiny_run), None)
+    values, table = evaluated("jacobian", model, structures=folder, max_residues=103)
     assert values["num_test"] + len(values["left_out"]) == 2
-    table = made.table({NO_SPLIT: values})
-    assert len(table.rows) == 3 * 3 and {len(row) for row in table.rows} == {len(table.columns)}
+    assert len(table.rows) == 3 * 3
     assert values["over_best_baseline"]["long"]["baseline"] in table.caption
     assert values["left_out"] and values["left_out"][0] in table.caption

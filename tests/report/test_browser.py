@@ -2,9 +2,7 @@
 
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,18 +11,18 @@ import protlm
 from protlm.commands.inspect import InspectOptions, inspect
 from protlm.report.page import SCRIPTS
 from tests.fixtures.browser import Browser
+from tests.fixtures.runs import Train
 from tests.small_models import shortest_structures
 
 HOSTILE = "</script><script>window.broken=1</script><img/src=x/onerror=window.broken=2>\"'`&lt;"
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
 TITLE = "document.getElementById('map-title').textContent"
+GRID = "[...document.querySelectorAll('#grid button')]"
 READING = "document.getElementById('reading').textContent"
 
 
 @pytest.fixture(scope="module")
-def two_models(
-    tiny_run: Path, train_tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def two_models(tiny_run: Path, train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of a structure by two models."""
     folder = tmp_path_factory.mktemp("pages")
     other = train_tiny(folder / "other", "attention=softmax", "trainer.max_steps=2")
@@ -87,7 +85,7 @@ def test_a_request_would_be_noticed(browser: Browser, tmp_path: Path) -> None:
 
 def test_the_page_opens_without_faults_or_requests(page: Browser) -> None:
     assert (page.requests(), page.faults()) == ([], [])
-    assert page.evaluate("document.querySelectorAll('#grid button').length") == 4
+    assert page.evaluate(f"{GRID}.length") == 4
     assert page.evaluate("document.querySelectorAll('#statistics tbody tr').length") == 8
     assert "of A: tiny" in page.evaluate(TITLE)
     # No element is wider than the window.
@@ -103,10 +101,8 @@ def test_the_numbers_are_those_of_the_model(page: Browser, tiny_run: Path) -> No
         page.evaluate(f"App.open(App.models[0], App.models[0].heads[{at}])")
         assert f"ayer {layer} head {head}" in page.evaluate(TITLE)
         shown = page.evaluate("Array.from(App.getView().matrix.weights)")
-        steps = page.evaluate(
-            "(() => { const { matrix } = App.getView();"
-            " return Array.from(matrix.weights, (_, place) => Data.halfStep(matrix, place)); })()"
-        )
+        half_steps = "matrix.weights.map((_, place) => Data.halfStep(matrix, place))"
+        steps = page.evaluate(f"(({{ matrix }}) => Array.from({half_steps}))(App.getView())")
         expected = maps[layer][0, head - 1, 1:-1, 1:-1].numpy().ravel()
         # Weights are float32 in the page.
         assert (np.abs(np.array(shown) - expected) <= np.array(steps) + 1e-6 * expected.max()).all()
@@ -118,22 +114,18 @@ def test_the_numbers_are_those_of_the_model(page: Browser, tiny_run: Path) -> No
 def test_the_cross_is_moved_by_keys(page: Browser) -> None:
     sequence = page.evaluate("Content.protein.sequence")
     page.evaluate("App.point(4, 7); document.getElementById('map').focus()")
-    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
-        page.press(key)
-    page.press("ArrowRight", shift=True)
+    for key, shift in (("Down", False), ("Right", False), ("Right", False), ("Right", True)):
+        page.press(f"Arrow{key}", shift=shift)
     assert f"Row {sequence[5]}6, column {sequence[19]}20: weight" in page.evaluate(READING)
     page.press("ArrowUp", shift=True)
     assert f"Row {sequence[0]}1, column" in page.evaluate(READING)
     page.press(" ")
     assert "(fixed)" in page.evaluate(READING)
     assert "Å" in page.evaluate(READING)
-    page.press("+")
-    size = page.evaluate("App.getView().size")
-    assert size == round(len(sequence) / 2)
-    page.press("0")
-    assert page.evaluate("App.getView().size") == len(sequence)
-    label = page.evaluate("document.getElementById('map').getAttribute('aria-label')")
-    assert "Map of Layer" in label
+    for key, size in (("+", round(len(sequence) / 2)), ("0", len(sequence))):
+        page.press(key)
+        assert page.evaluate("App.getView().size") == size
+    assert "Map of Layer" in page.evaluate("document.getElementById('map').ariaLabel")
 
 
 def test_the_pointer_finds_the_pair_that_is_drawn_there(page: Browser) -> None:
@@ -155,26 +147,27 @@ def test_the_pointer_finds_the_pair_that_is_drawn_there(page: Browser) -> None:
     assert page.evaluate("App.state.cursor") == {"row": row, "column": column}
 
 
-def test_heads_are_sorted_opened_and_compared(page: Browser) -> None:
+def choose(page: Browser, control: str, value: str) -> None:
+    """Chooses a value, which is an expression, in a control."""
     page.evaluate(
-        """(() => {
-          const order = document.getElementById("order");
-          order.value = Content.statistics.findIndex((one) => one.name === "entropy");
-          order.dispatchEvent(new Event("change"));
-        })()"""
+        f"""(() => {{
+          const control = document.getElementById("{control}");
+          control.value = {value};
+          control.dispatchEvent(new Event("change"));
+        }})()"""
     )
+
+
+def test_heads_are_sorted_opened_and_compared(page: Browser) -> None:
+    choose(page, "order", "Content.statistics.findIndex((one) => one.name === 'entropy')")
     shown = page.evaluate("[...document.querySelectorAll('#grid span')].map((x) => x.textContent)")
     values = [float(text.split()[1]) for text in shown]
     assert values == sorted(values)
-    page.evaluate("document.querySelectorAll('#grid button')[3].focus()")
+    page.evaluate(f"{GRID}[3].focus()")
     page.press("ArrowLeft")
-    index = "[...document.querySelectorAll('#grid button')].indexOf(document.activeElement)"
-    assert page.evaluate(index) == 2
-    page.evaluate("document.querySelectorAll('#grid button')[0].click()")
-    page.evaluate(
-        "document.querySelectorAll('#grid button')[1]"
-        ".dispatchEvent(new MouseEvent('click', {shiftKey: true}))"
-    )
+    assert page.evaluate(f"{GRID}.indexOf(document.activeElement)") == 2
+    page.evaluate(f"{GRID}[0].click()")
+    page.evaluate(f"{GRID}[1].dispatchEvent(new MouseEvent('click', {{shiftKey: true}}))")
     first, second = (text.split()[0].replace("-", " head ") for text in shown[:2])
     assert page.evaluate(TITLE) == f"Layer {first} of A: tiny, less layer {second} of A: tiny"
     difference = page.evaluate(
@@ -189,13 +182,7 @@ def test_heads_are_sorted_opened_and_compared(page: Browser) -> None:
 
 
 def test_a_head_of_one_model_is_compared_with_one_of_the_other(page: Browser) -> None:
-    page.evaluate(
-        """(() => {
-          const compare = document.getElementById("compare");
-          compare.value = "1.2";
-          compare.dispatchEvent(new Event("change"));
-        })()"""
-    )
+    choose(page, "compare", "'1.2'")
     assert page.evaluate(TITLE).endswith("less layer 2 head 1 of B: other")
     page.evaluate("App.open(App.models[1], App.models[1].heads[2])")
     assert page.evaluate(TITLE) == "Layer 2 head 1 of B: other"
@@ -272,28 +259,23 @@ def test_letters_of_the_logo_stand_at_their_positions(page: Browser) -> None:
     assert page.evaluate("document.getElementById('logo-reading').textContent")[1:3] == "52"
 
 
-def background(page: Browser) -> Any:
-    return page.evaluate("getComputedStyle(document.body).backgroundColor")
-
-
-def corner(page: Browser) -> Any:
-    """The color of the corner of the map, which is that of the theme."""
-    return page.evaluate(
-        "Array.from(document.getElementById('map').getContext('2d').getImageData(2, 2, 1, 1).data)"
-    )
+def colors(page: Browser) -> tuple[str, int]:
+    """The color of the page, and the red of the corner of the map, which has the theme's."""
+    map_pixel = "document.getElementById('map').getContext('2d').getImageData(2, 2, 1, 1).data[0]"
+    page_color = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return page_color, page.evaluate(map_pixel)
 
 
 def test_themes_and_print(two_models: Path, browser: Browser) -> None:
+    light, dark = ("rgb(255, 255, 255)", 246), ("rgb(20, 23, 27)", 29)
     browser.open(two_models)
-    assert (background(browser), corner(browser)[0]) == ("rgb(255, 255, 255)", 246)
+    assert colors(browser) == light
     browser.open(two_models, dark=True)
-    assert (background(browser), corner(browser)[0]) == ("rgb(20, 23, 27)", 29)
-    browser.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    browser.drawn()
-    assert (background(browser), corner(browser)[0]) == ("rgb(255, 255, 255)", 246)
-    browser.evaluate("window.dispatchEvent(new Event('afterprint'))")
-    browser.drawn()
-    assert corner(browser)[0] == 29
+    assert colors(browser) == dark
+    for event, expected in (("beforeprint", light), ("afterprint", dark)):
+        browser.evaluate(f"window.dispatchEvent(new Event('{event}'))")
+        browser.drawn()
+        assert colors(browser) == expected
 
 
 def test_the_trace_turns_and_shows_the_pair(page: Browser) -> None:
@@ -304,10 +286,8 @@ def test_the_trace_turns_and_shows_the_pair(page: Browser) -> None:
     assert page.evaluate(picture) != before
     # A viewer who asked for less motion gets a trace at rest.
     assert page.evaluate("document.getElementById('spin').checked") is False
-    near = page.evaluate(
-        "Content.protein.structure.contacts.every(([i, j]) => Structure.distance(i, j) < 8)"
-    )
-    assert near
+    near = "contacts.every(([i, j]) => Structure.distance(i, j) < 8)"
+    assert page.evaluate(f"Content.protein.structure.{near}")
 
 
 def test_text_is_legible(two_models: Path, browser: Browser) -> None:
@@ -329,11 +309,7 @@ def test_text_is_legible(two_models: Path, browser: Browser) -> None:
 
 def test_controls_have_names(page: Browser) -> None:
     nodes = page.call("Accessibility.getFullAXTree")["nodes"]
-    kinds = {"button", "checkbox", "combobox", "MenuListPopup", "image", "PopUpButton"}
-    named = [
-        (node["role"]["value"], node.get("name", {}).get("value", ""))
-        for node in nodes
-        if not node.get("ignored") and node["role"]["value"] in kinds
-    ]
-    assert len(named) > 20
-    assert [role for role, name in named if not name and role != "MenuListPopup"] == []
+    kinds = {"button", "checkbox", "combobox", "image", "PopUpButton"}
+    controls = [x for x in nodes if not x.get("ignored") and x["role"]["value"] in kinds]
+    assert len(controls) > 15
+    assert [one for one in controls if not one.get("name", {}).get("value")] == []

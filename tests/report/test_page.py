@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +22,7 @@ from protlm.report import heads as module
 from protlm.report.heads import STATISTICS, Codes, binned, inspected_heads
 from protlm.report.page import SCRIPTS, assemble, json_for_html
 from protlm.report.protein import InspectedProtein, predicted_distributions
+from tests.fixtures.runs import Train
 from tests.small_models import shortest_structures
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(1)> \"'&@@DATA@@\u2028]]>"
@@ -169,19 +169,12 @@ PROTEIN = InspectedProtein("P1", "P1 one", "x.fasta", SEQUENCE)
 ALL: dict[str, Any] = {"layers": (1, 2), "heads": (1, 2)}
 
 
-@pytest.fixture(scope="module")
-def model(tiny_run: Path) -> PretrainedModel:
-    """The `tiny` model: two layers of two heads."""
-    return protlm.load(tiny_run)
-
-
 def test_full_maps_are_those_of_the_model(model: PretrainedModel) -> None:
     found = inspected_heads(model, PROTEIN, **ALL)
     assert [(head.layer, head.head) for head in found] == [(1, 1), (1, 2), (2, 1), (2, 2)]
     maps = model.attention_maps(model.tokenize([SEQUENCE]))
     for head in found:
         map_LL = maps[head.layer][0, head.head - 1, 1:-1, 1:-1].numpy()
-        assert head.full is not None
         shown_LL = head.full.codes.decode()
         np.testing.assert_allclose(shown_LL, map_LL, atol=head.full.error * (1 + 1e-6))
         assert head.full.error <= map_LL.max() / 255
@@ -263,7 +256,7 @@ def test_predictions_are_those_with_one_residue_masked(model: PretrainedModel) -
 
 
 def test_predictions_of_a_causal_model_do_not_depend_on_the_rest(
-    train_tiny: Callable[..., Path], tmp_path: Path
+    train_tiny: Train, tmp_path: Path
 ) -> None:
     run = train_tiny(tmp_path / "causal", "objective=causal", "trainer.max_steps=2")
     model = protlm.load(run)
