@@ -357,8 +357,8 @@ def test_jobs_make_the_parts_that_are_merged(
     prepare_locally(clusters)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.tsv", "data", "release"]
     # The report is that of all parts.
-    told = [line.split()[:2] for line in capfd.readouterr().err.splitlines() if "read" in line]
-    assert told == [["read", "230"]]
+    told = [line.split() for line in capfd.readouterr().err.splitlines()]
+    assert [words[1] for words in told if words[:1] == ["read"]] == ["230"]
     assert contents(tmp_path / "data") == merged(clusters)
 
 

@@ -156,6 +156,8 @@ def test_too_many_rejects_of_a_large_input_can_be_allowed_without_reading_it_aga
     source = fasta(">a\nMKVLW\n" * 5_000 + ">bad\nMK-V\n" * 500)
     with pytest.raises(InputDataError, match="500 of 5,500"):
         build(source, out, shard_residues=1)
+    # Digests are written only on request.
+    assert not list(out.with_name("data.partial").rglob("first-*.bin"))
     parsed, records = [], FastaBlock.records
     monkeypatch.setattr(
         FastaBlock, "records", lambda self, tally: parsed.append(self) or records(self, tally)
@@ -196,7 +198,7 @@ def test_records_missing_from_the_table_are_filtered(build, fasta, out, table, i
 
 def test_duplicates_are_indexed_only_on_request(build, fasta, out, monkeypatch):
     """The index of TrEMBL's sequences would take 13 GB of disk."""
-    monkeypatch.setattr("protlm.data_prep.segments.DigestSet", None)
+    monkeypatch.setattr("protlm.data_prep.prepare.DigestSet", None)
     build(fasta(">a\nMKV\n>b\nMKL\n>c\nMKV\n"), out)
     with pytest.raises(TypeError):
         build(fasta(">a\nMKV\n"), out.with_name("other"), deduplicate=True)
