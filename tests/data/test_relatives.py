@@ -105,13 +105,10 @@ def test_the_index_agrees_with_sets(pairs: int, monkeypatch: pytest.MonkeyPatch)
     ]
     np.testing.assert_array_equal(found, expected)
     assert len(set(expected)) > 5
+    ones, others = ([kmer_set(sequence) for sequence in some] for some in (queries, targets))
     of_shorter = [
-        max(
-            len(kmer_set(query) & kmer_set(target))
-            / max(min(len(kmer_set(query)), len(kmer_set(target))), 20)
-            for target in targets
-        )
-        for query in queries
+        max(len(one & other) / max(min(len(one), len(other)), 20) for other in others)
+        for one in ones
     ]
     np.testing.assert_array_equal(highest_shared_fractions(queries, targets), of_shorter)
     assert len(set(of_shorter)) > 5

@@ -23,8 +23,7 @@ def test_the_hash_is_fixed_because_files_contain_it():
 
 def test_every_residue_survives_a_round_trip():
     tokens = VOCABULARY.encode(RESIDUES)
-    assert tokens.dtype == np.uint8
-    assert len(set(tokens.tolist())) == len(RESIDUES) == 25
+    assert (tokens.dtype, len(set(tokens.tolist())), len(RESIDUES)) == (np.uint8, 25, 25)
     assert VOCABULARY.decode(tokens) == RESIDUES
     assert set(STANDARD) < set(RESIDUES)
     assert VOCABULARY.is_residue[tokens].all()

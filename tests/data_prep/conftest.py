@@ -38,13 +38,24 @@ def fasta(tmp_path) -> Callable[..., Path]:
 
 
 @pytest.fixture
+def out(tmp_path) -> Path:
+    """A data set to be made, in a folder that is not there yet."""
+    return tmp_path / "output" / "data"
+
+
+@pytest.fixture
 def build() -> Callable[..., Report]:
     """Prepares sources, by default as one split; named arguments are those of the options."""
 
-    def run(sources, out, rule=_ALL_TRAIN, clusters=None, **options):
-        paths = [sources] if isinstance(sources, Path) else list(sources)
-        settings = PrepareOptions(**options)
-        return prepare(paths, out, split_rule=rule, clusters=clusters, options=settings)
+    def run(sources, out, rule=_ALL_TRAIN, clusters=None, submission=None, **options):
+        return prepare(
+            [sources] if isinstance(sources, Path) else list(sources),
+            out,
+            split_rule=rule,
+            clusters=clusters,
+            options=PrepareOptions(**options),
+            submission=submission,
+        )
 
     return run
 

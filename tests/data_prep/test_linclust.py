@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 
 from protlm.data.records import ReadOptions, Tally, read_records
-from protlm.data_prep.clusters import ClusterSplit, ClusterTable
 from protlm.data_prep.mmseqs import Clustering, cluster_sequences, cluster_sources, run_mmseqs
-from protlm.data_prep.split import HashSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir
 from protlm.system.work_folder import BEGUN
@@ -45,12 +43,10 @@ mv {folder}/found {folder}/pid
 wait
 """
 
+# The lock of a process on another machine.
+ELSEWHERE = '{"host": "elsewhere", "pid": 1, "since": ""}'
+
 SEARCH = "from protlm.data_prep.mmseqs import run_mmseqs; run_mmseqs(['search'])"
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "made" / "data"
 
 
 @pytest.fixture
@@ -94,10 +90,8 @@ def test_every_format_and_several_sources(install_mmseqs, out, tmp_path):
     assert members_of(table) == {"P00001": {"P00001", "P00002"}}
 
 
-def test_the_same_sources_are_clustered_once(install_mmseqs, out, tmp_path, capsys):
+def test_the_same_sources_are_clustered_once(install_mmseqs, out, source, capsys):
     calls = install_mmseqs(FAKE) / "calls"
-    source = tmp_path / "one.fasta"
-    source.write_text(">a\nMKTAYIAKQRQI\n")
     first = cluster_sources([source], out, Clustering())
     assert cluster_sources([source], out, Clustering()) == first
     assert str(first) in capsys.readouterr().err
@@ -120,11 +114,10 @@ def test_files_of_a_process_that_was_killed_on_another_machine_are_removed(insta
     table.unlink()
     left = out.with_name(f"{table.name}.partial")
     (left / "tmp").mkdir(parents=True)
-    (left / "tmp" / "half").touch()
-    (left / "linclust_cluster.tsv").write_text("half\n")
-    (left / "sources.fasta").touch()
+    for name in ("tmp/half", "linclust_cluster.tsv", "sources.fasta"):
+        (left / name).write_text("half\n")
     (left / BEGUN).write_text("{}")
-    (left / "lock.json").write_text('{"host": "elsewhere", "pid": 1, "since": ""}')
+    (left / "lock.json").write_text(ELSEWHERE)
     with pytest.raises(OutputError, match=r"process 1 on elsewhere.*--break-lock"):
         cluster_sources([TINY], out, Clustering())
     assert cluster_sources([TINY], out, Clustering(break_lock=True)).read_text() == content
@@ -208,23 +201,13 @@ def test_mmseqs_and_what_it_starts_end_with_protlm(install_mmseqs, tmp_path, num
 
 
 def test_a_broken_lock_leaves_everything_to_the_other_process(install_mmseqs, out):
-    lock = '{"host": "elsewhere", "pid": 1, "since": ""}'
-    install_mmseqs(FAKE + "Path(folder).with_name('lock.json').write_text({lock!r})\n", lock=lock)
+    taking = FAKE + "Path(folder).with_name('lock.json').write_text({lock!r})\n"
+    install_mmseqs(taking, lock=ELSEWHERE)
     with pytest.raises(OutputError, match=r"now belongs to process 1 on elsewhere.*took it over"):
         cluster_sources([TINY], out, Clustering())
     (folder,) = out.parent.iterdir()
     left = {path.name for path in folder.iterdir()}
     assert {"lock.json", "sources.fasta", "linclust_cluster.tsv"} <= left
-
-
-def test_the_table_determines_a_split(install_mmseqs, out):
-    install_mmseqs(FAKE)
-    table = cluster_sources([TINY], out, Clustering())
-    rule = ClusterSplit(ClusterTable(table), HashSplit(0.2, 0.2))
-    splits = [(one, rule.split_of(one, b"")) for one in read_records(TINY, Tally())]
-    assert {split for _, split in splits} == {"train", "valid", "test"}
-    # The table has every record.
-    assert not [one for one, split in splits if list(rule.notes_of(one, split))]
 
 
 def test_clusters_are_rows_of_representatives(install_mmseqs):

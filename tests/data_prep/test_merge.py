@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -16,13 +17,11 @@ from protlm.data_prep import prepare as module
 from protlm.data_prep.clusters import ClusterSplit, ClusterTable, member_name, name_hash
 from protlm.data_prep.encode import UNLISTED
 from protlm.data_prep.merge import merge
-from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.shares import Executor, Submission
 
 RULE = HashSplit(0.2, 0.1)
-
 PART_RULE = HashSplit(0.3, 0.2)
 
 
@@ -83,7 +82,7 @@ def assert_indexed(directory, table):
 def made(release, build):
     """Prepares the files of the release, or one of them."""
 
-    def run(out, table, rule=RULE, source=release, **options):
+    def run(out, table=None, rule=RULE, source=release, **options):
         clusters = None if table is None else ClusterTable(table)
         sources = [source] if source.is_file() else sorted(source.iterdir())
         return build(sources, out, rule, clusters, **options)
@@ -105,14 +104,12 @@ def test_the_index_agrees_with_the_table(made, table, tmp_path, deduplicate):
     assert report.counts.noted[UNLISTED] == 23
 
 
-def test_without_a_table_no_clusters_are_stored_and_the_splits_are_the_same(
+def test_a_table_changes_no_split_and_without_one_no_clusters_are_stored(
     made, table, tmp_path, in_shards
 ):
-    report = made(tmp_path / "data", None)
-    assert report.clusters == {}
+    assert made(tmp_path / "data").clusters == {}
     for name in ("manifest.json", "report.json"):
         assert "clusters" not in json.loads((tmp_path / "data" / name).read_text())
-    assert not list((tmp_path / "data").rglob("clusters.h5"))
     made(tmp_path / "with", table)
     assert in_shards(tmp_path / "with") == in_shards(tmp_path / "data")
 
@@ -143,8 +140,8 @@ def test_clusters_go_with_every_split_rule(made, table, tmp_path, rule_of, unlis
 def test_the_command_line_stores_clusters(release, table, tmp_path, protlm_in_process):
     rows = "".join(f"{name}\ttrain\n" for name in cluster_of(table))
     (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
-    arguments = ["prepare", "release", "--out", "data", "--cluster-table", "cluster.tsv"]
-    done = protlm_in_process(*arguments, "--split-table", "splits.tsv", cwd=tmp_path)
+    tables = ["--split-table", "splits.tsv", "--cluster-table", "cluster.tsv"]
+    done = protlm_in_process("prepare", "release", "--out", "data", *tables, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     index = assert_indexed(tmp_path / "data", table).clusters.indexes["train"]
     assert f"clusters of train {index.clusters}" in " ".join(done.stderr.split())
@@ -153,9 +150,6 @@ def test_the_command_line_stores_clusters(release, table, tmp_path, protlm_in_pr
     done = protlm_in_process("data", "info", "data", cwd=tmp_path)
     assert "clusters of cluster.tsv" in done.stdout
     assert f" {index.clusters} " in done.stdout
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "cluster.tsv", "data", "release", "splits.tsv"
-    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -180,20 +174,30 @@ def test_a_build_does_not_resume_with_another_table(made, table, tmp_path, monke
 # --- merged
 
 
+@pytest.fixture
+def merged(release, made, tmp_path, contents):
+    """Returns the files of the release, each prepared in this process, and merged."""
+
+    def run(table=None, **options):
+        for name in ("one", "two"):
+            made(tmp_path / name, table, source=release / f"{name}.fasta", **options)
+        merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
+        return contents(tmp_path / "merged")
+
+    return run
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_parts_with_the_same_table_keep_their_clusters(
-    release, made, table, tmp_path, contents, capsys
+    made, merged, table, tmp_path, contents, capsys
 ):
-    for name in ("one", "two"):
-        made(tmp_path / name, table, source=release / f"{name}.fasta", shard_residues=2_000)
-    report = merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
+    found = merged(table, shard_residues=2_000)
     manifest = assert_indexed(tmp_path / "merged", table)
-    assert report.clusters["train"] == manifest.clusters.indexes["train"].clusters
-    made(tmp_path / "whole", table, shard_residues=2_000)
-    whole, merged = contents(tmp_path / "whole"), contents(tmp_path / "merged")
-    for split in manifest.splits:
-        assert whole[f"{split}/clusters.h5"] == merged[f"{split}/clusters.h5"]
     assert "warning" not in capsys.readouterr().err
+    made(tmp_path / "whole", table, shard_residues=2_000)
+    whole = contents(tmp_path / "whole")
+    for split in manifest.splits:
+        assert whole[f"{split}/clusters.h5"] == found[f"{split}/clusters.h5"]
 
 
 def test_parts_with_different_tables_lose_their_clusters(release, made, table, tmp_path, capsys):
@@ -329,34 +333,9 @@ def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch, bu
 
 
 @pytest.fixture
-def prepare_locally(release, tmp_path):
+def prepare_locally(made, tmp_path):
     """Prepares the release by jobs, perhaps with a table of clusters."""
-
-    def run(table=None, **options):
-        prepare(
-            sorted(release.iterdir()),
-            tmp_path / "data",
-            split_rule=RULE,
-            clusters=None if table is None else ClusterTable(table),
-            options=PrepareOptions(**options),
-            submission=Submission(Executor.LOCAL),
-        )
-
-    return run
-
-
-@pytest.fixture
-def merged(release, made, tmp_path, contents):
-    """Returns the files of the release, each prepared in this process, and merged."""
-
-    def run(table=None):
-        for name in ("one", "two"):
-            source = release / f"{name}.fasta"
-            made(tmp_path / name, table, source=source, max_reject_rate=0.1)
-        merge([tmp_path / "one", tmp_path / "two"], tmp_path / "merged")
-        return contents(tmp_path / "merged")
-
-    return run
+    return partial(made, tmp_path / "data", submission=Submission(Executor.LOCAL))
 
 
 @pytest.fixture
@@ -370,34 +349,23 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(Submission, "run", run)
 
 
-def test_jobs_make_the_parts_that_are_merged(prepare_locally, merged, tmp_path, contents, capfd):
-    prepare_locally()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
+@pytest.mark.parametrize("has_clusters", [False, True])
+def test_jobs_make_the_parts_that_are_merged(
+    prepare_locally, merged, table, tmp_path, contents, capfd, has_clusters
+):
+    clusters = table if has_clusters else None
+    prepare_locally(clusters)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.tsv", "data", "release"]
     # The report is that of all parts.
-    assert [line.split()[:2] for line in capfd.readouterr().err.splitlines() if "read" in line] == [
-        ["read", "230"]
-    ]
-    assert contents(tmp_path / "data") == merged()
-
-
-@pytest.fixture(params=["this process", pytest.param("others", marks=pytest.mark.slow)])
-def where(request):
-    if request.param == "this process":
-        request.getfixturevalue("in_this_process")
-
-
-@pytest.mark.usefixtures("where")
-def test_jobs_read_the_table(prepare_locally, merged, table, tmp_path, contents):
-    prepare_locally(table)
-    assert_indexed(tmp_path / "data", table)
-    assert contents(tmp_path / "data") == merged(table)
-    assert not (tmp_path / "data.partial").exists()
+    told = [line.split() for line in capfd.readouterr().err.splitlines()]
+    assert [words[1] for words in told if words[:1] == ["read"]] == ["230"]
+    assert contents(tmp_path / "data") == merged(clusters)
 
 
 @pytest.mark.slow
 def test_failed_jobs_are_resumed(release, tmp_path, protlm_command, contents, merged):
-    arguments = ["prepare", "release", "--out", "data", "--valid-fraction", "0.2"]
-    arguments += ["--test-fraction", "0.1", "--executor", "local"]
+    arguments = ["prepare", "release", "--out", "data", "--executor", "local"]
+    arguments += ["--valid-fraction", "0.2", "--test-fraction", "0.1"]
     with (release / "two.fasta").open("a") as file:
         file.write(">bad\nMK1\n>worse\nM2\n")
     done = protlm_command(*arguments, cwd=tmp_path)
@@ -409,7 +377,7 @@ def test_failed_jobs_are_resumed(release, tmp_path, protlm_command, contents, me
     done = protlm_command(*arguments, "--max-reject-rate", "0.1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
-    assert contents(tmp_path / "data") == merged()
+    assert contents(tmp_path / "data") == merged(max_reject_rate=0.1)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -430,7 +398,6 @@ def test_an_error_while_merging_keeps_the_parts(prepare_locally, tmp_path, monke
     monkeypatch.setattr(module, "_build", None)
     prepare_locally()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
-    assert sum(entry.sequences for entry in read_manifest(tmp_path / "data").splits["train"]) > 100
 
 
 def test_options_that_need_all_sources_are_rejected(prepare_locally):

@@ -1,12 +1,10 @@
 """From options to rules and selections, and through `protlm prepare` to splits."""
 
-import gzip
 import json
 
 import pytest
 
 from protlm.data.records import Record, Tally, read_records
-from protlm.data.shards.data_set import open_split, read_manifest
 from protlm.data_prep.clusters import ClusterSplit
 from protlm.data_prep.encode import Selection
 from protlm.data_prep.families import FamilySplit
@@ -37,11 +35,10 @@ def made(tmp_path, **options):
 
 
 def test_options_determine_the_rule(tmp_path, tables):
-    assert isinstance(made(tmp_path), HashSplit)
-    assert isinstance(made(tmp_path, split_table=tables["split"]), TableSplit)
-    assert isinstance(made(tmp_path, cluster_table=tables["cluster"]), ClusterSplit)
-    both = {"split_table": tables["split"], "cluster_table": tables["cluster"]}
-    assert isinstance(made(tmp_path, **both), TableSplit)
+    kinds = {HashSplit: (), TableSplit: ("split",), ClusterSplit: ("cluster",)}
+    for kind, given in kinds.items():
+        rule = made(tmp_path, **{f"{name}_table": tables[name] for name in given})
+        assert isinstance(rule, kind)
     options = {"family_table": tables["family"], "ood_families": ("PF00003,PF00005", "PF00007")}
     rule = made(tmp_path, **options)
     assert isinstance(rule, FamilySplit)
@@ -82,22 +79,17 @@ def test_an_existing_output_is_rejected_before_tables_are_read(tmp_path):
         made(tmp_path, cluster_table=tmp_path / "none.tsv")
 
 
-FAKE = """#!{python}
-import sys
-fasta, result = sys.argv[2:4]
-names = [line[1:].strip() for line in open(fasta) if line.startswith(">")]
-rows = ["\\t".join([names[i - i % 4], name]) for i, name in enumerate(names)]
-open(result + "_cluster.tsv", "w").write("\\n".join(rows) + "\\n")
-"""
+# Finds the clusters of the table.
+FAKE = "#!{python}\nimport shutil, sys\nshutil.copy({table!r}, sys.argv[3] + '_cluster.tsv')\n"
 
 
 @pytest.mark.parametrize("clusters", ["of a table", "of mmseqs"])
 def test_prepare_holds_out_families_and_whole_clusters(
-    protlm_in_process, tmp_path, tables, clusters, install_mmseqs
+    protlm_in_process, tmp_path, tables, clusters, install_mmseqs, in_shards
 ):
     arguments = ["--cluster-table", tables["cluster"]]
     if clusters == "of mmseqs":
-        install_mmseqs(FAKE)
+        install_mmseqs(FAKE, table=str(tables["cluster"]))
         arguments = ["--cluster", "--cluster-identity", "0.4"]
     done = protlm_in_process(
         *("prepare", TINY, "--out", "D", "--family-table", tables["family"]),
@@ -105,10 +97,8 @@ def test_prepare_holds_out_families_and_whole_clusters(
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    split_of = {}
-    for split in read_manifest(tmp_path / "D").splits:
-        reader = open_split(tmp_path / "D", split)
-        split_of |= {reader.identifier(i): split for i in range(len(reader))}
+    found = in_shards(tmp_path / "D")
+    split_of = {name: split for split, proteins in found.items() for name, _ in proteins}
     identifiers = [record.identifier for record in read_records(TINY, Tally())]
     assert set(split_of) == set(identifiers)
     for start in range(0, len(identifiers), 4):
@@ -128,26 +118,22 @@ def test_prepare_holds_out_families_and_whole_clusters(
 
 def test_an_empty_hold_out_is_an_error_and_leaves_nothing(protlm_in_process, tmp_path, tables):
     """A table with accessions of other sources is reported."""
-    tables["family"].write_text("Entry\tPfam\nX1\tPF00001;\nX2\tPF00002;\n")
-    arguments = ["prepare", TINY, "--out", "D", "--family-table", tables["family"]]
-    arguments += ["--ood-families", "PF00001,PF00002"]
+    tables["family"].write_text("Entry\tPfam\nX1\tPF00001;\n")
+    families = ["--family-table", tables["family"], "--ood-families", "PF00001"]
     for _ in range(2):
-        done = protlm_in_process(*arguments, cwd=tmp_path)
+        done = protlm_in_process("prepare", TINY, "--out", "D", *families, cwd=tmp_path)
         assert done.returncode == 3
-        assert (
-            "no record belongs to a held-out family" in done.stderr and "family.tsv" in done.stderr
-        )
+        assert "no record belongs to a held-out family" in done.stderr
+        assert "family.tsv" in done.stderr
         assert not (tmp_path / "D").exists()
 
 
 def test_leakage_of_a_prepared_set_by_the_command(protlm_in_process, tmp_path):
-    sequence = "MKTAYIAKQRQISFVKSHFSRQ"
-    records = [
-        f">r{i}\n{sequence[i % 7 :]}{'ACDEFGHIKL'[i % 10] * (i // 10)}\n" for i in range(200)
-    ]
-    (tmp_path / "x.fasta.gz").write_bytes(gzip.compress("".join(records).encode()))
+    ends = ["ACDEFGHIKL"[i % 10] * (i // 10) for i in range(200)]
+    records = [f">r{i}\n{'MKTAYIAKQRQISFVKSHFSRQ'[i % 7 :]}{end}\n" for i, end in enumerate(ends)]
+    (tmp_path / "x.fasta").write_text("".join(records))
     fractions = ["--valid-fraction", "0.2", "--test-fraction", "0.2"]
-    done = protlm_in_process("prepare", "x.fasta.gz", "--out", "D", *fractions, cwd=tmp_path)
+    done = protlm_in_process("prepare", "x.fasta", "--out", "D", *fractions, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     done = protlm_in_process("data", "leakage", "D", "--json", "l.json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -155,8 +141,7 @@ def test_leakage_of_a_prepared_set_by_the_command(protlm_in_process, tmp_path):
     assert set(fields) == {"valid", "test"}
     # Equal sequences have one side: a split by hash leaks relatives, and no copies.
     assert all(one["identical"] == 0 < one["near"] for one in fields.values())
-    for split in fields:
-        assert split in done.stdout
+    assert all(split in done.stdout for split in fields)
 
 
 @pytest.mark.parametrize("families", [("",), (",",), ("", "")])
@@ -169,11 +154,7 @@ def test_an_empty_family_or_organism_is_not_the_default(tmp_path, tables, famili
 
 
 COLI = "Escherichia coli (strain K12)"
-
-
 LENGTHS = {"min_length": 50, "max_length": 60}
-
-
 # Settings of a selection, what is known of a record, and why it is left out, or what is noted.
 SELECTED: list[tuple[dict, dict, str]] = [
     ({}, {}, ""),
@@ -215,15 +196,9 @@ def test_records_are_selected_and_the_others_counted(settings, known, reason):
     assert dict(tally.noted) == ({noted: 1} if noted else {})
 
 
-@pytest.mark.parametrize(
-    ("bounds", "told"),
-    [
-        ((0, None), "--min-length 0: "),
-        ((-1, 10), "--min-length -1 --max-length 10: "),
-        ((11, 10), "--min-length 11 --max-length 10: "),
-        ((None, 0), "--max-length 0: "),
-    ],
-)
-def test_impossible_lengths_are_rejected(bounds, told):
-    with pytest.raises(UserError, match=f"^{told}"):
+@pytest.mark.parametrize("bounds", [(0, None), (-1, 10), (11, 10), (None, 0)])
+def test_impossible_lengths_are_rejected(bounds):
+    flags = zip(("--min-length", "--max-length"), bounds, strict=True)
+    told = " ".join(f"{flag} {bound}" for flag, bound in flags if bound is not None)
+    with pytest.raises(UserError, match=f"^{told}: "):
         Selection(*bounds)

@@ -13,7 +13,6 @@ import pytest
 from protlm.data.records import Tally
 from protlm.data.shards.manifest import ShardEntry, SourceEntry
 from protlm.data_prep.duplicates import DigestSet
-from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.sources import Place
 from protlm.data_prep.split import HashSplit
 from protlm.data_prep.work_folder import Journal, Segment
@@ -71,30 +70,28 @@ def test_a_flipped_bit_in_any_byte_of_an_entry_is_found(tmp_path):
     assert meant_the_same < 0.02 * len(content)
 
 
+OPTIONS = {"rule": HashSplit(0.1, 0.1), "shard_residues": 20_000, "deduplicate": True}
+
+
 @pytest.fixture
-def begun(tmp_path):
+def begun(tmp_path, build):
     """A build that ended at a damaged record, with several segments finished."""
     source = tmp_path / "proteins.fasta"
     proteins = "".join(f">p{i}\nMKV{'LAW' * (i % 50)}{'K' * (i // 50)}\n" for i in range(2_000))
     source.write_text(f"{proteins};comment\n")
     with pytest.raises(InputDataError, match="comment"):
-        build(source, tmp_path / "data")
+        build(source, tmp_path / "data", **OPTIONS)
     return source, tmp_path / "data", tmp_path / "data.partial"
 
 
-def build(source, out, **options):
-    settings = PrepareOptions(shard_residues=20_000, deduplicate=True, **options)
-    prepare([source], out, split_rule=HashSplit(0.1, 0.1), options=settings)
-
-
 @pytest.mark.usefixtures("small_blocks")
-def test_finished_parts_are_kept_and_files_of_a_killed_build_are_removed(begun, capsys):
+def test_finished_parts_are_kept_and_files_of_a_killed_build_are_removed(begun, build, capsys):
     source, out, partial = begun
     left = [partial / "data" / "train" / "shard-00009.h5", partial / "data" / "train" / ".x.part"]
     for path in left:
         path.write_text("half a shard")
     with pytest.raises(InputDataError, match="comment"):
-        build(source, out)
+        build(source, out, **OPTIONS)
     assert not any(path.exists() for path in left)
     told = capsys.readouterr().err
     assert f"resuming {partial} after" in told
@@ -103,31 +100,29 @@ def test_finished_parts_are_kept_and_files_of_a_killed_build_are_removed(begun, 
 
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
-    "file",
+    ("file", "is_flipped"),
     [
-        "journal/segment-00001.json",
-        "data/train/shard-00001.h5",
-        "digests/first-00000.bin",
-        "digests/first-00000.bin, flipped",
+        ("journal/segment-00001.json", False),
+        ("data/train/shard-00001.h5", False),
+        ("digests/first-00000.bin", False),
+        ("digests/first-00000.bin", True),
     ],
 )
-def test_damage_to_finished_parts_is_one_sentence(begun, file):
+def test_damage_to_finished_parts_is_one_sentence(begun, build, file, is_flipped):
     """Without a digest, a duplicate would not be found."""
     source, out, partial = begun
-    file, _, is_flipped = file.partition(", ")
     content = bytearray((partial / file).read_bytes())
-    content[100] ^= bool(is_flipped)
+    content[100] ^= is_flipped
     (partial / file).write_bytes(content if is_flipped else content[:-3])
     with pytest.raises(InputDataError, match=f"{partial / file}.*damaged.*--restart"):
-        build(source, out)
+        build(source, out, **OPTIONS)
     source.write_text(source.read_text().replace(";comment\n", ""))
-    build(source, out, restart=True)
+    build(source, out, **OPTIONS, restart=True)
     assert out.is_dir()
     assert not partial.exists()
 
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-
 PROGRAM = Path(__file__).parent / "programs" / "grow_digest_table.py"
 
 

@@ -58,20 +58,6 @@ def test_adjacent_samples_are_separated():
     assert np.mean(np.abs(np.diff(order)) == 1) < 1e-3
 
 
-SIZES, SHARES = [100, 45, 5], [5, 4, 2]
-
-ENDS = np.cumsum(SIZES)
-
-
-def drawn(order, num_positions):
-    """The draws of a run, epoch after epoch, as pairs of sample and pass."""
-    positions = np.arange(len(order))
-    epochs = range(-(-num_positions // len(order)))
-    draws = [order.draw(epoch, positions) for epoch in epochs]
-    pairs = [pair for draw in draws for pair in zip(*(part.tolist() for part in draw), strict=True)]
-    return pairs[:num_positions]
-
-
 @pytest.mark.parametrize(
     "shares", [[1], [1, 1], [3, 1], [1, 2, 3], [97, 2, 1], [5, 5, 5, 1], [1000, 999, 1]]
 )
@@ -83,32 +69,9 @@ def test_after_any_number_of_turns_every_proportion_holds_within_one(shares):
     assert np.abs(counts - parts).max() < 1
 
 
-def test_proportions_hold_over_the_whole_run():
-    pairs = drawn(SampleOrder(SIZES, shares=SHARES, seed=1), 1_000)
-    numbers = np.searchsorted(ENDS, [sample for sample, _ in pairs], side="right")
-    for number, share in enumerate(SHARES):
-        counts = np.cumsum(numbers == number)
-        assert np.abs(counts - np.arange(1, 1_001) * share / sum(SHARES)).max() < 1
-
-
-def test_every_pass_takes_every_sample_once():
-    pairs = drawn(SampleOrder(SIZES, shares=SHARES, seed=1), 10 * sum(SIZES))
-    assert len(set(pairs)) == len(pairs)
-    passes = Counter(
-        (int(np.searchsorted(ENDS, sample, side="right")), repeat) for sample, repeat in pairs
-    )
-    for number, size in enumerate(SIZES):
-        counts = [count for (of, _), count in sorted(passes.items()) if of == number]
-        assert counts[:-1] == [size] * (len(counts) - 1)
-        assert len(counts) > 2
-    # In different orders.
-    orders = [tuple(s for s, p in pairs if s < 100 and p == repeat) for repeat in range(4)]
-    assert len(set(orders)) == 4
-
-
 def test_data_sets_of_the_same_size_have_different_orders():
-    pairs = drawn(SampleOrder([50, 50], seed=1), 100)
-    assert [s for s, _ in pairs if s < 50] != [s - 50 for s, _ in pairs if s >= 50]
+    samples = SampleOrder([50, 50], seed=1).draw(0, np.arange(100)).samples
+    assert samples[samples < 50].tolist() != (samples[samples >= 50] - 50).tolist()
 
 
 @pytest.mark.parametrize("epoch", range(3))
@@ -127,18 +90,10 @@ def test_any_position_is_computed_directly():
     assert (far.samples < len(order)).all()
 
 
-@pytest.mark.parametrize(
-    "weights, turns",
-    [
-        ([1.0], [1]),
-        ([0.7, 0.3], [7, 3]),
-        ([2, 4], [1, 2]),
-        ([1, 2.5], [2, 5]),
-        ([0.1] * 3, [1] * 3),
-    ],
-)
-def test_weights_are_exact_decimals(weights, turns):
-    assert integer_weights(weights) == turns
+def test_weights_are_exact_decimals():
+    turns = {(1.0,): [1], (0.7, 0.3): [7, 3], (2, 4): [1, 2], (1, 2.5): [2, 5], (0.1, 0.1): [1, 1]}
+    for weights, expected in turns.items():
+        assert integer_weights(weights) == expected
 
 
 @pytest.mark.parametrize("wrong", [[0], [-1, 2], [float("nan")], [float("inf")], [1, 0.123457]])
@@ -163,19 +118,25 @@ def test_sequences_are_numbered_consecutively(splits, proteins):
     assert len(mixture.order(seed=0)) == len(proteins)
 
 
-def test_the_fingerprint_is_that_of_the_data_and_their_weights(splits, make_data_set, proteins):
+def test_the_fingerprint_is_that_of_the_data_their_weights_and_clusters(
+    splits, make_data_set, proteins
+):
     one, other = splits
     # Sequences of the same lengths, with which a run must not resume.
     reversed_ = [(name, sequence[::-1]) for name, sequence in proteins[:17]]
     same_lengths = open_split(make_data_set(reversed_, "reversed"), "train")
-    prints = {
-        Mixture(parts, shares).fingerprint
-        for parts, shares in [
-            ([one], [1]), ([other], [1]), ([one, other], [1, 1]), ([other, one], [1, 1]),
-            ([one, other], [1, 2]), ([one, one], [1, 1]), ([same_lengths], [1]),
-        ]
-    }  # fmt: skip
-    assert len(prints) == 7
+    # The same shards with other indexes.
+    some = [(f"p{i}", "M" * 5) for i in range(17)]
+    folders = [make_data_set(some, "x", [0] * 17), make_data_set(some, "y", [0, 1] * 8 + [0])]
+    first, second = (open_clusters(folder, "train") for folder in folders)
+    mixtures = [
+        ([one], [1], None), ([other], [1], None), ([one, other], [1, 1], None),
+        ([other, one], [1, 1], None), ([one, other], [1, 2], None), ([one, one], [1, 1], None),
+        ([same_lengths], [1], None), ([one], [1], [first]), ([one], [1], [second]),
+        ([one, one], [1, 1], [first, second]), ([one, one], [2, 1], [first, second]),
+    ]  # fmt: skip
+    prints = {Mixture(*mixture).fingerprint for mixture in mixtures}
+    assert len(prints) == len(mixtures)
     assert Mixture([one]).fingerprint == one.fingerprint
 
 
@@ -251,83 +212,56 @@ def test_the_first_members_are_spread_evenly(size):
 def test_seeds_and_data_sets_draw_differently(opened):
     split, index, _ = opened([3] * 40)
 
-    def samples(seed, number=0):
-        sizes, indexes = [len(split)] * 2, [index] * 2
-        order = SampleOrder(sizes, seed=seed, clusters=indexes)
-        drawn = order.draw(0, np.arange(len(order))).samples
-        mine = drawn[(drawn >= len(split)) == bool(number)]
-        return set((mine % len(split)).tolist())
+    def samples(seed):
+        order = SampleOrder([len(split)] * 2, seed=seed, clusters=[index] * 2)
+        drawn = np.sort(order.draw(0, np.arange(len(order))).samples)
+        return [(part % len(split)).tolist() for part in np.split(drawn, 2)]
 
-    assert samples(0) == samples(0)
-    assert samples(0) != samples(1)
-    assert samples(0) != samples(0, number=1)
+    (first, second), again, other = map(samples, (0, 0, 1))
+    assert again == [first, second]
+    assert first != second and first != other[0]
 
 
-def test_positions_can_be_looked_up_in_any_order(opened):
-    split, index, _ = opened(MEMBERS)
-    other, other_index, _ = opened([2, 5], "other")
-    sizes, indexes = [len(split), len(other)], [index, other_index]
-    order = SampleOrder(sizes, shares=[5, 2], seed=1, clusters=indexes)
-    again = SampleOrder(sizes, shares=[5, 2], seed=1, clusters=indexes)
-    for epoch in (0, 3, 10**6):
-        whole = order.draw(epoch, np.arange(len(order)))
-        some = np.random.default_rng(epoch).integers(0, len(order), 25)
-        assert again.draw(epoch, some).samples.tolist() == whole.samples[some].tolist()
-        assert again.draw(epoch, some).passes.tolist() == whole.passes[some].tolist()
-
-
-@pytest.fixture
-def two(opened):
-    one, index, clusters = opened(MEMBERS)
-    other, other_index, other_clusters = opened([5, 1, 2], "other")
-    splits, indexes = [one, other], [index, other_index]
-    # The clusters of the second are numbered after those of the first.
-    return splits, indexes, [*clusters, *(c + len(MEMBERS) for c in other_clusters)]
-
-
-def test_data_sets_of_a_mixture_are_each_drawn_by_their_clusters(two):
-    splits, indexes, clusters = two
-    mixture = Mixture(splits, [3, 1], indexes)
-    order = mixture.order(seed=2)
-    assert len(order) == mixture.num_clusters == len(MEMBERS) + 3
-    assert len(mixture) == sum(MEMBERS) + 8
-    positions = np.arange(len(order))
-    draws = [order.draw(epoch, positions) for epoch in range(40)]
+@pytest.mark.parametrize("has_clusters", [False, True])
+def test_a_mixture_draws_by_its_shares_and_each_pass_takes_everything_once(opened, has_clusters):
+    """Sequences, or clusters by one of their sequences."""
+    sizes, shares = [MEMBERS, [5, 1, 2], [4] * 5], [5, 4, 2]
+    splits, indexes, clusters = zip(
+        *(opened(some, f"{number}") for number, some in enumerate(sizes)), strict=True
+    )
+    mixture = Mixture(splits, shares, indexes if has_clusters else None)
+    order, counts = mixture.order(seed=2), [sum(some) for some in sizes]
+    ends = np.cumsum(counts)
+    # What a sample stands for: itself, or its cluster.
+    items = np.concatenate(clusters) if has_clusters else np.arange(ends[-1])
+    if has_clusters:
+        counts = [len(some) for some in sizes]
+    assert len(mixture) == ends[-1]
+    assert mixture.num_clusters == (sum(counts) if has_clusters else None)
+    assert len(order) == sum(counts)
+    draws = [order.draw(epoch, np.arange(len(order))) for epoch in range(40)]
+    # Positions can be looked up in any order.
+    some = np.random.default_rng(0).integers(0, len(order), 25)
+    for one, other in zip(mixture.order(seed=2).draw(3, some), draws[3], strict=True):
+        assert one.tolist() == other[some].tolist()
     samples = np.concatenate([draw.samples for draw in draws])
     passes = np.concatenate([draw.passes for draw in draws])
-    is_first = samples < sum(MEMBERS)
-    # The shares hold at every moment, as they do without clusters.
     turns = np.arange(1, len(samples) + 1)
-    assert np.abs(np.cumsum(is_first) - turns * 3 / 4).max() < 1
-    seen = Counter(zip(np.array(clusters)[samples].tolist(), passes.tolist(), strict=True))
-    assert set(seen.values()) == {1}
-    for here, count in ((is_first, len(MEMBERS)), (~is_first, 3)):
-        per_pass = np.bincount(passes[here])
-        assert set(per_pass[:-1].tolist()) == {count}
+    for number, (share, count) in enumerate(zip(shares, counts, strict=True)):
+        is_here = np.searchsorted(ends, samples, side="right") == number
+        # The shares hold at every moment.
+        assert np.abs(np.cumsum(is_here) - turns * share / sum(shares)).max() < 1
+        last = passes[is_here].max()
+        rounds = [items[samples[is_here & (passes == n)]].tolist() for n in range(last)]
+        assert len(rounds) > 2
+        assert all(len(some) == len(set(some)) == count for some in rounds)
+        # In different orders.
+        assert len(set(map(tuple, rounds))) > 1
 
 
-def test_the_fingerprint_depends_on_the_clusters(opened, make_data_set, two):
-    splits, indexes, _ = two
-    assert Mixture(splits[:1]).num_clusters is None
-    proteins = [(f"p{i}", "M" * 5) for i in range(20)]
-    prints = [
-        Mixture(splits[:1]).fingerprint,
-        Mixture(splits[:1], clusters=indexes[:1]).fingerprint,
-        Mixture(splits).fingerprint,
-        Mixture(splits, clusters=indexes).fingerprint,
-        Mixture(splits, [2, 1], indexes).fingerprint,
-    ]
-    for name, clusters in (("x", [0] * 20), ("y", [0, 1] * 10)):
-        directory = make_data_set(proteins, name, clusters)
-        index = open_clusters(directory, "train")
-        # The same shards with another index.
-        prints.append(Mixture(splits[:1], clusters=[index]).fingerprint)
-    assert len(set(prints)) == len(prints)
-
-
-def test_a_forecast_counts_what_an_epoch_draws(two):
-    splits, indexes, _ = two
-    mixture = Mixture(splits, clusters=indexes)
+def test_a_forecast_counts_what_an_epoch_draws(opened):
+    one, other = opened(MEMBERS), opened([5, 1, 2], "other")
+    mixture = Mixture([one[0], other[0]], clusters=[one[1], other[1]])
     order = mixture.order(seed=0)
     rule = LengthBuckets(100, 22)
     drawn = order.draw(0, np.arange(len(order))).samples

@@ -17,12 +17,9 @@ from protlm.system.errors import UserError
 from protlm.system.paths import sample_dir
 
 NUM_SAMPLES = 150
-
 # Clusters have twice as many sequences, and an epoch as many samples.
 LENGTHS = np.random.default_rng(0).integers(1, 300, 2 * NUM_SAMPLES)
-
 STAGES = Curriculum([[0, 32], [70, 64], [200, 128]])
-
 RULES = {
     "sequences": LengthBuckets(1_000, 128, window=32),
     "concatenated": Packing(300, 128, window=32),
@@ -32,9 +29,7 @@ RULES = {
 }
 
 MANY = np.random.default_rng(0).integers(1, 300, 5_000)
-
 MANY_ORDER = SampleOrder([len(MANY)], seed=1)
-
 BUCKETS = LengthBuckets(4_000, 128, window=1_000)
 
 
@@ -123,16 +118,11 @@ def test_progress_grows_and_ends_with_the_epoch(order, rule):
     assert places == sorted(set(places))
     assert places[-1] == Progress(1, 0)
     assert all(place < Progress(1, 0) for place in places[:-1])
-    assert len(stream(order, rule)) == len(plans)
-    # A stream can be iterated again.
+    # A stream can be iterated again; one epoch can be resumed, and its end is empty.
     assert list(batches) == plans
-
-
-def test_one_epoch_can_be_resumed_and_its_end_is_empty(order, rule):
-    plans = list(stream(order, rule))
     half = stream(order, rule, start=plans[7].after)
     assert list(half) == plans[8:] != []
-    assert len(half) == len(plans)
+    assert len(batches) == len(half) == len(plans)
     assert list(stream(order, rule, start=Progress(0, len(order)))) == []
 
 
@@ -189,6 +179,8 @@ def test_a_curriculum_applies_from_the_start_of_a_window():
         for plan, before in zip(plans, [Progress(), *(p.after for p in plans)], strict=False):
             samples = before.epoch * len(order) + before.samples // growing.window * growing.window
             seen[samples] = max(seen.get(samples, 0), plan.length)
+            if mode == "sequences":
+                assert {row.max_length for row in plan.rows} == {STAGES.max_length(samples)}
         expected = {s: STAGES.max_length(s) for s in seen}
         assert seen == expected
         assert set(expected.values()) == {32, 64, 128}
@@ -198,25 +190,20 @@ def test_a_curriculum_applies_from_the_start_of_a_window():
         assert list(one) == list(other)
 
 
+# Settings that no rule accepts, and those that buckets do not.
+OF_ANY = [("tokens_per_batch", 0), ("max_length", 2), ("window", 0)]
+OF_ANY += [("curriculum", Curriculum([[0, 64], [9, 129]]))]
+OF_BUCKETS = [("bucket_edges", edges) for edges in ((), (64, 64, 128), (64, 100))]
+OF_BUCKETS += [("crop", "middle")]
+
+
 @pytest.mark.parametrize(
-    ("rule_of", "wrong"),
-    [
-        *((one, {"tokens_per_batch": 0}) for one in (LengthBuckets, Packing)),
-        *((one, {"max_length": 2}) for one in (LengthBuckets, Packing)),
-        *((one, {"window": 0}) for one in (LengthBuckets, Packing)),
-        *(
-            (one, {"curriculum": Curriculum([[0, 64], [9, 129]])})
-            for one in (LengthBuckets, Packing)
-        ),
-        (LengthBuckets, {"bucket_edges": ()}),
-        (LengthBuckets, {"bucket_edges": (64, 64, 128)}),
-        (LengthBuckets, {"bucket_edges": (64, 100)}),
-        (LengthBuckets, {"crop": "middle"}),
-    ],
+    ("rule_of", "name", "value"),
+    [*((Packing, *one) for one in OF_ANY), *((LengthBuckets, *one) for one in OF_ANY + OF_BUCKETS)],
 )
-def test_invalid_rules_are_rejected(rule_of, wrong):
-    with pytest.raises(UserError, match=next(iter(wrong))):
-        rule_of(**({"tokens_per_batch": 1_000, "max_length": 128} | wrong))
+def test_invalid_rules_are_rejected(rule_of, name, value):
+    with pytest.raises(UserError, match=name):
+        rule_of(**({"tokens_per_batch": 1_000, "max_length": 128} | {name: value}))
 
 
 def test_a_length_applies_from_its_number_of_samples_on():
@@ -236,21 +223,18 @@ def test_a_length_applies_from_its_number_of_samples_on():
 
 
 @pytest.mark.parametrize(
-    "wrong, words",
+    "words, wrong",
     [
-        ([[5, 64]], "beginning with 0"),
-        ([[0, 64], [10, 64]], "ascend"),
-        ([[0, 64], [10, 32]], "ascend"),
-        ([[0, 2]], "at least 3"),
-        ([[0, 64], [20, 128], [20, 256]], "ascend"),
-        ([[0, 64, 1]], "pairs"),
-        ([[0]], "pairs"),
-        ([[]], "pairs"),
+        ("beginning with 0", [[[5, 64]]]),
+        ("at least 3", [[[0, 2]]]),
+        ("ascend", [[[0, 64], [10, 64]], [[0, 64], [10, 32]], [[0, 64], [20, 128], [20, 256]]]),
+        ("pairs", [[[0, 64, 1]], [[0]], [[]]]),
     ],
 )
-def test_invalid_stages_are_rejected(wrong, words):
-    with pytest.raises(UserError, match=words):
-        Curriculum(wrong)
+def test_invalid_stages_are_rejected(words, wrong):
+    for stages in wrong:
+        with pytest.raises(UserError, match=words):
+            Curriculum(stages)
 
 
 def test_cropping_is_counted():
@@ -270,28 +254,18 @@ def test_cropping_is_counted():
     assert 0.999 < joined.useful_fraction <= 1
 
 
-def test_for_large_data_sets_only_one_window_is_read(monkeypatch):
-    monkeypatch.setattr(module, "_MAX_EXACT", 4_999)
+@pytest.mark.parametrize("most", [5_000, 4_999])
+def test_a_curriculum_crops_more(monkeypatch, most):
+    """Half of the epoch has rows of 32 tokens, the rest rows of 128."""
+    monkeypatch.setattr(module, "_MAX_EXACT", most)
     asked = []
 
     def lengths_of(samples):
         asked.extend(samples.tolist())
         return MANY.take(samples)
 
-    found = forecast(lengths_of, MANY_ORDER, BUCKETS)
-    assert len(set(asked)) == BUCKETS.window
-    left_out = np.maximum(MANY + 2 - 128, 0)
-    assert found.cropped == pytest.approx((left_out > 0).sum(), rel=0.1)
-    assert found.left_out == pytest.approx(left_out.sum(), rel=0.1)
-    assert found.describe().startswith("about ")
-
-
-@pytest.mark.parametrize("most", [5_000, 4_999])
-def test_a_curriculum_crops_more(monkeypatch, most):
-    """Half of the epoch has rows of 32 tokens, the rest rows of 128."""
-    monkeypatch.setattr(module, "_MAX_EXACT", most)
     rule = LengthBuckets(4_000, 128, window=1_000, curriculum=Curriculum([[0, 32], [2_500, 128]]))
-    found = forecast(MANY.take, MANY_ORDER, rule)
+    found = forecast(lengths_of, MANY_ORDER, rule)
     drawn = MANY[MANY_ORDER.draw(0, np.arange(5_000)).samples]
     # A window has the length that holds at its beginning: the first three are short.
     left_out = np.maximum(drawn + 2 - np.repeat([32, 128], [3_000, 2_000]), 0)
@@ -299,10 +273,12 @@ def test_a_curriculum_crops_more(monkeypatch, most):
     assert found.cropped == pytest.approx(np.count_nonzero(left_out), rel=rel)
     assert found.left_out == pytest.approx(left_out.sum(), rel=rel)
     assert found.is_exact == (most == 5_000)
+    assert found.describe().startswith("about ") == (most == 4_999)
+    # Of a large data set only one window is read.
+    assert len(set(asked)) == (5_000 if found.is_exact else rule.window)
 
 
 SOME = np.random.default_rng(0).integers(1, 300, 500)
-
 ROWS = LengthBuckets(1_000, 128, window=64)
 
 
@@ -317,9 +293,16 @@ def samples(plan):
 
 @pytest.mark.parametrize("shuffle", [True, False])
 @pytest.mark.parametrize("window", [1, 64, 499, 500, 10_000])
-def test_an_epoch_has_every_sample_once(shuffle, window):
-    plans = plans_of(LengthBuckets(1_000, 128, window=window), shuffle=shuffle)
+def test_an_epoch_has_every_sample_once_in_other_batches_than_the_next(shuffle, window):
+    rule = LengthBuckets(1_000, 128, window=window, crop="random")
+    plans, others = (plans_of(rule, shuffle=shuffle, epoch=epoch) for epoch in (0, 1))
     assert sorted(chain.from_iterable(map(samples, plans))) == list(range(len(SOME)))
+    assert {(row.max_length, row.crop) for plan in plans for row in plan.rows} == {(128, "random")}
+    lengths, next_lengths = ([plan.length for plan in some] for some in (plans, others))
+    if window >= len(SOME):
+        # One window, so that the batches of all epochs have the same lengths.
+        assert sorted(lengths) == sorted(next_lengths)
+        assert lengths != next_lengths
 
 
 def test_batches_keep_to_the_budget_and_fit_their_samples():
@@ -337,25 +320,6 @@ def test_batches_keep_to_the_budget_and_fit_their_samples():
     assert min((steps > 0).sum(), (steps < 0).sum()) > len(steps) / 5
     # A row over the budget is a separate batch.
     assert {len(plan.rows) for plan in plans_of(LengthBuckets(50, 400))} == {1}
-
-
-def test_batches_are_shuffled_differently_in_each_epoch():
-    # One window, so that the batches of all epochs have the same lengths.
-    rule = LengthBuckets(1_000, 128, window=1_000)
-    one, other = ([plan.length for plan in plans_of(rule, epoch=epoch)] for epoch in (0, 1))
-    assert sorted(one) == sorted(other)
-    assert one != other
-
-
-def test_rows_are_cropped_by_their_own_setting():
-    stages = Curriculum([[0, 20], [200, 100]])
-    rule = LengthBuckets(1_000, 128, window=100, crop="random", curriculum=stages)
-    plans = plans_of(rule)
-    assert {(row.max_length, row.crop) for plan in plans for row in plan.rows} == {
-        (20, "random"),
-        (100, "random"),
-    }
-    assert max(plan.length for plan in plans) == 100
 
 
 @pytest.mark.parametrize("max_length", [3, 16, 63, 64, 65, 1_000, 8_192])

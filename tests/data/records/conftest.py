@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from Bio.SeqFeature import ExactPosition, SeqFeature
 
-from protlm.data.records import Feature, ReadOptions, Record, SequenceFile, Tally
+from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
 
 Outcome = tuple[list[Record], Tally]
 
@@ -34,22 +32,6 @@ def read(tmp_path: Path, read_path: Callable[..., Outcome]) -> Callable[..., Out
         return read_path(path, **options)
 
     return read_bytes
-
-
-@pytest.fixture
-def feature_of() -> Callable[[SeqFeature], Feature]:
-    """Converts a feature of Biopython, whose positions are half open and certain or of a class."""
-
-    def converted(feature: SeqFeature) -> Feature:
-        location: Any = feature.location
-        first, last = location.start, location.end
-        return Feature(
-            str(feature.type),
-            int(first) if type(first) is ExactPosition else None,
-            int(last) - 1 if type(last) is ExactPosition else None,
-        )
-
-    return converted
 
 
 @pytest.fixture

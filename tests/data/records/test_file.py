@@ -1,10 +1,12 @@
-"""Files and their bytes: foreign formats by name; gzip that is damaged or a bomb; pipes; limits."""
+"""Files, bytes and blocks: foreign formats; gzip that is damaged or a bomb; pipes; limits."""
 
 import builtins
 import gzip
 import hashlib
 import io
 import os
+import pickle
+import random
 import tarfile
 import threading
 import time
@@ -15,7 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.data.records import SequenceFile, Tally, read_records
+from protlm.data.records import MAX_LISTED, SequenceFile, Tally, read_records
+from protlm.data.records.block import cut
 from protlm.data.records.record import TOO_LONG
 from protlm.data.records.source import ByteSource, text_lines
 from protlm.system.errors import InputDataError
@@ -72,26 +75,21 @@ OTHER_XML = [
     (b"<?xml version='1.0' encoding='ISO-8859-1'?><uniprot>", "ISO-8859-1"),
     (b"<!-- endless", "neither UniProt XML"),
 ]
+COMMENTED = (b">a\nMKV\n; comment\nLLL\n", "line 3: this is a comment")
+REFUSED = [(content, f"{message}.*protlm reads FASTA") for content, message in OTHERS]
+REFUSED += [*OTHER_XML, COMMENTED]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [*((content, f"{message}.*protlm reads FASTA") for content, message in OTHERS), *OTHER_XML],
-    # Numbers: a gzip header holds the time, and workers must agree on the names.
-    ids=range(len(OTHERS) + len(OTHER_XML)),
-)
+# Numbers: a gzip header holds the time, and workers must agree on the names.
+@pytest.mark.parametrize(("content", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_other_formats_are_rejected_by_name(read, content, message):
     for data in (content, gzip.compress(content), b"\xef\xbb\xbf" + content):
         with pytest.raises(InputDataError, match=rf"proteins\.fasta.*{message}"):
             read(data)
 
 
-def test_comments_are_an_error(read):
-    with pytest.raises(InputDataError, match=r"proteins\.fasta.* line 3: this is a comment"):
-        read(b">a\nMKV\n; comment\nLLL\n")
-    with pytest.raises(
-        InputDataError, match=r"proteins\.fasta: the file contains comments, and no"
-    ):
+def test_a_file_of_comments_alone_is_an_error(read):
+    with pytest.raises(InputDataError, match=r"proteins\.fasta: the file contains comments, and"):
         read(b"; one\n# two\n", allow_comments=True)
 
 
@@ -105,19 +103,13 @@ def test_many_blocks_contain_the_records_of_one(read, small_blocks):
         + "\n" * rng.integers(0, 3)
         for number in range(800)
     ).encode()
+    content = b"\xef\xbb\xbf" + content
     expected = read(content)
+    assert expected[1].changed["byte order mark removed"] == 1
     assert expected[1].num_rejected > 50 and expected[1].changed.total() > 50
     for size in (1, 100, 5_000):
         small_blocks(size)
         assert read(content) == expected
-
-
-def test_a_mark_is_counted_once(tmp_path, read_path, small_blocks):
-    small_blocks(10_000)
-    (tmp_path / "marked").write_bytes(b"\xef\xbb\xbf" + gzip.decompress(TINY.read_bytes()))
-    records, tally = read_path(tmp_path / "marked")
-    assert len(records) == 180
-    assert tally.changed == {"byte order mark removed": 1}
 
 
 def test_an_endless_record_is_truncated_and_counted(read, small_blocks):
@@ -138,10 +130,7 @@ def test_an_endless_record_is_truncated_and_counted(read, small_blocks):
 
 def test_a_bomb_of_one_line_fits_in_memory(tmp_path):
     path = tmp_path / "bomb.gz"
-    with gzip.open(path, "wb", compresslevel=1) as file:
-        file.write(b">bomb\n")
-        for _ in range(100):
-            file.write(b"M" * 1_000_000)
+    path.write_bytes(gzip.compress(b">bomb\n" + b"M" * 100_000_000, compresslevel=1))
     tally = Tally()
     tracemalloc.start()
     try:
@@ -151,12 +140,6 @@ def test_a_bomb_of_one_line_fits_in_memory(tmp_path):
         tracemalloc.stop()
     assert records == []
     assert tally.rejected == {TOO_LONG: 1}
-
-
-def test_all_options_reach_the_blocks(read):
-    options = {"allow_comments": True, "allow_gaps": True, "ignore_trailing_garbage": True}
-    ((record,), _) = read(gzip.compress(b"; c\n>a\nMK-V\n") + b"garbage", **options)
-    assert record.sequence == "MKV"
 
 
 def test_a_rejected_file_is_closed(tmp_path):
@@ -199,14 +182,12 @@ def packed(*parts: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("whole.gz", packed(b">a\nMKV\n>b\nMKL\n")),
         ("members.gz", packed(b">a\nMKV\n", b"", b">b\nMKL\n")),
         ("bytes.gz", packed(*(bytes([byte]) for byte in b">a\nMKV\n>b\nMKL\n"))),
         ("zeros.gz", packed(b">a\nMKV\n") + bytes(70_000) + packed(b">b\nMKL\n") + bytes(512)),
         ("gzip.fasta", packed(b">a\nMKV\n>b\nMKL\n")),
         ("plain.gz", b">a\nMKV\n>b\nMKL\n"),
     ],
-    ids=["whole", "two members", "many members", "zeros between", "called fasta", "plain"],
 )
 def test_gzip_is_recognized_by_its_first_bytes(tmp_path, any_zlib, name, content):
     path = tmp_path / name
@@ -288,9 +269,10 @@ def test_a_pipe_that_gives_a_byte_at_a_time_is_read_whole(content, is_blocking):
         os.dup2(read_end, 0)
         with pytest.MonkeyPatch.context() as patch, open(0, closefd=False) as stdin:
             patch.setattr("sys.stdin", stdin)
-            with ByteSource(Path("-"), "a file") as source:
-                assert b"".join(source.chunks()) == b">a\nMKV\n" * 9
-                assert source.sha256 == hashlib.sha256(content).hexdigest()
+            with SequenceFile(Path("-")) as file:
+                (block,) = file.blocks()
+                assert block.data == b">a\nMKV\n" * 9
+                assert file.sha256 == hashlib.sha256(content).hexdigest()
     finally:
         os.dup2(saved, 0)
         writer.join()
@@ -311,19 +293,15 @@ def test_an_unreadable_file_is_reported(tmp_path, monkeypatch):
         monkeypatch.undo()
 
 
-def test_an_endless_line_is_rejected_before_it_fills_memory(tmp_path):
+def test_text_is_read_by_lines_and_an_endless_one_is_rejected_before_it_fills_memory(tmp_path):
     path = tmp_path / "table.tsv"
     path.write_bytes(packed(b"a\tb\n" + b"c" * (40 << 20)))
     with pytest.raises(InputDataError, match=r"table\.tsv: a line has more than 16,777,216 bytes"):
         list(text_lines(path, "a table"))
     path.write_bytes((b"a\tb" * 200 + b"\r") * 30_000)
     assert sum(1 for _ in text_lines(path, "a table")) == 30_000
-
-
-def test_text_is_read_by_lines(tmp_path):
-    path = tmp_path / "table.tsv"
     for content in (b"a\tb\r\nc\xff\td", packed(b"a\tb\r\nc\xff\td")):
-        path.write_bytes(b"" + content)
+        path.write_bytes(content)
         assert list(text_lines(path, "a table")) == ["a\tb", "c\udcff\td"]
 
 
@@ -335,3 +313,104 @@ def test_what_is_no_file_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InputDataError, match="standard input is closed"):
         ByteSource(Path("-"), "a file")
+
+
+# --- blocks: cut by bytes alone, between records
+
+MARKERS = [b"\n>", b"\nID   ", b"<entry"]
+
+
+def pieces_of(content, marker, rng=None, **options):
+    """The pieces of a stream that comes in chunks of random sizes, or at once."""
+    chunks, place = [], 0
+    while place < len(content):
+        size = rng.choice([0, 1, 2, 7, 50]) if rng else len(content)
+        chunks.append(content[place : place + size])
+        place += size
+    return list(cut(iter(chunks), marker, **options))
+
+
+def stream(marker, lengths):
+    return marker.lstrip(b"\n") + marker.join(b"x\n" * length for length in lengths)
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_pieces_are_the_stream_and_begin_with_records(marker):
+    rng = random.Random(0)
+    for _ in range(200):
+        lengths = [rng.randrange(30) for _ in range(rng.randrange(1, 30))]
+        content = stream(marker, lengths)
+        pieces = pieces_of(content, marker, max_record=1_000, size=40)
+        assert b"".join(piece.data for piece in pieces) == content
+        assert all(piece.data.startswith(marker.lstrip(b"\n")) for piece in pieces)
+        assert all(len(piece.data) >= 39 for piece in pieces[:-1])
+        assert [piece.is_last for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        assert [piece.num_lines for piece in pieces[:-1]] == [
+            piece.data.count(b"\n") for piece in pieces[:-1]
+        ]
+        assert not any(piece.is_cut for piece in pieces)
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+def test_the_sizes_of_chunks_do_not_matter(marker):
+    rng = random.Random(1)
+    for _ in range(100):
+        lengths = [rng.choice([0, 5, 20, 60, 300]) for _ in range(20)]
+        content = stream(marker, lengths) + marker[: rng.randrange(len(marker))]
+        expected = pieces_of(content, marker, max_record=100, size=40)
+        for _ in range(5):
+            assert pieces_of(content, marker, rng, max_record=100, size=40) == expected
+
+
+@pytest.mark.parametrize("marker", MARKERS)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_the_end_of_a_record_that_is_too_long_is_left_out(marker, is_last, monkeypatch):
+    monkeypatch.setattr("protlm.data.records.block.BLOCK_BYTES", 16)
+    rest = b"" if is_last else marker + b"last\n"
+    content = stream(marker, [1, 1_000]) + rest
+    pieces = pieces_of(content, marker, max_record=100, size=40)
+    assert pieces[0].is_cut and len(pieces[0].data) == 140
+    assert pieces[0].is_last == is_last
+    if not is_last:
+        assert pieces[1].data == rest.lstrip(b"\n")
+        before = content[: -len(pieces[1].data)]
+        assert pieces[0].num_lines == before.count(b"\n")
+
+
+def test_memory_is_bounded_for_any_stream(monkeypatch):
+    monkeypatch.setattr("protlm.data.records.block.BLOCK_BYTES", 1_000)
+    given = 0
+
+    def endless():
+        nonlocal given
+        while given < 10_000_000:
+            given += 1_000
+            yield b"M" * 1_000
+
+    (piece,) = cut(endless(), b"\n>", max_record=5_000, size=1_000)
+    assert len(piece.data) == 6_000
+    assert piece.is_cut and piece.is_last
+
+
+def test_the_sum_of_parts_is_the_whole():
+    """Of what is rejected, the first thousand of all parts are listed."""
+    rng = random.Random(0)
+    whole, parts = Tally(), [Tally() for _ in range(7)]
+    for number, part in enumerate(parts):
+        for line in range(rng.randrange(2_000)):
+            kind, reason = rng.choice(["reject", "filter", "change", "note"]), rng.choice("ab")
+            place = (f"{number}/{line}", "x.fasta", line) if kind == "reject" else ()
+            for tally in (whole, part):
+                tally.records += 1
+                getattr(tally, kind)(reason, *place)
+    total = Tally()
+    for part in parts:
+        total.add(pickle.loads(pickle.dumps(part)))
+    assert total == whole
+    assert total.num_rejected + total.num_filtered == sum(
+        part.num_rejected + part.num_filtered for part in parts
+    )
+    for reason, listed in total.listed.items():
+        everything = [one for part in parts for one in part.listed[reason]]
+        assert len(everything) == total.rejected[reason] > MAX_LISTED
+        assert listed == everything[:MAX_LISTED]

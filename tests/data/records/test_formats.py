@@ -6,20 +6,19 @@ import io
 import pickle
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from Bio import SeqIO, SwissProt
+from Bio.SeqFeature import ExactPosition, SeqFeature
 
-from protlm.data.records import SequenceFile, Tally
+from protlm.data.records import Feature, Record, SequenceFile, Tally
 from protlm.data.records.uniprot_xml import _entries
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sample_dir
 
-ROOT = Path(__file__).resolve().parents[3]
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 FLAT, XML = (sorted(FIXTURES.glob(f"*.{name}.gz")) for name in ("dat", "xml"))
 FILES = {
@@ -48,12 +47,33 @@ def xml_by_biopython(content: bytes) -> list:
     return list(SeqIO.parse(io.BytesIO(content), "uniprot-xml"))
 
 
+def feature_of(feature: SeqFeature) -> Feature:
+    """Converts a feature of Biopython, whose positions are half open and certain or of a class."""
+    location: Any = feature.location
+    first, last = location.start, location.end
+    return Feature(
+        str(feature.type),
+        int(first) if type(first) is ExactPosition else None,
+        int(last) - 1 if type(last) is ExactPosition else None,
+    )
+
+
 def found(records):
     return [(record.identifier, record.sequence) for record in records]
 
 
+def assert_origin(record: Record, entry: SwissProt.Record) -> None:
+    assert record.taxon == int(entry.taxonomy_id[0])
+    assert record.organism == entry.organism.removesuffix(".")
+    told = entry.description
+    assert record.is_fragment == ("Flags:" in told and "Fragment" in told)
+    kind = "sp" if entry.data_class == "Reviewed" else "tr"
+    assert record.header.startswith(f"{kind}|")
+    assert record.header.endswith(f"|{record.identifier}|{entry.entry_name}")
+
+
 @pytest.mark.parametrize("path", [*FLAT, *XML], ids=lambda path: path.name)
-def test_real_entries_match_biopython(read_path, feature_of, path):
+def test_real_entries_match_biopython(read_path, path):
     """Of releases before and after 2019, when the format of features changed."""
     content = unpacked(path.name)
     records, tally = read_path(path, features=True)
@@ -71,23 +91,9 @@ def test_real_entries_match_biopython(read_path, feature_of, path):
     for record, entry, start in zip(records, entries, starts, strict=True):
         assert list(record.features) == list(map(feature_of, entry.features))
         assert lines[record.line - 1].lstrip().startswith(start)
+        if path in FLAT:
+            assert_origin(record, entry)
     assert {record.features for record in read_path(path)[0]} == {None}
-
-
-def test_origins_of_flat_files_match_biopython(read_path):
-    records = [record for path in FLAT for record in read_path(path)[0]]
-    entries = [entry for path in FLAT for entry in by_biopython(unpacked(path.name))]
-    for record, entry in zip(records, entries, strict=True):
-        assert record.taxon == int(entry.taxonomy_id[0])
-        assert record.organism == entry.organism.removesuffix(".")
-        told = entry.description
-        assert record.is_fragment == ("Flags:" in told and "Fragment" in told)
-        kind = "sp" if entry.data_class == "Reviewed" else "tr"
-        assert record.header.startswith(f"{kind}|")
-        assert record.header.endswith(f"|{record.identifier}|{entry.entry_name}")
-    assert len(records) > 150
-    assert {record.is_fragment for record in records} == {True, False}
-    assert {record.header[:2] for record in records} == {"sp", "tr"}
 
 
 def test_the_formats_agree_on_the_same_proteins(read_path):
@@ -395,47 +401,3 @@ def test_blocks_do_not_matter_and_are_independent(read_path, small_blocks, forma
     assert len(blocks) > 1
     parts = [list(block.records(Tally())) for block in reversed(blocks)]
     assert [record for part in reversed(parts) for record in part] == whole[0]
-
-
-@pytest.mark.parametrize("format_", FILES)
-def test_standard_input_is_read_like_a_file(format_, read_path):
-    program = (
-        "import sys; from pathlib import Path; from protlm.data.records import read_records, Tally;"
-        "print(*(r.identifier for r in read_records(Path('-'), Tally())))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        input=FILES[format_].read_bytes(),
-        capture_output=True,
-        env={"PYTHONPATH": str(ROOT)},
-        check=True,
-    )
-    expected = [record.identifier for record in read_path(FILES[format_])[0]]
-    assert done.stdout.decode().split() == expected
-
-
-# An entry of a hundred letters of DNA.
-DNA = b"ACGTN" * 20
-FLAT_HEAD, XML_HEAD = (
-    content[: content.index(begin)]
-    for content, begin in (
-        (unpacked("multi_ex.dat.gz"), b"SQ   SEQUENCE"),
-        (SEVERAL, b"<sequence length"),
-    )
-)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        FLAT_HEAD.replace(b" 562 AA.", b" 100 AA.")
-        + b"SQ   SEQUENCE   100 AA;  1 MW;  0 CRC64;\n     %b\n//\n" % DNA,
-        XML_HEAD + b'<sequence length="100">%b</sequence></entry></uniprot>' % DNA,
-    ],
-    ids=["dat", "xml"],
-)
-def test_nucleotides_are_detected_in_every_format(read, content):
-    with pytest.raises(InputDataError, match="looks like DNA or RNA"):
-        read(content)
-    records, tally = read(content, allow_nucleotides=True)
-    assert len(records) == tally.noted["record of the letters ACGTUN alone"] == 1

@@ -8,11 +8,11 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from protlm.data_prep import prepare, segments, split  # pyright: ignore[reportAttributeAccessIssue]
+from protlm.data_prep import prepare, split  # pyright: ignore[reportAttributeAccessIssue]
 
 if __name__ == "__main__":
     out, workers = sys.argv[1:]
-    segments.DigestSet = partial(segments.DigestSet, memory_slots=1 << 16)
+    prepare.DigestSet = partial(prepare.DigestSet, memory_slots=1 << 16)
     options = prepare.PrepareOptions(
         shard_residues=10_000_000, workers=int(workers), deduplicate=True
     )
