@@ -113,6 +113,7 @@ objective.mask_fraction_decays=true -> objective.mask_fraction_range=[0.1,0.5]
 objective.mask_fraction_range=[0.1,0.5] objective.mask_fraction_decays=true -> type schedule=wsd
 objective=causal objective.mask_fraction_range=[0.1,0.5] -> [0.1, 0.5] & objective=masked
 schedule=wsd schedule.decay_fraction=1.5 -> schedule.decay_fraction=1.5 must be
+objective.teacher=run -> used with a stage only; type objective=distillation
 optimizer.beta2_half_life=0 -> optimizer.beta2_half_life=0 & above 0
 +model.new=1 -> model.new & num_layers
 run_dir=??? -> run_dir has no value; type: run_dir=VALUE

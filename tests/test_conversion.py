@@ -167,10 +167,11 @@ def test_parameters_that_layers_share_are_exported(untrained, tmp_path):
         ("softmax", "reformer", "softmax to reformer: the keys of reformer are its queries"),
         ("reformer", "softmax", "reformer to softmax: the keys of reformer are its queries"),
         ("softmax", "nothing", "there are: aft_conv"),
+        ("softmax objective=causal", "linformer", "linformer does not support objective=causal"),
     ],
 )
 def test_a_mechanism_that_does_not_fit_is_refused(before, after, message, untrained):
-    original = untrained(f"attention={before}")
+    original = untrained(*f"attention={before}".split())
     chosen = {"name": after} if after == "nothing" else options(after)
     with pytest.raises(UserError, match=message):
         convert(original, chosen, seed=None)
@@ -183,19 +184,6 @@ def test_missing_options_are_the_defaults(untrained):
     with pytest.raises(UserError, match="already has attention=softmax with these options"):
         convert(imported, options("softmax"), seed=None)
     convert(imported, {**options("softmax"), "bounded_qk_norm": True}, seed=None)
-
-
-def test_a_mechanism_without_the_objective_is_refused(untrained):
-    original = untrained("objective=causal")
-    with pytest.raises(UserError, match="linformer does not support objective=causal"):
-        convert(original, options("linformer"), seed=None)
-
-
-def test_damaged_weights_are_refused(untrained):
-    original = untrained()
-    del original.weights["blocks.1.attention.value.weight"]
-    with pytest.raises(InputDataError, match="does not match its description"):
-        convert(original, options("hedgehog"), seed=None)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from protlm.build import batching_strategy, build_data, masking_schedule, open_data
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
@@ -243,15 +242,10 @@ def test_plans_have_the_step_that_they_are_trained_in(train, tmp_path, monkeypat
 
     def work_and_note(self: LanguageModeling, batch: Batch, index: int) -> Any:
         trained.append((self.trainer.global_step, planned[batch.after]))
-        if len(trained) != 6:
-            return work(self, batch, index)
-        # The second batch of the third step.
-        bias = self.network.head.bias
-        assert isinstance(bias, Tensor)
-        kept = bias.data.clone()
-        bias.data.fill_(math.nan)
         out = work(self, batch, index)
-        bias.data.copy_(kept)
+        # The second batch of the third step.
+        if len(trained) == 6:
+            out["loss"] = out["loss"] * math.nan
         return out
 
     monkeypatch.setattr(SequenceDataset, "__getitem__", make_and_note)
