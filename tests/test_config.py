@@ -2,7 +2,6 @@
 
 import pytest
 
-from protlm.attention import names
 from protlm.build import describe
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.composition import PATHS, compose, to_plain
@@ -22,13 +21,6 @@ GROUPS = ("model", "attention", "objective", "data", "optimizer", "schedule", "t
 def test_every_choice_composes(group, choice):
     config = compose(TrainConfig, [f"{group}={choice}"])
     assert to_plain(config)["seed"] == 0
-
-
-@pytest.mark.parametrize("attention", names())
-def test_every_mechanism_builds_from_its_yaml(attention):
-    config = compose(TrainConfig, ["model=tiny", f"attention={attention}"])
-    network = build_network(config.model, config.attention, seed=0)
-    assert type(network.mechanism(1)).__module__ == f"protlm.attention.{attention}"
 
 
 @pytest.mark.parametrize("evaluation", choices("evaluation"))
@@ -132,19 +124,6 @@ def test_the_error_of_a_wrong_setting_lists_alternatives(line):
     assert "\n" not in message and "?;" not in message
     for word in words.split(" & "):
         assert word in message
-
-
-def test_an_unknown_option_of_a_mechanism_is_reported():
-    config = compose(TrainConfig, ["model=tiny", "attention=softmax"])
-    with pytest.raises(UserError, match=r"attention\.num_features is not a setting of softmax"):
-        build_network(config.model, {**config.attention, "num_features": 3}, seed=0)
-
-
-@pytest.mark.parametrize("name", ["os", "../os", "base", "performer.base", "", "Softmax"])
-def test_a_name_cannot_refer_to_other_code(name):
-    config = compose(TrainConfig, ["model=tiny"])
-    with pytest.raises(UserError, match="does not exist"):
-        build_network(config.model, {"name": name}, seed=0)
 
 
 def test_networks_are_a_function_of_the_seed():

@@ -10,13 +10,11 @@ from protlm.system.shares import in_order
 
 
 def work(number: int) -> int:
-    """Returns the process ID of the worker."""
     time.sleep(0.05)
     return os.getpid()
 
 
 def print_ids() -> None:
-    """Prints the process IDs."""
     with sigterm_as_interrupt():
         for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
             print(pid, flush=True)

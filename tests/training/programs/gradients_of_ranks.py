@@ -6,7 +6,6 @@ in `NAME.pt`. Ranks are forks of one process that has imported everything and co
 
 import json
 import os
-import socket
 import sys
 import traceback
 from typing import Any
@@ -19,15 +18,10 @@ import protlm.model.pretrained  # noqa: F401
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.training.module import LanguageModeling
+from tests.fixtures.ranks import free_port
 
 TOKENS = 2048
 original_divide = LanguageModeling.on_before_optimizer_step
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def train_rank(name: str, ranks: int, parts: int, rank: int, port: str, given: list[str]) -> None:
@@ -54,7 +48,7 @@ def train_rank(name: str, ranks: int, parts: int, rank: int, port: str, given: l
 
 def train(name: str, ranks: int, parts: int, settings: list[str]) -> None:
     """Trains in a fork for each rank."""
-    port, children = free_port(), []
+    port, children = str(free_port()), []
     for rank in range(ranks):
         child = os.fork()
         if child == 0:
