@@ -64,6 +64,10 @@ def test_the_experiments_have_the_settings_of_the_paper():
     assert config.trainer.gradient_clip == 0.5
     assert (config.schedule.name.value, config.schedule.warmup_steps) == ("constant", 0)
     assert config.attention["num_features"] == 256
+    # Long rows are joined proteins.
+    for name in ("performer_relu", "softmax"):
+        data = compose(TrainConfig, [f"experiment=trembl_{name}_8192"]).data
+        assert (data.mode.value, data.max_length) == ("concatenated", 8192)
 
 
 def test_the_paper_s_baselines_differ_in_attention_alone():
@@ -80,12 +84,6 @@ def test_the_paper_s_baselines_differ_in_attention_alone():
     assert causal | {"objective": None} == performer | {"objective": None}
     # The paper trained its Reformer without clipping.
     assert compose(TrainConfig, ["experiment=trembl_reformer_36"]).trainer.gradient_clip == 0
-
-
-@pytest.mark.parametrize("experiment", ["trembl_performer_relu_8192", "trembl_softmax_8192"])
-def test_long_rows_are_joined_proteins(experiment):
-    config = compose(TrainConfig, [f"experiment={experiment}"])
-    assert (config.data.mode.value, config.data.max_length) == ("concatenated", 8192)
 
 
 # What is typed, and the words of the sentence.

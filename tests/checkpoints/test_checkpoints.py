@@ -82,12 +82,6 @@ def test_an_export_in_bfloat16_is_half_as_large_and_rounded_once(tiny_run, tmp_p
     assert all(torch.equal(loaded[name], half[name].to(loaded[name].dtype)) for name in loaded)
 
 
-def test_another_dtype_is_refused(tiny_run, tmp_path):
-    with pytest.raises(UserError, match="--dtype int8 is not one of float32, bfloat16"):
-        export(tiny_run, tmp_path / "out", "int8")
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.fixture(scope="module", params=shipped_models(), ids=lambda folder: folder.name)
 def folder(request: pytest.FixtureRequest) -> Path:
     return request.param
@@ -234,13 +228,14 @@ def test_a_tensor_larger_than_its_storage_is_refused(tmp_path):
         assert check_weights(tmp_path, {"weight": whole})["weight"] is whole
 
 
-def test_an_export_is_not_overwritten(tiny_run, exported):
+def test_an_export_in_another_dtype_or_over_another_is_refused(tiny_run, exported, tmp_path):
     with pytest.raises(OutputError, match="exists already"):
         checkpoints.export(checkpoints.read(tiny_run), exported)
+    with pytest.raises(UserError, match="--dtype int8 is not one of float32, bfloat16"):
+        export(tiny_run, tmp_path / "out", "int8")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_without_a_model_is_rejected_with_advice(tmp_path):
     with pytest.raises(InputDataError, match=r"a run folder, a \.ckpt file or an exported folder"):
         protlm.load(tmp_path)
-    with pytest.raises(InputDataError, match="no such model"):
-        protlm.load(tmp_path / "nothing")

@@ -62,16 +62,12 @@ def test_what_is_not_an_object_of_a_moderate_size_is_refused(tmp_path):
 
 
 class Color(StrEnum):
-    """A choice."""
-
     red = "red"
     blue = "blue"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of others."""
-
     number: Count
     name: Annotated[str, re.compile("[a-z]+")] | None = None
 

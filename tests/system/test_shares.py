@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,19 +153,12 @@ def test_jobs_are_submitted_in_turns_and_canceled_after_an_error(cluster, tmp_pa
     cluster("exit 1")
     submitted, canceled = [], []
 
-    class Job:
-        def __init__(self, item: Any) -> None:
-            self.item = item
-
-        def result(self) -> object:
-            return self.item
-
-        def cancel(self) -> None:
-            canceled.append(self.item)
-
-    def map_array(self: object, function: object, items: list[Any]) -> list[Job]:
+    def map_array(self: object, function: object, items: list[Any]) -> list[Any]:
         submitted.append(items)
-        return [Job(item) for item in items]
+        return [
+            SimpleNamespace(result=lambda item=item: item, cancel=partial(canceled.append, item))
+            for item in items
+        ]
 
     monkeypatch.setattr(submitit.AutoExecutor, "map_array", map_array)
     monkeypatch.setattr(module, "_MOST_JOBS", 2)
@@ -342,11 +336,33 @@ def test_a_process_killed_while_it_passes_a_large_result_ends_the_stream():
             results(work, 60, 2)
 
 
+# Prints the process IDs of two workers, a line per item, until it is killed or interrupted.
+PRINT_IDS = """
+import os, signal, time
+from protlm.system.errors import exit_with_message
+from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.shares import in_order
+
+def work(number):
+    time.sleep(0.05)
+    return os.getpid()
+
+def print_ids():
+    with sigterm_as_interrupt():
+        for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
+            print(pid, flush=True)
+
+# A shell makes the processes that it starts in the background ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+exit_with_message(print_ids)
+"""
+
+
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[str]]:
     """A process with two workers, which is to be killed or interrupted."""
     process = subprocess.Popen(
-        [sys.executable, Path(__file__).parent / "programs" / "print_worker_ids.py"],
+        [sys.executable, "-c", PRINT_IDS],
         env={**os.environ, "PYTHONPATH": ROOT},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,6 +1,5 @@
 """The private state of Lightning: each trick works, and is still needed."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from torch.utils.data import DataLoader
 
 from protlm.training import lightning_internals as internals
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = Path(__file__).parent / "programs" / "wait_for_lost_rank.py"
 VALIDATION_BATCHES = 4
 
@@ -228,14 +226,9 @@ def test_quiet_and_interruptible(quiet, fit):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trick", [True, False])
-def test_end_with_exit_code_of_ranks(trick):
-    found = subprocess.run(
-        [sys.executable, PROGRAM, "trick" if trick else "none"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+def test_end_with_exit_code_of_ranks(trick, one_process):
+    command = [sys.executable, PROGRAM, "trick" if trick else "none"]
+    named: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 100}
+    found = subprocess.run(command, env=one_process, check=False, **named)
     assert found.returncode == (128 + signal.SIGTERM if trick else -signal.SIGKILL)
     assert ("rank 2 ended with exit code 143" in found.stderr) == trick

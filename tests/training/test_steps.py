@@ -1,6 +1,5 @@
 """A step: its size and gradient on any number of ranks; optimizers, learning rates and the loss."""
 
-import copy
 import dataclasses
 import json
 import math
@@ -250,25 +249,6 @@ def test_a_half_life_is_between_one_step_and_what_doubles_can_express(tokens):
     assert with_half_life(unset, tokens_per_step=10) is unset
 
 
-def test_the_fused_optimizer_is_adamw():
-    fused, plain = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
-    plain.load_state_dict(copy.deepcopy(fused.state_dict()))
-    config = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
-    ours = adamw({"weight": fused.weight}, {"bias": fused.bias}, config)
-    assert ours.defaults["fused"] is True
-    groups = [{"params": [plain.weight]}, {"params": [plain.bias], "weight_decay": 0.0}]
-    named = {"betas": (config.beta1, config.beta2), "eps": config.eps, "weight_decay": 0.1}
-    theirs = torch.optim.AdamW(groups, lr=1e-2, foreach=False, **named)
-    for _ in range(5):
-        x = torch.randn(4, 8, dtype=torch.float64)
-        for layer, optimizer in ((fused, ours), (plain, theirs)):
-            optimizer.zero_grad()
-            layer(x).square().sum().backward()
-            optimizer.step()
-    for one, other in zip(fused.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(one, other, rtol=1e-9, atol=0)
-
-
 def test_gradients_are_clipped_but_logged_unclipped(train, look_at):
     norms = []
 
@@ -312,21 +292,6 @@ def test_loss_is_a_total_over_targets(function):
 CONFIG = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
 
 
-def model_and_optimizer() -> tuple[nn.Sequential, MuonWithAdamW]:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 3, bias=False))
-    matrices = [model[0].weight, model[1].weight]
-    muon = Muon(matrices, lr=1e-2, momentum=0.95, weight_decay=0.1)
-    return model, MuonWithAdamW([muon, adamw({}, {"bias": model[0].bias}, CONFIG)])
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(seed))
-    optimizer.zero_grad()
-    model(x).square().sum().backward()
-    optimizer.step()
-
-
 def test_matrices_of_any_shape_and_gradients_of_any_size_are_updated_as_by_torchs_muon():
     """Also those that are orthogonalized together; torch's computes in bfloat16, also on a CPU."""
     torch.manual_seed(0)
@@ -345,32 +310,37 @@ def test_matrices_of_any_shape_and_gradients_of_any_size_are_updated_as_by_torch
         assert (mine - other).norm() < 0.03 * (mine - before).norm()
 
 
-def test_parameters_that_are_not_matrices_are_updated_by_adamw():
-    model, optimizer = model_and_optimizer()
-    alone = nn.Parameter(model[0].bias.detach().clone())
-    other = adamw({}, {"bias": alone}, CONFIG)
-    for seed in range(3):
-        step(model, optimizer, seed)
-        alone.grad = model[0].bias.grad
-        other.step()
-    assert torch.equal(alone, model[0].bias)
-    assert "momentum_buffer" in optimizer.state[model[0].weight]
-    assert "exp_avg" in optimizer.state[model[0].bias]
-
-
-def test_the_closure_is_run_once_and_a_schedule_sets_the_rates_of_both():
-    model, optimizer = model_and_optimizer()
+def test_muon_and_adamw_make_one_step_and_adamw_is_torchs():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 3, bias=False)).double()
+    (weight, bias), last = model[0].parameters(), model[1].weight
+    muon = Muon([weight], lr=1e-2, momentum=0.95, weight_decay=0.1)
+    optimizer = MuonWithAdamW([muon, adamw({"last": last}, {"bias": bias}, CONFIG)])
+    others = [nn.Parameter(p.detach().clone()) for p in (last, bias)]
+    groups = [{"params": others[:1]}, {"params": others[1:], "weight_decay": 0.0}]
+    named = {"betas": (CONFIG.beta1, CONFIG.beta2), "eps": CONFIG.eps, "weight_decay": 0.1}
+    theirs = torch.optim.AdamW(groups, lr=1e-2, foreach=False, **named)
     losses = []
 
     def closure() -> torch.Tensor:
-        losses.append(model(torch.ones(2, 6)).sum())
+        optimizer.zero_grad()
+        losses.append(model(torch.ones(2, 6, dtype=torch.float64)).square().sum())
         losses[-1].backward()
         return losses[-1]
 
-    before = [p.detach().clone() for p in model.parameters()]
+    for number in range(1, 6):
+        assert optimizer.step(closure) is losses[-1]
+        assert len(losses) == number
+        for one, other in zip((last, bias), others, strict=True):
+            other.grad = one.grad
+        theirs.step()
+    for one, other in zip((last, bias), others, strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=0)
+    assert "momentum_buffer" in optimizer.state[weight] and "exp_avg" in optimizer.state[bias]
+    # A schedule sets the rates of both.
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
-    assert optimizer.step(closure) is losses[0]
-    assert len(losses) == 1
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step(closure)
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
