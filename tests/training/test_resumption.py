@@ -12,7 +12,7 @@ import torch
 import protlm
 from protlm.build import describe, load_initial_weights
 from protlm.checkpoints.description import ModelDescription
-from protlm.checkpoints.format import Checkpoint, all_checkpoints, export, step_of
+from protlm.checkpoints.format import Checkpoint, export
 from protlm.config import Activation, NormOrder, Positions, TrainConfig
 from protlm.config.composition import compose
 from protlm.model.transformer import build_network
@@ -91,7 +91,8 @@ def test_settings_that_are_newer_than_a_run_have_their_defaults(train):
     assert len(older) == len(lines) - 1
     config.write_text("".join(older))
     train(run, "trainer.max_steps=3")
-    assert step_of(max(all_checkpoints(run))) == 3
+    with pytest.raises(UserError, match=r"a run with model\.token_dropout=false, not true; to"):
+        train(run, "model.token_dropout=true", "trainer.max_steps=4")
 
 
 CHANGED = "model.token_dropout=false, not true; model.dropout=0.0, not 0.1; seed=0, not 7; to"

@@ -112,12 +112,8 @@ def test_accumulated_gradients_are_those_of_all_targets_at_once(train, tiny_data
         count += int(chosen.sum())
     (nats / count).backward()
     expected = torch.nn.utils.get_total_norm([p.grad for p in network.parameters()])
-    run = train(
-        "run",
-        "trainer.accumulate_grad_batches=3",
-        "trainer.log_every=1",
-        "trainer.max_steps=2",
-    )
+    settings = ("trainer.accumulate_grad_batches=3", "trainer.log_every=1", "trainer.max_steps=2")
+    run = train("run", *settings)
     first = read_metrics(run / "metrics.csv")[0]
     assert first["gradient_norm"] == pytest.approx(expected.item(), rel=1e-4)
     assert first["train_loss"] == pytest.approx(nats.item() / count, rel=1e-5)
