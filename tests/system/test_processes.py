@@ -40,7 +40,7 @@ def test_modules_in_the_working_folder_are_not_imported(name, tmp_path):
     assert "Usage: protlm" in done.stdout
 
 
-# An experiment of the paper with all its layers, as small as they can be.
+# With all its layers, as small as they can be.
 PAPER = """
 experiment=trembl_performer_softmax_36 run_dir=run trainer.devices=2 trainer.accelerator=cpu
 model.num_heads=2 model.model_dim=16 model.feedforward_dim=16 attention.num_features=16
@@ -50,6 +50,7 @@ data.num_workers=1 data.tokens_per_batch=2048 trainer.max_steps=1 trainer.valid_
 
 @pytest.mark.slow
 def test_ranks_and_loader_workers_ignore_the_working_folder(tmp_path, tiny_data):
+    """Those of an experiment of the paper, whose 36 layers are trained on two ranks."""
     names = "random yaml torch inspect threading protlm/__init__"
     done = run(tmp_path, names, PROTLM, "train", *PAPER.split(), f"data.dir={tiny_data}")
     assert done.returncode == 0, done.stderr
