@@ -103,9 +103,6 @@ def test_a_shard_that_is_not_one_is_refused(text):
         Share.parse(text)
 
 
-# --- clusters
-
-
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Makes this machine a node of a cluster on which `sbatch` is a shell script."""
@@ -346,7 +343,6 @@ from protlm.system.shares import in_order
 def work(number):
     time.sleep(0.05)
     return os.getpid()
-
 def print_ids():
     with sigterm_as_interrupt():
         for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
