@@ -32,8 +32,8 @@ CLEARED = {setting.partition("=")[0] for setting in SETTINGS} | {"DNNL_DEFAULT_F
 PATHS = [
     "tests/attention",
     "tests/model",
-    *(f"tests/training/callbacks/test_{name}.py" for name in ("ema", "probe")),
-    *(f"tests/training/test_{name}.py" for name in ("optimization", "tokens_per_step")),
+    *(f"tests/training/callbacks/test_{name}.py" for name in ("monitor", "save_checkpoints")),
+    "tests/training/test_steps.py",
     *(f"tests/evaluation/test_{name}.py" for name in ("accuracy", "contacts", "jacobian")),
     "tests/evaluation/test_embedding_evaluations.py",
 ]

@@ -17,6 +17,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -67,14 +68,14 @@ def submission(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return Submission(request.param)
 
 
-def test_every_share_is_computed(submission: Submission, tmp_path: Path) -> None:
+def test_every_share_is_computed(submission, tmp_path):
     submission.run(partial(write, tmp_path), [1, 2, 3], tmp_path / "jobs")
     found = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
     assert set(found) == {"1", "2", "3"}
     assert str(os.getpid()) not in found.values()
 
 
-def test_no_process_goes_on_after_another_failed(tmp_path: Path) -> None:
+def test_no_process_goes_on_after_another_failed(tmp_path):
     """It would write to the folder in which the same command resumes."""
     with pytest.raises(OutputError, match=r"^no space for 1$"):
         list(here(partial(fail, tmp_path), [1, 2], 2, ""))
@@ -82,7 +83,7 @@ def test_no_process_goes_on_after_another_failed(tmp_path: Path) -> None:
     assert not (tmp_path / "was not ended").exists()
 
 
-def test_a_killed_share_is_one_sentence(submission: Submission, tmp_path: Path) -> None:
+def test_a_killed_share_is_one_sentence(submission, tmp_path):
     with pytest.raises(ProcessDiedError, match=r"type the same command again to resume") as caught:
         submission.run(die, [1], tmp_path / "jobs")
     assert caught.value.exit_code is ExitCode.INTERNAL
@@ -90,19 +91,16 @@ def test_a_killed_share_is_one_sentence(submission: Submission, tmp_path: Path) 
     assert said in str(caught.value)
 
 
-def test_processes_return_results_in_any_order() -> None:
+def test_processes_return_results_in_any_order():
     assert sorted(here(abs, [-1, 2, -3], 2, "")) == [1, 2, 3]
     with pytest.raises(UserError, match="the memory is full or limited"):
         list(here(exhaust, [1], 1, ""))
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", ""])
-def test_a_shard_that_is_not_one_is_refused(text: str) -> None:
+def test_a_shard_that_is_not_one_is_refused(text):
     with pytest.raises(UserError, match="type for instance 1/4"):
         Share.parse(text)
-
-
-# --- clusters
 
 
 @pytest.fixture
@@ -129,18 +127,14 @@ def parsed(*settings: str) -> Submission:
 @pytest.mark.parametrize(
     "sbatch", ["echo 'invalid partition: none' >&2; exit 1", "echo 'invalid partition: none'"]
 )
-def test_errors_of_sbatch_are_one_sentence(
-    sbatch: str, cluster: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_errors_of_sbatch_are_one_sentence(sbatch, cluster, tmp_path):
     cluster(sbatch)
     with pytest.raises(UserError, match=r"could not be submitted: .*invalid partition: none"):
         parsed("partition=none").run(abs, [1, 2], tmp_path / "jobs")
 
 
 @pytest.mark.parametrize(("given", "cores"), [([], 3), (["cpus=4"], 4)])
-def test_a_job_has_the_cores_of_its_workers(
-    given: list[str], cores: int, cluster: Callable[[str], None], tmp_path: Path
-) -> None:
+def test_a_job_has_the_cores_of_its_workers(given, cores, cluster, tmp_path):
     """From SLURM 22.05 on, srun has one core unless it requests those of its job."""
     cluster(f'cp "$1" {tmp_path}/script; exit 1')
     with pytest.raises(UserError, match="could not be submitted"):
@@ -151,26 +145,17 @@ def test_a_job_has_the_cores_of_its_workers(
     assert f" --cpus-per-task={cores} " in srun
 
 
-def test_jobs_are_submitted_in_turns_and_canceled_after_an_error(
-    cluster: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_jobs_are_submitted_in_turns_and_canceled_after_an_error(cluster, tmp_path, monkeypatch):
     """This scheduler accepts two jobs at a time."""
     cluster("exit 1")
     submitted, canceled = [], []
 
-    class Job:
-        def __init__(self, item: Any) -> None:
-            self.item = item
-
-        def result(self) -> object:
-            return self.item
-
-        def cancel(self) -> None:
-            canceled.append(self.item)
-
-    def map_array(self: object, function: object, items: list[Any]) -> list[Job]:
+    def map_array(self: object, function: object, items: list[Any]) -> list[Any]:
         submitted.append(items)
-        return [Job(item) for item in items]
+        return [
+            SimpleNamespace(result=lambda item=item: item, cancel=partial(canceled.append, item))
+            for item in items
+        ]
 
     monkeypatch.setattr(submitit.AutoExecutor, "map_array", map_array)
     monkeypatch.setattr(module, "_MOST_JOBS", 2)
@@ -183,7 +168,7 @@ def test_jobs_are_submitted_in_turns_and_canceled_after_an_error(
     assert canceled == failures
 
 
-def test_a_missing_cluster_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_cluster_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match=r"needs srun and sbatch.*--executor local"):
         parsed()
@@ -208,9 +193,7 @@ SETTINGS: list[tuple[str, str, object]] = [
 ]
 
 
-def test_submitit_accepts_the_settings(
-    cluster: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_submitit_accepts_the_settings(cluster, tmp_path, monkeypatch):
     cluster("exit 1")
     parameters = parsed(*(setting for setting, _, _ in SETTINGS)).parameters
     assert parameters == {name: value for _, name, value in SETTINGS}
@@ -233,7 +216,7 @@ def test_submitit_accepts_the_settings(
         (Executor.LOCAL, "time=1", "^--slurm time=1 requires .* slurm, not --executor local$"),
     ],
 )
-def test_other_settings_are_rejected(executor: Executor | None, setting: str, told: str) -> None:
+def test_other_settings_are_rejected(executor, setting, told):
     """Before they reach the script of a job."""
     with pytest.raises(UserError, match=told):
         Submission.parse(executor, [setting])
@@ -244,7 +227,7 @@ def results(function: Callable[[int], Any], count: int, workers: int) -> list[tu
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
-def test_results_of_any_size_come_in_the_order_of_the_items(workers: int) -> None:
+def test_results_of_any_size_come_in_the_order_of_the_items(workers):
     """The function is shared, since it may contain gigabytes, and what cannot be pickled."""
 
     def reverse(item: bytes) -> tuple[bytes, int]:
@@ -260,7 +243,7 @@ def test_results_of_any_size_come_in_the_order_of_the_items(workers: int) -> Non
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize(("fails_at", "told"), [(20, "read 12"), (10, "item 10")])
-def test_an_error_follows_the_results_before_it(workers: int, fails_at: int, told: str) -> None:
+def test_an_error_follows_the_results_before_it(workers, fails_at, told):
     """Of the function or of the items: the message must not depend on how far ahead it was read."""
 
     def items() -> Iterator[tuple[int, int]]:
@@ -293,7 +276,7 @@ def stumble_oddly(number: int) -> None:
     raise TwoArgumentsError("stumbled", number)
 
 
-def test_errors_of_a_process_have_its_traceback() -> None:
+def test_errors_of_a_process_have_its_traceback():
     with pytest.raises(KeyError) as caught:
         results(stumble, 3, 2)
     assert "in stumble" in str(caught.value.__cause__)
@@ -310,7 +293,7 @@ def open_files_and_processes() -> tuple[int, list[BaseProcess]]:
     return len(list(Path("/proc/self/fd").iterdir())), multiprocessing.active_children()
 
 
-def test_a_stream_is_not_read_far_ahead_and_leaves_nothing_when_it_is_abandoned() -> None:
+def test_a_stream_is_not_read_far_ahead_and_leaves_nothing_when_it_is_abandoned():
     before, drawn = open_files_and_processes(), []
     stream = in_order(abs, ((n, drawn.append(n) or n) for n in range(1_000)), 2)
     for _ in range(10):
@@ -321,7 +304,7 @@ def test_a_stream_is_not_read_far_ahead_and_leaves_nothing_when_it_is_abandoned(
     assert open_files_and_processes() == before
 
 
-def test_a_killed_process_ends_the_stream_with_a_sentence() -> None:
+def test_a_killed_process_ends_the_stream_with_a_sentence():
     """Also while another one is running, which would be waited for indefinitely."""
 
     def die(number: int) -> int:
@@ -335,7 +318,7 @@ def test_a_killed_process_ends_the_stream_with_a_sentence() -> None:
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 
-def test_a_process_killed_while_it_passes_a_large_result_ends_the_stream() -> None:
+def test_a_process_killed_while_it_passes_a_large_result_ends_the_stream():
     """The executor would wait for the rest of what is in its pipe."""
     delay = 0.0
 
@@ -350,11 +333,32 @@ def test_a_process_killed_while_it_passes_a_large_result_ends_the_stream() -> No
             results(work, 60, 2)
 
 
+# Prints the process IDs of two workers, a line per item, until it is killed or interrupted.
+PRINT_IDS = """
+import os, signal, time
+from protlm.system.errors import exit_with_message
+from protlm.system.interruption import sigterm_as_interrupt
+from protlm.system.shares import in_order
+
+def work(number):
+    time.sleep(0.05)
+    return os.getpid()
+def print_ids():
+    with sigterm_as_interrupt():
+        for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
+            print(pid, flush=True)
+
+# A shell makes the processes that it starts in the background ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+exit_with_message(print_ids)
+"""
+
+
 @pytest.fixture
 def parent() -> Iterator[subprocess.Popen[str]]:
     """A process with two workers, which is to be killed or interrupted."""
     process = subprocess.Popen(
-        [sys.executable, Path(__file__).parent / "programs" / "print_worker_ids.py"],
+        [sys.executable, "-c", PRINT_IDS],
         env={**os.environ, "PYTHONPATH": ROOT},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -376,9 +380,7 @@ def two_workers(process: subprocess.Popen[str]) -> set[int]:
     return workers
 
 
-def test_processes_end_when_their_parent_is_killed(
-    parent: subprocess.Popen[str], assert_gone: Callable[[int], None]
-) -> None:
+def test_processes_end_when_their_parent_is_killed(parent, assert_gone):
     workers = two_workers(parent)
     parent.kill()
     for worker in workers:
@@ -386,9 +388,7 @@ def test_processes_end_when_their_parent_is_killed(
 
 
 @pytest.mark.parametrize("to", ["the group, by a terminal", "one after the other, by a cluster"])
-def test_an_interruption_ends_all_processes_without_a_traceback(
-    parent: subprocess.Popen[str], to: str, assert_gone: Callable[[int], None]
-) -> None:
+def test_an_interruption_ends_all_processes_without_a_traceback(parent, to, assert_gone):
     """In SLURM: that workers may die first is not reported as a lack of memory."""
     workers = two_workers(parent)
     if "terminal" in to:
@@ -413,7 +413,7 @@ def handled(number: int, handler: Any) -> Iterator[None]:
         signal.signal(number, before)
 
 
-def test_processes_ignore_signals_that_their_parent_handles() -> None:
+def test_processes_ignore_signals_that_their_parent_handles():
     """SLURM sends submitit's SIGUSR2 to all processes of a job; only the parent handles it."""
     this = os.getpid()
 
@@ -425,7 +425,7 @@ def test_processes_ignore_signals_that_their_parent_handles() -> None:
         assert results(work, 20, 2) == [(i, i) for i in range(20)]
 
 
-def test_a_signal_to_a_fork_that_is_not_yet_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_to_a_fork_that_is_not_yet_prepared(monkeypatch):
     """The child would otherwise remove its parent's lock and work folder."""
     fork, this = os.fork, os.getpid()
 
@@ -444,7 +444,7 @@ def test_a_signal_to_a_fork_that_is_not_yet_prepared(monkeypatch: pytest.MonkeyP
             os._exit(1)
 
 
-def test_a_second_ctrl_c_does_not_keep_processes_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_does_not_keep_processes_alive(monkeypatch):
     stream = in_order(abs, ((n, n) for n in range(1_000)), 2)
     next(stream)
     # A signal that one thread blocks may be delivered to another, such as that of a progress bar.
@@ -464,7 +464,7 @@ def test_a_second_ctrl_c_does_not_keep_processes_alive(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_delayed_signal_arrives_after_the_block(number: int) -> None:
+def test_a_delayed_signal_arrives_after_the_block(number):
     seen = []
     with handled(number, lambda *_: seen.append("handled")):
         with interrupts_held():
@@ -477,7 +477,7 @@ def test_a_delayed_signal_arrives_after_the_block(number: int) -> None:
         assert seen == ["block", "handled", "handled"]
 
 
-def test_limits_on_processes_and_open_files_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_on_processes_and_open_files_are_explained(monkeypatch):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
     try:

@@ -25,12 +25,10 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def forget_graphs() -> Iterator[None]:
     """Clears the graphs of the process, and restores the limit of their number."""
-    limits = {
-        name: getattr(torch._dynamo.config, name)
-        for name in ("recompile_limit", "accumulated_recompile_limit")
-    }
+    config = torch._dynamo.config
+    names = ("recompile_limit", "accumulated_recompile_limit")
     torch._dynamo.reset()
-    with torch._dynamo.config.patch(limits):
+    with config.patch({name: getattr(config, name) for name in names}):
         yield
     torch._dynamo.reset()
 

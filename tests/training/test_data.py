@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from protlm.build import batching_strategy, build_data, masking_schedule, open_data
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
@@ -214,19 +213,14 @@ def test_batches_for_a_gpu_are_page_locked(tiny_data, monkeypatch):
 
 
 def test_pinning_a_batch_pins_its_tensors(tiny_data, monkeypatch):
-    pinned: list[torch.Tensor] = []
-
-    def pin(x: torch.Tensor) -> torch.Tensor:
-        pinned.append(x.clone())
-        return pinned[-1]
-
     batch = next(iter(build(tiny_data).train_dataloader()))
-    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
-    copy = batch.pin_memory()
-    tensors = [x for x in vars(copy).values() if isinstance(x, torch.Tensor)]
-    assert list(map(id, tensors)) == list(map(id, pinned))
-    assert len(pinned) == 5 and torch.equal(copy.tokens_BL, batch.tokens_BL)
-    assert (copy.after, copy.slice) == (batch.after, batch.slice)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    copy = vars(batch.pin_memory())
+    for name, value in vars(batch).items():
+        if isinstance(value, torch.Tensor):
+            assert copy[name] is not value and torch.equal(copy[name], value)
+        else:
+            assert copy[name] == value
 
 
 @pytest.mark.slow
@@ -243,15 +237,10 @@ def test_plans_have_the_step_that_they_are_trained_in(train, tmp_path, monkeypat
 
     def work_and_note(self: LanguageModeling, batch: Batch, index: int) -> Any:
         trained.append((self.trainer.global_step, planned[batch.after]))
-        if len(trained) != 6:
-            return work(self, batch, index)
-        # The second batch of the third step.
-        bias = self.network.head.bias
-        assert isinstance(bias, Tensor)
-        kept = bias.data.clone()
-        bias.data.fill_(math.nan)
         out = work(self, batch, index)
-        bias.data.copy_(kept)
+        # The second batch of the third step.
+        if len(trained) == 6:
+            out["loss"] = out["loss"] * math.nan
         return out
 
     monkeypatch.setattr(SequenceDataset, "__getitem__", make_and_note)

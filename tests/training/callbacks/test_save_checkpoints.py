@@ -1,8 +1,8 @@
-"""Times of checkpoints, the choice of those that are kept, and the history of the weights."""
+"""Times of checkpoints, which of them are kept, and the history and the average of the weights."""
 
 import csv
 import os
-from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +11,21 @@ import pytest
 import torch
 from torch import nn
 
-from protlm.checkpoints.format import all_checkpoints, checkpoint_name, step_of, weights_hash
+from protlm.checkpoints.format import (
+    AVERAGE,
+    all_checkpoints,
+    checkpoint_name,
+    step_of,
+    weights_hash,
+)
 from protlm.checkpoints.validations import best_checkpoints
+from protlm.commands.checkpoint import export
 from protlm.config import BestMetric
+from protlm.loading import load_model
 from protlm.training.callbacks import monitor, save_checkpoints
 from protlm.training.callbacks.save_checkpoints import COLUMNS, HISTORY, WriteHistory
-from tests.fixtures.runs import rows_of
+from protlm.training.module import LanguageModeling
+from tests.fixtures.runs import Train, rows_of, saved, weights_of
 
 
 def steps_of(run: Path) -> list[int]:
@@ -104,21 +113,10 @@ def test_a_validation_that_is_nan_is_not_the_best(tmp_path):
     assert [step_of(path) for path in best] == [3, 5, 1]
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A clock that advances by 40 seconds at each reading."""
-    now = SimpleNamespace(seconds=0.0)
-
-    def monotonic() -> float:
-        now.seconds += 40
-        return now.seconds
-
-    monkeypatch.setattr(save_checkpoints, "time", SimpleNamespace(monotonic=monotonic))
-    return now
-
-
-def test_checkpoints_by_time(clock, train):
+def test_checkpoints_by_time(train, monkeypatch):
     """A step takes 40 seconds here, so that two minutes pass in three steps."""
+    clock = SimpleNamespace(monotonic=count(40, 40).__next__)
+    monkeypatch.setattr(save_checkpoints, "time", clock)
     settings = ("trainer.max_steps=8", "trainer.checkpoint_every=100", "trainer.valid_every=100")
     run = train("run", *settings, "trainer.keep_checkpoints=9")
     assert steps_of(run) == [8]
@@ -197,3 +195,80 @@ def test_a_history_that_cannot_be_written_causes_a_warning(tmp_path):
     (tmp_path / HISTORY).symlink_to("/dev/full")
     with pytest.warns(UserWarning, match="cannot be written"):
         WriteHistory(tmp_path).on_train_start(trainer(0), module(nn.Linear(1, 1)))
+
+
+SETTINGS = (
+    "trainer.ema_decay=0.5",
+    "trainer.checkpoint_every=1",
+    "trainer.keep_checkpoints=10",
+    "trainer.valid_every=2",
+)
+
+
+def average(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return saved(run, step)[AVERAGE]
+
+
+@pytest.fixture(scope="module")
+def run(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_tiny(tmp_path_factory.mktemp("runs") / "averaged", *SETTINGS)
+
+
+def test_the_average_follows_its_formula(run):
+    for step in (2, 3, 4):
+        decay = min(0.5, (1 + step) / (10 + step))
+        before, after, now = average(run, step - 1), average(run, step), weights_of(run, step)
+        for name, value in after.items():
+            expected = before[name] + (1 - decay) * (now[name] - before[name])
+            assert value.dtype == torch.float32
+            assert torch.allclose(value, expected, rtol=1e-5, atol=1e-7), name
+
+
+def test_the_average_does_not_change_training(run, train):
+    plain = train("plain", *SETTINGS[1:])
+    for name, value in weights_of(plain, 4).items():
+        assert torch.equal(value, weights_of(run, 4)[name]), name
+    assert AVERAGE not in saved(plain, 4)
+
+
+def test_the_average_is_validated(train, look_at):
+    seen = []
+
+    def look(module: LanguageModeling, *_: object) -> None:
+        seen.append({name: p.clone() for name, p in module.network.named_parameters()})
+
+    look_at(LanguageModeling, "validation_step", look)
+    run = train("run", *SETTINGS, "trainer.valid_batches=1")
+    for step, found in zip((2, 4), seen, strict=True):
+        for name, value in average(run, step).items():
+            assert torch.equal(found[name], value), (step, name)
+
+
+def test_the_average_is_loaded_and_exported(run, tmp_path):
+    averaged = average(run, 4)
+    loaded = load_model(run).network.state_dict()
+    export(run, tmp_path / "exported")
+    exported = load_model(tmp_path / "exported").network.state_dict()
+    for name, value in averaged.items():
+        assert torch.equal(loaded[name], value) and torch.equal(exported[name], value), name
+        assert not torch.equal(value, weights_of(run, 4)[name]), name
+
+
+def test_a_skipped_step_does_not_count(train, monkeypatch):
+    train_step, calls = LanguageModeling.training_step, []
+
+    def poisoned(self: LanguageModeling, *args: object) -> dict[str, torch.Tensor]:
+        calls.append(1)
+        out = train_step(self, *args)
+        if len(calls) == 3:
+            out["loss"] = out["loss"] * torch.nan
+        return out
+
+    monkeypatch.setattr(LanguageModeling, "training_step", poisoned)
+    with pytest.warns(UserWarning, match="step 3 was skipped"):
+        run = train("run", *SETTINGS)
+    for name, value in average(run, 2).items():
+        assert torch.equal(value, average(run, 3)[name]), name
+    callbacks = saved(run, 4)["callbacks"]
+    (state,) = (callbacks[name] for name in callbacks if name.startswith("AverageWeights"))
+    assert state["num_updates"] == 3

@@ -1,8 +1,12 @@
-"""Groups of parameters, AdamW, Muon, learning rates as functions of the step, and the loss."""
+"""A step: its size and gradient on any number of ranks; optimizers, learning rates and the loss."""
 
-import copy
 import dataclasses
+import json
 import math
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,8 @@ import torch
 from torch import nn
 
 from protlm.attention import names
-from protlm.build import build_module
+from protlm.build import build_data, build_module, open_data
+from protlm.checkpoints.validations import read_metrics
 from protlm.config import (
     DecayShape,
     Optimizer,
@@ -38,8 +43,125 @@ from protlm.training.optimization import (
     rate_factor,
     with_half_life,
 )
-from tests.fixtures.runs import rows_of
+from tests.fixtures.runs import Train, rows_of, weights_of
 from tests.small_models import network_of
+
+PROGRAM = Path(__file__).parent / "programs" / "gradients_of_ranks.py"
+STEP = (
+    "trainer.tokens_per_step=2048",
+    "trainer.log_every=1",
+    "trainer.valid_every=3",
+    "trainer.max_steps=6",
+    "attention=performer_softmax",
+    "attention.num_features=32",
+    "attention.redraw_every=2",
+    "model.qk_norm=true",
+)
+
+
+@pytest.fixture(scope="module")
+def at_once(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("runs") / "at_once"
+    return train_tiny(run, *STEP, "data.tokens_per_batch=2048")
+
+
+def test_slices_of_a_batch_draw_their_own_dropout(train, look_at):
+    numbers, seeds = [], []
+
+    def look(module: LanguageModeling, batch: Any, index: int) -> None:
+        numbers.append(batch.slice)
+        seeds.append(torch.initial_seed())
+
+    look_at(LanguageModeling, "training_step", look, after=True)
+    train("run", *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
+    assert numbers == [0, 1, 2, 3] * 2
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_any_micro_batches_make_the_same_steps_also_in_a_resumed_run(at_once, train, tmp_path):
+    run = tmp_path / "run"
+    # 700 does not divide a step: there are more micro-batches, and filler rows.
+    train(run, *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
+    # Six micro-batches: Lightning's count of batches is not a multiple of both.
+    train(run, *STEP, "data.tokens_per_batch=410", "trainer.max_steps=4")
+    train(run, *STEP, "data.tokens_per_batch=2048")
+    for column in ("step", "samples", "train_loss", "gradient_norm"):
+        values = ([row[column] for row in rows_of(one, "train_loss")] for one in (run, at_once))
+        assert next(values) == pytest.approx(next(values), rel=1e-5), column
+    # Runs of two and of four steps also validate at their ends.
+    expected, found = (
+        {row["step"]: row["valid_loss"] for row in rows_of(one, "valid_loss")}
+        for one in (at_once, run)
+    )
+    assert [found[step] for step in (3, 6)] == pytest.approx([expected[3], expected[6]], rel=1e-5)
+    for name, value in weights_of(run).items():
+        assert torch.allclose(value, weights_of(at_once)[name], rtol=0, atol=2e-6), name
+
+
+def test_accumulated_gradients_are_those_of_all_targets_at_once(train, tiny_data):
+    given = [f"data.dir={tiny_data}", "data.max_length=128", "data.tokens_per_batch=1024"]
+    config, network = compose(TrainConfig, given), network_of()
+    loader = build_data(*open_data(config.data), config).train_dataloader()
+    nats, count = torch.zeros(()), 0
+    for _, batch in zip(range(3), loader, strict=False):
+        logits = network(batch.tokens_BL, batch.mask_BL, causal=False).logits_BLV
+        chosen = batch.targets_BL >= 0
+        nats = nats + torch.nn.functional.cross_entropy(
+            logits[chosen], batch.targets_BL[chosen], reduction="sum"
+        )
+        count += int(chosen.sum())
+    (nats / count).backward()
+    expected = torch.nn.utils.get_total_norm([p.grad for p in network.parameters()])
+    settings = ("trainer.accumulate_grad_batches=3", "trainer.log_every=1", "trainer.max_steps=2")
+    run = train("run", *settings)
+    first = read_metrics(run / "metrics.csv")[0]
+    assert first["gradient_norm"] == pytest.approx(expected.item(), rel=1e-4)
+    assert first["train_loss"] == pytest.approx(nats.item() / count, rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["sequences", "concatenated"])
+@pytest.mark.parametrize("tokens", [128, 190, 300, 410, 700])
+def test_a_micro_batch_of_the_longest_rows_holds_at_most_its_tokens(mode, tokens, tiny_data):
+    settings = [f"data.dir={tiny_data}", "data.max_length=128", f"data.mode={mode}"]
+    settings += ["trainer.tokens_per_step=1024", f"data.tokens_per_batch={tokens}"]
+    config = compose(TrainConfig, settings)
+    batches = build_data(*open_data(config.data), config).train_dataloader()
+    shapes = [batch.mask_BL.shape for batch in islice(batches, 60)]
+    sizes = [rows * length for rows, length in shapes if length == 128]
+    assert sizes and max(sizes) <= tokens
+
+
+FIRST_STEP = ("data.max_length=256", "schedule.warmup_steps=0", "trainer.max_steps=1")
+TAUGHT = "objective=distillation attention=hedgehog objective.teacher={} model.init_from={}"
+# Numbers of ranks and of micro-batches, for each thing that is learned.
+DIVIDED = {
+    "masks": ("attention=softmax objective.mask_fraction=0.03", [(1, 1), (1, 4), (2, 2)]),
+    "attention": (f"{TAUGHT} optimizer.learning_rate=1e-2", [(1, 1), (2, 1)]),
+    "logits": (f"{TAUGHT} objective.stage=logits optimizer.learning_rate=5e-3", [(1, 1), (2, 1)]),
+}
+
+
+@pytest.mark.slow
+def test_ranks_and_micro_batches_have_the_same_gradient(
+    tiny_settings, one_process, teacher, swapped, tmp_path
+):
+    """Few targets are masked, and very different numbers of targets per row."""
+    runs = [
+        (f"{name}-{ranks}-{parts}", ranks, parts, [*tiny_settings, *FIRST_STEP, *settings.split()])
+        for name, (text, divided) in DIVIDED.items()
+        for settings in [text.format(teacher, swapped)]
+        for ranks, parts in divided
+    ]
+    command = [sys.executable, PROGRAM, json.dumps(runs)]
+    named: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
+    done = subprocess.run(command, cwd=tmp_path, env=one_process, check=False, **named)
+    assert done.returncode == 0, done.stderr
+    for name, (_, divided) in DIVIDED.items():
+        whole, *others = (torch.load(tmp_path / f"{name}-{r}-{p}.pt") for r, p in divided)
+        assert whole.norm() > 0
+        for gradient in others:
+            assert (gradient - whole).norm() <= 1e-7 * whole.norm(), name
+
 
 # What activations are not multiplied with as with a matrix.
 NEVER_DECAYED = ("gain", "embedding.weight", "positions.table", "norm.weight", ".bias", ".scale")
@@ -67,21 +189,14 @@ def test_matrices_decay_and_nothing_else(name):
 
 @pytest.mark.parametrize("name", Optimizer)
 def test_groups_have_the_decay_of_their_kind(name):
-    made = network_of()
-    config = OptimizerConfig(learning_rate=1e-3, name=name, weight_decay=0.1)
-    optimizer = build_optimizer(made, config)
-    kinds = ParameterKinds.of(made)
-    found = {id(p): g["weight_decay"] for g in optimizer.param_groups for p in g["params"]}
-    decayed = (*kinds.hidden.values(), *kinds.matrices.values())
-    expected = dict.fromkeys(map(id, kinds.rest.values()), 0)
-    assert found == expected | dict.fromkeys(map(id, decayed), 0.1)
-
-
-@pytest.mark.parametrize("name", Optimizer)
-def test_adapters_decay_as_matrices_do(name):
-    adapted = network_of()
+    """Adapters decay as matrices do."""
+    made, adapted = network_of(), network_of()
     add_adapters(adapted, rank=2, targets=["query"], seed=0)
     config = OptimizerConfig(learning_rate=1e-3, name=name, weight_decay=0.1)
+    groups = build_optimizer(made, config).param_groups
+    rest = set(map(id, ParameterKinds.of(made).rest.values()))
+    found = {id(p): group["weight_decay"] for group in groups for p in group["params"]}
+    assert found == {id(p): 0 if id(p) in rest else 0.1 for p in made.parameters()}
     (group,) = build_optimizer(adapted, config).param_groups
     assert group["weight_decay"] == 0.1
     assert sorted(p.shape for p in group["params"]) == sorted([(2, 64), (64, 2)] * 2)
@@ -118,15 +233,6 @@ def test_beta2_forgets_half_after_its_half_life(name, settings, tokens):
         assert beta2 ** (1e6 / tokens) == pytest.approx(0.5)
 
 
-def test_without_a_half_life_beta2_is_unchanged_and_settings_have_limits():
-    config = OptimizerConfig(learning_rate=1e-3, beta2=0.9)
-    assert with_half_life(config, tokens_per_step=10) is config
-    with pytest.raises(UserError, match=r"beta2_half_life=-1.* above 0"):
-        OptimizerConfig(learning_rate=1e-3, beta2_half_life=-1)
-    with pytest.raises(UserError, match=r"schedule\.decay_fraction=1\.5 must be"):
-        ScheduleConfig(decay_fraction=1.5)
-
-
 @pytest.mark.parametrize("tokens", [10.0, 1e30])
 def test_a_half_life_is_between_one_step_and_what_doubles_can_express(tokens):
     config = OptimizerConfig(learning_rate=1e-3, beta2_half_life=tokens)
@@ -135,25 +241,8 @@ def test_a_half_life_is_between_one_step_and_what_doubles_can_express(tokens):
     for steps in (1, 1e12):
         fits = OptimizerConfig(learning_rate=1e-3, beta2_half_life=4096 * steps)
         assert 0.4 < with_half_life(fits, tokens_per_step=4096).beta2 < 1
-
-
-def test_the_fused_optimizer_is_adamw():
-    fused, plain = nn.Linear(8, 8).double(), nn.Linear(8, 8).double()
-    plain.load_state_dict(copy.deepcopy(fused.state_dict()))
-    config = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
-    ours = adamw({"weight": fused.weight}, {"bias": fused.bias}, config)
-    assert ours.defaults["fused"] is True
-    groups = [{"params": [plain.weight]}, {"params": [plain.bias], "weight_decay": 0.0}]
-    named = {"betas": (config.beta1, config.beta2), "eps": config.eps, "weight_decay": 0.1}
-    theirs = torch.optim.AdamW(groups, lr=1e-2, foreach=False, **named)
-    for _ in range(5):
-        x = torch.randn(4, 8, dtype=torch.float64)
-        for layer, optimizer in ((fused, ours), (plain, theirs)):
-            optimizer.zero_grad()
-            layer(x).square().sum().backward()
-            optimizer.step()
-    for one, other in zip(fused.parameters(), plain.parameters(), strict=True):
-        assert torch.allclose(one, other, rtol=1e-9, atol=0)
+    unset = OptimizerConfig(learning_rate=1e-3, beta2=0.9)
+    assert with_half_life(unset, tokens_per_step=10) is unset
 
 
 def test_gradients_are_clipped_but_logged_unclipped(train, look_at):
@@ -199,111 +288,56 @@ def test_loss_is_a_total_over_targets(function):
 CONFIG = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1)
 
 
-def model_and_optimizer() -> tuple[nn.Sequential, MuonWithAdamW]:
+def test_matrices_of_any_shape_and_gradients_of_any_size_are_updated_as_by_torchs_muon():
+    """Also those that are orthogonalized together; torch's computes in bfloat16, also on a CPU."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 3, bias=False))
-    matrices = [model[0].weight, model[1].weight]
-    muon = Muon(matrices, lr=1e-2, momentum=0.95, weight_decay=0.1)
-    return model, MuonWithAdamW([muon, adamw({}, {"bias": model[0].bias}, CONFIG)])
-
-
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> None:
-    x = torch.randn(7, 6, generator=torch.Generator().manual_seed(seed))
-    optimizer.zero_grad()
-    model(x).square().sum().backward()
-    optimizer.step()
-
-
-@pytest.mark.parametrize("shape", [(32, 16), (16, 32), (24, 24)])
-def test_an_update_is_nearly_orthogonal_and_as_large_as_one_of_adamw(shape):
-    torch.manual_seed(0)
-    weight = nn.Parameter(torch.zeros(shape))
-    weight.grad = 1e-3 * torch.randn(shape)
-    Muon([weight], lr=1.0, momentum=0.95, weight_decay=0).step()
-    size = 0.2 * max(shape) ** 0.5
-    singular = torch.linalg.svdvals(weight.detach()) / size
-    # A nearly singular matrix has a singular value that five iterations do not raise to 1.
-    assert singular[:-2].min() > 0.5 and singular.max() < 1.3
-    assert weight.square().mean().sqrt().item() == pytest.approx(0.2, rel=0.2)
-
-
-def test_it_is_torchs_muon():
-    # torch's Muon computes in bfloat16, also on a CPU.
-    torch.manual_seed(0)
-    start = torch.randn(48, 24)
-    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    shapes, scales = [(48, 24), (24, 48), (24, 24), (48, 24)], [1.0, 1e-3, 1e3, 1e-3]
+    start = [torch.randn(shape) for shape in shapes]
+    ours, theirs = ([nn.Parameter(x.clone()) for x in start] for _ in range(2))
     named = {"lr": 1e-2, "momentum": 0.9, "weight_decay": 0.1}
-    one = Muon([ours], **named)
-    other = torch.optim.Muon([theirs], **named, adjust_lr_fn="match_rms_adamw")
+    one = Muon(ours, **named)
+    others = [torch.optim.Muon([x], **named, adjust_lr_fn="match_rms_adamw") for x in theirs]
     for _ in range(4):
-        ours.grad = theirs.grad = torch.randn(48, 24)
-        one.step()
-        other.step()
-    assert (ours - theirs).norm() < 0.03 * (ours - start).norm()
+        for mine, other, scale in zip(ours, theirs, scales, strict=True):
+            mine.grad = other.grad = scale * torch.randn_like(mine)
+        for optimizer in (one, *others):
+            optimizer.step()
+    for mine, other, before in zip(ours, theirs, start, strict=True):
+        assert (mine - other).norm() < 0.03 * (mine - before).norm()
 
 
-def test_matrices_that_are_orthogonalized_together_do_not_affect_each_other():
+def test_muon_and_adamw_make_one_step_and_adamw_is_torchs():
     torch.manual_seed(0)
-    shapes, scales = [(8, 4), (4, 8), (8, 4), (8, 4)], [1.0, 1.0, 1e-3, 1e3]
-    together = [nn.Parameter(torch.randn(shape)) for shape in shapes]
-    for weight, scale in zip(together, scales, strict=True):
-        weight.grad = scale * torch.randn_like(weight)
-    alone = copy.deepcopy(together)
-    for one, other in zip(alone, together, strict=True):
-        one.grad = other.grad
-        Muon([one], lr=0.1, momentum=0.9, weight_decay=0.1).step()
-    Muon(together, lr=0.1, momentum=0.9, weight_decay=0.1).step()
-    for one, other in zip(alone, together, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_parameters_that_are_not_matrices_are_updated_by_adamw():
-    model, optimizer = model_and_optimizer()
-    alone = nn.Parameter(model[0].bias.detach().clone())
-    other = adamw({}, {"bias": alone}, CONFIG)
-    for seed in range(3):
-        step(model, optimizer, seed)
-        alone.grad = model[0].bias.grad
-        other.step()
-    assert torch.equal(alone, model[0].bias)
-    assert "momentum_buffer" in optimizer.state[model[0].weight]
-    assert "exp_avg" in optimizer.state[model[0].bias]
-
-
-def test_a_resumed_run_makes_the_same_steps():
-    model, optimizer = model_and_optimizer()
-    for seed in range(3):
-        step(model, optimizer, seed)
-    resumed, continued = model_and_optimizer()
-    resumed.load_state_dict(copy.deepcopy(model.state_dict()))
-    continued.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for seed in range(3, 6):
-        step(model, optimizer, seed)
-        step(resumed, continued, seed)
-    for one, other in zip(model.parameters(), resumed.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_schedule_sets_the_rates_of_both():
-    model, optimizer = model_and_optimizer()
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
-    before = [p.detach().clone() for p in model.parameters()]
-    step(model, optimizer, 0)
-    schedule.step()
-    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
-
-
-def test_the_closure_is_run_once_and_its_loss_returned():
-    model, optimizer = model_and_optimizer()
+    model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 3, bias=False)).double()
+    (weight, bias), last = model[0].parameters(), model[1].weight
+    muon = Muon([weight], lr=1e-2, momentum=0.95, weight_decay=0.1)
+    optimizer = MuonWithAdamW([muon, adamw({"last": last}, {"bias": bias}, CONFIG)])
+    others = [nn.Parameter(p.detach().clone()) for p in (last, bias)]
+    groups = [{"params": others[:1]}, {"params": others[1:], "weight_decay": 0.0}]
+    named = {"betas": (CONFIG.beta1, CONFIG.beta2), "eps": CONFIG.eps, "weight_decay": 0.1}
+    theirs = torch.optim.AdamW(groups, lr=1e-2, foreach=False, **named)
     losses = []
 
     def closure() -> torch.Tensor:
-        losses.append(model(torch.ones(2, 6)).sum())
+        optimizer.zero_grad()
+        losses.append(model(torch.ones(2, 6, dtype=torch.float64)).square().sum())
         losses[-1].backward()
         return losses[-1]
 
-    assert optimizer.step(closure) is losses[0]
-    assert len(losses) == 1
+    for number in range(1, 6):
+        assert optimizer.step(closure) is losses[-1]
+        assert len(losses) == number
+        for one, other in zip((last, bias), others, strict=True):
+            other.grad = one.grad
+        theirs.step()
+    for one, other in zip((last, bias), others, strict=True):
+        assert torch.allclose(one, other, rtol=1e-9, atol=0)
+    assert "momentum_buffer" in optimizer.state[weight] and "exp_avg" in optimizer.state[bias]
+    # A schedule sets the rates of both.
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.step(closure)
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
 
 
 def wsd(shape: DecayShape = DecayShape.sqrt, **settings: Any) -> ScheduleConfig:
