@@ -99,8 +99,7 @@ class WorkFolder:
             self.refuse_others()
             if restart or not self._kind.has_finished(self.path):
                 _clear(self.path)
-        begun = self.path / BEGUN
-        if not begun.exists():
+        if not (begun := self.path / BEGUN).exists():
             try:
                 with complete_file(begun) as temporary:
                     temporary.write_text(json.dumps(dict(begun_with), indent=2) + "\n")
