@@ -18,12 +18,7 @@ from protlm.analysis.contact_regression import (
     write_fit,
 )
 from protlm.analysis.precision import SEPARATIONS, precision_at
-from protlm.analysis.structures import (
-    contact_map,
-    read_chain,
-    read_structures,
-    structure_files,
-)
+from protlm.analysis.structures import contact_map, read_chain, read_structures, structure_files
 from protlm.commands.hdf5_output import entry_bytes, entry_name, protein_file
 from protlm.commands.outputs import check_figure_output, check_hdf5_output
 from protlm.data.records import Record

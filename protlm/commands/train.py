@@ -25,10 +25,7 @@ from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS, forecast
 from protlm.data.records.proteins import one_protein
 from protlm.data.shards.data_set import SplitReader
-from protlm.downstream.training_scores import (
-    AssayScores,
-    StructureScores,
-)
+from protlm.downstream.training_scores import AssayScores, StructureScores
 from protlm.model.transformer import ProteinLM, build_network, num_parameters
 from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
