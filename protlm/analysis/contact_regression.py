@@ -86,7 +86,6 @@ def examples(
 def _each_head(
     model: PretrainedModel, sequence: str, used_H: np.ndarray | None = None
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the `features` of the heads in use, by default all, with the maps of one layer."""
     heads, length = model.num_heads, len(sequence)
     used = np.ones(model.num_layers * heads) if used_H is None else used_H
     layers = [n for n in range(1, model.num_layers + 1) if used[(n - 1) * heads : n * heads].any()]

@@ -178,7 +178,6 @@ def _read(path: Path, options: ContactOptions, room: Room) -> _Input:
 
 
 def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
-    """Returns the figure of each protein, by identifier."""
     files: dict[str, Path] = {}
     for one in inputs:
         for record in one.records:
@@ -211,7 +210,6 @@ def _shipped() -> Path:
 
 
 def _fit(model: PretrainedModel, given: Path | None) -> SavedFit:
-    """Returns the saved fit, or a new one to the structures of a folder."""
     if given is not None and given.is_file():
         fit = read_fit(given)
         if fit.model_hash != model.hash:

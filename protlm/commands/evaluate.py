@@ -124,7 +124,6 @@ def _data(config: EvaluateConfig, split: str) -> EvaluationData:
 
 
 def _print(evaluations: dict[str, Evaluation], results: dict[str, Any]) -> None:
-    """Prints the tables of the evaluations; tables with the same columns are joined."""
     tables: dict[tuple[str, ...], list[Sequence[str]]] = {}
     captions: dict[tuple[str, ...], dict[str, None]] = {}
     for label, made in evaluations.items():

@@ -145,7 +145,6 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
 
 
 def _check(config: TrainConfig) -> None:
-    """Refuses impossible settings before anything is read or written."""
     check_trainer(config.trainer)
     check_schedule(config.schedule, max_steps=config.trainer.max_steps)
     batching_strategy(config.data, tokens_per_step=config.trainer.tokens_per_step)
@@ -168,7 +167,6 @@ def _warn_of_idle_devices(config: TrainConfig) -> None:
 
 
 def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
-    """Rejects a mechanism that lacks the objective's direction or is too short for the data."""
     attention, name = network.mechanism(1), config.attention["name"]
     causal = config.objective.name is Objective.causal
     if not _supports(type(attention), causal=causal):
@@ -230,7 +228,6 @@ def _warn_of_few_sequences(valid: SplitReader) -> None:
 
 
 def _extent(data: Mixture) -> str:
-    """Describes the size of the training data."""
     if data.num_clusters is None:
         return f"{len(data):,} sequences"
     return (

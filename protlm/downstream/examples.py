@@ -135,7 +135,6 @@ def _task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOpt
 
 
 def _clustered(proteins: LabeledProteins, reading: LabelOptions) -> LabeledProteins:
-    """Returns the proteins with the clusters that were asked for, in place of those they have."""
     examples = proteins.examples
     if reading.cluster is not None:
         numbers = reading.cluster([one.sequence for one in examples])

@@ -137,7 +137,6 @@ def _cosines(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
 
 
 def _scores(similarity: np.ndarray, truth: np.ndarray, seed: int) -> dict[str, dict[str, float]]:
-    """Returns top-1 accuracy and mAP over queries, with 95 % bootstrap intervals."""
     top1, average = np.empty(len(truth)), np.empty(len(truth))
     for query, (row, is_relative) in enumerate(zip(similarity, truth, strict=True)):
         ranked = is_relative[np.argsort(-row, kind="stable")]

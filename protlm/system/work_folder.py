@@ -226,14 +226,12 @@ def difference(before: Any, now: Any) -> str:
 
 
 def _listed(values: list[Any]) -> str:
-    """Lists the values, truncated to the length of a message."""
     words = {"None": "nothing", "True": "on", "False": "off", "": "nothing"}
     text = ", ".join(str(value) for value in values)
     return words.get(text, _HASH.sub(r"\1", text)[:200])
 
 
 def _refuse_foreign(path: Path, kind: Kind) -> None:
-    """Rejects a folder of others, whose files must not be removed."""
     if not (path / BEGUN).exists() and _has_parts(path):
         raise OutputError(
             f"{path} exists already and is not an unfinished {kind.what}: move it away or choose "

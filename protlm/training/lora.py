@@ -105,7 +105,6 @@ def separated_state(
 
 
 def _adapted(network: nn.Module) -> Iterator[tuple[str, nn.Module, LowRank]]:
-    """Yields the name of each layer with an adapter, the layer and the adapter."""
     for name, module in network.named_modules():
         if parametrize.is_parametrized(module, "weight"):
             parametrizations = module.parametrizations

@@ -162,7 +162,6 @@ def _callbacks(
     data_wait: DataWait,
     measurement: Measurement | None,
 ) -> list[Callback]:
-    """Returns the callbacks of language modeling, in the order in which they run."""
     config, run_dir = settings.trainer, Path(settings.run_dir)
     estimates = WatchEstimates(module.network, every=config.log_every)
     callbacks = [

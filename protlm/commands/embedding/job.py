@@ -241,7 +241,6 @@ class Job:
 
 
 def _unwrap_single(values: Sequence[Any]) -> object:
-    """Returns the only value, or an array of several."""
     return values[0] if len(values) == 1 else list(values)
 
 
@@ -270,7 +269,6 @@ def _read_ranges(path: Path) -> dict[str, Ranges]:
 def _check_ranges(
     path: Path, ranges: dict[str, Ranges], names: Sequence[str], lengths: Sequence[int]
 ) -> None:
-    """Refuses ranges outside of the proteins."""
     known = dict(zip(names, lengths, strict=True))
     for name, some in ranges.items():
         if name not in known:

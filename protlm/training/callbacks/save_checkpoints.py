@@ -197,7 +197,6 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         return is_due or self._is_time(trainer)
 
     def _is_time(self, trainer: Trainer) -> bool:
-        """Returns whether `checkpoint_minutes` have passed on the clock of rank 0."""
         if self._config.checkpoint_minutes is None:
             return False
         late = time.monotonic() - self._save_time >= 60 * self._config.checkpoint_minutes
