@@ -220,10 +220,7 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
     model, options = work.model, work.options
     if options.rank is not None:
         lora.add_adapters(
-            model.network,
-            rank=options.rank,
-            targets=options.targets,
-            seed=options.training.seed,
+            model.network, rank=options.rank, targets=options.targets, seed=options.training.seed
         )
     training = options.training
     data = LabeledData(

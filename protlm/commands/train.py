@@ -131,12 +131,7 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
             _print_summary(network, train_split, config)
             _warn_of_few_sequences(valid_split)
         finished = run(
-            module,
-            data,
-            settings=config,
-            checkpoint=checkpoint,
-            measurement=measurement,
-            lock=lock,
+            module, data, settings=config, checkpoint=checkpoint, measurement=measurement, lock=lock
         )
         if is_first_rank():
             _finish(run_dir, finished)
@@ -256,8 +251,7 @@ def _measurement(network: ProteinLM, config: TrainConfig) -> Measurement | None:
     causal = config.objective.name is Objective.causal
     assay = AssayScores(Path(trainer.measure_assay), wild_type, causal=causal, max_residues=limit)
     return Measurement(
-        lambda model: {**structures(model), **assay(model)},
-        (*structures.columns, *assay.columns),
+        lambda model: {**structures(model), **assay(model)}, (*structures.columns, *assay.columns)
     )
 
 

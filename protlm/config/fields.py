@@ -66,11 +66,7 @@ def above(low: float) -> Range:
 
 
 def setting(
-    help: str,
-    default: Any = MISSING,
-    *,
-    allowed: Range | None = None,
-    decides: bool | None = None,
+    help: str, default: Any = MISSING, *, allowed: Range | None = None, decides: bool | None = None
 ) -> Any:
     """Defines a setting: the sentence of docs/settings.md and `--help`, and the allowed numbers.
 

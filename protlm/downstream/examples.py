@@ -55,12 +55,7 @@ class Labeled:
 
 
 def read_labeled(
-    path: Path,
-    room: Room,
-    reading: LabelOptions,
-    *,
-    seed: int,
-    valid_fraction: float | None = None,
+    path: Path, room: Room, reading: LabelOptions, *, seed: int, valid_fraction: float | None = None
 ) -> Labeled:
     """Reads, checks and splits labels; `valid` gets a fraction of `train` if it is empty."""
     proteins = read_examples(path, room, reading)

@@ -95,11 +95,7 @@ class Retrieval(Evaluation):
         return ResultTable(columns, rows, "\n".join(lines))
 
     def _similarities(
-        self,
-        model: PretrainedModel,
-        data: EvaluationData,
-        queries: list[str],
-        gallery: list[str],
+        self, model: PretrainedModel, data: EvaluationData, queries: list[str], gallery: list[str]
     ) -> Iterator[tuple[str, np.ndarray]]:
         layer = model.layer_number(self.layer, first=0)
         size = data.tokens_per_batch

@@ -74,10 +74,7 @@ class VerifiedCheckpointIO(CheckpointIO):
             self.failure = str(explain_os_error(error, Path(path)))
 
     def load_checkpoint(
-        self,
-        path: Any,
-        map_location: Any | None = None,
-        weights_only: bool | None = None,
+        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Loads a checkpoint whose SHA-256 matches; plain containers and tensors only."""
         contents = load_training(Path(path))
