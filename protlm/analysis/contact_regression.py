@@ -6,7 +6,6 @@ structure.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,7 @@ from protlm.analysis.precision import MIN_SEPARATION
 from protlm.analysis.structures import Protein, Structure, contact_map
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError
-from protlm.system.json_file import read_json
-from protlm.system.paths import complete_file
+from protlm.system.json_file import read_json, write_json
 
 # The strength of the L1 penalty in Rao et al. 2020.
 INVERSE_PENALTY = 0.15
@@ -215,8 +213,7 @@ def write_fit(fit: SavedFit, path: Path) -> None:
     """Writes a fit."""
     hashes = {"model_hash": fit.model_hash, "fitted_to": sorted(fit.fitted_to)}
     content = {**hashes, **fit.regression.to_dict()}
-    with complete_file(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path, content)
 
 
 def read_fit(path: Path) -> SavedFit:

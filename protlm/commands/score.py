@@ -1,6 +1,5 @@
 """`protlm score VARIANTS.csv -m MODEL -o SCORES.csv`: scores of variants, beside measured ones."""
 
-import json
 import math
 import re
 import sys
@@ -36,7 +35,8 @@ from protlm.downstream.variants import (
 from protlm.loading import load_model
 from protlm.plots import save_figure, scan_figure
 from protlm.system.errors import InputDataError, UserError, interrupt_explained
-from protlm.system.paths import all_or_none, check_output, complete_file
+from protlm.system.json_file import write_json
+from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import print_table, printable
 
 # The top 10 % of fewer variants has none.
@@ -376,8 +376,7 @@ def _write_json(path: Path, results: Sequence[Result], means: Averages, *, model
         "average_spearman": {estimator: mean.values for estimator, mean in means.items()},
         "left_out_of_average": {estimator: mean.left_out for estimator, mean in means.items()},
     }
-    with complete_file(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path, content)
 
 
 def _definitions(results: Sequence[Result]) -> dict[Estimator, str]:

@@ -11,16 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from protlm.system.errors import InputDataError, OutputError, UserError
-from protlm.system.json_file import read_json
+from protlm.system.json_file import read_json, write_json
 from protlm.system.lock import LOCK, FolderLock
-from protlm.system.paths import (
-    OUTPUT_FAULTS,
-    beside,
-    check_output,
-    complete_file,
-    explain_os_error,
-    finish,
-)
+from protlm.system.paths import OUTPUT_FAULTS, beside, check_output, explain_os_error, finish
 from protlm.system.terminal import printable
 
 # What the work was begun with. As long as this file exists, all others are known to be of the work.
@@ -101,8 +94,7 @@ class WorkFolder:
                 _clear(self.path)
         if not (begun := self.path / BEGUN).exists():
             try:
-                with complete_file(begun) as temporary:
-                    temporary.write_text(json.dumps(dict(begun_with), indent=2) + "\n")
+                write_json(begun, dict(begun_with))
             except OutputError:
                 # Another share may have begun in the meantime.
                 if not begun.exists():
