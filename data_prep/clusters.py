@@ -16,7 +16,7 @@ from protlm.system.errors import InputDataError
 from protlm.system.paths import complete_file, sha256_of
 
 from .families import OOD_FAMILY, HeldOutFamilies
-from .split import TRAIN, HashSplit
+from .split import TRAIN, HashSplit, SplitRule
 
 UNCLUSTERED = "missing from the cluster table; its split was chosen from its own name"
 PULLED = "held out because its cluster holds a member of a held-out family"
@@ -142,7 +142,7 @@ def name_hash(identifier: str) -> int:
 
 
 @final
-class ClusterSplit:
+class ClusterSplit(SplitRule):
     """A split rule that assigns whole clusters, by a hash of the representative's name.
 
     A cluster therefore stays in its split when others are added. A record that the table does not

@@ -95,7 +95,7 @@ class HeldOutFamilies:
 
 
 @final
-class FamilySplit:
+class FamilySplit(SplitRule):
     """A split rule that sends held-out families to `test_ood_family`."""
 
     def __init__(self, families: HeldOutFamilies, otherwise: SplitRule) -> None:
@@ -113,11 +113,8 @@ class FamilySplit:
         return self._otherwise.notes_of(record, split)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "by": _BY,
-            **self._families.describe(),
-            "otherwise": self._otherwise.describe(),
-        }
+        otherwise = self._otherwise.describe()
+        return {"by": _BY, **self._families.describe(), "otherwise": otherwise}
 
 
 def families_without_records(rule: dict[str, Any], noted: Mapping[str, int]) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """`protlm data leakage`: counts held-out sequences with a close relative in `train`."""
 
 import hashlib
-import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +12,8 @@ from protlm.data.relatives import SKETCH_SIZE, K, KmerIndex, batches, sketch
 from protlm.data.shards.data_set import SplitReader, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.system.errors import UserError, one_of
-from protlm.system.paths import check_output, complete_file
+from protlm.system.json_file import write_json
+from protlm.system.paths import check_output
 from protlm.system.terminal import JobProgress, console
 
 from .mmseqs import MAX_E_VALUE, find_mmseqs, highest_identities
@@ -88,8 +88,7 @@ def leakage(directory: Path, options: LeakageOptions) -> dict[str, SplitLeakage]
             "sketch_size": SKETCH_SIZE,
             "splits": {split: asdict(one) for split, one in results.items()},
         }
-        with complete_file(options.json) as temporary:
-            temporary.write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+        write_json(options.json, fields, indent=1)
     return results
 
 

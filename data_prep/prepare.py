@@ -156,11 +156,7 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
 
 
 def _build_by_jobs(
-    work: BuildFolder,
-    plan: Plan,
-    encoder: Encoder,
-    options: PrepareOptions,
-    submission: Submission,
+    work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOptions, submission: Submission
 ) -> Report:
     """Prepares each source in a job, unless its part exists already, and merges the parts."""
     parts = work.path / "parts"

@@ -118,7 +118,6 @@ def write_rejected(directory: Path, listed: Mapping[str, Sequence[tuple[str, str
 
 
 def _one_field(text: str) -> str:
-    """Escapes tabs, line ends and control characters, so that the text is one field of a table."""
     return printable(" ".join(text.split()))
 
 

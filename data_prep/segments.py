@@ -77,7 +77,6 @@ class OpenSegment:
         work.journal.append(Segment(end, finished, shards, self.tally, sha256))
 
     def _write_first_seen(self, path: Path) -> str:
-        """Writes the digests of the segment's sequences, and returns the SHA-256 of the file."""
         digests = np.concatenate([np.zeros((0, 2), np.uint64), *self._first_seen]).tobytes()
         with complete_file(path) as temporary:
             # numpy's own error on a full disk does not say that the disk is full.

@@ -1,5 +1,6 @@
 """Split rules: by a hash of the sequence, or by a table."""
 
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +9,7 @@ from typing import Any, Protocol, final
 
 from protlm.data.records import Record
 from protlm.data.shards.manifest import is_split_name
-from protlm.data.tables import excerpt, read_rows
+from protlm.data.tables import excerpt, places_of, read_rows
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sha256_of
 
@@ -23,22 +24,22 @@ class SplitRule(Protocol):
     forked processes share it. The split of a record depends only on the record and the rule.
     """
 
+    @abstractmethod
     def split_of(self, record: Record, digest: bytes) -> str | None:
         """Returns the split, or None for no split; `digest` is the BLAKE2b-128 of its sequence."""
-        ...
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
         """Returns the reasons under which a record of `split` is counted as noted."""
-        ...
+        return ()
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """Returns a description for the manifest; equal rules have equal descriptions."""
-        ...
 
 
 @final
 @dataclass(frozen=True)
-class HashSplit:
+class HashSplit(SplitRule):
     """Splits by a hash of the sequence, so that identical sequences are in the same split.
 
     The split depends only on the sequence: it does not change when a file is reordered or extended.
@@ -73,9 +74,6 @@ class HashSplit:
     def split_of(self, record: Record, digest: bytes) -> str:
         return self.side_of(digest)
 
-    def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        return ()
-
     def describe(self) -> dict[str, Any]:
         return {
             "by": "blake2b-128 of the sequence",
@@ -98,7 +96,7 @@ def _first_place(fraction: float) -> bytes:
 
 
 @final
-class TableSplit:
+class TableSplit(SplitRule):
     """Splits by a table of accessions; records that it does not list are in no split.
 
     The table is tab-separated, plain or gzip, with a header that names `accession` and `split`.
@@ -111,22 +109,14 @@ class TableSplit:
     def split_of(self, record: Record, digest: bytes) -> str | None:
         return self._splits.get(record.identifier)
 
-    def notes_of(self, record: Record, split: str) -> Iterable[str]:
-        return ()
-
     def describe(self) -> dict[str, Any]:
         return {"by": "table", "table": self.path.name, "sha256": sha256_of(self.path)}
 
 
 def _read_splits(path: Path) -> dict[str, str]:
     rows = read_rows(path, "a split table")
-    number, columns = next(rows)
-    if not set(_COLUMNS) <= set(columns):
-        raise InputDataError(
-            f"{path}, line {number}: the columns are {columns!r:.200}; accession and split "
-            "must be among them, separated by tabs"
-        )
-    accession_column, split_column = (columns.index(name) for name in _COLUMNS)
+    _, columns = next(rows)
+    accession_column, split_column = places_of(path, columns, _COLUMNS)
     splits: dict[str, str] = {}
     # One string per split serves all its accessions.
     names: dict[str, str] = {}

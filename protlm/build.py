@@ -72,7 +72,6 @@ def load_initial_weights(
 def _architecture_differences(
     found: ModelDescription, model: ModelConfig, mechanism: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
-    """Returns settings as typed in which two models differ, with both values."""
     differing = descriptions.differences(found.model, model)
     settings = [(f"model.{name}", there, here) for name, there, here in differing]
     asked = dict(mechanism)

@@ -87,7 +87,6 @@ def _with_norms_of(network: ProteinLM, found: Checkpoint) -> dict[str, Tensor]:
 
 
 def _check(found: Checkpoint, name: str, options: Mapping[str, Any]) -> None:
-    """Refuses a mechanism that the model cannot have."""
     described = found.description
     new, old = mechanism(name), mechanism(described.attention)
     if name == described.attention and not option_differences(

@@ -6,7 +6,6 @@ structure.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +18,7 @@ from protlm.analysis.precision import MIN_SEPARATION
 from protlm.analysis.structures import Protein, Structure, contact_map
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError
-from protlm.system.json_file import read_json
-from protlm.system.paths import complete_file
+from protlm.system.json_file import read_json, write_json
 
 # The strength of the L1 penalty in Rao et al. 2020.
 INVERSE_PENALTY = 0.15
@@ -86,7 +84,6 @@ def examples(
 def _each_head(
     model: PretrainedModel, sequence: str, used_H: np.ndarray | None = None
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yields the `features` of the heads in use, by default all, with the maps of one layer."""
     heads, length = model.num_heads, len(sequence)
     used = np.ones(model.num_layers * heads) if used_H is None else used_H
     layers = [n for n in range(1, model.num_layers + 1) if used[(n - 1) * heads : n * heads].any()]
@@ -216,8 +213,7 @@ def write_fit(fit: SavedFit, path: Path) -> None:
     """Writes a fit."""
     hashes = {"model_hash": fit.model_hash, "fitted_to": sorted(fit.fitted_to)}
     content = {**hashes, **fit.regression.to_dict()}
-    with complete_file(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path, content)
 
 
 def read_fit(path: Path) -> SavedFit:

@@ -208,9 +208,7 @@ def _rows(
     return rows, notes
 
 
-def _with_gaps(
-    rows: "Sequence[tuple[Residue | None, str]]",
-) -> tuple[str, np.ndarray, list[str]]:
+def _with_gaps(rows: "Sequence[tuple[Residue | None, str]]") -> tuple[str, np.ndarray, list[str]]:
     """Returns letters, the atoms CB, N, CA, C and O, NaN for missing ones, and notes."""
     absent = [residue_letters().get(name, "X") for _, name in rows]
     letters = [letter_of(row[0]) if row[0] else x for row, x in zip(rows, absent, strict=True)]

@@ -3,14 +3,13 @@
 `names()` lists them and `create()` builds one.
 """
 
-import importlib
 import inspect
 import re
 from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from protlm.attention.base import Attention
-from protlm.config.fields import Range, check_types
+from protlm.config.fields import Range, check_types, classes_in
 from protlm.system.errors import UserError, one_of, refuse_unknown
 from protlm.system.paths import conf_dir
 
@@ -29,13 +28,8 @@ def mechanism(name: str) -> type[Attention]:
     # The name comes from a config or a checkpoint: it must not reach any module but these.
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name not in names():
         raise UserError(f"attention={name} does not exist; there are: {one_of(names())}")
-    module = importlib.import_module(f"{__name__}.{name}")
-    classes = [
-        member
-        for _, member in inspect.getmembers(module, inspect.isclass)
-        if issubclass(member, Attention) and member.__module__ == module.__name__
-    ]
-    assert len(classes) == 1, f"{module.__name__} must define exactly one Attention"
+    classes = classes_in(f"{__name__}.{name}", Attention)
+    assert len(classes) == 1, f"{__name__}.{name} must define exactly one Attention"
     return classes[0]
 
 

@@ -46,7 +46,6 @@ class AftSimple(AttentionFree, Recurrent[SoftmaxSums]):
 
 
 def _means(_: slice, exponents: Tensor, values: Tensor) -> Tensor:
-    """Computes the mean over all positions, the same for each."""
     return SoftmaxSums.terms(exponents, values).total().mean().expand_as(values)
 
 

@@ -213,7 +213,6 @@ def _sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> SoftmaxS
 
 
 def _before_previous(totals: Tensor) -> Tensor:
-    """Computes the sums of the totals of all blocks before the previous one."""
     return F.pad(totals.cumsum(dim=-3), (0, 0, 0, 0, 2, 0))[..., : totals.shape[-3], :, :]
 
 

@@ -176,7 +176,6 @@ class Attention(nn.Module, ABC):
             yield rows, self.attention_map(q_BHLK, k_BHLK, **rest, rows=rows)
 
     def _refuse_longer(self, length: int) -> None:
-        """Rejects an input that is longer than the tables of the mechanism."""
         if self.max_length is not None and length > self.max_length:
             raise UserError(
                 f"{length} positions exceed the {self.max_length} that this attention has tables "

@@ -6,7 +6,6 @@ resume from.
 """
 
 import hashlib
-import json
 import re
 import sys
 from collections.abc import Collection
@@ -27,7 +26,7 @@ from protlm.checkpoints.checks import (
 )
 from protlm.checkpoints.description import ModelDescription
 from protlm.system.errors import InputDataError, did_you_mean
-from protlm.system.json_file import read_json
+from protlm.system.json_file import read_json, write_json
 from protlm.system.paths import complete_file, complete_folder, models_dir
 
 DEFAULT = "hybrid-6m"
@@ -296,8 +295,7 @@ def export(checkpoint: Checkpoint, directory: Path, *, rounded: Collection[str] 
         }
         # `save_file` would make the file readable by its owner only.
         (folder / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
-        description = json.dumps(checkpoint.description.to_plain(), indent=2)
-        (folder / CONFIG).write_text(description + "\n")
+        write_json(folder / CONFIG, checkpoint.description.to_plain())
         write_sums(folder)
 
 

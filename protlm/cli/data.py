@@ -137,8 +137,7 @@ def data_info(directory: Path) -> None:
 def data_export(
     directory: Path,
     output: Annotated[
-        Path | None,
-        option("x.fasta or x.fasta.gz; default: print.", "--output", "-o"),
+        Path | None, option("x.fasta or x.fasta.gz; default: print.", "--output", "-o")
     ] = None,
     split: Annotated[list[str] | None, option("A split; repeatable. Default: all.")] = None,
 ) -> None:
@@ -187,13 +186,11 @@ def checkpoint_export(
     path: Path,
     output: Annotated[Path, typer.Option("--output", "-o")],
     dtype: Annotated[
-        str | None,
-        option("float32, or bfloat16, which is half as large; only of protlm's format."),
+        str | None, option("float32, or bfloat16, which is half as large; only of protlm's format.")
     ] = None,
     format: Annotated[str, option("protlm, or hf for Hugging Face transformers.")] = ("protlm"),
     fit: Annotated[
-        Path | None,
-        option("The NAME.fit.json of the contact head; only of an ESM with hf."),
+        Path | None, option("The NAME.fit.json of the contact head; only of an ESM with hf.")
     ] = None,
 ) -> None:
     """Export the weights and their description to a new folder."""

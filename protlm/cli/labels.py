@@ -24,19 +24,16 @@ if TYPE_CHECKING:
 Sequences = Annotated[Path | None, option("A sequence file, for labels without sequences.")]
 Column = Annotated[str | None, option("Column of the labels; default: label or target.", "--label")]
 TaskName = Annotated[
-    str | None,
-    option("number, class, multi-label, per-residue; default: guessed.", "--task"),
+    str | None, option("number, class, multi-label, per-residue; default: guessed.", "--task")
 ]
 PerResidue = Annotated[bool, option("A label has one letter for each residue.", "--per-residue")]
 Layers = Annotated[
-    list[int] | None,
-    option("Layers to choose from; 0: embedding; default: all.", "--layers"),
+    list[int] | None, option("Layers to choose from; 0: embedding; default: all.", "--layers")
 ]
 MinCount = Annotated[int, option("With several classes: ignore those of fewer proteins.")]
 Separator = Annotated[str, option("Between the classes of one protein: ; , or |")]
 ClusterTable = Annotated[
-    Path | None,
-    option("cluster.tsv of MMseqs2, for splits without homologs on both sides."),
+    Path | None, option("cluster.tsv of MMseqs2, for splits without homologs on both sides.")
 ]
 Cluster = Annotated[bool, option("Make the clusters with MMseqs2, at 30 % identity.", "--cluster")]
 

@@ -13,13 +13,7 @@ from typer.exceptions import TyperException
 from protlm import __version__
 from protlm.cli.data import checkpoint_app, data_app, prepare
 from protlm.cli.labels import finetune, predict, probe
-from protlm.cli.options import (
-    RANGES,
-    Device,
-    Model,
-    model_or_default,
-    option,
-)
+from protlm.cli.options import RANGES, Device, Model, model_or_default, option
 from protlm.cli.use import attention, contacts, embed, generate, inspect, score
 from protlm.system import interruption
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message

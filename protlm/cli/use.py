@@ -26,17 +26,14 @@ from protlm.cli.options import (
 def embed(
     fasta: SequenceFile,
     output: Annotated[
-        Path,
-        option("The file to write, or the folder of --format pt.", "--output", "-o"),
+        Path, option("The file to write, or the folder of --format pt.", "--output", "-o")
     ],
     model: Model = None,
     include: Annotated[
-        list[str] | None,
-        option("mean (default), max, std, cls (or bos), per_tok, ranges."),
+        list[str] | None, option("mean (default), max, std, cls (or bos), per_tok, ranges.")
     ] = None,
     repr_layers: Annotated[
-        list[int] | None,
-        option("0: embedding; n: output of block n; -1: last (default)."),
+        list[int] | None, option("0: embedding; n: output of block n; -1: last (default).")
     ] = None,
     toks_per_batch: Annotated[int, option("Tokens per batch, including padding.")] = 4096,
     format: Annotated[
@@ -46,12 +43,10 @@ def embed(
     dtype: EmbeddingDtype = "float32",
     compute_dtype: EmbeddingDtype = "float32",
     ranges: Annotated[
-        Path | None,
-        option("TSV with the columns accession, first, last; for --include ranges."),
+        Path | None, option("TSV with the columns accession, first, last; for --include ranges.")
     ] = None,
     windows: Annotated[
-        bool,
-        option("Embed proteins that are too long in overlapping windows.", "--windows"),
+        bool, option("Embed proteins that are too long in overlapping windows.", "--windows")
     ] = False,
     device: Device = "auto",
     duplicates: Duplicates = "error",
@@ -108,39 +103,27 @@ def generate(
             "-m",
         ),
     ],
-    output: Annotated[
-        Path,
-        option("x.fasta or x.fasta.gz; - prints.", "--output", "-o"),
-    ],
+    output: Annotated[Path, option("x.fasta or x.fasta.gz; - prints.", "--output", "-o")],
     prefix: Annotated[str, option("Residues at the start of every sequence.")] = "",
     number: Annotated[
-        int | None,
-        option("Number of sequences; default: 10, or one for each of --start."),
+        int | None, option("Number of sequences; default: 10, or one for each of --start.")
     ] = None,
-    start: Annotated[
-        Path | None,
-        option("Sequences that a masked model starts from."),
-    ] = None,
+    start: Annotated[Path | None, option("Sequences that a masked model starts from.")] = None,
     sweeps: Annotated[
-        int | None,
-        option("With --start: how often each residue is drawn; default: 10."),
+        int | None, option("With --start: how often each residue is drawn; default: 10.")
     ] = None,
     mask_fraction: Annotated[
-        float | None,
-        option("With --start: fraction of residues masked at a time; default: 0.1."),
+        float | None, option("With --start: fraction of residues masked at a time; default: 0.1.")
     ] = None,
     max_length: Annotated[
-        int | None,
-        option("Maximum residues, including the prefix; default: as in training."),
+        int | None, option("Maximum residues, including the prefix; default: as in training.")
     ] = None,
     temperature: Annotated[
-        float,
-        option("Below 1 favors probable residues; 0 takes the most probable."),
+        float, option("Below 1 favors probable residues; 0 takes the most probable.")
     ] = 1.0,
     top_k: Annotated[int | None, option("Sample from the K most probable residues.")] = None,
     top_p: Annotated[
-        float | None,
-        option("Sample from the most probable residues, up to this probability."),
+        float | None, option("Sample from the most probable residues, up to this probability.")
     ] = None,
     seed: Annotated[int, option("The same seed makes the same file.")] = 0,
     batch_size: Annotated[int, option("Sequences per batch.")] = 32,
@@ -174,8 +157,7 @@ def score(
         typer.Argument(help="Tables with the column mutant (A1P:D2N) or mutated_sequence."),
     ],
     output: Annotated[
-        Path,
-        option("x.csv or x.tsv; or a folder, for several tables.", "--output", "-o"),
+        Path, option("x.csv or x.tsv; or a folder, for several tables.", "--output", "-o")
     ],
     model: Model = None,
     wild_type: Annotated[
@@ -205,8 +187,7 @@ def score(
     toks_per_batch: Annotated[int, option("Tokens per batch.")] = 16_384,
     json: Annotated[Path | None, option("Also write the metrics as JSON.")] = None,
     scan: Annotated[
-        bool,
-        option("Score all substitutions of the protein in a sequence file.", "--scan"),
+        bool, option("Score all substitutions of the protein in a sequence file.", "--scan")
     ] = False,
     figure: Annotated[Path | None, option("Also draw a heat map of --scan.")] = None,
     device: Device = "auto",
@@ -272,13 +253,11 @@ def contacts(
         ),
     ] = None,
     chain: Annotated[
-        str | None,
-        option("The chain (mmCIF: auth_asym_id); default: the first protein chain."),
+        str | None, option("The chain (mmCIF: auth_asym_id); default: the first protein chain.")
     ] = None,
     device: Device = "auto",
     figure: Annotated[
-        Path | None,
-        option("Also draw a PNG; of several proteins, NAME.PROTEIN.png each."),
+        Path | None, option("Also draw a PNG; of several proteins, NAME.PROTEIN.png each.")
     ] = None,
     duplicates: Duplicates = "error",
 ) -> None:
@@ -304,12 +283,10 @@ def inspect(
     layers: Layers = None,
     heads: Heads = None,
     fit: Annotated[
-        list[Path] | None,
-        option("NAME.fit.json of protlm contacts, to show predicted contacts."),
+        list[Path] | None, option("NAME.fit.json of protlm contacts, to show predicted contacts.")
     ] = None,
     chain: Annotated[
-        str | None,
-        option("The chain (mmCIF: auth_asym_id); default: the first protein chain."),
+        str | None, option("The chain (mmCIF: auth_asym_id); default: the first protein chain.")
     ] = None,
     predictions: Annotated[bool, option("Predict every residue: one pass for each.")] = True,
     device: Device = "auto",

@@ -25,7 +25,8 @@ from protlm.interop.base import ContactHead
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
-from protlm.system.paths import all_or_none, check_output, complete_file
+from protlm.system.json_file import write_json
+from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import console
 
 _FIGURES = ("perplexity", "accuracy")
@@ -139,8 +140,7 @@ def import_model(path: Path, output: Path) -> None:
         if found.contacts is not None:
             check_output(fit)
             values = {"model_hash": model.hash, "seed": 0, **asdict(found.contacts)}
-            with complete_file(fit) as temporary:
-                temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+            write_json(fit, values)
             written.append(fit)
         checkpoints.export(found, output)
     if found.contacts is not None:

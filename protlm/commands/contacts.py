@@ -18,12 +18,7 @@ from protlm.analysis.contact_regression import (
     write_fit,
 )
 from protlm.analysis.precision import SEPARATIONS, precision_at
-from protlm.analysis.structures import (
-    contact_map,
-    read_chain,
-    read_structures,
-    structure_files,
-)
+from protlm.analysis.structures import contact_map, read_chain, read_structures, structure_files
 from protlm.commands.hdf5_output import entry_bytes, entry_name, protein_file
 from protlm.commands.outputs import check_figure_output, check_hdf5_output
 from protlm.data.records import Record
@@ -183,7 +178,6 @@ def _read(path: Path, options: ContactOptions, room: Room) -> _Input:
 
 
 def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
-    """Returns the figure of each protein, by identifier."""
     files: dict[str, Path] = {}
     for one in inputs:
         for record in one.records:
@@ -216,7 +210,6 @@ def _shipped() -> Path:
 
 
 def _fit(model: PretrainedModel, given: Path | None) -> SavedFit:
-    """Returns the saved fit, or a new one to the structures of a folder."""
     if given is not None and given.is_file():
         fit = read_fit(given)
         if fit.model_hash != model.hash:

@@ -179,7 +179,6 @@ def _label(name: str) -> str:
 
 
 def _text(name: str, fact: Any) -> str:
-    """Formats a fact on one line; numbers of bytes in GB."""
     if isinstance(fact, dict):
         return ", ".join(f"{_label(key)} {_text(key, one)}" for key, one in fact.items())
     if isinstance(fact, list):

@@ -95,14 +95,12 @@ def _check_shares(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> Non
 
 
 def _shares(options: EmbedOptions) -> list[EmbedOptions]:
-    """Returns the settings of each process or job."""
     count = options.processes
     shares = [Share(number, count) for number in range(1, count + 1)]
     return [replace(options, processes=1, share=share) for share in shares]
 
 
 def _job_folder(output: Path) -> Path:
-    """Returns the folder of what jobs print, which it creates."""
     folder = beside(output, ".jobs")
     try:
         if folder.exists() and not (folder / _OURS).is_file():
@@ -115,7 +113,6 @@ def _job_folder(output: Path) -> Path:
 
 
 def _free_space(output: Path) -> int:
-    """Returns the free bytes of the disk of an output, whose folder need not exist yet."""
     folder = output.absolute().parent
     while not folder.exists():
         folder = folder.parent
@@ -123,7 +120,6 @@ def _free_space(output: Path) -> int:
 
 
 def _estimate(job: Job, output: Path) -> None:
-    """Prints what a command will need, beside what is finished."""
     parts, done = Parts(output, job.plan), set[int]()
     if read_begun(parts.folder, EMBEDDING) is not None:
         refuse_other(parts.folder, _fingerprint(job, output), EMBEDDING)

@@ -1,6 +1,5 @@
 """`protlm evaluate checkpoint=RUN evaluation=[...] data.dir=DIR split=...`: JSON and a table."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import UserError, interrupt_explained, one_of
-from protlm.system.paths import check_output, complete_file, sha256_of
+from protlm.system.json_file import write_json
+from protlm.system.paths import check_output, sha256_of
 from protlm.system.terminal import print_table
 
 # The names that `protlm prepare` and the shipped split table give to the test split.
@@ -57,8 +57,7 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         "results": _results(model, evaluations, config, splits),
     }
     if output is not None:
-        with complete_file(output) as temporary:
-            temporary.write_text(json.dumps(report, indent=2) + "\n")
+        write_json(output, report)
     _print(evaluations, report["results"])
     return report
 
@@ -130,7 +129,6 @@ def _data(config: EvaluateConfig, split: str) -> EvaluationData:
 
 
 def _print(evaluations: dict[str, Evaluation], results: dict[str, Any]) -> None:
-    """Prints the tables of the evaluations; tables with the same columns are joined."""
     tables: dict[tuple[str, ...], list[Sequence[str]]] = {}
     captions: dict[tuple[str, ...], dict[str, None]] = {}
     for label, made in evaluations.items():

@@ -126,13 +126,11 @@ class _Work:
 
 
 def _probing(work: _Work) -> ProbeOptions:
-    """Returns the settings of the probe of the frozen model."""
     training = work.options.training
     return ProbeOptions((work.model.num_layers,), training.tokens_per_batch, training.seed)
 
 
 def _typed(options: FinetuneOptions) -> dict[str, Any]:
-    """Returns the settings by their flags."""
     training = asdict(options.training)
     return {
         **{f"--{name.replace('_', '-')}": value for name, value in training.items()},
@@ -209,7 +207,6 @@ def _labeled(work: _Work, proteins: np.ndarray) -> LabeledTokens:
 
 
 def _metric(task: Task) -> Metric:
-    """Returns the first metric of the labels."""
     name = LABEL_METRICS[task][0]
 
     def of(outputs: np.ndarray, values: np.ndarray, groups: np.ndarray) -> float:
@@ -223,10 +220,7 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
     model, options = work.model, work.options
     if options.rank is not None:
         lora.add_adapters(
-            model.network,
-            rank=options.rank,
-            targets=options.targets,
-            seed=options.training.seed,
+            model.network, rank=options.rank, targets=options.targets, seed=options.training.seed
         )
     training = options.training
     data = LabeledData(
@@ -254,7 +248,6 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
 
 
 def _tuned(work: _Work, head: nn.Linear) -> Predictor:
-    """Returns the head with its scores on the test proteins."""
     model, targets, proteins = work.model, work.labeled.targets, work.labeled.split.test
     model.network.eval().requires_grad_(True)
     weights, bias = (one.detach().cpu().double().numpy() for one in (head.weight, head.bias))

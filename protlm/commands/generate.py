@@ -106,7 +106,6 @@ def _check_resamples(model: PretrainedModel, options: GenerateOptions) -> None:
 
 
 def _residues(prefix: str) -> str:
-    """Returns the prefix in upper case and without white space, as FASTA is read."""
     residues = capitals("".join(prefix.split()))
     try:
         VOCABULARY.encode(residues)

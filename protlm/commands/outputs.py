@@ -79,7 +79,6 @@ def fasta_file(output: Path) -> Iterator[TextIO]:
 
 
 def _compressed(raw: IO[bytes], output: Path) -> IO[bytes] | gzip.GzipFile:
-    """Returns a writer to `raw` that compresses if the name of the output ends with .gz."""
     if output.suffix.lower() != ".gz":
         return raw
     # Without a name and a time, so that the same sequences make the same bytes.

@@ -115,11 +115,7 @@ def _rows(
     is_residues = probe.task is Task.residue_classes
     places = [np.arange(len(one)) for one in sequences] if is_residues else None
     (features,) = embeddings(
-        model,
-        sequences,
-        layers=[probe.layer],
-        tokens_per_batch=tokens_per_batch,
-        places=places,
+        model, sequences, layers=[probe.layer], tokens_per_batch=tokens_per_batch, places=places
     )
     outputs = probe.fitted.outputs(features)
     cells = iter(output_cells(outputs, probe.task, probe.classes))

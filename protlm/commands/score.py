@@ -1,6 +1,5 @@
 """`protlm score VARIANTS.csv -m MODEL -o SCORES.csv`: scores of variants, beside measured ones."""
 
-import json
 import math
 import re
 import sys
@@ -36,7 +35,8 @@ from protlm.downstream.variants import (
 from protlm.loading import load_model
 from protlm.plots import save_figure, scan_figure
 from protlm.system.errors import InputDataError, UserError, interrupt_explained
-from protlm.system.paths import all_or_none, check_output, complete_file
+from protlm.system.json_file import write_json
+from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import print_table, printable
 
 # The top 10 % of fewer variants has none.
@@ -180,7 +180,6 @@ def _predictor(model_path: Path, options: ScoreOptions) -> tuple[Predictor, list
 
 
 def _name(source: Path) -> str:
-    """Returns the name of an assay, its DMS_id: that of the file without suffixes."""
     name = source.name.removesuffix(".gz")
     return name.removesuffix(Path(name).suffix)
 
@@ -238,7 +237,6 @@ def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:
 def _read(
     source: Path, assays: Mapping[str, Assay], options: ScoreOptions
 ) -> tuple[str, VariantTable]:
-    """Returns the wild type and the variants of a table."""
     wild_type = assays[_name(source)].wild_type
     first, skip = options.first_residue, options.skip_invalid
     table = read_variants(source, wild_type, first_residue=first, skip_invalid=skip)
@@ -284,7 +282,6 @@ def _write_scores(path: Path, table: VariantTable, found: Mapping[Estimator, Sco
 
 
 def _check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> None:
-    """Refuses outputs that cannot be written, and a file that would be written twice."""
     if other is not None and other.resolve() in [path.resolve() for path in outputs]:
         raise UserError(
             f"{option} {other} and -o {outputs[0]} would write the same file; give {option} "
@@ -296,7 +293,6 @@ def _check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> 
 
 
 def _report_table(source: Path, table: VariantTable) -> None:
-    """Prints on standard error the rows without scores, and what may be the measured ones."""
     if table.unscored:
         text = f"{table.describe_unscored(source)}; rows left unscored: {len(table.unscored):,}"
         print(printable(text), file=sys.stderr)
@@ -312,7 +308,6 @@ def _score_text(value: float) -> str:
 
 
 def _averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Averages:
-    """Returns the averages of Spearman's correlation over assays, for each estimator."""
     found: dict[Estimator, dict[str, float]] = {}
     for one in results:
         if one.agreement is not None:
@@ -327,7 +322,6 @@ def _averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Aver
 
 
 def _print_results(results: Sequence[Result], means: Averages) -> None:
-    """Prints a row for each assay and estimator, the definitions, and the averages."""
     rows = [_row(result) for result in results]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     notes = []
@@ -382,8 +376,7 @@ def _write_json(path: Path, results: Sequence[Result], means: Averages, *, model
         "average_spearman": {estimator: mean.values for estimator, mean in means.items()},
         "left_out_of_average": {estimator: mean.left_out for estimator, mean in means.items()},
     }
-    with complete_file(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(path, content)
 
 
 def _definitions(results: Sequence[Result]) -> dict[Estimator, str]:

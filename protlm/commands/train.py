@@ -25,10 +25,7 @@ from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS, forecast
 from protlm.data.records.proteins import one_protein
 from protlm.data.shards.data_set import SplitReader
-from protlm.downstream.training_scores import (
-    AssayScores,
-    StructureScores,
-)
+from protlm.downstream.training_scores import AssayScores, StructureScores
 from protlm.model.transformer import ProteinLM, build_network, num_parameters
 from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
@@ -134,12 +131,7 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
             _print_summary(network, train_split, config)
             _warn_of_few_sequences(valid_split)
         finished = run(
-            module,
-            data,
-            settings=config,
-            checkpoint=checkpoint,
-            measurement=measurement,
-            lock=lock,
+            module, data, settings=config, checkpoint=checkpoint, measurement=measurement, lock=lock
         )
         if is_first_rank():
             _finish(run_dir, finished)
@@ -148,7 +140,6 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
 
 
 def _check(config: TrainConfig) -> None:
-    """Refuses impossible settings before anything is read or written."""
     check_trainer(config.trainer)
     check_schedule(config.schedule, max_steps=config.trainer.max_steps)
     batching_strategy(config.data, tokens_per_step=config.trainer.tokens_per_step)
@@ -171,7 +162,6 @@ def _warn_of_idle_devices(config: TrainConfig) -> None:
 
 
 def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
-    """Rejects a mechanism that lacks the objective's direction or is too short for the data."""
     attention, name = network.mechanism(1), config.attention["name"]
     causal = config.objective.name is Objective.causal
     if not _supports(type(attention), causal=causal):
@@ -233,7 +223,6 @@ def _warn_of_few_sequences(valid: SplitReader) -> None:
 
 
 def _extent(data: Mixture) -> str:
-    """Describes the size of the training data."""
     if data.num_clusters is None:
         return f"{len(data):,} sequences"
     return (
@@ -262,8 +251,7 @@ def _measurement(network: ProteinLM, config: TrainConfig) -> Measurement | None:
     causal = config.objective.name is Objective.causal
     assay = AssayScores(Path(trainer.measure_assay), wild_type, causal=causal, max_residues=limit)
     return Measurement(
-        lambda model: {**structures(model), **assay(model)},
-        (*structures.columns, *assay.columns),
+        lambda model: {**structures(model), **assay(model)}, (*structures.columns, *assay.columns)
     )
 
 

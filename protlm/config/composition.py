@@ -81,7 +81,6 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
 
 
 def _check(argument: str, schema: type) -> None:
-    """Refuses an argument that is not a setting, or whose key or choice does not exist."""
     if "=" not in argument and not argument.startswith("~"):
         is_model = schema is EvaluateConfig
         advice = f"type checkpoint={argument}" if is_model else "settings are written key=value"
@@ -117,7 +116,6 @@ def _check_key(key: str, schema: type) -> None:
 
 
 def _check_choice(group: str, value: str) -> None:
-    """Refuses files that a group lacks, of one choice, of a list or of a sweep."""
     choices = [path.stem for path in (conf_dir() / group).glob("*.yaml")]
     for name in re.findall(r"[^][\s,'\"]+", value) if choices and "${" not in value else ():
         if name not in choices:
@@ -193,7 +191,6 @@ def _interpolations_explained() -> Iterator[None]:
 
 
 def _with_home(config: Any) -> Any:
-    """Replaces the `~` at the start of the settings that are paths; changes the config."""
     with _interpolations_explained():
         values = [(name, OmegaConf.select(config, name)) for name in sorted(PATHS)]
         mixture = OmegaConf.select(config, "data.mixture") or []
@@ -243,7 +240,6 @@ def key_of(override: str) -> str:
 
 
 def _explain(error: Exception, overrides: Sequence[str]) -> str:
-    """Describes a failed composition in one sentence; Hydra's message lists the choices."""
     text = " ".join(str(error.__cause__ or error).split())
     text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
     text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
@@ -257,7 +253,6 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _not_there(key: str, group: Any) -> str:
-    """Describes a key that is missing in the chosen file of its group."""
     *where, last = key.split(".")
     there = [str(name) for name in group or () if name != "name"]
     if key == "attention.kernel" and "backend" in there:

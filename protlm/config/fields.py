@@ -1,10 +1,12 @@
 """Fields of settings: default, help text and allowed range in one place; types of options."""
 
+import importlib
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from protlm.system.errors import UserError
 
@@ -18,7 +20,7 @@ _TYPE_NAMES: dict[type, str] = {
     Sequence: "a list",
     type(None): "null",
 }
-
+T = TypeVar("T")
 # Where integers of 64 bits end; no number of things is as large.
 _LARGEST = 2**63
 
@@ -64,11 +66,7 @@ def above(low: float) -> Range:
 
 
 def setting(
-    help: str,
-    default: Any = MISSING,
-    *,
-    allowed: Range | None = None,
-    decides: bool | None = None,
+    help: str, default: Any = MISSING, *, allowed: Range | None = None, decides: bool | None = None
 ) -> Any:
     """Defines a setting: the sentence of docs/settings.md and `--help`, and the allowed numbers.
 
@@ -93,6 +91,13 @@ class Checked:
             if allowed is not None and value is not None and value not in allowed:
                 name, expected = f"{self._section}{one.name}", allowed.expected(value)
                 raise UserError(f"{name}={value} must be {expected}")
+
+
+def classes_in(module: str, base: type[T]) -> list[type[T]]:
+    """Returns the subclasses that a module defines, without abstract ones."""
+    classes = inspect.getmembers(importlib.import_module(module), inspect.isclass)
+    found = [one for _, one in classes if issubclass(one, base) and one.__module__ == module]
+    return [one for one in found if not inspect.isabstract(one)]
 
 
 def check_types(kind: type, options: Mapping[str, Any], *, section: str) -> None:

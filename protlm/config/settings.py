@@ -57,7 +57,6 @@ def may_change() -> set[str]:
 
 
 def _fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Field, bool]]:
-    """Yields the dotted name of each setting, its field, and whether it decides a run."""
     for one in fields(schema):
         if is_dataclass(one.type):
             yield from _fields(one.type, f"{prefix}{one.name}.")

@@ -117,6 +117,16 @@ def read_table(
     return columns, lines
 
 
+def places_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Returns the places of the columns that a table must have."""
+    if missing := [name for name in names if name not in columns]:
+        raise InputDataError(
+            f"{path} has no column {missing[0]}, only {', '.join(columns)!r:.200}; name the "
+            f"columns in its first line: {', '.join(names)}"
+        )
+    return [columns.index(name) for name in names]
+
+
 def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
     """Yields the number, from 1, and the fields of each line that is not blank.
 
@@ -159,13 +169,7 @@ def excerpt(fields: list[str]) -> str:
 def read_labels(path: Path, key: str, column: str) -> dict[str, str]:
     """Returns a column of a table of labels, by the names in the column `key`."""
     columns, rows = read_table(path, "a table of labels")
-    for name in (key, column):
-        if name not in columns:
-            raise InputDataError(
-                f"{path} has the columns {', '.join(columns)[:200]}, not {name}; name the columns "
-                "in its first line, separated by tabs or commas"
-            )
-    place, label = columns.index(key), columns.index(column)
+    place, label = places_of(path, columns, (key, column))
     found: dict[str, str] = {}
     for line, row in rows:
         if (name := row[place].strip()) in found:

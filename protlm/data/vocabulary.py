@@ -74,7 +74,6 @@ class Vocabulary:
 
     @cached_property
     def _decoder(self) -> bytes:
-        """Maps token numbers of residues to ASCII codes."""
         codes = bytearray(256)
         for letter in RESIDUES:
             codes[self._number[letter]] = ord(letter)

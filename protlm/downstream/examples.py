@@ -55,12 +55,7 @@ class Labeled:
 
 
 def read_labeled(
-    path: Path,
-    room: Room,
-    reading: LabelOptions,
-    *,
-    seed: int,
-    valid_fraction: float | None = None,
+    path: Path, room: Room, reading: LabelOptions, *, seed: int, valid_fraction: float | None = None
 ) -> Labeled:
     """Reads, checks and splits labels; `valid` gets a fraction of `train` if it is empty."""
     proteins = read_examples(path, room, reading)
@@ -135,7 +130,6 @@ def _task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOpt
 
 
 def _clustered(proteins: LabeledProteins, reading: LabelOptions) -> LabeledProteins:
-    """Returns the proteins with the clusters that were asked for, in place of those they have."""
     examples = proteins.examples
     if reading.cluster is not None:
         numbers = reading.cluster([one.sequence for one in examples])

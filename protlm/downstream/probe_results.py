@@ -4,7 +4,6 @@
 not standardized; `probe.json` says what they predict, and from which layer of which model.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from protlm.downstream.probing import MODEL, Predictor, ProbeOptions
 from protlm.downstream.tasks import Task, missing_in_test
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
-from protlm.system.json_file import from_json, read_json
+from protlm.system.json_file import from_json, read_json, write_json
 from protlm.system.terminal import print_table
 
 RESULTS, PREDICTIONS = "results.json", "predictions.tsv"
@@ -126,7 +125,7 @@ def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
         },
         **scores_of(result.predictors, task),
     }
-    (folder / RESULTS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / RESULTS, content)
 
 
 def write_predictions(folder: Path, result: Result) -> None:
@@ -208,8 +207,7 @@ def write_probe(folder: Path, probe: Probe) -> None:
     (folder / WEIGHTS).write_bytes(save(arrays))
     content: dict[str, Any] = {"format": _FORMAT, **asdict(probe)}
     del content["fitted"]
-    text = json.dumps(content, indent=2) + "\n"
-    (folder / DESCRIPTION).write_text(text, encoding="utf-8")
+    write_json(folder / DESCRIPTION, content)
     write_sums(folder)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from protlm.data.records import ReadOptions, Tally
 from protlm.data.records.record import residues
-from protlm.data.tables import MISSING, number_meant, number_of, read_table
+from protlm.data.tables import MISSING, number_meant, number_of, places_of, read_table
 from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
 from protlm.system.errors import InputDataError
 
@@ -295,12 +295,7 @@ def read_reference(path: Path) -> dict[str, Assay]:
     """Reads a reference file, by DMS_id."""
     names = ("DMS_id", "target_seq", "UniProt_ID", "coarse_selection_type")
     columns, lines = read_table(path, "a reference file", names)
-    for name in ("DMS_id", "target_seq"):
-        if name not in columns:
-            raise InputDataError(
-                f"{path} has the columns {', '.join(columns)[:200]}, not {name}; give ProteinGym's "
-                "reference file"
-            )
+    places_of(path, columns, names[:2])
     assays = {}
     for line, row in lines:
         cells = dict(zip(columns, row, strict=True))

@@ -3,13 +3,12 @@
 `names()` lists them and `create()` builds one.
 """
 
-import importlib
 import inspect
 import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from protlm.config.fields import check_types
+from protlm.config.fields import check_types, classes_in
 from protlm.evaluation.base import Evaluation
 from protlm.system.errors import UserError, one_of
 
@@ -19,14 +18,14 @@ __all__ = ["Evaluation", "create", "evaluation", "names"]
 def names() -> list[str]:
     """Lists the evaluations: the modules of this package that define one."""
     found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in found if _defined_in(name))
+    return sorted(name for name in found if classes_in(f"{__name__}.{name}", Evaluation))
 
 
 def evaluation(name: str) -> type[Evaluation]:
     """Returns the class of an evaluation."""
     # The name comes from a config: it must not reach any module but those of this package.
     modules = {module.name for module in pkgutil.iter_modules(__path__)}
-    classes = _defined_in(name) if name in modules else []
+    classes = classes_in(f"{__name__}.{name}", Evaluation) if name in modules else []
     if not classes:
         raise UserError(f"evaluation {name!r} does not exist; there are: {one_of(names())}")
     assert len(classes) == 1, f"{__name__}.{name} must define exactly one Evaluation"
@@ -50,14 +49,3 @@ def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
         return cls(**options)
     except TypeError as error:
         raise UserError(f"{section}: {error}; settings: {one_of(allowed)}") from error
-
-
-def _defined_in(name: str) -> list[type[Evaluation]]:
-    module = importlib.import_module(f"{__name__}.{name}")
-    return [
-        member
-        for _, member in inspect.getmembers(module, inspect.isclass)
-        if issubclass(member, Evaluation)
-        and not inspect.isabstract(member)
-        and member.__module__ == module.__name__
-    ]

@@ -241,9 +241,7 @@ class Accuracy(Evaluation):
         """Returns the nats of each target, and whether the most probable token is the target."""
         device = model.device
         logits_BLV = model.network(
-            batch.tokens_BL.to(device),
-            batch.mask_BL.to(device),
-            causal=self.objective == "causal",
+            batch.tokens_BL.to(device), batch.mask_BL.to(device), causal=self.objective == "causal"
         ).logits_BLV
         chosen_BL = targets_BL != IGNORE
         # Only the positions with a target go through the softmax: 15 % of them when masked.

@@ -26,12 +26,7 @@ from protlm.analysis.head_survey import (
 )
 from protlm.analysis.precision import MIN_SEPARATION
 from protlm.analysis.structures import Protein, ProteinChoice, longest_read
-from protlm.analysis.uniprot_features import (
-    BOND,
-    SITES,
-    AnnotatedProtein,
-    read_annotated,
-)
+from protlm.analysis.uniprot_features import BOND, SITES, AnnotatedProtein, read_annotated
 from protlm.data.vocabulary import STANDARD
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.evaluation.similarity import MIN_ARCS

@@ -95,11 +95,7 @@ class Retrieval(Evaluation):
         return ResultTable(columns, rows, "\n".join(lines))
 
     def _similarities(
-        self,
-        model: PretrainedModel,
-        data: EvaluationData,
-        queries: list[str],
-        gallery: list[str],
+        self, model: PretrainedModel, data: EvaluationData, queries: list[str], gallery: list[str]
     ) -> Iterator[tuple[str, np.ndarray]]:
         layer = model.layer_number(self.layer, first=0)
         size = data.tokens_per_batch
@@ -137,7 +133,6 @@ def _cosines(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
 
 
 def _scores(similarity: np.ndarray, truth: np.ndarray, seed: int) -> dict[str, dict[str, float]]:
-    """Returns top-1 accuracy and mAP over queries, with 95 % bootstrap intervals."""
     top1, average = np.empty(len(truth)), np.empty(len(truth))
     for query, (row, is_relative) in enumerate(zip(similarity, truth, strict=True)):
         ranked = is_relative[np.argsort(-row, kind="stable")]

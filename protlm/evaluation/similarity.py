@@ -12,12 +12,7 @@ from typing import Any, final
 import numpy as np
 
 from protlm.analysis.bootstrap import Metrics, draws
-from protlm.analysis.head_survey import (
-    PropertySums,
-    check_threshold,
-    property_sums,
-    summed,
-)
+from protlm.analysis.head_survey import PropertySums, check_threshold, property_sums, summed
 from protlm.analysis.structures import Protein, ProteinChoice
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.metrics import spearman

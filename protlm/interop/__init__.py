@@ -4,12 +4,11 @@
 `local_path()` downloads it from the Hugging Face Hub.
 """
 
-import importlib
-import inspect
 import pkgutil
 from dataclasses import replace
 from pathlib import Path
 
+from protlm.config.fields import classes_in
 from protlm.interop.base import Family, ForeignModel, refuse_parts
 from protlm.interop.hub import download, is_hub_name
 from protlm.interop.source import is_foreign, read_source
@@ -32,15 +31,10 @@ def names() -> list[str]:
 
 
 def _families() -> dict[str, type[Family]]:
-    """Returns the families: each is the class in a module of this package that has its name."""
-    found: dict[str, type[Family]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        member = getattr(
-            importlib.import_module(f"{__name__}.{module.name}"), module.name.title(), None
-        )
-        if inspect.isclass(member) and issubclass(member, Family):
-            found[module.name] = member
-    return found
+    """Returns the families, each of which is the class that a module of this package defines."""
+    names = [module.name for module in pkgutil.iter_modules(__path__) if module.name != "base"]
+    found = {name: classes_in(f"{__name__}.{name}", Family) for name in names}
+    return {name: classes[0] for name, classes in found.items() if classes}
 
 
 def read(path: Path) -> ForeignModel:

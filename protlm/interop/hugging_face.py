@@ -6,8 +6,6 @@ transformers only.
 """
 
 import inspect
-import json
-from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from protlm.interop.esm import HUGGING_FACE_ESM, Esm
 from protlm.interop.layout import ALPHABET, TOKENIZER
 from protlm.interop.protlm import NETWORK
 from protlm.model.positions import Rotary
+from protlm.system.json_file import write_json
 from protlm.system.paths import complete_folder
 
 _TEMPLATE = "protlm.interop.remote_code.modeling_protlm"
@@ -67,7 +66,7 @@ def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> 
     with complete_folder(directory) as folder:
         if has_code:
             (folder / f"{_MODULE}.py").write_text(_code(model.description), encoding="utf-8")
-        _write_json(folder / CONFIG, config)
+        write_json(folder / CONFIG, config)
         # Weights may be views of one tensor, which safetensors refuses.
         separate = {name: value.clone().contiguous() for name, value in weights.items()}
         (folder / WEIGHTS).write_bytes(save(separate, metadata={"format": "pt"}))
@@ -181,10 +180,6 @@ def _code(description: ModelDescription) -> str:
     return f"{_HEADER}\n\n{bundle.source()}\n\nMECHANISMS.update({{\n{''.join(entries)}}})\n"
 
 
-def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
 def _write_tokenizer(folder: Path, *, has_code: bool) -> None:
     settings: dict[str, Any] = {"model_max_length": 10**30, **_SPECIAL}
     if has_code:
@@ -194,9 +189,9 @@ def _write_tokenizer(folder: Path, *, has_code: bool) -> None:
         auto = {"AutoTokenizer": [None, f"{_MODULE}.{_TOKENIZER}"]}
         settings |= {"tokenizer_class": _TOKENIZER, "auto_map": auto}
         settings |= {"padding_side": "right", "model_input_names": ["input_ids", "attention_mask"]}
-        _write_json(folder / "tokenizer_config.json", settings)
+        write_json(folder / "tokenizer_config.json", settings)
         return
     (folder / ALPHABET).write_text("\n".join(VOCABULARY.tokens) + "\n", encoding="utf-8")
-    _write_json(folder / "special_tokens_map.json", _SPECIAL)
+    write_json(folder / "special_tokens_map.json", _SPECIAL)
     settings["tokenizer_class"] = "EsmTokenizer"
-    _write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", settings)

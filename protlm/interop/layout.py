@@ -145,7 +145,6 @@ class Layout:
         return separate
 
     def _numbers(self, names: Iterable[str]) -> range:
-        """Returns the numbers of the layers, which are counted by their tensors."""
         pattern = re.compile(re.escape(self.layers) + r"(\d{1,4})\.")
         counts = Counter(int(found[1]) for name in names if (found := pattern.match(name)))
         # One tensor alone is not a layer: it is reported as unused.

@@ -196,7 +196,6 @@ def _read_pickle(path: Path) -> Source:
 
 
 def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Returns the settings of fair-esm, or None if there are none."""
     group, first = contents.get("cfg"), contents.get("args")
     settings = group.get("model") if isinstance(group, dict) else None
     if isinstance(settings, argparse.Namespace):

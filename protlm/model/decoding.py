@@ -140,7 +140,6 @@ def _generate_batch(
     state: DecodingState,
     logits_BV: Tensor,
 ) -> Iterator[GeneratedSequence]:
-    """Samples until all sequences have ended; those that have ended leave the batch."""
     while True:
         tokens_B = _extend(batch, logits_BV.cpu(), sampling)
         yield from (s.generated() for s in batch if s.ended)
@@ -183,7 +182,6 @@ class _Sequence:
 
 
 def _extend(batch: list[_Sequence], logits_BV: Tensor, sampling: Sampling) -> Tensor:
-    """Draws and appends the next token of each sequence, from its own random numbers."""
     is_allowed_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
     is_allowed_BV[:, STANDARD_TOKENS] = True
     is_allowed_BV[:, VOCABULARY.eos] = torch.tensor([bool(s.tokens) for s in batch])

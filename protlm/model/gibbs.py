@@ -87,11 +87,7 @@ class _Chain:
 
 
 def _sweep(
-    network: ProteinLM,
-    chains: list[_Chain],
-    tokens_BL: Tensor,
-    mask_BL: Tensor,
-    sampling: Sampling,
+    network: ProteinLM, chains: list[_Chain], tokens_BL: Tensor, mask_BL: Tensor, sampling: Sampling
 ) -> None:
     groups = [chain.groups() for chain in chains]
     for turn in range(max(map(len, groups))):

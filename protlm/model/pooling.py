@@ -31,10 +31,7 @@ class Pooling(StrEnum):
 
 
 def pool(
-    hidden_LD: Tensor,
-    num_residues: int,
-    pooling: Pooling,
-    ranges: Sequence[tuple[int, int]] = (),
+    hidden_LD: Tensor, num_residues: int, pooling: Pooling, ranges: Sequence[tuple[int, int]] = ()
 ) -> Tensor:
     """Returns the vectors of one protein in float32: (D,), or (rows, D) of a matrix.
 

@@ -106,12 +106,7 @@ class ProteinLM(nn.Module):
         return len(self.blocks)
 
     def forward(
-        self,
-        tokens_BL: Tensor,
-        mask_BL: Tensor,
-        *,
-        causal: bool,
-        layers: Sequence[int] = (),
+        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, layers: Sequence[int] = ()
     ) -> ModelOutput:
         """Returns logits for every position, and the hidden states of layers.
 

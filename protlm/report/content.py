@@ -105,7 +105,6 @@ def _description(one: InspectedModel) -> dict[str, Any]:
 def _contacts(
     regression: ContactRegression | None, model: PretrainedModel, protein: InspectedProtein
 ) -> dict[str, Any] | None:
-    """Returns the predicted contacts, and rows of a table of their precision."""
     if regression is None:
         return None
     predicted_LL = regression.predict_protein(model, protein.sequence)

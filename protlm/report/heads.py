@@ -247,7 +247,6 @@ def _contact_statistics(map_LL: np.ndarray, protein: InspectedProtein) -> dict[s
 
 
 def _strongest(map_LL: np.ndarray) -> list[tuple[int, int, float]]:
-    """Returns the largest weights of pairs 6 or more apart, in decreasing order."""
     positions = np.arange(len(map_LL))
     rows, columns = np.nonzero(np.abs(positions[:, None] - positions) >= MIN_SEPARATION)
     weights = map_LL[rows, columns]

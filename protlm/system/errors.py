@@ -222,7 +222,6 @@ def _as_a_sentence(
     lineno: int,
     line: str | None = None,
 ) -> str:
-    """Formats protlm's own warnings without file and line number."""
     if category is UserWarning and Path(filename).is_relative_to(Path(__file__).parents[1]):
         return f"protlm: warning: {printable_lines(str(message))}\n"
     return f"{filename}:{lineno}: {category.__name__}: {message}\n"

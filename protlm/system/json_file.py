@@ -13,7 +13,7 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from protlm.system.errors import InputDataError, one_of
-from protlm.system.paths import existing_file
+from protlm.system.paths import complete_file, existing_file
 
 # Levels of nesting, of which those that protlm writes have a few; and bytes.
 _DEEPEST, _MOST = 50, 1 << 26
@@ -55,6 +55,12 @@ def read_json(path: Path, what: str, *, most: int = _MOST) -> dict[str, Any]:
     if level:
         raise InputDataError(f"{path} is not {what}: {_TOO_DEEP}")
     return found
+
+
+def write_json(path: Path, value: Any, *, indent: int = 2) -> None:
+    """Writes a value as a JSON file, complete or not at all."""
+    with complete_file(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=indent) + "\n", encoding="utf-8")
 
 
 def to_json(value: Any) -> Any:

@@ -81,19 +81,17 @@ class FolderLock:
 
     def check(self) -> None:
         """Makes sure, before something is written, that the lock was not broken."""
-        if self.is_held:
-            return
         try:
             self._path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             told = "is gone: it was removed, or its folder was moved; this process stops"
+            raise OutputError(f"{self._path} {told}") from None
         except OSError:
             # A disk that fails for a moment: what is written next will tell.
             return
-        else:
-            owner = _owner_of(self._path)
-            told = f"now belongs to {owner}, which took it over: this process stops"
-        raise OutputError(f"{self._path} {told}")
+        if not self.is_held:
+            told = f"{self._path} now belongs to {_owner_of(self._path)}, which took it over"
+            raise OutputError(f"{told}: this process stops")
 
     def release(self) -> None:
         """Removes the lock file, unless another process has taken it over."""

@@ -210,7 +210,6 @@ def _submitit() -> ModuleType:
 
 
 def _parameter(setting: str) -> tuple[str, Any]:
-    """Returns submitit's name and the value of one `key=value`, both safe for a batch script."""
     key, _, value = setting.partition("=")
     if key not in _PARAMETERS:
         allowed = one_of(list(_PARAMETERS))

@@ -64,7 +64,6 @@ def discard(descriptor: int) -> None:
 
 
 def _lossy(descriptor: int, before: TextIO | None) -> TextIO:
-    """Returns a text stream with the encoding of the one that it replaces."""
     if before is not None:
         with suppress(OSError, ValueError):
             before.flush()

@@ -11,16 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from protlm.system.errors import InputDataError, OutputError, UserError
-from protlm.system.json_file import read_json
+from protlm.system.json_file import read_json, write_json
 from protlm.system.lock import LOCK, FolderLock
-from protlm.system.paths import (
-    OUTPUT_FAULTS,
-    beside,
-    check_output,
-    complete_file,
-    explain_os_error,
-    finish,
-)
+from protlm.system.paths import OUTPUT_FAULTS, beside, check_output, explain_os_error, finish
 from protlm.system.terminal import printable
 
 # What the work was begun with. As long as this file exists, all others are known to be of the work.
@@ -99,11 +92,9 @@ class WorkFolder:
             self.refuse_others()
             if restart or not self._kind.has_finished(self.path):
                 _clear(self.path)
-        begun = self.path / BEGUN
-        if not begun.exists():
+        if not (begun := self.path / BEGUN).exists():
             try:
-                with complete_file(begun) as temporary:
-                    temporary.write_text(json.dumps(dict(begun_with), indent=2) + "\n")
+                write_json(begun, dict(begun_with))
             except OutputError:
                 # Another share may have begun in the meantime.
                 if not begun.exists():
@@ -227,14 +218,12 @@ def difference(before: Any, now: Any) -> str:
 
 
 def _listed(values: list[Any]) -> str:
-    """Lists the values, truncated to the length of a message."""
     words = {"None": "nothing", "True": "on", "False": "off", "": "nothing"}
     text = ", ".join(str(value) for value in values)
     return words.get(text, _HASH.sub(r"\1", text)[:200])
 
 
 def _refuse_foreign(path: Path, kind: Kind) -> None:
-    """Rejects a folder of others, whose files must not be removed."""
     if not (path / BEGUN).exists() and _has_parts(path):
         raise OutputError(
             f"{path} exists already and is not an unfinished {kind.what}: move it away or choose "

@@ -173,7 +173,6 @@ class LogitDistillation(Distillation):
     """
 
     def _check(self, teacher: PretrainedModel, config: TrainConfig) -> None:
-        """Adds adapters if asked; any teacher has predictions for the same tokens."""
         rank = config.objective.lora_rank
         self._has_adapters = rank is not None
         if rank is None:

@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.plugins.environments import (
-    LightningEnvironment,  # pyright: ignore[reportPrivateImportUsage]
-)
+from pytorch_lightning.plugins.environments import LightningEnvironment  # pyright: ignore[reportPrivateImportUsage]
 
 from protlm.checkpoints.format import load_training
 from protlm.checkpoints.validations import METRICS, best_checkpoints, read_metrics

@@ -13,9 +13,7 @@ from subprocess import Popen
 from typing import Any, NoReturn
 
 import pytorch_lightning as pl
-from lightning_fabric.strategies.launchers.subprocess_script import (
-    _ChildProcessObserver,  # pyright: ignore[reportPrivateUsage]
-)
+from lightning_fabric.strategies.launchers.subprocess_script import _ChildProcessObserver  # pyright: ignore[reportPrivateUsage]
 
 # Warnings that do not apply here, each with the reason.
 _KNOWN_WARNINGS = (

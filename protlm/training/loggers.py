@@ -182,7 +182,6 @@ def _wandb(config: LoggerConfig, run_dir: Path) -> Logger:
 
 
 def _wandb_id(run_dir: Path) -> str:
-    """Returns the run id at wandb, which a resumed run keeps."""
     path = run_dir / WANDB_ID
     if not path.is_file():
         with complete_file(path) as temporary:

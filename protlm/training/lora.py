@@ -4,7 +4,6 @@ Hu et al. 2021 (arXiv:2106.09685), equation 3: a weight W becomes W + (α / r) B
 parametrization of the weight, because self-attention multiplies by its three weights at once.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from protlm.system.errors import UserError
+from protlm.system.json_file import write_json
 
 TARGETS = ("query", "key", "value")
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
@@ -75,7 +75,7 @@ def save_adapters(network: nn.Module, folder: Path) -> None:
             arrays[f"{name}.{part}"] = value.detach().cpu().contiguous()
     (folder / WEIGHTS).write_bytes(save(arrays))
     content = {"format": 1, "weight": "W + scale * B @ A", "scale": _SCALE}
-    (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / CONFIG, content)
 
 
 def merge_adapters(network: nn.Module) -> None:
@@ -105,7 +105,6 @@ def separated_state(
 
 
 def _adapted(network: nn.Module) -> Iterator[tuple[str, nn.Module, LowRank]]:
-    """Yields the name of each layer with an adapter, the layer and the adapter."""
     for name, module in network.named_modules():
         if parametrize.is_parametrized(module, "weight"):
             parametrizations = module.parametrizations

@@ -154,13 +154,9 @@ class Objective(pl.LightningModule, ABC):
     def configure_optimizers(self) -> Any:
         optimizer = self.make_optimizer()
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda step: rate_factor(step, self._schedule, max_steps=self._max_steps),
+            optimizer, lambda step: rate_factor(step, self._schedule, max_steps=self._max_steps)
         )
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class LanguageModeling(Objective):

@@ -106,7 +106,6 @@ class MuonWithAdamW(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Makes all parts use the groups and the state of this one."""
         start = 0
         for part in self._parts:
             end = start + len(part.param_groups)

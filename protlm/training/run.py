@@ -8,9 +8,7 @@ from pathlib import Path
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers.logger import Logger
-from pytorch_lightning.plugins.environments import (
-    ClusterEnvironment,  # pyright: ignore[reportPrivateImportUsage]
-)
+from pytorch_lightning.plugins.environments import ClusterEnvironment  # pyright: ignore[reportPrivateImportUsage]
 from pytorch_lightning.profilers import Profiler
 
 from protlm.checkpoints.format import newest_whole, read_facts, step_of
@@ -49,10 +47,7 @@ from protlm.training.launch import (
     resolved_precision,
     strategy,
 )
-from protlm.training.lightning_internals import (
-    end_with_exit_code_of_ranks,
-    quiet_and_interruptible,
-)
+from protlm.training.lightning_internals import end_with_exit_code_of_ranks, quiet_and_interruptible
 from protlm.training.loggers import COLUMNS, make_loggers
 from protlm.training.module import LanguageModeling, Objective
 
@@ -167,7 +162,6 @@ def _callbacks(
     data_wait: DataWait,
     measurement: Measurement | None,
 ) -> list[Callback]:
-    """Returns the callbacks of language modeling, in the order in which they run."""
     config, run_dir = settings.trainer, Path(settings.run_dir)
     estimates = WatchEstimates(module.network, every=config.log_every)
     callbacks = [

@@ -223,7 +223,6 @@ def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[A
 
 
 def _decisive(config: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns the settings that decide what a run learns, in the order of the schema."""
     options = mechanism(str(config["attention"]["name"])).stored_options(config["attention"])
     free = may_change()
     if config["trainer"].get("tokens_per_step") is not None:

@@ -158,7 +158,7 @@ def test_a_reference_file(tmp_path: Path) -> None:
     capitals = written(tmp_path, f"{header.upper()}\n{row}\n", "capitals.csv")
     assert read_reference(capitals) == read_reference(path)
     for text, words in (
-        ("DMS_id\nA\n", "not target_seq; give ProteinGym's reference file"),
+        ("DMS_id\nA\n", "has no column target_seq"),
         ("DMS_id,target_seq\nA,MK\nB,MK\nA,MT\n", "line 4: the DMS_id A is in an earlier line"),
         ("DMS_id,target_seq,DMS_id\nA,MK,B\n", "several columns of the name DMS_id"),
     ):

@@ -91,7 +91,6 @@ def _seconds_per_token(job: Job, sizes: list[int]) -> np.ndarray:
 
 
 def _pass(job: Job, sequences: list[str]) -> float:
-    """Returns the seconds of a batch."""
     start = time.perf_counter()
     job.embedder.vectors(sequences)
     return time.perf_counter() - start

@@ -16,7 +16,7 @@ from protlm import __version__
 from protlm.commands.embedding.plan import Part, Plan, first_equal
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
-from protlm.data.tables import read_table
+from protlm.data.tables import places_of, read_table
 from protlm.data.vocabulary import VOCABULARY
 from protlm.loading import load_model
 from protlm.model.embedding import Embedder
@@ -241,19 +241,13 @@ class Job:
 
 
 def _unwrap_single(values: Sequence[Any]) -> object:
-    """Returns the only value, or an array of several."""
     return values[0] if len(values) == 1 else list(values)
 
 
 def _read_ranges(path: Path) -> dict[str, Ranges]:
     """Returns the ranges of each protein, in the order of a table; residues count from 1."""
     columns, rows = read_table(path, "a table of ranges")
-    if missing := [name for name in _COLUMNS if name not in columns]:
-        raise InputDataError(
-            f"{path} has no column {missing[0]}; its first line has to name the columns "
-            "accession, first and last, separated by tabs"
-        )
-    places = [columns.index(name) for name in _COLUMNS]
+    places = places_of(path, columns, _COLUMNS)
     found: dict[str, Ranges] = {}
     for line, row in rows:
         accession, *ends = (row[place] for place in places)
@@ -270,7 +264,6 @@ def _read_ranges(path: Path) -> dict[str, Ranges]:
 def _check_ranges(
     path: Path, ranges: dict[str, Ranges], names: Sequence[str], lengths: Sequence[int]
 ) -> None:
-    """Refuses ranges outside of the proteins."""
     known = dict(zip(names, lengths, strict=True))
     for name, some in ranges.items():
         if name not in known:

@@ -38,11 +38,7 @@ class Plan:
     """
 
     def __init__(
-        self,
-        lengths: np.ndarray,
-        first: np.ndarray,
-        num_bytes: np.ndarray,
-        tokens_per_batch: int,
+        self, lengths: np.ndarray, first: np.ndarray, num_bytes: np.ndarray, tokens_per_batch: int
     ) -> None:
         self.lengths, self.first, self.num_bytes = lengths, first, num_bytes
         self.distinct = np.flatnonzero(first == np.arange(len(first)))

@@ -150,7 +150,6 @@ def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int
 def _contents(
     job: Job, part: Part, records: Mapping[int, Record], progress: JobProgress
 ) -> Iterator[bytes]:
-    """Yields the bytes of the vectors of each record."""
     for batch in part.batches:
         some = [records[number] for number in batch]
         sequences = [record.sequence for record in some]

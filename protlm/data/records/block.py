@@ -189,7 +189,6 @@ class _StreamBuffer:
         return num_lines + count_lines(self.take(found + line_end))
 
     def _read(self, size: int) -> None:
-        """Reads until there are at least `size` bytes, or the stream has ended."""
         parts, length = [self._bytes], len(self._bytes)
         while length < size and not self.has_ended:
             chunk = next(self._chunks, None)

@@ -173,7 +173,6 @@ class Proteins:
                 )
 
     def _read(self, tally: Tally) -> Iterator[Record]:
-        """Yields the records by the names that were asked for, and names standard input."""
         try:
             for record in read_records(self._source, tally):
                 if self.duplicates is Duplicates.header and record.header.strip():

@@ -16,13 +16,7 @@ import numpy as np
 
 from protlm.data.shards.cluster_index import ARRAYS as INDEX_ARRAYS
 from protlm.data.shards.manifest import Clusters, IndexEntry, ShardEntry
-from protlm.data.shards.mapped_shard import (
-    ARRAYS,
-    CLUSTERS,
-    CLUSTERS_TYPE,
-    find_arrays,
-    map_shard,
-)
+from protlm.data.shards.mapped_shard import ARRAYS, CLUSTERS, CLUSTERS_TYPE, find_arrays, map_shard
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError
 from protlm.system.paths import complete_file, explain_os_error

@@ -14,11 +14,7 @@ from protlm.attention.linearized.variance import (
     pair_sums,
     relative_error,
 )
-from protlm.attention.performer_softmax import (
-    LARGEST_OPTIMAL_FOR,
-    Estimator,
-    PerformerSoftmax,
-)
+from protlm.attention.performer_softmax import LARGEST_OPTIMAL_FOR, Estimator, PerformerSoftmax
 from protlm.data.dataset import FILLER, Batch
 from protlm.model.transformer import ProteinLM
 from protlm.training.callbacks.hooks import LoopCallback, log

@@ -51,12 +51,7 @@ class LoopCallback(Callback):
         """Acts after a batch of a validation; the first one has the number 1."""
 
     def on_train_batch_end(
-        self,
-        trainer: Trainer,
-        pl_module: LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.on_batch_end(trainer, outputs, batch)
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:

@@ -74,10 +74,7 @@ class VerifiedCheckpointIO(CheckpointIO):
             self.failure = str(explain_os_error(error, Path(path)))
 
     def load_checkpoint(
-        self,
-        path: Any,
-        map_location: Any | None = None,
-        weights_only: bool | None = None,
+        self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
         """Loads a checkpoint whose SHA-256 matches; plain containers and tensors only."""
         contents = load_training(Path(path))
@@ -197,7 +194,6 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         return is_due or self._is_time(trainer)
 
     def _is_time(self, trainer: Trainer) -> bool:
-        """Returns whether `checkpoint_minutes` have passed on the clock of rank 0."""
         if self._config.checkpoint_minutes is None:
             return False
         late = time.monotonic() - self._save_time >= 60 * self._config.checkpoint_minutes

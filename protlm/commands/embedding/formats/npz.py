@@ -21,10 +21,7 @@ SUFFIXES, WHAT = (".npz",), "a NumPy archive"
 def write(results: Results, output: Path) -> None:
     """Writes the arrays in the order of the input."""
     job = results.job
-    with (
-        complete_file(output) as temporary,
-        ZipFile(temporary, "w") as archive,
-    ):
+    with complete_file(output) as temporary, ZipFile(temporary, "w") as archive:
         _add(archive, "metadata", np.array(json.dumps(results.attributes())))
         proteins = [(p.record.identifier, p.original_id, len(p.record.sequence)) for p in results]
         ids, original, lengths = zip(*proteins, strict=True) if proteins else ((), (), ())
@@ -52,11 +49,7 @@ def _add_blocks(
     blocks: Iterator[np.ndarray],
 ) -> None:
     """Writes an array block by block; the date is fixed, so that equal arrays make equal bytes."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(dtype),
-        "fortran_order": False,
-        "shape": shape,
-    }
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     with archive.open(ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
         np.lib.format.write_array_header_1_0(file, header)
         for block in blocks:

@@ -6,7 +6,6 @@ it. `manifest.json` has what the HDF5 formats have as attributes, and the file o
 """
 
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +17,7 @@ from protlm.commands.embedding.job import Dtype, Job
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.hdf5_output import entry_name
 from protlm.model.pooling import Pooling
+from protlm.system.json_file import write_json
 from protlm.system.paths import complete_folder
 from protlm.system.terminal import watched
 
@@ -36,7 +36,7 @@ def write(results: Results, output: Path) -> None:
             save(_contents(job, protein), folder / name)
             files[protein.record.identifier] = name
         about = {**results.attributes(), "files": files}
-        (folder / "manifest.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+        write_json(folder / "manifest.json", about, indent=1)
 
 
 def file_name(identifier: str) -> str:
