@@ -162,7 +162,7 @@ def signal_while_starting() -> Any:
     return train("run", "trainer.max_steps=9", "trainer.timeout_minutes=0.5")
 
 
-def announce_and_sleep() -> None:
+def announce_and_sleep(*_: Any) -> Any:
     """Makes the file `announced`, and goes on only by a signal."""
     Path("announced").touch()
     time.sleep(100)
@@ -195,7 +195,7 @@ def signal_repeatedly() -> None:
 
 def open_slowly() -> None:
     """Has written nothing yet, and never opens its data."""
-    command.open_data = lambda _: announce_and_sleep()
+    command.open_data = announce_and_sleep
     command.main()
 
 
@@ -332,7 +332,8 @@ def start(request: dict[str, Any], environment: dict[str, str]) -> int:
         os.chdir(request["folder"])
         os.environ.update(environment)
         sys.argv[1:], ARGUMENTS = request["settings"], request["arguments"]
-        RANK = rank_zero_only.rank = int(environment.get("RANK", "0"))
+        RANK = int(environment.get("RANK", "0"))
+        rank_zero_only.rank = RANK  # pyright: ignore[reportFunctionMemberAccess]
         for number, path in ((1, os.devnull), (2, f"rank-{RANK}.log")):
             os.dup2(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
