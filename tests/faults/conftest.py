@@ -16,8 +16,7 @@ import pytest
 
 from protlm.checkpoints.format import all_checkpoints
 from protlm.system.paths import sample_dir
-from tests.faults.processes import fork
-from tests.fixtures.ranks import assert_same_checkpoint, read_log
+from tests.fixtures.ranks import assert_same_checkpoint, fork, read_log
 
 PROGRAMS = Path(__file__).parent / "programs"
 # Long enough to be interrupted.
@@ -29,36 +28,25 @@ PAIR = (
     "model.dropout=0.1",
 )
 
-Run = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture(scope="session")
-def run_program(one_process) -> Run:
-    """Runs a program of `programs/`, which must succeed: `run_program("kill.py", "build", ...)`."""
+def told_by(one_process) -> Callable[..., Any]:
+    """Runs a program of `programs/`, which must succeed; returns the JSON of its last line."""
 
-    def run(program: str, *arguments: object, **named: Any) -> subprocess.CompletedProcess[str]:
+    def run(program: str, *arguments: object, cwd: Path) -> Any:
         done = subprocess.run(
             [sys.executable, PROGRAMS / program, *map(str, arguments)],
+            cwd=cwd,
             env=one_process,
             capture_output=True,
             text=True,
             check=False,
             timeout=290,
-            **named,
         )
         assert done.returncode == 0, done.stderr
-        return done
-
-    return run
-
-
-@pytest.fixture(scope="session")
-def told_by(run_program) -> Callable[..., Any]:
-    """Runs a program and returns the JSON of its last line."""
-
-    def run(*arguments: object, **named: Any) -> Any:
-        return json.loads(run_program(*arguments, **named).stdout.splitlines()[-1])
+        return json.loads(done.stdout.splitlines()[-1])
 
     return run
 

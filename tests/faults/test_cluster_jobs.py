@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from protlm.checkpoints.format import latest
-from tests.faults.processes import ranks_below, wait_for_step
+from tests.fixtures.ranks import ranks_below, wait_for_step
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCRIPT = ROOT / "slurm" / "train.sbatch"

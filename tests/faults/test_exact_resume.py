@@ -1,8 +1,6 @@
-"""A run that was killed after any step resumes as if uninterrupted, on any number of ranks."""
+"""What was killed resumes as if uninterrupted: runs on any number of ranks, and all commands."""
 
-import json
 import shutil
-from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +12,7 @@ from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.system.errors import ExitCode
 from protlm.training.module import LanguageModeling
 from tests.fixtures.ranks import assert_same_checkpoint, assert_same_run, go_back
+from tests.marks import slow_but
 
 STEPS, MOVED_AT = 12, 5
 # Without dropout, which differs between ranks.
@@ -76,24 +75,7 @@ def test_the_run_covers_the_difficult_cases(uninterrupted, log_of, state_of):
     assert changed == [step % 3 == 0 for step in range(1, STEPS)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 7, 9])
-def test_several_steps_after_the_kill(step, uninterrupted, train_tiny, tmp_path):
-    run = shutil.copytree(uninterrupted, tmp_path / "run")
-    go_back(run, step)
-    train_tiny(run, *HARD)
-    assert_same_run(run, uninterrupted)
-
-
-@pytest.mark.parametrize(
-    ("step", "every"),
-    [
-        pytest.param(4, 1, marks=pytest.mark.slow),
-        pytest.param(8, 3, marks=pytest.mark.slow),
-        (STEPS, 1),
-        pytest.param(STEPS, 5, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("step", "every"), slow_but([(8, 3), (STEPS, 1)], (STEPS, 1)))
 def test_killed_during_a_validation(
     step, every, train_tiny, uninterrupted, tmp_path, monkeypatch, log_of
 ):
@@ -141,50 +123,6 @@ def test_a_complete_run_is_left_unchanged(uninterrupted, train_tiny):
     before = {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*.ckpt*")}
     train_tiny(uninterrupted, *HARD)
     assert {path: path.stat().st_mtime_ns for path in uninterrupted.rglob("*.ckpt*")} == before
-
-
-@pytest.mark.slow
-def test_with_other_numbers_of_workers(train_tiny, killed_after, uninterrupted, tmp_path):
-    """Workers run ahead of the training: the batches they have prepared are not skipped."""
-    run = tmp_path / "run"
-    with killed_after(5):
-        train_tiny(run, *HARD, "data.num_workers=2")
-    train_tiny(run, *HARD, "data.num_workers=1")
-    assert_same_run(run, uninterrupted)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ("optimizer=muon", "objective=causal", "data=concatenated", "data.num_workers=0"),
-        ("trainer.accumulate_grad_batches=1", "trainer.tokens_per_step=2048", "attention=rfa"),
-    ],
-)
-def test_other_ways_to_train(settings, train_tiny, killed_after, tmp_path):
-    given = {setting.partition("=")[0] for setting in settings}
-    kept = [s for s in HARD if s.partition("=")[0] not in given and not s.startswith("attention")]
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    train_tiny(whole, *kept, *settings)
-    for step in (1, 2, 5, 6):
-        with killed_after(step):
-            train_tiny(run, *kept, *settings)
-    train_tiny(run, *kept, *settings)
-    assert_same_run(run, whole)
-
-
-@pytest.mark.slow
-def test_sampling_by_cluster(train_tiny, killed_after, tiny_clusters, tmp_path, log_of):
-    """Across the ends of epochs, with masks, crops and dropout."""
-    settings = (*HARD, "data.sampling=cluster", f"data.dir={tiny_clusters}")
-    whole, run = tmp_path / "whole", tmp_path / "run"
-    train_tiny(whole, *settings)
-    assert max(row.get("epoch", 0) for row in log_of(whole)) >= 2
-    for step in (3, 4, 8):
-        with killed_after(step):
-            train_tiny(run, *settings)
-    train_tiny(run, *settings)
-    assert_same_run(run, whole)
 
 
 class Runs(NamedTuple):
@@ -239,28 +177,6 @@ def test_on_another_number_of_ranks(moved, runs, log_of):
     )
 
 
-def samples(runs: Runs, name: str) -> dict[tuple[int, ...], list[int]]:
-    """Returns the samples of each global batch of a run, by the position after it."""
-    found = defaultdict(list)
-    for path in runs.folder.glob(f"samples-{name}-*.jsonl"):
-        for line in path.read_text().splitlines():
-            after, numbers = json.loads(line)
-            found[tuple(after)] += [number for number in numbers if number >= 0]
-    return {after: sorted(numbers) for after, numbers in found.items()}
-
-
-@pytest.mark.slow
-def test_the_same_samples_in_every_batch(runs):
-    two, four = samples(runs, "two-to-others"), samples(runs, "two-to-four")
-    assert len(two) == MOVED_AT and len(four) == STEPS - MOVED_AT
-    continued = samples(runs, "one-to-two")
-    assert continued == four
-    assert not two.keys() & four.keys()
-    hard, killed = samples(runs, "whole"), samples(runs, "killed")
-    assert hard == killed
-    assert all(hard[after] == numbers for after, numbers in (two | four).items())
-
-
 @pytest.mark.slow
 def test_a_disk_that_is_full_for_the_rank_that_saves(runs):
     first, second = runs.told
@@ -275,3 +191,46 @@ def test_a_disk_that_is_full_for_the_rank_that_saves(runs):
     assert [step_of(path) for path in kept["warned"]] == [1, 3, 4]
     assert [step_of(path) for path in kept["stopped"]] == [1]
     assert not list(runs.folder.rglob("*.part"))
+
+
+@pytest.fixture(scope="module")
+def inputs(proteins, tiny_run, tiny_data, tmp_path_factory) -> dict[str, list[Path]]:
+    """The arguments of each command."""
+    folder = tmp_path_factory.mktemp("inputs")
+    few, table, labels = (folder / name for name in ("few.fasta", "cluster.tsv", "labels.tsv"))
+    few.write_text("".join(f">p{i}\n{'MKVLAW' * (i % 90 + 1)}\n" for i in range(250)))
+    table.write_text("".join(f"P{i % 700}\tP{i}\np{i % 9}\tp{i}\n" for i in range(2_900)))
+    splits = ("train", "train", "valid", "test")
+    rows = [f"P{n}\t{'WC' * (n % 7 + 1)}MK\tc{n % 2}\t{splits[n % 4]}\n" for n in range(60)]
+    labels.write_text("".join(["identifier\tsequence\tlabel\tsplit\n", *rows]))
+    return {
+        "prepare": [proteins, table],
+        "prepare few": [few, table],
+        "embed": [proteins, tiny_run],
+        "train": [tiny_data],
+        "finetune": [labels, tiny_run],
+        "save": [],
+    }
+
+
+KILLS = [("prepare", 5), ("prepare", 20), ("embed", 10), ("train", 16), ("finetune", 10)]
+
+
+@pytest.mark.parametrize(("command", "kills"), slow_but(KILLS, ("prepare", 5)))
+def test_a_command_killed_at_random_resumes_to_the_same_result(
+    command, kills, inputs, told_by, tmp_path
+):
+    """All its processes by SIGKILL, one of them, or soon after a signal."""
+    kept = told_by("kill.py", command, kills, *inputs[command], cwd=tmp_path)
+    assert len(kept) == kills
+    # Some had finished parts when they were killed.
+    assert max(kept) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("command", "fewest"), [("prepare few", 40), ("save", 12)])
+def test_a_command_killed_at_any_call_resumes_to_the_same_result(
+    command, fewest, inputs, told_by, tmp_path
+):
+    kept = told_by("kill.py", command.split()[0], "each", *inputs[command], cwd=tmp_path)
+    assert len(kept) >= fewest

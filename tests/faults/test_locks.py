@@ -4,30 +4,25 @@ import errno
 import fcntl
 import json
 import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from protlm.checkpoints.format import all_checkpoints, step_of
-from protlm.data.records import block
-from protlm.data_prep.encode import Encoder
-from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
-from protlm.system import lock as locking
 from protlm.system import lock as module
-from protlm.system.errors import ExitCode, OutputError, exit_with_message
+from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK, FolderLock
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.launch import locked as locked_run
-from tests.faults.processes import fork, wait_for_step
+from tests.fixtures.ranks import fork
 from tests.marks import slow_but
 
 HERE, SINCE = socket.gethostname(), "2026-01-01T00:00:00+00:00"
@@ -49,18 +44,6 @@ def refuse_flock(monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
         raise OSError(fault, os.strerror(fault))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-
-
-def exit_codes(*functions: Callable[[], object]) -> list[int | None]:
-    """Runs each function in a forked process, at the same time."""
-    processes = [fork.Process(target=function) for function in functions]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        for process in processes:
-            process.start()
-    for process in processes:
-        process.join(120)
-    return [process.exitcode for process in processes]
 
 
 @pytest.fixture
@@ -108,12 +91,6 @@ def test_a_lock_is_taken_over_or_explained_and_broken_on_request(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_count_of_restarts_that_is_no_number_is_none(monkeypatch, tmp_path):
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "x")
-    locked(tmp_path)
-    assert json.loads((tmp_path / LOCK).read_text())["restart"] == 0
-
-
 @pytest.mark.parametrize("fault", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
     """There only the lock file shows that another process may be writing."""
@@ -159,26 +136,20 @@ def test_a_lock_file_that_is_removed_while_it_is_locked_is_created_again(tmp_pat
 
 
 def test_a_running_process_is_never_taken_over(start_child, tmp_path):
-    holder = start_child(partial(hold, tmp_path))
-    before = (tmp_path / LOCK).read_bytes()
-    for break_lock in (False, True):
-        told = f"is being built by process {holder.pid} on .*: wait .* another --out"
+    """Nor one in another container, whose process ID is of another process here, or of none."""
+    pid = start_child(partial(hold, tmp_path)).pid
+    for number, break_lock in product((pid, 1, 2**22), (False, True)):
+        # The same file, of which the process holds the lock.
+        (tmp_path / LOCK).write_text(json.dumps({"host": HERE, "pid": number, "since": SINCE}))
+        before = (tmp_path / LOCK).read_bytes()
+        told = f"is being built by process {number} on .*: wait .* another --out"
         with pytest.raises(OutputError, match=told):
             locked(tmp_path, break_lock=break_lock)
-    assert (tmp_path / LOCK).read_bytes() == before
+        assert (tmp_path / LOCK).read_bytes() == before
 
 
-def test_a_zombie_does_not_keep_the_lock(start_child, tmp_path, capsys):
-    """A killed process whose parent has not collected its status still has its process ID."""
-    holder = start_child(partial(hold, tmp_path))
-    holder.kill()
-    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
-    locked(tmp_path).release()
-    assert f"taking over from process {holder.pid} on" in capsys.readouterr().err
-
-
-def test_the_children_of_a_killed_process_do_not_keep_the_lock(start_child, tmp_path):
-    """Workers end some time after their parent."""
+def test_a_killed_process_and_its_children_do_not_keep_the_lock(start_child, tmp_path, capsys):
+    """Workers end some time after their parent, which has its process ID until it is waited for."""
 
     def hold_and_fork(ready: Callable[[], None]) -> None:
         _ = locked(tmp_path)
@@ -192,32 +163,9 @@ def test_the_children_of_a_killed_process_do_not_keep_the_lock(start_child, tmp_
 
     holder = start_child(hold_and_fork)
     holder.kill()
-    holder.join()
+    os.waitid(os.P_PID, holder.pid, os.WEXITED | os.WNOWAIT)
     locked(tmp_path).release()
-
-
-HOLD = """
-import sys
-from pathlib import Path
-from protlm.system.lock import FolderLock
-lock = FolderLock(Path(sys.argv[1]), "being built", "--out")
-print(flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.pidns
-def test_a_process_in_another_container_keeps_the_lock(one_process, tmp_path):
-    """Its process ID, 1, belongs to another process here."""
-    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([*command, "-c", HOLD, tmp_path], env=one_process, **pipes) as holder:
-        assert holder.stdout.readline() == b"\n", "unshare failed, for which it has to be root"
-        for break_lock in (False, True):
-            with pytest.raises(OutputError, match="is being built by process 1 on"):
-                locked(tmp_path, break_lock=break_lock)
-        holder.stdin.close()
+    assert f"taking over from process {holder.pid} on" in capsys.readouterr().err
 
 
 def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
@@ -238,7 +186,14 @@ def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
         os._exit(0)
 
     monkeypatch.setattr(module, "_owner_of", read_slowly)
-    assert sorted(exit_codes(take, take)) == [0, 7]
+    processes = [fork.Process(target=take) for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for process in processes:
+            process.start()
+    for process in processes:
+        process.join(120)
+    assert sorted(process.exitcode for process in processes) == [0, 7]
 
 
 def test_a_process_that_lost_its_lock_stops(tmp_path):
@@ -267,62 +222,6 @@ def test_a_disk_that_fails_for_a_moment_does_not_take_the_lock(tmp_path, monkeyp
         lock.check()
 
 
-def build(source: Path, out: Path) -> None:
-    """Builds a data set as the command does."""
-    options = PrepareOptions(shard_residues=30_000)
-    exit_with_message(lambda: prepare([source], out, split_rule=HashSplit(0, 0), options=options))
-
-
-@pytest.mark.parametrize(
-    "moment", slow_but(["fcntl.flock", "os.fstat", "Path.write_text"], "fcntl.flock")
-)
-@pytest.mark.parametrize("mode", slow_but(["a", "w"], "w"))
-def test_a_builder_killed_while_it_locks_does_not_keep_the_lock(proteins, tmp_path, moment, mode):
-    """The same command continues after a kill at any moment, without --break-lock."""
-    module, function = moment.split(".")
-    out, lock = tmp_path / "data", tmp_path / "data.partial" / LOCK
-
-    def build_and_die() -> None:
-        def kill(*_: object, **__: object) -> None:
-            lock.open(mode)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        setattr(getattr(locking, module), function, kill)
-        build(proteins, out)
-
-    assert exit_codes(build_and_die) == [-signal.SIGKILL]
-    assert lock.read_bytes() == b""
-    assert exit_codes(partial(build, proteins, out)) == [0]
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
-def test_a_job_that_a_cluster_terminates_releases_its_lock(
-    protlm_in_process, proteins, tmp_path, contents, monkeypatch
-):
-    """It may resume on another machine, which cannot check whether the owner is running."""
-    monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 14)
-    encode, blocks = Encoder.__call__, []
-
-    def encode_and_terminate(encoder: Encoder, block: object) -> object:
-        blocks.append(block)
-        if len(blocks) == 20:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return encode(encoder, block)
-
-    typed = ["prepare", proteins, "--shard-residues", "30000", "--out"]
-    with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "__call__", encode_and_terminate)
-        done = protlm_in_process(*typed, "data", cwd=tmp_path)
-    assert done.returncode == 130, done.stderr
-    assert "protlm: interrupted" in done.stderr
-    assert (tmp_path / "data.partial" / "journal" / "segment-00003.json").exists()
-    assert not (tmp_path / "data.partial" / LOCK).exists()
-    for folder in ("data", "whole"):
-        done = protlm_in_process(*typed, folder, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
-
-
 def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, monkeypatch):
     out = tmp_path / "data"
     lock = out.with_name("data.partial") / LOCK
@@ -339,12 +238,6 @@ def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, m
     assert lock.is_file()
     assert not out.exists()
     assert not list(lock.parent.glob("data/*/*")), "it wrote to a folder of another builder"
-
-
-def test_of_many_builders_one_succeeds(tmp_path, proteins):
-    codes = exit_codes(*[partial(build, proteins, tmp_path / "data")] * 4)
-    assert sorted(codes) == [0, 4, 4, 4]
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 @pytest.mark.parametrize("command", slow_but(["prepare", "embed", "finetune", "train"], "prepare"))
@@ -425,7 +318,11 @@ def test_a_run_that_lost_its_lock_stops_without_a_checkpoint(
     assert [step_of(path) for path in all_checkpoints(left)] == [2]
 
 
-def test_other_ranks_of_the_run_do_not_lock(tmp_path, monkeypatch):
+def test_the_first_rank_holds_the_lock_until_the_run_ends(tmp_path, monkeypatch):
+    with pytest.raises(KeyboardInterrupt), locked_run(tmp_path / "run"):
+        assert (tmp_path / "run" / LOCK).is_file()
+        raise KeyboardInterrupt
+    assert list((tmp_path / "run").iterdir()) == []
     (tmp_path / LOCK).write_text(json.dumps(OTHER))
     for variable in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
         with monkeypatch.context() as patch:
@@ -433,25 +330,3 @@ def test_other_ranks_of_the_run_do_not_lock(tmp_path, monkeypatch):
             with locked_run(tmp_path):
                 pass
     assert (tmp_path / LOCK).exists()
-
-
-def test_the_lock_is_released_when_the_run_ends(tmp_path):
-    with pytest.raises(KeyboardInterrupt), locked_run(tmp_path / "run"):
-        assert (tmp_path / "run" / LOCK).is_file()
-        raise KeyboardInterrupt
-    assert list((tmp_path / "run").iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_run_of_two_ranks_refuses_a_second_command(start_training, tmp_path):
-    """The first command continues undisturbed."""
-    settings = ("trainer.devices=2", "trainer.max_steps=100000", "trainer.log_every=1")
-    first = start_training(*settings)
-    wait_for_step(tmp_path / "run", 1, first)
-    assert start_training(*settings).wait(timeout=120) == ExitCode.OUTPUT
-    told = (tmp_path / "log").read_text()
-    assert f"process {first.pid} on {HERE}" in told
-    assert "Traceback" not in told
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(timeout=120) == ExitCode.PREEMPTED, (tmp_path / "log").read_text()
-    assert not (tmp_path / "run" / LOCK).exists()

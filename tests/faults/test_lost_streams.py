@@ -104,14 +104,8 @@ def test_output_on_a_full_disk_is_one_sentence(shell, tiny_data, command):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_pipe_to_another_process_is_not_standard_output(one_process):
-    done = subprocess.run(
-        [sys.executable, "-c", WRITE],
-        capture_output=True,
-        text=True,
-        env=one_process,
-        check=False,
-    )
+def test_a_pipe_to_another_process_is_not_standard_output(shell):
+    done = shell(f"{sys.executable} -c '{WRITE}'")
     assert done.returncode == 1
     assert "internal error" in done.stderr
 

@@ -1,23 +1,33 @@
-"""Odd, damaged and hostile sequence files: refused with their place, or prepared and counted."""
+"""Odd, damaged and hostile files and names: refused with their place, escaped, or counted."""
 
 import gzip
+import io
 import json
 import random
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
+from protlm.commands.data import export
+from protlm.commands.embed import embed
+from protlm.commands.embedding.job import EmbedOptions
 from protlm.data.records import ReadOptions, SequenceFile, Tally
+from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.vocabulary import RESIDUES
 from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import ExitCode, InputDataError
 from protlm.system.paths import sample_dir
+from tests.marks import slow_but
 
 FIXTURES = Path(__file__).resolve().parents[1] / "data" / "records" / "fixtures"
 FASTA, CLEAN = b">a\nMKV\n", b">a one\nMKVLL\nWW\n>b two\nMKL\n"
@@ -163,15 +173,6 @@ def test_what_is_odd_is_counted(prepare_bytes, content, option, expected):
     assert report["splits"]["train"]["sequences"] == kept
 
 
-def test_escapes_do_not_reach_the_table_of_rejected_records(prepare_bytes, tmp_path):
-    escapes = ["\x1b[2J", "\x1b]0;title\x07", "\x9b2J", "\u202e", "\r", "\x7f"]
-    fasta = "".join(f">P{i}{escape}x\nMK?\n" for i, escape in enumerate(escapes)) + ">Q\nMKT\n"
-    prepare_bytes(fasta.encode())
-    table = (tmp_path / "data" / "rejected.tsv").read_text()
-    assert len(table.splitlines()) == 1 + len(escapes)
-    assert [c for c in table if not c.isprintable() and c not in "\t\n"] == []
-
-
 def test_the_command_accepts_a_wrong_name_and_on_request_garbage(protlm_in_process, tmp_path):
     (tmp_path / "plain.fasta.gz").write_bytes(FASTA)
     (tmp_path / "packed.fasta").write_bytes(PACKED + b"garbage")
@@ -181,6 +182,19 @@ def test_the_command_accepts_a_wrong_name_and_on_request_garbage(protlm_in_proce
     (flag,) = re.findall(r"type (--\S+)", done.stderr)
     done = protlm_in_process(*arguments, flag, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+# The peak of this process's memory: getrusage includes the parent before the fork.
+MEASURE = """
+import sys
+from pathlib import Path
+from protlm.cli.main import app
+try:
+    app(["prepare", sys.argv[1], "--out", "data", "--max-reject-rate", "1"])
+finally:
+    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
+    print(line)
+"""
 
 
 def long_lines() -> bytes:
@@ -198,20 +212,26 @@ def bomb() -> bytes:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (long_lines, "'longer than 100,000 residues': 1"),
+        (long_lines, "rejected: longer than 100,000 residues"),
         pytest.param(bomb, "expand more than 200-fold", marks=pytest.mark.slow),
     ],
 )
-def test_endless_lines_need_little_memory(run_program, tmp_path, content, message):
+def test_endless_lines_need_little_memory(one_process, tmp_path, content, message):
     (tmp_path / "long.fasta").write_bytes(content())
-    done = run_program("prepare_and_measure.py", tmp_path / "long.fasta", tmp_path / "data")
-    *told, megabytes = done.stdout.splitlines()
-    assert message in "".join(told), done.stderr
-    assert int(megabytes) < 300
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, "long.fasta"],
+        cwd=tmp_path,
+        env=one_process,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert message in done.stdout + done.stderr
+    assert int(done.stdout.split()[-2]) < 300_000
 
 
-NAMES = ("multi_ex.fasta.gz", "H2CNN8.dat.gz", "P84001.xml.gz")
-SEEDS = [gzip.decompress((FIXTURES / name).read_bytes()) for name in NAMES]
+SAMPLES = ("multi_ex.fasta.gz", "H2CNN8.dat.gz", "P84001.xml.gz")
+SEEDS = [gzip.decompress((FIXTURES / name).read_bytes()) for name in SAMPLES]
 PIECES = [b">", b"\n", b"\r", b";", b"@", b"*", b"MKV", b"\0", b"\xff", b" ", b"sp|P1|"]
 PIECES += [b"\x1f\x8b", b"\n//\n", b"ID   ", b"\nSQ   ", b"<entry", b"</entry>", b"<!--"]
 PIECES += [b"&x;", b"<uniprot>", b"]]>"]
@@ -245,12 +265,7 @@ def arbitrary(rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("number", "block_bytes"),
-    [
-        (600, None),
-        pytest.param(10_000, None, marks=pytest.mark.slow),
-        pytest.param(5_000, 500, marks=pytest.mark.slow),
-    ],
+    ("number", "block_bytes"), slow_but([(600, None), (3_000, None), (2_000, 500)], (600, None))
 )
 def test_any_bytes_are_correct_records_or_an_error_of_protlm(
     number, block_bytes, tmp_path, monkeypatch
@@ -280,3 +295,88 @@ def test_any_bytes_are_correct_records_or_an_error_of_protlm(
             assert b"\n" not in record.header.encode()
         assert all(name.encode() for listed in tally.listed.values() for name, _, _ in listed)
     assert min(outcomes.values()) > number / 10, outcomes
+
+
+ESCAPES = ["\x1b[2J", "\x1b]0;title\x07", "\x9b2J", "\u202e", "\r", "\x7f"]
+LONG = "x" * 300
+# What is typed, with a link to nowhere, and the exit code.
+NAMES = [
+    ("embed {fasta} -m {run} -o LONG.h5", 4),
+    ("embed {fasta} -m {run} -o link/out.h5", 4),
+    ("embed LONG -m {run} -o out.h5", 3),
+    ("embed {fasta} -m LONG -o out.h5", 3),
+    ("embed {fasta} -m {run} -o link", 4),
+    ("prepare {fasta} --out LONG", 4),
+    (f"prepare {{fasta}} --out {'x' * 252}", 4),
+    ("prepare {fasta} --out link", 4),
+    ("prepare LONG --out data", 3),
+    ("checkpoint export {run} -o link", 4),
+    ("checkpoint info LONG", 3),
+    ("data info LONG", 3),
+    ("train run_dir=LONG data.dir={data} model=tiny", 4),
+    ("train run_dir=link data.dir={data} model=tiny", 4),
+]
+
+
+def test_names_that_are_impossible_for_a_file(
+    protlm_in_process, tiny_run, tiny_data, tiny_fasta, tmp_path
+):
+    (tmp_path / "link").symlink_to("nowhere")
+    for line, code in NAMES:
+        typed = line.format(fasta=tiny_fasta, run=tiny_run, data=tiny_data).replace("LONG", LONG)
+        done = protlm_in_process(*typed.split(), cwd=tmp_path)
+        assert done.returncode == code, (line, done.stderr)
+        assert done.stderr.startswith("protlm: "), (line, done.stderr)
+        assert len(done.stderr.splitlines()) == 1, (line, done.stderr)
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]
+
+
+def test_escapes_do_not_reach_the_terminal(protlm_in_process, tiny_run, tmp_path):
+    """Neither in what is skipped, nor in an error."""
+    fasta = tmp_path / "x.fasta"
+    records = [f">P{i}{escape}x\nMK?\n" for i, escape in enumerate(ESCAPES)]
+    fasta.write_text("".join([*records, ">Q\nMK\n"]))
+    with redirect_stderr(io.StringIO()) as printed:
+        Proteins(fasta).report("read")
+    assert "\\x1b[2J" in printed.getvalue()
+    assert [c for c in printed.getvalue() if not c.isprintable() and c != "\n"] == []
+    fasta.write_text(">P\x1b[2J\nMKT\n>P\x1b[2J\nMKT\n")
+    done = protlm_in_process("embed", "x.fasta", "-m", tiny_run, "-o", "out.h5", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "P\\x1b[2J is repeated" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+def test_escapes_do_not_reach_the_table_of_rejected_records(prepare_bytes, tmp_path):
+    fasta = "".join(f">P{i}{escape}x\nMK?\n" for i, escape in enumerate(ESCAPES)) + ">Q\nMKT\n"
+    prepare_bytes(fasta.encode())
+    table = (tmp_path / "data" / "rejected.tsv").read_text()
+    assert len(table.splitlines()) == 1 + len(ESCAPES)
+    assert [c for c in table if not c.isprintable() and c not in "\t\n"] == []
+
+
+def test_an_identifier_cannot_add_a_record(make_data_set, tmp_path):
+    directory = make_data_set([("P1\n>FAKE", "MKT"), ("P2\x1b[2J", "MKV")])
+    export(directory, tmp_path / "x.fasta", ())
+    lines = (tmp_path / "x.fasta").read_text().splitlines()
+    headers = [line for line in lines if line.startswith(">P") or "FAKE" in line]
+    assert sorted(headers) == [">P1\\n>FAKE", ">P2\\x1b[2J"]
+
+
+@pytest.mark.parametrize("how", [Duplicates.suffix, Duplicates.first])
+def test_embeddings_have_identifiers_of_any_length_and_letters(how, tiny_run, tmp_path):
+    """In the order of the input; what was skipped is listed."""
+    odd = ["x" * 300, "y" * 40_000, "a\0b", "\x1b[2J", "é" * 200, "a/b"]
+    fasta = tmp_path / "x.fasta"
+    records = [f">{name}\nMK{'T' * (9 - n)}\n" for n, name in enumerate(odd)]
+    fasta.write_text("".join([*records, ">P1\nMKT\n>P1\nMKV\n>bad\nMK?T\n"]))
+    embed(fasta, tiny_run, tmp_path / "out.h5", EmbedOptions(duplicates=how))
+    with h5py.File(tmp_path / "out.h5") as file:
+        came = [(name, file[name].attrs["original_id"]) for name in file]
+        skipped = [(row["identifier"], row["reason"]) for row in np.asarray(file.attrs["skipped"])]
+    again = [("P1_2", "P1")] if how is Duplicates.suffix else []
+    assert [original for _, original in came[:6]] == [n.replace("\0", "\\x00") for n in odd]
+    assert (came[2][0], came[5][0]) == ("a%00b", "a%2Fb")
+    assert came[6:] == [("P1", "P1"), *again]
+    bad = [(b"bad", b"character that is not a letter, line 17")]
+    assert skipped == (bad if again else [*bad, (b"P1", b"repeated at line 15")])

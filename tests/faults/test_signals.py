@@ -2,18 +2,18 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from protlm.checkpoints.format import checkpoint_name, newest_whole, step_of
+from protlm.checkpoints.format import newest_whole, step_of
 from protlm.system.errors import ExitCode
-from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.launch import SIGNALS
 from protlm.training.module import LanguageModeling
-from tests.fixtures.ranks import assert_same_checkpoint
+from tests.fixtures.ranks import wait_for_step
 
 
 @pytest.fixture
@@ -83,81 +83,46 @@ def test_an_interrupted_validation_is_repeated(train_tiny, tmp_path, monkeypatch
     assert log_of(tmp_path / "run") == log_of(whole)
 
 
-def test_inside_a_slurm_job_lightning_has_no_handler(
-    signal_in_steps, train_tiny, tmp_path, monkeypatch
-):
-    """Lightning's handler would save a checkpoint within the handler, and call scontrol."""
-    variables = {"JOB_ID": "4711", "JOB_NAME": "protlm", "NTASKS": "1", "NNODES": "1"}
-    variables |= {"PROCID": "0", "LOCALID": "0", "NODEID": "0", "STEP_ID": "0"}
-    variables |= {"NTASKS_PER_NODE": "1", "NODELIST": "127.0.0.1"}
-    for name, value in variables.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    handlers = []
-
-    def on_train_start(self: StopOnSignal, *rest: Any) -> None:
-        handlers.extend(signal.getsignal(number) for number in SIGNALS)
-
-    monkeypatch.setattr(StopOnSignal, "on_train_start", on_train_start)
-    signal_in_steps(signal.SIGUSR1, 3)
-    with pytest.raises(SystemExit) as ended:
-        train_tiny(tmp_path / "run")
-    assert ended.value.code == ExitCode.PREEMPTED
-    assert {getattr(handler, "__func__", handler) for handler in handlers} == {StopOnSignal._note}
-    assert newest_step(tmp_path / "run") == 3
+TERM, USR1, USR2 = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
+# What a run does, the signals that are sent to it then, and how it ends.
+SENT = {
+    # At once, although the step never ends, with the code of the second signal.
+    "twice": ("hang", [TERM, TERM], 128 + 15),
+    "mixed": ("hang", [USR1, signal.SIGINT], 128 + 2),
+    # The same signal from the process group and from the launcher counts once.
+    "repeated": ("signal-repeatedly", [], ExitCode.PREEMPTED),
+    # By the signal itself: no file has been written.
+    "early": ("open-slowly", [TERM], -TERM),
+    "early, of a cluster": ("open-slowly", [USR2], -USR2),
+    # A signal that arrived before the handlers were set is handled when they are.
+    "between": ("signal-before-the-start", [], ExitCode.PREEMPTED),
+}
 
 
 @pytest.mark.slow
-def test_a_run_that_is_requeued_five_times_has_one_log(
-    signal_in_steps, train_tiny, tmp_path, log_of
+@pytest.mark.parametrize(("fault", "sent", "code"), SENT.values(), ids=SENT)
+def test_second_repeated_and_early_signals_have_their_exit_codes(
+    fault, sent, code, start_ranks, tmp_path
 ):
-    settings = (
-        "attention=performer_softmax",
-        "attention.num_features=32",
-        "attention.redraw_every=3",
-        "model.qk_norm=true",
-        "model.dropout=0.1",
-        "trainer.valid_every=4",
-        "trainer.log_every=3",
-        "trainer.checkpoint_every=100",
-        "trainer.max_steps=14",
-    )
-    whole, run = train_tiny(tmp_path / "whole", *settings), tmp_path / "run"
-    # In the first step, where a validation is due, after a row of the log, and twice in a row.
-    due = (1, 4, 6, 7, 11)
-    signal_in_steps(signal.SIGUSR1, *due)
-    for step in due:
-        with pytest.raises(SystemExit) as ended:
-            train_tiny(run, *settings)
-        assert ended.value.code == ExitCode.PREEMPTED
-        assert newest_step(run) == step
-    train_tiny(run, *settings)
-    rows = log_of(run)
-    assert rows == log_of(whole)
-    assert [row["step"] for row in rows if "train_loss" in row] == [3, 6, 9, 12]
-    assert [row["step"] for row in rows if "valid_loss" in row] == [4, 8, 12, 14]
-    last = f"checkpoints/{checkpoint_name(14)}"
-    assert_same_checkpoint(run / last, whole / last)
+    (pid,), wait = start_ranks(tmp_path, fault, "run_dir=run", "trainer.max_steps=9")
+    deadline = time.monotonic() + 100
+    while sent and not (tmp_path / "announced").exists():
+        assert time.monotonic() < deadline, (tmp_path / "rank-0.log").read_text()
+        time.sleep(0.01)
+    for number in sent:
+        os.kill(pid, number)
+        time.sleep(1.2 if len(sent) > 1 else 0)
+    assert wait() == [code]
+    assert (tmp_path / "run").exists() == (fault != "open-slowly")
+    if fault == "signal-before-the-start":
+        assert newest_step(tmp_path / "run") == 1
 
 
 @pytest.mark.slow
-def test_second_repeated_and_early_signals_have_their_exit_codes(told_by, tiny_settings, tmp_path):
-    assert told_by("signal_runs.py", *tiny_settings, cwd=tmp_path) == {
-        # At once, although the step never ends, with the code of the second signal.
-        "twice": 128 + 15,
-        "mixed": 128 + 2,
-        # The same signal from the process group and from the launcher counts once.
-        "repeated": ExitCode.PREEMPTED,
-        "group-term": ExitCode.PREEMPTED,
-        "group-usr1": ExitCode.PREEMPTED,
-        # By the signal itself: no file has been written.
-        "early-term": -signal.SIGTERM,
-        "early-usr1": -signal.SIGUSR1,
-        "early-usr2": -signal.SIGUSR2,
-        # A signal that arrived before the handlers were set is handled when they are.
-        "between": ExitCode.PREEMPTED,
-    }
-    assert not list(tmp_path.glob("early*"))
-    assert newest_step(tmp_path / "between") == 1
-    for pid in (path.name for path in tmp_path.iterdir() if path.name.isdigit()):
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(pid), 0)
+def test_loader_workers_serve_a_run_until_it_has_stopped(start_ranks, tmp_path):
+    """SLURM sends a signal to the run and to its workers."""
+    settings = ("trainer.max_steps=100000", "trainer.log_every=1", "data.num_workers=1")
+    (pid,), wait = start_ranks(tmp_path, "none", "run_dir=run", *settings)
+    wait_for_step(tmp_path / "run", 3)
+    os.killpg(pid, USR1)
+    assert wait() == [ExitCode.PREEMPTED]

@@ -6,6 +6,7 @@ was not disturbed. One process imports everything and forks the commands into th
 so that their time is spent on the work. Prints what was finished at each kill.
 """
 
+import fcntl
 import json
 import os
 import random
@@ -31,21 +32,20 @@ is_each = how == "each"
 # Blocks of 16 KiB, so that a small file has many segments.
 block.BLOCK_BYTES = 1 << 14
 CALLS = [(os, name) for name in ("replace", "rename", "mkdir", "unlink", "rmdir", "fsync")]
-CALLS += [(Path, "write_text")]
+CALLS += [(Path, "write_text"), (fcntl, "flock")]
 
 
 def build(out: Path) -> None:
-    """Prepares INPUT..., a file of proteins and perhaps a table of their clusters."""
-    source, *tables = map(Path, inputs)
+    """Prepares INPUT..., a file of proteins and a table of their clusters."""
+    source, table = map(Path, inputs)
     options = prepare.PrepareOptions(
         shard_residues=30_000,
         deduplicate=not is_each,
         workers=2 if way == "worker" else 1 if is_each else random.choice([1, 2]),
     )
-    table = ClusterTable(tables[0]) if tables else None
-    rule = split.HashSplit(0.1, 0.1)
-    prepare.prepare([source], out, split_rule=rule, clusters=table, options=options)
-    assert (out / "train" / "clusters.h5").is_file() == bool(tables)
+    rule, clusters = split.HashSplit(0.1, 0.1), ClusterTable(table)
+    prepare.prepare([source], out, split_rule=rule, clusters=clusters, options=options)
+    assert (out / "train" / "clusters.h5").is_file()
 
 
 def embed_all(out: Path) -> None:
@@ -89,7 +89,7 @@ def save(out: Path) -> None:
 
     (out / checkpoints.CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     checkpoints.sweep(out)
-    for step in range(latest_step(out) + 1, 3 if is_each else 60):
+    for step in range(latest_step(out) + 1, 3):
         weights = {"network.w": torch.full((20_000,), float(step))}
         path = out / checkpoints.CHECKPOINTS / checkpoints.checkpoint_name(step)
         checkpoints.save_training({"global_step": step, "state_dict": weights}, path)

@@ -1,9 +1,12 @@
-"""A rank of runs with the fault of the variable FAULT: [SETTING...]; prints what came of it.
+"""Ranks of runs with faults, forked from one process that imports everything once.
 
-The fault is a function in `FAULTS`; its arguments are in ARGUMENTS, as a list in JSON.
+Each line of the standard input is a request: the FOLDER of the runs, the FAULT, which is a function
+in `FAULTS`, its ARGUMENTS, the SETTINGS, and the ENVIRONMENTS of the ranks. The answers are a line
+of the process IDs and, when all have ended, a line of the exit codes. Each rank writes what came of
+the fault to `rank-RANK.json` and its messages to `rank-RANK.log`. With settings as arguments the
+program is a rank that Lightning's launcher starts, of which one stalls: the one of STALLED.
 """
 
-import atexit
 import json
 import math
 import os
@@ -12,11 +15,13 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 
 import protlm.commands.train as command
@@ -33,8 +38,9 @@ from protlm.training.launch import leave_other_ranks
 from protlm.training.module import LanguageModeling
 from protlm.training.run import Finished
 
-FAULT, ARGUMENTS = os.environ["FAULT"], json.loads(os.environ["ARGUMENTS"])
-RANK = int(os.environ.get("RANK", "0"))
+# Of this rank, once it is forked.
+ARGUMENTS: list[Any] = []
+RANK = 0
 training_step = LanguageModeling.training_step
 SHORT = ("trainer.max_steps=4", "trainer.checkpoint_every=1", "trainer.valid_every=9")
 
@@ -156,6 +162,55 @@ def signal_while_starting() -> Any:
     return train("run", "trainer.max_steps=9", "trainer.timeout_minutes=0.5")
 
 
+def announce_and_sleep(*_: Any) -> Any:
+    """Makes the file `announced`, and goes on only by a signal."""
+    Path("announced").touch()
+    time.sleep(100)
+
+
+def hang() -> None:
+    """Begins a step that never ends, the third."""
+
+    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+        while batch_index == 2:
+            announce_and_sleep()
+        return training_step(self, batch, batch_index)
+
+    LanguageModeling.training_step = step
+    command.main()
+
+
+def signal_repeatedly() -> None:
+    """Sends signals in the third step, as the process group and the launcher do."""
+
+    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+        if batch_index == 2:
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+        return training_step(self, batch, batch_index)
+
+    LanguageModeling.training_step = step
+    command.main()
+
+
+def open_slowly() -> None:
+    """Has written nothing yet, and never opens its data."""
+    command.open_data = announce_and_sleep
+    command.main()
+
+
+def signal_before_the_start() -> None:
+    """Sends a signal between Lightning's setup of its handlers and the start of the run."""
+    on_fit_start = SaveCheckpoints.on_fit_start
+
+    def send_and_start(self: SaveCheckpoints, trainer: Any, pl_module: Any) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        on_fit_start(self, trainer, pl_module)
+
+    SaveCheckpoints.on_fit_start = send_and_start
+    command.main()
+
+
 class Killed(BaseException):
     """Represents a kill: nothing that follows is done."""
 
@@ -165,15 +220,9 @@ def interrupted(
 ) -> Any:
     """Trains until it is killed after a step, or has no space for a checkpoint.
 
-    Each rank writes the samples of its batches to `samples-RUN-RANK.jsonl`. Returns how the run
-    ended: None if it was killed.
+    Returns how the run ended: None if it was killed.
     """
     end, save = SaveCheckpoints.on_train_batch_end, checkpoints.save
-
-    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
-        with Path(f"samples-{run}-{RANK}.jsonl").open("a") as file:
-            print(json.dumps([batch.after, batch.samples_B.tolist()]), file=file)
-        return training_step(self, batch, batch_index)
 
     def end_or_die(
         self: SaveCheckpoints,
@@ -193,7 +242,6 @@ def interrupted(
             raise OSError(28, "No space left on device")
         save(contents, path)
 
-    LanguageModeling.training_step = step
     SaveCheckpoints.on_train_batch_end = end_or_die
     checkpoints.save = save_or_fail
     try:
@@ -232,48 +280,86 @@ def resume_two_to_four() -> None:
     interrupted("two-to-four", [])
 
 
-def stall() -> None:
-    """Sleeps longer than the time-out."""
-    Path("stalled").write_text(str(os.getpid()))
-    time.sleep(1000)
-
-
-def stalled_rank() -> None:
-    """Under Lightning's launcher, stops the rank of the argument in its fourth step."""
+def stalled_rank(stalled: int) -> None:
+    """Under Lightning's launcher, stops a rank in its fourth step for longer than the time-out."""
     setup = DDPStrategy.setup_environment
 
     def wait_and_setup(self: DDPStrategy) -> None:
         # The time-out applies from the start of the run.
         if os.environ.get("LOCAL_RANK", "0") == "1":
-            Path("ready").touch()
-        while not Path("ready").exists():
+            Path(f"ready-{stalled}").touch()
+        while not Path(f"ready-{stalled}").exists():
             time.sleep(0.05)
         setup(self)
 
-    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
-        if batch_index == 3 and self.global_rank == ARGUMENTS[0]:
-            stall()
+    def stall(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+        if batch_index == 3 and self.global_rank == stalled:
+            Path(f"stalled-{stalled}").write_text(str(os.getpid()))
+            time.sleep(1000)
         return training_step(self, batch, batch_index)
 
     end_with_parent()
     DDPStrategy.setup_environment = wait_and_setup
-    LanguageModeling.training_step = step
+    LanguageModeling.training_step = stall
     command.main()
 
 
 FAULTS: dict[str, Callable[[], Any]] = {
+    "none": command.main,
     "start-apart": start_apart,
     "change-directory": change_directory,
     "differing-projections": differing_projections,
     "nan-on-rank-1": nan_on_rank_1,
     "signals-at-random": signals_at_random,
     "signal-while-starting": signal_while_starting,
+    "hang": hang,
+    "signal-repeatedly": signal_repeatedly,
+    "open-slowly": open_slowly,
+    "signal-before-the-start": signal_before_the_start,
     "interruptions": interruptions,
     "resume-two-to-four": resume_two_to_four,
-    "stalled-rank": stalled_rank,
 }
 
+
+def start(request: dict[str, Any], environment: dict[str, str]) -> int:
+    """Forks a rank in a session of its own; returns its process ID."""
+    global ARGUMENTS, RANK
+    if pid := os.fork():
+        return pid
+    code = 0
+    try:
+        os.setsid()
+        os.chdir(request["folder"])
+        os.environ.update(environment)
+        sys.argv[1:], ARGUMENTS = request["settings"], request["arguments"]
+        RANK = int(environment.get("RANK", "0"))
+        rank_zero_only.rank = RANK  # pyright: ignore[reportFunctionMemberAccess]
+        for number, path in ((1, os.devnull), (2, f"rank-{RANK}.log")):
+            os.dup2(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), number)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        told = FAULTS[request["fault"]]()
+        Path(request["folder"], f"rank-{RANK}.json").write_text(json.dumps(told))
+        leave_other_ranks()
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)
+
+
+def serve() -> None:
+    """Answers each request."""
+    for line in sys.stdin:
+        request = json.loads(line)
+        ranks = [start(request, environment) for environment in request["environments"]]
+        print(json.dumps(ranks), flush=True)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) for rank in ranks]
+        print(json.dumps(codes), flush=True)
+
+
 if __name__ == "__main__":
-    if FAULT != "stalled-rank":
-        atexit.register(leave_other_ranks)
-    print(json.dumps(FAULTS[FAULT]()))
+    if sys.argv[1:]:
+        stalled_rank(int(os.environ["STALLED"]))
+    else:
+        serve()
