@@ -43,6 +43,12 @@ RUNS = {
     "growing": ("data.curriculum=[[0,32],[100,64]] data.crop=random trainer.max_steps=8", 5),
     "mixture": (f"data.crop=random {MIXTURE} trainer.max_steps=8", 5),
     "clusters, joined": (f"{CLUSTERS} {JOINED} trainer.max_steps=8", 5),
+    "clusters, over epochs": (f"{CLUSTERS} data.crop=random trainer.max_steps=12", 8),
+    "muon, causal": (f"optimizer=muon objective=causal {JOINED} trainer.max_steps=8", 5),
+    "redrawn features": (
+        "attention=rfa trainer.tokens_per_step=2048 model.dropout=0.1 trainer.max_steps=6",
+        3,
+    ),
     "average": ("trainer.ema_decay=0.5 trainer.valid_every=2", 3),
     "estimates": (
         "attention=performer_softmax model.qk_norm=true model.dropout=0.1 trainer.max_steps=6 "
@@ -55,8 +61,8 @@ RUNS = {
     # Killed in the decay, for which a worker has prepared batches.
     "mask fractions": (f"{DECAYING} data.num_workers=1", 5),
 }
-# One starts workers, the other repeats most of what adapters do.
-SLOW = ("mask fractions", "taught attention")
+# One starts workers; the others repeat most of what a fast one does.
+SLOW = ("mask fractions", "taught attention", "clusters, over epochs", "redrawn features")
 
 
 def filled(text: str, request: pytest.FixtureRequest) -> list[str]:
