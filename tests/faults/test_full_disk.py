@@ -20,6 +20,7 @@ import torch
 import protlm
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.format import all_checkpoints, step_of
+from protlm.commands.embedding.formats import pt
 from protlm.commands.hdf5_output import DiskFile
 from protlm.data.records import block
 from protlm.data_prep import sources
@@ -39,6 +40,7 @@ TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
 COMMANDS = {
     "prepare": ("prepare {proteins} --shard-residues 30000 --out new/data", "data"),
     "embed": (f"embed {TINY_FASTA} -m {{run}} --include per_tok -o new/out.h5", "out.h5"),
+    "embed as pt": (f"embed {TINY_FASTA} -m {{run}} --format pt -o new/out", "out"),
     "attention": (f"attention {TINY_FASTA} -m {{run}} -o new/out.h5", "out.h5"),
 }
 
@@ -93,6 +95,18 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_a_disk_that_is_full_after_the_last_part(run_command, monkeypatch, tmp_path):
+    """torch reports a file that it cannot write by an error of its own."""
+
+    @contextmanager
+    def narrow(output: Path) -> Iterator[Path]:
+        with complete_folder(output) as folder, largest_file(500):
+            yield folder
+
+    monkeypatch.setattr(pt, "complete_folder", narrow)
+    assert_one_sentence(run_command("embed as pt", tmp_path), tmp_path / "new" / "out")
+
+
 @contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Callable[[str], bool]]:
     """Mounts a small tmpfs; yields what remounts it, and returns whether this was allowed.
@@ -116,12 +130,13 @@ def small_disk(folder: Path, size: int) -> Iterator[Callable[[str], bool]]:
             subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-POINTS = list(product(COMMANDS, (0, 100, 20_000, 300_000)))
+POINTS = list(product(("prepare", "embed", "attention"), (0, 100, 20_000, 300_000)))
 POINTS = [(name, size) for name, size in POINTS if (name, size) != ("prepare", 300_000)]
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), slow_but(POINTS, ("prepare", 0), ("prepare", 20_000), ("embed", 20_000))
+    ("name", "size"),
+    slow_but(POINTS, ("prepare", 0), ("prepare", 20_000), ("embed", 20_000)),
 )
 def test_a_quota_ends_a_command_which_continues_to_the_same_bytes(
     name, size, run_command, whole, contents, tmp_path
