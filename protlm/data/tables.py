@@ -122,7 +122,7 @@ def places_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> list[
     if missing := [name for name in names if name not in columns]:
         raise InputDataError(
             f"{path} has no column {missing[0]}, only {', '.join(columns)!r:.200}; name the "
-            f"columns in its first line: {', '.join(names)}"
+            f"columns in its first line, separated by tabs: {', '.join(names)}"
         )
     return [columns.index(name) for name in names]
 

@@ -33,10 +33,10 @@ def test_labels_are_read_by_the_names_of_columns(
 @pytest.mark.parametrize(
     "content, words",
     [
-        ("accession\tfamily\nA\tB\n", "not cluster30"),
+        ("accession\tfamily\nA\tB\n", "no column cluster30, only"),
         ("accession\tcluster30\nA\n", "line 2: 1 fields"),
         ("accession\tcluster30\nA\tf0\n\nA\tf1\n", "line 4: A is repeated; leave one row"),
-        ("", "not accession"),
+        ("", "no column accession"),
         ("accession\tcluster30\n\xff\n", r"line 2: it cannot be read as .*iconv -f CP1252"),
         ("\xff\xfea\0c\0", "the text is UTF-16; type: iconv -f UTF-16 -t UTF-8"),
     ],

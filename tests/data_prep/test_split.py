@@ -59,8 +59,8 @@ def test_a_table_is_looked_up_by_its_named_columns(table, name):
 # What reads a table, the table, and what is said of it.
 INVALID = [
     (TableSplit, "", "line 1: the table is empty; give a split table"),
-    (TableSplit, "accession,split\nP1,train\n", "line 1"),
-    (TableSplit, "P1\ttrain\n", "line 1"),
+    (TableSplit, "accession,split\nP1,train\n", "no column accession.*by tabs"),
+    (TableSplit, "P1\ttrain\n", "no column accession"),
     (TableSplit, "accession\tsplit\nP1\n", r"line 2: 1 fields, not 2, in 'P1'$"),
     (TableSplit, "accession\tsplit\nP1\ttrain\tx\n", r"line 2: 3 fields, .*'P1\\ttrain\\tx'$"),
     (TableSplit, f"accession\tsplit\n{'W' * 999}\n", r"line 2: 1 fields, not 2, in 'W{79}$"),
@@ -87,7 +87,7 @@ INVALID = [
 
 @pytest.mark.parametrize(("reader", "text", "message"), INVALID, ids=range(len(INVALID)))
 def test_an_invalid_table_is_an_error_with_its_line(table, reader, text, message):
-    with pytest.raises(InputDataError, match=rf"table\.tsv, {message}"):
+    with pytest.raises(InputDataError, match=rf"table\.tsv,? .*{message}"):
         reader(table(text))
 
 

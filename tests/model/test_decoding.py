@@ -167,7 +167,8 @@ def test_the_work_of_a_step_does_not_grow(attention):
         sizes.append(sum(num_elements(block) for block in state.blocks))
     assert work[0] > 0
     if attention == "softmax":
-        assert sizes[0] < sizes[1] < sizes[2]
+        # The cache grows by blocks.
+        assert sizes[0] <= sizes[1] < sizes[2]
     else:
         assert len(set(work)) == len(set(sizes)) == 1
 
