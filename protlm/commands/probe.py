@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.tables import check_table_output, write_table
@@ -83,7 +84,7 @@ def predict(
     model_path: Path,
     output: Path,
     *,
-    tokens_per_batch: int = 16_384,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
     device: str = "auto",
     duplicates: Duplicates = Duplicates.error,
 ) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from protlm.analysis.contact_regression import ContactRegression, examples
 from protlm.analysis.precision import scores
 from protlm.analysis.structures import read_folder
+from protlm.config.data import EMBED_TOKENS
 from protlm.downstream.estimators import Predictor, default_estimator, score
 from protlm.downstream.metrics import spearman
 from protlm.downstream.probing import probe_features
@@ -17,8 +18,6 @@ from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
-
-_TOKENS_PER_BATCH = 4_096
 
 
 @final
@@ -51,7 +50,7 @@ class StructureScores:
             model,
             sequences,
             layers=[model.num_layers],
-            tokens_per_batch=_TOKENS_PER_BATCH,
+            tokens_per_batch=EMBED_TOKENS,
             places=targets.places,
         )
         return probe_features(states, targets, split).scores.values["accuracy"]
