@@ -30,6 +30,17 @@ class Pooling(StrEnum):
         return self in (Pooling.per_tok, Pooling.ranges)
 
 
+def residue_means(hidden_BLD: Tensor, lengths_B: Tensor) -> Tensor:
+    """Returns the means over the residues of each protein of a padded batch, BD.
+
+    The order of addition, which includes the place of `<cls>`, differs from that of `pool`.
+    """
+    lengths_B1 = lengths_B[:, None]
+    place_L = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
+    is_residue_BL = (place_L >= 1) & (place_L <= lengths_B1)
+    return (hidden_BLD * is_residue_BL[..., None]).sum(dim=1) / lengths_B1
+
+
 def pool(
     hidden_LD: Tensor,
     num_residues: int,

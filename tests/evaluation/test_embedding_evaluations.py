@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import STANDARD
@@ -14,7 +15,7 @@ from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT, EvaluationData
 from protlm.loading import load_model
 from protlm.model.embedding import embeddings
-from protlm.model.pretrained import PretrainedModel
+from protlm.model.pretrained import PretrainedModel, TokenBatch
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
 from tests.small_models import small_model
@@ -46,6 +47,31 @@ def test_mean_embeddings_are_means_over_residues(model: PretrainedModel) -> None
         for means, layer in zip(found, (0, 2), strict=True):
             expected = out.hidden[layer][0, 1:-1].mean(dim=0).numpy()
             np.testing.assert_allclose(means[row], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("of_residues", [False, True])
+def test_embeddings_halve_batches_and_refuse_what_has_no_vectors(
+    model: PretrainedModel, monkeypatch: pytest.MonkeyPatch, of_residues: bool
+) -> None:
+    states, sequences, factor = PretrainedModel.hidden_states, ["MKVW" * 9, "M", "MKV" * 9], 1.0
+
+    def limited(self: PretrainedModel, batch: TokenBatch, layers: Any) -> dict[int, torch.Tensor]:
+        if batch.tokens_BL.numel() > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {layer: x * factor for layer, x in states(self, batch, layers).items()}
+
+    def computed(of: list[str]) -> np.ndarray:
+        places = [np.arange(len(one)) for one in of] if of_residues else None
+        return embeddings(model, of, layers=[1], tokens_per_batch=999, places=places)[0]
+
+    whole = computed(sequences)
+    monkeypatch.setattr(PretrainedModel, "hidden_states", limited)
+    np.testing.assert_allclose(computed(sequences), whole, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="a protein of 39 residues does not fit into the memory"):
+        computed([*sequences, "MKV" * 13])
+    factor = np.inf
+    with pytest.raises(UserError, match="a protein of 36 residues are not finite"):
+        computed(sequences)
 
 
 def test_compositions_and_three_mers_by_hand() -> None:
