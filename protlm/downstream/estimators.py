@@ -53,22 +53,21 @@ class Predictor:
     def log_p(self, queries: Iterable[Query]) -> Iterator[tuple[Query, np.ndarray]]:
         """Yields each query, in order, with the log-probabilities of all tokens, float64 V."""
         rows = ((query, *self._window(query)) for query in queries)
-        sized = ((len(row[1]), row) for row in rows)
-        for batch in consecutive(sized, self.tokens_per_batch, alike=True):
+        for batch in consecutive(rows, lambda x: len(x[1]), self.tokens_per_batch, alike=True):
             yield from self._pass(batch)
 
     def unmasked_log_p(
         self, asked: Iterable[tuple[str, Sequence[int]]]
     ) -> Iterator[dict[int, np.ndarray]]:
         """Yields, for positions of each sequence, log-probabilities given all of it, float64 V."""
-        sized = ((len(row[0]) + SPECIALS, row) for row in asked)
-        for batch in consecutive(sized, self.tokens_per_batch, alike=True):
+        for batch in consecutive(
+            asked, lambda row: len(row[0]) + SPECIALS, self.tokens_per_batch, alike=True
+        ):
             yield from self._unmasked_pass(batch)
 
     def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
         """Yields log p of the residues and of `<eos>`, each given those before it, float64."""
-        sized = ((len(one) + SPECIALS, one) for one in sequences)
-        for batch in consecutive(sized, self.tokens_per_batch):
+        for batch in consecutive(sequences, lambda x: len(x) + SPECIALS, self.tokens_per_batch):
             yield from self._causal_pass(batch)
 
     def _window(self, query: Query) -> tuple[np.ndarray, int]:

@@ -48,21 +48,22 @@ def batches(
     [[0, 2], [1]]
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=longest_first)
-    rows = ((lengths[index] + SPECIALS, index) for index in order)
-    return consecutive(rows, tokens_per_batch, most=most)
+    return consecutive(order, lambda n: lengths[n] + SPECIALS, tokens_per_batch, most=most)
 
 
 def consecutive(
-    rows: Iterable[tuple[int, T]],
+    rows: Iterable[T],
+    num_tokens: Callable[[T], int],
     tokens_per_batch: int,
     *,
     most: int | None = None,
     alike: bool = False,
 ) -> Iterator[list[T]]:
-    """Yields batches of consecutive rows, given with their tokens; of one length if `alike`."""
+    """Yields batches of consecutive rows, of one length if `alike`."""
     batch: list[T] = []
     longest = 0
-    for length, row in rows:
+    for row in rows:
+        length = num_tokens(row)
         tokens = (len(batch) + 1) * max(longest, length)
         is_full = tokens > tokens_per_batch or len(batch) == most
         if batch and (is_full or (alike and length != longest)):
@@ -91,8 +92,7 @@ def windows(num_residues: int, width: int) -> list[tuple[int, int, int]]:
 
 def num_windows(num_residues: int, width: int | None) -> int:
     """Returns the number of passes of a protein: 1, or that of its windows."""
-    fits = width is None or num_residues <= width
-    return 1 if fits else len(windows(num_residues, width or 0))
+    return 1 if width is None or num_residues <= width else len(windows(num_residues, width))
 
 
 @dataclass
@@ -167,14 +167,18 @@ class Embedder:
         found: list[Vectors] = [{} for _ in sequences]
         for pooling in self.poolings:
             for layer, hidden_BLD in hidden.items():
-                rows = [
-                    torch.atleast_2d(pool(hidden_BLD[row], len(sequence), pooling, span))
-                    for row, (sequence, span) in enumerate(zip(sequences, spans, strict=True))
-                ]
+                pooled = self._rows(hidden_BLD, sequences, pooling, spans)
+                rows = [*map(torch.atleast_2d, pooled)]
                 copied = torch.cat(rows).cpu().split([len(row) for row in rows])
                 for vectors, values in zip(found, copied, strict=True):
                     vectors[pooling, layer] = values if pooling.is_matrix else values[0]
         return found
+
+    def _rows(
+        self, hidden_BLD: Tensor, sequences: Sequence[str], pooling: Pooling, spans: Sequence[Any]
+    ) -> list[Tensor]:
+        rows = zip(hidden_BLD, sequences, spans, strict=True)
+        return [pool(row_LD, len(one), pooling, span) for row_LD, one, span in rows]
 
     def _hidden(self, sequences: Sequence[str]) -> dict[int, Tensor]:
         limit = self.model.max_residues
@@ -269,20 +273,14 @@ def unless_full(compute: Callable[[], T]) -> T | None:
 class _Features(Embedder):
     """The means that the head of fine-tuning takes too, or the vectors of residues in `spans`."""
 
-    def _pooled(
-        self, hidden: dict[int, Tensor], sequences: Sequence[str], spans: Sequence[Any]
-    ) -> list[Vectors]:
-        (kind,), found = self.poolings, [Vectors() for _ in sequences]
-        lengths_B = torch.tensor([*map(len, sequences)], device=self.model.device)
-        for layer, hidden_BLD in hidden.items():
-            if kind is Pooling.mean:
-                values = list(residue_means(hidden_BLD.float(), lengths_B).cpu())
-            else:
-                rows = zip(hidden_BLD[:, 1:], map(torch.as_tensor, spans), strict=True)
-                values = [row_LD[places].float().cpu() for row_LD, places in rows]
-            for vectors, own in zip(found, values, strict=True):
-                vectors[kind, layer] = own
-        return found
+    def _rows(
+        self, hidden_BLD: Tensor, sequences: Sequence[str], pooling: Pooling, spans: Sequence[Any]
+    ) -> list[Tensor]:
+        if pooling is Pooling.mean:
+            lengths_B = torch.tensor([*map(len, sequences)], device=hidden_BLD.device)
+            return [*residue_means(hidden_BLD.float(), lengths_B)]
+        rows = zip(hidden_BLD[:, 1:], spans, strict=True)
+        return [row_LD[torch.as_tensor(places)].float() for row_LD, places in rows]
 
 
 def embeddings(

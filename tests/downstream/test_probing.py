@@ -260,21 +260,6 @@ def test_the_validation_split_chooses(numbers, tiny_run: Path) -> None:
     assert found[MODEL].fitted.weights == pytest.approx(fitted.weights, abs=1e-5)
 
 
-def test_residue_embeddings_are_those_of_single_proteins(numbers, tiny_run: Path) -> None:
-    model = protlm.load(tiny_run)
-    sequences = planted(numbers, 5)[0]
-    places = [np.sort(numbers.permutation(len(one))[:7]) for one in sequences]
-    found = embeddings(model, sequences, layers=[0, 2], tokens_per_batch=90, places=places)
-    # Those of several layers are not in memory together.
-    assert all(isinstance(one, np.memmap) for one in found)
-    for number, layer in enumerate([0, 2]):
-        alone = []
-        for one, where in zip(sequences, places, strict=True):
-            hidden_LD = model(model.tokenize([one]), [layer]).hidden[layer][0].numpy()
-            alone.append(hidden_LD[1 + where])
-        assert found[number] == pytest.approx(np.concatenate(alone), abs=1e-5)
-
-
 def test_residue_baselines() -> None:
     found = residue_baselines(["MKT"], [np.array([0, 2])])
     assert found["residue"].shape == (2, 25) and found["residue"].sum() == 2

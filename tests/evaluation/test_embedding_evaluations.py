@@ -39,18 +39,8 @@ def families(seed: int, number: int, members: int) -> list[tuple[str, str, str]]
     return rows
 
 
-def test_mean_embeddings_are_means_over_residues(model: PretrainedModel) -> None:
-    sequences = [row[2] for row in families(0, 4, 2)] + ["M", "MKVW" * 9]
-    found = embeddings(model, sequences, layers=[0, 2], tokens_per_batch=150)
-    for row, sequence in enumerate(sequences):
-        out = model(model.tokenize([sequence]), layers=[0, 2])
-        for means, layer in zip(found, (0, 2), strict=True):
-            expected = out.hidden[layer][0, 1:-1].mean(dim=0).numpy()
-            np.testing.assert_allclose(means[row], expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("of_residues", [False, True])
-def test_embeddings_halve_batches_and_refuse_what_has_no_vectors(
+def test_embeddings_are_those_of_single_proteins_or_refused(
     model: PretrainedModel, monkeypatch: pytest.MonkeyPatch, of_residues: bool
 ) -> None:
     states, sequences, factor = PretrainedModel.hidden_states, ["MKVW" * 9, "M", "MKV" * 9], 1.0
@@ -60,11 +50,20 @@ def test_embeddings_halve_batches_and_refuse_what_has_no_vectors(
             raise torch.OutOfMemoryError("CUDA out of memory")
         return {layer: x * factor for layer, x in states(self, batch, layers).items()}
 
-    def computed(of: list[str]) -> np.ndarray:
-        places = [np.arange(len(one)) for one in of] if of_residues else None
-        return embeddings(model, of, layers=[1], tokens_per_batch=999, places=places)[0]
+    def computed(of: list[str]) -> list[np.ndarray]:
+        places = [np.arange(0, len(one), 3) for one in of] if of_residues else None
+        return embeddings(model, of, layers=[0, 2], tokens_per_batch=150, places=places)
 
     whole = computed(sequences)
+    # Those of residues, of several layers, are not in memory together.
+    assert all(isinstance(one, np.memmap) == of_residues for one in whole)
+    for layer, found in zip((0, 2), whole, strict=True):
+        alone = []
+        for one in sequences:
+            hidden_LD = model(model.tokenize([one]), [layer]).hidden[layer][0, 1:-1]
+            alone.append(hidden_LD[::3] if of_residues else hidden_LD.mean(0, keepdim=True))
+        np.testing.assert_allclose(found, torch.cat(alone), rtol=1e-4, atol=1e-5)
+    # Batches that do not fit are halved.
     monkeypatch.setattr(PretrainedModel, "hidden_states", limited)
     np.testing.assert_allclose(computed(sequences), whole, rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="a protein of 39 residues does not fit into the memory"):
