@@ -8,7 +8,6 @@ import numpy as np
 from protlm.analysis.contact_regression import ContactRegression, examples
 from protlm.analysis.precision import scores
 from protlm.analysis.structures import read_folder
-from protlm.config.data import EMBED_TOKENS
 from protlm.downstream.estimators import Predictor, default_estimator, score
 from protlm.downstream.metrics import spearman
 from protlm.downstream.probing import probe_features
@@ -46,13 +45,7 @@ class StructureScores:
 
     def _secondary_structure(self, model: PretrainedModel) -> float:
         sequences, targets, split = state_targets(self._fit, self._test)
-        (states,) = embeddings(
-            model,
-            sequences,
-            layers=[model.num_layers],
-            tokens_per_batch=EMBED_TOKENS,
-            places=targets.places,
-        )
+        (states,) = embeddings(model, sequences, layers=[model.num_layers], places=targets.places)
         return probe_features(states, targets, split).scores.values["accuracy"]
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.config.data import EMBED_TOKENS
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.records import Record
 from protlm.data.records.in_memory import residues_of
@@ -288,7 +289,7 @@ def embeddings(
     sequences: Sequence[str],
     *,
     layers: Sequence[int],
-    tokens_per_batch: int,
+    tokens_per_batch: int = EMBED_TOKENS,
     places: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """Returns hidden states by layer, float32, of the first residues that the model accepts.

@@ -31,10 +31,7 @@ class Pooling(StrEnum):
 
 
 def residue_means(hidden_BLD: Tensor, lengths_B: Tensor) -> Tensor:
-    """Returns the means over the residues of each protein of a padded batch, BD.
-
-    The order of addition, which includes the place of `<cls>`, differs from that of `pool`.
-    """
+    """Returns the means of a padded batch, BD; `pool` adds the residues in another order."""
     lengths_B1 = lengths_B[:, None]
     place_L = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
     is_residue_BL = (place_L >= 1) & (place_L <= lengths_B1)
