@@ -100,10 +100,9 @@ def predict(
     def rows() -> Iterator[list[str]]:
         records = iter(proteins)
         with JobProgress("predicting", len(proteins)) as progress:
-            for start in range(0, len(proteins), _WINDOW):
-                window = [*islice(records, _WINDOW)]
+            while window := [*islice(records, _WINDOW)]:
                 yield from _rows(window, probe, model, tokens_per_batch)
-                progress.update(start + len(window))
+                progress.advance(len(window))
 
     write_table(output, [*names, *output_columns(probe.classes)], rows())
     proteins.report("predicted")
