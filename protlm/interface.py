@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.vocabulary import STANDARD, VOCABULARY
@@ -18,7 +19,6 @@ from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
 
-_TOKENS_PER_BATCH = 4_096
 _MASK = "<mask>"
 
 Arrays = np.ndarray | list[np.ndarray]
@@ -85,7 +85,7 @@ class Model(PretrainedModel):
         layers: int | Iterable[int] = -1,
         pooling: str = "mean",
         *,
-        tokens_per_batch: int = _TOKENS_PER_BATCH,
+        tokens_per_batch: int = EMBED_TOKENS,
         as_torch: bool = False,
     ) -> Arrays | Tensors | dict[int, Arrays] | dict[int, Tensors]:
         """Returns the vectors of sequences, in their order.
@@ -120,15 +120,10 @@ class Model(PretrainedModel):
         embedder = Embedder(self, (kind,), tuple(dict.fromkeys(own.values())))
         # Before the first of many batches; all in one batch would have the length of the longest.
         given = residues_of(texts, longest=self.max_residues)
-        vectors: list[Vectors] = []
-        for number, one in enumerate(embed_all(embedder, given, tokens_per_batch), start=1):
-            name = f"sequence {number} ({len(given[number - 1]):,} residues)"
-            if one is None:
-                raise UserError(
-                    f"{name} does not fit into the memory of {self.device}; use another device"
-                )
-            embedder.check_finite(one, name)
-            vectors.append(one)
+        vectors: list[Vectors] = [{}] * len(given)
+        for index, one in embed_all(embedder, given, tokens_per_batch):
+            name = f"sequence {index + 1} ({len(given[index]):,} residues)"
+            vectors[index] = embedder.checked(one, name)
         result = {}
         for layer, number in own.items():
             tensors = [one[kind, number] for one in vectors]
@@ -149,7 +144,7 @@ class Model(PretrainedModel):
         *,
         duplicates: str = "error",
         windows: bool = False,
-        tokens_per_batch: int = _TOKENS_PER_BATCH,
+        tokens_per_batch: int = EMBED_TOKENS,
     ) -> EmbeddedFile:
         """Returns the proteins of a file with their vectors, computed while they are iterated.
 
@@ -180,7 +175,7 @@ class Model(PretrainedModel):
         estimator: str | None = None,
         *,
         first_residue: int = 1,
-        tokens_per_batch: int = 16_384,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
     ) -> np.ndarray:
         """Returns the scores of variants, float64, in nats; see `protlm score`.
 
@@ -217,7 +212,7 @@ class Model(PretrainedModel):
         return score(chosen, predictor, letters, variants).values
 
     def predict_masked(
-        self, sequences: Iterable[SequenceLike], *, tokens_per_batch: int = _TOKENS_PER_BATCH
+        self, sequences: Iterable[SequenceLike], *, tokens_per_batch: int = EMBED_TOKENS
     ) -> list[dict[int, dict[str, float]]]:
         """Predicts the residues that are written `<mask>`.
 
@@ -248,7 +243,7 @@ class Model(PretrainedModel):
         filled = residues_of([one.replace(_MASK, "A") for one in given], longest=self.max_residues)
         found: list[dict[int, dict[str, float]]] = [{} for _ in given]
         for some in batches([len(one) for one in filled], tokens_per_batch):
-            batch = self.tokenize([filled[index] for index in some])
+            batch = self.batch_of([filled[index] for index in some])
             for row, index in enumerate(some):
                 batch.tokens_BL[row, places[index]] = VOCABULARY.mask
             p_BLV = self(batch).logits_BLV.float().softmax(-1).cpu()

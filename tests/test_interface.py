@@ -80,6 +80,12 @@ def test_every_record_of_a_file_is_yielded_or_skipped(
         assert sorted(calls) == ["MKV", "MKVW"]
 
 
+def test_proteins_of_one_residue_are_embedded(model: Model, tmp_path: Path) -> None:
+    fasta = tmp_path / "x.fasta"
+    fasta.write_text(">a\nM\n>b\nK\n>c\nV\n")
+    assert len(list(model.embed_file(fasta))) == 3
+
+
 def test_scores_are_differences_of_log_probabilities(model: Model) -> None:
     wild_type = SEQUENCES[0]
     log_p_LV = model(model.tokenize([wild_type])).logits_BLV[0].double().log_softmax(-1)
@@ -216,14 +222,14 @@ def test_iterators_of_layers_and_heads_are_read_once(model: Model) -> None:
 
 
 def test_no_batch_is_larger_than_asked_for(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenize, sizes = Model.tokenize, []
+    batch_of, sizes = Model.batch_of, []
 
     def count(self: Model, sequences: list[str]) -> object:
-        batch = tokenize(self, sequences)
+        batch = batch_of(self, sequences)
         sizes.append(batch.tokens_BL.numel())
         return batch
 
-    monkeypatch.setattr(Model, "tokenize", count)
+    monkeypatch.setattr(Model, "batch_of", count)
     sequences = ["MKV"] * 50 + ["MKV" * 60]
     model.embed(sequences, tokens_per_batch=200)
     assert max(sizes) <= 200

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from protlm.analysis.contact_regression import apc
+from protlm.config.data import EMBED_TOKENS
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 
@@ -23,7 +24,7 @@ def jacobian_contacts(
     model: PretrainedModel,
     sequence: str,
     *,
-    tokens_per_batch: int = 4_096,
+    tokens_per_batch: int = EMBED_TOKENS,
     max_bytes: int = _MAX_BYTES,
     bfloat16: bool = False,
 ) -> np.ndarray:

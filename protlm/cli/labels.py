@@ -16,6 +16,7 @@ from protlm.cli.options import (
     model_or_default,
     option,
 )
+from protlm.config.data import TOKENS_PER_BATCH
 from protlm.system.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def probe(
     separator: Separator = ";",
     cluster_table: ClusterTable = None,
     cluster: Cluster = False,
-    toks_per_batch: Annotated[int, option("Tokens per batch.")] = 16_384,
+    toks_per_batch: Annotated[int, option("Tokens per batch.")] = TOKENS_PER_BATCH,
     seed: Annotated[int, option("Seed of splits, random weights, bootstrap.")] = 0,
     device: Device = "auto",
 ) -> None:
@@ -124,7 +125,7 @@ def predict(
     probe: Annotated[Path, option("A folder of protlm probe.", "--probe", "-p")],
     output: Annotated[Path, option("x.tsv or x.csv.", "--output", "-o")],
     model: Model = None,
-    toks_per_batch: Annotated[int, option("Tokens per batch.")] = 16_384,
+    toks_per_batch: Annotated[int, option("Tokens per batch.")] = TOKENS_PER_BATCH,
     device: Device = "auto",
     duplicates: Duplicates = "error",
 ) -> None:

@@ -21,6 +21,7 @@ from protlm.cli.options import (
     model_or_default,
     option,
 )
+from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
 
 
 def embed(
@@ -35,7 +36,7 @@ def embed(
     repr_layers: Annotated[
         list[int] | None, option("0: embedding; n: output of block n; -1: last (default).")
     ] = None,
-    toks_per_batch: Annotated[int, option("Tokens per batch, including padding.")] = 4096,
+    toks_per_batch: Annotated[int, option("Tokens per batch, including padding.")] = EMBED_TOKENS,
     format: Annotated[
         str,
         option("hdf5, ragged (one array, for very many), parquet, npz, anndata, or pt (a folder)."),
@@ -184,7 +185,7 @@ def score(
         bool,
         option("Divide whole-sequence log-likelihoods by the number of tokens.", "--per-token"),
     ] = False,
-    toks_per_batch: Annotated[int, option("Tokens per batch.")] = 16_384,
+    toks_per_batch: Annotated[int, option("Tokens per batch.")] = TOKENS_PER_BATCH,
     json: Annotated[Path | None, option("Also write the metrics as JSON.")] = None,
     scan: Annotated[
         bool, option("Score all substitutions of the protein in a sequence file.", "--scan")

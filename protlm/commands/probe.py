@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.tables import check_table_output, write_table
@@ -83,7 +84,7 @@ def predict(
     model_path: Path,
     output: Path,
     *,
-    tokens_per_batch: int = 16_384,
+    tokens_per_batch: int = TOKENS_PER_BATCH,
     device: str = "auto",
     duplicates: Duplicates = Duplicates.error,
 ) -> None:
@@ -99,10 +100,9 @@ def predict(
     def rows() -> Iterator[list[str]]:
         records = iter(proteins)
         with JobProgress("predicting", len(proteins)) as progress:
-            for start in range(0, len(proteins), _WINDOW):
-                window = [*islice(records, _WINDOW)]
+            while window := [*islice(records, _WINDOW)]:
                 yield from _rows(window, probe, model, tokens_per_batch)
-                progress.update(start + len(window))
+                progress.advance(len(window))
 
     write_table(output, [*names, *output_columns(probe.classes)], rows())
     proteins.report("predicted")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from protlm.commands.outputs import check_figure_output
+from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records.proteins import one_protein
 from protlm.data.tables import check_table_output, is_table, write_table
 from protlm.data.vocabulary import STANDARD
@@ -58,7 +59,7 @@ class ScoreOptions:
     first_residue: int = 1
     skip_invalid: bool = False
     per_token: bool = False
-    tokens_per_batch: int = 16_384
+    tokens_per_batch: int = TOKENS_PER_BATCH
     json: Path | None = None
     device: str = "auto"
     figure: Path | None = None

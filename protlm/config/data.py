@@ -6,6 +6,8 @@ from enum import StrEnum
 from protlm.config.fields import Checked, above, at_least, setting
 from protlm.system.errors import UserError
 
+# The default padded sizes of batches of which nothing is learned: of `embed`, of other commands.
+EMBED_TOKENS, TOKENS_PER_BATCH = 4_096, 16_384
 # The part of a sequence that is kept when it is cropped.
 Crop = StrEnum("Crop", ["prefix", "random"])
 # A row of a batch: one sequence, or several, joined by `<eos>`.

@@ -16,9 +16,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.variants import Variant
+from protlm.model.embedding import consecutive
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import UserError
 from protlm.system.terminal import watched
@@ -45,40 +47,28 @@ class Predictor:
     """
 
     model: PretrainedModel
-    tokens_per_batch: int = 16_384
+    tokens_per_batch: int = TOKENS_PER_BATCH
     quiet: bool = False
 
     def log_p(self, queries: Iterable[Query]) -> Iterator[tuple[Query, np.ndarray]]:
         """Yields each query, in order, with the log-probabilities of all tokens, float64 V."""
         rows = ((query, *self._window(query)) for query in queries)
-        for batch in self._batches(((len(row[1]), row) for row in rows), alike=True):
+        for batch in consecutive(rows, lambda x: len(x[1]), self.tokens_per_batch, alike=True):
             yield from self._pass(batch)
 
     def unmasked_log_p(
         self, asked: Iterable[tuple[str, Sequence[int]]]
     ) -> Iterator[dict[int, np.ndarray]]:
         """Yields, for positions of each sequence, log-probabilities given all of it, float64 V."""
-        for batch in self._batches(((len(row[0]) + SPECIALS, row) for row in asked), alike=True):
+        for batch in consecutive(
+            asked, lambda row: len(row[0]) + SPECIALS, self.tokens_per_batch, alike=True
+        ):
             yield from self._unmasked_pass(batch)
 
     def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
         """Yields log p of the residues and of `<eos>`, each given those before it, float64."""
-        for batch in self._batches((len(one) + SPECIALS, one) for one in sequences):
+        for batch in consecutive(sequences, lambda x: len(x) + SPECIALS, self.tokens_per_batch):
             yield from self._causal_pass(batch)
-
-    def _batches(self, rows: Iterable[tuple[int, T]], *, alike: bool = False) -> Iterator[list[T]]:
-        """Yields consecutive rows, of one length if `alike`, within the tokens of a batch."""
-        batch: list[T] = []
-        longest = 0
-        for length, row in rows:
-            is_full = (len(batch) + 1) * max(longest, length) > self.tokens_per_batch
-            if batch and (is_full or (alike and length != longest)):
-                yield batch
-                batch, longest = [], 0
-            batch.append(row)
-            longest = max(longest, length)
-        if batch:
-            yield batch
 
     def _window(self, query: Query) -> tuple[np.ndarray, int]:
         """Returns the tokens of a query's window, and the place of the position in it."""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from protlm.analysis.bootstrap import Metrics
+from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
 from protlm.downstream.metrics import label_scores
@@ -46,7 +47,7 @@ class ProbeOptions:
     """The settings of a probe; no layers means all, from 0, the embedding, to the last."""
 
     layers: tuple[int, ...] = ()
-    tokens_per_batch: int = 16_384
+    tokens_per_batch: int = TOKENS_PER_BATCH
     seed: int = 0
 
 

@@ -18,8 +18,6 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
 
-_TOKENS_PER_BATCH = 4_096
-
 
 @final
 class StructureScores:
@@ -47,13 +45,7 @@ class StructureScores:
 
     def _secondary_structure(self, model: PretrainedModel) -> float:
         sequences, targets, split = state_targets(self._fit, self._test)
-        (states,) = embeddings(
-            model,
-            sequences,
-            layers=[model.num_layers],
-            tokens_per_batch=_TOKENS_PER_BATCH,
-            places=targets.places,
-        )
+        (states,) = embeddings(model, sequences, layers=[model.num_layers], places=targets.places)
         return probe_features(states, targets, split).scores.values["accuracy"]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
+from protlm.config.data import TOKENS_PER_BATCH
 from protlm.downstream.labels import read_labeled_proteins
 from protlm.downstream.probe_results import comparison, metric_rows, scores_of
 from protlm.downstream.probing import ProbeOptions, probe
@@ -32,7 +33,7 @@ class SequenceLabels(Evaluation):
         *,
         labels: str | None = None,
         sequences: str | None = None,
-        tokens_per_batch: int = 16_384,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
         seed: int = 0,
     ) -> None:
         for name, value in (("labels", labels), ("sequences", sequences)):

@@ -1,23 +1,24 @@
 """Vectors of many proteins: batches of similar length, windows, and batches that do not fit."""
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.config.data import EMBED_TOKENS
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.records import Record
+from protlm.data.records.in_memory import residues_of
 from protlm.data.records.proteins import Proteins
-from protlm.data.vocabulary import VOCABULARY
 from protlm.model.memory import Room
-from protlm.model.pooling import Pooling, pool
+from protlm.model.pooling import Pooling, pool, residue_means
 from protlm.system.errors import UserError, is_full_memory
 from protlm.system.paths import explain_os_error
 from protlm.system.terminal import JobProgress, printable
@@ -39,7 +40,7 @@ def batches(
     *,
     longest_first: bool = False,
 ) -> Iterator[list[int]]:
-    """Yields the indices of sequences in batches of similar length, within a number of tokens.
+    """Returns the indices of sequences in batches of similar length, within a number of tokens.
 
     A sequence that is longer is a batch by itself. The batches depend on nothing but the arguments.
     They have `most` sequences, if it is given, or fewer.
@@ -47,15 +48,30 @@ def batches(
     >>> list(batches([3, 8, 4], tokens_per_batch=12))
     [[0, 2], [1]]
     """
-    batch: list[int] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=longest_first):
-        # The longest of the batch is its newest sequence, or its first.
-        longest = lengths[batch[0] if batch and longest_first else index]
-        tokens = (len(batch) + 1) * (longest + SPECIALS)
-        if batch and (tokens > tokens_per_batch or len(batch) == most):
+    order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=longest_first)
+    return consecutive(order, lambda n: lengths[n] + SPECIALS, tokens_per_batch, most=most)
+
+
+def consecutive(
+    rows: Iterable[T],
+    num_tokens: Callable[[T], int],
+    tokens_per_batch: int,
+    *,
+    most: int | None = None,
+    alike: bool = False,
+) -> Iterator[list[T]]:
+    """Yields batches of consecutive rows, of one length if `alike`."""
+    batch: list[T] = []
+    longest = 0
+    for row in rows:
+        length = num_tokens(row)
+        tokens = (len(batch) + 1) * max(longest, length)
+        is_full = tokens > tokens_per_batch or len(batch) == most
+        if batch and (is_full or (alike and length != longest)):
             yield batch
-            batch = []
-        batch.append(index)
+            batch, longest = [], 0
+        batch.append(row)
+        longest = max(longest, length)
     if batch:
         yield batch
 
@@ -77,8 +93,7 @@ def windows(num_residues: int, width: int) -> list[tuple[int, int, int]]:
 
 def num_windows(num_residues: int, width: int | None) -> int:
     """Returns the number of passes of a protein: 1, or that of its windows."""
-    fits = width is None or num_residues <= width
-    return 1 if fits else len(windows(num_residues, width or 0))
+    return 1 if width is None or num_residues <= width else len(windows(num_residues, width))
 
 
 @dataclass
@@ -127,10 +142,14 @@ class Embedder:
         parts = slice(0, half), slice(half, None)
         return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
 
-    def check_finite(self, vectors: Vectors, name: str) -> None:
-        """Refuses vectors of a sequence, called `name`, with numbers that are not finite."""
+    def checked(self, vectors: Vectors | None, name: str) -> Vectors:
+        """Returns the vectors of a sequence, called `name`, that fits and has finite numbers."""
+        if vectors is None:
+            raise UserError(
+                f"{name} does not fit into the memory of {self.model.device}; use another device"
+            )
         if all(bool(values.isfinite().all()) for values in vectors.values()):
-            return
+            return vectors
         if self.compute_dtype != torch.float32:
             given = str(self.compute_dtype).removeprefix("torch.")
             raise UserError(
@@ -149,14 +168,18 @@ class Embedder:
         found: list[Vectors] = [{} for _ in sequences]
         for pooling in self.poolings:
             for layer, hidden_BLD in hidden.items():
-                rows = [
-                    torch.atleast_2d(pool(hidden_BLD[row], len(sequence), pooling, span))
-                    for row, (sequence, span) in enumerate(zip(sequences, spans, strict=True))
-                ]
+                pooled = self._rows(hidden_BLD, sequences, pooling, spans)
+                rows = [*map(torch.atleast_2d, pooled)]
                 copied = torch.cat(rows).cpu().split([len(row) for row in rows])
                 for vectors, values in zip(found, copied, strict=True):
                     vectors[pooling, layer] = values if pooling.is_matrix else values[0]
         return found
+
+    def _rows(
+        self, hidden_BLD: Tensor, sequences: Sequence[str], pooling: Pooling, spans: Sequence[Any]
+    ) -> list[Tensor]:
+        rows = zip(hidden_BLD, sequences, spans, strict=True)
+        return [pool(row_LD, len(one), pooling, span) for row_LD, one, span in rows]
 
     def _hidden(self, sequences: Sequence[str]) -> dict[int, Tensor]:
         limit = self.model.max_residues
@@ -164,7 +187,7 @@ class Embedder:
             return self._windowed(sequences[0], limit)
         is_lower = self.compute_dtype != torch.float32
         with torch.autocast(self.model.device.type, self.compute_dtype, enabled=is_lower):
-            return self.model.hidden_states(self.model.tokenize(sequences), self.layers)
+            return self.model.hidden_states(self.model.batch_of(sequences), self.layers)
 
     def _windowed(self, sequence: str, width: int) -> dict[int, Tensor]:
         parts: dict[int, list[Tensor]] = {layer: [] for layer in self.layers}
@@ -179,15 +202,18 @@ class Embedder:
 
 
 def embed_all(
-    embedder: Embedder, sequences: Sequence[str], tokens_per_batch: int
-) -> list[Vectors | None]:
-    """Returns the vectors of each sequence in order, None where it does not fit into the memory."""
-    found: list[Vectors | None] = [None] * len(sequences)
-    for some in batches([len(one) for one in sequences], tokens_per_batch):
-        computed = embedder.vectors([sequences[index] for index in some])
-        for index, vectors in zip(some, computed, strict=True):
-            found[index] = vectors
-    return found
+    embedder: Embedder,
+    sequences: Sequence[str],
+    tokens_per_batch: int,
+    spans: Sequence[Any] | None = None,
+    *,
+    longest_first: bool = False,
+) -> Iterator[tuple[int, Vectors | None]]:
+    """Yields the index of each sequence and its vectors, None if it does not fit by itself."""
+    lengths = [len(one) for one in sequences]
+    for some in batches(lengths, tokens_per_batch, longest_first=longest_first):
+        of_some = None if spans is None else [spans[index] for index in some]
+        yield from zip(some, embedder.vectors([sequences[n] for n in some], of_some), strict=True)
 
 
 class EmbeddedProtein(NamedTuple):
@@ -220,14 +246,14 @@ class EmbeddedFile:
         while window := list(islice(records, _WINDOW)):
             distinct = list(dict.fromkeys(record.sequence for record in window))
             found = embed_all(self._embedder, distinct, self._tokens_per_batch)
-            vectors = dict(zip(distinct, found, strict=True))
+            vectors = {distinct[index]: one for index, one in found}
             for record in window:
                 one = vectors[record.sequence]
                 if one is None:
                     reason = self._embedder.room.reason(len(record.sequence))
                     self.skipped.append((record.identifier, reason))
                 else:
-                    self._embedder.check_finite(one, printable(record.identifier))
+                    self._embedder.checked(one, printable(record.identifier))
                     yield EmbeddedProtein(record, one[kind, layer].numpy())
 
 
@@ -244,39 +270,48 @@ def unless_full(compute: Callable[[], T]) -> T | None:
     return None
 
 
+@dataclass
+class _Features(Embedder):
+    """The means that the head of fine-tuning takes too, or the vectors of residues in `spans`."""
+
+    def _rows(
+        self, hidden_BLD: Tensor, sequences: Sequence[str], pooling: Pooling, spans: Sequence[Any]
+    ) -> list[Tensor]:
+        if pooling is Pooling.mean:
+            lengths_B = torch.tensor([*map(len, sequences)], device=hidden_BLD.device)
+            return [*residue_means(hidden_BLD.float(), lengths_B)]
+        rows = zip(hidden_BLD[:, 1:], spans, strict=True)
+        return [row_LD[torch.as_tensor(places)].float() for row_LD, places in rows]
+
+
 def embeddings(
     model: "PretrainedModel",
     sequences: Sequence[str],
     *,
     layers: Sequence[int],
-    tokens_per_batch: int,
+    tokens_per_batch: int = EMBED_TOKENS,
     places: Sequence[np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """Returns hidden states by layer, float32, of the first residues that the model accepts.
 
     They are means, [sequences, D], or those of the residues `places` of each sequence, [residues,
-    D]; these, of several layers, are in temporary files.
+    D]; these, of several layers, are in temporary files. One that does not fit into the memory, or
+    whose vectors are not finite, is a `UserError`.
     """
-    texts = [sequence[: model.max_residues] for sequence in sequences]
+    kind = Pooling.mean if places is None else Pooling.per_tok
+    features = _Features(model, (kind,), tuple(layers))
+    texts = residues_of(sequence[: model.max_residues] for sequence in sequences)
     ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])
     shape = (int(ends[-1]), model.description.model.model_dim)
     in_memory = places is None or len(layers) == 1
     found = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
     with JobProgress("sequences embedded", len(texts), quiet=places is not None) as progress:
-        for rows in batches([*map(len, texts)], tokens_per_batch, longest_first=True):
-            batch = model.tokenize([texts[row] for row in rows])
-            # The special tokens come before the residues in the vocabulary.
-            is_residue_BL1 = (batch.tokens_BL > VOCABULARY.eos)[..., None]
-            hidden = model.hidden_states(batch, layers)
+        computed = embed_all(features, texts, tokens_per_batch, places, longest_first=True)
+        for row, vectors in computed:
+            own = features.checked(vectors, f"a protein of {len(texts[row]):,} residues")
             for layer, states in zip(layers, found, strict=True):
-                if places is None:
-                    sums_BD = (hidden[layer].float() * is_residue_BL1).sum(dim=1)
-                    states[rows] = (sums_BD / is_residue_BL1.sum(dim=1)).cpu().numpy()
-                    continue
-                for number, row in enumerate(rows):
-                    here = hidden[layer][number, 1:][torch.as_tensor(places[row])]
-                    states[ends[row] : ends[row + 1]] = here.float().cpu().numpy()
-            progress.advance(len(rows))
+                states[ends[row] : ends[row + 1]] = own[kind, layer].numpy()
+            progress.advance(1)
     return found
 
 

@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.decoding import STANDARD_TOKENS, Sampling, draw
 from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import UserError
-
-_TOKENS_PER_BATCH = 16_384
 
 
 @final
@@ -61,7 +60,7 @@ def resample(
     """
     # As in `generate`: in float64, the batch does not change the draws.
     network = copy.deepcopy(network).double().eval()
-    for indices in batches([len(start) for start in starts], _TOKENS_PER_BATCH, batch_size):
+    for indices in batches([len(start) for start in starts], TOKENS_PER_BATCH, batch_size):
         chains = [_Chain(VOCABULARY.encode(starts[n]), seed, n, sweeps) for n in indices]
         tokens_BL, mask_BL = collate([chain.start for chain in chains])
         tokens_BL = tokens_BL.to(network.embedding.weight.device)

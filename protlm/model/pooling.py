@@ -30,6 +30,14 @@ class Pooling(StrEnum):
         return self in (Pooling.per_tok, Pooling.ranges)
 
 
+def residue_means(hidden_BLD: Tensor, lengths_B: Tensor) -> Tensor:
+    """Returns the means of a padded batch, BD; `pool` adds the residues in another order."""
+    lengths_B1 = lengths_B[:, None]
+    place_L = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
+    is_residue_BL = (place_L >= 1) & (place_L <= lengths_B1)
+    return (hidden_BLD * is_residue_BL[..., None]).sum(dim=1) / lengths_B1
+
+
 def pool(
     hidden_LD: Tensor, num_residues: int, pooling: Pooling, ranges: Sequence[tuple[int, int]] = ()
 ) -> Tensor:

@@ -108,7 +108,11 @@ class PretrainedModel:
             UserError: something else, or more positions than the model has.
         """
         texts = sequences_of(sequences, "tokenize([sequence])")
-        encoded = [*map(VOCABULARY.encode, residues_of(texts, longest=self.max_residues))]
+        return self.batch_of(residues_of(texts, longest=self.max_residues))
+
+    def batch_of(self, sequences: Iterable[str]) -> TokenBatch:
+        """Returns the tokens of residues that were checked before."""
+        encoded = [*map(VOCABULARY.encode, sequences)]
         tokens_BL, mask_BL = collate(encoded)
         lengths = tuple(len(tokens) for tokens in encoded)
         return TokenBatch(tokens_BL.to(self.device), mask_BL.to(self.device), lengths)

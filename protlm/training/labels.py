@@ -20,10 +20,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from protlm.config import ScheduleConfig
+from protlm.config.data import TOKENS_PER_BATCH
+from protlm.data.batching.plan import SPECIALS
 from protlm.data.dataset import collate
-from protlm.data.vocabulary import VOCABULARY
 from protlm.model.embedding import batches
 from protlm.model.objective import TargetSums
+from protlm.model.pooling import residue_means
 from protlm.model.transformer import ProteinLM
 from protlm.training.datamodule import ENDLESS
 from protlm.training.module import Objective
@@ -174,7 +176,7 @@ class FinetuneSettings:
     patience: int = 3
     learning_rate: float = 1e-4
     batch_size: int = 16
-    tokens_per_batch: int = 16_384
+    tokens_per_batch: int = TOKENS_PER_BATCH
     seed: int = 0
     device: str = "cpu"
     devices: int = 1
@@ -233,7 +235,8 @@ class LabelLearning(Objective):
         if tokens_BL.numel() <= self._settings.tokens_per_batch:
             return self._outputs(tokens_BL, mask_BL, is_label_BL)
         lengths = mask_BL.sum(1).tolist()
-        outputs, passes = [], list(batches(lengths, self._settings.tokens_per_batch))
+        residues = [length - SPECIALS for length in lengths]
+        outputs, passes = [], list(batches(residues, self._settings.tokens_per_batch))
         for rows in passes:
             given = (tokens_BL, mask_BL, is_label_BL)
             cut = [None if x is None else x[rows, : lengths[rows[-1]]] for x in given]
@@ -249,9 +252,7 @@ class LabelLearning(Objective):
         hidden_BLD = out.hidden[last]
         if is_label_BL is not None:
             return self.head(hidden_BLD[is_label_BL])
-        is_residue_BL = mask_BL & (tokens_BL != VOCABULARY.cls) & (tokens_BL != VOCABULARY.eos)
-        sums_BD = (hidden_BLD * is_residue_BL[..., None]).sum(dim=1)
-        return self.head(sums_BD / is_residue_BL.sum(dim=1, keepdim=True).clamp(min=1))
+        return self.head(residue_means(hidden_BLD, mask_BL.sum(1) - SPECIALS))
 
     def _losses(self, batch: TokenRows) -> tuple[Tensor, TargetSums]:
         total = self._loss(self(batch), batch.values) * batch.is_used

@@ -252,20 +252,6 @@ def test_the_validation_split_chooses(numbers, model) -> None:
     assert found[MODEL].fitted.weights == pytest.approx(fitted.weights, abs=1e-5)
 
 
-def test_embeddings_are_those_of_single_proteins(numbers, model) -> None:
-    sequences = [*planted(numbers, 5)[0], "M"]
-    places = [np.sort(numbers.permutation(len(one))[:7]) for one in sequences]
-    means = embeddings(model, sequences, layers=[0, 2], tokens_per_batch=90)
-    found = embeddings(model, sequences, layers=[0, 2], tokens_per_batch=90, places=places)
-    # Those of several layers are not in memory together.
-    assert all(isinstance(one, np.memmap) for one in found)
-    for number, layer in enumerate([0, 2]):
-        alone = [model(model.tokenize([x]), [layer]).hidden[layer][0, 1:-1] for x in sequences]
-        assert means[number] == pytest.approx(np.stack([x.mean(0) for x in alone]), abs=1e-5)
-        rows = [x.numpy()[where] for x, where in zip(alone, places, strict=True)]
-        assert found[number] == pytest.approx(np.concatenate(rows), abs=1e-5)
-
-
 def test_residue_baselines() -> None:
     found = residue_baselines(["MKT"], [np.array([0, 2])])
     assert found["residue"].shape == (2, 25) and found["residue"].sum() == 2

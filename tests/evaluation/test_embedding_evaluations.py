@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.probing import compositions, three_mers
 from protlm.evaluation import create
 from protlm.evaluation.base import EvaluationData
-from protlm.model.pretrained import PretrainedModel
+from protlm.model.embedding import embeddings
+from protlm.model.pretrained import PretrainedModel, TokenBatch
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
 from tests.small_models import evaluated, small_model
@@ -29,6 +31,40 @@ def families(seed: int, number: int, members: int) -> list[tuple[str, str, str]]
             letters = np.where(changed, generator.choice(list(STANDARD), size=60), founder)
             rows.append((f"F{family}M{member}", f"f{family}", "".join(letters)))
     return rows
+
+
+@pytest.mark.parametrize("of_residues", [False, True])
+def test_embeddings_are_those_of_single_proteins_or_refused(
+    model: PretrainedModel, monkeypatch: pytest.MonkeyPatch, of_residues: bool
+) -> None:
+    states, sequences, factor = PretrainedModel.hidden_states, ["MKVW" * 9, "M", "MKV" * 9], 1.0
+
+    def limited(self: PretrainedModel, batch: TokenBatch, layers: Any) -> dict[int, torch.Tensor]:
+        if batch.tokens_BL.numel() > 40:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {layer: x * factor for layer, x in states(self, batch, layers).items()}
+
+    def computed(of: list[str]) -> list[np.ndarray]:
+        places = [np.arange(0, len(one), 3) for one in of] if of_residues else None
+        return embeddings(model, of, layers=[0, 2], tokens_per_batch=150, places=places)
+
+    whole = computed(sequences)
+    # Those of residues, of several layers, are not in memory together.
+    assert all(isinstance(one, np.memmap) == of_residues for one in whole)
+    for layer, found in zip((0, 2), whole, strict=True):
+        alone = []
+        for one in sequences:
+            hidden_LD = model(model.tokenize([one]), [layer]).hidden[layer][0, 1:-1]
+            alone.append(hidden_LD[::3] if of_residues else hidden_LD.mean(0, keepdim=True))
+        np.testing.assert_allclose(found, torch.cat(alone), rtol=1e-4, atol=1e-5)
+    # Batches that do not fit are halved.
+    monkeypatch.setattr(PretrainedModel, "hidden_states", limited)
+    np.testing.assert_allclose(computed(sequences), whole, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UserError, match="a protein of 39 residues does not fit into the memory"):
+        computed([*sequences, "MKV" * 13])
+    factor = np.inf
+    with pytest.raises(UserError, match="a protein of 36 residues are not finite"):
+        computed(sequences)
 
 
 def test_compositions_and_three_mers_by_hand() -> None:

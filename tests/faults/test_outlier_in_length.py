@@ -98,7 +98,7 @@ def test_starts_are_sampled_in_batches_of_tokens(monkeypatch):
     network, seen, found = small_model("softmax").network, list[int](), []
     network.register_forward_pre_hook(lambda _, given: seen.append(given[0].numel()))
     for limit in (10_000, 40):
-        monkeypatch.setattr(gibbs, "_TOKENS_PER_BATCH", limit)
+        monkeypatch.setattr(gibbs, "TOKENS_PER_BATCH", limit)
         how, sweeps = Sampling(), gibbs.Sweeps(1, 1.0)
         new = gibbs.resample(network, starts, how, sweeps=sweeps, seed=0, batch_size=32)
         found.append(dict(new))
@@ -114,7 +114,7 @@ def test_a_step_in_several_passes_has_the_gradient_of_one(of_residues):
     encoded = [VOCABULARY.encode(one) for one in sequences]
     data = LabeledTokens(encoded, values, places if of_residues else None)
     found, tokens, head = [], list[int](), nn.Linear(16, 1).double()
-    for limit in (10_000, 60):
+    for limit in (10_000, 36):
         network = small_model("softmax").network
         network.register_forward_pre_hook(lambda _, given: tokens.append(given[0].numel()))
         module = LabelLearning(
@@ -131,5 +131,5 @@ def test_a_step_in_several_passes_has_the_gradient_of_one(of_residues):
         module._loss(outputs, batch.values).backward()
         found.append([outputs.detach(), *(p.grad for p in network.parameters())])
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
-    # Each of the three passes is computed again for the gradient.
+    # The four shortest fill a pass; each of the three is computed again for the gradient.
     assert len(tokens) == 1 + 2 * 3 and max(tokens[1:]) == len(sequences[1]) + SPECIALS

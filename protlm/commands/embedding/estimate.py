@@ -101,7 +101,7 @@ def _line(sizes: list[int], values: list[float]) -> np.ndarray:
 
     The slope is used far beyond the last size.
     """
-    if len(sizes) == 1 or values[-1] < _GROWS * min(values):
+    if len(sizes) == 1 or values[-1] < _GROWS * values[0]:
         return np.array([0.0, float(np.median(values))])
     slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
     return np.array([slope, max(values[-1] - slope * sizes[-1], 0.0)])

@@ -14,6 +14,7 @@ import torch
 
 from protlm import __version__
 from protlm.commands.embedding.plan import Part, Plan, first_equal
+from protlm.config.data import EMBED_TOKENS
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.tables import places_of, read_table
@@ -64,7 +65,7 @@ class EmbedOptions:
 
     include: tuple[Pooling, ...] = (Pooling.mean,)
     layers: tuple[int, ...] = (-1,)
-    tokens_per_batch: int = 4_096
+    tokens_per_batch: int = EMBED_TOKENS
     dtype: Dtype = Dtype.float32
     compute_dtype: Dtype = Dtype.float32
     device: str = "auto"

@@ -141,7 +141,7 @@ def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int
     done = sum(plan.residues(part.batches) for part in finished)
     missing = {part.number for part in mine} - {part.number for part in finished}
     with JobProgress("residues embedded", total, done=done, quiet=quiet) as progress:
-        for unit, records in job.units():
+        for unit, records in job.units() if missing else ():
             for part in (part for part in unit if part.number in missing):
                 parts.write(part, _contents(job, part, records, progress))
     return job.embedder.num_halved
@@ -158,7 +158,7 @@ def _contents(
             if vectors is None:
                 yield NO_MEMORY * int(job.plan.num_bytes[number])
             else:
-                job.embedder.check_finite(vectors, printable(record.identifier))
+                job.embedder.checked(vectors, printable(record.identifier))
                 yield _encode(job, record, vectors)
         progress.advance(job.plan.residues([batch]))
 
