@@ -32,7 +32,7 @@ def write_xml(path: Path, num_bytes: int) -> None:
 
 def _unpacked(path: Path) -> bytes:
     with ByteSource(path, "a sequence file") as source:
-        return b"".join(source.chunks())
+        return b"".join(source.blocks())
 
 
 def _write(path: Path, text: bytes) -> None:

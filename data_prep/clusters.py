@@ -1,6 +1,5 @@
 """Clusters of similar sequences: the table of MMseqs2, and splits that keep them together."""
 
-import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -11,6 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from protlm.data.records import Record
+from protlm.data.records.record import accession
 from protlm.data.tables import read_clusters
 from protlm.system.errors import InputDataError
 from protlm.system.paths import complete_file, sha256_of
@@ -24,8 +24,6 @@ PULLED = "held out because its cluster holds a member of a held-out family"
 _BITS = 16
 # Members in two clusters that are searched for; the first is enough for the message.
 _MOST_CONFLICTS = 1_000
-# Names that MMseqs2 shortens when it reads FASTA: "sp|P12345|AATM_RABIT" becomes P12345.
-_DATABASE_NAME = re.compile(r"(?:sp|tr|gb|ref|pdb|bbs|lcl|cl)\|([^|\s]+)")
 
 
 @final
@@ -112,7 +110,7 @@ class ClusterTable:
         wanted = set(members[:_MOST_CONFLICTS].tolist())
         first: dict[int, tuple[int, str, str]] = {}
         for number, *names in read_clusters(self.path):
-            representative, member = map(member_name, names)
+            representative, member = map(accession, names)
             key = name_hash(member)
             if key not in wanted:
                 continue
@@ -124,20 +122,9 @@ class ClusterTable:
                 )
 
 
-def member_name(identifier: str) -> str:
-    """Returns the name that MMseqs2 gives to a record.
-
-    >>> member_name("sp|P12345|AATM_RABIT"), member_name("P12345")
-    ('P12345', 'P12345')
-    """
-    if "|" in identifier and (match := _DATABASE_NAME.match(identifier)):
-        return match[1]
-    return identifier
-
-
 def name_hash(identifier: str) -> int:
     """Returns the BLAKE2b-64 hash of MMseqs2's name of a record as a big-endian number."""
-    encoded = member_name(identifier).encode("utf-8", "surrogateescape")
+    encoded = accession(identifier).encode("utf-8", "surrogateescape")
     return int.from_bytes(blake2b(encoded, digest_size=8).digest(), "big")
 
 
@@ -158,7 +145,7 @@ class ClusterSplit(SplitRule):
         self._pulled: set[int] = set()
         if families is not None:
             for _, representative, member in read_clusters(table.path):
-                if families.families_of(member_name(member)):
+                if families.families_of(accession(member)):
                     self._pulled.add(name_hash(representative))
 
     def split_of(self, record: Record, digest: bytes) -> str:

@@ -11,7 +11,7 @@ _MAX_LOAD = 0.7
 _SLOT_BYTES = 16
 # Digests looked up between two releases of the pages of a table on disk; each loads up to 64 KiB.
 _LOOKUPS = 1 << 11
-_PIECE = 1 << 16
+_BLOCK = 1 << 16
 
 
 class DigestSet:
@@ -82,9 +82,9 @@ class DigestSet:
         old, old_pages = self._table, self._pages
         self._table, self._pages = self._make_table(2 * len(old))
         self._size = 0
-        for start in range(0, len(old), _PIECE):
-            piece = old[start : start + _PIECE]
-            self._insert(piece[piece.any(axis=1)])
+        for start in range(0, len(old), _BLOCK):
+            block = old[start : start + _BLOCK]
+            self._insert(block[block.any(axis=1)])
             _release(old_pages)
 
     def _make_table(self, slots: int) -> tuple[np.ndarray, mmap.mmap | None]:
@@ -94,8 +94,8 @@ class DigestSet:
         # kills the process by SIGBUS. The mapping of the previous file outlives its name.
         self._path.unlink(missing_ok=True)
         with self._path.open("xb+") as file:
-            zeros = bytes(_PIECE)
-            for start in range(0, slots * _SLOT_BYTES, _PIECE):
+            zeros = bytes(_BLOCK)
+            for start in range(0, slots * _SLOT_BYTES, _BLOCK):
                 file.write(zeros[: slots * _SLOT_BYTES - start])
             file.flush()
             pages = mmap.mmap(file.fileno(), slots * _SLOT_BYTES)

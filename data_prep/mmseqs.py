@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
+from protlm.data.records.record import accession
 from protlm.data.tables import read_clusters
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError, OutputError, UserError
@@ -23,7 +24,6 @@ from protlm.system.paths import existing_file, explain_os_error
 from protlm.system.terminal import printable
 from protlm.system.work_folder import Kind, unfinished, work_folder
 
-from .clusters import member_name
 from .duplicates import DigestSet
 from .encode import DIGEST_BYTES
 
@@ -211,7 +211,7 @@ class _Names:
         self._records = DigestSet(folder / "records.table")
 
     def add(self, records: Sequence[Record], source: Path) -> None:
-        names = [member_name(record.identifier) for record in records]
+        names = [accession(record.identifier) for record in records]
         is_new_name = self._names.add(_digests(names))
         pairs = zip(names, records, strict=True)
         is_new = self._records.add(_digests(f"{name} {one.sequence}" for name, one in pairs))

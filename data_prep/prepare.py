@@ -40,7 +40,7 @@ class PrepareOptions:
         deduplicate: keeps only the first of identical sequences.
         shard_residues: minimum number of residues of a segment, which becomes one shard in each
             split, unless its sequences are very short.
-        is_part: the data set will be merged with others, so it may lack held-out families, and no
+        is_share: the data set will be merged with others, so it may lack held-out families, and no
             report is printed.
     """
 
@@ -52,7 +52,7 @@ class PrepareOptions:
     reading: ReadOptions = field(default_factory=ReadOptions)
     restart: bool = False
     break_lock: bool = False
-    is_part: bool = False
+    is_share: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.workers <= _MAX_WORKERS:
@@ -93,7 +93,7 @@ def prepare(
         sources: files or folders of FASTA, Swiss-Prot flat files or UniProt XML, plain or gzip,
             read in this order; `-` is standard input.
         clusters: assigns records to clusters, if the data set is to store them.
-        submission: prepares each source in a job of its own, and merges the parts.
+        submission: prepares each source in a job of its own, and merges the shares.
     """
     options = options or PrepareOptions()
     refuse_finished(out, DATA_SET)
@@ -116,9 +116,9 @@ def prepare(
         else:
             _build(work, plan, encoder, options)
             report = _conclude(work, plan)
-        if not options.is_part:
+        if not options.is_share:
             refuse_empty_hold_out(report.split_rule, report.counts.noted)
-    if not options.is_part:
+    if not options.is_share:
         report.print()
     return report
 
@@ -139,7 +139,7 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
             known.add(work.read_first_seen(number))
     segment, totals, is_warned = OpenSegment(known), _totals(work), False
     with (
-        JobProgress("records", None, done=totals.records, quiet=options.is_part) as progress,
+        JobProgress("records", None, done=totals.records, quiet=options.is_share) as progress,
         closing(in_order(encoder, reader.blocks(), options.workers)) as encoded,
     ):
         for place, block in encoded:
@@ -158,25 +158,25 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
 def _build_by_jobs(
     work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOptions, submission: Submission
 ) -> Report:
-    """Prepares each source in a job, unless its part exists already, and merges the parts."""
-    parts = work.path / "parts"
-    parts.mkdir(exist_ok=True)
+    """Prepares each source in a job, unless its share exists already, and merges the shares."""
+    shares = work.path / "parts"
+    shares.mkdir(exist_ok=True)
     if encoder.clusters is not None:
         encoder.clusters.store(work.path / "clusters.sorted")
     pairs = [
-        (source.path.absolute(), (parts / f"{number:05d}").absolute())
+        (source.path.absolute(), (shares / f"{number:05d}").absolute())
         for number, source in enumerate(plan.sources)
     ]
-    make = partial(_make_part, encoder, replace(options, restart=False, is_part=True))
+    make = partial(_make_share, encoder, replace(options, restart=False, is_share=True))
     submission.run(make, pairs, work.path / "jobs", options.workers)
-    return merge_into(work.data, [part for _, part in pairs])
+    return merge_into(work.data, [share for _, share in pairs])
 
 
-def _make_part(encoder: Encoder, options: PrepareOptions, pair: tuple[Path, Path]) -> None:
-    source, part = pair
-    if not (part / MANIFEST).is_file():
+def _make_share(encoder: Encoder, options: PrepareOptions, pair: tuple[Path, Path]) -> None:
+    source, share = pair
+    if not (share / MANIFEST).is_file():
         rule, clusters = encoder.split_rule, encoder.clusters
-        prepare([source], part, split_rule=rule, clusters=clusters, options=options)
+        prepare([source], share, split_rule=rule, clusters=clusters, options=options)
 
 
 def _totals(work: BuildFolder) -> Tally:

@@ -73,7 +73,7 @@ class Journal:
 
 
 def _has_finished(path: Path) -> bool:
-    """Returns whether a segment or part is finished, and the data set is not yet published."""
+    """Returns whether a segment or share is finished, and the data set is not yet published."""
     if not (path / _DATA).is_dir():
         return False
     return any((path / _JOURNAL).glob("segment-*.json")) or any(path.glob("parts/*"))

@@ -23,7 +23,7 @@ from protlm.config import (
 )
 from protlm.config.composition import to_plain
 from protlm.data.batching.mixture import Mixture, integer_weights
-from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankSlice
+from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankBatches
 from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.masking import MaskingRule, MaskingSchedule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
@@ -191,7 +191,7 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
     # The size of a step does not depend on the size of a micro-batch, which has whole rows.
     longest = config.data.max_length
     rows = max((trainer.tokens_per_step or 1) // longest, 1)
-    parts = -(-rows // max(config.data.tokens_per_batch // longest, 1))
+    micro_batches = -(-rows // max(config.data.tokens_per_batch // longest, 1))
     return SequenceData(
         train,
         valid,
@@ -199,8 +199,10 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
         config=config.data,
         masking=masking_schedule(config),
         seed=config.seed,
-        share=RankSlice(
-            parts=parts, fill=trainer.compile, batches_per_step=trainer.accumulate_grad_batches
+        share=RankBatches(
+            micro_batches=micro_batches,
+            fill=trainer.compile,
+            batches_per_step=trainer.accumulate_grad_batches,
         ),
     )
 

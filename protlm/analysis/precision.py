@@ -212,9 +212,9 @@ def _scores(
 def table_rows(values: Mapping[str, Any], predictors: Sequence[str]) -> list[tuple[str, ...]]:
     """Formats the cells of `COLUMNS` after the predictor, for all structures and each group."""
     rows = []
-    for suffix, part in _parts(values):
+    for suffix, scores in _groups(values):
         for who in predictors:
-            for separation, by_divisor in part[who].items():
+            for separation, by_divisor in scores[who].items():
                 first, *others = (by_divisor[divisor] for divisor in DIVISORS)
                 cells = [percent(one["mean"]) for one in others]
                 interval = f"{percent(first['low'])} to {percent(first['high'])}"
@@ -228,8 +228,8 @@ def table_rows(values: Mapping[str, Any], predictors: Sequence[str]) -> list[tup
 def caption(values: Mapping[str, Any]) -> str:
     """Returns lines on the model and the best baselines, and on the structures left out."""
     lines = []
-    for suffix, part in _parts(values):
-        for separation, over in part["over_best_baseline"].items():
+    for suffix, scores in _groups(values):
+        for separation, over in scores["over_best_baseline"].items():
             mean, low, high = (percent(over[name], "+.1%") for name in ("mean", "low", "high"))
             lines.append(
                 f"{over['metric']} of the model less that of {over['baseline']}, "
@@ -243,7 +243,7 @@ def caption(values: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _parts(values: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+def _groups(values: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """Returns the suffix of names and the scores, of all structures and of each group."""
     groups = values.get("by_group", {})
-    return [("", values), *((f", {group}", part) for group, part in groups.items())]
+    return [("", values), *((f", {group}", scores) for group, scores in groups.items())]

@@ -76,8 +76,8 @@ def read_model(path: Path) -> "tuple[Model, dict[str, list[str]], list[str]]":
 
     with ByteSource(path, "a structure") as source:
         contents = bytearray()
-        for piece in source.chunks():
-            contents += piece
+        for block in source.blocks():
+            contents += block
             if len(contents) > _MAX_BYTES:
                 raise InputDataError(
                     f"{path} has more than {_MAX_BYTES >> 20} MB of text; give the chain alone"

@@ -73,7 +73,7 @@ def is_structure(path: Path) -> bool:
     if _ENDING.search(path.name) or path == STANDARD_INPUT or not path.is_file():
         return _ENDING.search(path.name) is not None
     with ByteSource(path, "a sequence file or a structure") as source:
-        return bool(structure_format(next(source.chunks())))
+        return bool(structure_format(next(source.blocks())))
 
 
 def structure_files(directory: Path) -> list[Path]:

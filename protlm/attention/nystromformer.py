@@ -81,29 +81,29 @@ class Nystromformer(Attention):
     def _through_landmarks(
         self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor
     ) -> Tensor:
-        is_in_BPL = segments(mask_BL, self.num_landmarks)
+        is_in_BPL = landmark_members(mask_BL, self.num_landmarks)
         exists_BP = is_in_BPL.any(dim=-1)
-        q_BHPK, k_BHPK = segment_means(q_BHLK, is_in_BPL), segment_means(k_BHLK, is_in_BPL)
+        q_BHPK, k_BHPK = landmark_means(q_BHLK, is_in_BPL), landmark_means(k_BHLK, is_in_BPL)
         inverse_BHPP = pseudo_inverse(_kernel(q_BHPK, k_BHPK, exists_BP), self.num_iterations)
         mixed_BHPC = _attend(q_BHPK, k_BHLK, v_BHLC, mask_BL)
         values_BHPC = (inverse_BHPP @ mixed_BHPC.to(inverse_BHPP.dtype)).to(v_BHLC.dtype)
         return _attend(q_BHLK, k_BHPK, values_BHPC, exists_BP)
 
 
-def segments(mask_BL: Tensor, num_segments: int) -> Tensor:
+def landmark_members(mask_BL: Tensor, num_landmarks: int) -> Tensor:
     """Assigns positions to segments, BPL: none at padding.
 
     The r-th of a sample's n true positions is in segment ⌊r P / n⌋, or r where n < P.
     """
     rank_BL = mask_BL.cumsum(dim=1) - 1
     # Integer division: with floats some positions would be one segment too low.
-    length_B1 = mask_BL.sum(dim=1, keepdim=True).clamp(min=num_segments)
-    segment_BL = rank_BL * num_segments // length_B1
-    number_P1 = torch.arange(num_segments, device=mask_BL.device)[:, None]
-    return (segment_BL[:, None] == number_P1) & mask_BL[:, None]
+    length_B1 = mask_BL.sum(dim=1, keepdim=True).clamp(min=num_landmarks)
+    landmark_BL = rank_BL * num_landmarks // length_B1
+    number_P1 = torch.arange(num_landmarks, device=mask_BL.device)[:, None]
+    return (landmark_BL[:, None] == number_P1) & mask_BL[:, None]
 
 
-def segment_means(x_BHLK: Tensor, is_in_BPL: Tensor) -> Tensor:
+def landmark_means(x_BHLK: Tensor, is_in_BPL: Tensor) -> Tensor:
     """Computes the means over the positions of every segment, BHPK; 0 for an empty segment."""
     # Unlike index_add, a matrix product is deterministic on a GPU.
     sums_BHPK = torch.einsum("bpl,bhlk->bhpk", is_in_BPL.to(x_BHLK.dtype), x_BHLK)

@@ -1,6 +1,6 @@
 """`protlm embed FASTA -m MODEL -o OUT.h5`: one vector, or one per residue, for every protein.
 
-The proteins are divided into parts. Finished parts are files in the folder `OUT.h5.partial`, from
+The proteins are divided into blocks. Finished blocks are files in the folder `OUT.h5.partial`, from
 which an interrupted command continues, and from which the output is written.
 """
 
@@ -17,7 +17,7 @@ import torch
 
 from protlm.commands.embedding.estimate import print_estimate
 from protlm.commands.embedding.job import EmbedOptions, Format, Job
-from protlm.commands.embedding.results import EMBEDDING, Parts, Results, compute, opened
+from protlm.commands.embedding.results import EMBEDDING, Blocks, Results, compute, opened
 from protlm.commands.outputs import check_suffix
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import pick_device
@@ -66,11 +66,11 @@ def embed(
             _estimate(job, output)
         else:
             _check_space(job, output)
-            with opened(job, output, _fingerprint(job, output)) as parts:
+            with opened(job, output, _fingerprint(job, output)) as blocks:
                 if not options.merge:
-                    _compute(job, parts, partial(_compute_beside_others, *paths))
+                    _compute(job, blocks, partial(_compute_beside_others, *paths))
                 if options.share is None:
-                    _write(job, parts, output, form)
+                    _write(job, blocks, output, form)
     if with_jobs:
         shutil.rmtree(_job_folder(output))
 
@@ -120,10 +120,10 @@ def _free_space(output: Path) -> int:
 
 
 def _estimate(job: Job, output: Path) -> None:
-    parts, done = Parts(output, job.plan), set[int]()
-    if read_begun(parts.folder, EMBEDDING) is not None:
-        refuse_other(parts.folder, _fingerprint(job, output), EMBEDDING)
-        done = {part.number for part in job.plan.parts if parts.too_large(part) == set()}
+    blocks, done = Blocks(output, job.plan), set[int]()
+    if read_begun(blocks.folder, EMBEDDING) is not None:
+        refuse_other(blocks.folder, _fingerprint(job, output), EMBEDDING)
+        done = {block.number for block in job.plan.blocks if blocks.too_large(block) == set()}
     print_estimate(job, _free_space(output), done)
 
 
@@ -131,7 +131,7 @@ def _check_space(job: Job, output: Path) -> None:
     """Refuses a disk without space for what this command adds: unfinished parts, the output."""
     free, needed = _free_space(output), 0
     if not job.options.merge:
-        needed += Parts(output, job.plan).missing_bytes(job.options.share or Share())
+        needed += Blocks(output, job.plan).missing_bytes(job.options.share or Share())
     if job.options.share is None:
         needed += int(job.plan.num_bytes.sum())
     if needed > free:
@@ -155,11 +155,11 @@ def _fingerprint(job: Job, output: Path) -> dict[str, Any]:
     return fingerprint
 
 
-def _compute(job: Job, parts: Parts, in_process: Callable[[EmbedOptions], int]) -> None:
+def _compute(job: Job, blocks: Blocks, in_process: Callable[[EmbedOptions], int]) -> None:
     """Computes what is not finished: a share or everything, here or in several processes."""
     options, share = job.options, job.options.share or Share()
     if options.processes == 1:
-        halved = compute(job, parts, share)
+        halved = compute(job, blocks, share)
     else:
         # They divide the threads and the GPUs of this machine.
         shares = [
@@ -181,16 +181,16 @@ def _compute_beside_others(
     assert options.share is not None
     torch.set_num_threads(max(1, torch.get_num_threads() // options.share.count))
     job, is_quiet = Job(fasta, model_path, options), options.share.number > 1
-    with opened(job, output, job.fingerprint(), quiet=True) as parts:
-        return compute(job, parts, options.share, quiet=is_quiet)
+    with opened(job, output, job.fingerprint(), quiet=True) as blocks:
+        return compute(job, blocks, options.share, quiet=is_quiet)
 
 
-def _write(job: Job, parts: Parts, output: Path, form: Any) -> None:
+def _write(job: Job, blocks: Blocks, output: Path, form: Any) -> None:
     """Writes the output, unless another share is being computed."""
-    parts.work.refuse_others()
-    results = Results(job, parts)
+    blocks.work.refuse_others()
+    results = Results(job, blocks)
     if not len(results):
         raise InputDataError("no protein fits into the memory of this device; use another one")
     form.write(results, output)
     job.proteins.report("embedded", further=results.too_large)
-    parts.work.is_published = True
+    blocks.work.is_published = True

@@ -256,8 +256,8 @@ def _tuned(work: _Work, head: nn.Linear) -> Predictor:
     rows = targets.rows_of(proteins)
     values, groups = targets.values[rows], targets.groups[rows]
     seed = work.options.training.seed
-    units = work.labeled.split.units(groups)
-    scores = label_scores(outputs, values, groups, targets.task, units=units, seed=seed)
+    clusters = work.labeled.split.clusters_of(groups)
+    scores = label_scores(outputs, values, groups, targets.task, clusters=clusters, seed=seed)
     return Predictor(fitted, model.num_layers, None, {}, scores, outputs)
 
 

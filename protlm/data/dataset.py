@@ -25,7 +25,7 @@ class Batch:
         targets_BL: tokens to predict, int64; `IGNORE` at all other positions.
         samples_B: the first sample of each row, int64; -1 for filler rows.
         after: epoch, samples and tokens of the progress after the whole batch.
-        slice: index of these rows among the slices of the global batch.
+        micro_batch: index of these rows among the micro-batches of the global batch.
         joined_N: the N samples of all rows, int64: more than one of a joined row, none of filler.
     """
 
@@ -34,7 +34,7 @@ class Batch:
     mask_BL: Tensor
     samples_B: Tensor
     after: tuple[int, int, int]
-    slice: int = 0
+    micro_batch: int = 0
     joined_N: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
 
     def pin_memory(self) -> "Batch":
@@ -82,7 +82,7 @@ class SequenceDataset(Dataset[Batch]):
             torch.from_numpy(mask_BL),
             torch.tensor([FILLER if row is None else row.samples[0] for row in plan.rows]),
             (plan.after.epoch, plan.after.samples, plan.after.tokens),
-            plan.slice,
+            plan.micro_batch,
             torch.tensor([n for row in filled for n in row.samples], dtype=torch.int64),
         )
 

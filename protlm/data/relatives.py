@@ -130,7 +130,7 @@ class KmerIndex:
     def search(self, sequences: Sequence[np.ndarray]) -> None:
         """Compares sequences, uint8 tokens, with all sets."""
         # A letter that occurs in no k-mer separates adjacent sequences.
-        tokens = np.concatenate([part for one in sequences for part in (one, _BREAK)])
+        tokens = np.concatenate([array for one in sequences for array in (one, _BREAK)])
         ends = np.cumsum([len(one) + 1 for one in sequences])
         rows = self._row_of[kmers(tokens)]
         places = np.flatnonzero(rows)
@@ -139,15 +139,15 @@ class KmerIndex:
         hits = np.unique(numbers * len(self._starts) + rows[places] - 1)
         numbers, rows = np.divmod(hits, len(self._starts))
         sizes = [len(_distinct_kmers(one)) for one in sequences] if self._of_shorter else []
-        for part in self._parts(numbers, rows):
-            self._count(numbers[part], rows[part], np.array(sizes))
+        for block in self._blocks(numbers, rows):
+            self._count(numbers[block], rows[block], np.array(sizes))
 
-    def _parts(self, numbers: np.ndarray, rows: np.ndarray) -> list[slice]:
-        """Splits hits between sequences, so that the pairs of each part fit in memory."""
+    def _blocks(self, numbers: np.ndarray, rows: np.ndarray) -> list[slice]:
+        """Splits hits between sequences, so that the pairs of each block fit in memory."""
         num_pairs = np.cumsum(self._starts[rows + 1] - self._starts[rows])
         borders = np.flatnonzero(np.diff(numbers)) + 1
-        parts_at = num_pairs[borders - 1] // _PAIRS
-        cuts = borders[np.flatnonzero(np.diff(parts_at)) + 1] if len(borders) else borders
+        blocks_at = num_pairs[borders - 1] // _PAIRS
+        cuts = borders[np.flatnonzero(np.diff(blocks_at)) + 1] if len(borders) else borders
         edges = [0, *cuts.tolist(), len(rows)]
         return [slice(start, stop) for start, stop in pairwise(edges)]
 

@@ -37,8 +37,8 @@ def read_text(path: Path, what: str) -> str:
     """Returns the content of a UTF-8 file, plain or gzip, without a byte order mark."""
     content = bytearray()
     with ByteSource(existing_file(path, what), what) as source:
-        for chunk in source.chunks():
-            content += chunk
+        for block in source.blocks():
+            content += block
             if len(content) > min(_MOST_BYTES, max(_BOMB_BYTES, _BOMB_RATIO * source.num_bytes)):
                 raise InputDataError(
                     f"{path} expands to over {len(content) >> 20:,} MiB, too much for {what}; "

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from protlm.data.records import ReadOptions, Tally, read_records
-from protlm.data.records.record import residues
+from protlm.data.records.record import accession, residues
 from protlm.data.tables import MISSING, read_table, read_text
 from protlm.data.vocabulary import capitals
 from protlm.system.errors import InputDataError, UserError
@@ -202,16 +202,6 @@ def _sequences(path: Path, wanted: Set[str]) -> dict[str, tuple[str, str]]:
             found.setdefault(accession(identifier), found.setdefault(identifier, ("", reason)))
     tally.warn_of_rejected(path)
     return found
-
-
-def accession(identifier: str) -> str:
-    """Returns the accession in an identifier of UniProt, or the identifier.
-
-    >>> accession("sp|P12345|NAME_HUMAN"), accession("P12345")
-    ('P12345', 'P12345')
-    """
-    parts = identifier.split("|")
-    return parts[1] if len(parts) > 1 else identifier
 
 
 def _table_rows(path: Path, column: str | None, *, per_residue: bool) -> Iterator[Example]:

@@ -199,19 +199,21 @@ def label_scores(
     groups: np.ndarray,
     task: Task,
     *,
-    units: np.ndarray | None = None,
+    clusters: np.ndarray | None = None,
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> Metrics:
     """Compares outputs, numbers or logits [examples, outputs], with labels as in `Targets`.
 
-    Groups are the protein of each row, and units its cluster, which is drawn whole.
+    Groups are the protein of each row, and clusters its cluster, which is drawn whole.
     """
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
-    _, unit_of = np.unique((groups if units is None else units)[first], return_inverse=True)
-    number = int(unit_of.max()) + 1
+    _, cluster_of = np.unique(
+        (groups if clusters is None else clusters)[first], return_inverse=True
+    )
+    number = int(cluster_of.max()) + 1
     counts = [
-        np.bincount(drawn, minlength=number)[unit_of]
+        np.bincount(drawn, minlength=number)[cluster_of]
         for drawn in draws(number, seed=seed, number=resamples)
     ]
     metrics = _metrics_of(outputs, values, group_of, task)

@@ -88,7 +88,7 @@ class _Rows:
         if values.ndim == 1 and not np.ptp(values):
             one = targets.classes[values[0]] if targets.classes else values[0]
             raise InputDataError(f"all labels to fit to are {one}; give two or more that differ")
-        self.units = split.units(targets.groups[self.test])
+        self.clusters = split.clusters_of(targets.groups[self.test])
         if split.valid.size:
             self.chosen_on = of(split.valid)
             self.rest = of(train)
@@ -136,7 +136,7 @@ def _probe(
         fitted = _fitted(features[best], targets, rows.fit, penalty)
     outputs = fitted.outputs(features[best][rows.test])
     tested, groups = values[rows.test], targets.groups[rows.test]
-    scores = label_scores(outputs, tested, groups, task, units=rows.units, seed=seed)
+    scores = label_scores(outputs, tested, groups, task, clusters=rows.clusters, seed=seed)
     return Predictor(fitted, layer, penalty, by_layer, scores, outputs)
 
 

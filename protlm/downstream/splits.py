@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from protlm.data.records.record import accession
 from protlm.data.relatives import MIN_SHARED, K, highest_shared_fractions
-from protlm.downstream.labels import TEST, TRAIN, VALID, Example, accession
+from protlm.downstream.labels import TEST, TRAIN, VALID, Example
 from protlm.system.errors import InputDataError
 
 TEST_FRACTION = 0.2
@@ -26,7 +27,7 @@ class Split:
         """Returns the number of proteins of each split."""
         return {TRAIN: len(self.train), VALID: len(self.valid), TEST: len(self.test)}
 
-    def units(self, proteins: np.ndarray) -> np.ndarray | None:
+    def clusters_of(self, proteins: np.ndarray) -> np.ndarray | None:
         """Returns the cluster of each protein, which the bootstrap draws whole; None if unknown."""
         return self.groups[proteins] if self.has_clusters else None
 

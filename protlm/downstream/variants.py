@@ -85,14 +85,14 @@ def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Varian
     >>> parse_mutant("K2R", "MKT").substitutions
     (Substitution(wild_type='K', position=1, mutant='R'),)
     """
-    for match in (parts := [_SUBSTITUTION.fullmatch(part) for part in _parts(text)]):
+    for match in (matches := [_SUBSTITUTION.fullmatch(one) for one in _substitutions(text)]):
         if match is None or capitals(match[3]) in ("*", "TER"):
             stop = "" if match is None else " but a stop, which has no score"
             advice = "write it as A1P or p.Ala1Pro, and several as A1P:D2N"
             if match is None and _INDEL.search(text):
                 advice = "to score insertions and deletions, add a column mutated_sequence"
             raise InputDataError(f"{text.strip()[:50]!r} is not a substitution{stop}; {advice}")
-    found = [_parse(match, wild_type, first_residue) for match in parts if match]
+    found = [_parse(match, wild_type, first_residue) for match in matches if match]
     positions = Counter(substitution.position for substitution in found)
     for position, count in positions.items():
         if count > 1:
@@ -109,10 +109,10 @@ def is_mutant(text: str) -> bool:
     >>> is_mutant("A1P:D2N"), is_mutant("p.Ala1Pro"), is_mutant("_wt"), is_mutant("MKT")
     (True, True, True, False)
     """
-    return all(_SUBSTITUTION.fullmatch(part) for part in _parts(text))
+    return all(_SUBSTITUTION.fullmatch(one) for one in _substitutions(text))
 
 
-def _parts(text: str) -> list[str]:
+def _substitutions(text: str) -> list[str]:
     """Returns the substitutions of a text; none of the wild type."""
     letters = text.strip()
     parts = letters.split(":")

@@ -14,7 +14,7 @@ from protlm.system.errors import UserError
 
 _PERIOD = 10_000.0
 # Numbers that a CPU rotates at a time: 1 MiB in float32, whose copies stay in its cache.
-_PIECE = 1 << 18
+_CHUNK = 1 << 18
 
 
 def sinusoids(length: int, width: int) -> Tensor:
@@ -97,7 +97,7 @@ class _Rotation(torch.autograd.Function):
 
 def _rotated(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
     length = x_BHLK.shape[2]
-    size = max(_PIECE * length // max(x_BHLK.numel(), 1), 1)
+    size = max(_CHUNK * length // max(x_BHLK.numel(), 1), 1)
     if size >= length or x_BHLK.device.type != "cpu" or torch.compiler.is_compiling():
         return _rotated_at_once(x_BHLK, cos_LK, sin_LK)
     rotated_BHLK = torch.empty_like(x_BHLK)

@@ -49,8 +49,8 @@ def assemble(content: dict[str, Any]) -> str:
         "SCRIPTS": "\n".join(f"<script>{script}</script>" for script in scripts),
     }
     # Split first, so that a mark inside of a part is text.
-    pieces = _asset("page.html").split("@@")
-    return "".join(parts[piece] if place % 2 else piece for place, piece in enumerate(pieces))
+    texts = _asset("page.html").split("@@")
+    return "".join(parts[text] if place % 2 else text for place, text in enumerate(texts))
 
 
 def check_size(num_bytes: int) -> None:

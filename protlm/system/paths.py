@@ -13,7 +13,7 @@ from pathlib import Path
 
 from protlm.system.errors import FULL_DISK, InputDataError, OutputError, UserError
 
-_CHUNK = 1 << 20
+_BLOCK = 1 << 20
 # Errors of the system that mean that an output cannot be written.
 OUTPUT_FAULTS = frozenset({*FULL_DISK, errno.EACCES, errno.EROFS, errno.EPERM})
 # The beginning of what Git LFS writes in the place of a file.
@@ -60,8 +60,8 @@ def sha256_of(*paths: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
+            while block := file.read(_BLOCK):
+                digest.update(block)
     return digest.hexdigest()
 
 

@@ -21,7 +21,7 @@ from protlm.data.batching.plan import (
     BatchingStrategy,
     BatchStream,
     Progress,
-    RankSlice,
+    RankBatches,
     Sequences,
 )
 from protlm.data.batching.strategies import LengthBuckets
@@ -104,7 +104,7 @@ class SequenceData(pl.LightningDataModule):
         config: DataConfig,
         masking: MaskingSchedule | None,
         seed: int,
-        share: RankSlice,
+        share: RankBatches,
     ) -> None:
         super().__init__()
         self.train, self.valid, self.rule = train, valid, rule
@@ -151,7 +151,7 @@ class SequenceData(pl.LightningDataModule):
             self.valid.lengths_of,
             SampleOrder([len(self.valid)], shuffle=is_cut),
             LengthBuckets(self.config.tokens_per_batch, self.config.max_length),
-            share=self._of_rank(RankSlice()),
+            share=self._of_rank(RankBatches()),
         )
         return self._loader(self.valid, stream, self.valid_rule)
 
@@ -172,7 +172,7 @@ class SequenceData(pl.LightningDataModule):
         """The masking of validation, with one fraction for all rows; None if causal."""
         return self.masking and replace(self.masking.rule, mask_fraction_range=None)
 
-    def _of_rank(self, share: RankSlice) -> RankSlice:
+    def _of_rank(self, share: RankBatches) -> RankBatches:
         trainer = self.trainer
         if trainer is None:
             return share

@@ -77,7 +77,7 @@ class Objective(pl.LightningModule, ABC):
 
     def training_step(self, batch: Any, batch_index: int) -> dict[str, Tensor]:
         """Returns the total loss of the targets, and this rank's sums (nats, correct, count)."""
-        # Dropout is a pure function of (seed, position in the data, slice of the batch). A resumed
+        # Dropout is a pure function of (seed, position in the data, micro-batch). A resumed
         # run thus draws the same numbers without a saved generator state.
         place = np.random.SeedSequence([self._seed, *self._place(batch)])
         torch.manual_seed(int(place.generate_state(1)[0]))
@@ -180,7 +180,7 @@ class LanguageModeling(Objective):
         self._unigram_VV = torch.empty(0, 0)
 
     def _place(self, batch: Batch) -> tuple[int, ...]:
-        return (*batch.after, batch.slice)
+        return (*batch.after, batch.micro_batch)
 
     def make_optimizer(self) -> torch.optim.Optimizer:
         return build_optimizer(self.network, self._optimizer)

@@ -87,9 +87,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
     Lightning's automatic optimization supports a single optimizer.
     """
 
-    def __init__(self, parts: Sequence[Muon | torch.optim.AdamW]) -> None:
-        self._parts = parts
-        super().__init__([group for part in parts for group in part.param_groups], {})
+    def __init__(self, optimizers: Sequence[Muon | torch.optim.AdamW]) -> None:
+        self._optimizers = optimizers
+        super().__init__([group for one in optimizers for group in one.param_groups], {})
         self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -97,8 +97,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for part in self._parts:
-            part.step()
+        for one in self._optimizers:
+            one.step()
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -107,9 +107,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     def _share(self) -> None:
         start = 0
-        for part in self._parts:
-            end = start + len(part.param_groups)
-            part.param_groups, part.state = self.param_groups[start:end], self.state
+        for one in self._optimizers:
+            end = start + len(one.param_groups)
+            one.param_groups, one.state = self.param_groups[start:end], self.state
             start = end
 
 
@@ -233,13 +233,13 @@ def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.
     if config.name is Optimizer.adamw:
         decayed = kinds.hidden | kinds.matrices
         return adamw(decayed, kinds.rest, config)
-    parts: list[Muon | torch.optim.AdamW] = []
+    optimizers: list[Muon | torch.optim.AdamW] = []
     if kinds.hidden:
         rates = {"lr": config.learning_rate, "momentum": config.momentum}
-        parts.append(Muon(kinds.hidden.values(), **rates, weight_decay=config.weight_decay))
+        optimizers.append(Muon(kinds.hidden.values(), **rates, weight_decay=config.weight_decay))
     if kinds.matrices or kinds.rest:
-        parts.append(adamw(kinds.matrices, kinds.rest, config))
-    return MuonWithAdamW(parts)
+        optimizers.append(adamw(kinds.matrices, kinds.rest, config))
+    return MuonWithAdamW(optimizers)
 
 
 def adamw(

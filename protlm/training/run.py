@@ -56,7 +56,7 @@ from protlm.training.module import LanguageModeling, Objective
 class Run:
     """A run: its folder and settings, and what its kind of training adds to the loop.
 
-    The callbacks run before those that stop and save; `parts` are the micro-batches of a batch.
+    The callbacks run before those that stop and save; `micro_batches` are those of a batch.
     """
 
     folder: Path
@@ -67,7 +67,7 @@ class Run:
     loggers: list[Logger]
     environment: list[ClusterEnvironment]
     profiler: Profiler | None = None
-    parts: int = 1
+    micro_batches: int = 1
 
     def lacks_validation(self, step: int, *, of_start: bool) -> bool:
         """Returns whether the validation after this step is due but not in the log."""
@@ -144,7 +144,7 @@ def train(
         make_loggers(settings.logger, run_dir, [*COLUMNS, *more], from_step=step),
         cluster_environment(),
         data_wait,
-        data.share.parts,
+        data.share.micro_batches,
     )
     with (
         lost_ranks_explained(config),
@@ -225,7 +225,7 @@ def _trainer(module: Objective, run: Run, callbacks: list[Callback]) -> pl.Train
     config = run.config
     accelerator, _, index = resolved_accelerator(config.accelerator).partition(":")
     precision = resolved_precision(config.precision, accelerator)
-    batches_per_step = config.accumulate_grad_batches * run.parts
+    batches_per_step = config.accumulate_grad_batches * run.micro_batches
     return pl.Trainer(
         default_root_dir=run.folder,
         accelerator=accelerator,

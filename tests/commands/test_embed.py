@@ -239,19 +239,19 @@ def test_the_places_in_the_plan_do_not_overlap() -> None:
     made, again = (Plan(lengths, first, lengths * 4, 2_000) for _ in range(2))
     places = [[one.place(record) for record in range(300)] for one in (made, again)]
     assert places[0] == places[1]
-    spans = sorted({(part, place.start, place.stop) for part, place in places[0]})
-    for (part, _, end), (next_part, start, _) in pairwise(spans):
-        assert part < next_part or end == start
+    spans = sorted({(block, place.start, place.stop) for block, place in places[0]})
+    for (block, _, end), (next_block, start, _) in pairwise(spans):
+        assert block < next_block or end == start
     assert len(spans) == len(set(first.tolist()))
 
 
-@pytest.mark.parametrize(("number", "units"), [(100, 1), (1_000, 3), (10_000, 16), (100_000, 49)])
-def test_a_small_file_has_a_part_for_several_processes(number: int, units: int) -> None:
-    """And a large one units as large as before."""
+@pytest.mark.parametrize(("number", "groups"), [(100, 1), (1_000, 3), (10_000, 16), (100_000, 49)])
+def test_a_small_file_has_a_block_for_several_processes(number: int, groups: int) -> None:
+    """And a large one groups as large as before."""
     lengths = np.full(number, 10)
     made = Plan(lengths, np.arange(number), lengths, 4_096)
-    assert len(made.units) == units
-    assert sum(len(batch) for part in made.parts for batch in part.batches) == number
+    assert len(made.groups) == groups
+    assert sum(len(batch) for block in made.blocks for batch in block.batches) == number
 
 
 def test_the_estimates_grow_linearly_or_not_at_all() -> None:

@@ -18,7 +18,7 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan
 from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.job import Dtype, EmbedOptions, Job
-from protlm.commands.embedding.results import EMBEDDING, Parts
+from protlm.commands.embedding.results import EMBEDDING, Blocks
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
@@ -39,9 +39,9 @@ FASTA, OUTPUT, PARTIAL = Path("x.fasta"), Path("out.h5"), Path("out.h5.partial")
 
 @pytest.fixture(autouse=True)
 def fasta(own_folder: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forty random proteins, ten of them equal to others, in units of seven and two parts each."""
+    """Forty random proteins, ten of them equal to others, in groups of seven, of two blocks."""
     monkeypatch.setattr(plan, "_SEQUENCES", 7)
-    monkeypatch.setattr(plan, "_PART_RESIDUES", 150)
+    monkeypatch.setattr(plan, "_BLOCK_RESIDUES", 150)
     rng = np.random.default_rng(0)
     lengths = rng.integers(5, 90, 30)
     sequences = ["".join(rng.choice(list("ACDEFGHIKLMNPQRSTVWY"), n)) for n in lengths]
@@ -69,33 +69,33 @@ def undisturbed() -> bytes:
     return content
 
 
-def at_part(patch: pytest.MonkeyPatch, number: int, act: Callable[[Parts], object]) -> None:
-    """Does something once a part, counted from 0, has its first vectors."""
-    write, count = Parts.write, iter(range(1_000))
+def at_block(patch: pytest.MonkeyPatch, number: int, act: Callable[[Blocks], object]) -> None:
+    """Does something once a block, counted from 0, has its first vectors."""
+    write, count = Blocks.write, iter(range(1_000))
 
-    def disturbed(vectors: Iterator[bytes], parts: Parts) -> Iterator[bytes]:
+    def disturbed(vectors: Iterator[bytes], blocks: Blocks) -> Iterator[bytes]:
         yield next(vectors)
-        act(parts)
+        act(blocks)
         yield from vectors
 
-    def write_and_act(self: Parts, part: plan.Part, vectors: Iterator[bytes]) -> None:
-        write(self, part, disturbed(vectors, self) if next(count) == number else vectors)
+    def write_and_act(self: Blocks, block: plan.Block, vectors: Iterator[bytes]) -> None:
+        write(self, block, disturbed(vectors, self) if next(count) == number else vectors)
 
-    patch.setattr(Parts, "write", write_and_act)
+    patch.setattr(Blocks, "write", write_and_act)
 
 
 def die(*_: object, **__: object) -> None:
     raise Killed
 
 
-def interrupt(_: Parts) -> None:
+def interrupt(_: Blocks) -> None:
     raise KeyboardInterrupt
 
 
-def disturb(number: int, act: Callable[[Parts], object], error: type) -> None:
-    """Embeds until something happens in a part."""
+def disturb(number: int, act: Callable[[Blocks], object], error: type) -> None:
+    """Embeds until something happens in a block."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
-        at_part(patch, number, act)
+        at_block(patch, number, act)
         embedded()
 
 
@@ -111,8 +111,8 @@ def test_a_killed_command_continues_to_the_same_bytes(
     capsys.readouterr()
     output = embedded()
     first, *_ = capsys.readouterr().err.splitlines()
-    parts = Job(FASTA, RUN, OPTIONS).plan.parts[: 2 * number]
-    finished = sum(len(part.batches) for part in parts)
+    blocks = Job(FASTA, RUN, OPTIONS).plan.blocks[: 2 * number]
+    finished = sum(len(block.batches) for block in blocks)
     assert first == f"continuing {output}.partial: {finished} batches are finished"
     assert output.read_bytes() == undisturbed
     assert not PARTIAL.exists()
@@ -131,10 +131,10 @@ def test_a_command_killed_while_it_writes_the_output_computes_nothing_again(
 @pytest.mark.parametrize("size", [100, None])
 def test_a_damaged_part_is_computed_again(size: int | None, undisturbed: bytes) -> None:
     disturb(4, die, Killed)
-    part = PARTIAL / "000000.vectors"
-    content = bytearray(part.read_bytes())
+    block = PARTIAL / "000000.vectors"
+    content = bytearray(block.read_bytes())
     content[99] ^= 1
-    part.write_bytes(content[:size])
+    block.write_bytes(content[:size])
     assert embedded().read_bytes() == undisturbed
 
 
@@ -161,7 +161,7 @@ def test_ctrl_c_says_how_to_continue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        at_part(patch, 0, interrupt)
+        at_block(patch, 0, interrupt)
         with pytest.raises(InterruptedJobError, match="the same command continues") as caught:
             embedded()
     assert caught.value.exit_code == ExitCode.INTERRUPTED
@@ -186,12 +186,12 @@ def test_two_commands_do_not_compute_the_same(
 ) -> None:
     """And the output is not written while a share is computed."""
 
-    def meanwhile(_: Parts) -> None:
+    def meanwhile(_: Blocks) -> None:
         with pytest.raises(OutputError, match="is being computed by process") as refused:
             embedded(**theirs)
         assert ("share-1-of-2" in str(refused.value)) == bool(mine)
 
-    at_part(monkeypatch, 0, meanwhile)
+    at_block(monkeypatch, 0, meanwhile)
     embedded(**mine)
     if mine:
         embedded()
@@ -199,14 +199,14 @@ def test_two_commands_do_not_compute_the_same(
 
 
 def test_a_command_whose_lock_was_taken_over_stops(undisturbed: bytes) -> None:
-    disturb(1, lambda parts: parts.work.lock._path.write_text("{}"), OutputError)
+    disturb(1, lambda blocks: blocks.work.lock._path.write_text("{}"), OutputError)
     assert [path.name for path in PARTIAL.glob("*.vectors")] == ["000000.vectors"]
     assert embedded(break_lock=True).read_bytes() == undisturbed
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     content = FASTA.read_text()
-    at_part(monkeypatch, 0, lambda _: FASTA.write_text(content.replace(">P39\n", ">P39\nW")))
+    at_block(monkeypatch, 0, lambda _: FASTA.write_text(content.replace(">P39\n", ">P39\nW")))
     with pytest.raises(InputDataError, match="has changed while it was read"):
         embedded()
     assert not OUTPUT.exists()
@@ -285,7 +285,7 @@ def test_a_folder_that_is_not_of_jobs_is_kept() -> None:
 
 def test_the_space_of_what_a_command_adds_is_required(monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal sequences take space in the output alone."""
-    monkeypatch.setattr(plan, "_PART_RESIDUES", 1 << 15)
+    monkeypatch.setattr(plan, "_BLOCK_RESIDUES", 1 << 15)
     mean, vector = {"include": (Pooling.mean,)}, 64 * 4
 
     def needs(num_vectors: int, **options: Any) -> None:
@@ -296,7 +296,7 @@ def test_the_space_of_what_a_command_adds_is_required(monkeypatch: pytest.Monkey
                 embedded(**mean, **options)
 
     needs(30 + 40)
-    # Parts of 7, 7, 7, 7 and 2.
+    # Blocks of 7, 7, 7, 7 and 2.
     needs(7 + 7 + 2, share=Share(1, 2))
     embedded(**mean, share=Share(1, 2))
     needs(14 + 40)
@@ -308,9 +308,9 @@ def test_the_space_of_what_a_command_adds_is_required(monkeypatch: pytest.Monkey
 def test_the_output_is_not_written_after_another_share_has_begun() -> None:
     begun = []
 
-    def begin(parts: Parts) -> None:
-        (parts.folder / "share-2-of-2").mkdir()
-        begun.append(EMBEDDING.lock(parts.folder / "share-2-of-2", break_lock=False))
+    def begin(blocks: Blocks) -> None:
+        (blocks.folder / "share-2-of-2").mkdir()
+        begun.append(EMBEDDING.lock(blocks.folder / "share-2-of-2", break_lock=False))
 
     disturb(0, begin, OutputError)
     assert not OUTPUT.exists()

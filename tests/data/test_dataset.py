@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from protlm.data.batching.mixture import Mixture
-from protlm.data.batching.plan import BatchPlan, BatchStream, Curriculum, Progress, RankSlice
+from protlm.data.batching.plan import BatchPlan, BatchStream, Curriculum, Progress, RankBatches
 from protlm.data.batching.strategies import LengthBuckets, PackedRow, Packing, SequenceRow
 from protlm.data.dataset import FILLER, Batch, SequenceDataset, collate
 from protlm.data.masking import IGNORE, MaskingRule
@@ -151,8 +151,8 @@ def test_collate_keeps_whole_sequences():
 
 STAGES = Curriculum([[0, 40], [45, 100]])
 RULES = {
-    "sequences": LengthBuckets(500, 100, window=15, crop="random", curriculum=STAGES),
-    "concatenated": Packing(500, 100, window=15, curriculum=STAGES),
+    "sequences": LengthBuckets(500, 100, block=15, crop="random", curriculum=STAGES),
+    "concatenated": Packing(500, 100, block=15, curriculum=STAGES),
 }
 NUM_BATCHES = 40
 
@@ -218,7 +218,7 @@ def assert_all_equal(ones: Iterable[Batch], others: Iterable[Batch]) -> None:
 def test_ranks_change_nothing(mixture, mode, objective, world_size):
     whole = list(load(mixture, RULES[mode], objective))
     ranks = [
-        load(mixture, RULES[mode], objective, share=RankSlice(rank, world_size))
+        load(mixture, RULES[mode], objective, share=RankBatches(rank, world_size))
         for rank in range(world_size)
     ]
     assert len(whole) == NUM_BATCHES
@@ -234,7 +234,7 @@ def test_ranks_change_nothing(mixture, mode, objective, world_size):
 @pytest.mark.parametrize("mode", RULES)
 def test_workers_change_nothing(mixture, mode, num_workers, world_size):
     for rank in range(world_size):
-        options = {"share": RankSlice(rank, world_size), "num_batches": 12 * num_workers}
+        options = {"share": RankBatches(rank, world_size), "num_batches": 12 * num_workers}
         alone = load(mixture, RULES[mode], "masked", **options)
         helped = load(mixture, RULES[mode], "masked", num_workers=num_workers, **options)
         assert_all_equal(alone, helped)
@@ -257,7 +257,7 @@ def test_a_row_does_not_depend_on_its_batch(mixture):
 
 
 def test_every_pass_is_masked_differently(mixture):
-    rule = LengthBuckets(500, 300, window=15)
+    rule = LengthBuckets(500, 300, block=15)
     seen = {}
     for batch in load(mixture, rule, "masked", num_batches=100):
         for sample, tokens_L in zip(batch.samples_B.tolist(), batch.tokens_BL, strict=True):

@@ -10,11 +10,12 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from protlm.data.records.record import accession
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep import merge as merging
 from protlm.data_prep import prepare as module
-from protlm.data_prep.clusters import ClusterSplit, ClusterTable, member_name, name_hash
+from protlm.data_prep.clusters import ClusterSplit, ClusterTable, name_hash
 from protlm.data_prep.encode import UNLISTED
 from protlm.data_prep.merge import merge
 from protlm.data_prep.split import HashSplit, TableSplit
@@ -45,7 +46,7 @@ def table(release, tmp_path):
     names = []
     for path in sorted(release.iterdir()):
         words = [line[1:].split()[0] for line in path.read_text().split("\n") if line[:1] == ">"]
-        names += [member_name(word.split("|")[1] if "|" in word else word) for word in words]
+        names += [accession(word.split("|")[1] if "|" in word else word) for word in words]
     rows = [(names[i % 46], name) for i, name in enumerate(names) if i % 10 != 7]
     path = tmp_path / "cluster.tsv"
     path.write_text("".join(f"{one}\t{other}\n" for one, other in rows))

@@ -148,7 +148,7 @@ def test_clusters_are_drawn_whole(numbers) -> None:
     alone = label_scores(outputs, values, np.arange(20), Task.one_class)
     units = np.repeat(np.arange(20), 5)
     copies = outputs.repeat(5, axis=0), values.repeat(5), np.arange(100)
-    whole = label_scores(*copies, Task.one_class, units=units)
+    whole = label_scores(*copies, Task.one_class, clusters=units)
     assert whole.interval("accuracy") == pytest.approx(alone.interval("accuracy"))
     low, high = label_scores(*copies, Task.one_class).interval("accuracy")
     assert high - low < 0.7 * np.subtract(*alone.interval("accuracy")[::-1])

@@ -437,7 +437,7 @@ def test_a_rotation_in_pieces_is_equal_and_may_be_empty(monkeypatch):
     expected_BHLK = rotate(x_BHLK, *angles)
     # 4 positions of 48 numbers at a time, and 3 at the end; or less than one.
     for numbers in (200, 1):
-        monkeypatch.setattr("protlm.model.positions._PIECE", numbers)
+        monkeypatch.setattr("protlm.model.positions._CHUNK", numbers)
         assert torch.equal(rotate(x_BHLK, *angles), expected_BHLK)
         assert rotate(x_BHLK[:0], *angles).shape == (0, 3, 11, 8)
 

@@ -8,7 +8,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from protlm.data.batching.mixture import SampleOrder
-from protlm.data.batching.plan import BatchStream, RankSlice
+from protlm.data.batching.plan import BatchStream, RankBatches
 from protlm.data.batching.strategies import LengthBuckets
 from protlm.training import run
 from protlm.training.callbacks.hooks import RunEagerly, compile_blocks
@@ -73,16 +73,16 @@ def test_more_lengths_than_torch_s_default_limit_are_compiled():
 
 def test_slices_of_one_length_have_one_shape():
     lengths = np.random.default_rng(0).lognormal(5.5, 0.5, 3_000).astype(np.int64)
-    rule = LengthBuckets(8_192, 1_024, window=100)
+    rule = LengthBuckets(8_192, 1_024, block=100)
 
-    def shapes(share: RankSlice) -> set[tuple[int, int]]:
+    def shapes(share: RankBatches) -> set[tuple[int, int]]:
         stream = BatchStream(lengths.take, SampleOrder([len(lengths)]), rule, share=share)
         return {(len(plan.rows), plan.length) for plan in stream}
 
-    filled = shapes(RankSlice(1, 2, parts=3, fill=True))
+    filled = shapes(RankBatches(1, 2, micro_batches=3, fill=True))
     num_lengths = len({length for _, length in filled})
     assert len(filled) == num_lengths > 20
-    assert len(shapes(RankSlice(1, 2, parts=3))) > num_lengths
+    assert len(shapes(RankBatches(1, 2, micro_batches=3))) > num_lengths
 
 
 def test_a_compiled_run_learns_the_same(train, monkeypatch):

@@ -69,7 +69,7 @@ def test_slices_of_a_batch_draw_their_own_dropout(train, look_at):
     numbers, seeds = [], []
 
     def look(module: LanguageModeling, batch: Any, index: int) -> None:
-        numbers.append(batch.slice)
+        numbers.append(batch.micro_batch)
         seeds.append(torch.initial_seed())
 
     look_at(LanguageModeling, "training_step", look, after=True)

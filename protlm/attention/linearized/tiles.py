@@ -43,14 +43,14 @@ def tiles(x_BHLK: Tensor, *, num_features: int, memory_divisor: int = 1) -> Iter
     else:
         numbers, positions = _GPU_NUMBERS, _GPU_POSITIONS
     positions = min(numbers // (num_features * memory_divisor), positions) // CHUNK * CHUNK
-    rows = _slices(length, max(positions, CHUNK))
-    head_slices = _slices(heads, max(positions // length, 1))
-    for samples in _slices(batch, max(positions // (length * heads), 1)):
-        for some_heads in head_slices:
+    rows = _ranges(length, max(positions, CHUNK))
+    head_ranges = _ranges(heads, max(positions // length, 1))
+    for samples in _ranges(batch, max(positions // (length * heads), 1)):
+        for some_heads in head_ranges:
             yield [Tile(samples, some_heads, some_rows) for some_rows in rows]
 
 
-def _slices(total: int, size: int) -> list[slice]:
+def _ranges(total: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, total)) for start in range(0, total, size)]
 
 

@@ -21,7 +21,7 @@ _GROWS = 1.5
 
 
 def print_estimate(job: Job, free: int, finished: Set[int]) -> None:
-    """Prints records, time, memory and bytes; finished parts take no more time."""
+    """Prints records, time, memory and bytes; finished blocks take no more time."""
     lengths, plan = job.plan.lengths, job.plan
     values, unfinished = int(plan.num_bytes.sum()), int(plan.num_bytes[plan.distinct].sum())
     sizes = f"{readable_size(values)}, and {readable_size(unfinished)} until it is complete"
@@ -34,7 +34,7 @@ def print_estimate(job: Job, free: int, finished: Set[int]) -> None:
         ("output", sizes),
         ("free disk space", readable_size(free)),
     ]
-    num_batches = [len(part.batches) for part in plan.parts]
+    num_batches = [len(block.batches) for block in plan.blocks]
     if finished:
         num_finished = sum(num_batches[number] for number in finished)
         rows.append(("finished", f"{num_finished:,} of {sum(num_batches):,} batches"))
@@ -48,8 +48,8 @@ def _measured(job: Job, finished: Set[int]) -> list[tuple[str, str]]:
     limit, room = job.model.max_residues, job.embedder.room
     seconds = _seconds_per_token(job, sorted({min(n, limit or n) for n in _LENGTHS}))
     total, most = 0.0, 0
-    for part in job.plan.parts:
-        for batch in part.batches if part.number not in finished else ():
+    for block in job.plan.blocks:
+        for batch in block.batches if block.number not in finished else ():
             longest = int(job.plan.lengths[batch].max())
             tokens = len(batch) * (longest + SPECIALS)
             total += tokens * float(np.polyval(seconds, min(longest, limit or longest)))

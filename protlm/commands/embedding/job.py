@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from protlm import __version__
-from protlm.commands.embedding.plan import Part, Plan, first_equal
+from protlm.commands.embedding.plan import Block, Plan, first_equal
 from protlm.config.data import EMBED_TOKENS
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
@@ -157,12 +157,12 @@ class Job:
         if number + 1 != len(self.proteins):
             raise self._changed()
 
-    def units(self) -> Iterator[tuple[list[Part], dict[int, Record]]]:
-        """Yields the parts of each unit, and their records by number."""
+    def groups(self) -> Iterator[tuple[list[Block], dict[int, Record]]]:
+        """Yields the blocks of each group, and their records by number."""
         distinct = (item for item in self.records() if self.plan.first[item[0]] == item[0])
-        for unit in self.plan.units:
-            size = sum(len(batch) for part in unit for batch in part.batches)
-            yield unit, dict(islice(distinct, size))
+        for group in self.plan.groups:
+            size = sum(len(batch) for block in group for batch in block.batches)
+            yield group, dict(islice(distinct, size))
 
     def rows_of_all(self, kind: Pooling) -> np.ndarray:
         """Returns the number of vectors of a kind for each record."""

@@ -1,7 +1,7 @@
-"""The division of a file's proteins into parts and batches, and the bytes of their vectors.
+"""The division of a file's proteins into blocks and batches, and the bytes of their vectors.
 
-Equal sequences are computed once. A unit is a number of consecutive distinct sequences, which are
-in memory together; its batches have similar lengths, and some of its batches are a part, which is
+Equal sequences are computed once. A group of blocks has consecutive distinct sequences, which
+are in memory together; its batches have similar lengths, and some of them are a block, which is
 one file. Everything depends only on the proteins and the options, so that every process computes
 the same batches.
 """
@@ -14,27 +14,27 @@ import numpy as np
 from protlm.data.batching.plan import SPECIALS
 from protlm.model.embedding import batches
 
-# A unit has at most this number of sequences, and of residues unless it is one protein.
+# A group has at most this number of sequences, and of residues unless it is one protein.
 _SEQUENCES, _RESIDUES = 2_048, 1 << 20
-# Units of fewer sequences, so that a small file has this number of them to divide; units below the
-# second number would have much padding.
-_UNITS, _LEAST = 16, 384
-# A part has no more batches once it has this number of residues, which is some seconds of work: of
+# Groups of fewer sequences, so that a small file has this number of them to divide; those below
+# the second number would have much padding.
+_GROUPS, _LEAST = 16, 384
+# A block has no more batches once it has this number of residues, which is some seconds of work: of
 # a large file more, so that there are not too many files.
-_PART_RESIDUES, _PARTS = 1 << 15, 4_096
+_BLOCK_RESIDUES, _BLOCKS = 1 << 15, 4_096
 
 
-class Part(NamedTuple):
-    """A part by its number, and the records of each of its batches, by number."""
+class Block(NamedTuple):
+    """A block by its number, and the records of each of its batches, by number."""
 
     number: int
     batches: list[np.ndarray]
 
 
 class Plan:
-    """The parts of a file, given the length, vector size and first equal record of each record.
+    """The blocks of a file, given the length, vector size and first equal record of each record.
 
-    `units` has the parts of each unit, and `distinct` the first record of each sequence.
+    `groups` has the blocks of each group, and `distinct` the first record of each sequence.
     """
 
     def __init__(
@@ -42,54 +42,54 @@ class Plan:
     ) -> None:
         self.lengths, self.first, self.num_bytes = lengths, first, num_bytes
         self.distinct = np.flatnonzero(first == np.arange(len(first)))
-        self.units: list[list[Part]] = []
-        self.parts: list[Part] = []
-        residues = max(_PART_RESIDUES, int(lengths[self.distinct].sum()) // _PARTS)
+        self.groups: list[list[Block]] = []
+        self.blocks: list[Block] = []
+        residues = max(_BLOCK_RESIDUES, int(lengths[self.distinct].sum()) // _BLOCKS)
         for start, end in _cuts(lengths[self.distinct]):
             records = self.distinct[start:end]
-            some = batches(lengths[records].tolist(), tokens_per_batch)
-            groups = self._groups([records[batch] for batch in some], residues)
-            self.units.append([Part(n, group) for n, group in enumerate(groups, len(self.parts))])
-            self.parts += self.units[-1]
-        self._part_of, self._offset = np.zeros((2, len(lengths)), np.int64)
-        for part in self.parts:
-            members = np.concatenate(part.batches)
-            self._part_of[members] = part.number
+            found = batches(lengths[records].tolist(), tokens_per_batch)
+            made = self._blocks_of([records[batch] for batch in found], residues)
+            self.groups.append([Block(n, some) for n, some in enumerate(made, len(self.blocks))])
+            self.blocks += self.groups[-1]
+        self._block_of, self._offset = np.zeros((2, len(lengths)), np.int64)
+        for block in self.blocks:
+            members = np.concatenate(block.batches)
+            self._block_of[members] = block.number
             self._offset[members] = np.cumsum(num_bytes[members]) - num_bytes[members]
 
     def residues(self, records: Sequence[np.ndarray]) -> int:
         """Returns the residues of the records in batches."""
         return sum(int(self.lengths[batch].sum()) for batch in records)
 
-    def bytes_of(self, part: Part) -> int:
-        """Returns the bytes of the vectors of a part."""
-        return sum(int(self.num_bytes[batch].sum()) for batch in part.batches)
+    def bytes_of(self, block: Block) -> int:
+        """Returns the bytes of the vectors of a block."""
+        return sum(int(self.num_bytes[batch].sum()) for batch in block.batches)
 
     def place(self, record: int) -> tuple[int, slice]:
-        """Returns the part with the vectors of a record, perhaps of an equal one, and its bytes."""
+        """Returns the block with the vectors of a record, or of an equal one, and its bytes."""
         first = int(self.first[record])
         start = int(self._offset[first])
-        return int(self._part_of[first]), slice(start, start + int(self.num_bytes[first]))
+        return int(self._block_of[first]), slice(start, start + int(self.num_bytes[first]))
 
     def padding(self) -> float:
         """Returns the fraction of the positions in batches that are padding."""
         used = positions = 0
-        for batch in (batch for part in self.parts for batch in part.batches):
+        for batch in (batch for block in self.blocks for batch in block.batches):
             lengths = self.lengths[batch] + SPECIALS
             used += int(lengths.sum())
             positions += int(lengths.max()) * len(lengths)
         return 1 - used / positions if positions else 0.0
 
-    def _groups(self, made: list[np.ndarray], residues: int) -> Iterator[list[np.ndarray]]:
-        """Yields batches in groups of a number of residues, or a little more."""
-        group: list[np.ndarray] = []
+    def _blocks_of(self, made: list[np.ndarray], residues: int) -> Iterator[list[np.ndarray]]:
+        """Yields batches in lists of a number of residues, or a little more."""
+        some: list[np.ndarray] = []
         for batch in made:
-            group.append(batch)
-            if self.residues(group) >= residues:
-                yield group
-                group = []
-        if group:
-            yield group
+            some.append(batch)
+            if self.residues(some) >= residues:
+                yield some
+                some = []
+        if some:
+            yield some
 
 
 def first_equal(digests: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ def first_equal(digests: np.ndarray) -> np.ndarray:
 
 def _cuts(lengths: np.ndarray) -> Iterator[tuple[int, int]]:
     start, residues = 0, 0
-    most = min(max(len(lengths) // _UNITS, _LEAST), _SEQUENCES)
+    most = min(max(len(lengths) // _GROUPS, _LEAST), _SEQUENCES)
     for index, length in enumerate(lengths.tolist()):
         is_full = index - start == most or residues + length > _RESIDUES
         if index > start and is_full:

@@ -1,9 +1,9 @@
-"""Results: parts, which are computed one by one, and the vectors of all in the order of the input.
+"""Results: blocks, which are computed one by one, and the vectors of all in the order of the input.
 
-`embed` continues from the folder of parts, `OUT.partial`.
+`embed` continues from the folder of blocks, `OUT.partial`.
 
-The file of a part has the vectors of its records, and the SHA-256 of them. It gets its name when it
-is complete; a damaged one is computed again.
+The file of a block has the vectors of its records, and the SHA-256 of them. It gets its name when
+it is complete; a damaged one is computed again.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from protlm.commands.embedding.job import Dtype, Job, Key
-from protlm.commands.embedding.plan import Part, Plan
+from protlm.commands.embedding.plan import Block, Plan
 from protlm.data.records import Record
 from protlm.model.embedding import Vectors, num_windows
 from protlm.model.pooling import Pooling
@@ -39,7 +39,7 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 _BLOCK_VALUES, _BLOCK_PROTEINS = 1 << 24, 1 << 14
 
 
-class Parts:
+class Blocks:
     """The unfinished results of one output; `share` is in the names of temporary files."""
 
     def __init__(
@@ -54,25 +54,25 @@ class Parts:
         assert self._work is not None
         return self._work
 
-    def too_large(self, part: Part) -> set[int] | None:
-        """Returns the records that did not fit into the memory; None if the part is unfinished."""
-        size = self._plan.bytes_of(part)
-        path = self._path(part.number)
+    def too_large(self, block: Block) -> set[int] | None:
+        """Returns the records that did not fit into the memory; None if the block is unfinished."""
+        size = self._plan.bytes_of(block)
+        path = self._path(block.number)
         if not path.is_file() or path.stat().st_size != size + _DIGEST_BYTES:
             return None
-        content = self._mapped(part.number)
+        content = self._mapped(block.number)
         if hashlib.sha256(content[:size].data).digest() != content[size:].tobytes():
             return None
         return {
             record
-            for batch in part.batches
+            for batch in block.batches
             for record in batch.tolist()
             if self.read(record)[: len(_MARK)] == _MARK
         }
 
-    def write(self, part: Part, vectors: Iterable[bytes]) -> None:
-        """Stores the vectors of all records of a part, in the order of its batches."""
-        path, digest = self._path(part.number), hashlib.sha256()
+    def write(self, block: Block, vectors: Iterable[bytes]) -> None:
+        """Stores the vectors of all records of a block, in the order of its batches."""
+        path, digest = self._path(block.number), hashlib.sha256()
         # The lock of the share has no other owner.
         temporary = path.with_name(f".{path.name}{self._share}.part")
         try:
@@ -88,16 +88,16 @@ class Parts:
             temporary.unlink(missing_ok=True)
 
     def read(self, record: int) -> memoryview:
-        """Returns the bytes of the vectors of a record, whose part was found to be finished."""
-        part, place = self._plan.place(record)
-        return self._mapped(part)[place].data
+        """Returns the bytes of the vectors of a record, whose block was found to be finished."""
+        block, place = self._plan.place(record)
+        return self._mapped(block)[place].data
 
     def missing_bytes(self, share: Share) -> int:
         """Returns the bytes of the vectors of a share that are not on the disk yet."""
         return sum(
-            self._plan.bytes_of(part)
-            for part in self._plan.parts
-            if part.number in share and not self._path(part.number).exists()
+            self._plan.bytes_of(block)
+            for block in self._plan.blocks
+            if block.number in share and not self._path(block.number).exists()
         )
 
     def _map(self, number: int) -> np.ndarray:
@@ -110,7 +110,7 @@ class Parts:
 @contextmanager
 def opened(
     job: Job, output: Path, fingerprint: Mapping[str, Any], *, quiet: bool = False
-) -> Iterator[Parts]:
+) -> Iterator[Blocks]:
     """Yields the unfinished results of an output, while this process owns a share of them."""
     share, break_lock = job.options.share, job.options.break_lock
     name = "" if share is None else f"share-{share.number}-of-{share.count}"
@@ -118,39 +118,39 @@ def opened(
     with work_folder(folder, fingerprint, EMBEDDING, break_lock=break_lock, share=name) as work:
         work.is_quiet = quiet
         try:
-            yield Parts(output, job.plan, work, name)
+            yield Blocks(output, job.plan, work, name)
         except KeyboardInterrupt:
             # The command says itself how to continue.
             work.is_quiet = True
             raise
 
 
-def compute(job: Job, parts: Parts, share: Share, *, quiet: bool = False) -> int:
-    """Computes the parts of a share that are not finished; returns how many batches were halved.
+def compute(job: Job, blocks: Blocks, share: Share, *, quiet: bool = False) -> int:
+    """Computes the blocks of a share that are not finished; returns how many batches were halved.
 
     Those with a protein that did not fit into the memory are computed again: it may fit now.
     """
     plan = job.plan
-    mine = [part for part in plan.parts if part.number in share]
-    finished = [part for part in mine if parts.too_large(part) == set()]
-    if kept := sum(len(part.batches) for part in finished):
+    mine = [block for block in plan.blocks if block.number in share]
+    finished = [block for block in mine if blocks.too_large(block) == set()]
+    if kept := sum(len(block.batches) for block in finished):
         of_share = "" if share.count == 1 else f" of share {share.number} of {share.count}"
-        message = f"continuing {parts.folder}: {kept:,} batches{of_share} are finished"
+        message = f"continuing {blocks.folder}: {kept:,} batches{of_share} are finished"
         print(printable(message), file=sys.stderr)
-    total = sum(plan.residues(part.batches) for part in mine)
-    done = sum(plan.residues(part.batches) for part in finished)
-    missing = {part.number for part in mine} - {part.number for part in finished}
+    total = sum(plan.residues(block.batches) for block in mine)
+    done = sum(plan.residues(block.batches) for block in finished)
+    missing = {block.number for block in mine} - {block.number for block in finished}
     with JobProgress("residues embedded", total, done=done, quiet=quiet) as progress:
-        for unit, records in job.units() if missing else ():
-            for part in (part for part in unit if part.number in missing):
-                parts.write(part, _contents(job, part, records, progress))
+        for group, records in job.groups() if missing else ():
+            for block in (block for block in group if block.number in missing):
+                blocks.write(block, _contents(job, block, records, progress))
     return job.embedder.num_halved
 
 
 def _contents(
-    job: Job, part: Part, records: Mapping[int, Record], progress: JobProgress
+    job: Job, block: Block, records: Mapping[int, Record], progress: JobProgress
 ) -> Iterator[bytes]:
-    for batch in part.batches:
+    for batch in block.batches:
         some = [records[number] for number in batch]
         sequences = [record.sequence for record in some]
         computed = job.embedder.vectors(sequences, [job.ranges_of(record) for record in some])
@@ -197,8 +197,8 @@ class Results:
     `too_large` lists the records that did not fit into the memory, `skipped` all without vectors.
     """
 
-    def __init__(self, job: Job, parts: Parts) -> None:
-        self.job, self._parts = job, parts
+    def __init__(self, job: Job, blocks: Blocks) -> None:
+        self.job, self._blocks = job, blocks
         self._failed = self._verify()
         self.too_large: list[tuple[str, str]] = []
         if self._failed:
@@ -251,7 +251,7 @@ class Results:
 
     def _vectors(self, number: int, record: Record) -> dict[Key, np.ndarray]:
         job, found, start = self.job, {}, 0
-        values = np.frombuffer(self._parts.read(number), job.options.dtype.stored)
+        values = np.frombuffer(self._blocks.read(number), job.options.dtype.stored)
         rows = values.reshape(-1, job.width)
         for kind, layer in job.keys:
             end = start + kind.num_rows(len(record.sequence), len(job.ranges_of(record)))
@@ -261,13 +261,13 @@ class Results:
 
     def _verify(self) -> set[int]:
         """Returns the numbers of the distinct records that did not fit into the memory."""
-        parts = self.job.plan.parts
-        states = [self._parts.too_large(part) for part in parts]
-        sizes = [len(part.batches) for part in parts]
+        blocks = self.job.plan.blocks
+        states = [self._blocks.too_large(block) for block in blocks]
+        sizes = [len(block.batches) for block in blocks]
         missing = sum(n for n, state in zip(sizes, states, strict=True) if state is None)
         if missing:
             raise UserError(
-                f"{missing:,} of {sum(sizes):,} batches in {self._parts.folder} are not finished: "
+                f"{missing:,} of {sum(sizes):,} batches in {self._blocks.folder} are not finished: "
                 "run every --shard to its end, or type the command without --merge"
             )
         return set[int]().union(*(state for state in states if state))

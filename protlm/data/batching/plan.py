@@ -1,4 +1,4 @@
-"""The order of a run's batches, the slices of ranks, and the data position to resume from."""
+"""The order of a run's batches, the micro-batches of ranks, and the position to resume from."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -17,38 +17,38 @@ from protlm.system.errors import UserError
 SPECIALS = 2
 
 # About 45 batches of proteins; only the last one is not full.
-_WINDOW, _WINDOW_FOR = 16_384, 131_072
+_BLOCK, _BLOCK_FOR = 16_384, 131_072
 
 # Returns the lengths of samples in residues, int64, given their numbers.
 Lengths: TypeAlias = Callable[[np.ndarray], np.ndarray]
 # Up to this number of samples, all lengths are read, in a second or two; beyond it, only those of
-# the first window, which the first batch needs anyway.
+# the first block, which the first batch needs anyway.
 _MAX_EXACT = 1 << 21
 
 
 @dataclass(frozen=True)
-class RankSlice:
-    """The slices of a batch that a rank computes: `parts` of them, one after the other.
+class RankBatches:
+    """What a rank computes of a batch: `micro_batches`, one after the other.
 
-    A batch has `world_size * parts` = n slices, and slice s has the rows s, s + n, s + 2n, ... With
-    `fill`, all slices of the same length have the same number of rows, also in the last batch of a
-    window, so that they have the same shape. An optimizer step has `batches_per_step` batches.
+    A batch has n = `world_size * micro_batches` of them, and number s has the rows s, s + n, ...
+    With `fill`, all of the same length have the same number of rows, also in the last batch of a
+    block, so that they have the same shape. An optimizer step has `batches_per_step` batches.
     """
 
     rank: int = 0
     world_size: int = 1
-    parts: int = 1
+    micro_batches: int = 1
     fill: bool = False
     batches_per_step: int = 1
 
     @property
-    def num_slices(self) -> int:
-        return self.world_size * self.parts
+    def num_micro_batches(self) -> int:
+        return self.world_size * self.micro_batches
 
     @property
-    def slices(self) -> range:
-        """Numbers of the slices of this rank."""
-        return range(self.rank * self.parts, (self.rank + 1) * self.parts)
+    def numbers(self) -> range:
+        """Numbers of the micro-batches of this rank."""
+        return range(self.rank * self.micro_batches, (self.rank + 1) * self.micro_batches)
 
 
 @final
@@ -150,22 +150,22 @@ class GlobalBatch:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """The slice of a global batch that a rank computes at a time.
+    """The micro-batch of a global batch that a rank computes at a time.
 
     `rows` has None for filler rows; `length` is the length in tokens to which all rows are padded;
-    `after` is the progress after the whole batch; `slice` is the number of the slice; `step` is the
-    optimizer step of the batch, counted from 0.
+    `after` is the progress after the whole batch; `micro_batch` is its number in that; `step`
+    is the optimizer step of the batch, counted from 0.
     """
 
     rows: tuple[Row | None, ...]
     length: int
     after: Progress
-    slice: int = 0
+    micro_batch: int = 0
     step: int = 0
 
 
 @dataclass(frozen=True)
-class SampleWindow:
+class SampleBlock:
     """Consecutive samples of the order, from which batches are formed together.
 
     Of each sample it has the number, the pass over its data set and the length, int64. A row has at
@@ -186,40 +186,40 @@ class SampleWindow:
 
 @dataclass(frozen=True)
 class BatchingStrategy(ABC):
-    """Assigns the samples of a window to batches.
+    """Assigns the samples of a block to batches.
 
     Args:
         tokens_per_batch: maximum of rows times padded length over all ranks; a longer row forms a
             separate batch.
         max_length: maximum number of tokens of a row, including special tokens.
-        window: number of samples from which batches are formed together; None uses 16,384 for
+        block: number of samples from which batches are formed together; None uses 16,384 for
             every 131,072 tokens of a batch, rounded up.
     """
 
     tokens_per_batch: int
     max_length: int
-    window: int | None = None
+    block: int | None = None
     curriculum: Curriculum = field(default_factory=Curriculum)
 
     def __post_init__(self) -> None:
-        for name, least in (("tokens_per_batch", 1), ("max_length", SPECIALS + 1), ("window", 1)):
+        for name, least in (("tokens_per_batch", 1), ("max_length", SPECIALS + 1), ("block", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"{name}={value} must be at least {least}")
         self.curriculum.check(self.max_length)
 
     @property
-    def window_size(self) -> int:
-        if self.window is not None:
-            return self.window
-        return _WINDOW * -(-self.tokens_per_batch // _WINDOW_FOR)
+    def block_size(self) -> int:
+        if self.block is not None:
+            return self.block
+        return _BLOCK * -(-self.tokens_per_batch // _BLOCK_FOR)
 
     @abstractmethod
-    def batches(self, window: SampleWindow) -> list[GlobalBatch]:
-        """Returns the batches of a window in order."""
+    def batches(self, block: SampleBlock) -> list[GlobalBatch]:
+        """Returns the batches of a block in order."""
 
-    def num_batches(self, window: SampleWindow) -> int:
-        return len(self.batches(window))
+    def num_batches(self, block: SampleBlock) -> int:
+        return len(self.batches(block))
 
     def row_length(self, seen: int) -> int:
         return self.curriculum.max_length(seen) or self.max_length
@@ -233,16 +233,16 @@ class BatchingStrategy(ABC):
 class BatchStream(Sampler[BatchPlan]):
     """Batches in an order that depends only on the samples, their order and the rule.
 
-    An epoch is divided into windows, which are computed only when they are reached, so that a run
-    of any length starts or resumes immediately at any position. Ranks take slices of the rows of
-    each batch, so the batches are the same for any number of ranks and of parts.
+    An epoch is divided into blocks, which are computed only when they are reached, so that a run
+    of any length starts or resumes immediately at any position. Ranks take some of the rows of
+    each batch, so the batches are the same for any number of ranks and of micro-batches.
 
     Args:
         start: position from which to start or resume.
         num_batches: number of batches of the whole run, over several epochs; None stops at the end
             of the epoch of `start`.
         done: number of batches of the run before `start`.
-        share: the slices of this rank; each is a plan.
+        share: the micro-batches of this rank; each is a plan.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class BatchStream(Sampler[BatchPlan]):
         start: Progress = Progress(),
         num_batches: int | None = None,
         done: int = 0,
-        share: RankSlice = RankSlice(),
+        share: RankBatches = RankBatches(),
     ) -> None:
         assert 0 <= share.rank < share.world_size
         assert 0 <= start.samples <= len(order)
@@ -265,25 +265,25 @@ class BatchStream(Sampler[BatchPlan]):
     def __len__(self) -> int:
         """Returns the number of plans of the whole run or epoch, independent of `start`."""
         batches = self._batches_per_epoch if self._num_batches is None else self._num_batches
-        return batches * self._share.parts
+        return batches * self._share.micro_batches
 
     def __iter__(self) -> Iterator[BatchPlan]:
         if self._num_batches is None:
             return self._epoch(self._start)
         left = self._num_batches - self._done
-        return self._with_steps(islice(self._epochs(), left * self._share.parts))
+        return self._with_steps(islice(self._epochs(), left * self._share.micro_batches))
 
     def _with_steps(self, plans: Iterator[BatchPlan]) -> Iterator[BatchPlan]:
         """Sets the optimizer steps, counted from the beginning of the run."""
         for number, plan in enumerate(plans):
-            batch = self._done + number // self._share.parts
+            batch = self._done + number // self._share.micro_batches
             yield replace(plan, step=batch // self._share.batches_per_step)
 
     @cached_property
     def _batches_per_epoch(self) -> int:
-        starts = range(0, len(self._order), self._rule.window_size)
-        windows = (self._window(self._start.epoch, start) for start in starts)
-        return sum(self._rule.num_batches(window) for window in windows)
+        starts = range(0, len(self._order), self._rule.block_size)
+        blocks = (self._block(self._start.epoch, start) for start in starts)
+        return sum(self._rule.num_batches(block) for block in blocks)
 
     def _epochs(self) -> Iterator[BatchPlan]:
         progress = self._start
@@ -292,10 +292,10 @@ class BatchStream(Sampler[BatchPlan]):
             progress = Progress(progress.epoch + 1)
 
     def _epoch(self, start: Progress) -> Iterator[BatchPlan]:
-        window = self._rule.window_size
-        for first in range(start.samples // window * window, len(self._order), window):
+        block = self._rule.block_size
+        for first in range(start.samples // block * block, len(self._order), block):
             before = Progress(start.epoch, first)
-            for batch in self.window(start.epoch, first):
+            for batch in self.block(start.epoch, first):
                 if before >= start:
                     yield from self._plans(batch)
                 elif batch.after > start:
@@ -306,15 +306,15 @@ class BatchStream(Sampler[BatchPlan]):
                     )
                 before = batch.after
 
-    def window(self, epoch: int, first: int) -> list[GlobalBatch]:
-        """Returns the batches of the window that begins at position `first` of an epoch."""
-        return self._rule.batches(self._window(epoch, first))
+    def block(self, epoch: int, first: int) -> list[GlobalBatch]:
+        """Returns the batches of the block that begins at position `first` of an epoch."""
+        return self._rule.batches(self._block(epoch, first))
 
-    def _window(self, epoch: int, first: int) -> SampleWindow:
-        last = min(first + self._rule.window_size, len(self._order))
+    def _block(self, epoch: int, first: int) -> SampleBlock:
+        last = min(first + self._rule.block_size, len(self._order))
         samples, passes = self._order.draw(epoch, np.arange(first, last))
         seen = epoch * len(self._order) + first
-        return SampleWindow(
+        return SampleBlock(
             start=Progress(epoch, first),
             seed=self._order.seed,
             samples=samples,
@@ -324,14 +324,14 @@ class BatchStream(Sampler[BatchPlan]):
         )
 
     def _plans(self, batch: GlobalBatch) -> Iterator[BatchPlan]:
-        num_slices, num_rows = self._share.num_slices, len(batch.rows)
+        num_micro_batches, num_rows = self._share.num_micro_batches, len(batch.rows)
         if self._share.fill:
             num_rows = max(num_rows, self._rule.tokens_per_batch // batch.length)
-        most = -(-num_rows // num_slices)
+        most = -(-num_rows // num_micro_batches)
         is_last = batch.after == Progress(batch.after.epoch, len(self._order))
         after = Progress(batch.after.epoch + 1) if is_last else batch.after
-        for number in self._share.slices:
-            rows: list[Row | None] = list(batch.rows[number::num_slices])
+        for number in self._share.numbers:
+            rows: list[Row | None] = list(batch.rows[number::num_micro_batches])
             rows += [None] * (most - len(rows))
             yield BatchPlan(tuple(rows), batch.length, after, number)
 
@@ -342,7 +342,7 @@ class Forecast:
     """Sequences of an epoch that are longer than a row, and how many residues they lose.
 
     For large data sets, both are estimates. The fraction is that of the positions in the first
-    window that are not padding.
+    block that are not padding.
     """
 
     cropped: int
@@ -361,24 +361,24 @@ class Forecast:
 def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) -> Forecast:
     """Predicts the statistics of the first epoch."""
     cropped = left_out = 0.0
-    for start, row_length, scale in _sampled_windows(order, rule):
-        positions = np.arange(start, min(start + rule.window_size, len(order)))
+    for start, row_length, scale in _sampled_blocks(order, rule):
+        positions = np.arange(start, min(start + rule.block_size, len(order)))
         residues = rule.left_out(lengths_of(order.draw(0, positions).samples), row_length)
         cropped += int(np.count_nonzero(residues)) * scale
         left_out += int(residues.sum()) * scale
-    batches = BatchStream(lengths_of, order, rule).window(0, 0)
+    batches = BatchStream(lengths_of, order, rule).block(0, 0)
     positions = sum(len(batch.rows) * batch.length for batch in batches)
     useful_fraction = sum(batch.num_tokens for batch in batches) / positions
     is_exact = len(order) <= _MAX_EXACT
     return Forecast(round(cropped), round(left_out), is_exact, useful_fraction)
 
 
-def _sampled_windows(order: SampleOrder, rule: BatchingStrategy) -> list[tuple[int, int, float]]:
-    """Returns the starts of windows, their row lengths, and the windows that each represents."""
-    starts = range(0, len(order), rule.window_size)
+def _sampled_blocks(order: SampleOrder, rule: BatchingStrategy) -> list[tuple[int, int, float]]:
+    """Returns the starts of blocks, their row lengths, and the blocks that each represents."""
+    starts = range(0, len(order), rule.block_size)
     if len(order) <= _MAX_EXACT:
         return [(start, rule.row_length(start), 1.0) for start in starts]
-    # The first window represents all others, for each length of the curriculum.
-    num_windows = Counter(map(rule.row_length, starts))
-    num_per_window = len(order) / len(starts) / rule.window_size
-    return [(0, length, number * num_per_window) for length, number in num_windows.items()]
+    # The first block represents all others, for each length of the curriculum.
+    num_blocks = Counter(map(rule.row_length, starts))
+    num_per_block = len(order) / len(starts) / rule.block_size
+    return [(0, length, number * num_per_block) for length, number in num_blocks.items()]

@@ -11,7 +11,7 @@ from protlm.data.batching.plan import (
     BatchingStrategy,
     GlobalBatch,
     Progress,
-    SampleWindow,
+    SampleBlock,
     Sequences,
 )
 from protlm.data.masking import CROPS, crop, row_rng
@@ -53,7 +53,7 @@ class SequenceRow:
 @final
 @dataclass(frozen=True)
 class LengthBuckets(BatchingStrategy):
-    """Sorts the samples of a window by length, cuts them into batches, and shuffles the batches.
+    """Sorts the samples of a block by length, cuts them into batches, and shuffles the batches.
 
     No sample is dropped or repeated. `crop` is the part that is kept of samples that are longer
     than `max_length`; the default of the padded lengths, `bucket_edges`, is sixteen per doubling.
@@ -83,32 +83,32 @@ class LengthBuckets(BatchingStrategy):
             edges.append(min(edges[-1] + doubling // _EDGES_PER_DOUBLING, self.max_length))
         return np.array(edges, dtype=np.int64)
 
-    def batches(self, window: SampleWindow) -> list[GlobalBatch]:
-        cuts, num_tokens = self._cuts(window), self._num_tokens(window)
-        epoch, consumed = window.start.epoch, window.start.samples
+    def batches(self, block: SampleBlock) -> list[GlobalBatch]:
+        cuts, num_tokens = self._cuts(block), self._num_tokens(block)
+        epoch, consumed = block.start.epoch, block.start.samples
         # Batches are shuffled in any case, so that the first batches sample all lengths.
-        rng = np.random.default_rng([window.seed % 2**64, epoch, consumed])
+        rng = np.random.default_rng([block.seed % 2**64, epoch, consumed])
         batches = []
         for number in rng.permutation(len(cuts)):
             places, length = cuts[number]
             consumed += len(places)
-            rows, useful = self._rows(window, places), int(num_tokens[places].sum())
+            rows, useful = self._rows(block, places), int(num_tokens[places].sum())
             batches.append(GlobalBatch(rows, length, useful, Progress(epoch, consumed)))
         return batches
 
-    def num_batches(self, window: SampleWindow) -> int:
+    def num_batches(self, block: SampleBlock) -> int:
         """Creates no rows, since a validation split may have millions."""
-        return len(self._cuts(window))
+        return len(self._cuts(block))
 
     def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
         return np.maximum(num_residues + SPECIALS - row_length, 0)
 
-    def _cuts(self, window: SampleWindow) -> list[tuple[np.ndarray, int]]:
-        """Returns the positions in the window of each batch, and the padded length of its rows."""
-        # In descending order, only the last batch of a window can be far below the budget.
-        longest_first = np.argsort(-window.num_residues, kind="stable")
-        num_tokens = self._num_tokens(window)
-        padded = np.minimum(self.edges[np.searchsorted(self.edges, num_tokens)], window.max_length)
+    def _cuts(self, block: SampleBlock) -> list[tuple[np.ndarray, int]]:
+        """Returns the positions in the block of each batch, and the padded length of its rows."""
+        # In descending order, only the last batch of a block can be far below the budget.
+        longest_first = np.argsort(-block.num_residues, kind="stable")
+        num_tokens = self._num_tokens(block)
+        padded = np.minimum(self.edges[np.searchsorted(self.edges, num_tokens)], block.max_length)
         cuts: list[tuple[np.ndarray, int]] = []
         position = 0
         while position < len(longest_first):
@@ -118,26 +118,26 @@ class LengthBuckets(BatchingStrategy):
             position += num_rows
         return cuts
 
-    def _num_tokens(self, window: SampleWindow) -> np.ndarray:
-        return np.minimum(window.num_residues + SPECIALS, window.max_length)
+    def _num_tokens(self, block: SampleBlock) -> np.ndarray:
+        return np.minimum(block.num_residues + SPECIALS, block.max_length)
 
-    def _rows(self, window: SampleWindow, places: np.ndarray) -> list[SequenceRow]:
-        drawn = zip(window.samples[places].tolist(), window.passes[places].tolist(), strict=True)
+    def _rows(self, block: SampleBlock, places: np.ndarray) -> list[SequenceRow]:
+        drawn = zip(block.samples[places].tolist(), block.passes[places].tolist(), strict=True)
         return [
-            SequenceRow(sample, repeat, window.max_length, self.crop) for sample, repeat in drawn
+            SequenceRow(sample, repeat, block.max_length, self.crop) for sample, repeat in drawn
         ]
 
 
 @final
 @dataclass(frozen=True)
 class PackedRow:
-    """`<cls>`, then a segment of the stream of sequences, each of which ends with `<eos>`.
+    """`<cls>`, then a chunk of the stream of sequences, each of which ends with `<eos>`.
 
     Attributes:
         position: position of its first sample in the order of the epoch.
-        samples: sequences that overlap with the segment, in order.
-        skip: number of tokens of the first sequence before the segment.
-        num_tokens: number of tokens of the segment, without `<cls>`.
+        samples: sequences that overlap with the chunk, in order.
+        skip: number of tokens of the first sequence before the chunk.
+        num_tokens: number of tokens of the chunk, without `<cls>`.
     """
 
     epoch: int
@@ -150,51 +150,51 @@ class PackedRow:
         parts: list[np.ndarray | list[int]] = []
         for sample in self.samples:
             parts += [sequences[sample], [VOCABULARY.eos]]
-        segment = np.concatenate(parts)[self.skip : self.skip + self.num_tokens]
+        chunk = np.concatenate(parts)[self.skip : self.skip + self.num_tokens]
         rng = row_rng(seed, self.epoch, self.position, self.skip)
-        return np.concatenate(([VOCABULARY.cls], segment)), rng
+        return np.concatenate(([VOCABULARY.cls], chunk)), rng
 
 
 @final
 @dataclass(frozen=True)
 class Packing(BatchingStrategy):
-    """Joins the samples of a window by `<eos>`, and cuts them into rows (arXiv 2009.14794).
+    """Joins the samples of a block by `<eos>`, and cuts them into rows (arXiv 2009.14794).
 
     Each row begins with `<cls>`, which precedes every sequence at inference. Positions count
     through the row, and attention crosses the borders of sequences, as in the paper. No token is
-    dropped or repeated; only the last row of a window may be shorter.
+    dropped or repeated; only the last row of a block may be shorter.
     """
 
-    def batches(self, window: SampleWindow) -> list[GlobalBatch]:
+    def batches(self, block: SampleBlock) -> list[GlobalBatch]:
         # One token of each row is <cls>.
-        per_row = window.max_length - 1
-        ends = np.cumsum(window.num_residues + 1)
+        per_row = block.max_length - 1
+        ends = np.cumsum(block.num_residues + 1)
         starts = np.arange(0, ends[-1], per_row)
-        rows = [self._row(window, ends, int(start), per_row) for start in starts]
-        num_rows = max(self.tokens_per_batch // window.max_length, 1)
+        rows = [self._row(block, ends, int(start), per_row) for start in starts]
+        num_rows = max(self.tokens_per_batch // block.max_length, 1)
         batches = []
         for first in range(0, len(rows), num_rows):
             some = rows[first : first + num_rows]
             num_tokens = sum(row.num_tokens + 1 for row in some)
-            after = self._place(window, ends, (first + num_rows) * per_row)
-            batches.append(GlobalBatch(some, window.max_length, num_tokens, after))
+            after = self._place(block, ends, (first + num_rows) * per_row)
+            batches.append(GlobalBatch(some, block.max_length, num_tokens, after))
         return batches
 
     def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
         return np.zeros_like(num_residues)
 
-    def _row(self, window: SampleWindow, ends: np.ndarray, start: int, size: int) -> PackedRow:
+    def _row(self, block: SampleBlock, ends: np.ndarray, start: int, size: int) -> PackedRow:
         stop = min(start + size, int(ends[-1]))
-        place = self._place(window, ends, start)
-        first = place.samples - window.start.samples
+        place = self._place(block, ends, start)
+        first = place.samples - block.start.samples
         last = int(np.searchsorted(ends, stop))
-        samples = tuple(window.samples[first : last + 1].tolist())
+        samples = tuple(block.samples[first : last + 1].tolist())
         return PackedRow(place.epoch, place.samples, samples, place.tokens, stop - start)
 
-    def _place(self, window: SampleWindow, ends: np.ndarray, token: int) -> Progress:
-        """Returns the position of a token of the window's stream, or the end of the window."""
+    def _place(self, block: SampleBlock, ends: np.ndarray, token: int) -> Progress:
+        """Returns the position of a token of the block's stream, or the end of the block."""
         number = int(np.searchsorted(ends, token, side="right"))
         if number == len(ends):
-            return window.end
+            return block.end
         begin = int(ends[number - 1]) if number else 0
-        return Progress(window.start.epoch, window.start.samples + number, token - begin)
+        return Progress(block.start.epoch, block.start.samples + number, token - begin)

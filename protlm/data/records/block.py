@@ -113,7 +113,7 @@ class Block(ABC):
             )
 
 
-class Piece(NamedTuple):
+class CutBlock(NamedTuple):
     """The bytes of a block, and the number of lines to the start of the next block.
 
     `is_cut` is true if the end of the last record is left out.
@@ -126,14 +126,14 @@ class Piece(NamedTuple):
 
 
 def cut(
-    chunks: Iterator[bytes], marker: bytes, *, max_record: int, size: int | None = None
-) -> Iterator[Piece]:
+    stream: Iterator[bytes], marker: bytes, *, max_record: int, size: int | None = None
+) -> Iterator[CutBlock]:
     """Cuts before the first record that begins `size` bytes or more after the last cut.
 
     A record that extends more than `max_record` bytes beyond that is truncated, so that memory
     stays bounded for any stream. The default size is 4 MiB.
     """
-    buffer = _StreamBuffer(chunks)
+    buffer = _StreamBuffer(stream)
     line_end = len(marker) - len(marker.lstrip(b"\n"))
     size = BLOCK_BYTES if size is None else size
     longest = size + max_record
@@ -141,20 +141,20 @@ def cut(
         end = buffer.find(marker, size, longest)
         if end >= 0:
             data = buffer.take(end + line_end)
-            yield Piece(data, count_lines(data), is_last=False, is_cut=False)
+            yield CutBlock(data, count_lines(data), is_last=False, is_cut=False)
         elif buffer.has_ended and len(buffer) <= longest:
-            yield Piece(buffer.take(len(buffer)), 0, is_last=True, is_cut=False)
+            yield CutBlock(buffer.take(len(buffer)), 0, is_last=True, is_cut=False)
         else:
             data = buffer.take(longest)
             num_lines = count_lines(data) + buffer.drop_until(marker, line_end)
-            yield Piece(data, num_lines, is_last=buffer.is_empty(), is_cut=True)
+            yield CutBlock(data, num_lines, is_last=buffer.is_empty(), is_cut=True)
 
 
 class _StreamBuffer:
     """The bytes that were read from a stream and not yet taken."""
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._bytes = chunks, b""
+    def __init__(self, stream: Iterator[bytes]) -> None:
+        self._stream, self._bytes = stream, b""
         self.has_ended = False
 
     def __len__(self) -> int:
@@ -189,16 +189,16 @@ class _StreamBuffer:
         return num_lines + count_lines(self.take(found + line_end))
 
     def _read(self, size: int) -> None:
-        parts, length = [self._bytes], len(self._bytes)
+        blocks, length = [self._bytes], len(self._bytes)
         while length < size and not self.has_ended:
-            chunk = next(self._chunks, None)
-            if chunk is None:
+            block = next(self._stream, None)
+            if block is None:
                 self.has_ended = True
             else:
-                parts.append(chunk)
-                length += len(chunk)
-        if len(parts) > 1:
-            self._bytes = b"".join(parts)
+                blocks.append(block)
+                length += len(block)
+        if len(blocks) > 1:
+            self._bytes = b"".join(blocks)
 
 
 def count_lines(data: bytes) -> int:

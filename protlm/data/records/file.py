@@ -36,7 +36,7 @@ class SequenceFile:
             path, "a sequence file", ignore_trailing_garbage=options.ignore_trailing_garbage
         )
         try:
-            self._chunks = with_unix_line_ends(self._source.chunks())
+            self._stream = with_unix_line_ends(self._source.blocks())
             self._start, self._line = self._beginning()
             self._layout = self._recognized()
         except BaseException:
@@ -64,22 +64,22 @@ class SequenceFile:
         The ends of blocks depend only on the bytes of the file.
         """
         layout = self._layout
-        chunks = chain([self._start[layout.num_skipped :]], self._chunks)
+        stream = chain([self._start[layout.num_skipped :]], self._stream)
         line = self._line + self._start.count(b"\n", 0, layout.num_skipped)
         is_first = True
-        for piece in cut(chunks, layout.marker, max_record=layout.max_record):
+        for found in cut(stream, layout.marker, max_record=layout.max_record):
             yield layout.block(
                 self._source.name,
                 line,
-                piece.data,
+                found.data,
                 layout,
                 self._options,
                 is_first=is_first,
-                is_last=piece.is_last,
-                is_cut=piece.is_cut,
+                is_last=found.is_last,
+                is_cut=found.is_cut,
                 has_mark=is_first and self._source.has_mark,
             )
-            line, is_first = line + piece.num_lines, False
+            line, is_first = line + found.num_lines, False
 
     def __enter__(self) -> Self:
         return self
@@ -90,8 +90,8 @@ class SequenceFile:
     def _beginning(self) -> tuple[bytes, int]:
         """Returns the first bytes after leading white space, and their line number."""
         start, line = b"", 1
-        for chunk in self._chunks:
-            given = start + chunk
+        for block in self._stream:
+            given = start + block
             start = given.lstrip()
             line += given.count(b"\n", 0, len(given) - len(start))
             if len(start) >= _START_BYTES:

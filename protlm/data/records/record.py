@@ -1,5 +1,6 @@
 """A protein of a sequence file, its residues, options for reading it, and counts of records."""
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Sequence
@@ -10,6 +11,8 @@ from typing import NamedTuple
 from protlm.data.vocabulary import RESIDUES, STANDARD
 
 MAX_LISTED = 1_000
+# Identifiers of databases, of which MMseqs2 keeps the accession when it reads FASTA.
+_DATABASE = re.compile(r"(?:sp|tr|gb|ref|pdb|bbs|lcl|cl)\|([^|\s]+)")
 
 
 class Feature(NamedTuple):
@@ -148,6 +151,16 @@ _REASONS = (
     (GAP, _GAPS),
     ("digit", b"0123456789"),
 )
+
+
+def accession(identifier: str) -> str:
+    """Returns the accession in an identifier of a database, as MMseqs2 does; or the identifier.
+
+    >>> accession("sp|P12345|AATM_RABIT"), accession("P12345")
+    ('P12345', 'P12345')
+    """
+    match = _DATABASE.match(identifier)
+    return match[1] if match else identifier
 
 
 def residues(letters: str, tally: Tally, options: ReadOptions) -> tuple[str, str]:

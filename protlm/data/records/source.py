@@ -22,7 +22,7 @@ STANDARD_INPUT = Path("-")
 _GZIP = b"\x1f\x8b"
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-# Pieces of this size stay in the processor's cache and reuse the same memory.
+# Blocks of this size stay in the processor's cache and reuse the same memory.
 _RAW_BYTES, _PLAIN_BYTES = 1 << 15, 1 << 17
 # Number of bytes that suffices to detect the encoding.
 _MARK_BYTES = 4
@@ -35,7 +35,7 @@ class ByteSource:
     """A file, or standard input for `-`, as decompressed bytes without a byte order mark.
 
     `name` is its name in messages; `has_mark` is whether there was a byte order mark;
-    `num_bytes` counts the raw bytes read so far, all of them after the end of `chunks`.
+    `num_bytes` counts the raw bytes read so far, all of them after the end of `blocks`.
     """
 
     def __init__(self, path: Path, what: str, *, ignore_trailing_garbage: bool = False) -> None:
@@ -54,10 +54,10 @@ class ByteSource:
 
     def _begin(self, path: Path) -> None:
         first = self._read(_RAW_BYTES)
-        self._chunks = self._gunzipped(first) if first.startswith(_GZIP) else self._plain(first)
+        self._blocks = self._gunzipped(first) if first.startswith(_GZIP) else self._plain(first)
         start = bytearray()
-        for piece in self._chunks:
-            start += piece
+        for block in self._blocks:
+            start += block
             if len(start) >= _MARK_BYTES:
                 break
         # In UTF-16 without a mark, every other byte of ASCII letters is zero.
@@ -74,9 +74,9 @@ class ByteSource:
         """SHA-256 of the raw bytes read so far, in hexadecimal."""
         return self._digest.hexdigest()
 
-    def chunks(self) -> Iterator[bytes]:
-        """Returns an iterator over the decompressed bytes, once, in pieces of any size."""
-        return chain([self._start], self._chunks)
+    def blocks(self) -> Iterator[bytes]:
+        """Returns an iterator over the decompressed bytes, once, in blocks of any size."""
+        return chain([self._start], self._blocks)
 
     def close(self) -> None:
         """Closes the file; standard input stays open."""
@@ -93,8 +93,8 @@ class ByteSource:
         data = b""
         try:
             # A pipe returns the available bytes, and a non-blocking pipe without any returns None.
-            while len(data) < size and (piece := self._raw.read(size - len(data))) != b"":
-                data += piece or self._wait()
+            while len(data) < size and (block := self._raw.read(size - len(data))) != b"":
+                data += block or self._wait()
         except OSError as error:
             raise InputDataError(
                 f"{self.name} cannot be read: {error.strerror or error}"
@@ -129,16 +129,16 @@ class ByteSource:
                 data = self._read(_RAW_BYTES)
                 if not data:
                     raise self._damage("they end prematurely")
-            piece = inflater.decompress(data, _PLAIN_BYTES)
-            # If the piece is full, more may follow from the same input.
-            data, is_drained = inflater.unconsumed_tail, len(piece) < _PLAIN_BYTES
-            self._size += len(piece)
+            block = inflater.decompress(data, _PLAIN_BYTES)
+            # If the block is full, more may follow from the same input.
+            data, is_drained = inflater.unconsumed_tail, len(block) < _PLAIN_BYTES
+            self._size += len(block)
             if self._size > _BOMB_BYTES and self._size > _BOMB_RATIO * self.num_bytes:
                 raise InputDataError(
                     f"{self.name}: the gzip data expand more than {_BOMB_RATIO}-fold; this is not "
                     "a sequence file"
                 )
-            yield piece
+            yield block
 
     def _next_member(self, data: bytes) -> bytes:
         """Returns data from the start of the next member, or empty bytes; zeros are padding."""
@@ -173,8 +173,8 @@ def text_lines(path: Path, what: str) -> Iterator[str]:
     """
     with ByteSource(path, what) as source:
         rest = b""
-        for chunk in with_unix_line_ends(source.chunks()):
-            lines, is_any, rest = (rest + chunk).rpartition(b"\n")
+        for block in with_unix_line_ends(source.blocks()):
+            lines, is_any, rest = (rest + block).rpartition(b"\n")
             if is_any:
                 yield from lines.decode("utf-8", "surrogateescape").split("\n")
             if len(rest) > _MAX_LINE:
@@ -185,15 +185,15 @@ def text_lines(path: Path, what: str) -> Iterator[str]:
             yield rest.decode("utf-8", "surrogateescape")
 
 
-def with_unix_line_ends(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def with_unix_line_ends(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Converts all line ends to `\\n`."""
     held = b""
-    for chunk in chunks:
-        if not held and b"\r" not in chunk:
-            yield chunk
+    for block in blocks:
+        if not held and b"\r" not in block:
+            yield block
             continue
-        whole = held + chunk
-        # The line feed of a CR LF pair may be in the next chunk.
+        whole = held + block
+        # The line feed of a CR LF pair may be in the next block.
         held = b"\r" if whole.endswith(b"\r") else b""
         yield whole.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if held:

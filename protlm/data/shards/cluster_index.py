@@ -14,7 +14,7 @@ from protlm.system.paths import sha256_of
 
 ARRAYS = {"offsets": "<u8", "members": "<u8"}
 # Numbers checked at a time, so that the check takes little memory.
-_PIECE = 1 << 22
+_BLOCK = 1 << 22
 # Clusters looked up between two releases of the pages; each lookup loads up to 128 KiB.
 _LOOKUPS = 1 << 8
 
@@ -83,12 +83,12 @@ class ClusterIndex:
         except OSError as error:
             raise _damaged(self._path, str(error.strerror)) from error
         arrays = self._arrays()
-        for start in range(0, len(self), _PIECE):
-            offsets = arrays.offsets[start : start + _PIECE + 1]
+        for start in range(0, len(self), _BLOCK):
+            offsets = arrays.offsets[start : start + _BLOCK + 1]
             if np.any(offsets[1:] <= offsets[:-1]):
                 raise _damaged(self._path, "the offsets do not increase")
-        for start in range(0, len(arrays.members), _PIECE):
-            if np.any(arrays.members[start : start + _PIECE] >= self._num_sequences):
+        for start in range(0, len(arrays.members), _BLOCK):
+            if np.any(arrays.members[start : start + _BLOCK] >= self._num_sequences):
                 raise _damaged(self._path, "a member is not a sequence of the split")
 
     def check_size(self) -> None:

@@ -46,7 +46,7 @@ class MappedShard(NamedTuple):
 
     def sequence(self, row: int) -> np.ndarray:
         """Returns the residue tokens of a sequence, uint8, as a read-only view."""
-        tokens = self._part(self.tokens, self.offsets, row)
+        tokens = self._row(self.tokens, self.offsets, row)
         # Unsigned numbers below the first residue wrap around to large ones.
         if (tokens - _FIRST).max(initial=0) > _LAST - _FIRST:
             raise InputDataError(
@@ -56,7 +56,7 @@ class MappedShard(NamedTuple):
         return tokens
 
     def identifier(self, row: int) -> bytes:
-        return self._part(self.ids, self.id_offsets, row).tobytes()
+        return self._row(self.ids, self.id_offsets, row).tobytes()
 
     def lengths(self, rows: np.ndarray | slice) -> np.ndarray:
         self._check_size()
@@ -74,7 +74,7 @@ class MappedShard(NamedTuple):
         if self.tokens.size and (self.tokens.min() < _FIRST or self.tokens.max() > _LAST):
             raise InputDataError(self._invalid_tokens())
 
-    def _part(self, content: np.ndarray, offsets: np.ndarray, row: int) -> np.ndarray:
+    def _row(self, content: np.ndarray, offsets: np.ndarray, row: int) -> np.ndarray:
         self._check_size()
         start, stop = int(offsets[row]), int(offsets[row + 1])
         if not start <= stop <= len(content):

@@ -30,7 +30,7 @@ Content: TypeAlias = bytes | memoryview
 def _contents(kinds: dict[str, str], arrays: dict[str, list[np.ndarray]]) -> Iterator[Content]:
     """Yields the bytes of a file: HDF5 metadata, arrays, each in parts, and the gaps between."""
     layout = _MetadataFile()
-    pieces: list[tuple[int, Sequence[Content]]] = []
+    blocks: list[tuple[int, Sequence[Content]]] = []
     # Format 1.8 is the oldest that needs no chunks here, and the newest without timestamps.
     with h5py.File(
         layout,
@@ -43,10 +43,10 @@ def _contents(kinds: dict[str, str], arrays: dict[str, list[np.ndarray]]) -> Ite
         for name, parts in arrays.items():
             start = _place(file, name, kinds[name], sum(map(len, parts)))
             if start is not None:
-                pieces.append((start, [part.view(np.uint8).data for part in parts]))
-    pieces += [(start, [record]) for start, record in layout.records()]
+                blocks.append((start, [part.view(np.uint8).data for part in parts]))
+    blocks += [(start, [record]) for start, record in layout.records()]
     end = 0
-    for start, some in sorted(pieces, key=lambda piece: piece[0]):
+    for start, some in sorted(blocks, key=lambda block: block[0]):
         yield bytes(start - end)
         end = start
         for content in some:
@@ -171,10 +171,10 @@ def _write(
     return sum(map(len, content)), sha256.result()
 
 
-def _sha256(pieces: list[Content]) -> str:
+def _sha256(blocks: list[Content]) -> str:
     digest = hashlib.sha256()
-    for piece in pieces:
-        digest.update(piece)
+    for block in blocks:
+        digest.update(block)
     return digest.hexdigest()
 
 

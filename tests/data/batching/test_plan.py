@@ -8,7 +8,7 @@ import pytest
 
 from protlm.data.batching import plan as module
 from protlm.data.batching.mixture import Mixture, SampleOrder
-from protlm.data.batching.plan import BatchStream, Curriculum, Progress, RankSlice, forecast
+from protlm.data.batching.plan import BatchStream, Curriculum, Progress, RankBatches, forecast
 from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_split
@@ -21,16 +21,16 @@ NUM_SAMPLES = 150
 LENGTHS = np.random.default_rng(0).integers(1, 300, 2 * NUM_SAMPLES)
 STAGES = Curriculum([[0, 32], [70, 64], [200, 128]])
 RULES = {
-    "sequences": LengthBuckets(1_000, 128, window=32),
-    "concatenated": Packing(300, 128, window=32),
-    "one row to a batch": Packing(50, 128, window=10),
-    "sequences, growing": LengthBuckets(1_000, 128, window=32, curriculum=STAGES),
-    "concatenated, growing": Packing(300, 128, window=32, curriculum=STAGES),
+    "sequences": LengthBuckets(1_000, 128, block=32),
+    "concatenated": Packing(300, 128, block=32),
+    "one row to a batch": Packing(50, 128, block=10),
+    "sequences, growing": LengthBuckets(1_000, 128, block=32, curriculum=STAGES),
+    "concatenated, growing": Packing(300, 128, block=32, curriculum=STAGES),
 }
 
 MANY = np.random.default_rng(0).integers(1, 300, 5_000)
 MANY_ORDER = SampleOrder([len(MANY)], seed=1)
-BUCKETS = LengthBuckets(4_000, 128, window=1_000)
+BUCKETS = LengthBuckets(4_000, 128, block=1_000)
 
 
 class Pairs:
@@ -74,7 +74,7 @@ def stream(order, rule, **options):
 def test_global_batches_are_the_same_for_any_number_of_ranks(order, rule, world_size):
     whole = list(stream(order, rule, num_batches=40))
     ranks = [
-        list(stream(order, rule, num_batches=40, share=RankSlice(rank, world_size)))
+        list(stream(order, rule, num_batches=40, share=RankBatches(rank, world_size)))
         for rank in range(world_size)
     ]
     for step, plan in enumerate(whole):
@@ -97,18 +97,22 @@ def test_resuming_from_every_progress_gives_the_tail(order, rule):
         assert list(islice(rest, 3)) == plans[done : done + 3]
 
 
-@pytest.mark.parametrize("share", [RankSlice(), RankSlice(1, 3), RankSlice(0, 2, parts=3)], ids=str)
+@pytest.mark.parametrize(
+    "share", [RankBatches(), RankBatches(1, 3), RankBatches(0, 2, micro_batches=3)], ids=str
+)
 @pytest.mark.parametrize("batches_per_step", [1, 3])
 def test_batches_have_the_number_of_their_step(order, rule, share, batches_per_step):
     """The same on all ranks and for all parts of a batch, wherever the run was resumed."""
     share = replace(share, batches_per_step=batches_per_step)
     plans = list(stream(order, rule, num_batches=12, share=share))
-    expected = [batch // batches_per_step for batch in range(12) for _ in range(share.parts)]
+    expected = [
+        batch // batches_per_step for batch in range(12) for _ in range(share.micro_batches)
+    ]
     assert [plan.step for plan in plans] == expected
     for done in range(0, 12, batches_per_step):
-        start = plans[done * share.parts - 1].after if done else Progress()
+        start = plans[done * share.micro_batches - 1].after if done else Progress()
         rest = stream(order, rule, start=start, num_batches=12, done=done, share=share)
-        assert list(rest) == plans[done * share.parts :]
+        assert list(rest) == plans[done * share.micro_batches :]
 
 
 def test_progress_grows_and_ends_with_the_epoch(order, rule):
@@ -148,36 +152,36 @@ def test_a_position_inside_a_batch_is_rejected(order):
             list(stream(order, RULES[rule], start=inside))
 
 
-def test_only_the_current_window_is_read(order, rule):
+def test_only_the_current_block_is_read(order, rule):
     asked = []
 
     def lengths_of(samples):
         asked.append(len(samples))
         return LENGTHS.take(samples)
 
-    place = Progress(10**6, 3 * rule.window)
+    place = Progress(10**6, 3 * rule.block)
     batches = BatchStream(lengths_of, order, rule, num_batches=10**9, start=place)
     assert len(batches) == 10**9
     assert asked == []
     assert next(iter(batches)).after.epoch >= 10**6
-    assert asked == [rule.window]
+    assert asked == [rule.block]
 
 
 @pytest.mark.parametrize("rule_of", [LengthBuckets, Packing])
-def test_a_window_has_as_many_batches_whatever_their_size(rule_of):
-    sizes = [rule_of(tokens, 1_024).window_size for tokens in (1, 131_072, 131_073, 2**21)]
+def test_a_block_has_as_many_batches_whatever_their_size(rule_of):
+    sizes = [rule_of(tokens, 1_024).block_size for tokens in (1, 131_072, 131_073, 2**21)]
     assert sizes == [16_384, 16_384, 32_768, 2**18]
-    assert rule_of(2**21, 1_024, window=7).window_size == 7
+    assert rule_of(2**21, 1_024, block=7).block_size == 7
 
 
-def test_a_curriculum_applies_from_the_start_of_a_window():
+def test_a_curriculum_applies_from_the_start_of_a_block():
     order = ORDERS["one"]
     for mode in ("sequences", "concatenated"):
         grown, growing = RULES[mode], RULES[f"{mode}, growing"]
         seen = {}
         plans = list(stream(order, growing, num_batches=3 * len(stream(order, growing))))
         for plan, before in zip(plans, [Progress(), *(p.after for p in plans)], strict=False):
-            samples = before.epoch * len(order) + before.samples // growing.window * growing.window
+            samples = before.epoch * len(order) + before.samples // growing.block * growing.block
             seen[samples] = max(seen.get(samples, 0), plan.length)
             if mode == "sequences":
                 assert {row.max_length for row in plan.rows} == {STAGES.max_length(samples)}
@@ -191,7 +195,7 @@ def test_a_curriculum_applies_from_the_start_of_a_window():
 
 
 # Settings that no rule accepts, and those that buckets do not.
-OF_ANY = [("tokens_per_batch", 0), ("max_length", 2), ("window", 0)]
+OF_ANY = [("tokens_per_batch", 0), ("max_length", 2), ("block", 0)]
 OF_ANY += [("curriculum", Curriculum([[0, 64], [9, 129]]))]
 OF_BUCKETS = [("bucket_edges", edges) for edges in ((), (64, 64, 128), (64, 100))]
 OF_BUCKETS += [("crop", "middle")]
@@ -248,8 +252,8 @@ def test_cropping_is_counted():
     text = forecast(MANY.take, MANY_ORDER, LengthBuckets(4_000, 302)).describe()
     assert "cropped" not in text
     assert text.endswith("of the positions of a batch are padding")
-    # Joined sequences have hardly any padding: of a window's 1,000 rows and more, one is short.
-    joined = forecast(MANY.take, MANY_ORDER, Packing(4_096, 128, window=1_000))
+    # Joined sequences have hardly any padding: of a block's 1,000 rows and more, one is short.
+    joined = forecast(MANY.take, MANY_ORDER, Packing(4_096, 128, block=1_000))
     assert joined.cropped == 0
     assert 0.999 < joined.useful_fraction <= 1
 
@@ -264,22 +268,22 @@ def test_a_curriculum_crops_more(monkeypatch, most):
         asked.extend(samples.tolist())
         return MANY.take(samples)
 
-    rule = LengthBuckets(4_000, 128, window=1_000, curriculum=Curriculum([[0, 32], [2_500, 128]]))
+    rule = LengthBuckets(4_000, 128, block=1_000, curriculum=Curriculum([[0, 32], [2_500, 128]]))
     found = forecast(lengths_of, MANY_ORDER, rule)
     drawn = MANY[MANY_ORDER.draw(0, np.arange(5_000)).samples]
-    # A window has the length that holds at its beginning: the first three are short.
+    # A block has the length that holds at its beginning: the first three are short.
     left_out = np.maximum(drawn + 2 - np.repeat([32, 128], [3_000, 2_000]), 0)
     rel = 1e-9 if found.is_exact else 0.1
     assert found.cropped == pytest.approx(np.count_nonzero(left_out), rel=rel)
     assert found.left_out == pytest.approx(left_out.sum(), rel=rel)
     assert found.is_exact == (most == 5_000)
     assert found.describe().startswith("about ") == (most == 4_999)
-    # Of a large data set only one window is read.
-    assert len(set(asked)) == (5_000 if found.is_exact else rule.window)
+    # Of a large data set only one block is read.
+    assert len(set(asked)) == (5_000 if found.is_exact else rule.block)
 
 
 SOME = np.random.default_rng(0).integers(1, 300, 500)
-ROWS = LengthBuckets(1_000, 128, window=64)
+ROWS = LengthBuckets(1_000, 128, block=64)
 
 
 def plans_of(rule=ROWS, *, epoch=0, shuffle=True):
@@ -292,15 +296,15 @@ def samples(plan):
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("window", [1, 64, 499, 500, 10_000])
-def test_an_epoch_has_every_sample_once_in_other_batches_than_the_next(shuffle, window):
-    rule = LengthBuckets(1_000, 128, window=window, crop="random")
+@pytest.mark.parametrize("block", [1, 64, 499, 500, 10_000])
+def test_an_epoch_has_every_sample_once_in_other_batches_than_the_next(shuffle, block):
+    rule = LengthBuckets(1_000, 128, block=block, crop="random")
     plans, others = (plans_of(rule, shuffle=shuffle, epoch=epoch) for epoch in (0, 1))
     assert sorted(chain.from_iterable(map(samples, plans))) == list(range(len(SOME)))
     assert {(row.max_length, row.crop) for plan in plans for row in plan.rows} == {(128, "random")}
     lengths, next_lengths = ([plan.length for plan in some] for some in (plans, others))
-    if window >= len(SOME):
-        # One window, so that the batches of all epochs have the same lengths.
+    if block >= len(SOME):
+        # One block, so that the batches of all epochs have the same lengths.
         assert sorted(lengths) == sorted(next_lengths)
         assert lengths != next_lengths
 
@@ -312,9 +316,9 @@ def test_batches_keep_to_the_budget_and_fit_their_samples():
         # No smaller edge would do.
         assert plan.length == ROWS.edges[np.searchsorted(ROWS.edges, longest)]
         assert len(plan.rows) * plan.length <= ROWS.tokens_per_batch
-    # Only the last batch of a window is far below the budget.
+    # Only the last batch of a block is far below the budget.
     short = [p for p in plans if (len(p.rows) + 1) * p.length <= ROWS.tokens_per_batch]
-    assert len(short) <= -(-len(SOME) // ROWS.window)
+    assert len(short) <= -(-len(SOME) // ROWS.block)
     # They do not come in the order of their lengths.
     steps = np.diff([plan.length for plan in plans])
     assert min((steps > 0).sum(), (steps < 0).sum()) > len(steps) / 5
@@ -342,12 +346,12 @@ def test_at_most_5_percent_of_the_sample_s_batches_is_padding(tokens_per_batch):
     padded = sum(len(plan.rows) * plan.length for plan in BatchStream(lengths.take, order, rule))
     share = np.minimum(lengths + 2, 1_024).sum() / padded
     assert 0.95 <= share <= 1
-    # What is said at the start of training is this: the sample is one window.
+    # What is said at the start of training is this: the sample is one block.
     assert forecast(lengths.take, order, rule).useful_fraction == share
 
 
-# Sequences of a window of packed rows.
-WINDOW = 15
+# Sequences of a block of packed rows.
+BLOCK = 15
 
 
 @pytest.fixture
@@ -360,37 +364,37 @@ def packed_plans(mixture, rule):
 
 
 def stream_of(mixture, first):
-    """The tokens of a window, sequence after sequence."""
-    last = min(first + WINDOW, len(mixture))
+    """The tokens of a block, sequence after sequence."""
+    last = min(first + BLOCK, len(mixture))
     samples = mixture.order(seed=2).draw(0, np.arange(first, last)).samples
     return [token for s in samples for token in [*mixture[s].tolist(), VOCABULARY.eos]]
 
 
 @pytest.mark.parametrize("max_length", [3, 64, 100, 5_000])
 @pytest.mark.parametrize("tokens_per_batch", [1, 400])
-def test_rows_are_the_stream_of_each_window_cut_in_pieces(mixture, max_length, tokens_per_batch):
-    plans = packed_plans(mixture, Packing(tokens_per_batch, max_length, window=WINDOW))
-    found, windows = [], []
+def test_rows_are_the_stream_of_each_block_cut_in_pieces(mixture, max_length, tokens_per_batch):
+    plans = packed_plans(mixture, Packing(tokens_per_batch, max_length, block=BLOCK))
+    found, blocks = [], []
     for plan in plans:
         assert plan.length == max_length
         assert len(plan.rows) <= max(tokens_per_batch // max_length, 1)
         found += [row.read(mixture, seed=0)[0].tolist() for row in plan.rows]
-        if plan.after.tokens == 0 and plan.after.samples % WINDOW == 0:
-            windows.append(found)
+        if plan.after.tokens == 0 and plan.after.samples % BLOCK == 0:
+            blocks.append(found)
             found = []
-    assert len(windows) == 3
-    for number, rows in enumerate(windows):
+    assert len(blocks) == 3
+    for number, rows in enumerate(blocks):
         assert [len(row) for row in rows[:-1]] == [max_length] * (len(rows) - 1)
         assert all(row[0] == VOCABULARY.cls for row in rows)
         joined = [token for row in rows for token in row[1:]]
-        assert joined == stream_of(mixture, number * WINDOW)
+        assert joined == stream_of(mixture, number * BLOCK)
 
 
 def test_places_are_those_of_the_tokens(mixture):
     lengths = mixture.lengths_of(mixture.order(seed=2).draw(0, np.arange(40)).samples)
     ends = np.concatenate(([0], np.cumsum(lengths + 1)))
     done = 0
-    rule = Packing(60, 30, window=40)
+    rule = Packing(60, 30, block=40)
     for plan in packed_plans(mixture, rule)[:-1]:
         done += 2 * 29
         assert ends[plan.after.samples] + plan.after.tokens == done
@@ -399,7 +403,7 @@ def test_places_are_those_of_the_tokens(mixture):
 
 
 def test_rows_have_independent_random_numbers(mixture):
-    plans = packed_plans(mixture, Packing(60, 30, window=WINDOW))
+    plans = packed_plans(mixture, Packing(60, 30, block=BLOCK))
     rows = [row for plan in plans for row in plan.rows]
     draws = {tuple(row.read(mixture, seed=0)[1].random(3)) for row in rows}
     assert len(draws) == len(rows)

@@ -1,4 +1,4 @@
-"""Draws the first batch of two windows of a data set: DATA sequences|concatenated uniform|cluster.
+"""Draws the first batch of two blocks of a data set: DATA sequences|concatenated uniform|cluster.
 
 Prints what it found, and the memory and page faults that it took.
 """
@@ -38,7 +38,7 @@ def main() -> None:
     order = data.order(seed=0)
     told = forecast(data.lengths_of, order, rule)
     dataset = SequenceDataset(data, objective="masked", masking=MaskingRule(), seed=0)
-    assert rule.window_size == 16_384
+    assert rule.block_size == 16_384
     rows = 0
     for start in (Progress(), Progress(3, 3_000 * 16_384)):
         stream = BatchStream(data.lengths_of, order, rule, start=start, num_batches=10**9)

@@ -155,7 +155,7 @@ def test_a_rejected_file_is_closed(tmp_path):
 
 def content_of(path: Path, **options: bool) -> bytes:
     with ByteSource(path, "a file", **options) as source:
-        content = b"".join(source.chunks())
+        content = b"".join(source.blocks())
         raw = path.read_bytes()
         assert (source.num_bytes, source.sha256) == (len(raw), hashlib.sha256(raw).hexdigest())
     return content
@@ -289,7 +289,7 @@ def test_an_unreadable_file_is_reported(tmp_path, monkeypatch):
     ):
         monkeypatch.setattr(source, "_raw", unreadable)
         with pytest.raises(InputDataError, match=r"a\.txt cannot be read"):
-            list(source.chunks())
+            list(source.blocks())
         monkeypatch.undo()
 
 

@@ -78,9 +78,9 @@ def _bidirectional(
     grid = Grid.of(q_BHLK, v_BHLC, rows.w_RK, FORWARD)
     out_BHLC, totals_BHL = torch.empty_like(v_BHLC), rows.w_RK.new_empty(q_BHLK.shape[:3])
     q, k, v, out = (vectors(x) for x in (q_BHLK, k_BHLK, v_BHLC, out_BHLC))
-    mask, parts = bytes_of(mask_BL), grid.parts_like(v_BHLC)
-    grid.over_parts(bidirectional_kernels.sum_keys, k, v, mask, *rows, *parts)
-    s_BHRC, z_BHR = (x.sum(dim=0) for x in parts) if rows.bias_R is None else _joined(*parts)
+    mask, chunks = bytes_of(mask_BL), grid.chunks_like(v_BHLC)
+    grid.over_chunks(bidirectional_kernels.sum_keys, k, v, mask, *rows, *chunks)
+    s_BHRC, z_BHR = (x.sum(dim=0) for x in chunks) if rows.bias_R is None else _joined(*chunks)
     s_BHRC = s_BHRC.to(v_BHLC.dtype)
     arguments = q, mask, *rows, s_BHRC, z_BHR, out, totals_BHL
     grid.over_positions(bidirectional_kernels.attend, *arguments)
@@ -88,7 +88,7 @@ def _bidirectional(
 
 
 def _joined(s: Tensor, log_sums: Tensor) -> tuple[Tensor, Tensor]:
-    """Joins the softmaxes over parts of the keys, which are the first axis."""
+    """Joins the softmaxes over chunks of the keys, which are the first axis."""
     if len(s) == 1:
         return s[0], log_sums[0]
     highest = log_sums.amax(dim=0)
@@ -113,12 +113,12 @@ def _bidirectional_gradients(
         bidirectional_kernels.query_gradients,
         *(q, mask, w_RK, bias_R, s_BHRC, z_BHR, out, totals_BHL, dout, dq, along_BHL),
     )
-    parts = grid.parts_like(v_BHLC)
-    grid.over_parts(
+    chunks = grid.chunks_like(v_BHLC)
+    grid.over_chunks(
         bidirectional_kernels.sum_queries,
-        *(q, mask, *rows, z_BHR, totals_BHL, dout, along_BHL, *parts),
+        *(q, mask, *rows, z_BHR, totals_BHL, dout, along_BHL, *chunks),
     )
-    ds_BHRC, dz_BHR = (x.sum(dim=0) for x in parts)
+    ds_BHRC, dz_BHR = (x.sum(dim=0) for x in chunks)
     key_grid.over_positions(
         bidirectional_kernels.key_gradients,
         *(k, v, mask, *rows, z_BHR, ds_BHRC.to(v_BHLC.dtype), dz_BHR, dk, dv),

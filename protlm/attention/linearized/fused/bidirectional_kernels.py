@@ -30,7 +30,7 @@ and the other gradients (of a and b in natural logarithms) are
 
 Products with values are in the dtype of the values, and their sums in float32, as is all else.
 A program has one head: on axis 0 are the heads of all samples, each times the blocks of features if
-S or dS is computed; on axis 1 the blocks of positions, or the parts of a sum over positions.
+S or dS is computed; on axis 1 the blocks of positions, or the chunks of a sum over positions.
 """
 
 # The sizes S are a `Sizes` within kernels.
@@ -58,20 +58,20 @@ from protlm.attention.linearized.fused.blocks import (
 _LOWEST = tl.constexpr(-1e30)
 
 
-@triton.jit(do_not_specialize=["length", "part_length"])
+@triton.jit(do_not_specialize=["length", "chunk_length"])
 def sum_keys(
-    k, v, mask, w, bias, epsilon, s, z, num_heads, length, part_length, S: tl.constexpr
+    k, v, mask, w, bias, epsilon, s, z, num_heads, length, chunk_length, S: tl.constexpr
 ):  # fmt: skip
-    """Computes S and z of a block of features over a part of the keys."""
+    """Computes S and z of a block of features over a chunk of the keys."""
     blocks: tl.constexpr = tl.cdiv(S.R, S.BR)
-    head, part = tl.program_id(0) // blocks, tl.program_id(1)
+    head, chunk = tl.program_id(0) // blocks, tl.program_id(1)
     features = tl.program_id(0) % blocks * S.BR + tl.arange(0, S.BR)
     w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
     highest = tl.full([S.BR], _LOWEST, tl.float32)
     s_block = tl.full([S.BR, S.BC], 0.0, tl.float32)
     z_block = tl.full([S.BR], 0.0, tl.float32)
-    end = tl.minimum((part + 1) * part_length, length)
-    for start in range(part * part_length, end, S.BL):
+    end = tl.minimum((chunk + 1) * chunk_length, length)
+    for start in range(chunk * chunk_length, end, S.BL):
         positions = start + tl.arange(0, S.BL)
         is_seen = load_mask(mask, head, num_heads, positions, length)
         k_block = load_rows(k, head, num_heads, positions, is_seen, S.BK, S.K)
@@ -90,12 +90,12 @@ def sum_keys(
         s_block += multiply(phi, v_block, v.pointer.dtype.element_ty, S.is_precise)
         z_block += tl.sum(phi, axis=1)
     if bias is not None:
-        # A part may be all padding.
+        # A chunk may be all padding.
         has_keys = z_block > 0
         total = tl.where(has_keys, z_block, 1.0)
         s_block = s_block / total[:, None]
         z_block = tl.where(has_keys, highest + tl.log2(total), _LOWEST)
-    first = (part * (tl.num_programs(0) // blocks) + head).to(tl.int64) * S.R
+    first = (chunk * (tl.num_programs(0) // blocks) + head).to(tl.int64) * S.R
     tl.store(z + first + features, z_block, mask=features < S.R)
     store_matrix(s, first, features, S.R, S.BC, S.C, s_block)
 
@@ -177,22 +177,22 @@ def query_gradients(
     store_rows(dq, head, num_heads, positions, length, S.BK, S.K, dq_block)
 
 
-@triton.jit(do_not_specialize=["length", "part_length"])
+@triton.jit(do_not_specialize=["length", "chunk_length"])
 def sum_queries(
-    q, mask, w, bias, epsilon, z, totals, dout, along, ds, dz, num_heads, length, part_length,
+    q, mask, w, bias, epsilon, z, totals, dout, along, ds, dz, num_heads, length, chunk_length,
     S: tl.constexpr,
 ):  # fmt: skip
-    """Computes dS and dz of a block of features over a part of the queries."""
+    """Computes dS and dz of a block of features over a chunk of the queries."""
     blocks: tl.constexpr = tl.cdiv(S.R, S.BR)
-    head, part = tl.program_id(0) // blocks, tl.program_id(1)
+    head, chunk = tl.program_id(0) // blocks, tl.program_id(1)
     features = tl.program_id(0) % blocks * S.BR + tl.arange(0, S.BR)
     w_block = load_matrix(w, 0, features, S.R, S.BK, S.K)
     if bias is not None:
         shift = load_shift(bias, z, head, features, S)
     ds_block = tl.full([S.BR, S.BC], 0.0, tl.float32)
     dz_block = tl.full([S.BR], 0.0, tl.float32)
-    end = tl.minimum((part + 1) * part_length, length)
-    for start in range(part * part_length, end, S.BL):
+    end = tl.minimum((chunk + 1) * chunk_length, length)
+    for start in range(chunk * chunk_length, end, S.BL):
         positions = start + tl.arange(0, S.BL)
         is_seen = load_mask(mask, head, num_heads, positions, length)
         q_block = load_rows(q, head, num_heads, positions, is_seen, S.BK, S.K)
@@ -209,7 +209,7 @@ def sum_queries(
             phi = weights
         ds_block += multiply(weights, dout_block, dout.pointer.dtype.element_ty, S.is_precise)
         dz_block += tl.sum(phi * along_block[None, :], axis=1)
-    first = (part * (tl.num_programs(0) // blocks) + head).to(tl.int64) * S.R
+    first = (chunk * (tl.num_programs(0) // blocks) + head).to(tl.int64) * S.R
     tl.store(dz + first + features, dz_block, mask=features < S.R)
     store_matrix(ds, first, features, S.R, S.BC, S.C, ds_block)
 

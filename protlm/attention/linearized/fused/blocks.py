@@ -148,12 +148,12 @@ def multiply(x, y, dtype: tl.constexpr, is_precise: tl.constexpr):
 
 
 # Sums over positions are split until there are this many programs, about two for each
-# multiprocessor of the largest cards, unless parts would become shorter than this.
-_PROGRAMS, _SHORTEST_PART = 264, 256
+# multiprocessor of the largest cards, unless chunks would become shorter than this.
+_PROGRAMS, _SHORTEST_CHUNK = 264, 256
 _NARROWEST = 16
 
 
-class Blocks(NamedTuple):
+class BlockSizes(NamedTuple):
     """Positions and features of a block, and warps of a program; larger ones spill registers."""
 
     positions: int
@@ -162,27 +162,27 @@ class Blocks(NamedTuple):
 
 
 # By the dtype of the values, and whether K and C are at most 64.
-BlockTable = Mapping[tuple[torch.dtype, bool], Blocks]
+BlockTable = Mapping[tuple[torch.dtype, bool], BlockSizes]
 FORWARD: BlockTable = {
-    (torch.bfloat16, True): Blocks(64, 64, 4),
-    (torch.bfloat16, False): Blocks(64, 32, 8),
-    (torch.float32, True): Blocks(32, 32, 4),
+    (torch.bfloat16, True): BlockSizes(64, 64, 4),
+    (torch.bfloat16, False): BlockSizes(64, 32, 8),
+    (torch.float32, True): BlockSizes(32, 32, 4),
 }
 GRADIENTS: BlockTable = {
-    (torch.bfloat16, True): Blocks(64, 32, 4),
-    (torch.bfloat16, False): Blocks(32, 32, 8),
-    (torch.float32, True): Blocks(32, 32, 8),
+    (torch.bfloat16, True): BlockSizes(64, 32, 4),
+    (torch.bfloat16, False): BlockSizes(32, 32, 8),
+    (torch.float32, True): BlockSizes(32, 32, 8),
 }
 # They hold the most in registers: k, v, dk and dv.
-KEY_GRADIENTS: BlockTable = GRADIENTS | {(torch.bfloat16, True): Blocks(32, 32, 4)}
+KEY_GRADIENTS: BlockTable = GRADIENTS | {(torch.bfloat16, True): BlockSizes(32, 32, 4)}
 # States are stored for every block of positions: shorter blocks take more memory.
 CAUSAL: BlockTable = {
-    (torch.bfloat16, True): Blocks(64, 32, 4),
-    (torch.float32, True): Blocks(32, 16, 4),
+    (torch.bfloat16, True): BlockSizes(64, 32, 4),
+    (torch.float32, True): BlockSizes(32, 16, 4),
 }
-CAUSAL_GRADIENTS: BlockTable = CAUSAL | {(torch.bfloat16, True): Blocks(64, 16, 4)}
+CAUSAL_GRADIENTS: BlockTable = CAUSAL | {(torch.bfloat16, True): BlockSizes(64, 16, 4)}
 # Triton's assembler errs in narrow blocks for compute capability 9.0; wide ones spill on others.
-_HOPPER_CAUSAL_GRADIENTS = CAUSAL | {(torch.bfloat16, True): Blocks(64, 64, 4)}
+_HOPPER_CAUSAL_GRADIENTS = CAUSAL | {(torch.bfloat16, True): BlockSizes(64, 64, 4)}
 
 
 def causal_blocks(device: torch.device) -> BlockTable:
@@ -200,14 +200,14 @@ class Grid:
     """The programs of the kernels, and the arguments that all of them have.
 
     `shape` is (B, H, L); `sizes` are `Sizes`, which kernels declare as constants of the compiler.
-    `num_programs` are heads of all samples times blocks of features, and `part_length` is the
-    positions of a part of a sum, a multiple of the block.
+    `num_programs` are heads of all samples times blocks of features, and `chunk_length` is the
+    positions of a chunk of a sum, a multiple of the block.
     """
 
     shape: tuple[int, int, int]
     sizes: Any
     num_programs: int
-    part_length: int
+    chunk_length: int
     options: Mapping[str, int]
 
     @classmethod
@@ -227,13 +227,13 @@ class Grid:
             is_precise=dtype != torch.bfloat16,
         )
         num_programs = batch * heads * ceil(num_features / sizes.BR)
-        num_parts = min(ceil(_PROGRAMS / num_programs), ceil(length / _SHORTEST_PART))
-        part_length = ceil(ceil(length / sizes.BL) / num_parts) * sizes.BL
+        num_chunks = min(ceil(_PROGRAMS / num_programs), ceil(length / _SHORTEST_CHUNK))
+        chunk_length = ceil(ceil(length / sizes.BL) / num_chunks) * sizes.BL
         return cls(
             shape=(batch, heads, length),
             sizes=sizes,
             num_programs=num_programs,
-            part_length=part_length,
+            chunk_length=chunk_length,
             options={"num_warps": blocks.num_warps, "num_stages": 2 if table is FORWARD else 1},
         )
 
@@ -248,11 +248,11 @@ class Grid:
         _, heads, length = self.shape
         kernel[(self.num_programs,)](*arguments, heads, length, self.sizes, **self.options)
 
-    def over_parts(self, kernel: Any, *arguments: Any) -> None:
-        """Runs a program for each head, block of features, and part of the positions."""
+    def over_chunks(self, kernel: Any, *arguments: Any) -> None:
+        """Runs a program for each head, block of features, and chunk of the positions."""
         _, heads, length = self.shape
-        kernel[self.num_programs, self._num_parts](
-            *arguments, heads, length, self.part_length, self.sizes, **self.options
+        kernel[self.num_programs, self._num_chunks](
+            *arguments, heads, length, self.chunk_length, self.sizes, **self.options
         )
 
     def states_like(self, v_BHLC: Tensor) -> tuple[Tensor, Tensor]:
@@ -261,15 +261,15 @@ class Grid:
         shape = batch, heads, ceil(length / self.sizes.BL), self.sizes.R
         return v_BHLC.new_empty(*shape, self.sizes.C), v_BHLC.new_empty(shape, dtype=torch.float32)
 
-    def parts_like(self, v_BHLC: Tensor) -> tuple[Tensor, Tensor]:
-        """Allocates, for each part, a vector of width C and a number per feature, in float32."""
-        shape = self._num_parts, *self.shape[:2], self.sizes.R
+    def chunks_like(self, v_BHLC: Tensor) -> tuple[Tensor, Tensor]:
+        """Allocates, for each chunk, a vector of width C and a number per feature, in float32."""
+        shape = self._num_chunks, *self.shape[:2], self.sizes.R
         numbers = v_BHLC.new_empty(shape, dtype=torch.float32)
         return numbers.new_empty(*shape, self.sizes.C), numbers
 
     @property
-    def _num_parts(self) -> int:
-        return ceil(self.shape[2] / self.part_length)
+    def _num_chunks(self) -> int:
+        return ceil(self.shape[2] / self.chunk_length)
 
 
 def bytes_of(mask_BL: Tensor) -> Tensor:

@@ -50,8 +50,8 @@ def emulate_bfloat16() -> None:
 def draw(length: int, width: int, dtype: torch.dtype) -> Inputs:
     """With heads between positions in memory, as those of a model are."""
     inputs = make_inputs(length, head_dim=width).to(dtype)
-    heads = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3]]
-    return Inputs(*heads, *inputs[3:])
+    q_BHLK, k_BHLK, v_BHLC = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3])
+    return Inputs(q_BHLK, k_BHLK, v_BHLC, inputs.hidden_BLD, inputs.mask_BL)
 
 
 def with_gradients(mechanism: Any, inputs: Inputs, *, causal: bool) -> list[Tensor]:
