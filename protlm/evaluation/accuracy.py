@@ -230,7 +230,7 @@ class Accuracy(Evaluation):
     def _rule(self, data: EvaluationData, limit: int | None) -> BatchingStrategy:
         if self.concatenated:
             assert limit is not None
-            return Packing(data.tokens_per_batch, limit, window=_JOINED)
+            return Packing(data.tokens_per_batch, limit, block=_JOINED)
         longest = len(data.split.length_counts()) - 1 + SPECIALS
         return LengthBuckets(data.tokens_per_batch, min(longest, limit or longest))
 
