@@ -163,7 +163,7 @@ def signal_while_starting() -> Any:
 
 
 def announce_and_sleep(*_: Any) -> Any:
-    """Makes the file `announced`, and goes on only by a signal."""
+    """Makes the file `announced`, and continues only by a signal."""
     Path("announced").touch()
     time.sleep(100)
 
