@@ -76,6 +76,14 @@ def _check_machine(report: Report, device: torch.device) -> None:
         "available_memory_bytes": available_memory(),
         "disks": {str(folder): _disk(folder) for folder in folders},
     }
+    threads, processors = report.facts["threads"], report.facts["processors"]
+    if threads > processors:
+        report.notes.append(
+            f"torch uses {threads} threads on {processors} processors; type: export "
+            f"OMP_NUM_THREADS={processors}"
+        )
+    if (encoding := sys.getfilesystemencoding()) != "utf-8":
+        report.problems.append(f"file names are encoded in {encoding}; type: export LC_ALL=C.UTF-8")
     for folder, disk in report.facts["disks"].items():
         if not disk["writable"]:
             report.problems.append(f"{folder} is not writable; work in another folder")

@@ -68,17 +68,21 @@ def test_damaged_models_and_files_are_problems(
     assert "none.fasta: no such file" in printed
 
 
-def test_full_and_read_only_disks_are_problems(
+def test_odd_disks_threads_and_encodings_are_told(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     disks = iter([{"free_bytes": 10, "writable": True}, {"free_bytes": 10**12, "writable": False}])
     monkeypatch.setattr(doctor_module, "_disk", lambda _: next(disks))
+    monkeypatch.setattr("torch.get_num_threads", lambda: 9_000)
+    monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
     monkeypatch.chdir(workplace)
     with pytest.raises(SystemExit):
         doctor(None, None)
     printed = capsys.readouterr().out
     assert f"problem: {workplace} has 0.00 GB left; free some space" in printed
     assert re.search("problem: .* is not writable", printed)
+    assert "problem: file names are encoded in ascii; type: export LC_ALL=C.UTF-8" in printed
+    assert re.search(r"note: torch uses 9000 threads on \d+ processors", printed)
 
 
 # Files of the kernel that change, one after the other, and the memory that is free then.
