@@ -11,9 +11,15 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.plugins.environments import LightningEnvironment  # pyright: ignore[reportPrivateImportUsage]
 
 from protlm.checkpoints.format import load_training
-from protlm.checkpoints.validations import METRICS, best_checkpoints, read_metrics
+from protlm.checkpoints.validations import METRICS, best_checkpoints, is_validated, read_metrics
 from protlm.config import BestMetric, OnSaveError, TrainerConfig
-from protlm.system.errors import ExitCode, TrainingDivergedError, UserError
+from protlm.system.errors import (
+    ExitCode,
+    InputDataError,
+    OutputError,
+    TrainingDivergedError,
+    UserError,
+)
 from protlm.system.lock import FolderLock
 from protlm.system.terminal import JobProgress
 from protlm.training.callbacks.hooks import LoopCallback, log
@@ -39,11 +45,21 @@ def stale_epochs(losses: Sequence[float]) -> int:
     return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
 
+def check_rows(folder: Path, steps_per_epoch: int, *, until: int) -> None:
+    """Refuses a log without an epoch before a step, which might be the best one."""
+    for epoch, step in enumerate(range(0, until, steps_per_epoch)):
+        if not is_validated(folder, step):
+            raise InputDataError(
+                f"{folder / METRICS} lacks the validation of epoch {epoch}, which may be the best; "
+                f"remove {folder} to begin again"
+            )
+
+
 class ReportEpochs(LoopCallback):
     """Logs and prints the start and each epoch, and ends the run by its patience."""
 
-    def __init__(self, folder: Path, data: LabeledData, settings: FinetuneSettings) -> None:
-        self._folder, self._settings = folder, settings
+    def __init__(self, data: LabeledData, settings: FinetuneSettings, file: CsvFile) -> None:
+        self._folder, self._settings, self._file = file.path.parent, settings, file
         self._steps, self._validation = data.steps_per_epoch, data.batches_per_validation
         self._progress: JobProgress | None = None
         self._done = 0
@@ -75,6 +91,9 @@ class ReportEpochs(LoopCallback):
         epoch, metric = len(self._losses), pl_module.metric.name
         row = {"epoch": epoch, "valid_loss": valid, f"valid_{metric}": score}
         log(trainer, row | ({"train_loss": train} if epoch else {}))
+        # The best epoch is read from the rows.
+        if failure := trainer.strategy.broadcast(self._file.failure):
+            raise OutputError(f"{failure}; the same command continues the run")
         kept = ", the lowest so far" if epoch and valid < min(self._losses) else ""
         self._losses.append(valid)
         self._refuse_divergence()
@@ -156,15 +175,17 @@ def finetune(
     """
     checkpoint = newest_checkpoint(folder)
     step = last_step(checkpoint)
+    check_rows(folder, data.steps_per_epoch, until=step)
     if checkpoint is None or stale_epochs(valid_losses(folder, until=step)) < settings.patience:
         columns = ("epoch", "train_loss", "valid_loss", f"valid_{module.metric.name}")
+        file = CsvFile(folder, columns, from_step=step, warns=False)
         run = Run(
             folder,
             _config(settings, data.steps_per_epoch),
             checkpoint,
             lock,
-            [ReportEpochs(folder, data, settings)],
-            [CsvFile(folder, columns, from_step=step)],
+            [ReportEpochs(data, settings, file)],
+            [file],
             # Also in a job of SLURM, whose tasks would otherwise be taken for the ranks.
             [LightningEnvironment()],
         )

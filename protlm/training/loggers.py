@@ -19,7 +19,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from protlm.checkpoints.validations import METRICS, whole_rows
 from protlm.config import LoggerConfig, WandbMode
 from protlm.system.errors import OutputError
-from protlm.system.paths import complete_file
+from protlm.system.paths import complete_file, explain_os_error
 
 WANDB_ID = "wandb_id"
 
@@ -66,15 +66,26 @@ class _RunLogger(Logger):
 
 
 class CsvFile(_RunLogger):
-    """Appends rows to `metrics.csv`; a resumed run first removes those after `from_step`."""
+    """Appends rows to `metrics.csv`; a resumed run first removes those after `from_step`.
 
-    def __init__(self, run_dir: Path, columns: Sequence[str] = COLUMNS, *, from_step: int) -> None:
+    A failure is a warning; a run that needs all rows reads `failure` instead.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        columns: Sequence[str] = COLUMNS,
+        *,
+        from_step: int,
+        warns: bool = True,
+    ) -> None:
         super().__init__("csv")
         self.path = run_dir / METRICS
+        self.failure: str | None = None
         self._columns = ("step", *columns)
         self._from_step = from_step
+        self._warns = warns
         self._started = False
-        self._failed = False
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -83,9 +94,10 @@ class CsvFile(_RunLogger):
                 self._start()
             self._append({"step": step, **metrics})
         except (OSError, OutputError) as error:
-            if not self._failed:
+            if self._warns and self.failure is None:
                 warnings.warn(f"{self.path} cannot be written: {error}", stacklevel=2)
-            self._failed = True
+            known = explain_os_error(error, self.path) if isinstance(error, OSError) else error
+            self.failure = str(known)
 
     @rank_zero_only
     def save(self) -> None:

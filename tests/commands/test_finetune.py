@@ -1,7 +1,11 @@
 """`protlm finetune`: all weights and LoRA, resuming, the merged model, and mistakes."""
 
+import csv
+import errno
 import json
 import os
+import re
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +21,7 @@ from protlm.checkpoints.format import all_checkpoints, load_training
 from protlm.commands.finetune import FinetuneOptions, Result, finetune_labels, run_folder
 from protlm.commands.probe import predict
 from protlm.downstream.examples import LabelOptions
-from protlm.system.errors import OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.training.finetuning import ReportEpochs
 from protlm.training.labels import FinetuneSettings
@@ -184,6 +188,38 @@ def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
     assert not Path("run/metrics.csv").exists()
     tune(labels, options=options)
     assert [row["epoch"] for row in read_table(Path("run/metrics.csv"))] == ["0", "1"]
+
+
+def test_a_row_that_cannot_be_written_ends_the_run(
+    labels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command repeats the validation; a row that is lost later is not overlooked."""
+    options = FinetuneOptions(replace(SETTINGS, epochs=2))
+    tune(labels, "whole", options)
+    write = csv.DictWriter.writerow
+    for epoch in (0, 1):
+
+        def full(self: Any, row: dict[str, Any], epoch: int = epoch) -> None:
+            if row["epoch"] == epoch:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write(self, row)
+
+        with monkeypatch.context() as patch, pytest.raises(OutputError) as end:
+            patch.setattr(csv.DictWriter, "writerow", full)
+            tune(labels, options=options)
+        told = "metrics.csv: no space left; .*; the same command continues the run"
+        assert re.search(told, str(end.value))
+        assert len(read_table(NEW / "metrics.csv")) == epoch
+    log = NEW / "metrics.csv"
+    shutil.copytree(NEW, "holed")
+    lines = log.read_text().splitlines(keepends=True)
+    Path("holed/metrics.csv").write_text(lines[0])
+    with pytest.raises(InputDataError, match="lacks the validation of epoch 0"):
+        tune(labels, "holed", options)
+    tune(labels, options=options)
+    assert log.read_bytes() == Path("whole/metrics.csv").read_bytes()
+    after, again = weights(Path("whole/model")), weights(NEW / "model")
+    assert all(torch.equal(after[name], again[name]) for name in after)
 
 
 def test_adapters_are_trained_saved_and_merged(labels: Path) -> None:
