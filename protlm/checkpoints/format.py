@@ -8,7 +8,7 @@ resume from.
 import hashlib
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -284,11 +284,17 @@ def _read_exported(directory: Path) -> Checkpoint:
     return Checkpoint(directory, parsed, check_weights(directory, weights))
 
 
-def export(checkpoint: Checkpoint, directory: Path, *, rounded: Collection[str] = ()) -> None:
+def export(
+    checkpoint: Checkpoint,
+    directory: Path,
+    *,
+    rounded: Collection[str] = (),
+    check: Callable[[], object] = lambda: None,
+) -> None:
     """Writes a model to a new folder with checksums; `rounded` weights are stored in bfloat16."""
     from safetensors.torch import save
 
-    with complete_folder(directory) as folder:
+    with complete_folder(directory, check=check) as folder:
         weights = {
             name: (value.bfloat16() if name in rounded else value).contiguous()
             for name, value in checkpoint.weights.items()

@@ -107,7 +107,8 @@ def finetune_labels(
         **fingerprint(labeled),
     }
     with run_folder(output, begun_with, break_lock=options.break_lock) as lock:
-        found = _found(replace(work, lock=lock), output)
+        work = replace(work, lock=lock)
+        found = _found(work, output)
         result = Result(model_path.name, model.hash, labeled, found)
         _write(work, result, output)
     print_result(result)
@@ -123,6 +124,11 @@ class _Work:
     labeled: Labeled
     options: FinetuneOptions
     lock: FolderLock | None = None
+
+    def check(self) -> None:
+        """Makes sure, before something is written, that this process owns the output."""
+        assert self.lock is not None
+        self.lock.check()
 
 
 def _probing(work: _Work) -> ProbeOptions:
@@ -157,16 +163,16 @@ def _found(work: _Work, output: Path) -> dict[str, Predictor]:
 
 def _write(work: _Work, result: Result, output: Path) -> None:
     """Writes the head with its results, then the merged model, which completes the run."""
-    model, targets = work.model, work.labeled.targets
+    model, targets, check = work.model, work.labeled.targets, work.check
     head = result.predictors[MODEL].fitted
-    with complete_folder(output / HEAD, overwrite=True) as folder:
+    with complete_folder(output / HEAD, overwrite=True, check=check) as folder:
         write_result(folder, result, _probing(work))
         write_predictions(folder, result)
         write_probe(
             folder, Probe(targets.task, targets.classes, model.num_layers, model.hash, head)
         )
     weights = dict(model.network.state_dict())
-    export(Checkpoint(output, model.description, weights), output / MERGED)
+    export(Checkpoint(output, model.description, weights), output / MERGED, check=check)
 
 
 def _head(work: _Work, frozen: Predictor) -> nn.Linear:
@@ -240,7 +246,7 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
     code = finetune(module, data, folder=output, settings=training, lock=work.lock)
     if code or options.rank is None or not is_first_rank():
         return code
-    with complete_folder(output / ADAPTER, overwrite=True) as folder:
+    with complete_folder(output / ADAPTER, overwrite=True, check=work.check) as folder:
         lora.save_adapters(model.network, folder)
         write_sums(folder)
     lora.merge_adapters(model.network)

@@ -10,7 +10,7 @@ the records without an entry, with the reasons.
 import io
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -182,12 +182,13 @@ def hdf5_file(
     skipped: Sequence[tuple[str, str]],
     *,
     num_bytes: int = 0,
+    check: Callable[[], object] = lambda: None,
 ) -> Iterator[tuple[h5py.File, DiskFile]]:
     """Opens an HDF5 file; the `DiskFile` has to be checked after each write of a large array.
 
     `num_bytes`, about, are compared with the free space; `skipped` has identifiers and reasons.
     """
-    with complete_file(path) as temporary:
+    with complete_file(path, check=check) as temporary:
         free = shutil.disk_usage(temporary.absolute().parent).free
         if num_bytes > free:
             raise OutputError(

@@ -19,6 +19,8 @@ from protlm.system.terminal import printable
 LOCK = "lock.json"
 # What flock answers on file systems that do not implement it.
 _NO_FLOCK = {errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK}
+# The processes that this one started and killed, which could not release their locks.
+KILLED: set[int] = set()
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,11 @@ class FolderLock:
 
     def release(self) -> None:
         """Removes the lock file, unless another process has taken it over."""
-        with self._file:
+        try:
             if self.is_held:
                 self._path.unlink()
+        finally:
+            self._file.close()
 
     def _take_over(self, *, is_guarded: bool, break_lock: bool) -> None:
         owner, me = _owner_of(self._path), self._me
@@ -111,6 +115,16 @@ class FolderLock:
             )
         told = f"taking over from {owner}, which is no longer running"
         print(printable(told), file=sys.stderr)
+
+
+def remove_locks_of_killed(folder: Path) -> None:
+    """Removes the locks anywhere in a folder of processes that this one started and killed."""
+    for path in list(folder.rglob(LOCK)):
+        owner = _owner_of(path)
+        if owner.pid in KILLED and owner.host == socket.gethostname():
+            path.unlink()
+            with suppress(OSError):
+                path.parent.rmdir()
 
 
 def _locked(path: Path, mode: str = "rb") -> tuple[IO[bytes], bool]:

@@ -7,7 +7,7 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -200,10 +200,13 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def complete_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def complete_file(
+    path: Path, *, overwrite: bool = False, check: Callable[[], object] = lambda: None
+) -> Iterator[Path]:
     """Yields a temporary path beside `path`; what is there gets its name when it is complete.
 
-    On any exception the temporary file or folder is removed and `path` is left unchanged.
+    Just before that, `check` may refuse. On any exception the temporary file or folder is removed
+    and `path` is left unchanged.
     """
     check_output(path, overwrite=overwrite)
     _clear_parts(path)
@@ -211,6 +214,7 @@ def complete_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         yield temporary
+        check()
         finish(temporary, path, overwrite=overwrite)
     except OSError as error:
         if error.errno in OUTPUT_FAULTS:
@@ -221,9 +225,11 @@ def complete_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def complete_folder(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def complete_folder(
+    path: Path, *, overwrite: bool = False, check: Callable[[], object] = lambda: None
+) -> Iterator[Path]:
     """Yields a temporary folder beside `path`, as `complete_file` does."""
-    with complete_file(path, overwrite=overwrite) as folder:
+    with complete_file(path, overwrite=overwrite, check=check) as folder:
         folder.mkdir()
         yield folder
 

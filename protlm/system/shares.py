@@ -23,6 +23,7 @@ from typing import Any, Self, TypeVar
 
 from protlm.system.errors import ExitCode, UserError, of_the_system, one_of
 from protlm.system.interruption import interrupts_held
+from protlm.system.lock import KILLED
 from protlm.system.terminal import JobProgress
 
 Tag = TypeVar("Tag")
@@ -309,6 +310,7 @@ def processes(
             pool.shutdown(cancel_futures=True)
             for process in mine:
                 process.join()
+            KILLED.update(process.pid for process in mine if process.pid is not None)
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.json_file import read_json, write_json
-from protlm.system.lock import LOCK, FolderLock
+from protlm.system.lock import LOCK, FolderLock, remove_locks_of_killed
 from protlm.system.paths import OUTPUT_FAULTS, beside, check_output, explain_os_error, finish
 from protlm.system.terminal import printable
 
@@ -61,23 +61,27 @@ class WorkFolder:
     """A work folder, in which this process may write.
 
     A finished part is a file that is complete when it has its name; the lock is to be checked
-    before. A quiet folder says nothing when finished parts are kept after an error; that of a
-    published result is removed at the end.
+    before. A quiet folder, as before the work has begun, says nothing when finished parts are kept
+    after an error; that of a published result is removed at the end.
     """
 
     def __init__(self, path: Path, kind: Kind, *, share: str, break_lock: bool) -> None:
         _refuse_foreign(path, kind)
-        self.path, self.is_quiet, self.is_published = path, False, False
+        self.path, self.is_quiet, self.is_published = path, True, False
         self._kind, self._break_lock, self._locked = kind, break_lock, path / share
         self._locked.mkdir(exist_ok=True)
         self.lock = kind.lock(self._locked, break_lock=break_lock)
 
     def publish(self, made: Path, out: Path) -> None:
         """Gives a complete file or folder its final name; the rest is removed at the end."""
-        self.lock.check()
-        self.refuse_others()
+        self.check()
         finish(made, out)
         self.is_published = True
+
+    def check(self) -> None:
+        """Makes sure, before the result gets its final name, that it is only made here."""
+        self.lock.check()
+        self.refuse_others()
 
     def refuse_others(self) -> None:
         """Makes sure that no other process computes a share, and removes the locks of dead ones."""
@@ -103,8 +107,10 @@ class WorkFolder:
 
     def leave(self) -> None:
         """Keeps the folder if the work can be continued, and removes it otherwise."""
+        if is_held := self.lock.is_held:
+            remove_locks_of_killed(self.path)
         is_kept = not self.is_published and self._kind.has_finished(self.path)
-        if self.lock.is_held:
+        if is_held:
             if not is_kept and not self._others():
                 _clear(self.path)
             elif is_kept and not self.is_quiet:
@@ -150,6 +156,7 @@ def work_folder(
         raise explain_os_error(error, out) from error
     try:
         work.begin(begun_with, restart=restart)
+        work.is_quiet = False
         yield work
         work.is_quiet = True
     except OSError as error:

@@ -5,6 +5,8 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from protlm.commands import embed as embed_module
 from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan
 from protlm.commands.embedding.formats import hdf5
-from protlm.commands.embedding.job import Dtype, EmbedOptions, Job
-from protlm.commands.embedding.results import EMBEDDING, Blocks
+from protlm.commands.embedding.job import Dtype, EmbedOptions, Format, Job
+from protlm.commands.embedding.results import EMBEDDING, Blocks, Results
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
@@ -29,6 +31,7 @@ from protlm.system.errors import (
     OutputError,
     UserError,
 )
+from protlm.system.lock import LOCK
 from protlm.system.shares import Executor, ProcessDiedError, Share, Submission
 from protlm.system.work_folder import BEGUN
 from tests.fixtures.runs import RUN, Killed, Train
@@ -202,6 +205,18 @@ def test_a_command_whose_lock_was_taken_over_stops(undisturbed: bytes) -> None:
     disturb(1, lambda blocks: blocks.work.lock._path.write_text("{}"), OutputError)
     assert [path.name for path in PARTIAL.glob("*.vectors")] == ["000000.vectors"]
     assert embedded(break_lock=True).read_bytes() == undisturbed
+
+
+@pytest.mark.parametrize("form", Format)
+def test_a_command_that_loses_its_lock_while_it_writes_the_output_stops(
+    form: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "o" + "".join(import_module(f"protlm.commands.embedding.formats.{form}").SUFFIXES[:1])
+    rob = partial(Path.write_text, Path(f"{name}.partial") / LOCK, "{}")
+    monkeypatch.setattr(Results, "_verify", lambda _: rob() and set())
+    with pytest.raises(OutputError, match="which took it over: this process stops"):
+        embedded(name, format=form, include=(Pooling.mean,))
+    assert files() == {"x.fasta", f"{name}.partial"}
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,11 @@ SETTINGS = FinetuneSettings(epochs=4, patience=9, learning_rate=3e-3, batch_size
 OPTIONS, ALL = FinetuneOptions(SETTINGS), LabelOptions()
 LETTERS = "ACDEFGHIKLMNPQRSTVY"
 NEW, PROTEINS = Path("run"), Path("proteins.fasta")
+OUTPUTS = {
+    "adapter": "protlm.training.lora.save_adapters",
+    "probe": "protlm.commands.finetune.write_probe",
+    "model": "protlm.commands.finetune.export",
+}
 pytestmark = pytest.mark.usefixtures("own_folder")
 
 
@@ -115,6 +121,20 @@ def test_a_run_that_lost_its_lock_stops(labels: Path) -> None:
         with pytest.raises(OutputError, match=r"lock.json is gone"):
             tune(labels)
     assert [path.name for path in all_checkpoints(NEW)] == ["step-00000000.ckpt"]
+
+
+@pytest.mark.parametrize(("made", "name"), OUTPUTS.items())
+def test_a_run_that_lost_its_lock_writes_no_output(made: str, name: str, labels: Path) -> None:
+    write = resolve_name(name)
+
+    def rob(*given: Any, **named: Any) -> None:
+        (NEW / LOCK).write_text("{}")
+        write(*given, **named)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(OutputError, match="took it over"):
+        patch.setattr(name, rob)
+        tune(labels, options=FinetuneOptions(replace(SETTINGS, epochs=1), rank=2))
+    assert not (NEW / made).exists()
 
 
 def test_all_weights_are_trained_and_resumed(

@@ -99,8 +99,8 @@ def test_a_disk_that_is_full_after_the_last_part(run_command, monkeypatch, tmp_p
     """torch reports a file that it cannot write by an error of its own."""
 
     @contextmanager
-    def narrow(output: Path) -> Iterator[Path]:
-        with complete_folder(output) as folder, largest_file(500):
+    def narrow(output: Path, **given: Any) -> Iterator[Path]:
+        with complete_folder(output, **given) as folder, largest_file(500):
             yield folder
 
     monkeypatch.setattr(pt, "complete_folder", narrow)

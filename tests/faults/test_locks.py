@@ -203,8 +203,9 @@ def test_a_process_that_lost_its_lock_stops(tmp_path):
     assert not lock.is_held
     with pytest.raises(OutputError, match="now belongs to process 1 on elsewhere"):
         lock.check()
-    lock.release()
-    assert json.loads((tmp_path / LOCK).read_text()) == OTHER
+    for _ in range(2):
+        lock.release()
+        assert json.loads((tmp_path / LOCK).read_text()) == OTHER
 
 
 @pytest.mark.parametrize("fault", [errno.EIO, errno.EMFILE, errno.ESTALE, errno.EACCES])

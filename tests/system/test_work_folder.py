@@ -1,13 +1,18 @@
 """Work folders: begun, compared, continued, published; and left behind or removed after errors."""
 
 import os
+import signal
+import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.lock import LOCK
+from protlm.system.shares import here
 from protlm.system.work_folder import (
     BEGUN,
     Kind,
@@ -105,7 +110,7 @@ def test_nothing_is_left_without_a_finished_part(out, part):
         ("rule", {"x": 2}, "with rule x: 1, not 2"),
     ],
 )
-def test_other_work_is_refused(out, name, value, told):
+def test_other_work_is_refused(out, name, value, told, capsys):
     begin(out)
     now = {**WITH, name: value}
     with pytest.raises(UserError) as refused, work_folder(unfinished(out), now, KIND):
@@ -114,6 +119,7 @@ def test_other_work_is_refused(out, name, value, told):
         f"{unfinished(out)} was begun {told}: use the same options as then to resume it, or "
         f"remove {unfinished(out)} to start over"
     )
+    assert capsys.readouterr().err.count("the same command continues") == 1
     # Without a finished part there is nothing to continue; or on request.
     with work_folder(unfinished(out), now, KIND, restart=True):
         assert names(unfinished(out)) == [BEGUN, LOCK]
@@ -208,6 +214,24 @@ def test_a_share_that_finished_nothing_leaves_the_others_alone(out):
         begin(out, "", share="2-of-2")
         assert names(path) == ["1-of-2", BEGUN]
     assert not path.exists()
+
+
+def interrupt_parent(path: Path, part: str, share: str) -> None:
+    with work_folder(path, WITH, KIND, share=share) as work:
+        (work.path / f"{part}.{share}.part").touch()
+        while share == "1-of-2" or not list(path.glob("*.1-of-2.part")):
+            time.sleep(0.01)
+        os.kill(os.getppid(), signal.SIGTERM)
+        time.sleep(100)
+
+
+@pytest.mark.parametrize(("folder", "part"), [("", ""), ("", "1"), ("parts/1.partial", "")])
+def test_the_locks_of_killed_processes_are_removed(out, folder, part):
+    path = unfinished(out)
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt(), work_folder(path, WITH, KIND):
+        list(here(partial(interrupt_parent, path / folder, part), ["1-of-2", "2-of-2"], 2, ""))
+    assert list(path.rglob(LOCK)) == []
+    assert path.exists() == bool(folder or part)
 
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path):

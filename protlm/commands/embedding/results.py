@@ -226,6 +226,10 @@ class Results:
                     job.ranges_of(record),
                 )
 
+    def check(self) -> None:
+        """Makes sure, before the output gets its name, that no other process makes it."""
+        self._blocks.work.check()
+
     def attributes(self) -> dict[str, object]:
         """Returns the attributes of the output, and the skipped records."""
         return {**self.job.attributes(), "skipped": self.skipped}

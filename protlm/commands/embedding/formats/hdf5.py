@@ -17,7 +17,7 @@ SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
 def write(results: Results, output: Path) -> None:
     """Writes the data sets in the order of the input."""
     job = results.job
-    with hdf5_file(output, job.attributes(), results.skipped) as (file, disk):
+    with hdf5_file(output, job.attributes(), results.skipped, check=results.check) as (file, disk):
         entries = ProteinFile(file, disk, job.proteins.renamed)
         for protein in watched("writing", results):
             _add(entries, protein, is_single=job.options.is_single, windows=job.options.windows)

@@ -21,7 +21,7 @@ SUFFIXES, WHAT = (".npz",), "a NumPy archive"
 def write(results: Results, output: Path) -> None:
     """Writes the arrays in the order of the input."""
     job = results.job
-    with complete_file(output) as temporary, ZipFile(temporary, "w") as archive:
+    with complete_file(output, check=results.check) as file, ZipFile(file, "w") as archive:
         _add(archive, "metadata", np.array(json.dumps(results.attributes())))
         proteins = [(p.record.identifier, p.original_id, len(p.record.sequence)) for p in results]
         ids, original, lengths = zip(*proteins, strict=True) if proteins else ((), (), ())

@@ -28,7 +28,7 @@ def write(results: Results, output: Path) -> None:
     metadata = {name: _text(value) for name, value in results.attributes().items()}
     schema = arrow.schema(fields, metadata=metadata)
     with (
-        complete_file(output) as temporary,
+        complete_file(output, check=results.check) as temporary,
         arrow.parquet.ParquetWriter(temporary, schema) as writer,
         JobProgress("proteins written", len(results)) as progress,
     ):

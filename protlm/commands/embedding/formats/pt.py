@@ -30,7 +30,7 @@ _NAMES = {Pooling.per_tok: "representations", Pooling.ranges: "range_representat
 def write(results: Results, output: Path) -> None:
     """Writes the files and the manifest."""
     job, files = results.job, {}
-    with complete_folder(output) as folder:
+    with complete_folder(output, check=results.check) as folder:
         for protein in watched("proteins written", results):
             name = file_name(protein.record.identifier)
             save(_contents(job, protein), folder / name)
