@@ -255,7 +255,9 @@ def test_a_terminated_job_has_no_lock(protlm_in_process, proteins, tmp_path, con
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
-def test_of_two_builders_at_the_same_time_one_succeeds(tmp_path, proteins):
+def test_of_two_builders_one_is_refused(tmp_path, proteins, monkeypatch, capfd):
+    encode = Encoder.__call__
+    monkeypatch.setattr(Encoder, "__call__", lambda *given: time.sleep(1) or encode(*given))
     both, make = fork.Barrier(2), partial(prepare, [proteins], split_rule=HashSplit(0, 0))
 
     def build() -> None:
@@ -270,6 +272,7 @@ def test_of_two_builders_at_the_same_time_one_succeeds(tmp_path, proteins):
     for builder in builders:
         builder.join(120)
     assert sorted(builder.exitcode for builder in builders) == [0, ExitCode.OUTPUT]
+    assert "data.partial is being built by" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
