@@ -55,7 +55,7 @@ def embed(
     # Jobs of this machine are its processes.
     with_jobs = submission is not None and submission.executor is not Executor.LOCAL
     with interrupt_explained(
-        f"the same command continues after the last batch that is finished in {folder}"
+        f"the same command continues after the last block of batches finished in {folder}"
     ):
         if submission is not None and with_jobs:
             submission.run(partial(embed, *paths), _shares(options), _job_folder(output))

@@ -21,7 +21,7 @@ from threading import Thread
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
-from protlm.system.errors import ExitCode, UserError, of_the_system, one_of
+from protlm.system.errors import FULL_DISK, ExitCode, OutputError, UserError, of_the_system, one_of
 from protlm.system.interruption import interrupts_held
 from protlm.system.lock import KILLED
 from protlm.system.terminal import JobProgress
@@ -354,8 +354,14 @@ def _apply(item: Any) -> "_Pickled":
     content = pickle.dumps(_function(item), pickle.HIGHEST_PROTOCOL)
     if len(content) <= _WRITTEN_AT_ONCE:
         return content
-    with tempfile.NamedTemporaryFile(dir=_folder, delete=False) as file:
-        file.write(content)
+    try:
+        with tempfile.NamedTemporaryFile(dir=_folder, delete=False) as file:
+            file.write(content)
+    except OSError as error:
+        if error.errno not in FULL_DISK:
+            raise
+        told = f"{_folder.parent}: no space left; free some, or set TMPDIR to a folder elsewhere"
+        raise OutputError(told) from error
     return Path(file.name)
 
 

@@ -194,7 +194,7 @@ def test_a_home_folder_is_found_where_the_shell_does_not_look(
     assert seen == ["embed", read]
 
 
-CONTINUES = "the same command continues after the last batch that is finished in o.h5.partial"
+CONTINUES = "the same command continues after the last block of batches finished in o.h5.partial"
 AGAIN = "nothing was written; the same command starts again"
 COMMANDS = {
     "embed": (["x.fasta", "-o", "o.h5"], CONTINUES),

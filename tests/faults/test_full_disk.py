@@ -4,6 +4,7 @@ import os
 import resource
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -105,6 +106,17 @@ def test_a_disk_that_is_full_after_the_last_part(run_command, monkeypatch, tmp_p
 
     monkeypatch.setattr(pt, "complete_folder", narrow)
     assert_one_sentence(run_command("embed as pt", tmp_path), tmp_path / "new" / "out")
+
+
+def test_a_full_temporary_folder_is_named(protlm_in_process, proteins, tmp_path, monkeypatch):
+    """The results of workers go through it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    full = Path("/dev/full")
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: full.open("wb", buffering=0))
+    done = protlm_in_process("prepare", proteins, "--workers", "2", "--out", "data", cwd=tmp_path)
+    assert done.returncode == ExitCode.OUTPUT, done.stderr
+    assert f"\nprotlm: {tmp_path}: no space left; free some, or set TMPDIR" in f"\n{done.stderr}"
+    assert list(tmp_path.iterdir()) == []
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import json
 import os
+import signal
 import socket
 import time
 import warnings
@@ -15,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from protlm.checkpoints.format import all_checkpoints, step_of
+from protlm.data.records import block
+from protlm.data_prep.encode import Encoder
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
 from protlm.system import lock as module
-from protlm.system.errors import ExitCode, OutputError
+from protlm.system.errors import ExitCode, OutputError, exit_with_message
 from protlm.system.lock import LOCK, FolderLock
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.launch import locked as locked_run
@@ -89,6 +92,12 @@ def test_a_lock_is_taken_over_or_explained_and_broken_on_request(
     assert (owner["pid"], owner["job"], owner["restart"]) == (os.getpid(), "main/12", 1)
     lock.release()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_count_of_restarts_that_is_no_number_is_none(monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "x")
+    locked(tmp_path)
+    assert json.loads((tmp_path / LOCK).read_text())["restart"] == 0
 
 
 @pytest.mark.parametrize("fault", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
@@ -221,6 +230,51 @@ def test_a_disk_that_fails_for_a_moment_does_not_take_the_lock(tmp_path, monkeyp
     (tmp_path / LOCK).unlink()
     with pytest.raises(OutputError, match="is gone"):
         lock.check()
+
+
+def test_a_terminated_job_has_no_lock(protlm_in_process, proteins, tmp_path, contents, monkeypatch):
+    """It may resume on another machine, which cannot check whether the owner is running."""
+    monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 14)
+    encode, blocks = Encoder.__call__, []
+
+    def encode_and_terminate(encoder: Encoder, block: object) -> object:
+        blocks.append(block)
+        if len(blocks) == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return encode(encoder, block)
+
+    typed = ["prepare", proteins, "--shard-residues", "30000", "--out"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "__call__", encode_and_terminate)
+        done = protlm_in_process(*typed, "data", cwd=tmp_path)
+    assert done.returncode == ExitCode.INTERRUPTED, done.stderr
+    assert (tmp_path / "data.partial" / "journal" / "segment-00003.json").exists()
+    assert not (tmp_path / "data.partial" / LOCK).exists()
+    for folder in ("data", "whole"):
+        done = protlm_in_process(*typed, folder, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
+
+
+def test_of_two_builders_one_is_refused(tmp_path, proteins, monkeypatch, capfd):
+    encode = Encoder.__call__
+    monkeypatch.setattr(Encoder, "__call__", lambda *given: time.sleep(1) or encode(*given))
+    both, make = fork.Barrier(2), partial(prepare, [proteins], split_rule=HashSplit(0, 0))
+
+    def build() -> None:
+        both.wait(60)
+        exit_with_message(lambda: make(tmp_path / "data"))
+
+    builders = [fork.Process(target=build) for _ in range(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for builder in builders:
+            builder.start()
+    for builder in builders:
+        builder.join(120)
+    assert sorted(builder.exitcode for builder in builders) == [0, ExitCode.OUTPUT]
+    assert "data.partial is being built by" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, monkeypatch):

@@ -178,6 +178,17 @@ def test_a_learning_rate_of_stage_1_is_high_for_all_weights(pair):
         module_of(pair, *EITHER, "objective.stage=logits", "optimizer.learning_rate=1e-2")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [STAGE_1, STAGE_2], ids=["attention", "logits"])
+def test_two_ranks_train_as_one(stage, run_ranks, train, pair, tmp_path):
+    settings = [*stage, *pair]
+    run_ranks(tmp_path, "start-apart", *settings)
+    one, two = weights(train("one", *settings)), weights(tmp_path / "run")
+    # Adam divides by the size of the gradient: rounding may change a step by a part of it.
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
+
+
 def test_another_teacher_is_refused(train, pair, teacher, tmp_path):
     run = train("run", *STAGE_2, *pair, "trainer.max_steps=2")
     moved = tmp_path / "moved"
