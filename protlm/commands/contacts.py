@@ -200,8 +200,9 @@ def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
             name: figure.with_name(f"{figure.stem}.{entry_name(name)}{figure.suffix}")
             for name in files
         }
+    check_output(figure, overwrite=True)
     for path in figures.values():
-        check_figure_output(path)
+        check_figure_output(path, is_typed=False)
     return figures
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from protlm.system.errors import OutputError, UserError
-from protlm.system.paths import check_output, complete_file
+from protlm.system.paths import check_output, check_place, complete_file
 from protlm.system.terminal import printable
 
 STANDARD_OUTPUT = Path("-")
@@ -20,9 +20,9 @@ _OTHER_FORMATS = re.compile(r"\.(csv|h5ad|json|npy|npz|parquet|pkl|pt|pth|tsv|tx
 _FIGURES = {".png", ".pdf", ".svg"}
 
 
-def check_figure_output(figure: Path) -> None:
+def check_figure_output(figure: Path, *, is_typed: bool = True) -> None:
     """Refuses a figure that cannot be written, or whose name is not that of a figure."""
-    check_output(figure)
+    (check_output if is_typed else check_place)(figure)
     if figure.suffix.lower() not in _FIGURES:
         raise UserError(
             f"{figure} is not a figure by its name; type: --figure {figure.with_suffix('.png')}"

@@ -1,9 +1,11 @@
 """The places of shipped files, and outputs that get their final name once they are complete."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import socket
 import tempfile
@@ -18,7 +20,10 @@ _BLOCK = 1 << 20
 OUTPUT_FAULTS = frozenset({*FULL_DISK, errno.EACCES, errno.EROFS, errno.EPERM})
 # The beginning of what Git LFS writes in the place of a file.
 _POINTER = b"version https://git-lfs.github.com/spec/"
-_LONGEST_NAME = 255
+# A file name has at most 255 bytes, and a temporary name is longer than the final one.
+_LONGEST_NAME, _LONGEST_STEM = 255, 120
+# The end of the name of a file that is locked while a temporary file is written.
+_LOCK = ".lock.part"
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -112,36 +117,42 @@ def fsync(path: Path) -> None:
 
 
 def check_output(path: Path, *, overwrite: bool = False) -> None:
-    """Refuses an output that cannot be written, before any work is done for it."""
+    """Refuses an output, as typed, that cannot be written, before any work is done for it."""
+    parent = check_place(path, overwrite=overwrite)
+    if name := re.search(r"\$\{?([A-Za-z_]\w*)", str(path.absolute().relative_to(parent))):
+        raise UserError(
+            f"{path}: the shell keeps {name[0]} in single quotes; type double ones, or (in "
+            f"settings such as run_dir) ${{oc.env:{name[1]}}}"
+        )
+
+
+def check_place(path: Path, *, overwrite: bool = False) -> Path:
+    """Refuses an output that cannot be written; returns the nearest folder that is there."""
     # A link to nothing is there, too.
     if os.path.lexists(path) and not overwrite:
         raise _already_there(path)
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise OutputError(f"{path}: a name has at most {_LONGEST_NAME} bytes")
     parent = path.absolute().parent
     while not os.path.lexists(parent):
         parent = parent.parent
     try:
         # A parent folder may be inaccessible.
-        if name := re.search(r"\$\{?([A-Za-z_]\w*)", str(path.absolute().relative_to(parent))):
-            raise UserError(
-                f"{path}: the shell keeps {name[0]} in single quotes; type double ones, or (in "
-                f"settings such as run_dir) ${{oc.env:{name[1]}}}"
-            )
         if not parent.is_dir():
             raise OutputError(f"{path} cannot be written: {parent} is not a folder")
         with tempfile.TemporaryFile(dir=parent):
             pass
     except OSError as error:
         raise explain_os_error(error, path) from error
+    return parent
 
 
-def beside(output: Path, suffix: str, prefix: str = "") -> Path:
+def beside(output: Path, suffix: str) -> Path:
     """Returns the path of what is kept beside an output: its name with a suffix."""
-    name = f"{prefix}{output.name}{suffix}"
+    name = f"{output.name}{suffix}"
     if len(os.fsencode(name)) > _LONGEST_NAME:
-        most = _LONGEST_NAME - len(f"{prefix}{suffix}")
-        raise OutputError(
-            f"{output}: a name has at most {most} bytes, as {prefix}NAME{suffix} is needed"
-        )
+        most = _LONGEST_NAME - len(suffix)
+        raise OutputError(f"{output}: a name has at most {most} bytes, as NAME{suffix} is needed")
     return output.with_name(name)
 
 
@@ -157,39 +168,63 @@ def finish(made: Path, path: Path, *, overwrite: bool = False) -> None:
     # Names are stored in folders, which have to be on the disk too.
     for written in [*made.rglob("*"), made]:
         fsync(written)
-    if os.path.lexists(path) and not overwrite:
-        raise _already_there(path)
-    if overwrite and path.is_dir():
-        shutil.rmtree(path)
-    made.replace(path)
+    if overwrite or made.is_dir() or not _link(made, path):
+        if os.path.lexists(path) and not overwrite:
+            raise _already_there(path)
+        if overwrite and path.is_dir():
+            shutil.rmtree(path)
+        made.replace(path)
     fsync(path.absolute().parent)
 
 
-def _temporary(path: Path, pid: int | str) -> Path:
-    """Returns the temporary name of an output, with the machine and the process that write it."""
-    host = re.sub(r"[^\w-]", "_", socket.gethostname())[:40]
-    return beside(path, f".{host}.{pid}.part", prefix=".")
+def _link(made: Path, path: Path) -> bool:
+    """Gives a file its name unless that is taken; false on a file system without links."""
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        raise _already_there(path) from None
+    except OSError:
+        return False
+    made.unlink()
+    return True
+
+
+def _stem(path: Path) -> str:
+    """Returns the start of the temporary names of an output on this machine."""
+    name, host = path.name, re.sub(r"[^\w-]", "_", socket.gethostname())[:40]
+    if len(os.fsencode(name)) > _LONGEST_STEM:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+    return f".{name}.{host}."
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """Yields a temporary name that no other writer has, with a locked file while it is used."""
+    temporary = path.with_name(f"{_stem(path)}{secrets.token_hex(4)}.part")
+    lock = temporary.with_suffix(_LOCK)
+    try:
+        with lock.open("xb") as file:
+            # Where files cannot be locked, what a killed process left is not removed either.
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield temporary
+    finally:
+        _remove(temporary)
+        with suppress(OSError):
+            lock.unlink()
 
 
 def _clear_parts(path: Path) -> None:
     """Removes the temporary files of an output that killed processes of this machine left."""
+    form = re.compile(re.escape(_stem(path)) + "[0-9a-f]{8}" + re.escape(_LOCK))
     with suppress(OSError):
-        for entry in path.absolute().parent.iterdir():
-            pid = entry.stem.rpartition(".")[2]
-            is_number = pid.isdecimal() and len(pid) < 10
-            if is_number and entry.name == _temporary(path, pid).name and not _is_another(int(pid)):
-                _remove(entry)
-
-
-def _is_another(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        # It is of another user.
-        return True
-    return pid != os.getpid()
+        for lock in [*path.absolute().parent.iterdir()]:
+            if form.fullmatch(lock.name):
+                # Its writer still holds it if this fails.
+                with suppress(OSError), lock.open("r+b") as file:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _remove(lock.with_name(lock.name.removesuffix(_LOCK) + ".part"))
+                    lock.unlink(missing_ok=True)
 
 
 def _remove(path: Path) -> None:
@@ -205,19 +240,17 @@ def complete_file(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     On any exception the temporary file or folder is removed and `path` is left unchanged.
     """
-    check_output(path, overwrite=overwrite)
+    check_place(path, overwrite=overwrite)
     _clear_parts(path)
-    temporary = _temporary(path, os.getpid())
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        finish(temporary, path, overwrite=overwrite)
+        with _temporary(path) as temporary:
+            yield temporary
+            finish(temporary, path, overwrite=overwrite)
     except OSError as error:
         if error.errno in OUTPUT_FAULTS:
             raise explain_os_error(error, path) from error
         raise
-    finally:
-        _remove(temporary)
 
 
 @contextmanager

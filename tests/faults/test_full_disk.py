@@ -1,14 +1,17 @@
 """On a full or read-only disk a command ends with one sentence, and continues when it can."""
 
+import errno
 import os
 import resource
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +33,7 @@ from protlm.data_prep.split import HashSplit
 from protlm.system import paths
 from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK
-from protlm.system.paths import complete_file, complete_folder, sample_dir
+from protlm.system.paths import check_output, complete_file, complete_folder, sample_dir
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from tests.marks import slow_but
 
@@ -314,22 +317,79 @@ def test_the_second_of_two_writers_replaces_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "d", "out.h5"]
 
 
-def test_the_files_of_a_killed_writer_are_removed(start_child, tmp_path):
-    path = tmp_path / "out.h5"
+def test_of_writers_that_finish_together_one_succeeds(tmp_path):
+    barrier = Barrier(2)
+
+    def finishes(number: int) -> bool:
+        try:
+            with complete_file(tmp_path / f"{number}") as file:
+                file.write_text("whole")
+                barrier.wait(60)
+        except OutputError as error:
+            assert "exists already" in str(error)
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(300):
+            assert sum(pool.map(finishes, [number, number])) == 1, number
+    assert len(list(tmp_path.iterdir())) == 300
+
+
+def test_without_links_a_file_is_renamed(tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with complete_file(tmp_path / "alone") as file:
+        file.write_text("alone")
+    with pytest.raises(OutputError, match="exists already"), complete_file(tmp_path / "b") as file:
+        file.write_text("second")
+        (tmp_path / "b").write_text("first")
+    assert (tmp_path / "b").read_text() == "first"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "b"]
+
+
+@pytest.mark.parametrize("name", ["out.h5", "n" * 252 + ".h5", "$x"])
+def test_the_files_of_a_killed_writer_are_removed(name, start_child, tmp_path, monkeypatch):
+    """Those of a living one are kept, also if its process is not visible here."""
+    path = tmp_path / name
 
     def write(ready: Callable[[], None]) -> None:
         with complete_file(path) as file:
             file.write_text("a part")
             ready()
 
-    killed, alive = start_child(write), start_child(write)
+    def no_process(*_: object) -> None:
+        raise ProcessLookupError
+
+    killed = start_child(write)
+    left = set(tmp_path.iterdir())
+    start_child(write)
+    alive = set(tmp_path.iterdir()) - left
     killed.kill()
     killed.join()
-    assert len(list(tmp_path.iterdir())) == 2
-    with complete_file(path) as file:
-        file.write_text("whole")
-    (left,) = [entry for entry in tmp_path.iterdir() if entry != path]
-    assert left.name.endswith(f".{alive.pid}.part")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "kill", no_process)
+        with complete_file(path) as file:
+            file.write_text("whole")
+    assert set(tmp_path.iterdir()) == {path, *alive} and len(alive) == 2
+    assert {entry.read_text() for entry in alive} == {"a part", ""}
+
+
+def test_another_writer_with_the_same_process_id_is_not_disturbed(tmp_path):
+    path = tmp_path / "out.h5"
+    with complete_file(path, overwrite=True) as first:
+        first.write_text("first")
+        with complete_file(path) as second:
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first"
+
+
+def test_a_name_that_is_too_long_is_refused_before_the_work(tmp_path):
+    with pytest.raises(OutputError, match="a name has at most 255 bytes"):
+        check_output(tmp_path / ("n" * 256))
 
 
 SETTINGS = ("trainer.checkpoint_every=1", "trainer.keep_checkpoints=4", "trainer.valid_every=9")
