@@ -201,12 +201,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> None:
-    """Runs all steps, and prints the page.
-
-    Raises:
-        UserError: there is no GPU.
-        OutputError: the page cannot be written.
-    """
+    """Runs all steps, and prints the page."""
     arguments = parse()
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UserError(

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -177,6 +178,17 @@ def test_a_killed_process_and_its_children_do_not_keep_the_lock(start_child, tmp
     assert f"taking over from process {holder.pid} on" in capsys.readouterr().err
 
 
+def exit_codes(forks: list[BaseProcess]) -> list[int | None]:
+    """Runs processes at the same time, and returns their exit codes in order of size."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for one in forks:
+            one.start()
+    for one in forks:
+        one.join(120)
+    return sorted(one.exitcode for one in forks)
+
+
 def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
     """Both start while the first still reads the lock file."""
     (tmp_path / LOCK).write_text(json.dumps({**OTHER, "host": HERE}))
@@ -196,13 +208,7 @@ def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "_owner_of", read_slowly)
     processes = [fork.Process(target=take) for _ in range(2)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        for process in processes:
-            process.start()
-    for process in processes:
-        process.join(120)
-    assert sorted(process.exitcode for process in processes) == [0, 7]
+    assert exit_codes(processes) == [0, 7]
 
 
 def test_a_process_that_lost_its_lock_stops(tmp_path):
@@ -266,13 +272,7 @@ def test_of_two_builders_one_is_refused(tmp_path, proteins, monkeypatch, capfd):
         exit_with_message(lambda: make(tmp_path / "data"))
 
     builders = [fork.Process(target=build) for _ in range(2)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        for builder in builders:
-            builder.start()
-    for builder in builders:
-        builder.join(120)
-    assert sorted(builder.exitcode for builder in builders) == [0, ExitCode.OUTPUT]
+    assert exit_codes(builders) == [0, ExitCode.OUTPUT]
     assert "data.partial is being built by" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
