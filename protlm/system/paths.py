@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import re
+import secrets
 import shutil
 import socket
 import tempfile
@@ -116,6 +117,9 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
     # A link to nothing is there, too.
     if os.path.lexists(path) and not overwrite:
         raise _already_there(path)
+    if path.name:
+        # Its name may be too long.
+        _temporary(path, os.getpid(), "0" * 8)
     parent = path.absolute().parent
     while not os.path.lexists(parent):
         parent = parent.parent
@@ -152,44 +156,61 @@ def _already_there(path: Path) -> OutputError:
 def finish(made: Path, path: Path, *, overwrite: bool = False) -> None:
     """Syncs a complete file or folder to the disk, and gives it its final name.
 
-    Unless it may be overwritten, an output that another process finished meanwhile is kept.
+    Unless it may be overwritten, an output that another process finished meanwhile is kept: of two
+    that finish a file in the same instant, one fails, where the file system has links.
     """
     # Names are stored in folders, which have to be on the disk too.
     for written in [*made.rglob("*"), made]:
         fsync(written)
-    if os.path.lexists(path) and not overwrite:
-        raise _already_there(path)
     if overwrite and path.is_dir():
         shutil.rmtree(path)
-    made.replace(path)
+    if overwrite or made.is_dir() or not _link(made, path):
+        if os.path.lexists(path) and not overwrite:
+            raise _already_there(path)
+        made.replace(path)
     fsync(path.absolute().parent)
 
 
-def _temporary(path: Path, pid: int | str) -> Path:
-    """Returns the temporary name of an output, with the machine and the process that write it."""
+def _link(made: Path, path: Path) -> bool:
+    """Gives a file its name unless that is taken; false on a file system without links."""
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        raise _already_there(path) from None
+    except OSError:
+        return False
+    made.unlink()
+    return True
+
+
+def _temporary(path: Path, pid: int | str, token: str) -> Path:
+    """Returns the temporary name of an output, with the machine and the process that write it.
+
+    The token tells processes of one number apart, in containers that share a machine's name.
+    """
     host = re.sub(r"[^\w-]", "_", socket.gethostname())[:40]
-    return beside(path, f".{host}.{pid}.part", prefix=".")
+    return beside(path, f".{host}.{pid}.{token}.part", prefix=".")
 
 
 def _clear_parts(path: Path) -> None:
     """Removes the temporary files of an output that killed processes of this machine left."""
     with suppress(OSError):
         for entry in path.absolute().parent.iterdir():
-            pid = entry.stem.rpartition(".")[2]
-            is_number = pid.isdecimal() and len(pid) < 10
-            if is_number and entry.name == _temporary(path, pid).name and not _is_another(int(pid)):
+            by = re.fullmatch(r".+\.(\d{1,9})\.(\w{8})\.part", entry.name)
+            is_one = by and entry.name == _temporary(path, *by.groups()).name
+            if by and is_one and not _is_alive(int(by[1])):
                 _remove(entry)
 
 
-def _is_another(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:
         # It is of another user.
-        return True
-    return pid != os.getpid()
+        pass
+    return True
 
 
 def _remove(path: Path) -> None:
@@ -210,7 +231,7 @@ def complete_file(
     """
     check_output(path, overwrite=overwrite)
     _clear_parts(path)
-    temporary = _temporary(path, os.getpid())
+    temporary = _temporary(path, os.getpid(), secrets.token_hex(4))
     try:
         path.absolute().parent.mkdir(parents=True, exist_ok=True)
         yield temporary

@@ -6,12 +6,15 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from itertools import product
 from pathlib import Path
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
@@ -31,7 +34,7 @@ from protlm.data_prep.split import HashSplit
 from protlm.system import paths
 from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK
-from protlm.system.paths import complete_file, complete_folder, sample_dir
+from protlm.system.paths import check_output, complete_file, complete_folder, sample_dir
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from tests.marks import slow_but
 
@@ -309,8 +312,11 @@ def test_all_files_are_there_or_none(
     assert [path.name for path in tmp_path.iterdir()] == ["x.fasta"]
 
 
-def test_the_second_of_two_writers_replaces_nothing(tmp_path):
+@pytest.mark.parametrize("has_links", [True, False])
+def test_the_second_of_two_writers_replaces_nothing(has_links, tmp_path, monkeypatch):
     path = tmp_path / "out.h5"
+    if not has_links:
+        monkeypatch.setattr(os, "link", Mock(side_effect=PermissionError(1, "not permitted")))
     with pytest.raises(OutputError, match=r"out.h5 exists already"), complete_file(path) as second:
         second.write_text("second")
         path.write_text("first")
@@ -341,7 +347,32 @@ def test_the_files_of_a_killed_writer_are_removed(start_child, tmp_path):
     with complete_file(path) as file:
         file.write_text("whole")
     (left,) = [entry for entry in tmp_path.iterdir() if entry != path]
-    assert left.name.endswith(f".{alive.pid}.part")
+    assert f".{alive.pid}." in left.name
+
+
+def test_of_writers_that_finish_together_one_succeeds(tmp_path):
+    """Also if their processes have one number, as in two containers."""
+    barrier = Barrier(2)
+
+    def write(number: int) -> str:
+        try:
+            with complete_file(tmp_path / f"{number}") as file:
+                file.write_text("whole")
+                barrier.wait(60)
+        except OutputError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(100):
+            first, second = sorted(pool.map(write, [number, number]))
+            assert first == "" and "exists already" in second, (number, first)
+    assert len(list(tmp_path.iterdir())) == 100
+
+
+def test_a_name_that_is_too_long_is_refused_before_the_work(tmp_path):
+    with pytest.raises(OutputError, match=r"a name has at most \d+ bytes"):
+        check_output(tmp_path / ("n" * 250))
 
 
 SETTINGS = ("trainer.checkpoint_every=1", "trainer.keep_checkpoints=4", "trainer.valid_every=9")

@@ -31,7 +31,7 @@ way = "all"
 is_each = how == "each"
 # Blocks of 16 KiB, so that a small file has many segments.
 block.BLOCK_BYTES = 1 << 14
-CALLS = [(os, name) for name in ("replace", "rename", "mkdir", "unlink", "rmdir", "fsync")]
+CALLS = [(os, name) for name in ("replace", "rename", "link", "mkdir", "unlink", "rmdir", "fsync")]
 CALLS += [(Path, "write_text"), (fcntl, "flock")]
 
 
