@@ -118,8 +118,8 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
     if os.path.lexists(path) and not overwrite:
         raise _already_there(path)
     if path.name:
-        # Its name may be too long.
-        _temporary(path, os.getpid(), "0" * 8)
+        # Its name may be too long; Linux counts processes up to here.
+        _temporary(path, 1 << 22, "0" * 8)
     parent = path.absolute().parent
     while not os.path.lexists(parent):
         parent = parent.parent

@@ -272,7 +272,7 @@ def test_a_mistake_ends_a_process_with_one_sentence(
 def test_values_without_end_are_mistakes(place: Path, protlm_in_process: Command) -> None:
     for typed, words in (
         (f"2 embed x.fasta -o o.h5 --shard {'9' * 5000}", "I/N"),
-        (f"4 embed x.fasta -m run -o {'n' * 246}.h5", "at most 247 bytes & NAME.partial"),
-        (f"4 prepare x.fasta --out {'é' * 124}", "247 bytes"),
+        (f"4 embed x.fasta -m run -o {'n' * 246}.h5", "a name has at most & bytes, as .NAME."),
+        (f"4 prepare x.fasta --out {'é' * 124}", "bytes, as .NAME."),
     ):
         assert_one_sentence(protlm_in_process, typed, words, place)
