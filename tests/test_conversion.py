@@ -80,6 +80,7 @@ def test_all_other_weights_are_kept(untrained):
     assert ModelDescription.parse(original.path, described.to_plain()) == described
 
 
+@pytest.mark.slow
 def test_favor_approaches_the_logits_of_softmax(untrained):
     original = untrained()
     exact = logits(original)

@@ -166,6 +166,7 @@ def test_the_readme_names_real_commands(protlm_in_process: Command, tmp_path: Pa
         assert {word.partition("=")[0] for word in words if re.match("--?[a-z]", word)} <= options
 
 
+@pytest.mark.slow
 def test_the_settings_of_training_in_documents_are_settings() -> None:
     """Includes commands of torchrun and sbatch."""
     texts = [document.read_text() for document in DOCUMENTS]

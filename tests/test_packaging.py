@@ -128,6 +128,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
+@pytest.mark.slow
 def test_the_wheel_contains_configs_and_sample(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -159,6 +160,7 @@ def test_the_source_distribution_keeps_both_folders(tmp_path: Path) -> None:
     assert "protlm/data_prep/__init__.py" in names
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()

@@ -52,6 +52,7 @@ def test_an_unwritable_output_is_4(workplace: Path, protlm_in_process: Command) 
     assert list(locked.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_sample_comes_back_whole(
     protlm_command: Command, protlm_in_process: Command, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_ctrl_c_while_training_starts_is_silent(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_export_and_use_of_an_exported_folder(
     workplace: Path, protlm_command: Command, protlm_in_process: Command
 ) -> None:
@@ -110,6 +112,7 @@ def test_one_flag_takes_several_values() -> None:
     assert _spread(together.split()) == apart.split()
 
 
+@pytest.mark.slow
 def test_a_mechanism_and_an_evaluation_are_one_py_and_one_yaml_each(
     tmp_path: Path, workplace: Path
 ) -> None:

@@ -85,6 +85,7 @@ def test_the_header_has_the_perplexity_of_the_forward_pass(model: PretrainedMode
         assert float(header["perplexity"]) == pytest.approx(math.exp(nats), abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_file() -> None:
     texts = {}
     for name, options in {

@@ -82,6 +82,7 @@ def test_settings_that_decide_are_those_of_what_is_learned() -> None:
     assert not free & {"data.tokens_per_batch", *(f"trainer.{one}" for one in decides)}
 
 
+@pytest.mark.slow
 def test_a_run_continues_with_its_stored_settings(run: Path, tiny_data: Path) -> None:
     compose_run([f"run_dir={run}", "model=tiny", "data.max_length=128", "seed=0"])
     config = compose_run([f"run_dir={run}", "trainer.max_steps=6", "trainer.devices=2"])
@@ -97,6 +98,7 @@ def test_a_run_continues_with_its_stored_settings(run: Path, tiny_data: Path) ->
 BACKEND, EPSILON = "attention.options.backend=", "+attention.options.kernel_epsilon=0.01"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "again", "other"),
     [
@@ -124,6 +126,7 @@ def test_options_of_the_stored_mechanism_may_be_typed_alone(
             compose_run([f"run_dir={run}", other])
 
 
+@pytest.mark.slow
 def test_a_warmup_that_was_not_typed_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     new = "run_dir=run"
     assert compose_run([new, "trainer.max_steps=30"]).schedule.warmup_steps == 20
@@ -139,6 +142,7 @@ def test_a_warmup_that_was_not_typed_is_shortened(capsys: pytest.CaptureFixture[
     assert not NEW.exists()
 
 
+@pytest.mark.slow
 def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(train_tiny: Train) -> None:
     narrowing = ["objective.mask_fraction_range=[0.1,0.3]", "objective.mask_fraction_decays=true"]
     run = train_tiny(NEW, "schedule=wsd_linear", *narrowing)
@@ -152,6 +156,7 @@ def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(train_ti
         compose_run([f"run_dir={run}", "trainer.valid_every=0"])
 
 
+@pytest.mark.slow
 def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path) -> None:
     settings = ["experiment=demo", "model=tiny", f"data.dir={tiny_data}", "schedule=wsd_linear"]
     settings += ["run_dir=run", "trainer.accelerator=cpu", "data.max_length=128"]
@@ -173,6 +178,7 @@ def test_a_run_cannot_end_before_its_checkpoint(run: Path, train_tiny: Train) ->
     assert (run / "config.yaml").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_another_length_has_its_own_rates_from_the_next_step_on(train_tiny: Train) -> None:
     settings = ("schedule=wsd_linear", "schedule.warmup_steps=0", "trainer.log_every=1")
     run = train_tiny(NEW, *settings, "trainer.max_steps=6")
@@ -217,6 +223,7 @@ def test_paths_are_taken_literally(name: str) -> None:
     assert evaluated.checkpoint == evaluated.output == name
 
 
+@pytest.mark.slow
 def test_quoted_and_interpolated_paths_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOB", "7")
     typed = ["run_dir='a b'", "data.dir=null", "data.valid_dir=r/${oc.env:JOB}-${seed}"]
@@ -238,6 +245,7 @@ def test_a_run_in_a_folder_with_an_awkward_name(tiny_data: Path, protlm_command:
     assert "run_dir: run (1)\n" in shown.stdout
 
 
+@pytest.mark.slow
 def test_few_validation_sequences_cause_a_warning(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +290,7 @@ def test_every_name_is_a_setting() -> None:
         assert key in config[section]
 
 
+@pytest.mark.slow
 def test_a_setting_without_effect_is_refused_in_every_run_of_a_sweep(
     protlm_in_process: Command,
 ) -> None:

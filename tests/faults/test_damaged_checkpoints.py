@@ -89,6 +89,7 @@ def test_no_other_model_is_used_silently(damage, is_newest, run):
     assert protlm.load(good).hash
 
 
+@pytest.mark.slow
 def test_training_resumes_from_the_newest_intact_checkpoint(
     run, whole, train_tiny, state_of, log_of
 ):
@@ -422,6 +423,7 @@ def test_a_run_does_not_continue_without_a_part(key, newest, train_tiny):
 
 
 HUGE = 10**12
+NOT_NUMBERS = [torch.nan, torch.inf, torch.int64, torch.bool, torch.complex64, torch.int8]
 DESCRIPTIONS: list[tuple[str, object]] = [
     ("model", None),
     ("model", [1]),
@@ -466,9 +468,7 @@ def test_another_description(key, value, exported, monkeypatch):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
 
 
-@pytest.mark.parametrize(
-    "value", [torch.nan, torch.inf, torch.int64, torch.bool, torch.complex64, torch.int8]
-)
+@pytest.mark.parametrize("value", slow_but(NOT_NUMBERS, torch.nan, torch.int64))
 def test_weights_that_are_not_numbers(value, newest, tmp_path):
     """In every form of a model, and as the beginning of a run."""
     contents, found = checkpoints.load_training(newest), checkpoints.read(newest)

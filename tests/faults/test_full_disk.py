@@ -151,7 +151,7 @@ POINTS = [(name, size) for name, size in POINTS if (name, size) != ("prepare", 3
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    slow_but(POINTS, ("prepare", 0), ("prepare", 20_000), ("embed", 20_000)),
+    slow_but(POINTS, ("prepare", 20_000)),
 )
 def test_a_quota_ends_a_command_which_continues_to_the_same_bytes(
     name, size, run_command, whole, contents, tmp_path
@@ -400,6 +400,7 @@ def full_from(step: int, patch: pytest.MonkeyPatch, *, until: int = 1_000) -> No
     patch.setattr(checkpoints.torch, "save", save_a_part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["size={room}", "ro"])
 def test_a_disk_that_fails_keeps_the_checkpoints_before(
     how, whole_run, train_tiny, tmp_path, monkeypatch, state_of

@@ -189,6 +189,7 @@ def exit_codes(forks: list[BaseProcess]) -> list[int | None]:
     return sorted(one.exitcode for one in forks)
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
     """Both start while the first still reads the lock file."""
     (tmp_path / LOCK).write_text(json.dumps({**OTHER, "host": HERE}))
@@ -262,6 +263,7 @@ def test_a_terminated_job_has_no_lock(protlm_in_process, proteins, tmp_path, con
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_of_two_builders_one_is_refused(tmp_path, proteins, monkeypatch, capfd):
     encode = Encoder.__call__
     monkeypatch.setattr(Encoder, "__call__", lambda *given: time.sleep(1) or encode(*given))
@@ -320,6 +322,7 @@ def test_a_command_breaks_a_lock_on_request(
     assert not (tmp_path / folder / LOCK).exists()
 
 
+@pytest.mark.slow
 def test_a_second_training_is_refused_and_changes_nothing(
     train_tiny, start_child, tmp_path, contents
 ):

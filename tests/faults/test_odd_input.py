@@ -209,6 +209,7 @@ def bomb() -> bytes:
     return gzip.compress(b">bomb\n") + line * 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -318,6 +319,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 def test_names_that_are_impossible_for_a_file(
     protlm_in_process, tiny_run, tiny_data, tiny_fasta, tmp_path
 ):

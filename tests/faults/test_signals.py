@@ -56,6 +56,7 @@ def test_each_signal_ends_a_run_with_a_checkpoint(
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(SIGNALS) == set()
 
 
+@pytest.mark.slow
 def test_an_interrupted_validation_is_repeated(train_tiny, tmp_path, monkeypatch, log_of):
     settings = (
         "data.tokens_per_batch=128",

@@ -24,6 +24,7 @@ from protlm.training.callbacks import skipped_steps
 from protlm.training.callbacks.skipped_steps import BAD_BATCHES
 from protlm.training.module import LanguageModeling
 from tests.fixtures.ranks import assert_same_run, go_back
+from tests.marks import slow_but
 
 # What a step changes: the weights, the state of the optimizer, the schedule and the average.
 LEARNED = ("state_dict.", "optimizer_states.", "lr_schedulers.", "average.")
@@ -83,7 +84,7 @@ def learned_at(state_of) -> Callable[..., list[dict[str, Any]]]:
     return states
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", slow_but([1, 2], 1))
 def test_a_step_with_a_nan_loss_is_skipped(
     accumulate, spoil, train_tiny, tiny_data, tmp_path, state_of, learned_at
 ):
@@ -117,6 +118,7 @@ def test_all_samples_of_a_joined_row_are_listed(spoil, train_tiny, tmp_path):
     assert len(drawn) > 1
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_not_in_the_mean_loss(spoil, train_tiny, tmp_path):
     clean = train_tiny(tmp_path / "clean", "trainer.log_every=1")
     spoil(2)
@@ -158,6 +160,7 @@ def test_a_step_with_an_infinite_gradient_is_skipped(spoil, train_tiny, tmp_path
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_spike_is_skipped_and_its_window_is_in_the_checkpoint(
     spoil, train_tiny, tmp_path, learned_at, monkeypatch
 ):
@@ -183,6 +186,7 @@ def test_without_a_limit_a_spike_is_an_ordinary_step(spoil, train_tiny, tmp_path
     assert not (run / BAD_BATCHES).exists()
 
 
+@pytest.mark.slow
 def test_a_run_with_skipped_steps_resumes_exactly(spoil, train_tiny, tmp_path):
     spoil(1, 4)
     settings = (*SETTINGS, "trainer.max_steps=7", "trainer.log_every=1", "model.dropout=0.2")

@@ -78,6 +78,7 @@ def test_slices_of_a_batch_draw_their_own_dropout(train, look_at):
     assert len(set(seeds)) == len(seeds)
 
 
+@pytest.mark.slow
 def test_any_micro_batches_make_the_same_steps_also_in_a_resumed_run(at_once, train, tmp_path):
     run = tmp_path / "run"
     # 700 does not divide a step: there are more micro-batches, and filler rows.

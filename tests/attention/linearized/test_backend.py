@@ -24,7 +24,6 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.system.errors import UserError
 from tests.attention.cases import Inputs, make_inputs
-from tests.marks import slow_but
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
@@ -273,7 +272,8 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", slow_but(RUNS, *RUNS[:2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", RUNS)
 def test_kernels_are_exact_within_the_dtype(arguments):
     """Where keys are cut, as exact as PyTorch in float32 is, which cuts them too."""
     pytest.importorskip("triton")

@@ -197,6 +197,7 @@ def mutated(content: bytes, rng: random.Random) -> bytes:
     return b"".join(lines)
 
 
+@pytest.mark.slow
 def test_mutated_entries_are_rejected_or_match_biopython(read):
     rng = random.Random(0)
     originals = list(map(unpacked, SMALL))

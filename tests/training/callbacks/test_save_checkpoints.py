@@ -32,6 +32,7 @@ def steps_of(run: Path) -> list[int]:
     return [step_of(path) for path in all_checkpoints(run)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "kept"), [(1, [3, 4]), (2, [3, 4]), (3, [2, 3, 4])])
 def test_the_newest_are_kept_and_never_fewer_than_two(keep, kept, train):
     settings = ("trainer.checkpoint_every=1", f"trainer.keep_checkpoints={keep}")
@@ -66,11 +67,9 @@ BEST = ("trainer.max_steps=10", "trainer.checkpoint_every=5", "trainer.valid_eve
 BEST += ("trainer.valid_batches=1", "trainer.keep_checkpoints=2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [None, 4, 7])
-@pytest.mark.parametrize(
-    "metric",
-    [BestMetric.valid_loss, pytest.param(BestMetric.valid_accuracy, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("metric", [BestMetric.valid_loss, BestMetric.valid_accuracy])
 def test_the_best_are_kept_besides_the_newest(metric, stop, validations, train, killed_after):
     """Steps 4 and 2 are the best, then 8; the run that was killed finds the same."""
     validations |= {2: 0.2, 4: 0.1, 6: 0.9, 8: 0.3, 10: 0.8}
@@ -113,6 +112,7 @@ def test_a_validation_that_is_nan_is_not_the_best(tmp_path):
     assert [step_of(path) for path in best] == [3, 5, 1]
 
 
+@pytest.mark.slow
 def test_checkpoints_by_time(train, monkeypatch):
     """A step takes 40 seconds here, so that two minutes pass in three steps."""
     clock = SimpleNamespace(monotonic=count(40, 40).__next__)
@@ -224,6 +224,7 @@ def test_the_average_follows_its_formula(run):
             assert torch.allclose(value, expected, rtol=1e-5, atol=1e-7), name
 
 
+@pytest.mark.slow
 def test_the_average_does_not_change_training(run, train):
     plain = train("plain", *SETTINGS[1:])
     for name, value in weights_of(plain, 4).items():
@@ -254,6 +255,7 @@ def test_the_average_is_loaded_and_exported(run, tmp_path):
         assert not torch.equal(value, weights_of(run, 4)[name]), name
 
 
+@pytest.mark.slow
 def test_a_skipped_step_does_not_count(train, monkeypatch):
     train_step, calls = LanguageModeling.training_step, []
 
