@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 import zlib
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.config.settings import settings_of, with_tables
 from protlm.interface import Model
+from tests.fixtures.commands import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -192,11 +192,8 @@ def public(cls: type) -> set[str]:
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_complete(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", "."]
-    done = subprocess.run(
-        [*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", ".", tmp_path)
+    run_python(*words, cwd=ROOT)
     assert (tmp_path / "index.html").is_file()
     inventory = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]
     listed = {line.split()[0] for line in zlib.decompress(inventory).decode().splitlines()}

@@ -18,6 +18,7 @@ from protlm.training.optimization import rate_factor
 from protlm.training.run_config import _USED_WITH, compose_run, refuse_another_run, refuse_unused
 from tests.fixtures.commands import Command
 from tests.fixtures.runs import Train
+from tests.marks import slow_but
 
 TRICKY_NAMES = ["run (1)", "a, b", "x=y", " #$: "]
 TRICKY_NAMES += ["it's [here] {1}", "back\\slash\\", "half'quoted\""]
@@ -41,29 +42,29 @@ def test_the_run_directory_is_checked_before_data_are_prepared(
     assert [*Path().iterdir()] == [run]
 
 
-@pytest.mark.parametrize(
-    ("typed", "difference"),
-    [
-        # The default, which differs from what is stored.
-        ("data.max_length=512", "with data.max_length=128, not 512; to"),
-        ("model=small", "with model.num_layers=2, not 4; model."),
-        ("schedule=cosine", "with schedule.name=constant, not cosine; to"),
-        ("experiment=demo", "model.feedforward_dim=128, not 344"),
-        ("seed=1", "with seed=0, not 1; to"),
-        ("attention=softmax", "with attention.name=performer_relu, not softmax; to"),
-        ("objective=causal", "with objective.name=masked, not causal; to"),
-        # The most telling ones first, and five of them.
-        (
-            "optimizer.beta1=0.5 attention.kernel_epsilon=0.5",
-            "with optimizer.beta1=0.9, not 0.5; attention.kernel_epsilon=0.001, not 0.5; to",
-        ),
-        (
-            "attention=performer_relu attention.kernel_epsilon=0.5 experiment=swissprot_medium",
-            "with optimizer.name=adamw, not muon; schedule.name=constant, not wsd; ",
-        ),
-        ("experiment=swissprot_medium", " more; to continue it with its own settings type protlm"),
-    ],
-)
+TYPED = [
+    # The default, which differs from what is stored.
+    ("data.max_length=512", "with data.max_length=128, not 512; to"),
+    ("model=small", "with model.num_layers=2, not 4; model."),
+    ("schedule=cosine", "with schedule.name=constant, not cosine; to"),
+    ("experiment=demo", "model.feedforward_dim=128, not 344"),
+    ("seed=1", "with seed=0, not 1; to"),
+    ("attention=softmax", "with attention.name=performer_relu, not softmax; to"),
+    ("objective=causal", "with objective.name=masked, not causal; to"),
+    # The most telling ones first, and five of them.
+    (
+        "optimizer.beta1=0.5 attention.kernel_epsilon=0.5",
+        "with optimizer.beta1=0.9, not 0.5; attention.kernel_epsilon=0.001, not 0.5; to",
+    ),
+    (
+        "attention=performer_relu attention.kernel_epsilon=0.5 experiment=swissprot_medium",
+        "with optimizer.name=adamw, not muon; schedule.name=constant, not wsd; ",
+    ),
+    ("experiment=swissprot_medium", " more; to continue it with its own settings type protlm"),
+]
+
+
+@pytest.mark.parametrize(("typed", "difference"), slow_but(TYPED, TYPED[0], TYPED[-1]))
 def test_typed_settings_must_agree(typed: str, difference: str, run: Path) -> None:
     with pytest.raises(UserError) as refused:
         compose_run([f"run_dir={run}", *typed.split()])
@@ -257,27 +258,27 @@ def test_few_validation_sequences_cause_a_warning(
     assert "warning" not in capfd.readouterr().err
 
 
-MIXTURE = "data.mixture=[{dir: a, weight: 1}, {dir: b, weight: 1, split: test}]"
+MIXTURE = "data.mixture=[{dir:a,weight:1},{dir:b,weight:1,split:test}]"
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        (["optimizer=adamw", "optimizer.momentum=0.5"], "type optimizer.name=muon$"),
-        (["schedule=cosine", "schedule.decay_fraction=0.5"], "type schedule.name=wsd$"),
-        (["schedule=cosine", "schedule.decay_shape=sqrt"], "with schedule.name=cosine"),
-        (["schedule=constant", "schedule.min_lr_ratio=0"], "type schedule.name=cosine, wsd$"),
-        (["objective=causal", "objective.mask_prob=0.3"], "with objective.name=causal"),
-        (["objective=causal", "objective.random_prob=0.3"], "with objective.name=causal"),
-        (["objective=causal", "objective.mask_fraction=0.3"], "with objective.name=causal"),
-        (["objective.teacher_weight=3"], "type objective.stage=logits$"),
-        (["logger.wandb_project=x"], "type logger.wandb=offline, online$"),
-        (["data=concatenated", "data.crop=random"], "type data.mode=sequences$"),
-        (["data.dir=null", MIXTURE, "data.train_split=test"], "type split: in the data sets$"),
-    ],
-)
-def test_a_setting_without_effect_is_refused(typed: list[str], message: str) -> None:
-    *others, last = typed
+UNUSED = [
+    ("optimizer=adamw optimizer.momentum=0.5", "type optimizer.name=muon$"),
+    ("schedule=cosine schedule.decay_fraction=0.5", "type schedule.name=wsd$"),
+    ("schedule=cosine schedule.decay_shape=sqrt", "with schedule.name=cosine"),
+    ("schedule=constant schedule.min_lr_ratio=0", "type schedule.name=cosine, wsd$"),
+    ("objective=causal objective.mask_prob=0.3", "with objective.name=causal"),
+    ("objective=causal objective.random_prob=0.3", "with objective.name=causal"),
+    ("objective=causal objective.mask_fraction=0.3", "with objective.name=causal"),
+    ("objective.teacher_weight=3", "type objective.stage=logits$"),
+    ("logger.wandb_project=x", "type logger.wandb=offline, online$"),
+    ("data=concatenated data.crop=random", "type data.mode=sequences$"),
+    (f"data.dir=null {MIXTURE} data.train_split=test", "type split: in the data sets$"),
+]
+
+
+@pytest.mark.parametrize(("typed", "message"), slow_but(UNUSED, UNUSED[0], UNUSED[-1]))
+def test_a_setting_without_effect_is_refused(typed: str, message: str) -> None:
+    *others, last = typed.split()
     compose_run(["run_dir=new", *others])
     with pytest.raises(UserError, match=message):
         compose_run(["run_dir=new", last, *others])

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.usefixtures("checked_shapes")
 WILD_TYPE = "MKTAYIAKQRXQ"
 SUBSTITUTIONS = ["M1A", "K2R", "M1C", "K2R:T3S", "T3T", "M1A:Q12W:I6V"]
 INDELS = ["MKTAYIAKQRXQQ", "KTAYIAKQRXQ", "MKTAYIAKQRXQ", "AKTAYIAKQRXQ"]
-MASKED = [one for one in Estimator if one is not Estimator.causal_likelihood]
 
 
 def variants(texts: list[str] = SUBSTITUTIONS) -> list[Variant]:

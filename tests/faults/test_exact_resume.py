@@ -77,9 +77,7 @@ def test_the_run_covers_the_difficult_cases(uninterrupted, log_of, state_of):
 
 
 @pytest.mark.parametrize(("step", "every"), [(8, 3), (STEPS, 1)])
-def test_killed_during_a_validation(
-    step, every, train_tiny, uninterrupted, tmp_path, monkeypatch, log_of
-):
+def test_killed_during_a_validation(step, every, train, uninterrupted, monkeypatch, log_of):
     """No row is repeated or missing, wherever the run resumes, also at the last step."""
     validate = LanguageModeling.validation_step
     settings = [*HARD, f"trainer.checkpoint_every={every}"]
@@ -91,8 +89,8 @@ def test_killed_during_a_validation(
 
     with monkeypatch.context() as patch, pytest.raises(SystemError):
         patch.setattr(LanguageModeling, "validation_step", validate_or_die)
-        train_tiny(tmp_path / "run", *settings)
-    run = train_tiny(tmp_path / "run", *settings)
+        train("run", *settings)
+    run = train("run", *settings)
     assert log_of(run) == log_of(uninterrupted)
     for path in all_checkpoints(run):
         assert_same_checkpoint(path, uninterrupted / "checkpoints" / path.name)

@@ -323,9 +323,7 @@ def test_a_command_breaks_a_lock_on_request(
 
 
 @pytest.mark.slow
-def test_a_second_training_is_refused_and_changes_nothing(
-    train_tiny, start_child, tmp_path, contents
-):
+def test_a_second_training_is_refused_and_changes_nothing(train, start_child, tmp_path, contents):
     """Of a new run and of an existing one."""
     run = tmp_path / "run"
     run.mkdir()
@@ -333,13 +331,13 @@ def test_a_second_training_is_refused_and_changes_nothing(
         first = start_child(partial(hold, run))
         owner, before = json.loads((run / LOCK).read_text()), contents(run)
         with pytest.raises(OutputError, match=r"choose another run_dir=") as refused:
-            train_tiny(run, f"trainer.max_steps={steps}")
+            train(run, f"trainer.max_steps={steps}")
         assert "process {pid} on {host} since {since}".format(**owner) in str(refused.value)
         assert refused.value.exit_code == ExitCode.OUTPUT
         assert contents(run) == before
         first.kill()
         first.join()
-        train_tiny(run, f"trainer.max_steps={steps}")
+        train(run, f"trainer.max_steps={steps}")
         assert not (run / LOCK).exists()
 
 

@@ -2,9 +2,6 @@
 
 import copy
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +34,7 @@ from protlm.training.callbacks.monitor import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.loggers import COLUMNS, CsvFile, make_loggers
 from protlm.training.module import LanguageModeling
+from tests.fixtures.commands import run_python
 from tests.fixtures.runs import rows_of, weights_of
 from tests.small_models import network_of, small_model
 
@@ -77,11 +75,7 @@ def test_flops_are_those_of_the_formula_and_linear_for_linear_attention():
 @pytest.mark.slow
 def test_fused_kernels_have_the_flops_of_torch():
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", COUNT_FUSED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    fused, torch_ = done.stdout.split()
+    fused, torch_ = run_python("-c", COUNT_FUSED, TRITON_INTERPRET="1").stdout.split()
     assert int(fused) == int(torch_) > 0
 
 

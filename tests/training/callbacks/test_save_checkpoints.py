@@ -1,6 +1,5 @@
 """Times of checkpoints, which of them are kept, and the history and the average of the weights."""
 
-import csv
 import os
 from itertools import count
 from pathlib import Path
@@ -13,7 +12,6 @@ from torch import nn
 
 from protlm.checkpoints.format import (
     AVERAGE,
-    all_checkpoints,
     checkpoint_name,
     step_of,
     weights_hash,
@@ -25,11 +23,8 @@ from protlm.loading import load_model
 from protlm.training.callbacks import monitor, save_checkpoints
 from protlm.training.callbacks.save_checkpoints import COLUMNS, HISTORY, WriteHistory
 from protlm.training.module import LanguageModeling
-from tests.fixtures.runs import Train, rows_of, saved, weights_of
-
-
-def steps_of(run: Path) -> list[int]:
-    return [step_of(path) for path in all_checkpoints(run)]
+from tests.fixtures.commands import read_table
+from tests.fixtures.runs import Train, rows_of, saved, steps_of, weights_of
 
 
 @pytest.mark.slow
@@ -146,11 +141,6 @@ def test_the_log_is_as_durable_as_the_checkpoint(train, monkeypatch):
     assert found[:6] == [sync_log, names[0], "name latest", sync_log, names[1], "name latest"]
 
 
-def history_of(path: Path) -> list[dict[str, str]]:
-    with (path / HISTORY).open() as file:
-        return list(csv.DictReader(file, delimiter="\t"))
-
-
 def trainer(step: int, is_first: bool = True) -> Any:
     return SimpleNamespace(global_step=step, is_global_zero=is_first)
 
@@ -171,7 +161,7 @@ def test_a_row_for_each_start_and_checkpoint(tmp_path):
         file.write("2026-01-01\tsa")
     WriteHistory(tmp_path).on_train_start(trainer(7), network)
     history.on_save_checkpoint(trainer(7, is_first=False), network, {})
-    first, saved, *_, again = history_of(tmp_path)
+    first, saved, *_, again = read_table(tmp_path / HISTORY)
     assert tuple(first) == COLUMNS
     assert [row["event"] for row in (first, saved, again)] == ["start", "save", "start"]
     assert [row["step"] for row in (first, saved, again)] == ["0", "7", "7"]
