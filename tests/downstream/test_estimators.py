@@ -10,6 +10,7 @@ from protlm.downstream.estimators import Estimator, Predictor, Query, score
 from protlm.downstream.variants import Variant, parse_mutant, parse_sequence
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import UserError
+from tests.marks import slow_but
 from tests.small_models import log_p_of, small_model, tokens_of, watched_batches
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
@@ -71,7 +72,7 @@ class Direct:
 TOLERANCE = 1e-9
 
 
-@pytest.mark.parametrize("attention", ["softmax", "performer_relu"])
+@pytest.mark.parametrize("attention", slow_but(["softmax", "performer_relu"], "performer_relu"))
 @pytest.mark.parametrize("estimator", Estimator)
 def test_scores_are_their_definitions(attention: str, estimator: Estimator) -> None:
     causal = estimator is Estimator.causal_likelihood

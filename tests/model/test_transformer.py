@@ -54,7 +54,7 @@ def logits(model: ProteinLM, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
     return model(tokens_BL, mask_BL, causal=causal).logits_BLV
 
 
-@pytest.mark.parametrize("name", ["paper_36", "modern_36"])
+@pytest.mark.parametrize("name", slow_but(["paper_36", "modern_36"], "modern_36"))
 def test_36_layers_are_76_million_parameters(name):
     model = network_of(f"model={name}", SOFTMAX)
     assert model.num_layers == 36
