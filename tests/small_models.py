@@ -6,12 +6,14 @@ evaluations say.
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import ModelConfig, Norm, Objective, Positions, TrainConfig
@@ -53,15 +55,18 @@ def small_model(
     return PretrainedModel(rebuild(1), description, rebuild=rebuild)
 
 
+@cache
+def composed(*settings: str) -> TrainConfig:
+    """The settings of training; composing them takes longer than building the network."""
+    return compose(TrainConfig, ["run_dir=unused", "data.dir=unused", *settings])
+
+
 def network_of(*settings: str, **model: Any) -> ProteinLM:
     """The `tiny` network by settings as they are typed, and by values of `model`."""
-    if "max_length" in model:
-        settings += (f"data.max_length={model['max_length']}",)
-    typed = {name: str(x).lower() if isinstance(x, bool) else x for name, x in model.items()}
-    settings += tuple(f"model.{name}={value}" for name, value in typed.items())
     sizes = [] if any(one.startswith("model=") for one in settings) else ["model=tiny"]
-    config = compose(TrainConfig, [*sizes, "run_dir=unused", "data.dir=unused", *settings])
-    network = build_network(config.model, config.attention, seed=0)
+    config = composed(*sizes, *settings)
+    changed: Any = OmegaConf.merge(OmegaConf.structured(config.model), model)
+    network = build_network(OmegaConf.to_object(changed), config.attention, seed=0)
     network.activation_checkpointing = config.trainer.activation_checkpointing
     return network.eval()
 

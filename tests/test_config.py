@@ -8,6 +8,7 @@ from protlm.config.composition import PATHS, compose, to_plain
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from protlm.system.paths import conf_dir
+from tests.marks import slow_but
 
 
 def choices(group: str) -> list[str]:
@@ -15,9 +16,10 @@ def choices(group: str) -> list[str]:
 
 
 GROUPS = ("model", "attention", "objective", "data", "optimizer", "schedule", "trainer", "logger")
+CHOICES = [(group, choice) for group in GROUPS for choice in choices(group)]
 
 
-@pytest.mark.parametrize("group, choice", [(g, c) for g in GROUPS for c in choices(g)])
+@pytest.mark.parametrize("group, choice", slow_but(CHOICES, *CHOICES[::8]))
 def test_every_choice_composes(group, choice):
     config = compose(TrainConfig, [f"{group}={choice}"])
     assert to_plain(config)["seed"] == 0
@@ -38,15 +40,16 @@ def test_a_missing_evaluation_names_the_existing_ones():
 CAUSAL_EXPERIMENTS = {"trembl_performer_relu_36_causal", "trembl_reformer_36"}
 
 
-@pytest.mark.parametrize("experiment", choices("experiment"))
+@pytest.mark.parametrize("experiment", slow_but(choices("experiment"), *CAUSAL_EXPERIMENTS))
 def test_every_experiment_composes(experiment):
     config = compose(TrainConfig, [f"experiment={experiment}"])
     assert config.run_dir == f"runs/{experiment}"
-    assert compose(TrainConfig, [f"experiment={experiment}", "run_dir=mine"]).run_dir == "mine"
     is_causal = experiment in CAUSAL_EXPERIMENTS
     assert describe(config).objective == ("causal" if is_causal else "masked")
     assert config.model.max_length >= config.data.max_length
-    layer = compose(TrainConfig, [f"experiment={experiment}", "model.num_layers=1"])
+    typed = [f"experiment={experiment}", "run_dir=mine", "model.num_layers=1"]
+    layer = compose(TrainConfig, typed)
+    assert layer.run_dir == "mine"
     mechanism = build_network(layer.model, layer.attention, seed=0).mechanism(1)
     assert mechanism.supports_causal if is_causal else mechanism.supports_bidirectional
     header = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()

@@ -42,10 +42,7 @@ def test_a_wrong_suffix_is_seen(
 
 @pytest.mark.parametrize(("family", "host"), [("AF_INET", "192.0.2.1"), ("AF_INET6", "2001:db8::")])
 def test_the_network_is_out_of_reach(family: str, host: str) -> None:
-    with (
-        socket.socket(getattr(socket, family)) as outward,
-        pytest.raises(pytest.fail.Exception),
-    ):
+    with socket.socket(getattr(socket, family)) as outward, pytest.raises(pytest.fail.Exception):
         outward.connect((host, 80))
     with pytest.raises(pytest.fail.Exception):
         socket.getaddrinfo("example.org", 80)

@@ -80,6 +80,7 @@ def test_all_other_weights_are_kept(untrained):
     assert ModelDescription.parse(original.path, described.to_plain()) == described
 
 
+@pytest.mark.slow
 def test_favor_approaches_the_logits_of_softmax(untrained):
     original = untrained()
     exact = logits(original)
@@ -187,8 +188,8 @@ def test_missing_options_are_the_defaults(untrained):
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_document(protlm_in_process, train_tiny, tiny_data, tmp_path):
-    train_tiny(tmp_path / "runs" / "softmax", "attention=softmax", "trainer.max_steps=2")
+def test_the_commands_of_the_document(protlm_in_process, train, tiny_data, tmp_path):
+    train("runs" / "softmax", "attention=softmax", "trainer.max_steps=2")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine").symlink_to(tiny_data)
     commands = commands_of(DOCUMENT)

@@ -5,7 +5,6 @@ import json
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 import zlib
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.config.settings import settings_of, with_tables
 from protlm.interface import Model
+from tests.fixtures.commands import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -166,6 +166,7 @@ def test_the_readme_names_real_commands(protlm_in_process: Command, tmp_path: Pa
         assert {word.partition("=")[0] for word in words if re.match("--?[a-z]", word)} <= options
 
 
+@pytest.mark.slow
 def test_the_settings_of_training_in_documents_are_settings() -> None:
     """Includes commands of torchrun and sbatch."""
     texts = [document.read_text() for document in DOCUMENTS]
@@ -191,11 +192,8 @@ def public(cls: type) -> set[str]:
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_complete(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", "."]
-    done = subprocess.run(
-        [*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("-m", "sphinx", "-W", "--keep-going", "-q", "-c", "docs", ".", tmp_path)
+    run_python(*words, cwd=ROOT)
     assert (tmp_path / "index.html").is_file()
     inventory = (tmp_path / "objects.inv").read_bytes().split(b"\n", 4)[4]
     listed = {line.split()[0] for line in zlib.decompress(inventory).decode().splitlines()}

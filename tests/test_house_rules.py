@@ -1,11 +1,8 @@
 """The house rules of code that can be counted: sizes, names, imports, docstrings, modules."""
 
 import ast
-import os
 import pkgutil
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from protlm.shapes import LEGEND
+from tests.fixtures.commands import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -187,24 +185,9 @@ def test_docstrings_do_not_repeat_errors() -> None:
     ] == []
 
 
-def run_python(source: str, folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", source],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_the_command_line_starts_light(tmp_path: Path) -> None:
-    loaded = run_python(
-        "import sys, protlm, protlm.cli.main; print(*sys.modules)", tmp_path
-    ).split()
+    source = "import sys, protlm, protlm.cli.main; print(*sys.modules)"
+    loaded = run_python("-W", "ignore", "-c", source, cwd=tmp_path).stdout.split()
     assert sorted({name.split(".")[0] for name in loaded} & set(HEAVY)) == []
 
 
@@ -217,8 +200,7 @@ def test_importing_does_nothing(tmp_path: Path) -> None:
         if find_spec("triton") or ".fused." not in module.name
     ]
     # The libraries come first: what they do when they are imported is not ours to judge.
-    said = run_python(
-        f"""
+    source = f"""
 import importlib.util, logging, os, random, sys
 import h5py, matplotlib, numpy, pytorch_lightning, sklearn, torch
 if importlib.util.find_spec("triton"):
@@ -235,8 +217,6 @@ for name in {modules}:
 assert state() == before
 assert not torch.cuda.is_initialized()
 assert torch.get_default_dtype() == torch.float32
-""",
-        tmp_path,
-    )
-    assert said == ""
+"""
+    assert run_python("-W", "ignore", "-c", source, cwd=tmp_path).stdout == ""
     assert list(tmp_path.iterdir()) == []

@@ -42,6 +42,7 @@ def test_vectors_are_those_of_each_sequence(model: Model, tokens_per_batch: int)
     assert model.embed([]).shape == (0, 64)
 
 
+@pytest.mark.slow
 def test_a_file_has_the_vectors_of_the_command(
     model: Model, tiny_fasta: Path, tiny_run: Path, tmp_path: Path
 ) -> None:

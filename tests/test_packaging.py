@@ -1,9 +1,6 @@
 """The wheel is complete, and all lists of what protlm stands on agree."""
 
-import os
 import re
-import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -16,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from tests.fixtures.commands import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -104,19 +103,7 @@ def test_what_is_known_to_be_bad_stays_out() -> None:
 
 def run(*arguments: str | Path, folder: Path, path: Path | None = None) -> str:
     """Runs this Python with the arguments and returns its output."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    if path is not None:
-        environment["PYTHONPATH"] = str(path)
-    done = subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_python(*arguments, cwd=folder, PYTHONPATH=str(path or "")).stdout
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +115,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return wheel
 
 
+@pytest.mark.slow
 def test_the_wheel_contains_configs_and_sample(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -159,6 +147,7 @@ def test_the_source_distribution_keeps_both_folders(tmp_path: Path) -> None:
     assert "protlm/data_prep/__init__.py" in names
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()

@@ -11,7 +11,6 @@ from protlm.analysis.structures import contact_map, read_structure
 from protlm.plots import attention_grid, contact_figure, loss_curve, save_figure, scan_figure
 from protlm.system.errors import OutputError, UserError
 from protlm.system.paths import sample_dir
-from tests.marks import slow_but
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 PROTEIN = sample_dir() / "structures" / "test" / "1fuk_A.pdb.gz"
@@ -79,6 +78,7 @@ def test_an_attention_grid_has_layers_down_and_heads_across() -> None:
     assert "residue number" in figure.get_supylabel()
 
 
+@pytest.mark.slow
 def test_odd_attention_maps_can_be_drawn(tmp_path: Path) -> None:
     one = {7: np.eye(300)[None]}
     zero = {1: np.zeros((1, 3, 3))}
@@ -124,7 +124,8 @@ def test_contacts_of_a_protein_without_structure(tmp_path: Path) -> None:
     assert "no prediction" in title and "P@L" not in title
 
 
-@pytest.mark.parametrize("suffix", slow_but(["png", "pdf", "svg"], "png"))
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["png", "pdf", "svg"])
 def test_a_figure_saved_twice_is_the_same_file(suffix: str, tmp_path: Path) -> None:
     probabilities_LL = np.random.default_rng(0).random((30, 30))
     drawn = {

@@ -25,13 +25,7 @@ from protlm.analysis.contact_regression import apc
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
 from protlm.attention import names
 from studies import twin_tables
-from studies.alignments import (
-    GAP,
-    Alignment,
-    FactoredAttention,
-    inverse_covariance,
-    potts,
-)
+from studies.alignments import GAP, Alignment, FactoredAttention, inverse_covariance, potts
 from studies.settings import keep_settings
 from tests.fixtures.commands import run_here
 

@@ -152,6 +152,7 @@ def predictors(number: int) -> dict[str, Precisions]:
     }
 
 
+@pytest.mark.slow
 def test_a_group_has_the_scores_of_its_members() -> None:
     proteins = [protein(seed) for seed in range(6)]
     group_of = ["near", "far", "far", "near", "far", "far"]
@@ -167,6 +168,7 @@ def test_a_group_has_the_scores_of_its_members() -> None:
     assert rows[0][3] == f"{shortest['low']:.1%} to {shortest['high']:.1%}"
 
 
+@pytest.mark.slow
 def test_the_model_is_compared_with_the_best_baseline_protein_by_protein() -> None:
     # A use of the model's weights is not a baseline.
     compared = predictors(8)
@@ -184,6 +186,7 @@ def test_the_model_is_compared_with_the_best_baseline_protein_by_protein() -> No
         assert (over["low"], over["mean"], over["high"]) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_the_caption_has_the_comparison_and_the_structures_left_out() -> None:
     found = group_scores(predictors(4), ["near", "near", "far", "far"], seed=0)
     found |= {"num_test": 4, "max_residues": 50}
@@ -198,6 +201,7 @@ def test_the_caption_has_the_comparison_and_the_structures_left_out() -> None:
     assert len(caption({**found, "left_out": []}).splitlines()) == 3 * 3
 
 
+@pytest.mark.slow
 def test_a_protein_without_a_pair_is_left_out_and_counted() -> None:
     proteins = [protein(seed) for seed in range(3)]
     short = (np.ones((20, 20)), np.ones((20, 20), dtype=np.int8))

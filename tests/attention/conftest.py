@@ -25,19 +25,19 @@ KINDS: dict[str, Callable[[Case], bool]] = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Gives a test each case of the kind it asks for, in each mode if it asks `causal`.
 
-    A kind, such as `case`, has the cases of the whole contract; `further_case` has the others, and
-    `any_case` has both.
+    A kind, such as `case`, has the cases of the whole contract; `any_case` has the others, too,
+    which are slow.
     """
+    has_modes = "causal" in metafunc.fixturenames
     for argument in metafunc.fixturenames:
-        kind = argument.removeprefix("further_").removeprefix("any_")
+        kind = argument.removeprefix("any_")
         if kind not in KINDS:
             continue
         whole, further = all_cases()
-        asked = whole * (not argument.startswith("further_")) + further * (kind != argument)
-        cases = [case for case in asked if KINDS[kind](case)]
-        if "causal" not in metafunc.fixturenames:
-            metafunc.parametrize(argument, cases, ids=case_id)
-            continue
-        pairs = [(case, causal) for case in cases for causal in case.modes]
-        ids = [f"{case_id(c)}-{'causal' if causal else 'bidirectional'}" for c, causal in pairs]
-        metafunc.parametrize((argument, "causal"), pairs, ids=ids)
+        rows = []
+        for case in filter(KINDS[kind], whole + further * (kind != argument)):
+            marks = [pytest.mark.slow] * (case in further)
+            for mode in [(causal,) for causal in case.modes] if has_modes else [()]:
+                names = [case_id(case), *("causal" if x else "bidirectional" for x in mode)]
+                rows.append(pytest.param(case, *mode, id="-".join(names), marks=marks))
+        metafunc.parametrize([argument, "causal"][: 1 + has_modes], rows)

@@ -17,6 +17,7 @@ from protlm.config.composition import compose
 from protlm.model.objective import target_sums
 from protlm.model.transformer import build_network
 from tests.attention.cases import Inputs, LargestTensor, make_inputs
+from tests.marks import slow_but
 
 # The numbers that are computed together on a CPU, by module.
 TILES = [(module, "_CPU_NUMBERS") for module in (attention_free, long_short, reformer)]
@@ -44,6 +45,7 @@ def kept() -> Iterator[dict[int, int]]:
         yield sizes
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_length_only(case, causal, monkeypatch):
     set_tiles(monkeypatch, 1 << 13)
     largest, stored = [], []
@@ -80,6 +82,7 @@ def test_tiles_make_no_difference(case, causal, monkeypatch):
         torch.testing.assert_close(other, results[0], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_neither_pass_waits_for_a_gpu(case, causal, monkeypatch):
     # The check of fused kernels waits, once per size.
     monkeypatch.setattr(selection, "is_usable", lambda *_: False)
@@ -126,7 +129,7 @@ def test_a_synchronization_is_found():
 
 
 @pytest.mark.parametrize("compute", ["masked", "causal"])
-@pytest.mark.parametrize("model", ["paper_36", "modern_36"])
+@pytest.mark.parametrize("model", slow_but(["paper_36", "modern_36"], "modern_36"))
 def test_a_model_and_its_loss_do_not_wait(model, compute):
     given = [f"model={model}", "attention.backend=torch", "model.num_layers=2"]
     config = compose(TrainConfig, ["data.dir=unused", "run_dir=unused", *given])

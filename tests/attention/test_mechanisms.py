@@ -232,9 +232,7 @@ def test_float16_does_not_overflow_in_reformer():
     ("max_length", "chunk", "num_buckets"),
     [(64, 64, 1), (65, 64, 2), (512, 64, 8), (1024, 64, 16), (1000, 64, 14), (3, 1, 2)],
 )
-def test_there_is_about_one_bucket_for_each_chunk_of_the_longest_input(
-    max_length, chunk, num_buckets
-):
+def test_each_chunk_of_the_longest_input_has_about_one_bucket(max_length, chunk, num_buckets):
     made: Any = create("reformer", {"chunk": chunk}, **SIZES, max_length=max_length)
     assert made.num_buckets == num_buckets
     assert made.rotations.shape == (4, 2, 8, (num_buckets + 1) // 2)

@@ -167,6 +167,7 @@ def cells(name: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 
+@pytest.mark.slow
 def test_the_page_agrees_with_the_code():
     page = PAGE.read_text(encoding="utf-8")
     assert docs_table.with_table(page) == page, "type: make docs"

@@ -178,12 +178,6 @@ def test_an_evaluation_reproduces_the_card(protlm_in_process, tmp_path):
             assert f"{found[who][figure]:.{digits}f}" == f"{expected[who][figure]:.{digits}f}"
 
 
-@pytest.fixture
-def exported(tiny_run: Path, tmp_path: Path) -> Path:
-    checkpoints.export(checkpoints.read(tiny_run), tmp_path / "exported")
-    return tmp_path / "exported"
-
-
 def test_a_run_a_checkpoint_and_an_export_are_one_model(tiny_run, exported):
     models = [
         protlm.load(path)

@@ -19,7 +19,7 @@ from protlm.cli.main import _spread
 from protlm.model.transformer import ProteinLM
 from protlm.system.paths import conf_dir, sample_dir
 from protlm.system.terminal import JobProgress
-from tests.fixtures.commands import Command
+from tests.fixtures.commands import Command, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,6 +52,7 @@ def test_an_unwritable_output_is_4(workplace: Path, protlm_in_process: Command) 
     assert list(locked.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_sample_comes_back_whole(
     protlm_command: Command, protlm_in_process: Command, tmp_path: Path
 ) -> None:
@@ -93,6 +94,7 @@ def test_ctrl_c_while_training_starts_is_silent(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_export_and_use_of_an_exported_folder(
     workplace: Path, protlm_command: Command, protlm_in_process: Command
 ) -> None:
@@ -110,6 +112,7 @@ def test_one_flag_takes_several_values() -> None:
     assert _spread(together.split()) == apart.split()
 
 
+@pytest.mark.slow
 def test_a_mechanism_and_an_evaluation_are_one_py_and_one_yaml_each(
     tmp_path: Path, workplace: Path
 ) -> None:
@@ -129,16 +132,8 @@ def test_a_mechanism_and_an_evaluation_are_one_py_and_one_yaml_each(
         (folder / path).write_text(content)
 
     def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        done = subprocess.run(
-            [sys.executable, "-m", "protlm", *arguments, f"data.dir={workplace / 'data'}"],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        return done
+        words = ("-m", "protlm", *arguments, f"data.dir={workplace / 'data'}")
+        return run_python(*words, cwd=folder, PYTHONPATH=str(folder), OMP_NUM_THREADS="1")
 
     trained = run(
         *("train", "model=tiny", "attention=mean_pooling", "attention.scale=0.5"),

@@ -35,6 +35,7 @@ def predict(*sources: Path, output: str = "c.h5", **options: Any) -> None:
     contacts(sources or (FASTA,), RUN, Path(output), ContactOptions(**options))
 
 
+@pytest.mark.slow
 def test_many_files_and_a_kept_fit(capsys: pytest.CaptureFixture[str]) -> None:
     names = [path.name.split(".")[0] for path in STRUCTURES] + ["P1"]
     FASTA.write_text(f">P1\n{SEQUENCE}\n>P2\nMK1V\n>P3\n\n")
@@ -83,6 +84,7 @@ def test_many_files_and_a_kept_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("other.h5").exists()
 
 
+@pytest.mark.slow
 def test_long_structures_are_refused_before_and_counted_in_a_fit(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +103,7 @@ def test_long_structures_are_refused_before_and_counted_in_a_fit(
         predict(output="d.h5", fit=FIT)
 
 
+@pytest.mark.slow
 def test_a_failure_leaves_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     work, done = command.unless_full, []
 

@@ -137,6 +137,7 @@ def test_a_run_that_lost_its_lock_writes_no_output(made: str, name: str, labels:
     assert not (NEW / made).exists()
 
 
+@pytest.mark.slow
 def test_all_weights_are_trained_and_resumed(
     labels: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -186,6 +187,7 @@ def test_all_weights_are_trained_and_resumed(
         tune(labels, "cut")
 
 
+@pytest.mark.slow
 def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
     labels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +212,7 @@ def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
     assert [row["epoch"] for row in read_table(Path("run/metrics.csv"))] == ["0", "1"]
 
 
+@pytest.mark.slow
 def test_a_row_that_cannot_be_written_ends_the_run(
     labels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +303,7 @@ def test_two_devices_learn_what_one_learns(residues: Path, protlm_command: Comma
         assert cells[0] == pytest.approx(cells[1], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_training_stops_early(labels: Path) -> None:
     """With a large rate the loss soon rises, and the best weights are those of an early epoch."""
     settings = replace(SETTINGS, epochs=30, patience=1, learning_rate=0.5)

@@ -85,6 +85,7 @@ def test_the_header_has_the_perplexity_of_the_forward_pass(model: PretrainedMode
         assert float(header["perplexity"]) == pytest.approx(math.exp(nats), abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_same_seed_makes_the_same_file() -> None:
     texts = {}
     for name, options in {
@@ -208,9 +209,7 @@ def test_in_python_a_prefix_is_read_as_in_a_file(model: PretrainedModel) -> None
 
 
 @pytest.mark.slow
-def test_the_command_accepts_every_flag(
-    protlm_command: Command, protlm_in_process: Command
-) -> None:
+def test_the_command_takes_every_flag(protlm_command: Command, protlm_in_process: Command) -> None:
     flags = "--prefix mkt --number 5 --max-length 30 --temperature 0.8 --top-k 10 --top-p 0.9"
     more = "--seed 3 --batch-size 2 --device cpu"
     arguments = ["-m", CAUSAL, "-o", "g.fasta", *flags.split(), *more.split()]

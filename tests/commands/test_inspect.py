@@ -106,6 +106,7 @@ def test_maps_of_negative_weights_have_a_page(train_tiny: Train, tmp_path: Path)
     assert "may be negative" in model["meaning"]
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(workplace: Path, protlm_in_process: Command) -> None:
     (workplace / "protein.fasta").write_text(f">P1\n{SEQUENCE}\n")
     (workplace / "protein.pdb").write_bytes(gzip.decompress(STRUCTURE.read_bytes()))

@@ -219,7 +219,7 @@ TABLE = """
 2 probe labels.tsv -m run -o new --task letters -> letters & per-residue
 2 probe labels.tsv -m run -o new --separator : -> --separator & ;
 """
-MISTAKES = [line.split(" -> ") for line in TABLE.strip().splitlines()]
+MISTAKES = [tuple(line.split(" -> ")) for line in TABLE.strip().splitlines()]
 # An interpreter takes seconds to start: one mistake for each way in which a command is begun.
 IN_A_PROCESS = (
     "2 embedd",
@@ -255,14 +255,15 @@ def assert_one_sentence(run: Command, typed: str, words: str, folder: Path) -> N
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
-@pytest.mark.parametrize(("typed", "words"), MISTAKES)
+@pytest.mark.parametrize(("typed", "words"), slow_but(MISTAKES, *MISTAKES[::8]))
 def test_a_mistake_is_one_sentence_and_leaves_nothing(
     typed: str, words: str, place: Path, protlm_in_process: Command
 ) -> None:
     assert_one_sentence(protlm_in_process, typed, words, place)
 
 
-@pytest.mark.parametrize("typed", slow_but(IN_A_PROCESS, *IN_A_PROCESS[:2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("typed", IN_A_PROCESS)
 def test_a_mistake_ends_a_process_with_one_sentence(
     typed: str, place: Path, protlm_command: Command
 ) -> None:

@@ -111,6 +111,7 @@ def test_residues_have_a_row_each(
     assert np.mean(right) > 0.95
 
 
+@pytest.mark.slow
 def test_clusters_are_made_or_read(
     labels: Path, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +166,7 @@ def test_another_model_and_damaged_probes_are_refused(
     assert not (tmp_path / "x.tsv").exists()
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(labels: Path, protlm_in_process: Command) -> None:
     folder, rows = labels.parent, read_table(labels)
     numbers = "".join(f"{row['sequence']},{n / 7}\n" for n, row in enumerate(rows))

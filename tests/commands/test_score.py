@@ -163,6 +163,7 @@ def test_a_scan_leaves_unknown_residues_empty(
     assert float(rows[2]["W"]) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_second_estimator_adds_a_column() -> None:
     run()
     run("s.csv", "t.csv", estimators=(Estimator.wt_marginals,))
@@ -190,6 +191,7 @@ def test_assays_without_a_correlation_are_counted(capsys: pytest.CaptureFixture[
     assert report["average_spearman"] == {"masked-marginals": {}}
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_run(
     workplace: Path, causal_run: Path, protlm_in_process: Command
 ) -> None:

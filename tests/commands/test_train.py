@@ -18,6 +18,7 @@ from protlm.training.optimization import rate_factor
 from protlm.training.run_config import _USED_WITH, compose_run, refuse_another_run, refuse_unused
 from tests.fixtures.commands import Command
 from tests.fixtures.runs import Train
+from tests.marks import slow_but
 
 TRICKY_NAMES = ["run (1)", "a, b", "x=y", " #$: "]
 TRICKY_NAMES += ["it's [here] {1}", "back\\slash\\", "half'quoted\""]
@@ -41,29 +42,29 @@ def test_the_run_directory_is_checked_before_data_are_prepared(
     assert [*Path().iterdir()] == [run]
 
 
-@pytest.mark.parametrize(
-    ("typed", "difference"),
-    [
-        # The default, which differs from what is stored.
-        ("data.max_length=512", "with data.max_length=128, not 512; to"),
-        ("model=small", "with model.num_layers=2, not 4; model."),
-        ("schedule=cosine", "with schedule.name=constant, not cosine; to"),
-        ("experiment=demo", "model.feedforward_dim=128, not 344"),
-        ("seed=1", "with seed=0, not 1; to"),
-        ("attention=softmax", "with attention.name=performer_relu, not softmax; to"),
-        ("objective=causal", "with objective.name=masked, not causal; to"),
-        # The most telling ones first, and five of them.
-        (
-            "optimizer.beta1=0.5 attention.kernel_epsilon=0.5",
-            "with optimizer.beta1=0.9, not 0.5; attention.kernel_epsilon=0.001, not 0.5; to",
-        ),
-        (
-            "attention=performer_relu attention.kernel_epsilon=0.5 experiment=swissprot_medium",
-            "with optimizer.name=adamw, not muon; schedule.name=constant, not wsd; ",
-        ),
-        ("experiment=swissprot_medium", " more; to continue it with its own settings type protlm"),
-    ],
-)
+TYPED = [
+    # The default, which differs from what is stored.
+    ("data.max_length=512", "with data.max_length=128, not 512; to"),
+    ("model=small", "with model.num_layers=2, not 4; model."),
+    ("schedule=cosine", "with schedule.name=constant, not cosine; to"),
+    ("experiment=demo", "model.feedforward_dim=128, not 344"),
+    ("seed=1", "with seed=0, not 1; to"),
+    ("attention=softmax", "with attention.name=performer_relu, not softmax; to"),
+    ("objective=causal", "with objective.name=masked, not causal; to"),
+    # The most telling ones first, and five of them.
+    (
+        "optimizer.beta1=0.5 attention.kernel_epsilon=0.5",
+        "with optimizer.beta1=0.9, not 0.5; attention.kernel_epsilon=0.001, not 0.5; to",
+    ),
+    (
+        "attention=performer_relu attention.kernel_epsilon=0.5 experiment=swissprot_medium",
+        "with optimizer.name=adamw, not muon; schedule.name=constant, not wsd; ",
+    ),
+    ("experiment=swissprot_medium", " more; to continue it with its own settings type protlm"),
+]
+
+
+@pytest.mark.parametrize(("typed", "difference"), slow_but(TYPED, TYPED[0], TYPED[-1]))
 def test_typed_settings_must_agree(typed: str, difference: str, run: Path) -> None:
     with pytest.raises(UserError) as refused:
         compose_run([f"run_dir={run}", *typed.split()])
@@ -82,6 +83,7 @@ def test_settings_that_decide_are_those_of_what_is_learned() -> None:
     assert not free & {"data.tokens_per_batch", *(f"trainer.{one}" for one in decides)}
 
 
+@pytest.mark.slow
 def test_a_run_continues_with_its_stored_settings(run: Path, tiny_data: Path) -> None:
     compose_run([f"run_dir={run}", "model=tiny", "data.max_length=128", "seed=0"])
     config = compose_run([f"run_dir={run}", "trainer.max_steps=6", "trainer.devices=2"])
@@ -97,6 +99,7 @@ def test_a_run_continues_with_its_stored_settings(run: Path, tiny_data: Path) ->
 BACKEND, EPSILON = "attention.options.backend=", "+attention.options.kernel_epsilon=0.01"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chosen", "again", "other"),
     [
@@ -124,6 +127,7 @@ def test_options_of_the_stored_mechanism_may_be_typed_alone(
             compose_run([f"run_dir={run}", other])
 
 
+@pytest.mark.slow
 def test_a_warmup_that_was_not_typed_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
     new = "run_dir=run"
     assert compose_run([new, "trainer.max_steps=30"]).schedule.warmup_steps == 20
@@ -139,6 +143,7 @@ def test_a_warmup_that_was_not_typed_is_shortened(capsys: pytest.CaptureFixture[
     assert not NEW.exists()
 
 
+@pytest.mark.slow
 def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(train_tiny: Train) -> None:
     narrowing = ["objective.mask_fraction_range=[0.1,0.3]", "objective.mask_fraction_decays=true"]
     run = train_tiny(NEW, "schedule=wsd_linear", *narrowing)
@@ -152,6 +157,7 @@ def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(train_ti
         compose_run([f"run_dir={run}", "trainer.valid_every=0"])
 
 
+@pytest.mark.slow
 def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path) -> None:
     settings = ["experiment=demo", "model=tiny", f"data.dir={tiny_data}", "schedule=wsd_linear"]
     settings += ["run_dir=run", "trainer.accelerator=cpu", "data.max_length=128"]
@@ -173,6 +179,7 @@ def test_a_run_cannot_end_before_its_checkpoint(run: Path, train_tiny: Train) ->
     assert (run / "config.yaml").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_another_length_has_its_own_rates_from_the_next_step_on(train_tiny: Train) -> None:
     settings = ("schedule=wsd_linear", "schedule.warmup_steps=0", "trainer.log_every=1")
     run = train_tiny(NEW, *settings, "trainer.max_steps=6")
@@ -217,6 +224,7 @@ def test_paths_are_taken_literally(name: str) -> None:
     assert evaluated.checkpoint == evaluated.output == name
 
 
+@pytest.mark.slow
 def test_quoted_and_interpolated_paths_are_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JOB", "7")
     typed = ["run_dir='a b'", "data.dir=null", "data.valid_dir=r/${oc.env:JOB}-${seed}"]
@@ -238,6 +246,7 @@ def test_a_run_in_a_folder_with_an_awkward_name(tiny_data: Path, protlm_command:
     assert "run_dir: run (1)\n" in shown.stdout
 
 
+@pytest.mark.slow
 def test_few_validation_sequences_cause_a_warning(
     run: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,27 +258,27 @@ def test_few_validation_sequences_cause_a_warning(
     assert "warning" not in capfd.readouterr().err
 
 
-MIXTURE = "data.mixture=[{dir: a, weight: 1}, {dir: b, weight: 1, split: test}]"
+MIXTURE = "data.mixture=[{dir:a,weight:1},{dir:b,weight:1,split:test}]"
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        (["optimizer=adamw", "optimizer.momentum=0.5"], "type optimizer.name=muon$"),
-        (["schedule=cosine", "schedule.decay_fraction=0.5"], "type schedule.name=wsd$"),
-        (["schedule=cosine", "schedule.decay_shape=sqrt"], "with schedule.name=cosine"),
-        (["schedule=constant", "schedule.min_lr_ratio=0"], "type schedule.name=cosine, wsd$"),
-        (["objective=causal", "objective.mask_prob=0.3"], "with objective.name=causal"),
-        (["objective=causal", "objective.random_prob=0.3"], "with objective.name=causal"),
-        (["objective=causal", "objective.mask_fraction=0.3"], "with objective.name=causal"),
-        (["objective.teacher_weight=3"], "type objective.stage=logits$"),
-        (["logger.wandb_project=x"], "type logger.wandb=offline, online$"),
-        (["data=concatenated", "data.crop=random"], "type data.mode=sequences$"),
-        (["data.dir=null", MIXTURE, "data.train_split=test"], "type split: in the data sets$"),
-    ],
-)
-def test_a_setting_without_effect_is_refused(typed: list[str], message: str) -> None:
-    *others, last = typed
+UNUSED = [
+    ("optimizer=adamw optimizer.momentum=0.5", "type optimizer.name=muon$"),
+    ("schedule=cosine schedule.decay_fraction=0.5", "type schedule.name=wsd$"),
+    ("schedule=cosine schedule.decay_shape=sqrt", "with schedule.name=cosine"),
+    ("schedule=constant schedule.min_lr_ratio=0", "type schedule.name=cosine, wsd$"),
+    ("objective=causal objective.mask_prob=0.3", "with objective.name=causal"),
+    ("objective=causal objective.random_prob=0.3", "with objective.name=causal"),
+    ("objective=causal objective.mask_fraction=0.3", "with objective.name=causal"),
+    ("objective.teacher_weight=3", "type objective.stage=logits$"),
+    ("logger.wandb_project=x", "type logger.wandb=offline, online$"),
+    ("data=concatenated data.crop=random", "type data.mode=sequences$"),
+    (f"data.dir=null {MIXTURE} data.train_split=test", "type split: in the data sets$"),
+]
+
+
+@pytest.mark.parametrize(("typed", "message"), slow_but(UNUSED, UNUSED[0], UNUSED[-1]))
+def test_a_setting_without_effect_is_refused(typed: str, message: str) -> None:
+    *others, last = typed.split()
     compose_run(["run_dir=new", *others])
     with pytest.raises(UserError, match=message):
         compose_run(["run_dir=new", last, *others])
@@ -282,6 +291,7 @@ def test_every_name_is_a_setting() -> None:
         assert key in config[section]
 
 
+@pytest.mark.slow
 def test_a_setting_without_effect_is_refused_in_every_run_of_a_sweep(
     protlm_in_process: Command,
 ) -> None:

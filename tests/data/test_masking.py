@@ -5,14 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 
-from protlm.data.masking import (
-    IGNORE,
-    MaskingRule,
-    MaskingSchedule,
-    corrupt,
-    crop,
-    row_rng,
-)
+from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule, corrupt, crop, row_rng
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import UserError
 

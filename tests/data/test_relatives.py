@@ -14,6 +14,7 @@ from protlm.data.relatives import (
     unrelated,
 )
 from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY
+from tests.marks import slow_but
 
 
 def random_protein(rng: np.random.Generator, length: int = 400, letters: str = STANDARD) -> str:
@@ -125,6 +126,7 @@ def test_a_fragment_is_found_in_a_longer_protein() -> None:
     assert best_fractions([sketch_of("MKVLWAARND")], ["MKVLW", "AARND"]).tolist() == [0]
 
 
+@pytest.mark.slow
 def test_what_is_taken_has_no_relatives_and_what_is_left_out_has_one() -> None:
     one, two, *others = random_sequences(60)
     # They share n - 5 of 55 6-mers with `one`, 6 % from n = 9 on.
@@ -168,7 +170,7 @@ def test_work_is_divided_to_bound_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.tolist() == [1] * 100
 
 
-@pytest.mark.parametrize("identity", [1, 0.95, 0.8, 0.5, 0.3])
+@pytest.mark.parametrize("identity", slow_but([1, 0.95, 0.8, 0.5, 0.3], 0.8))
 def test_the_sketch_estimates_containment_which_is_a_power_of_identity(identity: float) -> None:
     rng = np.random.default_rng(3)
     proteins = [random_protein(rng) for _ in range(300)]

@@ -4,9 +4,6 @@ The shards are real HDF5 files full of holes: nearly all of their sequences have
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import h5py
@@ -17,8 +14,8 @@ from protlm.data.batching.order import EpochOrder, hashed
 from protlm.data.shards import cluster_index
 from protlm.data.shards.manifest import Clusters, Counts, IndexEntry, Manifest, ShardEntry
 from protlm.data.shards.mapped_shard import ARRAYS
+from tests.fixtures.commands import run_python
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = Path(__file__).parent / "programs" / "first_batches.py"
 NUM_SHARDS, PER_SHARD, RESIDUES = 440, 568_182, 250_000_000
 # Clusters of four, and the places in the run that are looked at: pass and first position.
@@ -98,14 +95,7 @@ def enormous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_batch_of_250_million_sequences_takes_little(
     enormous: Path, mode: str, sampling: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, PROGRAM, enormous, mode, sampling],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(PROGRAM, enormous, mode, sampling, OMP_NUM_THREADS="1")
     found = json.loads(done.stdout)
     assert found["sequences"] == 250_000_080
     assert found["clusters"] == (NUM_CLUSTERS if sampling == "cluster" else None)

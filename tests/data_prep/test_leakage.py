@@ -204,6 +204,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.slow
 def test_a_terminated_job_leaves_no_copy_of_the_data_set(
     make_splits, install_mmseqs, protlm_command, tmp_path, assert_gone
 ):

@@ -350,6 +350,7 @@ def in_this_process(monkeypatch):
     monkeypatch.setattr(Submission, "run", run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_clusters", [False, True])
 def test_jobs_make_the_parts_that_are_merged(
     prepare_locally, merged, table, tmp_path, contents, capfd, has_clusters

@@ -204,6 +204,7 @@ def test_duplicates_are_indexed_only_on_request(build, fasta, out, monkeypatch):
         build(fasta(">a\nMKV\n"), out.with_name("other"), deduplicate=True)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_the_first_copy_is_kept_in_any_split(build, fasta, out, table, in_shards):
     """Compared with a Python set, over several sources, blocks, segments and splits."""

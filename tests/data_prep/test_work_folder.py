@@ -1,9 +1,6 @@
 """What a build keeps on disk: a journal of what is finished, and a set of digests."""
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from protlm.data_prep.sources import Place
 from protlm.data_prep.split import HashSplit
 from protlm.data_prep.work_folder import Journal, Segment
 from protlm.system.errors import InputDataError
+from tests.fixtures.commands import run_python
 
 SEGMENTS = [
     Segment(
@@ -122,7 +120,6 @@ def test_damage_to_finished_parts_is_one_sentence(begun, build, file, is_flipped
     assert not partial.exists()
 
 
-ROOT = Path(__file__).resolve().parent.parent.parent
 PROGRAM = Path(__file__).parent / "programs" / "grow_digest_table.py"
 
 
@@ -163,14 +160,7 @@ def test_the_first_and_the_last_digest_are_ordinary(tmp_path):
 
 @pytest.mark.slow
 def test_a_table_on_disk_takes_no_memory_as_it_grows(tmp_path):
-    done = subprocess.run(
-        [sys.executable, PROGRAM, tmp_path / "table", "100"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    size, grown = map(int, done.stdout.split())
+    size, grown = map(int, run_python(PROGRAM, tmp_path / "table", 100).stdout.split())
     assert size == 15_000_000
     assert (tmp_path / "table").stat().st_size > 500 << 20
     assert grown < 200 << 20

@@ -10,13 +10,13 @@ from protlm.downstream.estimators import Estimator, Predictor, Query, score
 from protlm.downstream.variants import Variant, parse_mutant, parse_sequence
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import UserError
+from tests.marks import slow_but
 from tests.small_models import log_p_of, small_model, tokens_of, watched_batches
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 WILD_TYPE = "MKTAYIAKQRXQ"
 SUBSTITUTIONS = ["M1A", "K2R", "M1C", "K2R:T3S", "T3T", "M1A:Q12W:I6V"]
 INDELS = ["MKTAYIAKQRXQQ", "KTAYIAKQRXQ", "MKTAYIAKQRXQ", "AKTAYIAKQRXQ"]
-MASKED = [one for one in Estimator if one is not Estimator.causal_likelihood]
 
 
 def variants(texts: list[str] = SUBSTITUTIONS) -> list[Variant]:
@@ -72,7 +72,7 @@ class Direct:
 TOLERANCE = 1e-9
 
 
-@pytest.mark.parametrize("attention", ["softmax", "performer_relu"])
+@pytest.mark.parametrize("attention", slow_but(["softmax", "performer_relu"], "performer_relu"))
 @pytest.mark.parametrize("estimator", Estimator)
 def test_scores_are_their_definitions(attention: str, estimator: Estimator) -> None:
     causal = estimator is Estimator.causal_likelihood

@@ -82,6 +82,7 @@ def test_a_multiple_mutant_is_drawn_as_often_as_the_product_of_its_positions() -
     assert len(seen) > 2
 
 
+@pytest.mark.slow
 def test_single_mutants_have_the_intervals_of_the_cluster_bootstrap() -> None:
     """The rows of the drawn positions one after the other, as often as each was drawn."""
     positions = np.arange(20) // 3
@@ -113,6 +114,7 @@ def test_the_positions_of_variants_are_numbered() -> None:
     assert positions_of([]).shape == (0, 1)
 
 
+@pytest.mark.slow
 def test_variants_without_a_measured_score_are_left_out() -> None:
     measured = np.append(MEASURED, [np.nan, np.nan])
     predicted = np.append(PREDICTED, [9.0, -9.0])

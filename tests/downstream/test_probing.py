@@ -215,6 +215,7 @@ def test_equal_labels_to_fit_to_are_refused(split, model, task: Task, classes) -
         probe(model, ["MKT"] * 60, targets, split, ProbeOptions())
 
 
+@pytest.mark.slow
 def test_nothing_is_fitted_to_the_test_proteins(numbers, split: Split, model) -> None:
     sequences, is_rich = planted(numbers)
     values = is_rich + numbers.normal(size=60)

@@ -145,6 +145,7 @@ def test_head_features_are_those_of_the_residues(model: PretrainedModel) -> None
             )
 
 
+@pytest.mark.slow
 def test_contacts_are_reported_beside_random_weights_and_the_mean_of_heads(
     model: PretrainedModel, tmp_path: Path
 ) -> None:
@@ -183,6 +184,7 @@ def test_unusable_folders_are_rejected(model: PretrainedModel, tmp_path: Path) -
         Contacts(structures=str(tmp_path / "no"), fit_structures=fit).run(model, None)
 
 
+@pytest.mark.slow
 def test_structures_longer_than_the_model_are_excluded(tmp_path: Path) -> None:
     fit, test = structure_folder(tmp_path, "fit", 3), structure_folder(tmp_path, "test", 4)
     short = small_model("softmax", max_length=112)

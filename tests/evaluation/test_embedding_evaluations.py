@@ -190,12 +190,14 @@ def test_a_probe_of_secondary_structure(model: PretrainedModel) -> None:
     assert len(table.rows) == len(q3) == 5
 
 
+@pytest.mark.slow
 def test_the_same_proteins_on_both_sides_are_refused(model: PretrainedModel) -> None:
     folder = sample_dir() / "structures" / "fit"
     with pytest.raises(InputDataError, match="fit to other proteins"):
         evaluated("secondary_structure", model, structures=folder)
 
 
+@pytest.mark.slow
 def test_a_structure_without_a_backbone_is_left_out(model: PretrainedModel, tmp_path: Path) -> None:
     shipped = sorted((sample_dir() / "structures" / "fit").glob("*.pdb.gz"))[:3]
     folder = tmp_path / "fit"

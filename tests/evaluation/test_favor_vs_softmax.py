@@ -87,6 +87,7 @@ def judged(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Pretr
     return load_model(train_tiny(folder, "attention=softmax", "trainer.max_steps=2"))
 
 
+@pytest.mark.slow
 def test_the_evaluation_reports_errors_and_perplexities(
     judged: PretrainedModel, tmp_path: Path
 ) -> None:

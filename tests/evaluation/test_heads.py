@@ -153,6 +153,7 @@ def test_scores_of_next_residues() -> None:
     assert found.targets.tolist() == [len(s) for s in SEQUENCES]
 
 
+@pytest.mark.slow
 def test_the_evaluation_reports_heads_contacts_and_ablations(
     model: PretrainedModel, tmp_path: Path
 ) -> None:

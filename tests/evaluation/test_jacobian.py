@@ -9,9 +9,11 @@ import torch
 from protlm.analysis.categorical_jacobian import jacobian_contacts
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.pretrained import PretrainedModel
+from tests.marks import slow_but
 from tests.small_models import evaluated, small_model, structure_folder
 
 SEQUENCE = "MKTAYIAKQRWCF"
+SMALL = ["softmax", "performer_relu", "performer_softmax"]
 LETTERS = [VOCABULARY[letter] for letter in STANDARD]
 
 
@@ -44,7 +46,7 @@ def direct(judged: PretrainedModel, sequence: str) -> np.ndarray:
     return corrected
 
 
-@pytest.mark.parametrize("attention", ["softmax", "performer_relu", "performer_softmax"])
+@pytest.mark.parametrize("attention", slow_but(SMALL, "performer_relu"))
 @pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_it_is_its_definition(attention: str, objective: str) -> None:
     judged = small_model(attention, objective)
@@ -56,6 +58,7 @@ def test_it_is_its_definition(attention: str, objective: str) -> None:
     assert np.array_equal(found, found.T)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_blocks_change_nothing(rows: int) -> None:
     judged = small_model("performer_relu")
@@ -72,6 +75,7 @@ def test_bfloat16_products_change_little(model: PretrainedModel) -> None:
     assert 0.9 < np.corrcoef(exact[pairs], rounded[pairs])[0, 1] < 1 - 1e-9
 
 
+@pytest.mark.slow
 def test_the_evaluation_has_a_table(model: PretrainedModel, tmp_path: Path) -> None:
     folder = structure_folder(tmp_path, "test", 2)
     values, table = evaluated("jacobian", model, structures=folder, max_residues=103)

@@ -1,7 +1,6 @@
 """Fixtures of the fault tests: programs in other processes, children to kill, and proteins."""
 
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +14,9 @@ import numpy as np
 import pytest
 
 from protlm.checkpoints.format import all_checkpoints
-from protlm.system.paths import sample_dir
+from tests.fixtures.commands import run_python
 from tests.fixtures.ranks import assert_same_checkpoint, fork, read_log
+from tests.small_models import structure_folder
 
 PROGRAMS = Path(__file__).parent / "programs"
 # Long enough to be interrupted.
@@ -36,16 +36,7 @@ def told_by(one_process) -> Callable[..., Any]:
     """Runs a program of `programs/`, which must succeed; returns the JSON of its last line."""
 
     def run(program: str, *arguments: object, cwd: Path) -> Any:
-        done = subprocess.run(
-            [sys.executable, PROGRAMS / program, *map(str, arguments)],
-            cwd=cwd,
-            env=one_process,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=290,
-        )
-        assert done.returncode == 0, done.stderr
+        done = run_python(PROGRAMS / program, *arguments, cwd=cwd, env=one_process)
         return json.loads(done.stdout.splitlines()[-1])
 
     return run
@@ -132,11 +123,7 @@ def proteins(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def few_structures(tmp_path_factory) -> Path:
     """A folder with the three smallest structures that contacts are fitted to."""
-    folder = tmp_path_factory.mktemp("structures")
-    shipped = (sample_dir() / "structures" / "fit").glob("*.gz")
-    for path in sorted(shipped, key=lambda path: path.stat().st_size)[:3]:
-        shutil.copy(path, folder)
-    return folder
+    return Path(structure_folder(tmp_path_factory.mktemp("structures"), "fit", 3))
 
 
 @pytest.fixture(scope="session")

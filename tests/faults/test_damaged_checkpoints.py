@@ -89,9 +89,8 @@ def test_no_other_model_is_used_silently(damage, is_newest, run):
     assert protlm.load(good).hash
 
 
-def test_training_resumes_from_the_newest_intact_checkpoint(
-    run, whole, train_tiny, state_of, log_of
-):
+@pytest.mark.slow
+def test_training_resumes_from_the_last_intact_checkpoint(run, whole, train_tiny, state_of, log_of):
     """Steps 3 and 4 are repeated, are logged once, and replace the damaged checkpoints."""
     second, third, fourth = all_checkpoints(run)
     flip_a_bit(fourth, random.Random(0))
@@ -234,12 +233,6 @@ def newest(tiny_run, tmp_path) -> Path:
     found = checkpoints.latest(shutil.copytree(tiny_run, tmp_path / "run"))
     assert found is not None
     return found
-
-
-@pytest.fixture
-def exported(tiny_run, tmp_path) -> Path:
-    checkpoints.export(checkpoints.read(tiny_run), tmp_path / "exported")
-    return tmp_path / "exported"
 
 
 def describe(exported: Path, key: str, value: object) -> None:
@@ -422,6 +415,7 @@ def test_a_run_does_not_continue_without_a_part(key, newest, train_tiny):
 
 
 HUGE = 10**12
+NOT_NUMBERS = [torch.nan, torch.inf, torch.int64, torch.bool, torch.complex64, torch.int8]
 DESCRIPTIONS: list[tuple[str, object]] = [
     ("model", None),
     ("model", [1]),
@@ -466,9 +460,7 @@ def test_another_description(key, value, exported, monkeypatch):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
 
 
-@pytest.mark.parametrize(
-    "value", [torch.nan, torch.inf, torch.int64, torch.bool, torch.complex64, torch.int8]
-)
+@pytest.mark.parametrize("value", slow_but(NOT_NUMBERS, torch.nan, torch.int64))
 def test_weights_that_are_not_numbers(value, newest, tmp_path):
     """In every form of a model, and as the beginning of a run."""
     contents, found = checkpoints.load_training(newest), checkpoints.read(newest)

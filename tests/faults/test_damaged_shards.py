@@ -92,7 +92,7 @@ def test_a_flipped_token_is_found_when_it_is_read(data_set, bit):
             _ = split[index]
 
 
-def test_a_loader_worker_names_the_shard_of_a_flipped_token(make_data_set, train_tiny, tmp_path):
+def test_a_loader_worker_names_the_shard_of_a_flipped_token(make_data_set, train):
     directory = make_data_set([(f"P{i:03}", "MKTAYIAK" * 4) for i in range(60)])
     for shard in sorted((directory / "train").glob("*.h5")):
         with h5py.File(shard) as file:
@@ -102,14 +102,14 @@ def test_a_loader_worker_names_the_shard_of_a_flipped_token(make_data_set, train
         shard.write_bytes(content)
     settings = [f"data.dir={directory}", "data.verify=sizes", "data.num_workers=2"]
     with pytest.raises(InputDataError, match=r"^the shard .*train/shard-.*protlm data verify") as e:
-        train_tiny(tmp_path / "run", *settings)
+        train("run", *settings)
     assert "\n" not in str(e.value)
 
 
-def test_rejected_training_writes_no_files(data_set, train_tiny, tmp_path):
+def test_rejected_training_writes_no_files(data_set, train, tmp_path):
     flip(data_set / SHARD, 8 * 1_000)
     with pytest.raises(InputDataError, match=f"{data_set / SHARD}.*protlm data verify"):
-        train_tiny(tmp_path / "run", f"data.dir={data_set}")
+        train("run", f"data.dir={data_set}")
     assert not (tmp_path / "run").exists()
 
 

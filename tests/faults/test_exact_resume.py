@@ -12,7 +12,8 @@ from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.system.errors import ExitCode
 from protlm.training.module import LanguageModeling
 from tests.fixtures.ranks import assert_same_checkpoint, assert_same_run, go_back
-from tests.marks import slow_but
+
+pytestmark = pytest.mark.slow
 
 STEPS, MOVED_AT = 12, 5
 # Without dropout, which differs between ranks.
@@ -75,10 +76,8 @@ def test_the_run_covers_the_difficult_cases(uninterrupted, log_of, state_of):
     assert changed == [step % 3 == 0 for step in range(1, STEPS)]
 
 
-@pytest.mark.parametrize(("step", "every"), slow_but([(8, 3), (STEPS, 1)], (STEPS, 1)))
-def test_killed_during_a_validation(
-    step, every, train_tiny, uninterrupted, tmp_path, monkeypatch, log_of
-):
+@pytest.mark.parametrize(("step", "every"), [(8, 3), (STEPS, 1)])
+def test_killed_during_a_validation(step, every, train, uninterrupted, monkeypatch, log_of):
     """No row is repeated or missing, wherever the run resumes, also at the last step."""
     validate = LanguageModeling.validation_step
     settings = [*HARD, f"trainer.checkpoint_every={every}"]
@@ -90,8 +89,8 @@ def test_killed_during_a_validation(
 
     with monkeypatch.context() as patch, pytest.raises(SystemError):
         patch.setattr(LanguageModeling, "validation_step", validate_or_die)
-        train_tiny(tmp_path / "run", *settings)
-    run = train_tiny(tmp_path / "run", *settings)
+        train("run", *settings)
+    run = train("run", *settings)
     assert log_of(run) == log_of(uninterrupted)
     for path in all_checkpoints(run):
         assert_same_checkpoint(path, uninterrupted / "checkpoints" / path.name)
@@ -148,14 +147,12 @@ def runs(run_ranks, train_tiny, tmp_path_factory) -> Runs:
     return Runs(folder, told, log)
 
 
-@pytest.mark.slow
 def test_two_ranks_killed_after_every_step(runs, log_of):
     assert len(all_checkpoints(runs.folder / "whole")) == STEPS
     assert_same_run(runs.folder / "killed", runs.folder / "whole")
     assert {row.get("epoch", 0) for row in log_of(runs.folder / "whole")} == {0, 1}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("moved", ["one-to-two", "two-to-one", "two-to-four"])
 def test_on_another_number_of_ranks(moved, runs, log_of):
     """The global batches are the same; losses differ by the rounding of sums in another order."""
@@ -177,7 +174,6 @@ def test_on_another_number_of_ranks(moved, runs, log_of):
     )
 
 
-@pytest.mark.slow
 def test_a_disk_that_is_full_for_the_rank_that_saves(runs):
     first, second = runs.told
     assert first == second
@@ -216,7 +212,7 @@ def inputs(proteins, tiny_run, tiny_data, tmp_path_factory) -> dict[str, list[Pa
 KILLS = [("prepare", 5), ("prepare", 20), ("embed", 10), ("train", 16), ("finetune", 10)]
 
 
-@pytest.mark.parametrize(("command", "kills"), slow_but(KILLS, ("prepare", 5)))
+@pytest.mark.parametrize(("command", "kills"), KILLS)
 def test_a_command_killed_at_random_resumes_to_the_same_result(
     command, kills, inputs, told_by, tmp_path
 ):
@@ -227,7 +223,6 @@ def test_a_command_killed_at_random_resumes_to_the_same_result(
     assert max(kept) > 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("command", "fewest"), [("prepare few", 40), ("save", 12)])
 def test_a_command_killed_at_any_call_resumes_to_the_same_result(
     command, fewest, inputs, told_by, tmp_path

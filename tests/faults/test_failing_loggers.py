@@ -3,7 +3,6 @@
 import re
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +10,6 @@ import pytest
 from pytorch_lightning.loggers.logger import DummyLogger
 
 from protlm.checkpoints.format import all_checkpoints
-
-Read = Callable[[Path], Any]
 
 
 class Failing(DummyLogger):
@@ -56,11 +53,11 @@ def plain(train_tiny, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize(("spoil", "words"), CASES.values(), ids=CASES)
-def test_the_training_is_unaffected(spoil, words, plain, train_tiny, tmp_path, state_of, log_of):
+def test_the_training_is_unaffected(spoil, words, plain, train, state_of, log_of):
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", UserWarning)
         spoil(patch)
-        run = train_tiny(tmp_path / "run", "logger=wandb", "trainer.log_every=1")
+        run = train("run", "logger=wandb", "trainer.log_every=1")
     said = [str(warning.message) for warning in told]
     (found,) = [text for text in said if "wandb" in text]
     assert re.search(words, found), found

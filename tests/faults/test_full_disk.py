@@ -23,7 +23,7 @@ import torch
 
 import protlm
 from protlm.checkpoints import format as checkpoints
-from protlm.checkpoints.format import all_checkpoints, step_of
+from protlm.checkpoints.format import all_checkpoints
 from protlm.commands.embedding.formats import pt
 from protlm.commands.hdf5_output import DiskFile
 from protlm.data.records import block
@@ -36,6 +36,7 @@ from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK
 from protlm.system.paths import check_output, complete_file, complete_folder, sample_dir
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
+from tests.fixtures.runs import steps_of
 from tests.marks import slow_but
 
 TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
@@ -149,10 +150,7 @@ POINTS = list(product(("prepare", "embed", "attention"), (0, 100, 20_000, 300_00
 POINTS = [(name, size) for name, size in POINTS if (name, size) != ("prepare", 300_000)]
 
 
-@pytest.mark.parametrize(
-    ("name", "size"),
-    slow_but(POINTS, ("prepare", 0), ("prepare", 20_000), ("embed", 20_000)),
-)
+@pytest.mark.parametrize(("name", "size"), slow_but(POINTS, ("prepare", 20_000)))
 def test_a_quota_ends_a_command_which_continues_to_the_same_bytes(
     name, size, run_command, whole, contents, tmp_path
 ):
@@ -166,13 +164,10 @@ def test_a_quota_ends_a_command_which_continues_to_the_same_bytes(
     assert [path.name for path in output.parent.iterdir()] == [output.name]
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "limit"),
-    [
-        ("prepare", 600 << 10, 50_000),
-        pytest.param("embed", 300 << 10, 300_000, marks=pytest.mark.slow),
-    ],
-)
+SMALL = [("prepare", 600 << 10, 50_000), ("embed", 300 << 10, 300_000)]
+
+
+@pytest.mark.parametrize(("name", "size", "limit"), slow_but(SMALL, SMALL[0]))
 def test_finished_parts_are_kept_on_a_small_disk(
     name, size, limit, run_command, whole, contents, tmp_path, monkeypatch
 ):
@@ -383,10 +378,6 @@ def whole_run(train_tiny, tmp_path_factory) -> Path:
     return train_tiny(tmp_path_factory.mktemp("runs") / "whole", *SETTINGS)
 
 
-def steps_of(run: Path) -> list[int]:
-    return [step_of(path) for path in all_checkpoints(run)]
-
-
 def full_from(step: int, patch: pytest.MonkeyPatch, *, until: int = 1_000) -> None:
     """Simulates a full disk for checkpoints from a step on."""
     save = torch.save
@@ -400,6 +391,7 @@ def full_from(step: int, patch: pytest.MonkeyPatch, *, until: int = 1_000) -> No
     patch.setattr(checkpoints.torch, "save", save_a_part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["size={room}", "ro"])
 def test_a_disk_that_fails_keeps_the_checkpoints_before(
     how, whole_run, train_tiny, tmp_path, monkeypatch, state_of
@@ -436,12 +428,10 @@ def test_a_disk_that_fails_keeps_the_checkpoints_before(
             assert state_of(run / "checkpoints" / path.name) == state_of(path)
 
 
-def test_training_continues_without_one_checkpoint(
-    whole_run, train_tiny, tmp_path, monkeypatch, state_of, log_of
-):
+def test_training_continues_without_one_checkpoint(whole_run, train, monkeypatch, state_of, log_of):
     full_from(2, monkeypatch, until=4)
     with pytest.warns(UserWarning) as warned:
-        run = train_tiny(tmp_path / "run", *SETTINGS)
+        run = train("run", *SETTINGS)
     told = [str(warning.message) for warning in warned]
     assert len(told) == 2 and "step-00000002" in told[0] and "step-00000003" in told[1]
     assert steps_of(run) == [1, 4]
@@ -449,9 +439,9 @@ def test_training_continues_without_one_checkpoint(
     assert log_of(run) == log_of(whole_run)
 
 
-def test_the_run_ends_at_the_first_failure_on_request(train_tiny, tmp_path, monkeypatch):
+def test_the_run_ends_at_the_first_failure_on_request(train, tmp_path, monkeypatch):
     full_from(2, monkeypatch)
     with pytest.raises(OutputError, match=r"no space left.*last checkpoint is step 1") as ended:
-        train_tiny(tmp_path / "run", *SETTINGS, "trainer.on_save_error=stop")
+        train("run", *SETTINGS, "trainer.on_save_error=stop")
     assert ended.value.exit_code == ExitCode.OUTPUT
     assert steps_of(tmp_path / "run") == [1]

@@ -189,6 +189,7 @@ def exit_codes(forks: list[BaseProcess]) -> list[int | None]:
     return sorted(one.exitcode for one in forks)
 
 
+@pytest.mark.slow
 def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
     """Both start while the first still reads the lock file."""
     (tmp_path / LOCK).write_text(json.dumps({**OTHER, "host": HERE}))
@@ -262,6 +263,7 @@ def test_a_terminated_job_has_no_lock(protlm_in_process, proteins, tmp_path, con
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_of_two_builders_one_is_refused(tmp_path, proteins, monkeypatch, capfd):
     encode = Encoder.__call__
     monkeypatch.setattr(Encoder, "__call__", lambda *given: time.sleep(1) or encode(*given))
@@ -320,9 +322,8 @@ def test_a_command_breaks_a_lock_on_request(
     assert not (tmp_path / folder / LOCK).exists()
 
 
-def test_a_second_training_is_refused_and_changes_nothing(
-    train_tiny, start_child, tmp_path, contents
-):
+@pytest.mark.slow
+def test_a_second_training_is_refused_and_changes_nothing(train, start_child, tmp_path, contents):
     """Of a new run and of an existing one."""
     run = tmp_path / "run"
     run.mkdir()
@@ -330,13 +331,13 @@ def test_a_second_training_is_refused_and_changes_nothing(
         first = start_child(partial(hold, run))
         owner, before = json.loads((run / LOCK).read_text()), contents(run)
         with pytest.raises(OutputError, match=r"choose another run_dir=") as refused:
-            train_tiny(run, f"trainer.max_steps={steps}")
+            train(run, f"trainer.max_steps={steps}")
         assert "process {pid} on {host} since {since}".format(**owner) in str(refused.value)
         assert refused.value.exit_code == ExitCode.OUTPUT
         assert contents(run) == before
         first.kill()
         first.join()
-        train_tiny(run, f"trainer.max_steps={steps}")
+        train(run, f"trainer.max_steps={steps}")
         assert not (run / LOCK).exists()
 
 

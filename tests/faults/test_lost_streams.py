@@ -9,6 +9,8 @@ import pytest
 
 from protlm.system.paths import sample_dir
 
+pytestmark = pytest.mark.slow
+
 # Writes to a pipe without a reader, other than standard output.
 WRITE = """
 import os
@@ -40,7 +42,7 @@ COMMANDS = {
 }
 LOG_LOSSES = ["no reader", "a reader of two lines", "a full disk", "no errors", "neither"]
 CASES = [("embed", loss) for loss in [*LOG_LOSSES, "no reader of both"]]
-CASES += [("prepare", loss) for loss in ("a full disk", "no errors")]
+CASES += [("prepare", loss) for loss in ("no reader", "a full disk", "no errors")]
 CASES += [("train", loss) for loss in ("no reader of both", "no output", "no errors", "nothing")]
 CASES += [("evaluate", loss) for loss in ("no output", "no errors", "nothing")]
 
@@ -66,10 +68,7 @@ def shell(one_process, tmp_path) -> Shell:
     return run
 
 
-@pytest.mark.parametrize(
-    ("command", "loss"),
-    [("prepare", "no reader"), *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES)],
-)
+@pytest.mark.parametrize(("command", "loss"), CASES)
 def test_a_command_completes(command, loss, shell, tiny_run, tiny_data, tiny_settings, tmp_path):
     typed, made = COMMANDS[command]
     typed = typed.format(run=tiny_run, data=tiny_data, settings=" ".join(tiny_settings))
@@ -81,7 +80,6 @@ def test_a_command_completes(command, loss, shell, tiny_run, tiny_data, tiny_set
     assert [path.name for path in tmp_path.iterdir()] == [made.split("/")[0]]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("loss", [*LOG_LOSSES, "no reader of both"])
 def test_a_failure_keeps_its_exit_code(loss, shell, tmp_path):
     done = shell(f"( {{ sleep 0.3; protlm data info nothing; }} {LOSSES[loss]} )")

@@ -130,9 +130,7 @@ DECLARATIONS = {
 
 @pytest.mark.parametrize("place", [b"<uniprot", b"<entry "])
 @pytest.mark.parametrize("declaration", DECLARATIONS.values(), ids=DECLARATIONS)
-def test_entities_of_xml_are_refused_and_not_read(
-    refuse_bytes, tmp_path_factory, declaration, place
-):
+def test_xml_entities_are_refused_and_not_read(refuse_bytes, tmp_path_factory, declaration, place):
     secret = tmp_path_factory.mktemp("secret") / "secret.txt"
     secret.write_text("SECRET")
     declaration = declaration.replace(b"SECRET_PATH", str(secret).encode())
@@ -209,12 +207,10 @@ def bomb() -> bytes:
     return gzip.compress(b">bomb\n") + line * 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (long_lines, "rejected: longer than 100,000 residues"),
-        pytest.param(bomb, "expand more than 200-fold", marks=pytest.mark.slow),
-    ],
+    [(long_lines, "rejected: longer than 100,000 residues"), (bomb, "expand more than 200-fold")],
 )
 def test_endless_lines_need_little_memory(one_process, tmp_path, content, message):
     (tmp_path / "long.fasta").write_bytes(content())
@@ -318,6 +314,7 @@ NAMES = [
 ]
 
 
+@pytest.mark.slow
 def test_names_that_are_impossible_for_a_file(
     protlm_in_process, tiny_run, tiny_data, tiny_fasta, tmp_path
 ):

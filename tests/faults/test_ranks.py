@@ -50,9 +50,7 @@ def test_a_killed_rank_ends_the_run_and_a_restart_resumes_it(
     assert_same_as_pair(tmp_path / "run")
 
 
-def test_a_stalled_rank_ends_all_ranks_after_the_time_out(
-    start, tiny_settings, tmp_path, assert_gone
-):
+def test_a_stalled_rank_ends_all_after_the_time_out(start, tiny_settings, tmp_path, assert_gone):
     """Under Lightning's launcher, where rank 0 starts rank 1; the log has the stack of each."""
     settings = [*tiny_settings, "trainer.devices=2", "trainer.timeout_minutes=0.2"]
     command = [sys.executable, RANKS, *settings, "trainer.max_steps=100"]

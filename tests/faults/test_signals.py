@@ -41,14 +41,14 @@ def newest_step(run: Path) -> int:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"])
 def test_each_signal_ends_a_run_with_a_checkpoint(
-    name, signal_in_steps, train_tiny, tmp_path, monkeypatch
+    name, signal_in_steps, train, tmp_path, monkeypatch
 ):
     """A validation that is due is postponed to the next start."""
     before = {each: signal.getsignal(each) for each in SIGNALS}
     signal_in_steps(signal.Signals[name], 2)
     monkeypatch.setattr(LanguageModeling, "validation_step", lambda *_: pytest.fail("validates"))
     with pytest.raises(SystemExit) as ended:
-        train_tiny(tmp_path / "run", "trainer.valid_every=2")
+        train("run", "trainer.valid_every=2")
     is_interrupt = name == "SIGINT"
     assert ended.value.code == (ExitCode.INTERRUPTED if is_interrupt else ExitCode.PREEMPTED)
     assert newest_step(tmp_path / "run") == 2
@@ -56,13 +56,14 @@ def test_each_signal_ends_a_run_with_a_checkpoint(
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(SIGNALS) == set()
 
 
-def test_an_interrupted_validation_is_repeated(train_tiny, tmp_path, monkeypatch, log_of):
+@pytest.mark.slow
+def test_an_interrupted_validation_is_repeated(train, tmp_path, monkeypatch, log_of):
     settings = (
         "data.tokens_per_batch=128",
         "trainer.valid_every=2",
         "trainer.checkpoint_every=100",
     )
-    whole = train_tiny(tmp_path / "whole", *settings)
+    whole = train("whole", *settings)
     validate, seen = LanguageModeling.validation_step, []
 
     def validation_step(self: LanguageModeling, batch: Any, index: int) -> None:
@@ -74,12 +75,12 @@ def test_an_interrupted_validation_is_repeated(train_tiny, tmp_path, monkeypatch
     monkeypatch.setattr("protlm.training.callbacks.preemption.VALIDATION_BATCHES", 3)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         patch.setattr(LanguageModeling, "validation_step", validation_step)
-        train_tiny(tmp_path / "run", *settings)
+        train("run", *settings)
     assert ended.value.code == ExitCode.PREEMPTED
     assert len(seen) == 3
     assert newest_step(tmp_path / "run") == 2
     assert not [row for row in log_of(tmp_path / "run") if "valid_loss" in row]
-    train_tiny(tmp_path / "run", *settings)
+    train("run", *settings)
     assert log_of(tmp_path / "run") == log_of(whole)
 
 

@@ -24,6 +24,7 @@ from protlm.training.callbacks import skipped_steps
 from protlm.training.callbacks.skipped_steps import BAD_BATCHES
 from protlm.training.module import LanguageModeling
 from tests.fixtures.ranks import assert_same_run, go_back
+from tests.marks import slow_but
 
 # What a step changes: the weights, the state of the optimizer, the schedule and the average.
 LEARNED = ("state_dict.", "optimizer_states.", "lr_schedulers.", "average.")
@@ -83,15 +84,15 @@ def learned_at(state_of) -> Callable[..., list[dict[str, Any]]]:
     return states
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", slow_but([1, 2], 1))
 def test_a_step_with_a_nan_loss_is_skipped(
-    accumulate, spoil, train_tiny, tiny_data, tmp_path, state_of, learned_at
+    accumulate, spoil, train, tiny_data, state_of, learned_at
 ):
     """One NaN among accumulated batches skips the step; only that batch's samples are listed."""
     samples = spoil(3 * accumulate - 1)
     settings = (*SETTINGS, f"trainer.accumulate_grad_batches={accumulate}")
     with pytest.warns(UserWarning, match="step 3 was skipped: the loss is not finite"):
-        run = train_tiny(tmp_path / "run", *settings)
+        run = train("run", *settings)
     (line,) = lines(run)
     assert (line["step"], line["accessions"]) == (3, accessions(tiny_data, samples[0]))
     second, third, fourth = learned_at(run, 2, 3, 4)
@@ -101,11 +102,11 @@ def test_a_step_with_a_nan_loss_is_skipped(
     assert places == sorted(set(places)) and line["samples"] == places[1]
 
 
-def test_all_samples_of_a_joined_row_are_listed(spoil, train_tiny, tmp_path):
+def test_all_samples_of_a_joined_row_are_listed(spoil, train):
     spoil(1)
     settings = ("data.mode=concatenated", "data.max_length=1024", "data.num_workers=0")
     with pytest.warns(UserWarning, match="step 2 was skipped"):
-        run = train_tiny(tmp_path / "run", *settings, "trainer.max_steps=3")
+        run = train("run", *settings, "trainer.max_steps=3")
     (line,) = lines(run)
     # A batch is one row; the place of a sequence that is cut counts what is before it alone.
     config = read_run_config(run / "config.yaml")
@@ -117,20 +118,19 @@ def test_all_samples_of_a_joined_row_are_listed(spoil, train_tiny, tmp_path):
     assert len(drawn) > 1
 
 
-def test_skipped_steps_are_not_in_the_mean_loss(spoil, train_tiny, tmp_path):
-    clean = train_tiny(tmp_path / "clean", "trainer.log_every=1")
+@pytest.mark.slow
+def test_skipped_steps_are_not_in_the_mean_loss(spoil, train):
+    clean = train("clean", "trainer.log_every=1")
     spoil(2)
     with pytest.warns(UserWarning, match="step 3 was skipped"):
-        run = train_tiny(tmp_path / "run", "trainer.log_every=2")
+        run = train("run", "trainer.log_every=2")
     assert losses(run)[1] == pytest.approx(losses(clean)[3], rel=0.1)
     with pytest.warns(UserWarning, match="step 3 was skipped"):
-        alone = train_tiny(tmp_path / "alone", "trainer.log_every=1")
+        alone = train("alone", "trainer.log_every=1")
     assert [math.isnan(loss) for loss in losses(alone)] == [False, False, True, False]
 
 
-def test_a_step_with_an_infinite_loss_and_a_finite_gradient_is_skipped(
-    train_tiny, tmp_path, monkeypatch
-):
+def test_a_step_with_an_infinite_loss_and_a_finite_gradient_is_skipped(train, monkeypatch):
     """Such as the loss of a target whose probability is 0."""
     sums_of = module.target_sums
     calls = []
@@ -142,22 +142,23 @@ def test_a_step_with_an_infinite_loss_and_a_finite_gradient_is_skipped(
 
     monkeypatch.setattr(module, "target_sums", infinite)
     with pytest.warns(UserWarning, match="step 2 was skipped: the loss is not finite"):
-        run = train_tiny(tmp_path / "run")
+        run = train("run")
     (line,) = lines(run)
     assert line["gradient_norm"] is not None
 
 
-def test_a_step_with_an_infinite_gradient_is_skipped(spoil, train_tiny, tmp_path, learned_at):
+def test_a_step_with_an_infinite_gradient_is_skipped(spoil, train, learned_at):
     """The loss is finite, so all samples of the step are listed."""
     spoil(1, factor=1e38)
     with pytest.warns(UserWarning, match="step 2 was skipped: the gradient is not finite"):
-        run = train_tiny(tmp_path / "run", *SETTINGS)
+        run = train("run", *SETTINGS)
     (line,) = lines(run)
     assert line["gradient_norm"] is None and len(line["accessions"]) >= 8
     first, second = learned_at(run, 1, 2)
     assert first == second
 
 
+@pytest.mark.slow
 def test_a_spike_is_skipped_and_its_window_is_in_the_checkpoint(
     spoil, train_tiny, tmp_path, learned_at, monkeypatch
 ):
@@ -177,12 +178,13 @@ def test_a_spike_is_skipped_and_its_window_is_in_the_checkpoint(
 
 
 @pytest.mark.slow
-def test_without_a_limit_a_spike_is_an_ordinary_step(spoil, train_tiny, tmp_path):
+def test_without_a_limit_a_spike_is_an_ordinary_step(spoil, train):
     spoil(3, factor=1000.0)
-    run = train_tiny(tmp_path / "run", "trainer.max_steps=5")
+    run = train("run", "trainer.max_steps=5")
     assert not (run / BAD_BATCHES).exists()
 
 
+@pytest.mark.slow
 def test_a_run_with_skipped_steps_resumes_exactly(spoil, train_tiny, tmp_path):
     spoil(1, 4)
     settings = (*SETTINGS, "trainer.max_steps=7", "trainer.log_every=1", "model.dropout=0.2")
@@ -198,14 +200,14 @@ def test_a_run_with_skipped_steps_resumes_exactly(spoil, train_tiny, tmp_path):
     assert lines(run) == lines(whole)
 
 
-def test_too_many_skipped_steps_in_a_row_end_the_run(spoil, train_tiny, tmp_path):
+def test_too_many_skipped_steps_in_a_row_end_the_run(spoil, train, tmp_path):
     spoil(1, 3, 4, 5)
     settings = ("trainer.max_bad_steps=3", "trainer.max_steps=9", "trainer.checkpoint_every=2")
     with (
         pytest.warns(UserWarning, match="was skipped"),
         pytest.raises(TrainingDivergedError, match="3 steps in a row were skipped") as ended,
     ):
-        train_tiny(tmp_path / "run", *settings)
+        train("run", *settings)
     assert ended.value.exit_code == 1
     assert "max_gradient_norm_ratio" not in str(ended.value)
     newest = tmp_path / "run" / "checkpoints" / checkpoint_name(4)
@@ -215,7 +217,7 @@ def test_too_many_skipped_steps_in_a_row_end_the_run(spoil, train_tiny, tmp_path
     assert [line["step"] for line in lines(tmp_path / "run")] == [2, 4, 5, 6]
 
 
-def test_spikes_that_do_not_end_name_the_limit(spoil, train_tiny, tmp_path, monkeypatch):
+def test_spikes_that_do_not_end_name_the_limit(spoil, train, monkeypatch):
     monkeypatch.setattr(skipped_steps, "WINDOW", 2)
     spoil(3, 4, factor=1000.0)
     limits = ("trainer.max_gradient_norm_ratio=5", "trainer.max_bad_steps=2")
@@ -223,20 +225,20 @@ def test_spikes_that_do_not_end_name_the_limit(spoil, train_tiny, tmp_path, monk
         pytest.warns(UserWarning, match="was skipped"),
         pytest.raises(TrainingDivergedError, match=r"larger trainer\.max_gradient_norm_ratio"),
     ):
-        train_tiny(tmp_path / "run", *SETTINGS, *limits, "trainer.max_steps=8")
+        train("run", *SETTINGS, *limits, "trainer.max_steps=8")
 
 
-def test_skipped_steps_before_and_after_a_resume_are_in_a_row(spoil, train_tiny, tmp_path):
+def test_skipped_steps_before_and_after_a_resume_are_in_a_row(spoil, train):
     """A run that diverged ends although it is requeued."""
     spoil(1, 2, 3)
     settings = ("trainer.max_bad_steps=3",)
     with pytest.warns(UserWarning, match="was skipped"):
-        train_tiny(tmp_path / "run", *settings, "trainer.max_steps=3")
+        train("run", *settings, "trainer.max_steps=3")
     with (
         pytest.warns(UserWarning, match="step 4 was skipped"),
         pytest.raises(TrainingDivergedError, match="3 steps in a row"),
     ):
-        train_tiny(tmp_path / "run", *settings, "trainer.max_steps=9")
+        train("run", *settings, "trainer.max_steps=9")
 
 
 def test_the_run_continues_if_the_list_cannot_be_written(spoil, train_tiny, tmp_path):
@@ -278,9 +280,7 @@ def test_impossible_settings_are_refused():
 
 
 @pytest.mark.slow
-def test_a_nan_on_one_rank_skips_the_step_on_both(
-    run_ranks, train_tiny, tmp_path, tiny_data, learned_at
-):
+def test_a_nan_on_one_rank_skips_a_step_on_both(run_ranks, train, tmp_path, tiny_data, learned_at):
     _, samples = run_ranks(tmp_path, "nan-on-rank-1")
     run = tmp_path / "run"
     second, third, fourth = learned_at(run, 2, 3, 4)
@@ -291,5 +291,5 @@ def test_a_nan_on_one_rank_skips_the_step_on_both(
         assert ("step 3 was skipped" in (tmp_path / f"rank-{rank}.log").read_text()) == (rank == 0)
     assert len(losses(run)) == 5 and all(map(math.isfinite, losses(run)))
     # The loss of the first step is that of one rank.
-    one = train_tiny(tmp_path / "one", "trainer.log_every=1")
+    one = train("one", "trainer.log_every=1")
     assert losses(run)[0] == pytest.approx(losses(one)[0], rel=1e-5)

@@ -7,7 +7,6 @@ import ast
 import json
 import math
 import string
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -41,6 +40,7 @@ from protlm.interop import hugging_face
 from protlm.interop.bundle import Bundle, Name
 from protlm.interop.hugging_face import is_esm
 from protlm.model.transformer import build_network
+from tests.fixtures.commands import run_python
 from tests.interop.example import Example
 from tests.interop.families import ESM, ESM_1V
 from tests.interop.test_families import assert_same, outputs
@@ -102,15 +102,7 @@ def exported(model: Checkpoint, folder: Path) -> Path:
 def use_exported(*folders: Path) -> None:
     """Loads the folders in a process that cannot import protlm."""
     environment = {"OMP_NUM_THREADS": "1", "HOME": str(folders[0]), "HF_HOME": str(folders[0])}
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), *map(str, folders)],
-        env=environment,
-        cwd=folders[0],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(PROGRAM, *folders, cwd=folders[0], env=environment)
     assert done.stdout.count("good") == len(folders)
 
 

@@ -111,19 +111,16 @@ PARTS: dict[str, dict[str, Any]] = {
 
 
 def models() -> list[Any]:
-    """Every way to build a model with one mechanism; each way once with every other one.
-
-    The fast tests have one of them for each mechanism, and one with all optional parts.
-    """
+    """Every way to build a model with one mechanism; each way once with every other one."""
     orders = list(NormOrder)
     found = list(product(["performer_relu"], Positions, orders, [False, True], ["plain"]))
     ways = [(at, orders[n % len(orders)], n > 0, "plain") for n, at in enumerate(Positions)]
     others = [attention for attention in RECURRENT if attention != "performer_relu"]
     found += [(attention, *way) for attention in others for way in ways]
-    fast = list({attention: (attention, *way) for attention, *way in found}.values())
-    fast += [(name, Positions.rotary, NormOrder.pre, False, "extras") for name in RECURRENT]
-    fast += [("softmax", Positions.rotary, NormOrder.pre, False, "imported")]
-    return slow_but(dict.fromkeys([*found, *fast]), *fast)
+    plain = (Positions.rotary, NormOrder.pre, False)
+    found += [(name, *plain, "extras") for name in RECURRENT] + [("softmax", *plain, "imported")]
+    fast = [("aft_conv", *plain, "extras"), ("performer_relu", *plain, "plain")]
+    return slow_but(found, found[-1], *fast)
 
 
 @pytest.mark.parametrize(("attention", "positions", "order", "qk_norm", "parts"), models())
@@ -154,6 +151,7 @@ def test_float64_is_not_rounded_in_between():
         torch.testing.assert_close(normed_BHLK, x_BHLK, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["softmax", "performer_relu"])
 def test_the_work_of_a_step_does_not_grow(attention):
     model = network(attention, positions=Positions.rotary, **PARTS["extras"])
@@ -244,6 +242,7 @@ def test_settings_out_of_range_are_a_user_error(kind, setting, values):
             kind(**{setting: value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.6, top_k=12)], ids=["plain", "top_k"])
 def test_frequencies_are_the_probabilities(sampling):
     """z-scores of 20 counts of 4,000 draws each, after the same prefix."""
@@ -262,7 +261,7 @@ def test_frequencies_are_the_probabilities(sampling):
         assert abs(counts[token] - number * probability) <= 4.5 * spread
 
 
-@pytest.mark.parametrize("attention", slow_but(RECURRENT, "softmax", "performer_softmax"))
+@pytest.mark.parametrize("attention", slow_but(RECURRENT, "softmax"))
 def test_the_batch_size_changes_nothing(attention):
     model = bias(network(attention), [VOCABULARY.eos], -2.0)
     whole = sampled(model, 8, prefix="MK", batch_size=8)
@@ -399,6 +398,7 @@ def resampled(
     return [found[index] for index in range(len(starts))]
 
 
+@pytest.mark.slow
 def test_known_conditionals_give_their_joint_distribution():
     number = 2000
     found = resampled(TwoResidues(), ["AA"] * number, Sweeps(8, 0.5), batch_size=500)

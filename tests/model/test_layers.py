@@ -205,7 +205,7 @@ def test_a_tied_head_trains_the_embedding():
 @pytest.mark.parametrize("norm, default", [("layer", 1e-5), ("rms", 1e-6)])
 def test_the_epsilon_of_all_norms_can_be_set(norm, default):
     for epsilon in (None, 1e-12):
-        model = network_of(norm=norm, norm_epsilon=epsilon or "null", embedding_norm=True)
+        model = network_of(norm=norm, norm_epsilon=epsilon, embedding_norm=True)
         found = {module.eps for module in model.modules() if hasattr(module, "eps")}
         assert found == {epsilon or default}
 

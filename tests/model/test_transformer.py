@@ -13,6 +13,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.model.block import Block
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.system.errors import UserError
+from tests.marks import slow_but
 from tests.rounding import error_bound
 from tests.small_models import network_of, random_tokens
 
@@ -23,6 +24,7 @@ EXTRAS: dict[str, Any] = {
     "value_embedding": True,
     "unet_skips": True,
 }
+CHOICES = list(itertools.product(Positions, NormOrder, Norm, Activation))
 # Those that change nothing as long as they have not been trained.
 SILENT = ["convolution", "value_embedding", "unet_skips"]
 # Their layout of positions depends on the length of a row.
@@ -52,15 +54,14 @@ def logits(model: ProteinLM, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
     return model(tokens_BL, mask_BL, causal=causal).logits_BLV
 
 
-@pytest.mark.parametrize("name", ["paper_36", "modern_36"])
+@pytest.mark.parametrize("name", slow_but(["paper_36", "modern_36"], "modern_36"))
 def test_36_layers_are_76_million_parameters(name):
     model = network_of(f"model={name}", SOFTMAX)
     assert model.num_layers == 36
     assert round(num_parameters(model) / 1e6) == 76
 
 
-@pytest.mark.parametrize("positions, order, norm", [*itertools.product(Positions, NormOrder, Norm)])
-@pytest.mark.parametrize("activation", Activation)
+@pytest.mark.parametrize("positions, order, norm, activation", slow_but(CHOICES, *CHOICES[::15]))
 def test_every_choice_trains(positions, order, norm, activation):
     choices = {"positions": positions, "norm_order": order, "norm": norm, "activation": activation}
     model = network_of(SOFTMAX, **choices)
@@ -162,7 +163,7 @@ def test_options_that_start_at_zero_do_not_change_the_initial_model(option):
     assert not torch.allclose(before, logits(trained(model), *random_tokens(30), causal=False))
 
 
-@pytest.mark.parametrize("option", EXTRAS)
+@pytest.mark.parametrize("option", slow_but(EXTRAS, "output_gate"))
 @pytest.mark.parametrize("causal", [False, True])
 def test_every_extra_is_trained(option, causal):
     model = network(**{option: EXTRAS[option]})
@@ -173,7 +174,7 @@ def test_every_extra_is_trained(option, causal):
     assert all(grad is not None and grad.abs().sum() > 0 for grad in added.values())
 
 
-@pytest.mark.parametrize("attention", names())
+@pytest.mark.parametrize("attention", slow_but(names(), "softmax", "performer_relu", "bigbird"))
 def test_padding_changes_nothing(attention):
     model = trained(network(attention, **EXTRAS))
     causal = not mechanism(attention).supports_bidirectional
@@ -192,11 +193,10 @@ def test_padding_changes_nothing(attention):
 
 
 CAUSAL = [(name, "rotary") for name in names() if mechanism(name).supports_causal]
+CAUSAL += [("softmax", "learned"), ("performer_relu", "sinusoidal")]
 
 
-@pytest.mark.parametrize(
-    "attention, positions", [*CAUSAL, ("softmax", "learned"), ("performer_relu", "sinusoidal")]
-)
+@pytest.mark.parametrize("attention, positions", slow_but(CAUSAL, ("rfa", "rotary"), *CAUSAL[-2:]))
 def test_the_future_is_not_seen(attention, positions):
     model = trained(network(attention, positions=positions, **EXTRAS))
     tokens_BL, mask_BL = random_tokens(40)

@@ -38,6 +38,7 @@ def page(two_models: Path, browser: Browser) -> Browser:
     return browser
 
 
+@pytest.mark.slow
 def test_a_hostile_file_is_shown_as_text(tiny_run: Path, browser: Browser, tmp_path: Path) -> None:
     fasta = tmp_path / f"{HOSTILE[:20].replace('/', '_')}.fasta"
     fasta.write_text(f">{HOSTILE} {HOSTILE * 13_000}\n{SEQUENCE}\n")
@@ -55,6 +56,7 @@ def test_a_hostile_file_is_shown_as_text(tiny_run: Path, browser: Browser, tmp_p
     assert (browser.requests(), browser.faults()) == ([], [])
 
 
+@pytest.mark.slow
 def test_the_policy_stops_what_is_not_of_the_page(page: Browser) -> None:
     """A script that is added does not run, and nothing is loaded."""
     page.evaluate(

@@ -6,7 +6,6 @@ import json
 import re
 from html.parser import HTMLParser
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -255,10 +254,8 @@ def test_predictions_are_those_with_one_residue_masked(model: PretrainedModel) -
     np.testing.assert_allclose(p_L20[4], expected, rtol=1e-4)
 
 
-def test_predictions_of_a_causal_model_do_not_depend_on_the_rest(
-    train_tiny: Train, tmp_path: Path
-) -> None:
-    run = train_tiny(tmp_path / "causal", "objective=causal", "trainer.max_steps=2")
+def test_predictions_of_a_causal_model_do_not_depend_on_the_rest(train: Train) -> None:
+    run = train("causal", "objective=causal", "trainer.max_steps=2")
     model = protlm.load(run)
     whole = predicted_distributions(model, SEQUENCE)
     part = predicted_distributions(model, SEQUENCE[:10] + "W" * 10)

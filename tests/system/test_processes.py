@@ -30,6 +30,7 @@ def run(folder: Path, names: str, *command: str | Path) -> subprocess.CompletedP
     return subprocess.run(command, cwd=folder, env=environment, check=False, **named)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train", "evaluate", "protlm.train"])
 def test_modules_in_the_working_folder_are_not_imported(name, tmp_path):
     """By hand, Python imports the first modules before it reads a line of protlm."""
@@ -84,6 +85,7 @@ def page_faults(*arguments: str) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.slow
 def test_tensors_take_the_pages_of_earlier_ones():
     assert page_faults("keep") < page_faults() / 10
 

@@ -318,6 +318,7 @@ def test_a_killed_process_ends_the_stream_with_a_sentence():
     assert caught.value.exit_code is ExitCode.INTERNAL
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_passes_a_large_result_ends_the_stream():
     """The executor would wait for the rest of what is in its pipe."""
     delay = 0.0

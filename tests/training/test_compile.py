@@ -85,6 +85,7 @@ def test_slices_of_one_length_have_one_shape():
     assert len(shapes(RankBatches(1, 2, micro_batches=3))) > num_lengths
 
 
+@pytest.mark.slow
 def test_a_compiled_run_learns_the_same(train, monkeypatch):
     counter = CompileCounterWithBackend("eager")
     monkeypatch.setattr(

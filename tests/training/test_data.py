@@ -60,6 +60,7 @@ def mixture(one: Path, other: Path) -> list[str]:
     return ["data.dir=null", f"data.mixture=[{parts}]"]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_after_its_data_have_moved(train, tiny_data, other_data, tmp_path):
     run = train("run", *mixture(tiny_data, other_data), "trainer.max_steps=2")
     moved = Path(shutil.copytree(other_data, tmp_path / "moved"))
@@ -179,6 +180,7 @@ def test_there_are_no_more_workers_than_processors(tiny_data, monkeypatch):
         assert data.train_dataloader().num_workers == workers
 
 
+@pytest.mark.slow
 def test_a_part_of_the_validation_split_is_not_its_start(train, look_at):
     seen: list[list[int]] = []
 

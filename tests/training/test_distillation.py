@@ -61,6 +61,7 @@ def weights(path: Path) -> dict[str, Tensor]:
     return read_model(path).weights
 
 
+@pytest.mark.slow
 def test_stage_1_trains_the_attention_alone_and_lowers_its_error(stage_1, swapped, teacher):
     before, after = weights(swapped), weights(stage_1)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -155,6 +156,7 @@ def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair):
     assert totals[0] < loss
 
 
+@pytest.mark.slow
 def test_stage_2_trains_all_weights_and_keeps_their_source_and_the_hash_of_the_teacher(
     stage_1, swapped, teacher, train, pair
 ):
@@ -189,6 +191,7 @@ def test_two_ranks_train_as_one(stage, run_ranks, train, pair, tmp_path):
         torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_another_teacher_is_refused(train, pair, teacher, tmp_path):
     run = train("run", *STAGE_2, *pair, "trainer.max_steps=2")
     moved = tmp_path / "moved"

@@ -21,6 +21,7 @@ from tests.fixtures.data_sets import prepare_tiny
 from tests.fixtures.ranks import assert_same_run
 from tests.fixtures.runs import saved
 from tests.interop.families import ESM
+from tests.marks import slow_but
 
 JOINED = "data.mode=concatenated data.tokens_per_batch=512"
 MIXTURE = (
@@ -61,8 +62,6 @@ RUNS = {
     # Killed in the decay, for which a worker has prepared batches.
     "mask fractions": (f"{DECAYING} data.num_workers=1", 5),
 }
-# One starts workers; the others repeat most of what a fast one does.
-SLOW = ("mask fractions", "taught attention", "clusters, over epochs", "redrawn features")
 
 
 def filled(text: str, request: pytest.FixtureRequest) -> list[str]:
@@ -71,9 +70,7 @@ def filled(text: str, request: pytest.FixtureRequest) -> list[str]:
     return text.format(**named).split()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in RUNS]
-)
+@pytest.mark.parametrize("name", slow_but(RUNS, "average"))
 def test_a_killed_run_is_continued_exactly(name, train, killed_after, request, tmp_path):
     """Everything in all checkpoints and in the log is that of an undisturbed run."""
     text, kill = RUNS[name]
@@ -89,6 +86,7 @@ def test_a_killed_run_is_continued_exactly(name, train, killed_after, request, t
     assert (saved(run)["SequenceData"]["tokens"] > 0) == ("concatenated" in text)
 
 
+@pytest.mark.slow
 def test_settings_that_are_newer_than_a_run_have_their_defaults(train):
     run = train("run", "trainer.max_steps=2")
     config = run / "config.yaml"
@@ -132,7 +130,7 @@ def other_clusters(tiny_fasta: Path, tmp_path_factory: pytest.TempPathFactory) -
     return prepare_tiny(tiny_fasta, folder / "others", folder / "others.tsv")
 
 
-@pytest.mark.parametrize(("first", "later", "words"), LATER, ids=[later for _, later, _ in LATER])
+@pytest.mark.parametrize(("first", "later", "words"), slow_but(LATER, LATER[5], LATER[6]))
 def test_a_run_is_not_continued_with_another_recipe_or_other_data(
     first, later, words, train, tiny_run, request, tmp_path
 ):
@@ -260,6 +258,7 @@ def test_a_missing_model_is_named(tiny_run):
         initialized(protlm.load(tiny_run).description, tiny_run / "nothing")
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_the_weights_and_resumes_without_them(train, tmp_path):
     def history(run: Path) -> list[list[str]]:
         return [row.split("\t") for row in (run / "history.tsv").read_text().splitlines()]

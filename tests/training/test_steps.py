@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,6 +41,7 @@ from protlm.training.optimization import (
     rate_factor,
     with_half_life,
 )
+from tests.fixtures.commands import run_python
 from tests.fixtures.runs import Train, rows_of, weights_of
 from tests.small_models import network_of
 
@@ -78,6 +77,7 @@ def test_slices_of_a_batch_draw_their_own_dropout(train, look_at):
     assert len(set(seeds)) == len(seeds)
 
 
+@pytest.mark.slow
 def test_any_micro_batches_make_the_same_steps_also_in_a_resumed_run(at_once, train, tmp_path):
     run = tmp_path / "run"
     # 700 does not divide a step: there are more micro-batches, and filler rows.
@@ -152,10 +152,7 @@ def test_ranks_and_micro_batches_have_the_same_gradient(
         for settings in [text.format(teacher, swapped)]
         for ranks, parts in divided
     ]
-    command = [sys.executable, PROGRAM, json.dumps(runs)]
-    named: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 300}
-    done = subprocess.run(command, cwd=tmp_path, env=one_process, check=False, **named)
-    assert done.returncode == 0, done.stderr
+    run_python(PROGRAM, json.dumps(runs), cwd=tmp_path, env=one_process)
     for name, (_, divided) in DIVIDED.items():
         whole, *others = (torch.load(tmp_path / f"{name}-{r}-{p}.pt") for r, p in divided)
         assert whole.norm() > 0

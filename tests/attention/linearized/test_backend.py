@@ -4,9 +4,6 @@ Attention in PyTorch stands in for fused kernels where their choice is tested.
 """
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +21,7 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.system.errors import UserError
 from tests.attention.cases import Inputs, make_inputs
-from tests.marks import slow_but
+from tests.fixtures.commands import run_python
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
@@ -273,16 +270,14 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", slow_but(RUNS, *RUNS[:2]))
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", RUNS)
 def test_kernels_are_exact_within_the_dtype(arguments):
     """Where keys are cut, as exact as PyTorch in float32 is, which cuts them too."""
     pytest.importorskip("triton")
     _, dtype, mode, _, _, *lengths = arguments.split()
-    program = [sys.executable, "-m", "tests.attention.linearized.programs.interpret"]
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    options: dict[str, Any] = {"env": environment, "cwd": ROOT, "capture_output": True}
-    done = subprocess.run([*program, *arguments.split()], **options, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    words = ("-m", "tests.attention.linearized.programs.interpret", *arguments.split())
+    done = run_python(*words, cwd=ROOT, TRITON_INTERPRET="1")
     reports = [json.loads(line) for line in done.stdout.splitlines()]
     assert [report["length"] for report in reports] == [int(length) for length in lengths]
     budget, gradient_budget = (1e-4, 1e-4) if mode == "cut" else BUDGETS[dtype]

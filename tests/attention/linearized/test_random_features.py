@@ -28,6 +28,7 @@ from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
 from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.system.errors import UserError
 from tests.attention.cases import LargestTensor
+from tests.marks import slow_but
 
 DIM = 8
 BLOCKS = 20_000
@@ -143,7 +144,7 @@ UNBIASED += [("regularized", 0.5), ("regularized", 3.0)]
 
 
 @pytest.mark.parametrize("law", ["orthogonal", "iid"])
-@pytest.mark.parametrize(("estimator", "square_norm"), UNBIASED)
+@pytest.mark.parametrize(("estimator", "square_norm"), slow_but(UNBIASED, *UNBIASED[:1]))
 def test_estimates_are_unbiased(estimator, square_norm, law):
     x, y = vectors(square_norm)
     expected = expected_kernel(estimator, x, y)
@@ -170,6 +171,7 @@ def test_orthogonal_rows_have_less_variance_than_iid_rows(estimator):
     assert orthogonal < 0.95 * iid
 
 
+@pytest.mark.slow
 def test_the_variance_of_orthogonal_rows_is_below_the_bound_of_theorem_2():
     z2 = 1.0
     x, y = vectors(z2)
@@ -223,6 +225,7 @@ def simulated_and_predicted(settings: dict[str, Any], size: float) -> tuple[floa
     return float(draws.std() / draws.mean()), predicted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_prediction_is_the_variance_of_estimates(settings):
     simulated, predicted = simulated_and_predicted(settings, 0.25)
@@ -230,7 +233,7 @@ def test_the_prediction_is_the_variance_of_estimates(settings):
 
 
 @pytest.mark.parametrize("antithetic", [False, True])
-@pytest.mark.parametrize("size", [0.1, 0.25, 0.4])
+@pytest.mark.parametrize("size", slow_but([0.1, 0.25, 0.4], 0.25))
 def test_regularized_features_do_no_worse_than_predicted(size, antithetic):
     settings = {"estimator": "regularized", "antithetic": antithetic}
     simulated, predicted = simulated_and_predicted(settings, size)

@@ -14,6 +14,7 @@ from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import UserError
+from tests.marks import slow_but
 
 
 @pytest.mark.parametrize("num_samples", [*range(1, 201), 10_007])
@@ -40,7 +41,7 @@ def test_orders_differ_between_seeds_and_epochs():
     assert len(orders) == len(keys)
 
 
-@pytest.mark.parametrize("num_samples", [3, 10, 100])
+@pytest.mark.parametrize("num_samples", slow_but([3, 10, 100], 10))
 def test_each_sample_is_equally_often_in_each_place(num_samples):
     draws = 500
     counts = np.zeros((num_samples, num_samples))

@@ -87,6 +87,7 @@ def test_global_batches_are_the_same_for_any_number_of_ranks(order, rule, world_
         assert set(rows[len(plan.rows) :]) <= {None}
 
 
+@pytest.mark.slow
 def test_resuming_from_every_progress_gives_the_tail(order, rule):
     total = len(stream(order, rule)) + 10
     plans = list(stream(order, rule, num_batches=total))

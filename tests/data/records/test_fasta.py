@@ -183,12 +183,7 @@ TOLD = [
     ("sp|P1|P1_X Actin (Fragments) OS=Homo sapiens", None, True, "Homo sapiens"),
     ("sp|P1|P1_X Actin OS=X (Fragment) OX=12x PE=1", None, False, "X (Fragment)"),
     ("sp|P1|P1_X (Fragmentin) OS=X OX=7", 7, False, "X"),
-    (
-        "UniRef50_Q A (Fragment) n=4 Tax=Homo sapiens TaxID=9606 RepID=A",
-        9606,
-        True,
-        "Homo sapiens",
-    ),
+    ("UniRef50_Q A (Fragment) n=4 Tax=Homo sapiens TaxID=9606 RepID=A", 9606, True, "Homo sapiens"),
     ("UniRef100_P1 Actin n=1 Tax=unidentified RepID=P1_X", None, False, "unidentified"),
     ("MyRef_P1 Actin n=1 Tax=Homo sapiens TaxID=9606", None, None, None),
     ("sp|P1|P1_X", None, None, None),

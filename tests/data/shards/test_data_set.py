@@ -5,7 +5,6 @@ import os
 import pickle
 import re
 import subprocess
-import sys
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -20,9 +19,9 @@ from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import conf_dir, sha256_of
+from tests.fixtures.commands import run_python
 
 DOCUMENT = conf_dir().parent / "docs" / "shards.md"
-ROOT = Path(__file__).resolve().parents[3]
 SHARD = "train/shard-00001.h5"
 
 
@@ -226,10 +225,7 @@ def test_two_thousand_shards_do_not_exhaust_descriptors(data_set, change):
         fields["splits"]["train"] = [first | {"file": file} for file in files]
 
     change(data_set, repeat)
-    program = Path(__file__).parent / "programs" / "read_many_shards.py"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, program, data_set], env=environment, check=False)
-    assert done.returncode == 0
+    run_python(Path(__file__).parent / "programs" / "read_many_shards.py", data_set)
 
 
 # --- offsets that lead astray, in a shard whose hash is right

@@ -2,9 +2,6 @@
 
 import copy
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,6 +34,7 @@ from protlm.training.callbacks.monitor import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.loggers import COLUMNS, CsvFile, make_loggers
 from protlm.training.module import LanguageModeling
+from tests.fixtures.commands import run_python
 from tests.fixtures.runs import rows_of, weights_of
 from tests.small_models import network_of, small_model
 
@@ -74,13 +72,10 @@ def test_flops_are_those_of_the_formula_and_linear_for_linear_attention():
     assert flops.training(128, CPU) == 2 * flops.training(64, CPU)
 
 
+@pytest.mark.slow
 def test_fused_kernels_have_the_flops_of_torch():
     pytest.importorskip("triton")
-    environment = os.environ | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-c", COUNT_FUSED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    fused, torch_ = done.stdout.split()
+    fused, torch_ = run_python("-c", COUNT_FUSED, TRITON_INTERPRET="1").stdout.split()
     assert int(fused) == int(torch_) > 0
 
 
@@ -168,6 +163,7 @@ def test_counting_a_batch_does_not_wait_for_a_gpu():
         assert counter._sizes(batch).shape == (6,)
 
 
+@pytest.mark.slow
 def test_every_step_is_in_one_row_of_the_log(train):
     settings = ("trainer.max_steps=6", "trainer.valid_every=2")
     runs = [train(every, *settings, f"trainer.log_every={every}") for every in "13"]
@@ -319,6 +315,7 @@ def zero_shot(model: PretrainedModel, table: Path, wild_type: Path) -> float:
     return spearmanr(variants.measured[:6], found.values[:6]).statistic
 
 
+@pytest.mark.slow
 def test_training_is_bitwise_the_same_with_measurements(train, disturbing, assay):
     without = weights_of(train("without", *SETTINGS))
     measured = [*SETTINGS, "trainer.measure_every=1", f"trainer.measure_assay={assay[0]}"]
@@ -410,6 +407,7 @@ def brute_force(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
     return torch.cat(norms, dim=1).mean(dim=1)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_log_has_the_norms_and_errors_of_the_batch(train, look_at):
     before: list[tuple[ProteinLM, Batch]] = []
@@ -431,6 +429,7 @@ def test_the_log_has_the_norms_and_errors_of_the_batch(train, look_at):
             assert row[f"relative_error_layer_{number}"] == pytest.approx(error, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
 def test_only_the_batch_before_a_log_is_inspected_and_once(checkpointing, train, monkeypatch):
     looks, look = [], estimate.pair_sums
@@ -441,6 +440,7 @@ def test_only_the_batch_before_a_log_is_inspected_and_once(checkpointing, train,
     assert len(looks) == 4
 
 
+@pytest.mark.slow
 def test_large_norms_cause_one_warning_per_run(train, monkeypatch):
     def inflated(model: Any, attention: dict[str, Any], *, seed: int) -> ProteinLM:
         network = build_network(model, attention, seed=seed)

@@ -1,6 +1,5 @@
 """Times of checkpoints, which of them are kept, and the history and the average of the weights."""
 
-import csv
 import os
 from itertools import count
 from pathlib import Path
@@ -13,7 +12,6 @@ from torch import nn
 
 from protlm.checkpoints.format import (
     AVERAGE,
-    all_checkpoints,
     checkpoint_name,
     step_of,
     weights_hash,
@@ -25,13 +23,11 @@ from protlm.loading import load_model
 from protlm.training.callbacks import monitor, save_checkpoints
 from protlm.training.callbacks.save_checkpoints import COLUMNS, HISTORY, WriteHistory
 from protlm.training.module import LanguageModeling
-from tests.fixtures.runs import Train, rows_of, saved, weights_of
+from tests.fixtures.commands import read_table
+from tests.fixtures.runs import Train, rows_of, saved, steps_of, weights_of
 
 
-def steps_of(run: Path) -> list[int]:
-    return [step_of(path) for path in all_checkpoints(run)]
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(("keep", "kept"), [(1, [3, 4]), (2, [3, 4]), (3, [2, 3, 4])])
 def test_the_newest_are_kept_and_never_fewer_than_two(keep, kept, train):
     settings = ("trainer.checkpoint_every=1", f"trainer.keep_checkpoints={keep}")
@@ -66,11 +62,9 @@ BEST = ("trainer.max_steps=10", "trainer.checkpoint_every=5", "trainer.valid_eve
 BEST += ("trainer.valid_batches=1", "trainer.keep_checkpoints=2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop", [None, 4, 7])
-@pytest.mark.parametrize(
-    "metric",
-    [BestMetric.valid_loss, pytest.param(BestMetric.valid_accuracy, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("metric", [BestMetric.valid_loss, BestMetric.valid_accuracy])
 def test_the_best_are_kept_besides_the_newest(metric, stop, validations, train, killed_after):
     """Steps 4 and 2 are the best, then 8; the run that was killed finds the same."""
     validations |= {2: 0.2, 4: 0.1, 6: 0.9, 8: 0.3, 10: 0.8}
@@ -113,6 +107,7 @@ def test_a_validation_that_is_nan_is_not_the_best(tmp_path):
     assert [step_of(path) for path in best] == [3, 5, 1]
 
 
+@pytest.mark.slow
 def test_checkpoints_by_time(train, monkeypatch):
     """A step takes 40 seconds here, so that two minutes pass in three steps."""
     clock = SimpleNamespace(monotonic=count(40, 40).__next__)
@@ -146,11 +141,6 @@ def test_the_log_is_as_durable_as_the_checkpoint(train, monkeypatch):
     assert found[:6] == [sync_log, names[0], "name latest", sync_log, names[1], "name latest"]
 
 
-def history_of(path: Path) -> list[dict[str, str]]:
-    with (path / HISTORY).open() as file:
-        return list(csv.DictReader(file, delimiter="\t"))
-
-
 def trainer(step: int, is_first: bool = True) -> Any:
     return SimpleNamespace(global_step=step, is_global_zero=is_first)
 
@@ -171,7 +161,7 @@ def test_a_row_for_each_start_and_checkpoint(tmp_path):
         file.write("2026-01-01\tsa")
     WriteHistory(tmp_path).on_train_start(trainer(7), network)
     history.on_save_checkpoint(trainer(7, is_first=False), network, {})
-    first, saved, *_, again = history_of(tmp_path)
+    first, saved, *_, again = read_table(tmp_path / HISTORY)
     assert tuple(first) == COLUMNS
     assert [row["event"] for row in (first, saved, again)] == ["start", "save", "start"]
     assert [row["step"] for row in (first, saved, again)] == ["0", "7", "7"]
@@ -224,6 +214,7 @@ def test_the_average_follows_its_formula(run):
             assert torch.allclose(value, expected, rtol=1e-5, atol=1e-7), name
 
 
+@pytest.mark.slow
 def test_the_average_does_not_change_training(run, train):
     plain = train("plain", *SETTINGS[1:])
     for name, value in weights_of(plain, 4).items():
@@ -254,6 +245,7 @@ def test_the_average_is_loaded_and_exported(run, tmp_path):
         assert not torch.equal(value, weights_of(run, 4)[name]), name
 
 
+@pytest.mark.slow
 def test_a_skipped_step_does_not_count(train, monkeypatch):
     train_step, calls = LanguageModeling.training_step, []
 
