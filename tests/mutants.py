@@ -163,7 +163,7 @@ class Tests:
     def __init__(self, tree: Path) -> None:
         self.tree, self.data, printed = tree, tree.parent / ".coverage", tree.parent / "tests.txt"
         if not printed.is_file():
-            options = ["-m", "not slow", "-n", str(PROCESSES), "--durations=0", "-vvv"]
+            options = ["-n", str(PROCESSES), "--durations=0", "-vvv"]
             options += ["--cov=protlm", "--cov=data_prep", "--cov-context=test", "--cov-report="]
             found = run(tree, options, 2 * 3600) or ""
             (tree / ".coverage").rename(self.data)
