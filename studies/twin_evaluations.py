@@ -2,11 +2,11 @@
 
 import argparse
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 from protlm.system.paths import sample_dir
+from studies import runs
 from studies.twin_tables import Column
 
 # Rows of this length hold one protein each; longer ones hold joined proteins.
@@ -44,7 +44,7 @@ def evaluate(run: Path, objective: str, given: argparse.Namespace) -> None:
         ]
         for left in folder.glob(f"{name}.test_*.tsv"):
             left.unlink()
-        subprocess.run(command, check=True)
+        runs.run(command)
 
 
 def test_splits(given: argparse.Namespace) -> list[str]:

@@ -1,31 +1,29 @@
 """Twins: what linear attention costs or gains on proteins, everything else being equal.
 
-    python -m studies.twins TRAIN TEST --groups TABLE --sample DATA [--steps 5000] [--seeds 0 1]
-        [--out runs/twins]
+    python -m studies.twins TRAIN TEST --groups TABLE --sample DATA [--mechanisms NAME ...]
+        [--steps 5000] [--seeds 0 1 2] [--jobs 2] [--longer NAME ...] [--out runs/twins]
 
-For each objective and seed a model with `performer_relu` and one with `softmax` see the same
-batches and masks, start from the same weights and have the same extras. Both keep the peak of the
-learning rate, and decay over the last 40 % of their steps: once after equal tokens, and the
-Performer, where its step is faster, once more, from the same stable phase, after the wall time that
-the softmax model took. Finished runs are not repeated, and interrupted ones continue. Before them
-both run short, masked, at several learning rates, and keep the one with the lowest validation loss,
-for the causal models too. `performer_softmax`, which is trained masked with the first seed, takes
-the rate of softmax. With `--rate`, all take this rate, and no short runs are made.
+For each objective and seed, models that differ in their attention see the same batches and masks,
+start from the same weights where shapes agree, and have the same extras. All keep the peak of the
+learning rate, and decay over the last 40 % of their steps. Those of `--longer` are trained once
+more with the first seed, from the same stable phase, for the wall time that softmax took, where
+their step is faster. Finished runs are not repeated, and interrupted ones continue. Before all,
+each mechanism runs short, masked, at several learning rates, and keeps the one with the lowest
+validation loss, for its causal models too. With `--rate`, all take this rate.
 
 Wall times are sums over the steps in the log, so nothing else may run at the same time; otherwise
-give the seconds of a step, measured on the idle machine (`--step-seconds`).
+give the seconds of a step, measured on the idle machine (`--step-seconds`). SIGTERM ends the runs
+with a checkpoint each, and the study.
 
 Figures are of TEST, whose TABLE has the columns accession, cluster30 and pfam_family, and of the
 four test splits of the shipped sample, prepared with its split table. Rows are of at most 512
 tokens, as in training. With another `--length` the models are trained and tested on rows of this
-many tokens of joined sequences, and `hybrid` (ReLU features, and a window in one of four heads)
-takes the place of `performer_softmax`.
+many tokens of joined sequences.
 """
 
 import argparse
 import math
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,8 +31,9 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.plots import BLUE, GREEN, ORANGE, save_figure
+from protlm.plots import save_figure
 from protlm.system.errors import one_of
+from studies.runs import end_by_signal, run, side_by_side
 from studies.settings import keep_settings
 from studies.twin_evaluations import EVALUATED, LENGTH, columns, evaluate
 from studies.twin_tables import (
@@ -67,7 +66,20 @@ COMMON = (
 RATES = (1.5e-3, 3e-3, 6e-3)
 RATE_STEPS = 600
 OBJECTIVES = {"masked": "mask_only", "causal": "causal"}
-COLORS = {"performer_relu": BLUE, "softmax": ORANGE, "performer_softmax": GREEN, "hybrid": GREEN}
+SOFTMAX = "softmax"
+# The settings of each mechanism.
+MECHANISMS = {
+    SOFTMAX: ("attention=softmax",),
+    "performer_relu": ("attention=performer_relu",),
+    "performer_relu_learned": ("attention=performer_relu", "attention.decay=learned"),
+    "performer_relu_selective": ("attention=performer_relu", "attention.decay=selective"),
+    "performer_softmax": ("attention=performer_softmax",),
+    "hybrid": ("attention=hybrid",),
+    "hybrid_learned": ("attention=hybrid", "attention.decay=learned"),
+    "hybrid_selective": ("attention=hybrid", "attention.decay=selective"),
+    "alternating": ("attention=alternating",),
+}
+DEFAULT = (SOFTMAX, "performer_relu", "performer_softmax", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -85,14 +97,11 @@ class Arm:
 
 
 def arms(given: argparse.Namespace) -> Iterator[Arm]:
-    """The runs with equal tokens."""
+    """The runs with equal tokens, seed by seed."""
     for seed in given.seeds:
         for objective in given.objectives:
-            yield Arm(objective, "performer_relu", seed)
-            yield Arm(objective, "softmax", seed)
-    if "masked" in given.objectives:
-        third = "performer_softmax" if given.length == LENGTH else "hybrid"
-        yield Arm("masked", third, given.seeds[0])
+            for mechanism in given.mechanisms:
+                yield Arm(objective, mechanism, seed)
 
 
 def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
@@ -100,7 +109,7 @@ def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
     planned = min(steps, given.steps)
     stable = round((1 - DECAY) * planned)
     command = [
-        *(sys.executable, "-m", "protlm.train", f"attention={arm.attention}"),
+        *(sys.executable, "-m", "protlm.train", *MECHANISMS[arm.attention]),
         f"objective={OBJECTIVES[arm.objective]}",
         *COMMON,
         f"optimizer.learning_rate={rate}",
@@ -112,7 +121,7 @@ def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
         "trainer.valid_batches=25",
         f"run_dir={arm.folder(given.out)}",
     ]
-    subprocess.run(command, check=True)
+    run(command)
 
 
 def row_settings(length: int) -> tuple[str, ...]:
@@ -121,19 +130,26 @@ def row_settings(length: int) -> tuple[str, ...]:
     return f"model.max_length={length}", f"data.max_length={length}", f"data.mode={mode}"
 
 
-def best_rate(attention: str, given: argparse.Namespace) -> float:
-    """Returns the given learning rate, or that with the lowest loss after short masked runs."""
+def best_rates(given: argparse.Namespace) -> dict[str, float]:
+    """Returns the given learning rate, or those with the lowest loss after short masked runs."""
     if given.rate:
-        return given.rate
+        return {name: float(given.rate) for name in given.mechanisms}
     steps = min(RATE_STEPS, given.steps)
-    losses = {}
-    for rate in RATES:
-        arm = Arm("masked", attention, given.seeds[0], f"rate-{rate}")
-        train(arm, given, steps, rate)
-        rows = [row for row in log(arm.folder(given.out)) if row["valid_loss"]]
-        losses[rate] = float(np.nan_to_num(float(rows[-1]["valid_loss"]), nan=np.inf))
-    print(f"{attention}: validation loss by learning rate {losses}", flush=True)
-    return min(losses, key=losses.__getitem__)
+    runs = {
+        (name, rate): Arm("masked", name, 0, f"rate-{rate}")
+        for name in given.mechanisms
+        for rate in RATES
+    }
+    side_by_side(lambda key: train(runs[key], given, steps, key[1]), runs, given.jobs)
+    best: dict[str, float] = {}
+    for name in given.mechanisms:
+        losses: dict[float, float] = {}
+        for rate in RATES:
+            rows = [row for row in log(runs[name, rate].folder(given.out)) if row["valid_loss"]]
+            losses[rate] = float(np.nan_to_num(float(rows[-1]["valid_loss"]), nan=np.inf))
+        print(f"{name}: validation loss by learning rate {losses}", flush=True)
+        best[name] = min(losses, key=lambda rate: losses[rate])
+    return best
 
 
 def step_seconds(arm: Arm, given: argparse.Namespace) -> float:
@@ -168,7 +184,7 @@ def report(given: argparse.Namespace, done: list[Arm]) -> str:
         hours[cells] = last_step(arm, given) * step_seconds(arm, given) / 3600
     title = "`softmax` less `{}`, with 95 % intervals (nats above 0: softmax is worse):"
     tables = [figures_table(runs, hours, shown)]
-    for mechanism in ("performer_relu", "hybrid"):
+    for mechanism in sorted(set(given.mechanisms) - {SOFTMAX}):
         if pairs := pairs_with_softmax(mechanism, given, done):
             tables += [[title.format(mechanism)], differences_table(pairs, shown)]
     return "\n\n".join("\n".join(lines) for lines in tables)
@@ -181,7 +197,7 @@ def pairs_with_softmax(
     pairs: dict[tuple[str, ...], list[tuple[Path, Path]]] = {}
     for objective in given.objectives:
         for arm in done:
-            twin = Arm(objective, "softmax", arm.seed)
+            twin = Arm(objective, SOFTMAX, arm.seed)
             if (arm.objective, arm.attention) == (objective, mechanism) and twin in done:
                 both = (arm.folder(given.out), twin.folder(given.out))
                 pairs.setdefault((objective, f"equal {arm.budget}"), []).append(both)
@@ -207,28 +223,29 @@ def draw(given: argparse.Namespace, done: list[Arm]) -> None:
         figure = curves(
             runs,
             tokens_per_step=TOKENS_PER_STEP,
-            color=lambda label: COLORS[label.removesuffix(LONGER)],
+            color=lambda label: f"C{list(MECHANISMS).index(label.removesuffix(LONGER))}",
         )
         save_figure(figure, given.out / f"{objective}.png", overwrite=True)
 
 
-def longer_runs(done: list[Arm], given: argparse.Namespace, rate: float) -> Iterator[Arm]:
-    """Trains the Performers as long as their twins took, where that is longer than they took."""
-    for arm in [arm for arm in done if arm.attention == "performer_relu"]:
-        twin = Arm(arm.objective, "softmax", arm.seed)
-        own, others = step_seconds(arm, given), step_seconds(twin, given)
-        steps = round(given.steps * others / own)
-        if steps <= given.steps:
-            name = f"{arm.objective}, seed {arm.seed}"
-            print(
-                f"{name}: a step of softmax takes {others:.3g} s, of performer_relu {own:.3g} s; "
-                "it is not trained longer"
-            )
-            continue
-        longer = Arm(arm.objective, arm.attention, arm.seed, "time")
-        branch(longer, given)
-        train(longer, given, steps, rate)
-        yield longer
+def longer_runs(given: argparse.Namespace, rates: dict[str, float]) -> Iterator[Arm]:
+    """Trains some as long as their softmax twins took, where that is longer than they took."""
+    for objective in given.objectives:
+        for name in given.longer:
+            arm = Arm(objective, name, given.seeds[0])
+            twin = Arm(objective, SOFTMAX, arm.seed)
+            own, others = step_seconds(arm, given), step_seconds(twin, given)
+            steps = round(given.steps * others / own)
+            if steps <= given.steps:
+                print(
+                    f"{objective}: a step of softmax takes {others:.3g} s, of {name} {own:.3g} s; "
+                    "it is not trained longer"
+                )
+                continue
+            longer = Arm(arm.objective, arm.attention, arm.seed, "time")
+            branch(longer, given)
+            train(longer, given, steps, rates[name])
+            yield longer
 
 
 def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
@@ -245,6 +262,11 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--rate", type=float, help="learning rate, instead of the best of short runs"
     )
+    names = {"nargs": "+", "choices": MECHANISMS, "metavar": "NAME"}
+    known = f"of {', '.join(MECHANISMS)}"
+    parser.add_argument("--mechanisms", **names, default=DEFAULT, help=known)
+    parser.add_argument("--longer", **names, default=[], help="trained for equal time, too")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--objectives", nargs="+", choices=OBJECTIVES, default=list(OBJECTIVES))
     parser.add_argument("--out", type=Path, default=Path("runs/twins"))
@@ -267,7 +289,7 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
 def step_time(text: str) -> tuple[str, float]:
     """Reads OBJECTIVE:MECHANISM=SECONDS."""
     name, _, value = text.partition("=")
-    names = [f"{objective}:{mechanism}" for objective in OBJECTIVES for mechanism in COLORS]
+    names = [f"{objective}:{mechanism}" for objective in OBJECTIVES for mechanism in MECHANISMS]
     try:
         time = float(value)
     except ValueError:
@@ -283,16 +305,18 @@ def step_time(text: str) -> tuple[str, float]:
 def main(command_line: Sequence[str] | None = None) -> None:
     """Trains and evaluates what is missing, prints the tables and draws the curves."""
     given = arguments(command_line)
-    decisive = ("train", "test", "groups", "sample", "steps", "length", "rate", "step_seconds")
-    keep_settings(given, *decisive)
-    rates = {name: best_rate(name, given) for name in ("performer_relu", "softmax")}
-    rates |= dict.fromkeys(("performer_softmax", "hybrid"), rates["softmax"])
-    done = list(arms(given))
-    for arm in done:
+    end_by_signal()
+    keep_settings(given, "train", "test", "groups", "sample", "steps", "length", "rate")
+    rates, done = best_rates(given), list(arms(given))
+
+    def work(arm: Arm) -> None:
         train(arm, given, given.steps, rates[arm.attention])
-    done += longer_runs(done, given, rates["performer_relu"])
-    for arm in done:
         evaluate(arm.folder(given.out), arm.objective, given)
+
+    side_by_side(work, done, given.jobs)
+    for arm in longer_runs(given, rates):
+        evaluate(arm.folder(given.out), arm.objective, given)
+        done.append(arm)
     print(report(given, done))
     draw(given, done)
 
