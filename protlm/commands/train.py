@@ -6,6 +6,8 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from protlm.attention import Attention, mechanism, names
 from protlm.attention.base import Recurrent
 from protlm.build import (
@@ -31,9 +33,16 @@ from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.system.paths import sample_dir
 from protlm.training.callbacks.monitor import Measurement
-from protlm.training.launch import check_trainer, is_first_rank, leave_other_ranks, locked
+from protlm.training.launch import (
+    check_trainer,
+    is_first_rank,
+    leave_other_ranks,
+    locked,
+    resolved_accelerator,
+    resolved_precision,
+)
 from protlm.training.optimization import check_schedule
-from protlm.training.run import Finished, find_checkpoint
+from protlm.training.run import Finished, find_checkpoint, last_step
 from protlm.training.run import train as run
 from protlm.training.run_config import (
     compose_run,
@@ -128,6 +137,7 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
         checkpoint = find_checkpoint(module, data, config=config.trainer, run_dir=run_dir)
         if is_first_rank():
             write_config(run_dir, config)
+            _print_start(config, checkpoint)
             _print_summary(network, train_split, config)
             _warn_of_few_sequences(valid_split)
         finished = run(
@@ -197,6 +207,20 @@ def _prepare_sample_if_missing(directory: Path) -> None:
     sample = sample_dir()
     rule = split.TableSplit(sample / "uniprot_sample.splits.tsv.gz")
     prepare.prepare([sample / "uniprot_sample.fasta.gz"], directory, split_rule=rule)
+
+
+def _print_start(config: TrainConfig, checkpoint: Path | None) -> None:
+    run_dir, trainer, data = config.run_dir, config.trainer, config.data
+    run_is = "new run" if checkpoint is None else f"continuing at step {last_step(checkpoint)}"
+    sets = [part.dir for part in data.mixture] or [data.dir]
+    device = resolved_accelerator(trainer.accelerator)
+    number = trainer.devices * trainer.num_nodes
+    facts = [
+        f"{number} devices, {device}" if number > 1 else device,
+        *([f"{torch.get_num_threads()} threads"] if device == "cpu" else []),
+        f"precision {resolved_precision(trainer.precision, device.partition(':')[0])}",
+    ]
+    _print(f"{run_dir}: {run_is}; data {', '.join(map(str, sets))}; {', '.join(facts)}")
 
 
 def _print_summary(network: ProteinLM, train_split: Mixture, config: TrainConfig) -> None:

@@ -52,18 +52,23 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
     """Composes the settings of a run; those not typed are the ones stored in its directory.
 
     A chosen group (`model=tiny`) types all its settings, and `experiment=` every one, but not a
-    warm-up, which may have been shortened to fit.
+    warm-up, which may have been shortened to fit. A run whose directory was not typed continues
+    only if the settings, typed and not, are its own.
     """
-    run_dir = _run_dir(arguments)
+    run_dir, keys = _run_dir(arguments), set(map(key_of, arguments))
     stored = _stored(run_dir)
     if stored is None:
-        config = compose(TrainConfig, arguments)
-        refuse_unused(arguments, to_plain(config))
-        return with_fitting_warmup(config, arguments)
+        if keys == {"run_dir"}:
+            raise UserError(
+                f"{run_dir} contains no run to continue; to start one there, type its settings, "
+                "such as data.dir=DIR, or data=sample for the shipped sample"
+            )
+        return _new_config(arguments)
+    if not keys & {"run_dir", "experiment"}:
+        _refuse_differences(run_dir, stored, to_plain(_new_config(arguments)))
     # Settings are compared with each other only when all are those of the run.
     composed = compose_plain(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
     before, now = _flat(stored), _flat(composed)
-    keys = set(map(key_of, arguments))
     typed = {name for name in {**before, **now} if _is_typed(name, keys)}
     settings = {name: value for name, value in before.items() if name not in typed}
     settings |= {name: now[name] for name in now if name in typed or name == "run_dir"}
@@ -71,6 +76,12 @@ def compose_run(arguments: Sequence[str]) -> TrainConfig:
     _refuse_differences(run_dir, stored, nested)
     refuse_unused(arguments, nested)
     return from_plain(nested, TrainConfig)
+
+
+def _new_config(arguments: Sequence[str]) -> TrainConfig:
+    config = compose(TrainConfig, arguments)
+    refuse_unused(arguments, to_plain(config))
+    return with_fitting_warmup(config, arguments)
 
 
 def refuse_unused(
