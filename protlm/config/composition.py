@@ -71,6 +71,11 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
     register_schemas()
     for override in overrides:
         _check(override, schema)
+        if key_of(override).startswith("hydra"):
+            raise UserError(
+                f"{override} has no effect without --multirun; a file of settings is read by "
+                "protlm train --config FILE"
+            )
     name = "train" if schema is TrainConfig else "evaluate"
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
@@ -134,10 +139,11 @@ def through_hydra(
     register_schemas()
     name = "train" if schema is TrainConfig else "evaluate"
     flags = [argument for argument in arguments if argument.startswith("-")]
+    others = ("--config",) if schema is TrainConfig else ()
     if unknown := [flag for flag in flags if flag not in HYDRA_FLAGS]:
         raise UserError(
             f"{unknown[0]} is not a flag of protlm {name}; settings are written key=value, and the "
-            f"flags are: {', '.join(HYDRA_FLAGS)}"
+            f"flags are: {', '.join([*HYDRA_FLAGS, *others])}"
         )
 
     for before, argument in zip(["", *arguments], arguments, strict=False):
@@ -275,7 +281,9 @@ def _full_key_of(error: BaseException) -> str:
 def read_run_config(path: Path) -> dict[Any, Any]:
     """Reads the settings of a run as plain values; newer settings have their defaults."""
     try:
-        settings = _load(path)
+        settings = load_yaml(path, "the config of a run")
+        if missing := [name for name in _SECTIONS if name not in settings]:
+            raise ValueError(f"it has no section {missing[0]!r}")
         loaded = OmegaConf.merge(OmegaConf.structured(TrainConfig), settings)
         before = OmegaConf.to_container(loaded, enum_to_str=True)
     except InputDataError:
@@ -290,8 +298,13 @@ def read_run_config(path: Path) -> dict[Any, Any]:
     return before
 
 
-def _load(path: Path) -> Any:
-    with existing_file(path, "the config of a run").open("rb") as file:
+def load_yaml(path: Path, role: str) -> Any:
+    """Reads a YAML file of bounded size and depth, and without aliases.
+
+    Raises:
+        ValueError: it is not such a file.
+    """
+    with existing_file(path, role).open("rb") as file:
         content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
         raise ValueError(f"it has more than {_LARGEST:,} bytes")
@@ -307,7 +320,4 @@ def _load(path: Path) -> Any:
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             raise ValueError(f"it is nested more than {_DEEPEST} deep")
-    settings: Any = OmegaConf.create(text)
-    if missing := [name for name in _SECTIONS if name not in settings]:
-        raise ValueError(f"it has no section {missing[0]!r}")
-    return settings
+    return OmegaConf.create(text)
