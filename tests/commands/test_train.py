@@ -121,7 +121,7 @@ def test_a_file_of_settings_is_as_if_typed() -> None:
     Path("mine.yaml").write_text(
         "defaults: [override /model: tiny, override /attention: hybrid, _self_]\n"
         "attention: {window: 64, options: {kernel_epsilon: 0.01}}\n"
-        "data: {mixture: [{dir: it's a, weight: 2.0}, {dir: '${oc.env:HOME}/b', weight: 1.0, split: x}]}\n"
+        "data: {dir: null, mixture: [{dir: it's a, weight: 2.0}, {dir: '${oc.env:HOME}/b', weight: 1.0, split: x}]}\n"
         "model: {dropout: 0.0}\nseed: 3\noptimizer: {eps: 1e-9}\nrun_dir: new (1)\n"
     )
     config = compose_run(["seed=4"], settings_of(Path("mine.yaml"), ["seed=4"]))
