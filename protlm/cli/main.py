@@ -66,6 +66,15 @@ app.command()(prepare)
 @app.command(context_settings=_HYDRA)
 def train(context: typer.Context) -> None:
     """Train a model or continue a run: protlm train [key=value ...]."""
+    from protlm.config import TrainConfig
+    from protlm.config.composition import TRAIN_FLAGS, check_arguments
+    from protlm.config.settings import print_help
+
+    # Names are checked in a moment, without torch.
+    if "--help" in context.args:
+        print_help(TrainConfig)
+        return
+    check_arguments(context.args, TrainConfig, TRAIN_FLAGS)
     # Launchers start the other ranks as `python -m MAIN_MODULE ARGUMENTS`, so the main module has
     # to be the one that trains.
     sys.stdout.flush()

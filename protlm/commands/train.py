@@ -23,7 +23,6 @@ from protlm.checkpoints.format import all_checkpoints
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.config.composition import compose, key_of, through_hydra, to_plain
-from protlm.config.settings import print_help
 from protlm.config.settings_file import settings_of
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS, forecast
@@ -88,9 +87,7 @@ def _run(arguments: list[str], *, break_lock: bool) -> None:
     typed, file = _without_file(arguments)
     flags = {argument for argument in typed if argument.startswith("-")}
     settings = [] if file is None else settings_of(file, typed)
-    if "--help" in flags:
-        print_help(TrainConfig)
-    elif flags & {"-m", "--multirun"}:
+    if flags & {"-m", "--multirun"}:
         _sweep(typed, settings, flags, break_lock=break_lock)
     elif flags == {"--cfg"} and typed[typed.index("--cfg") + 1 :][:1] == ["job"]:
         typed = [one for one in typed if one not in ("--cfg", "job")]

@@ -18,7 +18,9 @@ from protlm.config import EvaluateConfig, TrainConfig
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.system.paths import conf_dir, existing_file, in_home
 
-_FLAGS_WITH_VALUE = ("--cfg", "--package", "--info")
+_FLAGS_WITH_VALUE = ("--cfg", "--package", "--info", "--config")
+# Flags of `protlm train` that are not Hydra's.
+TRAIN_FLAGS = ("--config", "--break-lock", "--debug")
 HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")
 # Settings that are paths: their values are taken as they were typed.
 PATHS = {
@@ -128,6 +130,21 @@ def _check_choice(group: str, value: str) -> None:
             raise UserError(f"{group}={name} does not exist{hint}; there are: {one_of(choices)}")
 
 
+def check_arguments(arguments: Sequence[str], schema: type, own_flags: Sequence[str] = ()) -> None:
+    """Refuses names that are not settings, and flags that are neither Hydra's nor `own_flags`."""
+    known = [*HYDRA_FLAGS, *own_flags]
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if not argument.startswith("-"):
+            if before not in _FLAGS_WITH_VALUE:
+                _check(argument, schema)
+        elif argument.split("=")[0] not in known:
+            name = "train" if schema is TrainConfig else "evaluate"
+            raise UserError(
+                f"{argument} is not a flag of protlm {name}; settings are written key=value, and "
+                f"the flags are: {', '.join(known)}"
+            )
+
+
 def through_hydra(
     schema: type[Config], arguments: Sequence[str], action: Callable[[Config], object]
 ) -> None:
@@ -138,24 +155,14 @@ def through_hydra(
 
     register_schemas()
     name = "train" if schema is TrainConfig else "evaluate"
-    flags = [argument for argument in arguments if argument.startswith("-")]
-    others = ("--config",) if schema is TrainConfig else ()
-    if unknown := [flag for flag in flags if flag not in HYDRA_FLAGS]:
-        raise UserError(
-            f"{unknown[0]} is not a flag of protlm {name}; settings are written key=value, and the "
-            f"flags are: {', '.join([*HYDRA_FLAGS, *others])}"
-        )
-
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        if not argument.startswith("-") and before not in _FLAGS_WITH_VALUE:
-            _check(argument, schema)
+    check_arguments(arguments, schema)
 
     @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
     def run(config: DictConfig) -> None:
         action(to_schema(_with_home(config), schema))
 
     # In a sweep a comma separates runs.
-    is_sweep = bool({"-m", "--multirun"} & set(flags))
+    is_sweep = bool({"-m", "--multirun"} & set(arguments))
     sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for one in arguments]
     # Errors are raised here, and reported in one sentence.
     os.environ["HYDRA_FULL_ERROR"] = "1"

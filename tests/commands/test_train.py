@@ -121,7 +121,8 @@ def test_a_file_of_settings_is_as_if_typed() -> None:
     Path("mine.yaml").write_text(
         "defaults: [override /model: tiny, override /attention: hybrid, _self_]\n"
         "attention: {window: 64, options: {kernel_epsilon: 0.01}}\n"
-        "data: {dir: null, mixture: [{dir: it's a, weight: 2.0}, {dir: '${oc.env:HOME}/b', weight: 1.0, split: x}]}\n"
+        "data: {dir: null, mixture: [{dir: it's a, weight: 2.0},\n"
+        " {dir: '${oc.env:HOME}/b', weight: 1.0, split: x}]}\n"
         "model: {dropout: 0.0}\nseed: 3\noptimizer: {eps: 1e-9}\nrun_dir: new (1)\n"
     )
     config = compose_run(["seed=4"], settings_of(Path("mine.yaml"), ["seed=4"]))
@@ -133,7 +134,7 @@ def test_a_file_of_settings_is_as_if_typed() -> None:
     assert (config.optimizer.eps, config.run_dir) == (1e-9, "new (1)")
     typed = ["model=small", "attention=softmax"]
     config = compose_run(typed, settings_of(Path("mine.yaml"), typed))
-    assert (config.model.num_layers, config.attention) == (4, {"name": "softmax"})
+    assert (config.model.num_layers, config.attention) == (4, compose(TrainConfig, typed).attention)
 
 
 @pytest.mark.parametrize(
