@@ -27,7 +27,7 @@ from protlm.config.settings import may_change
 from protlm.system.errors import OutputError, UserError, one_of
 from protlm.system.lock import LOCK
 from protlm.system.paths import check_output, complete_file, conf_dir, explain_os_error
-from protlm.training.launch import is_first_rank
+from protlm.training.launch import check_trainer, is_first_rank
 from protlm.training.optimization import check_schedule, fitting_warmup
 
 CONFIG = "config.yaml"
@@ -74,9 +74,12 @@ def compose_run(typed: Sequence[str], from_file: Sequence[str] = ()) -> TrainCon
     settings = {name: value for name, value in before.items() if name not in given}
     settings |= {name: now[name] for name in now if name in given or name == "run_dir"}
     nested = _nested(settings)
+    config = from_plain(nested, TrainConfig)
+    # A value that is possible in no run is not a difference.
+    check_trainer(config.trainer)
     _refuse_differences(run_dir, stored, nested)
     refuse_unused(typed, nested)
-    return from_plain(nested, TrainConfig)
+    return config
 
 
 def _new_config(arguments: Sequence[str], typed: Sequence[str]) -> TrainConfig:
