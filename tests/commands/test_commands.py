@@ -109,7 +109,7 @@ def test_export_and_use_of_an_exported_folder(
 def test_one_flag_takes_several_values() -> None:
     together = "--repr-layers 0 -1 --include mean bos x.fasta"
     apart = "--repr-layers 0 --repr-layers -1 --include mean --include bos x.fasta"
-    assert _spread(together.split()) == apart.split()
+    assert _spread([*together.split()]) == apart.split()
 
 
 def test_a_mechanism_and_an_evaluation_are_one_py_and_one_yaml_each(
