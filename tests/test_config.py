@@ -186,3 +186,4 @@ def test_names_and_help_need_no_torch(typed: str, code: int | None, told: str) -
         [sys.executable, "-c", dedent(script)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and told in done.stdout + done.stderr, done.stderr
+    assert max(map(len, done.stdout.splitlines()), default=0) <= 100

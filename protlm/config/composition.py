@@ -1,5 +1,6 @@
 """Composes configs from overrides and reads those of runs; errors are one sentence."""
 
+import logging
 import os
 import re
 import sys
@@ -164,6 +165,8 @@ def through_hydra(
     # In a sweep a comma separates runs.
     is_sweep = bool({"-m", "--multirun"} & set(arguments))
     sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for one in arguments]
+    # What --info logs may lose its reader: `| head`.
+    logging.raiseExceptions = False
     # Errors are raised here, and reported in one sentence.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:

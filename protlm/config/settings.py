@@ -22,6 +22,8 @@ from protlm.system.paths import complete_file, conf_dir
 from protlm.system.terminal import console
 
 _BEGIN, _END = "<!-- settings -->\n", "<!-- end of settings -->\n"
+# The width of the help in a pipe, where its lines are wrapped.
+_PIPE_WIDTH = 100
 _EVALUATION = {"evaluation"}
 
 
@@ -77,7 +79,7 @@ def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
     is_train = schema is TrainConfig
     command = "train" if is_train else "evaluate"
     config = _bare() if is_train else compose(EvaluateConfig, ["checkpoint=RUN"])
-    out = console()
+    out = console(pipe_width=_PIPE_WIDTH)
     out.print(Text(f"Usage: protlm {command} [key=value ...]\n"))
     out.print(Text("Choices, written group=choice (each is described in its file in conf/):"))
     out.print(_rows((group, ", ".join(_choices(group)), "") for group in _groups(is_train)))

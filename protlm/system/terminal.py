@@ -46,14 +46,15 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False, pipe_width: int = _UNBOUNDED) -> Console:
     """Returns a console on standard output or standard error.
 
-    Output to a file or a pipe has unlimited width: rich would truncate names at 80 columns.
+    Output to a file or a pipe has unlimited width, unless it is given: rich would truncate names
+    at 80 columns.
     """
     stream = sys.stderr if stderr else sys.stdout
     is_terminal = stream is not None and stream.isatty()
-    return _Console(stderr=stderr, width=None if is_terminal else _UNBOUNDED)
+    return _Console(stderr=stderr, width=None if is_terminal else pipe_width)
 
 
 def print_table(
