@@ -262,3 +262,16 @@ def test_a_narrow_terminal_shows_the_step_and_the_time_left(
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", last)
     assert len(shown) <= 80, shown
     assert "11/10,001 0.1/s 2:46:30 left loss 2.1" in shown, shown
+
+
+@pytest.mark.parametrize("typed", ["-h", "embed -h", "data info -h", "train -h", "evaluate -h"])
+def test_h_is_help(typed: str, protlm_in_process: Command) -> None:
+    done = protlm_in_process(*typed.split(), cwd=Path())
+    assert done.returncode == 0 and done.stdout.startswith("Usage: protlm"), done.stderr
+
+
+@pytest.mark.parametrize(("typed", "found"), [("e", "evaluate\nembed"), ("embed --ou", "--output")])
+def test_the_shell_completes(typed: str, found: str, protlm_command: Command) -> None:
+    words = {"COMP_WORDS": f"protlm {typed}", "COMP_CWORD": str(len(typed.split()))}
+    done = protlm_command(env={"_PROTLM_COMPLETE": "complete_bash", **words})
+    assert done.stdout.strip() == found, done.stderr
