@@ -12,6 +12,7 @@ help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
 
 setup: $(INSTALLED) ## Make .venv from requirements.lock and install protlm into it
+	@echo "protlm is in .venv; type: source .venv/bin/activate, then protlm --help"
 
 demo: $(INSTALLED) ## Run the whole workflow on the shipped sample: prepare, train, evaluate, embed, look inside
 	@$(PYTHON) -m protlm.data_prep.demo

@@ -1,9 +1,13 @@
 """Configs: every shipped one composes; errors of keys, choices and types list alternatives."""
 
+import subprocess
+import sys
+from textwrap import dedent
+
 import pytest
 
 from protlm.build import describe
-from protlm.config import EvaluateConfig, TrainConfig
+from protlm.config import EvaluateConfig, TrainConfig, settings
 from protlm.config.composition import PATHS, compose, to_plain
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
@@ -160,3 +164,29 @@ def test_a_home_folder_is_that_of_the_user(monkeypatch):
 def test_values_that_are_nested_without_end_are_refused(setting):
     with pytest.raises(UserError, match="nested more than 32 deep"):
         compose(TrainConfig, [setting])
+
+
+def test_help_shows_the_settings_of_a_bare_run() -> None:
+    assert settings._bare() == compose(TrainConfig, [])
+
+
+@pytest.mark.parametrize(
+    ("typed", "code", "told"),
+    [("--help", None, "model.num_layers"), ("trainer.max_stepz=3", 2, "mean trainer.max_steps?")],
+)
+def test_names_and_help_need_no_torch(typed: str, code: int | None, told: str) -> None:
+    script = f"""
+        import sys
+        sys.argv = ["protlm", "train", "{typed}"]
+        from protlm.cli.main import main
+        try:
+            main()
+        except SystemExit as end:
+            assert end.code in (0, {code}), end.code
+        assert "torch" not in sys.modules
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and told in done.stdout + done.stderr, done.stderr
+    assert max(map(len, done.stdout.splitlines()), default=0) <= 100

@@ -24,7 +24,8 @@ app = typer.Typer(
     name="protlm",
     help="Train protein language models with linear-cost attention, embed proteins, and inspect "
     "attention.",
-    add_completion=False,
+    # Inherited by the commands.
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -66,6 +67,15 @@ app.command()(prepare)
 @app.command(context_settings=_HYDRA)
 def train(context: typer.Context) -> None:
     """Train a model or continue a run: protlm train [key=value ...]."""
+    from protlm.config import TrainConfig
+    from protlm.config.composition import TRAIN_FLAGS, check_arguments
+    from protlm.config.settings import print_help
+
+    # Names are checked in a moment, without torch.
+    if {"-h", "--help"} & set(context.args):
+        print_help(TrainConfig)
+        return
+    check_arguments(context.args, TrainConfig, TRAIN_FLAGS)
     # Launchers start the other ranks as `python -m MAIN_MODULE ARGUMENTS`, so the main module has
     # to be the one that trains.
     sys.stdout.flush()
@@ -77,7 +87,7 @@ def evaluate(context: typer.Context) -> None:
     """Evaluate a model: protlm evaluate checkpoint=RUN [...]."""
     from protlm.commands.evaluate import run
 
-    run(context.args)
+    run(["--help" if one == "-h" else one for one in context.args])
 
 
 app.command()(embed)

@@ -6,6 +6,9 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from omegaconf import OmegaConf
+
 from protlm.attention import Attention, mechanism, names
 from protlm.attention.base import Recurrent
 from protlm.build import (
@@ -20,7 +23,7 @@ from protlm.checkpoints.format import all_checkpoints
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.config.composition import compose, key_of, through_hydra, to_plain
-from protlm.config.settings import print_help
+from protlm.config.settings_file import settings_of
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS, forecast
 from protlm.data.records.proteins import one_protein
@@ -29,11 +32,19 @@ from protlm.downstream.training_scores import AssayScores, StructureScores
 from protlm.model.transformer import ProteinLM, build_network, num_parameters
 from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
-from protlm.system.paths import sample_dir
+from protlm.system.paths import in_home, sample_dir
+from protlm.system.terminal import print_table
 from protlm.training.callbacks.monitor import Measurement
-from protlm.training.launch import check_trainer, is_first_rank, leave_other_ranks, locked
+from protlm.training.launch import (
+    check_trainer,
+    is_first_rank,
+    leave_other_ranks,
+    locked,
+    resolved_accelerator,
+    resolved_precision,
+)
 from protlm.training.optimization import check_schedule
-from protlm.training.run import Finished, find_checkpoint
+from protlm.training.run import Finished, find_checkpoint, last_step
 from protlm.training.run import train as run
 from protlm.training.run_config import (
     compose_run,
@@ -62,7 +73,7 @@ def main() -> None:
     try:
         # Hydra's flags print; a run does not, and must not end when the reader of its output ends.
         exit_with_message(
-            lambda: _run(arguments, flags, break_lock=break_lock),
+            lambda: _run(arguments, break_lock=break_lock),
             debug=debug,
             result_on_stdout=bool(flags),
         )
@@ -72,24 +83,71 @@ def main() -> None:
         raise
 
 
-def _run(arguments: list[str], flags: set[str], *, break_lock: bool) -> None:
-    def train_one_of_many(config: TrainConfig) -> None:
-        _refuse_devices(config)
-        swept = {key_of(argument) for argument in arguments if "," in argument}
-        refuse_unused(arguments, to_plain(config), swept=swept)
-        train(with_fitting_warmup(config, arguments), break_lock=break_lock)
-
-    if "--help" in flags:
-        print_help(TrainConfig)
-    elif flags & {"-m", "--multirun"}:
-        # Swept values contain commas; the others must be valid before Hydra makes a folder.
-        plain = [a for a in arguments if a not in flags and "," not in a]
-        _refuse_devices(compose(TrainConfig, plain))
-        through_hydra(TrainConfig, arguments, train_one_of_many)
+def _run(arguments: list[str], *, break_lock: bool) -> None:
+    typed, file = _without_file(arguments)
+    flags = {argument for argument in typed if argument.startswith("-")}
+    settings = [] if file is None else settings_of(file, typed)
+    if flags & {"-m", "--multirun"}:
+        _sweep(typed, settings, flags, break_lock=break_lock)
+    elif flags == {"--cfg"} and typed[typed.index("--cfg") + 1 :][:1] == ["job"]:
+        typed = [one for one in typed if one not in ("--cfg", "job")]
+        print(OmegaConf.to_yaml(to_plain(compose_run(typed, settings))), end="")
     elif flags:
-        through_hydra(TrainConfig, arguments, train)
+        through_hydra(TrainConfig, [*settings, *typed], train)
     else:
-        train(compose_run(arguments), break_lock=break_lock)
+        train(compose_run(typed, settings), break_lock=break_lock)
+
+
+def _without_file(arguments: list[str]) -> tuple[list[str], Path | None]:
+    """Returns the arguments without `--config FILE`, and the file."""
+    for number, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag == "--config":
+            rest = arguments[number + 1 :]
+            if not equals:
+                value, rest = (rest or [""])[0], rest[1:]
+            if not value:
+                raise UserError("--config needs a file; type --config FILE.yaml")
+            return [*arguments[:number], *rest], Path(in_home(value))
+    return arguments, None
+
+
+def _sweep(typed: list[str], settings: list[str], flags: set[str], *, break_lock: bool) -> None:
+    """Trains with each combination of values, and prints a table of the runs."""
+    # Swept values contain commas; the others must be valid before Hydra makes a folder.
+    plain = [a for a in typed if a not in flags and "," not in a and not a.startswith("hydra.")]
+    swept = [key_of(argument) for argument in typed if "," in argument]
+    runs: list[Path] = []
+    _refuse_devices(config := compose(TrainConfig, [*settings, *plain]))
+    if not any(key_of(one) == "run_dir" and {"$", ","} & set(one) for one in typed):
+        raise UserError(
+            f"each run of --multirun needs its own folder, and all would have {config.run_dir}; "
+            f"type run_dir='runs/{'-'.join(map(_interpolated, swept)) or 'NAME'}'"
+        )
+
+    def train_one(config: TrainConfig) -> None:
+        _refuse_devices(config)
+        refuse_unused(typed, to_plain(config), swept=set(swept))
+        runs.append(Path(config.run_dir))
+        train(with_fitting_warmup(config, typed), break_lock=break_lock)
+
+    through_hydra(TrainConfig, [*settings, *typed], train_one)
+    print_table(("run", "step", "validation loss", "accuracy"), map(_last_validation, runs))
+
+
+def _last_validation(run: Path) -> tuple[str, ...]:
+    rows = [row for row in read_metrics(run / METRICS) if "valid_loss" in row]
+    if not rows:
+        return str(run), "", "", ""
+    step, loss, accuracy = (rows[-1][key] for key in ("step", "valid_loss", "valid_accuracy"))
+    return str(run), f"{step:.0f}", f"{loss:.4f}", f"{accuracy:.2%}"
+
+
+def _interpolated(key: str) -> str:
+    """Returns the interpolation of a swept setting, or of a group such as `model`."""
+    if key in ("attention", "objective", "optimizer", "schedule"):
+        return f"${{{key}.name}}"
+    return f"${{{key}}}" if "." in key or key == "seed" else f"${{hydra:runtime.choices.{key}}}"
 
 
 def _refuse_devices(config: TrainConfig) -> None:
@@ -128,6 +186,7 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
         checkpoint = find_checkpoint(module, data, config=config.trainer, run_dir=run_dir)
         if is_first_rank():
             write_config(run_dir, config)
+            _print_start(config, checkpoint)
             _print_summary(network, train_split, config)
             _warn_of_few_sequences(valid_split)
         finished = run(
@@ -197,6 +256,20 @@ def _prepare_sample_if_missing(directory: Path) -> None:
     sample = sample_dir()
     rule = split.TableSplit(sample / "uniprot_sample.splits.tsv.gz")
     prepare.prepare([sample / "uniprot_sample.fasta.gz"], directory, split_rule=rule)
+
+
+def _print_start(config: TrainConfig, checkpoint: Path | None) -> None:
+    run_dir, trainer, data = config.run_dir, config.trainer, config.data
+    run_is = "new run" if checkpoint is None else f"continuing at step {last_step(checkpoint)}"
+    sets = [part.dir for part in data.mixture] or [data.dir]
+    device = resolved_accelerator(trainer.accelerator)
+    number = trainer.devices * trainer.num_nodes
+    facts = [
+        f"{number} devices, {device}" if number > 1 else device,
+        *([f"{torch.get_num_threads()} threads"] if device == "cpu" else []),
+        f"precision {resolved_precision(trainer.precision, device.partition(':')[0])}",
+    ]
+    _print(f"{run_dir}: {run_is}; data {', '.join(map(str, sets))}; {', '.join(facts)}")
 
 
 def _print_summary(network: ProteinLM, train_split: Mixture, config: TrainConfig) -> None:

@@ -1,5 +1,6 @@
 """Composes configs from overrides and reads those of runs; errors are one sentence."""
 
+import logging
 import os
 import re
 import sys
@@ -18,7 +19,9 @@ from protlm.config import EvaluateConfig, TrainConfig
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.system.paths import conf_dir, existing_file, in_home
 
-_FLAGS_WITH_VALUE = ("--cfg", "--package", "--info")
+_FLAGS_WITH_VALUE = ("--cfg", "--package", "--info", "--config")
+# Flags of `protlm train` that are not Hydra's.
+TRAIN_FLAGS = ("--config", "--break-lock", "--debug")
 HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")
 # Settings that are paths: their values are taken as they were typed.
 PATHS = {
@@ -71,6 +74,11 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
     register_schemas()
     for override in overrides:
         _check(override, schema)
+        if key_of(override).startswith("hydra"):
+            raise UserError(
+                f"{override} has no effect without --multirun; a file of settings is read by "
+                "protlm train --config FILE"
+            )
     name = "train" if schema is TrainConfig else "evaluate"
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         try:
@@ -123,6 +131,21 @@ def _check_choice(group: str, value: str) -> None:
             raise UserError(f"{group}={name} does not exist{hint}; there are: {one_of(choices)}")
 
 
+def check_arguments(arguments: Sequence[str], schema: type, own_flags: Sequence[str] = ()) -> None:
+    """Refuses names that are not settings, and flags that are neither Hydra's nor `own_flags`."""
+    known = [*HYDRA_FLAGS, *own_flags]
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if not argument.startswith("-"):
+            if before not in _FLAGS_WITH_VALUE:
+                _check(argument, schema)
+        elif argument.split("=")[0] not in known:
+            name = "train" if schema is TrainConfig else "evaluate"
+            raise UserError(
+                f"{argument} is not a flag of protlm {name}; settings are written key=value, and "
+                f"the flags are: {', '.join(known)}"
+            )
+
+
 def through_hydra(
     schema: type[Config], arguments: Sequence[str], action: Callable[[Config], object]
 ) -> None:
@@ -133,24 +156,17 @@ def through_hydra(
 
     register_schemas()
     name = "train" if schema is TrainConfig else "evaluate"
-    flags = [argument for argument in arguments if argument.startswith("-")]
-    if unknown := [flag for flag in flags if flag not in HYDRA_FLAGS]:
-        raise UserError(
-            f"{unknown[0]} is not a flag of protlm {name}; settings are written key=value, and the "
-            f"flags are: {', '.join(HYDRA_FLAGS)}"
-        )
-
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        if not argument.startswith("-") and before not in _FLAGS_WITH_VALUE:
-            _check(argument, schema)
+    check_arguments(arguments, schema)
 
     @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
     def run(config: DictConfig) -> None:
         action(to_schema(_with_home(config), schema))
 
     # In a sweep a comma separates runs.
-    is_sweep = bool({"-m", "--multirun"} & set(flags))
+    is_sweep = bool({"-m", "--multirun"} & set(arguments))
     sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for one in arguments]
+    # What --info logs may lose its reader: `| head`.
+    logging.raiseExceptions = False
     # Errors are raised here, and reported in one sentence.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
@@ -275,7 +291,9 @@ def _full_key_of(error: BaseException) -> str:
 def read_run_config(path: Path) -> dict[Any, Any]:
     """Reads the settings of a run as plain values; newer settings have their defaults."""
     try:
-        settings = _load(path)
+        settings = load_yaml(path, "the config of a run")
+        if missing := [name for name in _SECTIONS if name not in settings]:
+            raise ValueError(f"it has no section {missing[0]!r}")
         loaded = OmegaConf.merge(OmegaConf.structured(TrainConfig), settings)
         before = OmegaConf.to_container(loaded, enum_to_str=True)
     except InputDataError:
@@ -290,8 +308,13 @@ def read_run_config(path: Path) -> dict[Any, Any]:
     return before
 
 
-def _load(path: Path) -> Any:
-    with existing_file(path, "the config of a run").open("rb") as file:
+def load_yaml(path: Path, role: str) -> Any:
+    """Reads a YAML file of bounded size and depth, and without aliases.
+
+    Raises:
+        ValueError: it is not such a file.
+    """
+    with existing_file(path, role).open("rb") as file:
         content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
         raise ValueError(f"it has more than {_LARGEST:,} bytes")
@@ -307,7 +330,4 @@ def _load(path: Path) -> Any:
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             raise ValueError(f"it is nested more than {_DEEPEST} deep")
-    settings: Any = OmegaConf.create(text)
-    if missing := [name for name in _SECTIONS if name not in settings]:
-        raise ValueError(f"it has no section {missing[0]!r}")
-    return settings
+    return OmegaConf.create(text)

@@ -10,17 +10,20 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from omegaconf import DictConfig, OmegaConf
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from protlm.config import EvaluateConfig, TrainConfig
-from protlm.config.composition import compose
+from protlm.config.composition import compose, to_schema
 from protlm.system.errors import UserError, exit_with_message
 from protlm.system.paths import complete_file, conf_dir
 from protlm.system.terminal import console
 
 _BEGIN, _END = "<!-- settings -->\n", "<!-- end of settings -->\n"
+# The width of the help in a pipe, where its lines are wrapped.
+_PIPE_WIDTH = 100
 _EVALUATION = {"evaluation"}
 
 
@@ -75,8 +78,8 @@ def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
     """Prints the choices and settings of `protlm train` or `protlm evaluate`."""
     is_train = schema is TrainConfig
     command = "train" if is_train else "evaluate"
-    config = compose(TrainConfig, []) if is_train else compose(EvaluateConfig, ["checkpoint=RUN"])
-    out = console()
+    config = _bare() if is_train else compose(EvaluateConfig, ["checkpoint=RUN"])
+    out = console(pipe_width=_PIPE_WIDTH)
     out.print(Text(f"Usage: protlm {command} [key=value ...]\n"))
     out.print(Text("Choices, written group=choice (each is described in its file in conf/):"))
     out.print(_rows((group, ", ".join(_choices(group)), "") for group in _groups(is_train)))
@@ -84,12 +87,28 @@ def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
     for section in dict.fromkeys(setting.section for setting in settings_of(config)):
         out.print(_rows(s[:3] for s in settings_of(config) if s.section == section))
     out.print(
-        "Flags: --cfg job prints the composed settings; --multirun runs a sweep; --break-lock\n"
-        "takes over the lock of a run that died on another machine; --debug shows tracebacks.\n"
+        "Flags: --config FILE reads settings from a file; --cfg job prints the composed settings;\n"
+        "--multirun runs a sweep; --break-lock takes over the lock of a run that died on another\n"
+        "machine; --debug shows tracebacks.\n"
         "Examples: docs/train.md"
         if is_train
         else "Flags: --cfg job prints the composed settings; --debug shows tracebacks."
     )
+
+
+def _bare() -> TrainConfig:
+    """Returns the settings of a bare `protlm train`, without the seconds that Hydra takes."""
+    settings: Any = OmegaConf.load(conf_dir() / "train.yaml")
+    groups = [one for one in settings.pop("defaults") if isinstance(one, DictConfig)]
+    chosen = {str(name): value for one in groups for name, value in one.items() if value}
+    files = {
+        name: OmegaConf.load(conf_dir() / name / f"{value}.yaml")
+        for name, value in chosen.items()
+        if not name.startswith("override ")
+    }
+    settings.pop("hydra")
+    schema = OmegaConf.structured(TrainConfig)
+    return to_schema(OmegaConf.merge(schema, files, settings), TrainConfig)
 
 
 def _rows(rows: Any) -> Padding:

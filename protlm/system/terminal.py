@@ -10,8 +10,8 @@ from typing import Self, TypeVar
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column, Table
 
 # C0 and C1 controls, line and paragraph separators, the marks that reverse text, and surrogates.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -46,14 +46,15 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False, pipe_width: int = _UNBOUNDED) -> Console:
     """Returns a console on standard output or standard error.
 
-    Output to a file or a pipe has unlimited width: rich would truncate names at 80 columns.
+    Output to a file or a pipe has unlimited width, unless it is given: rich would truncate names
+    at 80 columns.
     """
     stream = sys.stderr if stderr else sys.stdout
     is_terminal = stream is not None and stream.isatty()
-    return _Console(stderr=stderr, width=None if is_terminal else _UNBOUNDED)
+    return _Console(stderr=stderr, width=None if is_terminal else pipe_width)
 
 
 def print_table(
@@ -79,6 +80,8 @@ class JobProgress:
         self._what, self._total, self._done, self._quiet = what, total, done, quiet
         self._bar: Progress | None = None
         self._first, self._start = done, time.monotonic()
+        # The work that was done, and when, after its first piece.
+        self._warm: tuple[int, float] | None = None
         self._last_line = 0.0
         self._note = ""
         self._printed = -1
@@ -86,17 +89,19 @@ class JobProgress:
     def __enter__(self) -> Self:
         if not self._quiet and sys.stderr.isatty():
             total = "/{task.total:,}" if self._total else ""
+            out = Console(stderr=True)
+            texts = ("{task.completed:,}" + total, "{task.fields[rate]}", "{task.fields[left]}")
             self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed:,}" + total),
-                TextColumn("{task.fields[rate]}"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=Console(stderr=True),
+                TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+                BarColumn(bar_width=max(min(40, out.width // 8), 1)),
+                *(TextColumn(text, table_column=Column(no_wrap=True)) for text in texts),
+                # It has the room that is left.
+                TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, ratio=1)),
+                console=out,
+                expand=True,
             )
             self._bar.add_task(
-                self._what, total=self._total, completed=self._done, note="", rate=""
+                self._what, total=self._total, completed=self._done, note="", rate="", left=""
             )
             self._bar.start()
         return self
@@ -104,9 +109,12 @@ class JobProgress:
     def update(self, done: int, note: str = "") -> None:
         """Sets the total amount of work done; `note` is shown beside it."""
         self._done, self._note = done, printable(note) or self._note
+        if self._warm is None and done > self._first:
+            self._warm = done, time.monotonic()
         if self._bar is not None:
             task, text = self._bar.task_ids[0], escape(self._note)
-            self._bar.update(task, completed=done, note=text, rate=self._rate())
+            rate, left = self._rate(), self._time_left()
+            self._bar.update(task, completed=done, note=text, rate=rate, left=left)
         elif not self._quiet and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
             self._print_line()
 
@@ -142,10 +150,14 @@ class JobProgress:
         return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
     def _time_left(self) -> str:
-        done, left = self._done - self._first, (self._total or 0) - self._done
+        first, start = self._first, self._start
+        if self._warm is not None and self._done > self._warm[0]:
+            # The first piece of the work, which starts everything, takes longer.
+            first, start = self._warm
+        done, left = self._done - first, (self._total or 0) - self._done
         if done <= 0 or left <= 0:
             return ""
-        seconds = (time.monotonic() - self._start) * left / done
+        seconds = (time.monotonic() - start) * left / done
         return f"{timedelta(seconds=round(seconds))} left"
 
 

@@ -4,13 +4,15 @@ A logger that fails is switched off with one warning and never stops training.
 """
 
 import csv
+import hashlib
 import os
 import secrets
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pytorch_lightning.loggers.logger import Logger
@@ -132,9 +134,11 @@ class CsvFile(_RunLogger):
 class Guarded(_RunLogger):
     """Wraps a logger that may fail: the first failure switches it off with one warning."""
 
-    def __init__(self, label: str, make: Callable[[], Logger]) -> None:
+    def __init__(
+        self, label: str, make: Callable[[], Logger], settings: Mapping[str, object]
+    ) -> None:
         super().__init__(label)
-        self._make = make
+        self._make, self._settings = make, settings
         self._inner: Logger | None = None
         self._off = False
 
@@ -153,6 +157,7 @@ class Guarded(_RunLogger):
         try:
             if self._inner is None:
                 self._inner = self._make()
+                self._inner.log_hyperparams(dict(self._settings))
             action(self._inner)
         except Exception as error:
             self._off = True
@@ -160,14 +165,19 @@ class Guarded(_RunLogger):
 
 
 def make_loggers(
-    config: LoggerConfig, run_dir: Path, columns: Sequence[str] = COLUMNS, *, from_step: int
+    config: LoggerConfig,
+    run_dir: Path,
+    columns: Sequence[str] = COLUMNS,
+    *,
+    from_step: int,
+    settings: Mapping[str, object] = MappingProxyType({}),
 ) -> list[Logger]:
-    """Returns the loggers of a run; the CSV file is first."""
+    """Returns the loggers of a run; the CSV file is first, and the others record the settings."""
     loggers: list[Logger] = [CsvFile(run_dir, columns, from_step=from_step)]
     if config.tensorboard:
-        loggers.append(Guarded("tensorboard", lambda: _tensorboard(run_dir, from_step)))
+        loggers.append(Guarded("tensorboard", lambda: _tensorboard(run_dir, from_step), settings))
     if config.wandb is not WandbMode.off:
-        loggers.append(Guarded("wandb", lambda: _wandb(config, run_dir)))
+        loggers.append(Guarded("wandb", lambda: _wandb(config, run_dir), settings))
     return loggers
 
 
@@ -194,8 +204,11 @@ def _wandb(config: LoggerConfig, run_dir: Path) -> Logger:
 
 
 def _wandb_id(run_dir: Path) -> str:
-    path = run_dir / WANDB_ID
-    if not path.is_file():
-        with complete_file(path) as temporary:
-            temporary.write_text(secrets.token_hex(8) + "\n")
-    return path.read_text().strip()
+    """Returns the id of a run, which a copy of its folder does not share."""
+    path, folder = run_dir / WANDB_ID, hashlib.sha256(os.fsencode(run_dir.resolve())).hexdigest()
+    there = path.read_text().split() if path.is_file() else []
+    if there[1:] != [folder]:
+        there = [secrets.token_hex(8), folder]
+        with complete_file(path, overwrite=True) as temporary:
+            temporary.write_text("\n".join(there) + "\n")
+    return there[0]

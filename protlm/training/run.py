@@ -14,6 +14,7 @@ from pytorch_lightning.profilers import Profiler
 from protlm.checkpoints.format import newest_whole, read_facts, step_of
 from protlm.checkpoints.validations import is_validated
 from protlm.config import TrainConfig, TrainerConfig
+from protlm.config.composition import to_plain
 from protlm.system.errors import ExitCode, UserError
 from protlm.system.lock import FolderLock
 from protlm.training.callbacks.estimate import WatchEstimates
@@ -132,6 +133,7 @@ def train(
     `trainer.measure_every` steps. Before each checkpoint the first rank checks its lock.
     """
     run_dir, config, data_wait = Path(settings.run_dir), settings.trainer, DataWait()
+    recorded = {**to_plain(settings), "data_fingerprint": data.train.fingerprint}
     callbacks = _callbacks(module, data, settings, data_wait, measurement)
     more = [name for one in callbacks if isinstance(one, LoopCallback) for name in one.columns]
     step = last_step(checkpoint)
@@ -141,7 +143,9 @@ def train(
         checkpoint,
         lock,
         callbacks,
-        make_loggers(settings.logger, run_dir, [*COLUMNS, *more], from_step=step),
+        make_loggers(
+            settings.logger, run_dir, [*COLUMNS, *more], from_step=step, settings=recorded
+        ),
         cluster_environment(),
         data_wait,
         data.share.micro_batches,

@@ -27,7 +27,7 @@ from protlm.config.settings import may_change
 from protlm.system.errors import OutputError, UserError, one_of
 from protlm.system.lock import LOCK
 from protlm.system.paths import check_output, complete_file, conf_dir, explain_os_error
-from protlm.training.launch import is_first_rank
+from protlm.training.launch import check_trainer, is_first_rank
 from protlm.training.optimization import check_schedule, fitting_warmup
 
 CONFIG = "config.yaml"
@@ -48,29 +48,44 @@ _USED_WITH = {
 }
 
 
-def compose_run(arguments: Sequence[str]) -> TrainConfig:
-    """Composes the settings of a run; those not typed are the ones stored in its directory.
+def compose_run(typed: Sequence[str], from_file: Sequence[str] = ()) -> TrainConfig:
+    """Composes the settings of a run; those not given are the ones stored in its directory.
 
     A chosen group (`model=tiny`) types all its settings, and `experiment=` every one, but not a
-    warm-up, which may have been shortened to fit.
+    warm-up, which may have been shortened to fit. A run whose directory was not typed continues
+    only if the settings, typed and not, are its own.
     """
-    run_dir = _run_dir(arguments)
+    arguments = [*from_file, *typed]
+    run_dir, keys = _run_dir(arguments), set(map(key_of, arguments))
     stored = _stored(run_dir)
     if stored is None:
-        config = compose(TrainConfig, arguments)
-        refuse_unused(arguments, to_plain(config))
-        return with_fitting_warmup(config, arguments)
+        if keys == {"run_dir"}:
+            raise UserError(
+                f"{run_dir} contains no run to continue; to start one there, type its settings, "
+                "such as data.dir=DIR, or data=sample for the shipped sample"
+            )
+        return _new_config(arguments, typed)
+    if not keys & {"run_dir", "experiment"}:
+        _refuse_differences(run_dir, stored, to_plain(_new_config(arguments, typed)))
     # Settings are compared with each other only when all are those of the run.
     composed = compose_plain(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
     before, now = _flat(stored), _flat(composed)
-    keys = set(map(key_of, arguments))
-    typed = {name for name in {**before, **now} if _is_typed(name, keys)}
-    settings = {name: value for name, value in before.items() if name not in typed}
-    settings |= {name: now[name] for name in now if name in typed or name == "run_dir"}
+    given = {name for name in {**before, **now} if _is_given(name, keys)}
+    settings = {name: value for name, value in before.items() if name not in given}
+    settings |= {name: now[name] for name in now if name in given or name == "run_dir"}
     nested = _nested(settings)
+    config = from_plain(nested, TrainConfig)
+    # A value that is possible in no run is not a difference.
+    check_trainer(config.trainer)
     _refuse_differences(run_dir, stored, nested)
-    refuse_unused(arguments, nested)
-    return from_plain(nested, TrainConfig)
+    refuse_unused(typed, nested)
+    return config
+
+
+def _new_config(arguments: Sequence[str], typed: Sequence[str]) -> TrainConfig:
+    config = compose(TrainConfig, arguments)
+    refuse_unused(typed, to_plain(config))
+    return with_fitting_warmup(config, arguments)
 
 
 def refuse_unused(
@@ -171,7 +186,7 @@ def _stored_choices(stored: Mapping[Any, Any], arguments: Sequence[str]) -> list
     return choices
 
 
-def _is_typed(name: str, keys: set[str]) -> bool:
+def _is_given(name: str, keys: set[str]) -> bool:
     if name == _WARMUP:
         return name in keys
     parts = {".".join(key.split(".")[:2]) for key in keys}

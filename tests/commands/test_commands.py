@@ -1,5 +1,6 @@
 """The command line as a user meets it: what commands write and print, and how they end."""
 
+import io
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -109,7 +111,7 @@ def test_export_and_use_of_an_exported_folder(
 def test_one_flag_takes_several_values() -> None:
     together = "--repr-layers 0 -1 --include mean bos x.fasta"
     apart = "--repr-layers 0 --repr-layers -1 --include mean --include bos x.fasta"
-    assert _spread(together.split()) == apart.split()
+    assert _spread([*together.split()]) == apart.split()
 
 
 @pytest.mark.slow
@@ -235,3 +237,36 @@ def test_progress_has_a_rate_and_the_time_left(
         "residues 1,500/3,000  50/s  0:00:30 left",
         "residues 3,000/3,000  100/s",
     ]
+
+
+def test_a_narrow_terminal_shows_the_step_and_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first piece, which starts everything, says nothing about the others."""
+    written, clock = io.StringIO(), [0.0]
+    monkeypatch.setattr(written, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stderr", written)
+    monkeypatch.setenv("COLUMNS", "80")
+    told = "protlm.system.terminal.time"
+    monkeypatch.setattr(told, SimpleNamespace(monotonic=lambda: clock[0]))
+    with JobProgress("training", 10_001) as progress:
+        for now, done in ((100.0, 1), (110.0, 11)):
+            clock[0] = now
+            progress.update(done, "loss 2.1  " + "and much besides " * 9)
+    last = [line for line in re.split(r"[\r\n]", written.getvalue()) if "training" in line][-1]
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", last)
+    assert len(shown) <= 80, shown
+    assert "11/10,001 0.1/s 2:46:30 left loss 2.1" in shown, shown
+
+
+@pytest.mark.parametrize("typed", ["-h", "embed -h", "data info -h", "train -h", "evaluate -h"])
+def test_h_is_help(typed: str, protlm_in_process: Command) -> None:
+    done = protlm_in_process(*typed.split(), cwd=Path())
+    assert done.returncode == 0 and done.stdout.startswith("Usage: protlm"), done.stderr
+
+
+@pytest.mark.parametrize(("typed", "found"), [("e", "evaluate\nembed"), ("embed --ou", "--output")])
+def test_the_shell_completes(typed: str, found: str, protlm_command: Command) -> None:
+    words = {"COMP_WORDS": f"protlm {typed}", "COMP_CWORD": str(len(typed.split()))}
+    done = protlm_command(env={"_PROTLM_COMPLETE": "complete_bash", **words})
+    assert done.stdout.strip() == found, done.stderr

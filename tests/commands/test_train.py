@@ -1,19 +1,22 @@
 """`protlm train`: continues a run with its own settings, and refuses other ones."""
 
+import os
 import re
 import shutil
 import warnings
 from pathlib import Path
 
 import pytest
+import yaml
 
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.commands.train import train
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.composition import compose, to_plain
 from protlm.config.settings import may_change
+from protlm.config.settings_file import settings_of
 from protlm.loading import load_model
-from protlm.system.errors import UserError
+from protlm.system.errors import InputDataError, UserError
 from protlm.training.optimization import rate_factor
 from protlm.training.run_config import _USED_WITH, compose_run, refuse_another_run, refuse_unused
 from tests.fixtures.commands import Command
@@ -94,6 +97,93 @@ def test_a_run_continues_with_its_stored_settings(run: Path, tiny_data: Path) ->
     assert to_plain(config) == to_plain(before)
     train(compose_run([f"run_dir={run}", "trainer.max_steps=6"]))
     assert (run / "checkpoints" / "step-00000006.ckpt").is_file()
+
+
+def test_a_run_in_a_directory_that_was_not_typed_continues_with_its_settings_alone(
+    tiny_run: Path, tiny_data: Path
+) -> None:
+    shutil.copytree(tiny_run, "runs/small")
+    same = ["model=tiny", f"data.dir={tiny_data}", "data.max_length=128", "schedule.warmup_steps=1"]
+    with pytest.raises(UserError, match=r"a run with model\.num_layers=2, not 4; .* type protlm"):
+        compose_run(same[1:])
+    stored = to_plain(compose_run(["run_dir=runs/small"]))
+    changed = {one: value for one, value in stored.items() if one not in ("model", "run_dir")}
+    Path("mine.yaml").write_text(yaml.safe_dump(changed))
+    assert to_plain(compose_run(same, settings_of(Path("mine.yaml"), same))) == stored
+
+
+def test_a_directory_without_a_run_is_not_continued(run: Path) -> None:
+    assert compose_run([f"run_dir={run}"])
+    with pytest.raises(UserError, match="typo contains no run to continue; to start one there"):
+        compose_run(["run_dir=typo"])
+    assert compose_run(["run_dir=typo", "data=sample"]).run_dir == "typo"
+
+
+def test_a_file_of_settings_is_as_if_typed() -> None:
+    Path("mine.yaml").write_text(
+        "defaults: [override /model: tiny, override /attention: hybrid, _self_]\n"
+        "attention: {window: 64, options: {kernel_epsilon: 0.01}}\n"
+        "data: {dir: null, mixture: [{dir: it's a, weight: 2.0},\n"
+        " {dir: '${oc.env:HOME}/b', weight: 1.0, split: x}]}\n"
+        "model: {dropout: 0.0}\nseed: 3\noptimizer: {eps: 1e-9}\nrun_dir: new (1)\n"
+    )
+    config = compose_run(["seed=4"], settings_of(Path("mine.yaml"), ["seed=4"]))
+    assert (config.model.num_layers, config.model.dropout, config.seed) == (2, 0.0, 4)
+    assert config.attention["options"] == {"kernel_epsilon": 0.01}
+    assert (config.attention["name"], config.attention["window"]) == ("hybrid", 64)
+    dirs = [(part.dir, part.weight, part.split) for part in config.data.mixture]
+    assert dirs == [("it's a", 2.0, "train"), (f"{os.environ['HOME']}/b", 1.0, "x")]
+    assert (config.optimizer.eps, config.run_dir) == (1e-9, "new (1)")
+    typed = ["model=small", "attention=softmax"]
+    config = compose_run(typed, settings_of(Path("mine.yaml"), typed))
+    assert (config.model.num_layers, config.attention) == (4, compose(TrainConfig, typed).attention)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: &x 1\nb: *x", "cannot be read as settings: it contains YAML aliases"),
+        ("- 1", "it has no settings of the form name: value"),
+        ("defaults: [model]", "defaults has model, and not an entry such as override /model"),
+        ("", "it is empty"),
+    ],
+)
+def test_a_file_that_is_not_one_of_settings(text: str, message: str) -> None:
+    Path("bad.yaml").write_text(text)
+    with pytest.raises(InputDataError, match=message):
+        settings_of(Path("bad.yaml"), [])
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("--config", "--config needs a file"),
+        ("--config=none.yaml", "none.yaml: no such file"),
+        ("--config-dir .", "the flags are: --help, .*, --config"),
+        ("hydra.searchpath=[x]", "no effect without --multirun; .* --config FILE"),
+        ("--multirun seed=1,2", r"needs its own folder, .* run_dir='runs/\$\{seed\}'"),
+        ("-m model=tiny,small", r"type run_dir='runs/\$\{hydra:runtime\.choices\.model\}'"),
+    ],
+)
+def test_what_train_refuses(typed: str, message: str, protlm_in_process: Command) -> None:
+    done = protlm_in_process("train", *typed.split(), cwd=Path())
+    assert done.returncode in (2, 3) and re.search(message, done.stderr), done.stderr
+    assert [*Path().iterdir()] == []
+
+
+@pytest.mark.slow
+def test_a_sweep_ends_with_a_table_and_a_run_says_how_it_begins(
+    tiny_settings: list[str], protlm_in_process: Command
+) -> None:
+    swept = ["--multirun", *tiny_settings, "seed=1,2", "run_dir=m-${seed}", "trainer.max_steps=2"]
+    done = protlm_in_process("train", *swept, cwd=Path())
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"m-\d: new run; data .*; cpu, 1 threads, precision", done.stderr)) == 2
+    assert re.search(r"m-1 +2 +\d\.\d{4} .*\n +m-2 +2 ", done.stdout), done.stdout
+    shown = protlm_in_process("train", "run_dir=m-2", "--cfg", "job", cwd=Path())
+    assert yaml.safe_load(shown.stdout) == yaml.safe_load(Path("m-2/config.yaml").read_text())
+    again = protlm_in_process("train", "run_dir=m-2", "trainer.max_steps=3", cwd=Path())
+    assert "m-2: continuing at step 2; data" in again.stderr
 
 
 BACKEND, EPSILON = "attention.options.backend=", "+attention.options.kernel_epsilon=0.01"
@@ -279,7 +369,7 @@ UNUSED = [
 @pytest.mark.parametrize(("typed", "message"), slow_but(UNUSED, UNUSED[0], UNUSED[-1]))
 def test_a_setting_without_effect_is_refused(typed: str, message: str) -> None:
     *others, last = typed.split()
-    compose_run(["run_dir=new", *others])
+    compose_run(["run_dir=new", "seed=0", *others])
     with pytest.raises(UserError, match=message):
         compose_run(["run_dir=new", last, *others])
 

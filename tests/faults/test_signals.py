@@ -41,9 +41,9 @@ def newest_step(run: Path) -> int:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"])
 def test_each_signal_ends_a_run_with_a_checkpoint(
-    name, signal_in_steps, train, tmp_path, monkeypatch
+    name, signal_in_steps, train, tmp_path, monkeypatch, capfd
 ):
-    """A validation that is due is postponed to the next start."""
+    """It is answered at once; a validation that is due is postponed to the next start."""
     before = {each: signal.getsignal(each) for each in SIGNALS}
     signal_in_steps(signal.Signals[name], 2)
     monkeypatch.setattr(LanguageModeling, "validation_step", lambda *_: pytest.fail("validates"))
@@ -52,6 +52,7 @@ def test_each_signal_ends_a_run_with_a_checkpoint(
     is_interrupt = name == "SIGINT"
     assert ended.value.code == (ExitCode.INTERRUPTED if is_interrupt else ExitCode.PREEMPTED)
     assert newest_step(tmp_path / "run") == 2
+    assert "stopping after this step, with a checkpoint" in capfd.readouterr().err
     assert {each: signal.getsignal(each) for each in SIGNALS} == before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(SIGNALS) == set()
 

@@ -2,9 +2,10 @@
 
 import os
 import signal
+import sys
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from types import FrameType
 from typing import Any
 
@@ -14,13 +15,14 @@ from pytorch_lightning import LightningModule, Trainer
 from protlm.system.errors import ExitCode
 from protlm.system.interruption import handled
 from protlm.training.callbacks.hooks import LoopCallback
-from protlm.training.launch import SIGNALS
+from protlm.training.launch import SIGNALS, is_first_rank
 from protlm.training.lightning_internals import disable_signal_handlers, end_validation
 from protlm.training.module import Objective
 
 # A signal within this time after the first is the same one: launchers forward what the whole
 # process group has already received.
 _ECHO_SECONDS = 1.0
+_TOLD = b"\nprotlm: stopping after this step, with a checkpoint; a second signal stops at once\n"
 # Validation batches between two agreements of the ranks: few enough for a prompt stop.
 VALIDATION_BATCHES = 10
 
@@ -98,6 +100,9 @@ def _abort_at_the_second(arrivals: int) -> None:
             continue
         if first is None:
             first = now
+            if is_first_rank():
+                with suppress(OSError):
+                    os.write(sys.stderr.fileno(), _TOLD)
         elif now - first > _ECHO_SECONDS:
             # The exit code that a shell reports for a process that a signal ended.
             os._exit(128 + number[0])

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any, TextIO
 import numpy as np
 import pytest
 import torch
+import yaml
 from pytorch_lightning.loggers.logger import DummyLogger
 from scipy.stats import spearmanr
 from torch import Tensor
@@ -229,6 +231,8 @@ def test_a_full_disk_leaves_no_truncated_row(tmp_path, monkeypatch):
 def test_tensorboard_is_written(train):
     run = train("run", "logger=tensorboard")
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
+    recorded = yaml.safe_load((run / "tensorboard" / "hparams.yaml").read_text())
+    assert recorded["model"]["num_layers"] == 2 and len(recorded["data_fingerprint"]) == 64
 
 
 def test_a_resumed_run_hides_the_repeated_steps(tmp_path):
@@ -250,8 +254,10 @@ def test_a_resumed_run_keeps_its_wandb_id(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "pytorch_lightning.loggers.WandbLogger", lambda **named: told.append(named) or DummyLogger()
     )
-    for folder in ("run", "run", "another"):
-        (tmp_path / folder).mkdir(exist_ok=True)
+    (tmp_path / "run").mkdir()
+    for folder in ("run", "run", "copy"):
+        if folder == "copy":
+            shutil.copytree(tmp_path / "run", tmp_path / "copy")
         loggers = make_loggers(LoggerConfig(wandb=WandbMode.online), tmp_path / folder, from_step=0)
         loggers[1].log_metrics({"train_loss": 0.1}, 1)
     first, second, other = (named["id"] for named in told)
