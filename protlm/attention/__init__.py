@@ -5,7 +5,8 @@
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 from protlm.attention.base import Attention
@@ -13,7 +14,15 @@ from protlm.config.fields import Range, check_types, classes_in
 from protlm.system.errors import UserError, one_of, refuse_unknown
 from protlm.system.paths import conf_dir
 
-__all__ = ["Attention", "create", "mechanism", "names", "option_differences", "options_of_layer"]
+__all__ = [
+    "Attention",
+    "create",
+    "mechanism",
+    "names",
+    "option_differences",
+    "options_of_layer",
+    "settings_within",
+]
 
 _FROM_THE_MODEL = ("num_heads", "head_dim", "model_dim", "max_length", "seed")
 
@@ -69,6 +78,19 @@ def options_of_layer(
                 )
             chosen[option] = values[layer]
     return chosen
+
+
+@contextmanager
+def settings_within(group: str, *, chosen: str = "attention") -> Iterator[None]:
+    """Names settings in errors as the user wrote them: those of a mechanism within another.
+
+    They are options of `group` rather than of `attention`, and `chosen` has the name.
+    """
+    try:
+        yield
+    except UserError as error:
+        message = re.sub(r"\battention\.(?=[a-z_]+\b)", f"{group}.", str(error))
+        raise type(error)(message.replace("attention=", f"{chosen}=")) from error
 
 
 def create(
