@@ -94,6 +94,7 @@ def test_a_run_continues_with_its_stored_settings(run: Path, tiny_data: Path) ->
     assert (run / "checkpoints" / "step-00000006.ckpt").is_file()
 
 
+LAYERS, NESTED = "attention.layers=", "attention.options.performer_relu.backend="
 BACKEND, EPSILON = "attention.options.backend=", "+attention.options.kernel_epsilon=0.01"
 
 
@@ -106,6 +107,11 @@ BACKEND, EPSILON = "attention.options.backend=", "+attention.options.kernel_epsi
             ["attention=hybrid", EPSILON, f"+{BACKEND}torch"],
             [EPSILON, f"+{BACKEND}auto"],
             EPSILON.replace("0.01", "0.02"),
+        ),
+        (
+            ["attention=alternating", f"{LAYERS}[window,performer_relu]", f"+{NESTED}torch"],
+            [f"+{NESTED}auto"],
+            f"{LAYERS}[performer_relu,window]",
         ),
     ],
 )
