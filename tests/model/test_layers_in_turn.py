@@ -138,7 +138,7 @@ def test_parameters_are_shared_by_mechanism_and_options_and_norms_are_of_a_layer
 
 REFUSED = [
     ("layers=[]", "attention.layers=[] is empty; give a list of mechanisms: aft_conv"),
-    ("layers=[window,windo]", "attention.layers=[window,windo] contains windo; give a list"),
+    ("layers=[window,sotfmax]", "attention.layers=[window,sotfmax] contains sotfmax; give a list"),
     ("layers=[alternating]", "attention.layers=[alternating] contains alternating; give a list"),
     ("layers=window", "attention.layers=window must be a list"),
     ("layers=[window,window,window,window,hybrid]", "attention.layers has 5 mechanisms, but the "),
