@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from protlm import attention
+from protlm.attention.layers import option_differences, stored_options
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import (
@@ -76,7 +76,7 @@ def _architecture_differences(
     settings = [(f"model.{name}", there, here) for name, there, here in differing]
     asked = dict(mechanism)
     if asked.pop("name") == found.attention:
-        options = attention.option_differences(found.attention, found.attention_options, asked)
+        options = option_differences(found.attention, found.attention_options, asked)
         for name, *values in options:
             there, here = map(descriptions.as_typed, values)
             settings.append((f"attention.{name}", there, here))
@@ -92,7 +92,7 @@ def describe(config: TrainConfig) -> ModelDescription:
         objective=config.objective.name,
         model=config.model,
         attention=name,
-        attention_options=attention.mechanism(name).stored_options(options),
+        attention_options=stored_options(name, options),
         seed=config.seed,
         max_length=config.data.max_length,
     )

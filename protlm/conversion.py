@@ -7,7 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-from protlm.attention import mechanism, option_differences
+from protlm.attention import mechanism
+from protlm.attention.layers import (
+    mechanisms_of,
+    option_differences,
+    stored_options,
+    unable,
+)
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
 from protlm.loading import model_of
@@ -37,7 +43,7 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     described, hash_ = found.description, model_of(found).hash
     options = dict(attention)
     name = str(options.pop("name"))
-    options = mechanism(name).stored_options(options)
+    options = stored_options(name, options)
     _check(found, name, options)
     seed = described.seed if seed is None else seed
     network = build_network(described.model, {"name": name, **options}, seed=seed)
@@ -88,7 +94,7 @@ def _with_norms_of(network: ProteinLM, found: Checkpoint) -> dict[str, Tensor]:
 
 def _check(found: Checkpoint, name: str, options: Mapping[str, Any]) -> None:
     described = found.description
-    new, old = mechanism(name), mechanism(described.attention)
+    num_layers, asked = described.model.num_layers, {"name": name, **options}
     if name == described.attention and not option_differences(
         name, described.attention_options, options
     ):
@@ -96,17 +102,24 @@ def _check(found: Checkpoint, name: str, options: Mapping[str, Any]) -> None:
             f"{found.path} already has attention={name} with these options; choose another "
             "mechanism with --attention, or other options with --set OPTION=VALUE"
         )
-    if new.shares_query_key != old.shares_query_key:
-        sharing = name if new.shares_query_key else described.attention
+    layers = (mechanisms_of(one, num_layers) for one in (asked, described.attention_config))
+    for pair in zip(*layers, strict=True):
+        sharing = [one.name for one in pair if mechanism(one.name).shares_query_key]
+        if len(sharing) != 1:
+            continue
         raise UserError(
             f"{found.path} cannot be converted from attention={described.attention} to {name}: "
-            f"the keys of {sharing} are its queries, and the other has a projection for keys; "
+            f"the keys of {sharing[0]} are its queries, and the other has a projection for keys; "
             "choose another --attention"
         )
     is_causal = described.objective is Objective.causal
-    if not (new.supports_causal if is_causal else new.supports_bidirectional):
+    if cannot := unable(
+        asked,
+        num_layers,
+        lambda kind: kind.supports_causal if is_causal else kind.supports_bidirectional,
+    ):
         raise UserError(
-            f"attention={name} does not support objective={described.objective}, on which "
+            f"{cannot} does not support objective={described.objective}, on which "
             f"{found.path} was trained; choose another --attention (docs/mechanisms.md)"
         )
 

@@ -60,6 +60,12 @@ def test_every_experiment_composes(experiment):
     assert f"protlm train experiment={experiment}" in header
 
 
+def test_a_model_may_choose_its_attention():
+    modern, hybrid = (compose(TrainConfig, [f"model={name}_36"]) for name in ("modern", "hybrid"))
+    assert hybrid.model == modern.model
+    assert (modern.attention["name"], hybrid.attention["name"]) == ("performer_relu", "hybrid")
+
+
 def test_the_experiments_have_the_settings_of_the_paper():
     config = compose(TrainConfig, ["experiment=trembl_performer_softmax_36"])
     model, optimizer = config.model, config.optimizer

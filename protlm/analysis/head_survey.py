@@ -18,6 +18,7 @@ from protlm.analysis.contact_regression import features
 from protlm.analysis.head_statistics import HeadSums, residue_rows, sink_mass
 from protlm.analysis.precision import precision_at
 from protlm.analysis.structures import Protein
+from protlm.attention.layers import attention_label
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import UserError
 from protlm.system.terminal import watched
@@ -278,9 +279,10 @@ def rollout(model: PretrainedModel, sequence: str, position: int) -> Tensor:
         row_L = before_L
         # An estimate of weights may be negative; rounding in float32 is not meant.
         if not row_L.min() > -1e-6:
+            name = attention_label(model.description.attention_config)
             raise UserError(
                 "rollout multiplies distributions over positions, and rows of the maps of "
-                f"attention={model.description.attention} are not: weights may be negative "
+                f"attention={name} are not: weights may be negative "
                 "(docs/mechanisms.md); use a model with another attention, or read its maps: "
                 "protlm attention"
             )

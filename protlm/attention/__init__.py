@@ -1,11 +1,12 @@
 """Attention mechanisms with one interface: each is one Python file and one YAML file.
 
-`names()` lists them and `create()` builds one.
+`names()` lists them and `create()` builds one. `layers` combines several in one model.
 """
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 from protlm.attention.base import Attention
@@ -13,18 +14,24 @@ from protlm.config.fields import Range, check_types, classes_in
 from protlm.system.errors import UserError, one_of, refuse_unknown
 from protlm.system.paths import conf_dir
 
-__all__ = ["Attention", "create", "mechanism", "names", "option_differences", "options_of_layer"]
+__all__ = ["ALTERNATING", "Attention", "create", "mechanism", "names", "settings_within"]
+
+# A pattern of mechanisms, one for each layer, in place of one mechanism.
+ALTERNATING = "alternating"
 
 _FROM_THE_MODEL = ("num_heads", "head_dim", "model_dim", "max_length", "seed")
 
 
 def names() -> list[str]:
-    """Returns the names of the mechanisms, which are the names of the files in `conf/attention`."""
-    return sorted(path.stem for path in (conf_dir() / "attention").glob("*.yaml"))
+    """Returns the names of the mechanisms: the files in `conf/attention`, but the pattern."""
+    found = {path.stem for path in (conf_dir() / "attention").glob("*.yaml")}
+    return sorted(found - {ALTERNATING})
 
 
 def mechanism(name: str) -> type[Attention]:
     """Returns the class of a mechanism."""
+    if name == ALTERNATING:
+        raise UserError(f"attention={name} is a pattern of mechanisms; choose that of a layer")
     # The name comes from a config or a checkpoint: it must not reach any module but these.
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name not in names():
         raise UserError(f"attention={name} does not exist; there are: {one_of(names())}")
@@ -33,42 +40,17 @@ def mechanism(name: str) -> type[Attention]:
     return classes[0]
 
 
-def option_differences(
-    name: str, found: Mapping[str, Any], asked: Mapping[str, Any]
-) -> list[tuple[str, Any, Any]]:
-    """Returns the options that make two mechanisms of one name compute different functions.
+@contextmanager
+def settings_within(group: str, *, chosen: str = "attention") -> Iterator[None]:
+    """Names settings in errors as the user wrote them: those of a mechanism within another.
 
-    Each with its value in `found` and in `asked`, where a missing option has its default.
+    They are options of `group` rather than of `attention`, and `chosen` has the name.
     """
-    cls = mechanism(name)
-    defaults = {key: p.default for key, p in inspect.signature(cls).parameters.items()}
-
-    def value(options: Mapping[str, Any], option: str) -> Any:
-        chosen = options.get(option, defaults.get(option))
-        # An empty list or group is that of the YAML file for null.
-        return None if chosen in ([], {}) else chosen
-
-    found, asked = cls.stored_options(found), cls.stored_options(asked)
-    compared = {**found, **asked}
-    pairs = [(option, value(found, option), value(asked, option)) for option in compared]
-    return [(option, there, here) for option, there, here in pairs if there != here]
-
-
-def options_of_layer(
-    name: str, options: Mapping[str, Any], *, layer: int, num_layers: int
-) -> dict[str, Any]:
-    """Returns the options of a layer, numbered from 0: lists may have a value for each layer."""
-    chosen = dict(options)
-    for option in mechanism(name).per_layer_options:
-        values = options.get(option)
-        if isinstance(values, list):
-            if len(values) != num_layers:
-                raise UserError(
-                    f"attention.{option} has {len(values)} values, but the model has {num_layers} "
-                    "layers (model.num_layers); give one value for each layer, or one for all"
-                )
-            chosen[option] = values[layer]
-    return chosen
+    try:
+        yield
+    except UserError as error:
+        message = re.sub(r"\battention\.(?=[a-z_]+\b)", f"{group}.", str(error))
+        raise type(error)(message.replace("attention=", f"{chosen}=")) from error
 
 
 def create(

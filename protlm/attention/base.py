@@ -74,7 +74,7 @@ class Attention(nn.Module, ABC):
     # Names of parameters that multiply activations like the weight of a linear layer. Of the
     # parameters outside linear layers, only these have weight decay.
     matrices: ClassVar[tuple[str, ...]] = ()
-    # Options that may be lists with one value for each layer (`options_of_layer`).
+    # Options that may be lists with one value for each layer (`layers.py`).
     per_layer_options: ClassVar[tuple[str, ...]] = ()
     # Options that decide how outputs are computed, and not what they are. They may change when a
     # run continues, and a saved model does not have them.

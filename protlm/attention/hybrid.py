@@ -1,6 +1,5 @@
 """Hybrid heads: exact softmax in a window in some, a linear mechanism over everything in others."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, final
@@ -8,16 +7,13 @@ from typing import Annotated, Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from protlm.attention import create, mechanism, names
+from protlm.attention import create, mechanism, names, settings_within
 from protlm.attention.base import Attention, Context, Recurrent, State, even
-from protlm.attention.ops.blocks import Window, window_softmax
-from protlm.attention.ops.key_value_cache import KeyValueCache
-from protlm.attention.ops.numerics import softmax_weights, visible_keys, zero_padding
 from protlm.system.errors import UserError, one_of
 
 _LINEAR = "performer_relu"
 # Recurrent too, but softmax over some positions, as the heads with windows already are.
-_NOT_LINEAR = ("hybrid", "long_short", "longformer", "softmax")
+_NOT_LINEAR = ("hybrid", "long_short", "longformer", "softmax", "window")
 
 
 @final
@@ -25,7 +21,7 @@ _NOT_LINEAR = ("hybrid", "long_short", "longformer", "softmax")
 class HybridState:
     """The last positions, for heads with windows, and the state of the linear mechanism."""
 
-    window: KeyValueCache
+    window: State
     linear: State
 
     def __getitem__(self, rows_B: Tensor) -> "HybridState":
@@ -82,9 +78,9 @@ class Hybrid(Attention, Recurrent[HybridState]):
                 f"and {num_heads - 1} of the {num_heads} heads (model.num_heads)"
             )
         self.local_heads = self.num_exact_heads = local_heads
-        self.window = window
         sizes = {"num_heads": num_heads - local_heads, "head_dim": head_dim, "model_dim": model_dim}
         sizes |= {"max_length": max_length, "seed": seed}
+        self.near = create("window", {"window": window}, **sizes | {"num_heads": local_heads})
         self.linear = _create_linear(mechanism, options or {}, sizes)
         self.supports_bidirectional = self.linear.supports_bidirectional
         self.supports_causal = self.linear.supports_causal
@@ -100,50 +96,39 @@ class Hybrid(Attention, Recurrent[HybridState]):
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
         hidden_BLD, mask_BL, causal = context
         local, others = zip(*(self._split(x) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
-        near = window_softmax(
-            *(zero_padding(x, mask_BL) for x in local),
-            keys_BL=mask_BL,
-            window=Window.of(self.window, causal=causal),
-        )
+        near = self.near(*local, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal)
         far = self.linear(*others, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal)
-        return torch.cat([zero_padding(near, mask_BL), far], dim=1)
+        return torch.cat([near, far], dim=1)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        _, mask_BL, causal = context
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
+        near = self.near.map_rows(near_q, near_k, context, rows)
         far = self.linear.map_rows(far_q, far_k, context, rows)
-        position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
-        sees = Window.of(self.window, causal=causal).sees(position_L - position_L[rows, None])
-        near = softmax_weights(
-            zero_padding(near_q, mask_BL)[:, :, rows],
-            zero_padding(near_k, mask_BL),
-            sees & visible_keys(mask_BL, rows, causal=causal),
-        )
         return torch.cat([near, far.to(near.dtype)], dim=1)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> HybridState:
         (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)
         return HybridState(
-            KeyValueCache.empty(near_k, near_v, self.window + 1),
-            self._recurrent().initial_state(far_k, far_v),
+            _recurrent(self.near).initial_state(near_k, near_v),
+            _recurrent(self.linear).initial_state(far_k, far_v),
         )
 
     def step(
         self, state: HybridState, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
     ) -> tuple[HybridState, Tensor]:
         near, far = zip(*(self._split(x) for x in (q_BHK, k_BHK, v_BHC)), strict=True)
-        window = state.window.append(*near[1:], slot=state.window.ring_slot())
-        linear, far_out = self._recurrent().step(state.linear, *far, hidden_BD=hidden_BD)
-        out_BHC = torch.cat([window.attend(near[0]), far_out], dim=1)
-        return HybridState(window, linear), out_BHC
+        window, near_out = _recurrent(self.near).step(state.window, *near, hidden_BD=hidden_BD)
+        linear, far_out = _recurrent(self.linear).step(state.linear, *far, hidden_BD=hidden_BD)
+        return HybridState(window, linear), torch.cat([near_out, far_out], dim=1)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Splits the heads into those with windows and the others."""
         return x[:, : self.local_heads], x[:, self.local_heads :]
 
-    def _recurrent(self) -> Recurrent[Any]:
-        assert isinstance(self.linear, Recurrent)
-        return self.linear
+
+def _recurrent(part: Attention) -> Recurrent[Any]:
+    assert isinstance(part, Recurrent)
+    return part
 
 
 def _create_linear(name: str, options: Mapping[str, Any], sizes: Mapping[str, int]) -> Attention:
@@ -156,9 +141,5 @@ def _create_linear(name: str, options: Mapping[str, Any], sizes: Mapping[str, in
             f"attention.mechanism={name} is not a linear mechanism with a recurrent state; "
             f"there are: {one_of(allowed)}"
         )
-    try:
+    with settings_within("attention.options", chosen="attention.mechanism"):
         return create(name, options, **sizes)
-    except UserError as error:
-        message = re.sub(r"\battention\.(?=[a-z_]+\b)", "attention.options.", str(error))
-        message = message.replace("attention=", "attention.mechanism=")
-        raise type(error)(message) from error

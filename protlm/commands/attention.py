@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protlm.attention.layers import attention_label
 from protlm.commands.hdf5_output import ProteinFile, entry_bytes, protein_file
 from protlm.commands.outputs import check_figure_output, check_hdf5_output
 from protlm.data.records import Record
@@ -107,7 +108,7 @@ def _draw(
     name = printable(record.identifier)
     figure = attention_grid(
         {layer: map_BHLL[0].float().numpy() for layer, map_BHLL in maps.items()},
-        title=f"{name}: attention of {model.description.attention}",
+        title=f"{name}: attention of {attention_label(model.description.attention_config)}",
         heads=heads,
     )
     save_figure(figure, path)

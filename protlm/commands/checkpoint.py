@@ -14,6 +14,7 @@ from rich.table import Table
 from protlm import attention as mechanisms
 from protlm import interop
 from protlm.analysis.contact_regression import read_fit
+from protlm.attention.layers import attention_label
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.format import CARD, RESULTS, default_model, shipped_models
 from protlm.checkpoints.validations import best_checkpoints
@@ -149,15 +150,17 @@ def import_model(path: Path, output: Path) -> None:
 
 
 def _mechanism(name: str, settings: Sequence[str]) -> dict[str, Any]:
-    known = mechanisms.names()
+    known = [*mechanisms.names(), mechanisms.ALTERNATING]
     if name not in known:
         hint = did_you_mean(name, {one: one for one in known})
         raise UserError(f"--attention {name} does not exist{hint}; there are: {one_of(known)}")
+    typed = [f"attention={name}"]
     for setting in settings:
         option, _, value = setting.partition("=")
-        if not (option.isidentifier() and value):
+        if not (option.replace(".", "_").isidentifier() and value):
             raise UserError(f"--set {setting} is not OPTION=VALUE; type --set {option}=VALUE")
-    typed = [f"attention={name}", *(f"attention.{setting}" for setting in settings)]
+        # Those of a mechanism within it are added.
+        typed.append(f"{'+' * ('.' in option)}attention.{setting}")
     return to_plain(compose(TrainConfig, typed))["attention"]
 
 
@@ -188,7 +191,7 @@ def print_models() -> None:
         table.add_row(
             folder.name,
             f"{num_parameters(model.network):,}",
-            f"{described.attention}, {described.objective.value}",
+            f"{attention_label(described.attention_config)}, {described.objective.value}",
             *map(str, (described.model.num_layers, described.model.model_dim)),
             *_figures(folder),
         )

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from protlm import __version__
+from protlm.attention.layers import attention_label
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model, pick_device
@@ -120,7 +121,7 @@ def _check_model(report: Report, path: Path, device: torch.device) -> Pretrained
         "path": str(path),
         "hash": model.hash,
         "parameters": num_parameters(model.network),
-        "attention": described.attention,
+        "attention": attention_label(described.attention_config),
         "objective": described.objective.value,
         "layers": model.num_layers,
         "max_residues": model.max_residues,

@@ -3,6 +3,7 @@
 import signal
 import sys
 import warnings
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from omegaconf import OmegaConf
 
 from protlm.attention import Attention, mechanism, names
-from protlm.attention.base import Recurrent
+from protlm.attention.layers import attention_label, cannot_decode, mechanisms_of, unable
 from protlm.build import (
     batching_strategy,
     build_data,
@@ -221,13 +222,14 @@ def _warn_of_idle_devices(config: TrainConfig) -> None:
 
 
 def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
-    attention, name = network.mechanism(1), config.attention["name"]
     causal = config.objective.name is Objective.causal
-    if not _supports(type(attention), causal=causal):
-        able = [n for n in names() if n != name and _supports(mechanism(n), causal=causal)]
+    if found := unable(
+        config.attention, config.model.num_layers, lambda kind: _supports(kind, causal=causal)
+    ):
+        able = [name for name in names() if _supports(mechanism(name), causal=causal)]
         asked, other = ("causal", "masked") if causal else ("masked", "causal")
         raise UserError(
-            f"attention={name} does not support objective={asked}; choose objective={other}, or "
+            f"{found} does not support objective={asked}; choose objective={other}, or "
             f"one of: {one_of(able)}"
         )
     if config.data.max_length > config.model.max_length and _has_limit(network, config):
@@ -240,7 +242,7 @@ def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
 
 def _has_limit(network: ProteinLM, config: TrainConfig) -> bool:
     rotary = config.model.positions is Positions.rotary
-    return not rotary or network.mechanism(1).max_length is not None
+    return not rotary or network.max_length is not None
 
 
 def _supports(kind: type[Attention], *, causal: bool) -> bool:
@@ -276,14 +278,20 @@ def _print_summary(network: ProteinLM, train_split: Mixture, config: TrainConfig
     rule = batching_strategy(config.data, tokens_per_step=config.trainer.tokens_per_step)
     epoch = forecast(train_split.lengths_of, train_split.order(seed=config.seed), rule)
     facts = [
-        f"{num_parameters(network):,} parameters, {config.model.num_layers} layers of "
-        f"{config.attention['name']}",
+        f"{num_parameters(network):,} parameters, {_layers(config)}",
         _extent(train_split),
         epoch.describe(),
         rule.curriculum.describe(),
-        cannot_generate(network, config),
+        cannot_generate(config),
     ]
     _print("; ".join(fact for fact in facts if fact))
+
+
+def _layers(config: TrainConfig) -> str:
+    counts = Counter(one.name for one in mechanisms_of(config.attention, config.model.num_layers))
+    each = ", ".join(f"{count} {name}" for name, count in counts.items())
+    text = f"{config.model.num_layers} layers of {attention_label(config.attention)}"
+    return f"{text} ({each})" if len(counts) > 1 else text
 
 
 def _warn_of_few_sequences(valid: SplitReader) -> None:
@@ -304,12 +312,13 @@ def _extent(data: Mixture) -> str:
     )
 
 
-def cannot_generate(network: ProteinLM, config: TrainConfig) -> str:
+def cannot_generate(config: TrainConfig) -> str:
     """Returns a notice for a causal model whose mechanism cannot decode step by step, or ""."""
     is_causal = config.objective.name is Objective.causal
-    if not is_causal or isinstance(network.mechanism(1), Recurrent):
+    found = cannot_decode(config.attention, config.model.num_layers) if is_causal else None
+    if found is None:
         return ""
-    return f"{config.attention['name']} cannot generate; docs/mechanisms.md lists those that can"
+    return f"{found} cannot generate; docs/mechanisms.md lists those that can"
 
 
 def _measurement(network: ProteinLM, config: TrainConfig) -> Measurement | None:

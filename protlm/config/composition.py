@@ -278,7 +278,7 @@ def _not_there(key: str, group: Any) -> str:
     if group and "name" in group:
         choice = f"{choice}={group['name']}"
     known = f"; {choice} has: {one_of(there)}" if there else f"; {choice} has no settings"
-    if choice == "attention.options":
+    if where[:2] == ["attention", "options"]:
         known = f"; to give it to the inner mechanism, type +{key}=VALUE"
     return f"{key} is not a setting{hint}{known}"
 

@@ -60,9 +60,17 @@ def _values(content: Mapping[Any, Any]) -> Iterator[str]:
             name = f"{section}.{key}"
             if name == "attention.options":
                 # The mechanism that has them is not known to the grammar.
-                yield from (_typed(f"++{name}.{one}", inner) for one, inner in value.items())
+                yield from _options(f"++{name}", value)
             elif name != "attention.name":
                 yield _typed(name, value)
+
+
+def _options(name: str, value: object) -> Iterator[str]:
+    if not isinstance(value, dict):
+        yield _typed(name, value)
+        return
+    for one, inner in value.items():
+        yield from _options(f"{name}.{one}", inner)
 
 
 def _typed(name: str, value: object) -> str:

@@ -5,7 +5,6 @@ other one is written with its code: one file, `modeling_protlm.py`, that needs t
 transformers only.
 """
 
-import inspect
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protlm import attention
+from protlm.attention import Attention
 from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.description import ModelDescription, differences
 from protlm.checkpoints.format import CONFIG, WEIGHTS, Checkpoint
@@ -25,6 +24,7 @@ from protlm.interop.esm import HUGGING_FACE_ESM, Esm
 from protlm.interop.layout import ALPHABET, TOKENIZER
 from protlm.interop.protlm import NETWORK
 from protlm.model.positions import Rotary
+from protlm.model.transformer import build_network
 from protlm.system.json_file import write_json
 from protlm.system.paths import complete_folder
 
@@ -161,12 +161,12 @@ def _config(model: Checkpoint) -> dict[str, Any]:
 
 def _code(description: ModelDescription) -> str:
     heads = [f"ProtlmFor{head}" for head in _HEADS.values()]
-    mechanisms, outer = [description.attention], attention.mechanism(description.attention)
-    if inner := inspect.signature(outer).parameters.get("mechanism"):
-        # One that contains another, as `hybrid` does.
-        mechanisms.append(description.attention_options.get("mechanism", inner.default))
-    used = {name: attention.mechanism(name) for name in mechanisms}
-    classes = {name: Name(cls.__module__, cls.__name__) for name, cls in used.items()}
+    network = build_network(description.model, description.attention_config, seed=0)
+    used = {type(part) for part in network.modules() if isinstance(part, Attention)}
+    classes = {
+        cls.__module__.rpartition(".")[2]: Name(cls.__module__, cls.__name__)
+        for cls in sorted(used, key=str)
+    }
     roots = [Name(_TEMPLATE, name) for name in ("ProtlmModel", *heads, _TOKENIZER)]
     bundle = Bundle(
         [*roots, *classes.values()],

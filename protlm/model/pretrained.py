@@ -10,6 +10,7 @@ from torch import Tensor
 from protlm import attention
 from protlm.attention.base import Recurrent
 from protlm.attention.hybrid import Hybrid
+from protlm.attention.layers import cannot_decode
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.checkpoints.description import ModelDescription
@@ -73,7 +74,7 @@ class PretrainedModel:
     def max_length(self) -> int | None:
         """The maximum number of positions, including special tokens, or None without a limit."""
         if self.description.model.positions is Positions.rotary:
-            return self.network.mechanism(1).max_length
+            return self.network.max_length
         return self.description.model.max_length
 
     @property
@@ -270,10 +271,10 @@ class PretrainedModel:
                 "train one: protlm train objective=causal run_dir=RUN; or sample from this one: "
                 "protlm generate --start SEQUENCES.fasta"
             )
-        if not isinstance(self.network.mechanism(1), Recurrent):
+        if found := cannot_decode(self.description.attention_config, self.num_layers):
             known = [n for n in attention.names() if issubclass(attention.mechanism(n), Recurrent)]
             raise UserError(
-                f"attention={self.description.attention} cannot generate one residue at a time; "
+                f"{found} cannot generate one residue at a time; "
                 f"train a causal model with one of: {one_of(known)}"
             )
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from protlm.attention import Attention, create, options_of_layer
+from protlm.attention import Attention, create, settings_within
 from protlm.attention.base import SharesParameters, State
+from protlm.attention.layers import mechanisms_of
 from protlm.config import HeadKind, ModelConfig, NormOrder, Positions
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.block import Block, norm_layer
@@ -181,6 +182,12 @@ class ProteinLM(nn.Module):
         assert isinstance(block, Block)
         return block.attention.mechanism
 
+    @property
+    def max_length(self) -> int | None:
+        """The longest input of the mechanisms, in positions; None for no limit."""
+        lengths = (self.mechanism(number).max_length for number in range(1, self.num_layers + 1))
+        return min((length for length in lengths if length is not None), default=None)
+
     def _enter(self, context: Context, start: int = 0) -> Tensor:
         x_BLD = self.embedding(context.tokens_BL)
         if self.token_dropout:
@@ -234,24 +241,24 @@ def num_parameters(network: nn.Module) -> int:
 
 def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -> ProteinLM:
     """Returns a network with new weights, a pure function of the config and the seed."""
-    options = dict(attention)
-    name = str(options.pop("name", ""))
-    layers: list[Attention] = []
+    chosen = mechanisms_of(attention, model.num_layers)
+    first: dict[str, Attention] = {}
 
     def mechanism(layer: int) -> Attention:
-        made = create(
-            name,
-            options_of_layer(name, options, layer=layer, num_layers=model.num_layers),
-            num_heads=model.num_heads,
-            head_dim=model.model_dim // model.num_heads,
-            model_dim=model.model_dim,
-            max_length=model.max_length,
-            # Layers draw different projections; the stride separates neighboring seeds.
-            seed=seed * 100_003 + layer,
-        )
-        layers.append(made)
-        if layer > 0 and isinstance(made, SharesParameters):
-            made.share_with(layers[0])
+        name, options, group = chosen[layer]
+        with settings_within(group):
+            made = create(
+                name,
+                options,
+                num_heads=model.num_heads,
+                head_dim=model.model_dim // model.num_heads,
+                model_dim=model.model_dim,
+                max_length=model.max_length,
+                # Layers draw different projections; the stride separates neighboring seeds.
+                seed=seed * 100_003 + layer,
+            )
+        if first.setdefault(name, made) is not made and isinstance(made, SharesParameters):
+            made.share_with(first[name])
         return made
 
     with torch.random.fork_rng(devices=[]):

@@ -6,9 +6,10 @@ from datetime import UTC, datetime
 from itertools import product
 from typing import Any, final
 
-from protlm import __version__, attention
+from protlm import __version__
 from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
+from protlm.attention.layers import attention_label, meaning
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
@@ -88,13 +89,13 @@ def page_content(
 
 
 def _description(one: InspectedModel) -> dict[str, Any]:
-    model, mechanism = one.model, one.model.description.attention
+    model, attention = one.model, one.model.description.attention_config
     return {
         "name": one.name,
         "hash": model.hash,
         "vocabulary": VOCABULARY.hash,
-        "attention": mechanism,
-        "meaning": attention.mechanism(mechanism).map_meaning,
+        "attention": attention_label(attention),
+        "meaning": meaning(attention, model.num_layers),
         "objective": model.description.objective.value,
         "parameters": num_parameters(model.network),
         "layers": model.num_layers,

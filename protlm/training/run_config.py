@@ -11,7 +11,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from protlm.attention import mechanism
+from protlm.attention.layers import stored_options
 from protlm.checkpoints.description import as_typed
 from protlm.checkpoints.format import CHECKPOINTS
 from protlm.config import TrainConfig
@@ -238,7 +238,7 @@ def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[A
 
 
 def _decisive(config: Mapping[Any, Any]) -> dict[str, Any]:
-    options = mechanism(str(config["attention"]["name"])).stored_options(config["attention"])
+    options = stored_options(str(config["attention"]["name"]), config["attention"])
     free = may_change()
     if config["trainer"].get("tokens_per_step") is not None:
         # Then it is only the part of a step that is computed at a time.

@@ -30,6 +30,7 @@ def made(name: str, options: dict[str, Any], **sizes: int) -> Any:
 # Options with which every position sees every other of 130, once.
 SEES_ALL: list[tuple[str, dict[str, Any]]] = [
     *(("longformer", {"window": 260, "num_global": number}) for number in (0, 1, 5)),
+    ("window", {"window": 260}),
     *(("longformer", {"window": 2, "num_global": number}) for number in (130, 1000)),
     ("long_short", {"rank": 0, "window": 130, "dual_norm": False}),
     # More random blocks than there are: all that are left.

@@ -42,7 +42,7 @@ OUT_OF_RANGE: list[tuple[str, list[Any], str]] = [
     ),
     ("odd and at least 3", [1, 8], "aft_conv.kernel_size"),
     ("odd and at least 1", [2, -1], "bigbird.window_blocks nystromformer.conv_kernel"),
-    ("even and at least 2", [-1, 0, 1, 7], "hybrid.window longformer.window"),
+    ("even and at least 2", [-1, 0, 1, 7], "hybrid.window longformer.window window.window"),
     ("above 0", [0.0, -1.0], "performer_generalized.denominator_floor rfa.denominator_floor"),
     (
         "above 0 and at most 200 (the mean |q̂ + k̂|² of the queries and keys)",
@@ -61,6 +61,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("hybrid", {"local_heads": 2}, "local_heads=2 must leave a head of either kind"),
     ("hybrid", {"mechanism": "softmax"}, "mechanism=softmax is not a linear mechanism"),
     ("hybrid", {"mechanism": "hybrid"}, "mechanism=hybrid is not a linear mechanism"),
+    ("hybrid", {"mechanism": "window"}, "mechanism=window is not a linear mechanism"),
     ("hybrid", {"mechanism": "longformer"}, "mechanism=longformer is not a linear mechanism"),
     ("hybrid", {"mechanism": "linaer"}, "mechanism=linaer is not a linear mechanism"),
     ("hybrid", {"options": {"color": 1}}, "options.color is not a setting of performer_relu; it"),

@@ -186,6 +186,7 @@ def test_a_sweep_ends_with_a_table_and_a_run_says_how_it_begins(
     assert "m-2: continuing at step 2; data" in again.stderr
 
 
+LAYERS, NESTED = "attention.layers=", "attention.options.performer_relu.backend="
 BACKEND, EPSILON = "attention.options.backend=", "+attention.options.kernel_epsilon=0.01"
 
 
@@ -199,6 +200,11 @@ BACKEND, EPSILON = "attention.options.backend=", "+attention.options.kernel_epsi
             ["attention=hybrid", EPSILON, f"+{BACKEND}torch"],
             [EPSILON, f"+{BACKEND}auto"],
             EPSILON.replace("0.01", "0.02"),
+        ),
+        (
+            ["attention=alternating", f"{LAYERS}[window,performer_relu]", f"+{NESTED}torch"],
+            [f"+{NESTED}auto"],
+            f"{LAYERS}[performer_relu,window]",
         ),
     ],
 )

@@ -6,6 +6,7 @@ Their code is a bundle: it computes what the modules compute, and has nothing th
 import ast
 import json
 import math
+import re
 import string
 import sys
 from collections.abc import Callable, Iterator
@@ -53,7 +54,6 @@ def model_with(
     mechanism: str, *, objective: Objective = Objective.masked, **changes: Any
 ) -> Checkpoint:
     options = dict(to_plain(compose(TrainConfig, [f"attention={mechanism}"]))["attention"])
-    assert attention.mechanism(mechanism).supports_bidirectional
     settings = {"num_layers": 2, "num_heads": 2, "model_dim": 16, "feedforward_dim": 24}
     settings |= {"max_length": 64, "positions": Positions.rotary, "norm": Norm.rms}
     config = ModelConfig(**(settings | changes))
@@ -143,6 +143,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "skips": ("softmax", {"positions": Positions.learned, "unet_skips": True}),
     "chunked": ("linear", {"feedforward_chunk": 7}),
     "hybrid": ("hybrid", {"qk_norm": True}),
+    "alternating": ("alternating", {"num_layers": 4, "qk_norm": True}),
     "width": ("softmax", {"qk_norm": True, "qk_norm_width": QueryKeyWidth.layer}),
     "stored": ("performer_relu", {"stored_frequencies": True}),
     "causal": ("performer_relu", {"objective": Objective.causal, "qk_norm": True}),
@@ -189,14 +190,21 @@ def test_the_tokenizer_reads_what_protlm_reads(tmp_path):
     assert tokenizer.encode("M<mask> <mask>-").ids == [0, 20, 32, 32, 3, 2]
 
 
-@pytest.mark.parametrize("mechanism", ["performer_relu", "reformer"])
-def test_the_code_of_a_mechanism_defines_it(mechanism):
+@pytest.mark.parametrize(
+    ("mechanism", "used"),
+    [
+        ("performer_relu", ["performer_relu"]),
+        ("reformer", ["reformer"]),
+        ("alternating", ["hybrid", "performer_relu", "window"]),
+    ],
+)
+def test_the_code_of_a_mechanism_defines_it(mechanism, used):
     """Without transformers, the code can be compiled and not run."""
-    text = hugging_face._code(model_with(mechanism).description)
+    text = hugging_face._code(model_with(mechanism, num_layers=3).description)
     compile(text, "modeling_protlm.py", "exec")
     defined = {node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
-    assert attention.mechanism(mechanism).__name__ in defined
-    assert f"    {mechanism!r}: " in text
+    assert defined >= {attention.mechanism(name).__name__ for name in used}
+    assert re.findall(r"^    '(\w+)': \w+,$", text, re.M) == used
     assert "from protlm" not in text and "import protlm" not in text
 
 

@@ -54,11 +54,15 @@ def logits(model: ProteinLM, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
     return model(tokens_BL, mask_BL, causal=causal).logits_BLV
 
 
-@pytest.mark.parametrize("name", slow_but(["paper_36", "modern_36"], "modern_36"))
+MODELS_OF_36 = ["paper_36", "modern_36", "hybrid_36"]
+
+
+@pytest.mark.parametrize("name", slow_but(MODELS_OF_36, "hybrid_36"))
 def test_36_layers_are_76_million_parameters(name):
     model = network_of(f"model={name}", SOFTMAX)
     assert model.num_layers == 36
     assert round(num_parameters(model) / 1e6) == 76
+    assert isinstance(model.mechanism(36), mechanism("softmax"))
 
 
 @pytest.mark.parametrize("positions, order, norm, activation", slow_but(CHOICES, *CHOICES[::15]))

@@ -8,6 +8,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
 
 from protlm.attention.hybrid import Hybrid
+from protlm.attention.layers import mechanisms_of
 from protlm.attention.linearized.variance import (
     SquareNorms,
     deciding_norm,
@@ -15,6 +16,7 @@ from protlm.attention.linearized.variance import (
     relative_error,
 )
 from protlm.attention.performer_softmax import LARGEST_OPTIMAL_FOR, Estimator, PerformerSoftmax
+from protlm.checkpoints.description import ModelDescription
 from protlm.data.dataset import FILLER, Batch
 from protlm.model.transformer import ProteinLM
 from protlm.training.callbacks.hooks import LoopCallback, log
@@ -84,8 +86,7 @@ class WatchEstimates(LoopCallback):
         useless = {number: head for number, head in worst.items() if head.error > _USELESS}
         if (news := useless.keys() - self._warned) and trainer.is_global_zero:
             assert isinstance(module, LanguageModeling)
-            has_norms = module.description.model.qk_norm
-            self._warn({number: worst[number] for number in sorted(news)}, has_norms=has_norms)
+            self._warn({number: worst[number] for number in sorted(news)}, module.description)
         self._warned |= useless.keys()
 
     def _look_once(self, number: int, mechanism: PerformerSoftmax, mask_BL: Tensor) -> None:
@@ -99,7 +100,7 @@ class WatchEstimates(LoopCallback):
 
         hook = mechanism.register_forward_pre_hook(look, with_kwargs=True)
 
-    def _warn(self, useless: dict[int, "_WorstHead"], *, has_norms: bool) -> None:
+    def _warn(self, useless: dict[int, "_WorstHead"], described: ModelDescription) -> None:
         number = max(useless, key=lambda number: useless[number].error)
         head, mechanism = useless[number], self._layers[number]
         is_stretchable = (
@@ -109,12 +110,13 @@ class WatchEstimates(LoopCallback):
         )
         local = self._local_heads[number]
         # As a part of a hybrid mechanism, a Performer has its settings one level down.
-        group = "attention.options" if local else "attention"
+        chosen = mechanisms_of(described.attention_config, described.model.num_layers)
+        group = chosen[number - 1].group + (".options" if local else "")
         stretch = f"{group}.optimal_for={head.norm:.3g} and " if is_stretchable else ""
         # Bounded norms help most; the other settings matter only once norms are bounded.
         advice = (
             f"{stretch}more {group}.num_features lower the error"
-            if has_norms
+            if described.model.qk_norm
             else "model.qk_norm=true bounds the norm"
         )
         layers = "layer" if len(useless) == 1 else "layers"

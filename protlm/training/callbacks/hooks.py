@@ -286,9 +286,9 @@ def _weights(module: LightningModule) -> dict[str, Tensor]:
 def compile_blocks(network: ProteinLM, *, backend: str = "inductor") -> None:
     """Compiles the forward pass of the blocks in place; names in the state dict do not change.
 
-    Blocks have the same code, so that one graph serves all of them. Shapes are not symbolic:
-    batches have few shapes, and linear attention needs a known length to cut it into tiles. Hooks
-    of a block stay outside the graph.
+    Blocks of one mechanism have the same code, so that one graph serves all of them. Shapes are not
+    symbolic: batches have few shapes, and linear attention needs a known length to cut it into
+    tiles. Hooks of a block stay outside the graph.
     """
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, _MOST_GRAPHS)

@@ -213,3 +213,12 @@ def hybrid(given: Given) -> Tensor:
         tensors={key.removeprefix("linear."): x for key, x in given.tensors.items()},
     )
     return torch.cat([weights @ given.v_BHLC[:, :local], REFERENCES[name].of(others)], dim=1)
+
+
+@logits({"window": 16}, further=[{"window": 2}, {"window": 150}])
+def window(given: Given) -> Tensor:
+    """arXiv 2004.05150, section 3.1: half of the window on either side, or all of it before."""
+    reach = given.options["window"]
+    back, ahead = (reach, 0) if given.causal else (reach // 2, reach // 2)
+    distance_LL = given.distances()
+    return given.logits().masked_fill((distance_LL > back) | (distance_LL < -ahead), NEVER)

@@ -4,6 +4,7 @@ import copy
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TextIO
@@ -483,14 +484,15 @@ def test_trigonometric_features_are_judged_by_the_difference(train, monkeypatch)
 
 
 def test_heads_and_settings_of_a_hybrid_are_named_as_the_model_has_them():
-    hybrid = {"name": "hybrid", "local_heads": 1, "mechanism": "performer_softmax"}
-    network = build_network(small_model("softmax").description.model, hybrid, seed=0)
-    watch = WatchEstimates(network, every=1)
+    hybrid = {"local_heads": 1, "mechanism": "performer_softmax"}
+    model = small_model("alternating", layers=["softmax", "hybrid"], options={"hybrid": hybrid})
+    described = replace(model.description, model=replace(model.description.model, qk_norm=True))
+    watch = WatchEstimates(model.network, every=1)
     worst = {2: estimate._WorstHead(number=1, norm=9.0, error=3.0, square_norm=9.0)}
     with pytest.warns(UserWarning, match=r"in head 2 of layer 2 .*") as warned:
-        watch._warn(worst, has_norms=True)
-    message = str(warned[0].message)
-    assert "attention.options.optimal_for=9 and more attention.options.num_features" in message
+        watch._warn(worst, described)
+    group = "attention.options.hybrid.options"
+    assert f"{group}.optimal_for=9 and more {group}.num_features" in str(warned[0].message)
 
 
 def test_a_model_without_a_softmax_performer_is_ignored(tiny_run):

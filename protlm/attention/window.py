@@ -1,0 +1,64 @@
+"""Exact softmax in a sliding window, without global tokens (arXiv 2004.05150, section 3.1)."""
+
+from typing import Annotated, ClassVar, final
+
+import torch
+from torch import Tensor
+
+from protlm.attention.base import Attention, Context, Recurrent, even
+from protlm.attention.ops.blocks import Window, window_softmax
+from protlm.attention.ops.key_value_cache import KeyValueCache
+from protlm.attention.ops.numerics import softmax_weights, visible_keys, zero_padding
+
+
+@final
+class SlidingWindow(Attention, Recurrent[KeyValueCache]):
+    """Exact softmax in a sliding window, in every head.
+
+        out_i = Σ_{j ∈ W(i)} exp(q_i·k_j / √K) v_j / Σ_{j ∈ W(i)} exp(q_i·k_j / √K)
+
+    The window W(i) is i and the w/2 positions on either side of it (w = `window`) or, in causal
+    mode, i and the w positions before it; positions are indices in the tensor. What is farther away
+    is seen through other layers only: n layers of windows reach n w/2 positions.
+    """
+
+    cost: ClassVar[str] = "L window K"
+    advice: ClassVar[str] = "local layers of `alternating`; alone, it does not see distant pairs"
+
+    def __init__(self, *, window: Annotated[int, even(2)] = 256) -> None:
+        super().__init__()
+        self.window = window
+
+    def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        _, mask_BL, causal = context
+        near = window_softmax(
+            *(zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC)),
+            keys_BL=mask_BL,
+            window=Window.of(self.window, causal=causal),
+        )
+        return zero_padding(near, mask_BL)
+
+    def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
+        _, mask_BL, causal = context
+        position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
+        sees = Window.of(self.window, causal=causal).sees(position_L - position_L[rows, None])
+        return softmax_weights(
+            zero_padding(q_BHLK, mask_BL)[:, :, rows],
+            zero_padding(k_BHLK, mask_BL),
+            sees & visible_keys(mask_BL, rows, causal=causal),
+        )
+
+    def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> KeyValueCache:
+        return KeyValueCache.empty(k_BHK, v_BHC, self.window + 1)
+
+    def step(
+        self,
+        state: KeyValueCache,
+        q_BHK: Tensor,
+        k_BHK: Tensor,
+        v_BHC: Tensor,
+        *,
+        hidden_BD: Tensor,
+    ) -> tuple[KeyValueCache, Tensor]:
+        state = state.append(k_BHK, v_BHC, slot=state.ring_slot())
+        return state, state.attend(q_BHK)
