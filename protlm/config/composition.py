@@ -309,11 +309,7 @@ def read_run_config(path: Path) -> dict[Any, Any]:
 
 
 def load_yaml(path: Path, role: str) -> Any:
-    """Reads a YAML file of bounded size and depth, and without aliases.
-
-    Raises:
-        ValueError: it is not such a file.
-    """
+    """Reads a YAML file of bounded size and depth, and without aliases; raises ValueError."""
     with existing_file(path, role).open("rb") as file:
         content = file.read(_LARGEST + 1)
     if len(content) > _LARGEST:
