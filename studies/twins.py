@@ -75,8 +75,8 @@ MECHANISMS = {
     "performer_relu_selective": ("attention=performer_relu", "attention.decay=selective"),
     "performer_softmax": ("attention=performer_softmax",),
     "hybrid": ("attention=hybrid",),
-    "hybrid_learned": ("attention=hybrid", "attention.decay=learned"),
-    "hybrid_selective": ("attention=hybrid", "attention.decay=selective"),
+    "hybrid_learned": ("attention=hybrid", "+attention.options.decay=learned"),
+    "hybrid_selective": ("attention=hybrid", "+attention.options.decay=selective"),
     "alternating": ("attention=alternating",),
 }
 DEFAULT = (SOFTMAX, "performer_relu", "performer_softmax", "hybrid")
