@@ -59,6 +59,7 @@ _LOSSES = {
     Task.one_class: "cross_entropy",
     Task.several_classes: "binary_cross_entropy",
     Task.residue_classes: "cross_entropy",
+    Task.residue_numbers: "mean_squares",
 }
 
 
