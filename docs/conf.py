@@ -34,15 +34,8 @@ CONTENTS = {
     "Data": ["docs/prepare", "docs/shards", "docs/trembl"],
     "Training": ["docs/train", "docs/settings", "docs/cluster", "docs/gpu", "docs/linearize"],
     "Using a model": [
-        *(
-            "docs/embed",
-            "docs/score",
-            "docs/learn",
-            "docs/benchmark",
-            "docs/generate",
-            "docs/inspect",
-        ),
-        *("docs/evaluate", "docs/interop", "docs/doctor", "docs/python"),
+        *("docs/embed", "docs/score", "docs/learn", "docs/generate", "docs/inspect"),
+        *("docs/benchmark", "docs/evaluate", "docs/interop", "docs/doctor", "docs/python"),
     ],
     "Background": ["docs/mechanisms", "docs/results/index", "models/*/README", "CONTRIBUTING"],
 }

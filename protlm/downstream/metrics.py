@@ -308,7 +308,7 @@ def _fmax(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.nd
     F is of the mean precision of proteins with a predicted class and the mean recall of all with a
     label, as in CAFA (Radivojac et al. 2013, doi:10.1038/nmeth.2340).
     """
-    p, is_labeled = np.exp(-np.logaddexp(0, -outputs)), values.any(axis=1)
+    p, is_labeled = np.exp(-np.logaddexp(0, -outputs)), values.sum(axis=1) > 0
     best = np.zeros(len(weights))
     for threshold in np.linspace(0, 1, 101):
         taken = (p >= threshold) & is_labeled[:, None]
