@@ -6,6 +6,7 @@ training groups. The probe is then fitted to `train` and `valid`, and tested on 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -98,16 +99,13 @@ class _Rows:
     """The rows of labels of each split: those of the proteins, or of their residues."""
 
     def __init__(self, targets: Targets, split: Split, seed: int) -> None:
-        train, of = split.train, targets.rows_of
+        self.split, train, of = split, split.train, targets.rows_of
         self.fit = of(np.concatenate([split.train, split.valid]))
         self.test = of(split.test)
         values = targets.values[self.fit]
         if values.ndim == 1 and not np.ptp(values):
             one = targets.classes[values[0]] if targets.classes else values[0]
             raise InputDataError(f"all labels to fit to are {one}; give two or more that differ")
-        sets = split.test_sets if len(split.test_sets) > 1 else {}
-        self.sets = {name: np.isin(self.test, of(proteins)) for name, proteins in sets.items()}
-        self.clusters = split.clusters_of(targets.groups[self.test])
         if split.valid.size:
             self.chosen_on = of(split.valid)
             self.rest = of(train)
@@ -130,8 +128,9 @@ def _features(
         states = embeddings(one, sequences, layers=layers, tokens_per_batch=size, places=places)
         yield name, lambda _, states=states: states, layers
     if places is None:
+        baselines = cache(lambda rows: protein_baselines(sequences, rows.fit))
         for name in ("composition", "three_mers", "length"):
-            yield name, lambda rows, x=name: [protein_baselines(sequences, rows.fit)[x]], []
+            yield name, lambda rows, x=name: [baselines(rows)[x]], []
     else:
         for name, features in residue_baselines(sequences, places).items():
             yield name, lambda _, features=features: [features], []
@@ -153,16 +152,25 @@ def _probe(
         layer = layers[best] if layers else None
         fitted = _fitted(features[best], targets, rows.fit, penalty)
     outputs = fitted.outputs(features[best][rows.test])
-    tested, groups = values[rows.test], targets.groups[rows.test]
+    scores, by_set = scores_of_test(outputs, targets, rows.split, seed=seed)
+    return Predictor(fitted, layer, penalty, by_layer, scores, outputs, by_set)
+
+
+def scores_of_test(
+    outputs: np.ndarray, targets: Targets, split: Split, *, seed: int
+) -> tuple[Metrics, dict[str, Metrics]]:
+    """Returns the scores of outputs for the test proteins, and for each of several test sets."""
+    test, sets = targets.rows_of(split.test), split.test_sets
 
     def scores(taken: np.ndarray) -> Metrics:
-        clusters = None if rows.clusters is None else rows.clusters[taken]
-        some = outputs[taken], tested[taken], groups[taken]
-        return label_scores(*some, task, clusters=clusters, seed=seed)
+        rows = test[taken]
+        values, groups = targets.values[rows], targets.groups[rows]
+        clusters, some = split.clusters_of(groups), outputs[taken]
+        return label_scores(some, values, groups, targets.task, clusters=clusters, seed=seed)
 
-    by_set = {name: scores(taken) for name, taken in rows.sets.items()}
-    everything = np.ones(len(tested), dtype=bool)
-    return Predictor(fitted, layer, penalty, by_layer, scores(everything), outputs, by_set)
+    is_in = {name: np.isin(test, targets.rows_of(one)) for name, one in sets.items()}
+    by_set = {name: scores(taken) for name, taken in is_in.items()} if len(sets) > 1 else {}
+    return scores(np.ones(len(test), dtype=bool)), by_set
 
 
 def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, float, list[float]]:
