@@ -35,7 +35,7 @@ CONTENTS = {
     "Training": ["docs/train", "docs/settings", "docs/cluster", "docs/gpu", "docs/linearize"],
     "Using a model": [
         *("docs/embed", "docs/score", "docs/learn", "docs/generate", "docs/inspect"),
-        *("docs/evaluate", "docs/interop", "docs/doctor", "docs/python"),
+        *("docs/benchmark", "docs/evaluate", "docs/interop", "docs/doctor", "docs/python"),
     ],
     "Background": ["docs/mechanisms", "docs/results/index", "models/*/README", "CONTRIBUTING"],
 }

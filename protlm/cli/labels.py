@@ -28,6 +28,16 @@ TaskName = Annotated[
     str | None, option("number, class, multi-label, per-residue; default: guessed.", "--task")
 ]
 PerResidue = Annotated[bool, option("A label has one letter for each residue.", "--per-residue")]
+Files = Annotated[
+    list[str], typer.Argument(help="TSV, CSV or FASTA files of labels, or SPLIT=FILE each.")
+]
+Header = Annotated[
+    str | None,
+    option("FASTA: header (its second word), or location, without -M, -S, -U.", "--labels"),
+]
+Columns = Annotated[list[str] | None, option("Columns of 0 and 1, one for each class.")]
+TestSets = Annotated[list[str] | None, option("Names of splits that are test sets.")]
+Splits = Annotated[list[str] | None, option("SPLIT=FILE: identifiers of a split, one a line.")]
 Layers = Annotated[
     list[int] | None, option("Layers to choose from; 0: embedding; default: all.", "--layers")
 ]
@@ -40,13 +50,18 @@ Cluster = Annotated[bool, option("Make the clusters with MMseqs2, at 30 % identi
 
 
 def probe(
-    labels: Annotated[Path, typer.Argument(help="TSV, CSV or FASTA file of labels.")],
+    labels: Files,
     output: Annotated[Path, option("The new folder of the probe.", "--output", "-o")],
     model: Model = None,
     sequences: Sequences = None,
     label: Column = None,
     task: TaskName = None,
     per_residue: PerResidue = False,
+    header: Header = None,
+    label_columns: Columns = None,
+    test_sets: TestSets = None,
+    splits: Splits = None,
+    fold: Annotated[str | None, option("Column of folds: each is the test once.")] = None,
     layers: Layers = None,
     min_count: MinCount = 1,
     separator: Separator = ";",
@@ -54,26 +69,37 @@ def probe(
     cluster: Cluster = False,
     toks_per_batch: Annotated[int, option("Tokens per batch.")] = TOKENS_PER_BATCH,
     seed: Annotated[int, option("Seed of splits, random weights, bootstrap.")] = 0,
+    dry_run: Annotated[bool, option("Only say what is read.", "--dry-run")] = False,
     device: Device = "auto",
 ) -> None:
     """Predict labels from frozen embeddings, and compare with baselines."""
-    from protlm.commands.probe import probe_labels
+    from protlm.commands.probe import describe_labels, probe_labels
+    from protlm.downstream.label_files import form_of
     from protlm.downstream.probing import ProbeOptions
 
     reading = _reading(sequences, label, task, min_count, separator, cluster_table, cluster)
-    reading = replace(reading, per_residue=per_residue)
+    path, form = form_of(labels, header, label_columns, test_sets, splits, fold)
+    reading = replace(reading, per_residue=per_residue, form=form)
     options = ProbeOptions(tuple(layers or ()), toks_per_batch, seed)
-    probe_labels(labels, model_or_default(model), output, options, reading, device=device)
+    model = model_or_default(model)
+    if dry_run:
+        describe_labels(path, model, reading, device=device)
+    else:
+        probe_labels(path, model, output, options, reading, device=device)
 
 
 def finetune(
-    labels: Annotated[Path, typer.Argument(help="TSV, CSV or FASTA file of labels.")],
+    labels: Files,
     output: Annotated[Path, option("The folder of the run.", "--output", "-o")],
     model: Model = None,
     sequences: Sequences = None,
     label: Column = None,
     task: TaskName = None,
     per_residue: PerResidue = False,
+    header: Header = None,
+    label_columns: Columns = None,
+    test_sets: TestSets = None,
+    splits: Splits = None,
     min_count: MinCount = 1,
     separator: Separator = ";",
     cluster_table: ClusterTable = None,
@@ -98,11 +124,13 @@ def finetune(
 ) -> None:
     """Train all weights, or LoRA, on labels; resumable."""
     from protlm.commands.finetune import FinetuneOptions, finetune_labels
+    from protlm.downstream.label_files import form_of
     from protlm.loading import pick_device
     from protlm.training.labels import FinetuneSettings
 
     reading = _reading(sequences, label, task, min_count, separator, cluster_table, cluster)
-    reading = replace(reading, per_residue=per_residue)
+    path, form = form_of(labels, header, label_columns, test_sets, splits)
+    reading = replace(reading, per_residue=per_residue, form=form)
     training = FinetuneSettings(
         epochs=epochs,
         patience=patience,
@@ -117,7 +145,7 @@ def finetune(
         if lora is None:
             raise UserError(f"--lora-targets {lora_targets} needs --lora RANK")
         options = replace(options, targets=tuple(map(str.strip, lora_targets.split(","))))
-    finetune_labels(labels, model_or_default(model), output, options, reading, device=device)
+    finetune_labels(path, model_or_default(model), output, options, reading, device=device)
 
 
 def predict(

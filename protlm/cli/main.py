@@ -38,6 +38,9 @@ _SEVERAL = {
     "--heads": r"\d+",
     "--estimator": "(wt|masked|mutant)-marginals|pseudo-log-likelihood|causal-likelihood",
     "--ood-families": r"PF\d+(,PF\d+)*,?",
+    "--label-columns": r"[^-].*",
+    "--test-sets": r"[^-].*",
+    "--splits": r"[\w.-]+=.+",
 }
 _MAY_BE_EMPTY = ("--prefix", "--label")
 _HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

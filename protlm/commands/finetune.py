@@ -29,7 +29,7 @@ from protlm.downstream.probe_results import (
     write_probe,
     write_result,
 )
-from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe
+from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe, scores_of_test
 from protlm.downstream.tasks import Task
 from protlm.loading import load_model
 from protlm.model.embedding import embeddings
@@ -59,6 +59,7 @@ _LOSSES = {
     Task.one_class: "cross_entropy",
     Task.several_classes: "binary_cross_entropy",
     Task.residue_classes: "cross_entropy",
+    Task.residue_numbers: "mean_squares",
 }
 
 
@@ -259,12 +260,9 @@ def _tuned(work: _Work, head: nn.Linear) -> Predictor:
     weights, bias = (one.detach().cpu().double().numpy() for one in (head.weight, head.bias))
     fitted = LinearModel(weights.T, bias)
     outputs = fitted.outputs(_states(work, proteins))
-    rows = targets.rows_of(proteins)
-    values, groups = targets.values[rows], targets.groups[rows]
-    seed = work.options.training.seed
-    clusters = work.labeled.split.clusters_of(groups)
-    scores = label_scores(outputs, values, groups, targets.task, clusters=clusters, seed=seed)
-    return Predictor(fitted, model.num_layers, None, {}, scores, outputs)
+    split, seed = work.labeled.split, work.options.training.seed
+    scores, by_set = scores_of_test(outputs, targets, split, seed=seed)
+    return Predictor(fitted, model.num_layers, None, {}, scores, outputs, by_set)
 
 
 def refuse_complete(output: Path) -> None:

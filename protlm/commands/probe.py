@@ -11,7 +11,13 @@ from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.tables import check_table_output, write_table
-from protlm.downstream.examples import LabelOptions, read_labeled
+from protlm.downstream.examples import (
+    Labeled,
+    LabelOptions,
+    read_examples,
+    read_labeled,
+    targets_from,
+)
 from protlm.downstream.probe_results import (
     Probe,
     Result,
@@ -19,12 +25,13 @@ from protlm.downstream.probe_results import (
     output_columns,
     print_result,
     read_probe,
+    write_folds,
     write_predictions,
     write_probe,
     write_result,
 )
-from protlm.downstream.probing import MODEL, ProbeOptions, probe
-from protlm.downstream.tasks import Task
+from protlm.downstream.probing import MODEL, ProbeOptions, probe_folds
+from protlm.downstream.splits import leakage
 from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
@@ -47,35 +54,67 @@ def probe_labels(
     *,
     device: str = "auto",
 ) -> Result:
-    """Fits a probe and its baselines, prints the metrics, and writes the probe, a new folder."""
+    """Fits a probe and its baselines, prints the metrics, and writes the probe, a new folder.
+
+    Returns the result, or that of the first fold.
+    """
     check_output(output)
     model = load_model(model_path, device=device)
     layers = dict.fromkeys(model.layer_number(layer, first=0) for layer in options.layers)
     options = replace(options, layers=tuple(layers))
     labeled = read_labeled(labels, Room(model), reading, seed=options.seed)
-    targets = labeled.targets
     with JobProgress("predictors", _PREDICTORS) as progress:
         done = count()
-        found = probe(
+        found = probe_folds(
             model,
             labeled.sequences,
-            targets,
-            labeled.split,
+            labeled.targets,
+            labeled.folds or {"": labeled.split},
             options,
             report=lambda name: progress.update(next(done), name),
         )
         progress.update(next(done))
-    result = Result(model_path.name, model.hash, labeled, found)
-    best = found[MODEL]
-    assert best.layer is not None
-    fitted = Probe(targets.task, targets.classes, best.layer, model.hash, best.fitted)
+    results = {
+        fold: Result(model_path.name, model.hash, _of_fold(labeled, fold), one)
+        for fold, one in found.items()
+    }
     with complete_folder(output) as folder:
-        write_result(folder, result, options)
-        write_predictions(folder, result)
-        write_probe(folder, fitted)
-    print_result(result)
+        for number, result in enumerate(results.values(), start=1):
+            # Names of folds are not those of folders.
+            place = folder / f"fold-{number}" if labeled.folds else folder
+            place.mkdir(exist_ok=True)
+            _write(place, result, options)
+        if reading.form.fold is not None:
+            write_folds(folder, reading.form.fold, results)
+    if not labeled.folds:
+        print_result(results[""])
     print(output)
-    return result
+    return next(iter(results.values()))
+
+
+def describe_labels(
+    labels: Path, model_path: Path, reading: LabelOptions, *, device: str = "auto"
+) -> None:
+    """Prints what `probe_labels` would read."""
+    model = load_model(model_path, device=device)
+    targets_from(labels, read_examples(labels, Room(model), reading), reading)
+
+
+def _of_fold(labeled: Labeled, fold: str) -> Labeled:
+    if not labeled.folds:
+        return labeled
+    split = labeled.folds[fold]
+    return replace(labeled, split=split, leakage=leakage(labeled.proteins.examples, split))
+
+
+def _write(folder: Path, result: Result, options: ProbeOptions) -> None:
+    best, targets = result.predictors[MODEL], result.labeled.targets
+    assert best.layer is not None
+    write_result(folder, result, options)
+    write_predictions(folder, result)
+    write_probe(
+        folder, Probe(targets.task, targets.classes, best.layer, result.model_hash, best.fitted)
+    )
 
 
 def predict(
@@ -94,7 +133,7 @@ def predict(
     model = load_model(model_path, device=device)
     probe.check_model(model)
     proteins = Proteins(fasta, model.max_residues, duplicates, refuse=Room(model).refusal)
-    is_residues = probe.task is Task.residue_classes
+    is_residues = probe.task.of_residues
     names = ["identifier", *(["position", "residue"] if is_residues else [])]
 
     def rows() -> Iterator[list[str]]:
@@ -112,7 +151,7 @@ def _rows(
     records: list[Record], probe: Probe, model: PretrainedModel, tokens_per_batch: int
 ) -> Iterator[list[str]]:
     sequences = [record.sequence for record in records]
-    is_residues = probe.task is Task.residue_classes
+    is_residues = probe.task.of_residues
     places = [np.arange(len(one)) for one in sequences] if is_residues else None
     (features,) = embeddings(
         model, sequences, layers=[probe.layer], tokens_per_batch=tokens_per_batch, places=places

@@ -72,7 +72,7 @@ class Average(NamedTuple):
     left_out: Sequence[str]
 
 
-Averages = Mapping[Estimator, Average]
+Averages = Mapping[tuple[str, Estimator], Average]
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,8 @@ def score_variants(
         for estimator, scores in found.items():
             compared = None
             if table.measured is not None:
-                compared = agreement(table.measured, scores.values, table.is_fit, positions)
+                given = table.measured, scores.values, table.is_fit, positions
+                compared = agreement(*given, is_clinical=table.is_clinical)
             results.append(Result(_name(source), estimator, scores, compared))
     means = _averages_of(results, assays) if options.reference is not None else {}
     _print_results(results, means)
@@ -309,16 +310,17 @@ def _score_text(value: float) -> str:
 
 
 def _averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Averages:
-    found: dict[Estimator, dict[str, float]] = {}
+    found: dict[tuple[str, Estimator], dict[str, float]] = {}
     for one in results:
         if one.agreement is not None:
-            value = one.agreement.values["Spearman"]
-            found.setdefault(one.estimator, {})[one.assay] = value
+            metric = one.agreement.metric
+            values = found.setdefault((metric, one.estimator), {})
+            values[one.assay] = one.agreement.values[metric]
     return {
-        estimator: Average(
+        key: Average(
             averages(values, assays), [name for name, value in values.items() if math.isnan(value)]
         )
-        for estimator, values in found.items()
+        for key, values in found.items()
     }
 
 
@@ -330,11 +332,11 @@ def _print_results(results: Sequence[Result], means: Averages) -> None:
         few = f"fewer than {_FEW_VARIANTS} measured variants: NDCG is undefined, other metrics are"
         notes.append(f"{few} uncertain, and intervals too narrow")
     notes += [f"{estimator}: {text}" for estimator, text in _definitions(results).items()]
-    for estimator, mean in means.items():
+    for (metric, estimator), mean in means.items():
         shown = [f"{name} {value:.3f}" for name, value in mean.values.items() if name]
         if mean.left_out:
             shown.append(f"without {len(mean.left_out):,} of the assays, where it is undefined")
-        notes.append(f"average Spearman, {estimator}: {', '.join(shown)}")
+        notes.append(f"average {metric}, {estimator}: {', '.join(shown)}")
     print_table(columns, ([row[name] for name in columns] for row in rows), notes)
 
 
@@ -346,9 +348,11 @@ def _row(result: Result) -> dict[str, str]:
         "variants": f"{len(result.scores.values):,}",
         "measured": "" if found is None else f"{found.num_variants:,}",
     }
+    first = "Spearman" if found is None else found.metric
     for metric in METRICS:
-        row[metric] = "" if found is None else f"{found.values[metric]:.3f}"
-        if metric == "Spearman":
+        is_shown = found is not None and first in ("Spearman", metric)
+        row[metric] = f"{found.values[metric]:.3f}" if found is not None and is_shown else ""
+        if metric == first:
             bounds = found.interval(metric) if found is not None else ()
             row["95 %"] = " to ".join(f"{bound:.3f}" for bound in bounds)
     row["perplexity of wild type"] = "" if perplexity is None else f"{perplexity:.2f}"
@@ -374,8 +378,13 @@ def _write_json(path: Path, results: Sequence[Result], means: Averages, *, model
         "model_hash": model_hash,
         "definitions": _definitions(results),
         "assays": assays,
-        "average_spearman": {estimator: mean.values for estimator, mean in means.items()},
-        "left_out_of_average": {estimator: mean.left_out for estimator, mean in means.items()},
+        **{
+            f"average_{metric.lower()}": {
+                one: mean.values for (name, one), mean in means.items() if name == metric
+            }
+            for metric in ("Spearman", "AUC")
+        },
+        "left_out_of_average": {one: mean.left_out for (_, one), mean in means.items()},
     }
     write_json(path, content)
 

@@ -33,8 +33,17 @@ _FORMULA = re.compile(
 )
 
 
+# The header of DeepFRI's annotations, below lists of all terms and names.
+_ANNOTATIONS = re.compile(r"^### (?=PDB-chain\t)", re.MULTILINE)
+# In the header of a domain of SCOPe: d1dlwa_ a.1.1.1 (A:) ...
+_SCOPE = re.compile(r"^>(\S+)[ \t]+([a-z](?:\.\d+){3})(?=\s)", re.MULTILINE)
+_LEVELS = ("class", "fold", "superfamily", "family")
+_LMDB = b"\xde\xc0\xef\xbe"
+
+
 def read_text(path: Path, what: str) -> str:
     """Returns the content of a UTF-8 file, plain or gzip, without a byte order mark."""
+    _refuse_lmdb(path)
     content = bytearray()
     with ByteSource(existing_file(path, what), what) as source:
         for block in source.blocks():
@@ -52,6 +61,23 @@ def read_text(path: Path, what: str) -> str:
             f"{path}, line {line}: it cannot be read as {what}, since byte {error.start + 1:,} is "
             f"not UTF-8; if it was saved as Latin-1, type: iconv -f CP1252 -t UTF-8 {path.name}"
         ) from None
+
+
+def _refuse_lmdb(path: Path) -> None:
+    """Refuses the databases of TAPE and PEER: a pickle can run any program when it is read."""
+    data = path / "data.mdb" if path.is_dir() else path
+    with data.open("rb") if data.is_file() else io.BytesIO() as file:
+        is_lmdb = file.read(20)[16:] == _LMDB
+    if is_lmdb:
+        raise InputDataError(
+            f"{path} is LMDB, whose values are pickles in TAPE and PEER, which protlm does not "
+            "read; if you trust the file, make a table of it, with lmdb and pandas:\n"
+            "import lmdb, numpy, pandas, pickle\n"
+            f"with lmdb.open({str(path)!r}, subdir={path.is_dir()}, readonly=True, lock=False)"
+            ".begin() as t: pandas.DataFrame([{a: numpy.squeeze(b).tolist() for a, b in "
+            'pickle.loads(v).items()} for k, v in t.cursor() if k != b"num_examples"])'
+            '.to_csv("table.csv")'
+        )
 
 
 def number_of(text: str) -> float | None:
@@ -167,7 +193,15 @@ def excerpt(fields: list[str]) -> str:
 
 
 def read_labels(path: Path, key: str, column: str) -> dict[str, str]:
-    """Returns a column of a table of labels, by the names in the column `key`."""
+    """Returns a column of a table of labels, by the names in the column `key`.
+
+    Of a FASTA file of SCOPe, the columns are class, fold, superfamily and family.
+    """
+    if domains := _SCOPE.findall(read_text(path, "a table of labels")):
+        if column not in _LEVELS:
+            raise InputDataError(f"{path}: {column} is not one of SCOPe's {', '.join(_LEVELS)}")
+        level = 1 + _LEVELS.index(column)
+        return {name: ".".join(family.split(".")[:level]) for name, family in domains}
     columns, rows = read_table(path, "a table of labels")
     place, label = places_of(path, columns, (key, column))
     found: dict[str, str] = {}
@@ -181,6 +215,9 @@ def read_labels(path: Path, key: str, column: str) -> dict[str, str]:
 
 
 def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    skipped = 0
+    if text.startswith("###") and (start := _ANNOTATIONS.search(text)):
+        skipped, text = text.count("\n", 0, start.start()), text[start.end() :]
     header = text.lstrip("\r\n ").partition("\n")[0]
     delimiter = "\t" if "\t" in header else max(",;", key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -188,7 +225,7 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     try:
         for row in reader:
             if any(map(str.strip, row)):
-                width, line = width or len(row), reader.line_num
+                width, line = width or len(row), skipped + reader.line_num
                 if len(row) != width:
                     fields = f"{len(row)} fields, not the {width} of the header"
                     raise InputDataError(f"{path}, line {line}: {fields}")

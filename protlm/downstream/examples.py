@@ -1,25 +1,35 @@
 """Labels for the commands that learn them: read, checked against the model, and clustered."""
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from protlm.data.tables import read_clusters
+from protlm.downstream.label_files import SUFFIX, Form
 from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
-from protlm.downstream.splits import Leakage, Split, held_out, leakage, split_of, with_clusters
+from protlm.downstream.splits import (
+    Leakage,
+    Split,
+    folds_of,
+    held_out,
+    leakage,
+    split_of,
+    with_clusters,
+)
 from protlm.downstream.tasks import (
     SEPARATOR,
     Targets,
     Task,
     guess_task,
-    refuse_labels_of_residues,
     refuse_many_classes,
     targets_of,
 )
 from protlm.model.memory import Room
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.terminal import printable
+
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -37,6 +47,12 @@ class LabelOptions:
     separator: str = SEPARATOR
     cluster_table: Path | None = None
     cluster: Callable[[Sequence[str]], list[int]] | None = None
+    form: Form = field(default_factory=Form)
+
+    @property
+    def of_residues(self) -> bool | None:
+        """Whether residues have the labels; None to guess it."""
+        return self.per_residue or (None if self.task is None else self.task.of_residues)
 
 
 @dataclass(frozen=True)
@@ -47,6 +63,7 @@ class Labeled:
     targets: Targets
     split: Split
     leakage: Leakage
+    folds: Mapping[str, Split] = field(default_factory=dict)
 
     @property
     def sequences(self) -> list[str]:
@@ -61,6 +78,10 @@ def read_labeled(
     proteins = read_examples(path, room, reading)
     targets = targets_from(path, proteins, reading)
     proteins = _clustered(proteins, reading)
+    if reading.form.fold is not None:
+        folds = folds_of(proteins.examples, seed=seed)
+        split = next(iter(folds.values()))
+        return Labeled(proteins, targets, split, leakage(proteins.examples, split), folds)
     split = split_of(proteins.examples, seed=seed)
     if valid_fraction is not None and not split.valid.size:
         is_out = held_out(split.groups[split.train], valid_fraction, seed=seed)
@@ -72,9 +93,12 @@ def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProte
     """Returns the examples that the model accepts and the memory has room for."""
     if reading.cluster is not None and reading.cluster_table is not None:
         raise UserError("--cluster and --cluster-table both give the clusters; omit one of them")
-    per_residue = reading.per_residue or reading.task is Task.residue_classes
     proteins = read_labeled_proteins(
-        path, sequences=reading.sequences, column=reading.column, per_residue=per_residue
+        path,
+        sequences=reading.sequences,
+        column=reading.column,
+        per_residue=reading.of_residues,
+        form=reading.form,
     )
     longest = room.model.max_residues or max(len(one.sequence) for one in proteins.examples)
     fits = [len(one.sequence) <= longest for one in proteins.examples]
@@ -93,21 +117,32 @@ def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProte
 def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -> Targets:
     """Returns the labels as numbers, and prints on standard error what they were taken for."""
     labels = [one.label for one in proteins.examples]
+    if reading.form.columns:
+        reading = replace(reading, task=Task.several_classes, separator=SEPARATOR)
     task = _task_of(labels, proteins, reading)
     targets = targets_of(labels, task, min_count=reading.min_count, separator=reading.separator)
     if reading.task is None:
         refuse_many_classes(targets)
     names = f" of {len(targets.classes)} classes ({', '.join(targets.classes)[:80]})"
+    all_residues = sum(len(one.sequence) for one in proteins.examples)
+    of = f", {len(targets.values):,} of {all_residues:,} residues" if task.of_residues else ""
     if not targets.classes:
         are_few = reading.task is None and 5 * len(set(labels)) <= len(labels)
         names = " (type --task class if these are names of classes)" if are_few else ""
     rows = len(labels) + sum(proteins.left_out.values())
-    taken = f"{path}: task: {task}{names}"
-    parts = [taken, f"{len(labels):,} of {rows:,} rows are used"]
-    for what, counts in (("left out", proteins.left_out), ("changed", proteins.changed)):
+    more = f" and {len(reading.form.others)} more" if reading.form.others else ""
+    taken = f"{path}{more}: task: {task}{names}"
+    parts = [taken, f"{len(labels):,} of {rows:,} rows are used{of}"]
+    said = {"masked": proteins.masked, "left out": proteins.left_out, "changed": proteins.changed}
+    for what, counts in said.items():
         if counts:
             parts.append(f"{what}: " + ", ".join(f"{n:,} {why}" for why, n in counts.items()))
     commas = sum("," in label for label in labels)
+    if proteins.in_both:
+        both = ", ".join(proteins.in_both[:_MOST_NAMED])
+        parts.append(f"{len(proteins.in_both):,} in train or valid stay in the test only: {both}")
+    if reading.form.header == "header" and any(map(SUFFIX.search, labels)):
+        parts.append("-M, -S and -U at the end are kept (--labels location drops them)")
     if commas and targets.classes and not proteins.per_residue and "," not in reading.separator:
         parts.append(f"{commas:,} labels have commas, which separate nothing without --separator ,")
     print(printable("; ".join(parts)), file=sys.stderr)
@@ -116,12 +151,10 @@ def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -
 
 def _task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOptions) -> Task:
     if reading.task is None:
-        if not proteins.per_residue:
-            refuse_labels_of_residues(proteins.examples)
         places = [one.place for one in proteins.examples]
         per_residue, separator = proteins.per_residue, reading.separator
         return guess_task(labels, per_residue=per_residue, separator=separator, places=places)
-    if proteins.per_residue != (reading.task is Task.residue_classes):
+    if proteins.per_residue != reading.task.of_residues:
         raise UserError(
             f"--task {reading.task} does not suit labels of "
             f"{'residues' if proteins.per_residue else 'whole proteins'}; omit it"

@@ -1,9 +1,4 @@
-"""Labels of proteins or residues: tables, and the FASTA files of FLIP and biotrainer.
-
-Dallago et al. 2021 (doi:10.1101/2021.11.09.467890): a table has the columns sequence, target, set
-and validation; headers of FASTA files have SET=, TARGET= and VALIDATION=; labels of residues are a
-second FASTA file, with one letter for each residue.
-"""
+"""Labels of proteins or residues: the rows of files, with their sequences, checked and counted."""
 
 import re
 import sys
@@ -14,49 +9,38 @@ from pathlib import Path
 
 from protlm.data.records import ReadOptions, Tally, read_records
 from protlm.data.records.record import accession, residues
-from protlm.data.tables import MISSING, read_table, read_text
+from protlm.data.tables import MISSING, read_text
 from protlm.data.vocabulary import capitals
+from protlm.downstream.label_files import (
+    PRED,
+    TRAIN,
+    UNLABELED,
+    VALID,
+    Example,
+    Form,
+    fasta_rows,
+    table_rows,
+)
+from protlm.downstream.residue_labels import are_of_residues, residue_examples
 from protlm.system.errors import InputDataError, UserError
 
-TRAIN, VALID, TEST = "train", "valid", "test"
-UNLABELED = "?"
-_SPLITS = {"train": TRAIN} | dict.fromkeys(["valid", "validation", "val", "dev"], VALID)
-_SPLITS["test"] = TEST
-_NAMES = ("identifier", "accession", "id")
-_LABELS = ("label", "target")
-_OTHERS = ("sequence", "split", "set", "validation", "cluster")
-_ATTRIBUTES = ("SET", "TARGET", "VALIDATION", "CLUSTER")
-# An attribute of a header ends at the next one or with the header, so a target may have spaces.
-_KEY = re.compile(r"(?<!\S)(\w+)=")
-# Those that are not applied, and change what a record or its label means.
-_FOREIGN = re.compile(r"^>.*[ \t](MASK|INTERACTOR)=", re.MULTILINE)
 _NUCLEOTIDE_LETTERS = 50
-_MASK_ADVICE = f"masks are not applied: write {UNLABELED} for labels of masked residues, and"
-
-
-@dataclass(frozen=True)
-class Example:
-    """A protein with its label, or a letter for each residue; empty is unknown."""
-
-    identifier: str
-    sequence: str
-    label: str
-    split: str = ""
-    cluster: str = ""
-    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
 class LabeledProteins:
-    """The examples of a file, and whether their labels are of residues.
+    """The examples of files, and whether their labels are of residues: a letter each, or numbers.
 
-    `left_out` and `changed` count rows and sequences by reason.
+    `left_out` and `changed` count rows and sequences by reason, `masked` residues; `in_both` are
+    the proteins that the test and another split have.
     """
 
     examples: list[Example]
     per_residue: bool
     left_out: Mapping[str, int]
     changed: Mapping[str, int] = field(default_factory=dict)
+    masked: Mapping[str, int] = field(default_factory=dict)
+    in_both: Sequence[str] = ()
 
     def only(self, keep: Sequence[bool], reason: str) -> "LabeledProteins":
         """Returns the examples to keep, and counts the others under a reason."""
@@ -71,72 +55,140 @@ def read_labeled_proteins(
     *,
     sequences: Path | None = None,
     column: str | None = None,
-    per_residue: bool = False,
+    per_residue: bool | None = None,
+    form: Form | None = None,
 ) -> LabeledProteins:
-    """Reads a table or a FASTA file of labels; rows without one or a sequence are left out.
+    """Reads tables or FASTA files of labels; rows without one or a sequence are left out.
 
-    A FASTA file without TARGET= in its headers has labels of residues, and needs `sequences`.
+    A FASTA file without labels in its headers has labels of residues, and needs `sequences`. If
+    `per_residue` is None, labels as long as the sequences are of residues.
     """
-    text = read_text(path, "a file of labels")
-    if text.lstrip().startswith(">"):
-        if column is not None or (per_residue and "TARGET=" in text):
-            raise UserError(
-                f"{path} is a FASTA file, whose labels are TARGET= in the headers, or letters of "
-                "residues in place of these; leave --label and --per-residue out"
-            )
-        per_residue = "TARGET=" not in text
-        _check_fasta(path, text, per_residue=per_residue, has_sequences=sequences is not None)
-        rows = _fasta_rows(path, text, per_residue=per_residue)
-    else:
-        rows = _table_rows(path, column, per_residue=per_residue)
-    rows = list(rows)
-    counts, tally = Counter[str](), Tally()
-    examples = list(_examples(rows, sequences, counts, tally, per_residue=per_residue))
-    if any(one.split for one in examples):
-        counts["without a split"] = sum(not one.split for one in examples)
-        examples = [one for one in examples if one.split]
+    form = replace(form or Form(), column=column)
+    rows: list[Example] = []
+    for split, one in ((form.split, path), *form.others):
+        found, is_certain = _rows(one, form, split, has_sequences=sequences is not None)
+        rows += found
+        per_residue = is_certain or per_residue
+    counts, tally, hidden = Counter[str](), Tally(), Counter[str]()
+    examples = list(_usable(_assigned(rows, form), sequences, counts, tally))
+    examples = _with_splits(examples, form, counts)
     if not examples:
         reasons = ", ".join(f"{n:,} {why}" for why, n in counts.items() if n)
         advice = "give a row, or in FASTA files TARGET= after a blank, for each protein"
         raise InputDataError(f"{path} has no labels ({reasons}); {advice}")
     _check_sequences(path, examples)
-    left_out = {why: number for why, number in counts.items() if number}
-    return LabeledProteins(examples, per_residue, left_out, tally.changed)
+    if per_residue is None:
+        per_residue = are_of_residues(examples)
+    if per_residue:
+        examples = residue_examples(examples, counts, hidden)
+    elif mask := next((one for one in examples if "MASK=" in one.masks), None):
+        raise InputDataError(f"{mask.place}: MASK= needs a label of each residue in TARGET=")
+    examples, in_both = _distinct(examples, counts)
+    # Without zeros.
+    left_out, some = +counts, +hidden
+    return LabeledProteins(examples, per_residue, left_out, tally.changed, some, in_both)
 
 
-def _examples(
-    rows: Sequence[Example],
-    sequences: Path | None,
-    counts: Counter[str],
-    tally: Tally,
-    *,
-    per_residue: bool,
+def _rows(
+    path: Path, form: Form, split: str, *, has_sequences: bool
+) -> tuple[list[Example], bool | None]:
+    """Returns the rows of a file, and True if its form says that the labels are of residues."""
+    text = read_text(path, "a file of labels")
+    if not text.lstrip().startswith(">"):
+        if form.header is not None:
+            raise UserError(f"{path} is not a FASTA file; leave --labels {form.header} out")
+        return list(table_rows(path, form, split)), None
+    if (form.column or form.columns or form.fold) and not form.others:
+        raise UserError(
+            f"{path} is a FASTA file, whose labels are TARGET= in the headers, or letters of "
+            "residues in place of these; leave --label, --label-columns and --fold out"
+        )
+    are_letters = form.header is None and "TARGET=" not in text
+    if are_letters and not has_sequences:
+        raise UserError(
+            f"{path}: the headers lack TARGET= and SET= (of labels of proteins: '>ID TARGET=class "
+            "SET=train'); if the letters are labels of residues, type --sequences FASTA; if the "
+            "second word of the headers is the label, --labels header"
+        )
+    rows = list(fasta_rows(path, text, form, split, letters_are_labels=are_letters))
+    mask = next((one for one in path.parent.glob("mask.fa*") if one.name != path.name), None)
+    if are_letters and mask is not None:
+        found = fasta_rows(mask, read_text(mask, "a mask"), Form(), "", letters_are_labels=True)
+        masks = {one.identifier: one.label for one in found}
+        if lost := [one for one in rows if one.identifier not in masks]:
+            raise InputDataError(
+                f"{lost[0].place}: {mask} has no mask of {lost[0].identifier}; add it, or move the "
+                "file to another folder"
+            )
+        rows = [replace(one, masks={**one.masks, mask.name: masks[one.identifier]}) for one in rows]
+    return rows, are_letters or None
+
+
+def _assigned(rows: list[Example], form: Form) -> list[Example]:
+    """Returns the rows with the splits of files of identifiers, if there are any."""
+    found = [] if form.splits else rows
+    for split, path in form.splits:
+        lines = read_text(path, "a file of identifiers").splitlines()
+        names = {re.split(r"[,\t]", line.strip())[0] for line in lines}
+        found += (some := [replace(one, split=split) for one in rows if one.identifier in names])
+        if not some:
+            raise InputDataError(f"{path} has no identifier of a protein with a label")
+    named = {one.identifier for one in found}
+    return [*found, *(replace(one, split="") for one in rows if one.identifier not in named)]
+
+
+def _with_splits(examples: list[Example], form: Form, counts: Counter[str]) -> list[Example]:
+    """Returns the examples of a fold or a split, if there are any, and counts the others."""
+    if form.fold is not None:
+        counts["without a fold"] = sum(one.fold in MISSING for one in examples)
+        return [one for one in examples if one.fold not in MISSING]
+    if any(one.split for one in examples):
+        counts["without a split"] = sum(not one.split for one in examples)
+        return [one for one in examples if one.split]
+    return examples
+
+
+def _distinct(examples: Sequence[Example], counts: Counter[str]) -> tuple[list[Example], list[str]]:
+    """Drops and counts repeated examples; one that the test also has leaves the other split."""
+    kept: dict[str, Example] = {}
+    both: dict[str, None] = {}
+    for one in examples:
+        other = kept.setdefault(one.identifier, one)
+        if other is one:
+            continue
+        to_fit, is_same = {one.split, other.split} & {TRAIN, VALID}, one.split == other.split
+        differs = (one.sequence, one.label, one.fold) != (other.sequence, other.label, other.fold)
+        if differs or not (is_same or len(to_fit) == 1):
+            what = "another label or sequence" if differs else f"the split {other.split}"
+            raise InputDataError(
+                f"{one.place}: {one.identifier} is repeated, with {what}; remove one of the two"
+            )
+        counts["identical to an earlier one" if is_same else "that the test has too"] += 1
+        if not is_same:
+            both[one.identifier] = None
+            kept[one.identifier] = other if one.split in to_fit else one
+    return list(kept.values()), list(both)
+
+
+def _usable(
+    rows: Sequence[Example], sequences: Path | None, counts: Counter[str], tally: Tally
 ) -> Iterator[Example]:
     """Yields the usable rows with their sequences, and counts the others."""
     wanted = {name for one in rows for name in (one.identifier, accession(one.identifier))}
     found = None if sequences is None else _sequences(sequences, wanted)
-    seen: set[str] = set()
     # Beside + or ++, - is a class.
     missing = MISSING - {"-" for one in rows if {*one.label} == {"+"}}
     for one in rows:
-        if one.label in missing or not one.label.strip(UNLABELED):
+        if one.split == PRED:
+            counts["in the set pred"] += 1
+        elif one.label in missing or not one.label.strip(UNLABELED):
             counts["without a label"] += 1
-            continue
-        if one.identifier in seen:
-            raise InputDataError(
-                f"{one.place}: {one.identifier} is repeated; remove one of the two"
-            )
-        seen.add(one.identifier)
-        sequence, reason = _residues_of(one, found, sequences, tally)
-        if reason:
-            counts[f"with a rejected sequence ({reason})"] += 1
-            continue
-        if per_residue and len(one.label) != len(sequence):
-            raise InputDataError(
-                f"{one.place}: {len(one.label)} labels for the {len(sequence)} residues of "
-                f"{one.identifier}; write one letter for each, {UNLABELED} where it is unknown"
-            )
-        yield replace(one, sequence=sequence)
+        else:
+            sequence, reason = _residues_of(one, found, sequences, tally)
+            if not reason:
+                yield replace(one, sequence=sequence)
+            else:
+                counts[f"with a rejected sequence ({reason})"] += 1
 
 
 def _residues_of(
@@ -145,28 +197,13 @@ def _residues_of(
     """Returns the sequence, and the reason why it is rejected or an empty string."""
     if found is not None:
         name = one.identifier if one.identifier in found else accession(one.identifier)
-        if name not in found:
+        if name not in found and not one.sequence:
             raise InputDataError(f"{one.place}: {sequences} has no sequence of {one.identifier}")
-        return found[name]
+        if name in found:
+            return found[name]
     if not one.sequence:
         raise UserError(f"{one.place} has no sequence; add a column sequence, or --sequences FASTA")
     return residues(one.sequence, tally, ReadOptions())
-
-
-def _check_fasta(path: Path, text: str, *, per_residue: bool, has_sequences: bool) -> None:
-    """Refuses what a FASTA file of labels has and protlm does not apply, or lacks."""
-    if foreign := _FOREIGN.search(text):
-        line = text.count("\n", 0, foreign.start()) + 1
-        advice = f"{_MASK_ADVICE} remove MASK=" if foreign[1] == "MASK" else "pairs are not read"
-        raise InputDataError(f"{path}, line {line}: the header has {foreign[1]}=; {advice}")
-    mask = next((one for one in path.parent.glob("mask.fa*") if one.name != path.name), None)
-    if per_residue and mask is not None:
-        raise InputDataError(f"{path}: {_MASK_ADVICE} move {mask} to another folder")
-    if per_residue and not has_sequences:
-        raise UserError(
-            f"{path}: the headers lack TARGET= and SET= (of labels of proteins: '>ID TARGET=class "
-            "SET=train'); if the letters are labels of residues, type --sequences FASTA"
-        )
 
 
 def _check_sequences(path: Path, examples: Sequence[Example]) -> None:
@@ -202,88 +239,3 @@ def _sequences(path: Path, wanted: Set[str]) -> dict[str, tuple[str, str]]:
             found.setdefault(accession(identifier), found.setdefault(identifier, ("", reason)))
     tally.warn_of_rejected(path)
     return found
-
-
-def _table_rows(path: Path, column: str | None, *, per_residue: bool) -> Iterator[Example]:
-    given = [] if column is None else [column]
-    names = (*_NAMES, *_LABELS, *_OTHERS, *given)
-    columns, lines = read_table(path, "a table of labels", names)
-    if masks := [one for one in columns if per_residue and "mask" in one.lower()]:
-        raise InputDataError(f"{path} has the column {masks[0]}, and {_MASK_ADVICE} remove it")
-    label = next((name for name in (given or _LABELS) if name in columns), None)
-    if label is None:
-        raise InputDataError(
-            f"{path} has the columns {', '.join(columns)[:200]}, not {column or 'label'}; choose "
-            "the column of the labels: --label COLUMN"
-        )
-    name = next((name for name in _NAMES if name in columns), None)
-    if name is None and "sequence" not in columns:
-        raise InputDataError(
-            f"{path} has the columns {', '.join(columns)[:200]}; add a column identifier or "
-            "sequence"
-        )
-    for line, row in lines:
-        cells = {key: cell.strip() for key, cell in zip(columns, row, strict=True)}
-        place = f"{path}, line {line}"
-        yield Example(
-            identifier=cells[name] if name else f"line {line}",
-            sequence=cells.get("sequence", ""),
-            label=cells[label],
-            split=_split_of(cells, place),
-            cluster=cells.get("cluster", ""),
-            place=place,
-        )
-
-
-def _fasta_rows(path: Path, text: str, *, per_residue: bool) -> Iterator[Example]:
-    header, number, letters = "", 0, []
-    for line, content in enumerate([*text.splitlines(), ">"], start=1):
-        if not content.startswith(">"):
-            letters.append(content.strip())
-            continue
-        if header:
-            yield _fasta_example(f"{path}, line {number}", header, "".join(letters), per_residue)
-        header, number, letters = content[1:].strip(), line, []
-        if not header and line <= len(text.splitlines()):
-            raise InputDataError(f"{path}, line {line}: the header has no identifier")
-
-
-def _fasta_example(place: str, header: str, letters: str, per_residue: bool) -> Example:
-    keys = list(_KEY.finditer(header))
-    ends = [*(key.start() for key in keys[1:]), len(header)]
-    cells = {}
-    for key, end in zip(keys, ends, strict=False):
-        value = header[key.end() : end].strip()
-        if key[1] in _ATTRIBUTES:
-            cells[key[1].lower()] = value if key[1] == "TARGET" else value.partition(" ")[0]
-    return Example(
-        identifier=header.split()[0],
-        sequence="" if per_residue else letters,
-        label=letters if per_residue else cells.get("target", ""),
-        split=_split_of(cells, place),
-        cluster=cells.get("cluster", ""),
-        place=place,
-    )
-
-
-def _split_of(cells: Mapping[str, str], where: str) -> str:
-    """Returns the split from the columns or attributes split, set and validation."""
-    given = cells.get("split", cells.get("set", ""))
-    if given in MISSING:
-        return ""
-    split = _SPLITS.get(given.lower())
-    if split is None:
-        raise InputDataError(
-            f"{where}: the split {given!r} is not one of {', '.join(_SPLITS)}; leave it empty to "
-            "leave the protein out"
-        )
-    is_valid = _is_true(cells.get("validation", ""), where)
-    return VALID if split == TRAIN and is_valid else split
-
-
-def _is_true(given: str, where: str) -> bool:
-    if given in MISSING or given.lower() in ("false", "0"):
-        return False
-    if given.lower() in ("true", "1"):
-        return True
-    raise InputDataError(f"{where}: validation {given!r} is not one of true, false, 1, 0")

@@ -10,12 +10,12 @@ from protlm.downstream.tasks import Task
 # Of standardized features: lambda of ridge regression, and C of logistic regression.
 PENALTIES = {
     **dict.fromkeys(Task, (0.001, 0.01, 0.1, 1.0)),
-    Task.number: (1.0, 10.0, 100.0, 1_000.0, 10_000.0),
+    **dict.fromkeys([Task.number, Task.residue_numbers], (1.0, 10.0, 100.0, 1_000.0, 10_000.0)),
 }
 # Of sparse features, which are not scaled.
 SPARSE_PENALTIES = {
     **dict.fromkeys(Task, (0.1, 1.0, 10.0, 100.0)),
-    Task.number: (0.01, 0.1, 1.0, 10.0),
+    **dict.fromkeys([Task.number, Task.residue_numbers], (0.01, 0.1, 1.0, 10.0)),
 }
 _MAX_ITERATIONS = 300
 _TOLERANCE = 1e-3
@@ -67,7 +67,7 @@ def fit(
     is_dense = isinstance(features, np.ndarray)
     scaler: Any = StandardScaler()
     scaled = scaler.fit_transform(features.astype(np.float64)) if is_dense else features
-    if task is Task.number:
+    if task.is_number:
         ridge: Any = Ridge(alpha=penalty).fit(scaled, values)
         weights, bias = ridge.coef_.reshape(-1, 1), np.atleast_1d(ridge.intercept_)
     elif task is Task.several_classes:
@@ -123,7 +123,7 @@ def trainable(
     A class that all or none of the examples have gets its smoothed frequency, as in `constant`: a
     logit of -10,000 has no gradient, and would be all of a loss on examples that have the class.
     """
-    if task is Task.number:
+    if task.is_number:
         return fitted
     width = len(fitted.weights)
     usual = constant(values, task, num_classes=num_classes, width=width).bias
@@ -133,7 +133,7 @@ def trainable(
 
 def constant(values: np.ndarray, task: Task, *, num_classes: int, width: int) -> LinearModel:
     """Returns the model that ignores the features: the mean, or the frequencies of classes."""
-    if task is Task.number:
+    if task.is_number:
         bias = values.mean(keepdims=True)
     else:
         counts = np.bincount(values, minlength=num_classes) if values.ndim == 1 else values.sum(0)

@@ -32,10 +32,18 @@ _MOST_DRAWN, _FEWEST = 20_000_000, 100
 
 @dataclass(frozen=True)
 class Agreement(Metrics):
-    """The metrics of the measured variants of an assay, in classes by `bins` or `median`."""
+    """The metrics of the measured variants of an assay, in classes by `bins` or `median`.
+
+    Of `clinical` variants, AUC is the metric.
+    """
 
     num_variants: int
     classes: str
+
+    @property
+    def metric(self) -> str:
+        """The metric that has an interval and is averaged."""
+        return "AUC" if self.classes == "clinical" else "Spearman"
 
 
 def positions_of(variants: Sequence[Variant]) -> np.ndarray:
@@ -67,6 +75,7 @@ def agreement(
     positions: np.ndarray,
     *,
     seed: int = 0,
+    is_clinical: bool = False,
 ) -> Agreement | None:
     """Compares predicted scores with measured ones, higher for fitter variants.
 
@@ -85,7 +94,7 @@ def agreement(
         for rows in _resamples(positions[known], seed)
     ]
     resampled = np.array(drawn).reshape(-1, len(METRICS))
-    classes = "median" if is_fit is None else "bins"
+    classes = "clinical" if is_clinical else "median" if is_fit is None else "bins"
     return Agreement(metrics(measured, predicted, fit), resampled, number, classes)
 
 
@@ -188,8 +197,9 @@ def averages(values: Mapping[str, float], assays: Mapping[str, Assay]) -> dict[s
 LABEL_METRICS = {
     Task.number: ("Spearman", "R2"),
     Task.one_class: ("accuracy", "macro F1", "MCC"),
-    Task.several_classes: ("AUROC", "AUPRC"),
+    Task.several_classes: ("AUROC", "AUPRC", "Fmax"),
     Task.residue_classes: ("accuracy", "macro F1", "MCC", "accuracy per protein"),
+    Task.residue_numbers: ("Spearman", "R2", "MAE", "Spearman per protein"),
 }
 
 
@@ -231,6 +241,8 @@ def _metrics_of(
         )
     if task is Task.several_classes:
         return lambda weights: _of_several(outputs, values, weights[:, group_of])
+    if task is Task.residue_numbers:
+        return lambda weights: _of_residues(outputs[:, 0], values, group_of, weights)
     predicted, size = outputs.argmax(axis=1), outputs.shape[1]
     confusions = np.zeros((int(group_of.max()) + 1, size, size))
     np.add.at(confusions, (group_of, values, predicted), 1)
@@ -244,6 +256,20 @@ def _of_numbers(predicted: np.ndarray, values: np.ndarray, weights: np.ndarray) 
     spread = ((y - y.mean()) ** 2).sum()
     r2 = 1 - ((y - x) ** 2).sum() / spread if spread else np.nan
     return np.array([spearman(y, x), r2])
+
+
+def _of_residues(
+    predicted: np.ndarray, values: np.ndarray, group_of: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
+    rows = [np.flatnonzero(group_of == group) for group in range(int(group_of.max()) + 1)]
+    each = np.array([spearman(values[one], predicted[one]) for one in rows])
+    counts, errors = np.bincount(group_of), np.bincount(group_of, np.abs(values - predicted))
+    # Constant labels, or those of one residue, have no correlation.
+    known = weights * ~np.isnan(each)
+    with np.errstate(invalid="ignore"):
+        means = known @ np.nan_to_num(each) / known.sum(axis=1)
+    pooled = [_of_numbers(predicted, values, row[group_of]) for row in weights]
+    return np.column_stack([pooled, weights @ errors / (weights @ counts), means])
 
 
 def _of_confusions(confusions: np.ndarray, weights: np.ndarray, *, per_residue: bool) -> np.ndarray:
@@ -268,10 +294,30 @@ def _of_confusions(confusions: np.ndarray, weights: np.ndarray, *, per_residue: 
 
 def _of_several(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
     found = [_areas(o, v, weights) for o, v in zip(outputs.T, values.T, strict=True)]
+    fmax = _fmax(outputs, values, weights)
     areas = np.array(found)
     is_defined = ~np.isnan(areas)
     sums, counts = np.where(is_defined, areas, 0).sum(axis=0), is_defined.sum(axis=0)
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
+    return np.column_stack([means, fmax])
+
+
+def _fmax(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Returns the highest F over 101 thresholds of the probability, [resamples].
+
+    F is of the mean precision of proteins with a predicted class and the mean recall of all with a
+    label, as in CAFA (Radivojac et al. 2013, doi:10.1038/nmeth.2340).
+    """
+    p, is_labeled = np.exp(-np.logaddexp(0, -outputs)), values.sum(axis=1) > 0
+    best = np.zeros(len(weights))
+    for threshold in np.linspace(0, 1, 101):
+        taken = (p >= threshold) & is_labeled[:, None]
+        hits = (taken & values).sum(axis=1)
+        ratios = [hits / np.maximum(one.sum(axis=1), 1) for one in (taken, values)]
+        counted = [weights @ one for one in (taken.any(axis=1), is_labeled)]
+        x, y = (weights @ a / np.maximum(b, 1) for a, b in zip(ratios, counted, strict=True))
+        best = np.maximum(best, 2 * x * y / np.maximum(x + y, 1e-12))
+    return best
 
 
 def _areas(scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -5,14 +5,14 @@ not standardized; `probe.json` says what they predict, and from which layer of w
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from protlm import __version__
-from protlm.analysis.bootstrap import finite_or_none
+from protlm.analysis.bootstrap import Metrics, finite_or_none
 from protlm.checkpoints.checks import check_numbers, damaged_files, write_sums
 from protlm.data.tables import write_rows
 from protlm.downstream.examples import Labeled
@@ -52,6 +52,7 @@ def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]
         "predictors": {
             name: {
                 "metrics": one.scores.to_plain(),
+                "by_test_set": {name: found.to_plain() for name, found in one.by_set.items()},
                 "layer": one.layer,
                 "penalty": one.penalty,
                 "by_layer": {str(layer): finite_or_none(x) for layer, x in one.by_layer.items()},
@@ -59,6 +60,17 @@ def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]
             for name, one in predictors.items()
         },
     }
+
+
+def mean_over(folds: Mapping[str, Result]) -> dict[str, Predictor]:
+    """Returns the predictors with the means of their metrics over folds, and of the resamples."""
+    found = {}
+    for name, first in next(iter(folds.values())).predictors.items():
+        scores = [one.predictors[name].scores for one in folds.values()]
+        values = {key: float(np.mean([x.values[key] for x in scores])) for key in scores[0].values}
+        means = Metrics(values, np.mean([one.resampled for one in scores], axis=0))
+        found[name] = replace(first, layer=None, penalty=None, by_layer={}, scores=means)
+    return found
 
 
 def metric_rows(scores: Mapping[str, Any], heading: str = "labels by") -> list[list[str]]:
@@ -99,6 +111,12 @@ def print_result(result: Result) -> None:
     notes = [f"task: {task}{classes}; proteins: {sides}", comparison(scores)]
     if left_out := labeled.proteins.left_out:
         notes.append("left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items()))
+    for name, rows_of_set in labeled.split.test_sets.items():
+        found = {who: one.by_set.get(name) for who, one in result.predictors.items()}
+        metric = LABEL_METRICS[task][0]
+        values = [f"{who} {_digits(x.values[metric])}" for who, x in found.items() if x is not None]
+        if values:
+            notes.append(f"{name}, {len(rows_of_set):,} proteins: {metric} of {', '.join(values)}")
     leaks = labeled.leakage.describe(len(labeled.split.test))
     lacking = missing_in_test(targets, labeled.split.test)
     notes += [f"warning: {one}" for one in (leaks, lacking) if one]
@@ -115,8 +133,11 @@ def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
         "task": task,
         "classes": labeled.targets.classes,
         "proteins": labeled.split.sides(),
+        "test_sets": {name: len(rows) for name, rows in labeled.split.test_sets.items()},
         "rows": len(labeled.targets.values),
         "left_out": dict(labeled.proteins.left_out),
+        "masked_residues": dict(labeled.proteins.masked),
+        "in_train_or_valid_and_test": list(labeled.proteins.in_both),
         "seed": options.seed,
         "test_proteins_with_relatives_to_fit_to": {
             "identical": leaked.identical,
@@ -128,12 +149,22 @@ def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
     write_json(folder / RESULTS, content)
 
 
+def write_folds(folder: Path, column: str, folds: Mapping[str, Result]) -> None:
+    """Writes the means over folds as JSON, and prints them; `fold-1` is that of the first name."""
+    task = next(iter(folds.values())).labeled.targets.task
+    scores = scores_of(mean_over(folds), task)
+    write_json(folder / RESULTS, {"fold": column, "folds": list(folds), "task": task, **scores})
+    headings, *rows = metric_rows(scores, f"mean of {len(folds)} folds by")
+    print_table(headings, rows, [comparison(scores)])
+
+
 def write_predictions(folder: Path, result: Result) -> None:
     """Writes the labels and predictions of the test proteins, or of their residues."""
     targets, examples = result.labeled.targets, result.labeled.proteins.examples
     outputs = result.predictors[MODEL].outputs
     rows = targets.rows_of(result.labeled.split.test)
     places = None if targets.places is None else np.concatenate(targets.places)
+    values, classes = targets.values, targets.classes
     position = [] if places is None else ["position"]
     table = [["identifier", *position, "label", *output_columns(targets.classes)]]
     found = output_cells(outputs, targets.task, targets.classes)
@@ -143,7 +174,8 @@ def write_predictions(folder: Path, result: Result) -> None:
             table.append([one.identifier, one.label, *cells])
         else:
             place = int(places[row])
-            table.append([one.identifier, str(place + 1), one.label[place], *cells])
+            label = classes[values[row]] if classes else f"{values[row]:g}"
+            table.append([one.identifier, str(place + 1), label, *cells])
     with (folder / PREDICTIONS).open("w", encoding="utf-8", newline="") as file:
         write_rows(file, "\t", table)
 
@@ -155,7 +187,7 @@ def output_columns(classes: list[str]) -> list[str]:
 
 def output_cells(outputs: np.ndarray, task: Task, classes: list[str]) -> list[list[str]]:
     """Formats a number, or the predicted class, or classes with p ≥ 0.5, and all probabilities."""
-    if task is Task.number:
+    if task.is_number:
         return [[f"{value:.6g}"] for value in outputs[:, 0]]
     rows = []
     for row in probabilities(outputs, task):

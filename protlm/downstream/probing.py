@@ -5,7 +5,8 @@ training groups. The probe is then fitted to `train` and `valid`, and tested on 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,15 @@ from protlm.system.errors import InputDataError
 MODEL, RANDOM, CONSTANT = "model", "random_weights", "constant"
 _HELD_OUT = 0.2
 # What the layer and the penalty are chosen by.
-_CHOSEN_BY = {Task.number: "R2", Task.several_classes: "AUROC"}
+_CHOSEN_BY = {Task.number: "R2", Task.residue_numbers: "R2", Task.several_classes: "AUROC"}
 
 
 @dataclass(frozen=True)
 class Predictor:
     """A fitted linear model, its choices, and its scores and outputs on the test proteins.
 
-    A baseline has no layer, and the constant no penalty; `by_layer` is of the held-out proteins.
+    A baseline has no layer, and the constant no penalty; `by_layer` is of the held-out proteins,
+    `by_set` of each of several test sets.
     """
 
     fitted: LinearModel
@@ -40,6 +42,7 @@ class Predictor:
     by_layer: Mapping[int, float]
     scores: Metrics
     outputs: np.ndarray
+    by_set: Mapping[str, Metrics] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,26 @@ def probe(
 
     `report` gets the name of each predictor before its work.
     """
-    rows = _Rows(targets, split, options.seed)
-    found = {}
-    for name, features, layers in _features(model, sequences, targets, rows, options):
+    folds = {"": split}
+    return probe_folds(model, sequences, targets, folds, options, report=report)[""]
+
+
+def probe_folds(
+    model: PretrainedModel,
+    sequences: Sequence[str],
+    targets: Targets,
+    folds: Mapping[str, Split],
+    options: ProbeOptions,
+    *,
+    report: Callable[[str], None] = lambda _: None,
+) -> dict[str, dict[str, Predictor]]:
+    """Does the work of `probe` for several splits of the same proteins, which are embedded once."""
+    rows = {fold: _Rows(targets, split, options.seed) for fold, split in folds.items()}
+    found: dict[str, dict[str, Predictor]] = {fold: {} for fold in folds}
+    for name, features_of, layers in _features(model, sequences, targets, options):
         report(name)
-        found[name] = _probe(features, layers, targets, rows, options.seed)
+        for fold, one in rows.items():
+            found[fold][name] = _probe(features_of(one), layers, targets, one, options.seed)
     return found
 
 
@@ -81,14 +99,13 @@ class _Rows:
     """The rows of labels of each split: those of the proteins, or of their residues."""
 
     def __init__(self, targets: Targets, split: Split, seed: int) -> None:
-        train, of = split.train, targets.rows_of
+        self.split, train, of = split, split.train, targets.rows_of
         self.fit = of(np.concatenate([split.train, split.valid]))
         self.test = of(split.test)
         values = targets.values[self.fit]
         if values.ndim == 1 and not np.ptp(values):
             one = targets.classes[values[0]] if targets.classes else values[0]
             raise InputDataError(f"all labels to fit to are {one}; give two or more that differ")
-        self.clusters = split.clusters_of(targets.groups[self.test])
         if split.valid.size:
             self.chosen_on = of(split.valid)
             self.rest = of(train)
@@ -101,23 +118,23 @@ def _features(
     model: PretrainedModel,
     sequences: Sequence[str],
     targets: Targets,
-    rows: _Rows,
     options: ProbeOptions,
-) -> Iterator[tuple[str, list[Any], list[int]]]:
+) -> Iterator[tuple[str, Callable[[_Rows], list[Any]], list[int]]]:
     """Yields the name of a predictor, and its features for all rows by candidate layer."""
     layers = list(options.layers) or list(range(model.num_layers + 1))
     size, places = options.tokens_per_batch, targets.places
     for name in (MODEL, RANDOM):
         one = model if name == MODEL else model.with_random_weights(options.seed)
         states = embeddings(one, sequences, layers=layers, tokens_per_batch=size, places=places)
-        yield name, states, layers
+        yield name, lambda _, states=states: states, layers
     if places is None:
-        baselines = protein_baselines(sequences, rows.fit.tolist())
+        baselines = cache(lambda rows: protein_baselines(sequences, rows.fit))
+        for name in ("composition", "three_mers", "length"):
+            yield name, lambda rows, x=name: [baselines(rows)[x]], []
     else:
-        baselines = residue_baselines(sequences, places)
-    for name, features in baselines.items():
-        yield name, [features], []
-    yield CONSTANT, [], []
+        for name, features in residue_baselines(sequences, places).items():
+            yield name, lambda _, features=features: [features], []
+    yield CONSTANT, lambda _: [], []
 
 
 def _probe(
@@ -135,9 +152,25 @@ def _probe(
         layer = layers[best] if layers else None
         fitted = _fitted(features[best], targets, rows.fit, penalty)
     outputs = fitted.outputs(features[best][rows.test])
-    tested, groups = values[rows.test], targets.groups[rows.test]
-    scores = label_scores(outputs, tested, groups, task, clusters=rows.clusters, seed=seed)
-    return Predictor(fitted, layer, penalty, by_layer, scores, outputs)
+    scores, by_set = scores_of_test(outputs, targets, rows.split, seed=seed)
+    return Predictor(fitted, layer, penalty, by_layer, scores, outputs, by_set)
+
+
+def scores_of_test(
+    outputs: np.ndarray, targets: Targets, split: Split, *, seed: int
+) -> tuple[Metrics, dict[str, Metrics]]:
+    """Returns the scores of outputs for the test proteins, and for each of several test sets."""
+    test, sets = targets.rows_of(split.test), split.test_sets
+
+    def scores(taken: np.ndarray) -> Metrics:
+        rows = test[taken]
+        values, groups = targets.values[rows], targets.groups[rows]
+        clusters, some = split.clusters_of(groups), outputs[taken]
+        return label_scores(some, values, groups, targets.task, clusters=clusters, seed=seed)
+
+    is_in = {name: np.isin(test, targets.rows_of(one)) for name, one in sets.items()}
+    by_set = {name: scores(taken) for name, taken in is_in.items()} if len(sets) > 1 else {}
+    return scores(np.ones(len(test), dtype=bool)), by_set
 
 
 def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, float, list[float]]:
@@ -193,7 +226,7 @@ def three_mers(fit: Sequence[str], other: Sequence[str]) -> tuple[Any, Any]:
     return vectorizer.fit_transform(fit), vectorizer.transform(other)
 
 
-def protein_baselines(sequences: Sequence[str], fit: Sequence[int]) -> dict[str, Any]:
+def protein_baselines(sequences: Sequence[str], fit: Sequence[int] | np.ndarray) -> dict[str, Any]:
     """Returns features of all proteins by name; those of 3-mers occur in the rows `fit`."""
     composition = compositions(sequences)
     _, known = three_mers([sequences[row] for row in fit], sequences)

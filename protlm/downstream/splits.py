@@ -1,13 +1,13 @@
 """Training and test proteins: given splits, or whole clusters; and what is on both sides."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from protlm.data.records.record import accession
 from protlm.data.relatives import MIN_SHARED, K, highest_shared_fractions
-from protlm.downstream.labels import TEST, TRAIN, VALID, Example
+from protlm.downstream.label_files import TEST, TRAIN, VALID, Example
 from protlm.system.errors import InputDataError
 
 TEST_FRACTION = 0.2
@@ -15,13 +15,17 @@ TEST_FRACTION = 0.2
 
 @dataclass(frozen=True)
 class Split:
-    """The rows of each split, int64, and the group of every row: clusters, or equal sequences."""
+    """The rows of each split, int64, and the group of every row: clusters, or equal sequences.
+
+    `test` has the rows of all test sets.
+    """
 
     train: np.ndarray
     valid: np.ndarray
     test: np.ndarray
     groups: np.ndarray
     has_clusters: bool = False
+    test_sets: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def sides(self) -> dict[str, int]:
         """Returns the number of proteins of each split."""
@@ -76,11 +80,26 @@ def split_of(examples: Sequence[Example], *, seed: int) -> Split:
                 "TABLE.tsv, or --cluster, which runs MMseqs2"
             )
         given = np.where(held_out(groups, TEST_FRACTION, seed=seed), TEST, TRAIN)
-    train, valid, test = (np.flatnonzero(given == name) for name in (TRAIN, VALID, TEST))
+    train, valid = (np.flatnonzero(given == name) for name in (TRAIN, VALID))
+    test = np.flatnonzero(~np.isin(given, [TRAIN, VALID]))
+    sets = {str(name): np.flatnonzero(given == name) for name in np.unique(given[test])}
     for name, rows in ((TRAIN, train), (TEST, test)):
         if not rows.size:
             raise InputDataError(f"no protein is in the split {name}; correct the column split")
-    return Split(train, valid, test, groups, names is not None)
+    return Split(train, valid, test, groups, names is not None, sets)
+
+
+def folds_of(examples: Sequence[Example], *, seed: int) -> dict[str, Split]:
+    """Returns a split for each fold, which is its test set."""
+    names = sorted({one.fold for one in examples})
+    if len(names) < 2:
+        raise InputDataError(f"all proteins are in the fold {names[0]}; give two or more folds")
+    return {
+        name: split_of(
+            [replace(one, split=TEST if one.fold == name else TRAIN) for one in examples], seed=seed
+        )
+        for name in names
+    }
 
 
 def leakage(examples: Sequence[Example], split: Split) -> Leakage:

@@ -1,6 +1,5 @@
-"""What is predicted: a number, a class or several classes of a protein, or classes of residues."""
+"""What is predicted: a number, a class or several of a protein; classes or numbers of residues."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +10,14 @@ import numpy as np
 from protlm.analysis.dssp import secondary_structure
 from protlm.analysis.structures import Structure
 from protlm.data.tables import number_meant, number_of
-from protlm.downstream.labels import UNLABELED, Example
+from protlm.downstream.label_files import LIST, UNLABELED
+from protlm.downstream.residue_labels import items_of
 from protlm.downstream.splits import Split
 from protlm.system.errors import InputDataError, UserError
 
-SEPARATOR = ";"
+SEPARATOR = LIST
 # Integers with at most this many values are classes.
 _MOST_INTEGER_CLASSES = 10
-# Labels of residues may be too many or too few in a tenth of the proteins.
-_NEARLY_ALL = 0.9
 
 
 class Task(StrEnum):
@@ -29,14 +27,25 @@ class Task(StrEnum):
     one_class = "class"
     several_classes = "multi-label"
     residue_classes = "per-residue"
+    residue_numbers = "per-residue-number"
+
+    @property
+    def is_number(self) -> bool:
+        """Whether a number is predicted, not a class."""
+        return self in (Task.number, Task.residue_numbers)
+
+    @property
+    def of_residues(self) -> bool:
+        """Whether each residue has a label."""
+        return self in (Task.residue_classes, Task.residue_numbers)
 
 
 @dataclass(frozen=True)
 class Targets:
     """Labels as numbers, and the protein of each of their rows; of residues, the labeled places.
 
-    Values are float64 [examples] of numbers; int64 [examples] of classes, or [residues] of all
-    labeled residues in order; bool [examples, classes] of several classes, which are sorted.
+    Values are float64 of numbers and int64 of classes, [examples] or [residues] of all labeled
+    residues in order; bool [examples, classes] of several classes, which are sorted.
     """
 
     task: Task
@@ -67,7 +76,7 @@ def guess_task(
     <Task.several_classes: 'multi-label'>
     """
     if per_residue:
-        return Task.residue_classes
+        return Task.residue_numbers if _are_lists(labels) else Task.residue_classes
     values = [value for label in labels if (value := number_of(label)) is not None]
     if len(values) == len(labels):
         return _task_of_numbers(values)
@@ -121,38 +130,14 @@ def _meant(label: str, separator: str) -> float | None:
         return None
 
 
-def _items(label: str) -> list[str]:
-    return re.findall(r"""[^][(){}'",;\s]+""", label)
-
-
 def _refuse_lists(labels: Sequence[str]) -> None:
     for label in labels:
-        is_list = label[:1] + label[-1:] in ("[]", "{}") and len(_items(label)) != 1
+        is_list = label[:1] + label[-1:] in ("[]", "{}") and len(items_of(label)) != 1
         if is_list or label[:2] in ("['", '["', "{'", "('"):
             raise InputDataError(
                 f"the label {label[:40]!r} is a list as programs write it; write its classes "
                 f"without brackets and quotes, separated by {SEPARATOR}"
             )
-
-
-def refuse_labels_of_residues(examples: Sequence[Example]) -> None:
-    """Refuses labels of proteins if nearly all have a letter, or an item, for each residue."""
-    labels = [one.label for one in examples]
-    # Names of two or three classes and numbers, not masks, may be as long as peptides.
-    is_few = len(set(labels)) <= min(3, len(labels) / 2) and max(map(len, labels)) <= 20
-    are_numbers = all(number_of(one) is not None for one in labels)
-    if is_few or (are_numbers and not any(re.match("0[0-9]|[0-9]{20}", one) for one in labels)):
-        return
-    lengths = [(len(one.label), len(_items(one.label)), len(one.sequence)) for one in examples]
-    number = sum(length > 1 and length in counts for *counts, length in lengths)
-    if number >= _NEARLY_ALL * len(examples):
-        raise InputDataError(
-            f"{examples[0].place}: {number:,} of {len(examples):,} labels are as long as their "
-            f"sequences, such as {examples[0].label[:30]!r}: if they are of residues, write one "
-            "letter for each and type --per-residue (in FASTA files, these replace the residues, "
-            "which --sequences has; numbers of residues are not supported); otherwise type --task "
-            "class, multi-label or number"
-        )
 
 
 def refuse_many_classes(targets: Targets) -> None:
@@ -188,13 +173,28 @@ def targets_of(
         return Targets(task, classes, np.array([number[one] for one in labels]), each)
     if task is Task.several_classes:
         return _several(labels, min_count, separator)
-    labeled = ([n for n, x in enumerate(one) if x != UNLABELED] for one in labels)
-    residues = [np.array(numbers, dtype=np.int64) for numbers in labeled]
-    classes = _at_least_two(sorted(set("".join(labels)) - {UNLABELED}))
-    number = {name: row for row, name in enumerate(classes)}
-    found = [number[x] for one in labels for x in one if x != UNLABELED]
-    groups = np.repeat(each, [len(one) for one in residues])
-    return Targets(task, classes, np.array(found), groups, residues)
+    return _of_residues(labels, task)
+
+
+def _are_lists(labels: Sequence[str]) -> bool:
+    return any(LIST in label for label in labels)
+
+
+def _of_residues(labels: Sequence[str], task: Task) -> Targets:
+    are_lists = _are_lists(labels)
+    states = [label.split(LIST) if are_lists else label for label in labels]
+    places = [np.flatnonzero([x != UNLABELED for x in one]) for one in states]
+    found = [x for one in states for x in one if x != UNLABELED]
+    groups = np.repeat(np.arange(len(labels)), [len(one) for one in places])
+    classes = _at_least_two(sorted(set(found)))
+    if task is Task.residue_classes:
+        number = {name: row for row, name in enumerate(classes)}
+        return Targets(task, classes, np.array([number[x] for x in found]), groups, places)
+    values = [number_of(x) for x in found]
+    if None in values:
+        other = found[values.index(None)]
+        raise InputDataError(f"the label {other!r} is not a number; type --task per-residue")
+    return Targets(task, [], np.array(values, dtype=np.float64), groups, places)
 
 
 def state_labels(structure: Structure) -> str:

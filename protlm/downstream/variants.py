@@ -2,8 +2,9 @@
 
 Tables and reference files are those of ProteinGym (Notin et al. 2023,
 doi:10.1101/2023.12.07.570727): a table of an assay has the columns `mutant` or `mutated_sequence`
-or both, `DMS_score`, which is higher for fitter variants, and `DMS_score_bin`. A reference file has
-a row for each assay, with the columns `DMS_id` and `target_seq`.
+or both, `DMS_score`, which is higher for fitter variants, and `DMS_score_bin`; of a gene's clinical
+variants, `DMS_bin_score`, Benign or Pathogenic. A reference file has a row for each assay, with the
+columns `DMS_id` and `target_seq`.
 """
 
 import re
@@ -35,6 +36,7 @@ _INDEL = re.compile(r"[0-9](?:del|dup|ins|[-Δ∆]$)|^[Δ∆]", re.IGNORECASE)
 _HGVS = re.compile(r"(?ai)(?:(?:NP_|XP_|ENSP)[0-9.]+:)?P\.(\[[^][]*\]|[^][;:]*)")
 # Those of Enrich2 and MaveDB, synonymous variants among them, and others that people write.
 _WILD_TYPES = ("=", "_WT", "_SY", "WT", "WILD TYPE", "WILD-TYPE", "WILDTYPE", "SYNONYMOUS")
+_CLINICAL = {"benign": "1", "pathogenic": "0"}
 _ADVICE = "give the wild type of these variants, or --first-residue (in Python: first_residue=)"
 
 
@@ -169,6 +171,7 @@ class VariantTable:
     """The rows of a table, and the variants of those that are `scored`, by their numbers.
 
     `measured` is the column DMS_score, `is_fit` DMS_score_bin; `unscored` has lines and reasons.
+    Of clinical variants, `measured` is 1 for benign ones and 0 for pathogenic ones.
     """
 
     columns: list[str]
@@ -178,6 +181,7 @@ class VariantTable:
     is_fit: np.ndarray | None
     scored: list[int]
     unscored: list[str]
+    is_clinical: bool = False
 
     def describe_unscored(self, path: Path) -> str:
         """Returns the number of rows that are not scored, with the first lines and reasons."""
@@ -198,7 +202,7 @@ def read_variants(
 
     Rows that cannot be scored are refused, or left out with `skip_invalid`.
     """
-    names = ("mutant", "mutated_sequence", "DMS_score", "DMS_score_bin")
+    names = ("mutant", "mutated_sequence", "DMS_score", "DMS_score_bin", "DMS_bin_score")
     columns, lines = read_table(path, "a table of variants", names)
     if not {"mutant", "mutated_sequence"} & set(columns):
         raise InputDataError(
@@ -222,6 +226,9 @@ def read_variants(
         skip = "correct this, or type --skip-invalid to leave their scores empty"
         advice = skip if table.variants else "give a table whose mutants fit the wild type"
         raise InputDataError(f"{table.describe_unscored(path)}; {advice}")
+    if "DMS_score" not in columns and "DMS_bin_score" in columns:
+        scores = _numbers(path, table, numbers, "DMS_bin_score")
+        return replace(table, measured=scores, is_fit=scores == 1, is_clinical=True)
     scores, bins = (_numbers(path, table, numbers, name) for name in ("DMS_score", "DMS_score_bin"))
     if scores is None or bins is None:
         return replace(table, measured=scores)
@@ -271,6 +278,8 @@ def _numbers(path: Path, table: VariantTable, lines: list[int], name: str) -> np
     values = np.full(len(table.scored), np.nan)
     for number, row in enumerate(table.scored):
         cell = table.rows[row][place].strip()
+        if name == "DMS_bin_score":
+            cell = _CLINICAL.get(cell.lower(), cell)
         if cell in MISSING:
             continue
         if (value := number_of(cell)) is None:

@@ -51,7 +51,7 @@ class SequenceLabels(Evaluation):
 
         Intervals are over sequences, or over clusters if the table has a column `cluster`.
         """
-        proteins = read_labeled_proteins(self.labels, sequences=self.sequences)
+        proteins = read_labeled_proteins(self.labels, sequences=self.sequences, per_residue=False)
         examples = proteins.examples
         if not any(one.split for one in examples):
             raise InputDataError(f"{self.labels} has no splits; add a column with train and test")

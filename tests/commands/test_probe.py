@@ -112,6 +112,79 @@ def test_residues_have_a_row_each(
 
 
 @pytest.mark.slow
+def test_folds_and_their_mean(
+    labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
+) -> None:
+    rows = [one["sequence"] for one in read_table(labels)]
+    body = "".join(f"{one},{len(one) / 7},{n // 2 % 3}\n" for n, one in enumerate(rows * 2))
+    (tmp_path / "assay.csv").write_text(f"mutated_sequence,DMS_score,fold_random_5\n{body}")
+    typed = ["--label", "DMS_score", "--fold", "fold_random_5", "-m", tiny_run, "-o", "p"]
+    done = protlm_in_process("probe", "assay.csv", *typed, "--dry-run", cwd=tmp_path)
+    assert "task: number; 12 of 12 rows" in done.stderr and not (tmp_path / "p").exists()
+    done = protlm_in_process("probe", "assay.csv", *typed, "--layers", "1", cwd=tmp_path)
+    assert done.returncode == 0 and "mean of 3 folds by" in done.stdout
+    mean = json.loads((tmp_path / "p" / "results.json").read_text())
+    assert (mean["fold"], mean["folds"]) == ("fold_random_5", ["0", "1", "2"])
+    tested, each = [], []
+    for number in (1, 2, 3):
+        fold = tmp_path / "p" / f"fold-{number}"
+        tested += [row["identifier"] for row in read_table(fold / "predictions.tsv")]
+        found = json.loads((fold / "results.json").read_text())["predictors"]
+        each.append(found["composition"]["metrics"]["R2"]["value"])
+        assert read_probe(fold).layer == 1
+    assert sorted(tested) == sorted(f"line {n}" for n in range(2, 14))
+    assert mean["predictors"]["composition"]["metrics"]["R2"]["value"] == pytest.approx(
+        np.mean(each)
+    )
+
+
+def test_files_of_splits_and_columns_of_classes(
+    labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
+) -> None:
+    rows = read_table(labels)
+    for split in ("train", "test", "other"):
+        of = [one for one in rows if (one["split"] == "train") == (split == "train")]
+        cells = (
+            f"{one['sequence']},{int('W' in one['sequence'])},{int(one['label'] == 'nucleus')}"
+            for one in of
+        )
+        (tmp_path / f"{split}.csv").write_text("\n".join(["aa_seq,a,b", *cells]))
+    typed = ["train.csv", "test.csv", "CASP=other.csv", "--label-columns", "a", "b", "-m", tiny_run]
+    done = protlm_in_process("probe", *typed, "-o", "p", "--layers", "0", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "train.csv and 2 more: task: multi-label of 2 classes (a, b); 8 of 8" in done.stderr
+    assert "CASP, 2 proteins: AUROC of model" in done.stdout
+    found = json.loads((tmp_path / "p" / "results.json").read_text())
+    assert found["test_sets"] == {"CASP": 2, "test": 2} and found["proteins"]["test"] == 4
+    assert {*found["predictors"]["model"]["by_test_set"]} == {"CASP", "test"}
+
+
+def test_numbers_of_residues_are_learned_and_predicted(
+    labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
+) -> None:
+    lines = []
+    for row in read_table(labels):
+        values = [f"{1.5 if letter == 'W' else 0.25}" for letter in row["sequence"]]
+        mask = "0" + "1" * (len(values) - 1)
+        head = f">{row['identifier']} SET={row['split']} TARGET={';'.join(values)} MASK={mask}"
+        lines += [head, row["sequence"]]
+    (tmp_path / "x.fasta").write_text("\n".join(lines))
+    typed = ["x.fasta", "-m", tiny_run, "-o", "p"]
+    done = protlm_in_process("probe", *typed, "--layers", "0", cwd=tmp_path)
+    assert done.returncode == 0 and "task: per-residue-number; 6 of 6 rows" in done.stderr
+    assert "masked: 6 by MASK=" in done.stderr
+    found = json.loads((tmp_path / "p" / "results.json").read_text())
+    assert found["predictors"]["model"]["metrics"]["R2"]["value"] > 0.9
+    assert found["masked_residues"] == {"by MASK=": 6}
+    tested = read_table(tmp_path / "p" / "predictions.tsv")
+    assert {row["label"] for row in tested} == {"1.5", "0.25"} and tested[0]["position"] == "2"
+    typed = ["proteins.fasta", "-p", "p", "-m", tiny_run, "-o", "all.tsv"]
+    assert protlm_in_process("predict", *typed, cwd=tmp_path).returncode == 0
+    predicted = read_table(tmp_path / "all.tsv")
+    assert all((float(x["predicted"]) > 0.9) == (x["residue"] == "W") for x in predicted)
+
+
+@pytest.mark.slow
 def test_clusters_are_made_or_read(
     labels: Path, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

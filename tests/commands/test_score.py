@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 import protlm
 from protlm.commands import score as score_command
@@ -15,7 +16,7 @@ from protlm.downstream.estimators import Estimator, Predictor, score
 from protlm.downstream.variants import parse_mutant
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import scan_figure
-from protlm.system.errors import UserError
+from protlm.system.errors import InputDataError, UserError
 from tests.fixtures.commands import Command, read_table, run_page
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,6 +119,34 @@ def test_several_assays_and_their_averages(capsys: pytest.CaptureFixture[str]) -
     assert found[1]["metrics"]["AUC"] is None
     low, high = found[0]["intervals"]["Spearman"]
     assert low <= spearman[0] <= high
+
+
+def test_clinical_variants_have_an_auc_by_gene(capsys: pytest.CaptureFixture[str]) -> None:
+    bins = ("Benign", "Pathogenic", "benign", "", "Pathogenic")
+    for gene, shift in (("NP_1", 0), ("NP_2", 1)):
+        given = [bins[(n + shift) % 5] for n in range(5)]
+        rows = [f"{n},{gene},{mutant},{given[n]}" for n, mutant in enumerate(MUTANTS)]
+        Path(f"{gene}.csv").write_text("\n".join([",protein,mutant,DMS_bin_score", *rows]))
+    Path("reference.csv").write_text(f"DMS_id,target_seq\nNP_1,{WILD_TYPE}\nNP_2,{WILD_TYPE}\n")
+    run("NP_1.csv NP_2.csv", "s", reference="reference.csv", json="m.json")
+    printed, report = capsys.readouterr().out, json.loads(Path("m.json").read_text())
+    found, expected = [], []
+    for gene in ("NP_1", "NP_2"):
+        one = report["assays"][gene]["masked-marginals"]
+        assert (one["classes"], one["measured"]) == ("clinical", 4)
+        rows = [row for row in read_table(f"s/{gene}.csv") if row["DMS_bin_score"]]
+        is_benign = [row["DMS_bin_score"].lower() == "benign" for row in rows]
+        scores = [float(row["masked-marginals"]) for row in rows]
+        found.append(one["metrics"]["AUC"])
+        expected.append(roc_auc_score(is_benign, scores))
+    assert found == pytest.approx(expected)
+    mean = report["average_auc"]["masked-marginals"]["mean of types"]
+    assert mean == pytest.approx(np.mean(expected)) and report["average_spearman"] == {}
+    assert f"average AUC, masked-marginals: mean of types {mean:.3f}" in printed
+    assert "Spearman" not in printed
+    Path("NP_1.csv").write_text("mutant,DMS_bin_score\nM1A,Likely\n")
+    with pytest.raises(InputDataError, match="line 2: DMS_bin_score of variant 1 is 'Likely'"):
+        run("NP_1.csv")
 
 
 def scan(sources: str = "x.fasta", model: str = "run", **settings: Any) -> list[dict[str, str]]:

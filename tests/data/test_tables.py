@@ -47,6 +47,27 @@ def test_a_bad_table_of_labels_is_named(content: str, words: str, tmp_path: Path
         read_labels(tmp_path / "t.tsv", "accession", "cluster30")
 
 
+def test_headers_of_scope_are_labels(tmp_path: Path) -> None:
+    text = ">d1dlwa_ a.1.1.1 (A:) Hemoglobin {X}\nslfek\n>d1uvya_ a.1.12.3 (A:) {Y}\nslfek\n"
+    (tmp_path / "scope.fa").write_text(text)
+    for column, labels in (("class", ["a", "a"]), ("superfamily", ["a.1.1", "a.1.12"])):
+        found = read_labels(tmp_path / "scope.fa", "accession", column)
+        assert found == dict(zip(["d1dlwa_", "d1uvya_"], labels, strict=True))
+    with pytest.raises(InputDataError, match="cluster30 is not one of SCOPe's class, fold, super"):
+        read_labels(tmp_path / "scope.fa", "accession", "cluster30")
+
+
+@pytest.mark.parametrize("name", ["x.lmdb", "data.mdb"])
+def test_pickles_in_lmdb_are_refused_with_lines_that_write_a_table(tmp_path, name: str) -> None:
+    (tmp_path / name).write_bytes(bytes(16) + (0xBEEFC0DE).to_bytes(4, "little") + bytes(99))
+    path = tmp_path if name == "data.mdb" else tmp_path / name
+    with pytest.raises(InputDataError, match="LMDB, whose values are pickles") as error:
+        read_table(path, "a table of labels")
+    lines = "\n".join(str(error.value).splitlines()[1:])
+    assert f"subdir={name == 'data.mdb'}" in lines and "num_examples" in lines
+    compile(lines, "lines", "exec")
+
+
 @pytest.mark.parametrize("text", ["-1.5e3", "+5", ".5", "007", "1e-300"])
 def test_numbers_are_ascii_digits_with_a_point(text: str) -> None:
     assert number_of(text) == float(text)

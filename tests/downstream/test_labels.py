@@ -1,6 +1,5 @@
 """Labels: tables, FLIP's and biotrainer's FASTA files, splits, tasks, and mistakes in them."""
 
-import gzip
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,23 +9,17 @@ import pytest
 
 from protlm.data.tables import MISSING
 from protlm.downstream.examples import LabelOptions, targets_from
-from protlm.downstream.labels import Example, LabeledProteins, read_labeled_proteins
-from protlm.downstream.splits import cluster_names, held_out, leakage, split_of, with_clusters
+from protlm.downstream.label_files import Example, Form
+from protlm.downstream.splits import (
+    cluster_names,
+    held_out,
+    leakage,
+    split_of,
+    with_clusters,
+)
 from protlm.downstream.tasks import Task, missing_in_test, targets_of
 from protlm.system.errors import InputDataError, UserError
 from tests.data.test_relatives import random_sequences
-
-
-@pytest.fixture
-def read(tmp_path: Path):
-    """Writes a file of labels and reads it."""
-
-    def written(text: str, name: str = "labels.tsv", **options) -> LabeledProteins:
-        path = tmp_path / name
-        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-        return read_labeled_proteins(path, **options)
-
-    return written
 
 
 def test_tables_of_flip(read) -> None:
@@ -81,7 +74,7 @@ def test_fasta_of_residues(read, tmp_path: Path) -> None:
     found = read(text, "labels.fasta", sequences=tmp_path / "x.fasta")
     assert found.per_residue
     assert found.examples[0] == Example("A", "MKTA", "HHE?", "train")
-    with pytest.raises(InputDataError, match="3: 2 labels for the 3 residues of B"):
+    with pytest.raises(InputDataError, match="3: 2 labels for the 3 residues of B; write a letter"):
         read(">A SET=train\nHHEE\n>B SET=test\nHE\n", "bad.fasta", sequences=tmp_path / "x.fasta")
 
 
@@ -107,9 +100,12 @@ MISTAKES = [
     ("sequence\ttarget\tset\tvalidation\nMK\t1\ttrain\tyes\n", "validation 'yes' is not one"),
     ("id\tsequence\tlabel\nA\tMK\t\n", "has no labels"),
     (">p|TARGET=a|SET=train\nMKTA\n", r"\(1 without a label\); give a row, or .* TARGET= after"),
-    (">P1 Cell.membrane-M\nMKTA\n", "headers lack TARGET= and SET="),
+    (">P1 Cell.membrane-M\nMKTA\n", "headers lack TARGET= and SET=.*--labels header"),
     (">P1 SET=train\nHHEE\n", "if the letters are labels of residues, type --seq"),
-    (">P1 TARGET=HHE SET=train MASK=011\nMKT\n", "line 1: the header has MASK=; masks"),
+    (">P1 TARGET=a SET=train MASK=011\nMKT\n", "line 1: MASK= needs a label of each residue"),
+    ("id\taa_seq\tinput\tlabel\nA\tMK\tMK\t1\n", "columns aa_seq and input; rename"),
+    ("id\tseq\tlabel\tset\nA\tMK\t1\tCASP12\n", "'CASP12' is not one .* --test-sets CASP12"),
+    ("id\tseq\tlabel\tset\nA\tMK\t1\ttrain\nA\tMK\t1\tval\n", "3: A is repeated, with the split t"),
     (">P1 INTERACTOR=P2 TARGET=0 SET=train\nMKT\n", "INTERACTOR=; pairs are not read"),
 ]
 
@@ -119,9 +115,11 @@ def test_mistakes_in_files(read, text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         read(text, "x.fasta" if text.startswith(">") else "labels.tsv")
     # Options of tables are not for FASTA files.
-    for options in ({"column": "place"}, {"per_residue": True}):
-        with pytest.raises(UserError, match="leave --label and --per-residue out"):
+    for options in ({"column": "place"}, {"form": Form(fold="x")}, {"form": Form(columns=("x",))}):
+        with pytest.raises(UserError, match="leave --label, --label-columns and --fold out"):
             read(">A TARGET=HHEE\nMKTA\n", "x.fasta", **options)
+    with pytest.raises(UserError, match="not a FASTA file; leave --labels header out"):
+        read("id\tlabel\nA\t1\n", form=Form(header="header"))
 
 
 CELL = "Cell membrane, peripheral"
@@ -137,7 +135,7 @@ def take(read, tmp_path: Path):
         rows = (f"P{n}\t{sequences[n]}\t{label}\n" for n, label in enumerate(labels))
         reading = LabelOptions(**options)
         text = "id\tsequence\tlabel\n" + "".join(rows)
-        proteins = read(text, "x.tsv", per_residue=reading.per_residue)
+        proteins = read(text, "x.tsv", per_residue=reading.of_residues)
         return targets_from(tmp_path / "x.tsv", proteins, reading)
 
     return taken
@@ -237,7 +235,7 @@ def states(length: Callable[[int], int], join: str = "", letters: str = "HEC") -
 MEANT = {"\u22127.5": "type -100.5 or", "7.5 nM": "type 100.5 or", "7µg/mL": "type 100 or"}
 MEANT |= {"7±0.1": "type 100 or", "1,7": "type 1100 or 1.100 or", "1,7,000": "type 1100000 or"}
 MEANT |= {"0,7": "type 0.100 or", "1.7,5": "type 1100.5 or", "-1,7.25": "type -1100.25 or"}
-LONG = "80 of 80 labels are as long as their sequences"
+LONG = "line 2: 80 of 80 labels are as long as their sequences.* type --per-residue; otherwise"
 PEPTIDES = {
     "letters": [f"{n:08b}".replace("0", "H") for n in range(80)],
     "masks": [f"{n:08b}"[::-1] for n in range(80)],
@@ -256,14 +254,10 @@ REFUSED: dict[str, tuple] = {
     "nearly a class each": ([f"c{min(n, 60)}" for n in range(80)], "80 labels would be 61 classes"),
     "a list each": ([f"a{n};b{n}" for n in range(80)], "80 labels would be 160 classes"),
     "an integer each": ([str(n) for n in range(8)], "8 labels would be 8 classes.*--task number"),
-    "letters of residues": (states(lambda n: n), "80 of 80 labels are as long.*--per-residue"),
-    "nearly all letters": (states(lambda n: n - (n > 57)), "labels are as long as their sequences"),
-    "digits of residues": (states(lambda n: n, letters="01"), "labels are as long as their"),
-    "numbers of residues": (states(lambda n: n, ";", "05"), "labels are as long as their"),
-    "blanks": (states(lambda n: n, " "), "labels are as long as their"),
+    "nearly all letters": (states(lambda n: n - (n > 57)), "line 10: 72 of 80 labels are as long"),
+    "words for residues": (states(lambda n: n, ";", ["in", "out"]), "'(in|out)' of a residue is n"),
     "the sequences": (SEQUENCES, "80 of 80 labels are the sequences themselves"),
     **{f"residues of peptides, {name}": (labels, LONG, 8) for name, labels in PEPTIDES.items()},
-    "residues of proteins": (cycle("I" * 50, "O" * 50), LONG, 50),
 }
 
 
@@ -319,14 +313,29 @@ def test_sequences_are_read_as_in_fasta_files(take, capsys, read, tmp_path: Path
         read(f"{labels}C\t1\n", sequences=tmp_path / "x.fasta")
 
 
-@pytest.mark.parametrize("mask", ["mask.fasta", "mask.fasta.gz"])
-def test_masks_are_not_passed_over(read, tmp_path, mask: str) -> None:
-    (tmp_path / mask).write_bytes(b"")
-    with pytest.raises(InputDataError, match=rf"masks are not applied.* move .*{mask} to another"):
-        read(">A SET=train\nHHEE\n", "x.fasta", sequences=tmp_path / "x.fasta")
-    assert read(">A TARGET=1 SET=train\nMKTA\n", "x.fasta").examples
-    with pytest.raises(InputDataError, match=r"has the column cb513_mask, and masks are not"):
-        read("sequence,label,cb513_mask\nMKT,HHE,011\n", per_residue=True)
+# Labels of residues as they are written, and what they are taken for.
+OF_RESIDUES: dict[str, tuple] = {
+    "letters": (states(lambda n: n), ["C", "E", "H"]),
+    "blanks": (states(lambda n: n, " "), ["C", "E", "H"]),
+    "digits": (states(lambda n: n, letters="01"), ["0", "1"]),
+    "numbers of classes": (states(lambda n: n, ";", "05"), ["0", "5"]),
+    "lists of numpy": ([f"[{x}]" for x in states(lambda n: n, " ", ["0.", "1."])], ["0", "1"]),
+    "lists of pandas": ([f"[{x}]" for x in states(lambda n: n, ", ", ["0.0", "2.0"])], ["0", "2"]),
+    "proteins of one length": (cycle("I" * 50, "O" * 50), ["I", "O"], 50),
+    "numbers": (states(lambda n: n, ";", ["0.5", "-1", "12"]), []),
+    "large numbers": (states(lambda n: n, ";", ["1", "-1"]), []),
+    "decimals of peptides": (cycle("0.5;1;2", "1;0.5;1", "2;2;1.5", "1.5;1;2"), [], 3),
+}
+
+
+@pytest.mark.parametrize("case", OF_RESIDUES)
+def test_labels_as_long_as_sequences_are_of_residues(take, capsys, case: str) -> None:
+    labels, classes, *length = OF_RESIDUES[case]
+    sequences = shortened(*length, SEQUENCES)[0] if length else SEQUENCES
+    found, number = take(labels, sequences), sum(map(len, sequences))
+    assert found.classes == classes and len(found.values) == number
+    assert found.task is (Task.residue_classes if classes else Task.residue_numbers)
+    assert f"rows are used, {number:,} of {number:,} residues" in capsys.readouterr().err
 
 
 def test_attributes_of_long_headers_are_read_in_linear_time(read) -> None:

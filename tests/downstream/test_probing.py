@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.sparse import csr_matrix
+from scipy.stats import spearmanr
 
 from protlm.analysis.structures import read_structure
 from protlm.downstream.linear import (
@@ -105,9 +106,41 @@ def test_metrics_are_those_of_scikit_learn(numbers) -> None:
     kept = several[:, :2], rounded[:, :2]
     assert found["AUROC"] == pytest.approx(metrics.roc_auc_score(*kept))
     assert found["AUPRC"] == pytest.approx(metrics.average_precision_score(*kept))
+    assert found["Fmax"] == pytest.approx(slow_fmax(rounded, several))
     values = numbers.normal(size=80)
     found = label_scores(outputs, values, np.arange(80), Task.number).values
     assert found["R2"] == pytest.approx(metrics.r2_score(values, outputs[:, 0]))
+    found = label_scores(outputs, values, groups, Task.residue_numbers).values
+    assert found["MAE"] == pytest.approx(metrics.mean_absolute_error(values, outputs[:, 0]))
+    assert found["Spearman"] == pytest.approx(spearmanr(values, outputs[:, 0])[0])
+    pairs = zip(values.reshape(20, 4), outputs[:, 0].reshape(20, 4), strict=True)
+    mean = np.mean([spearmanr(*pair)[0] for pair in pairs])
+    assert found["Spearman per protein"] == pytest.approx(mean)
+
+
+def slow_fmax(logits: np.ndarray, labels: np.ndarray) -> float:
+    """The definition of CAFA, one threshold and one protein at a time."""
+    best = 0.0
+    for threshold in np.linspace(0, 1, 101):
+        precisions, recalls = [], []
+        for row, known in zip(logits, labels, strict=True):
+            chosen = 1 / (1 + np.exp(-row)) >= threshold
+            if known.any():
+                recalls.append((chosen & known).sum() / known.sum())
+                if chosen.any():
+                    precisions.append((chosen & known).sum() / chosen.sum())
+        if precisions:
+            p, r = np.mean(precisions), np.mean(recalls)
+            best = max(best, 2 * p * r / (p + r) if p + r else 0)
+    return float(best)
+
+
+def test_fmax_of_a_case_by_hand() -> None:
+    """At 0.5, two of three chosen classes are right, and all that are known are chosen."""
+    logits = np.array([[9.0, 9, -9], [-9, 9, -9], [-9, -9, -9]])
+    labels = np.array([[True, False, False], [False, True, False], [False, False, False]])
+    found = label_scores(logits, labels, np.arange(3), Task.several_classes).values["Fmax"]
+    assert found == pytest.approx(2 * 0.75 / 1.75)
 
 
 @pytest.mark.parametrize("num_labels", [2, 3, 5, 6])
@@ -229,6 +262,19 @@ def test_nothing_is_fitted_to_the_test_proteins(numbers, split: Split, model) ->
     for name, one in found[0].items():
         assert one.outputs.tolist() == found[1][name].outputs.tolist()
     assert found[0][MODEL].scores.values != found[1][MODEL].scores.values
+
+
+def test_test_sets_have_metrics_of_their_own(numbers, split: Split, model) -> None:
+    sequences, is_rich = planted(numbers)
+    targets = Targets(Task.one_class, ["a", "b"], is_rich, np.arange(60))
+    sets = {"test1": split.test[:5], "test2": split.test[5:]}
+    options = ProbeOptions(layers=(0,))
+    found = probe(model, sequences, targets, replace(split, test_sets=sets), options)
+    for name, one in found.items():
+        right = one.outputs.argmax(1) == is_rich[split.test]
+        parts = [one.by_set[x].values["accuracy"] for x in sets]
+        assert parts == [right[:5].mean(), right[5:].mean()], name
+    assert not probe(model, sequences, targets, split, options)[MODEL].by_set
 
 
 def test_the_validation_split_chooses(numbers, model) -> None:
