@@ -57,20 +57,24 @@ def test_the_number_of_threads_may_change_before_the_backward_pass(name, causal)
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
+SELECTIVE = {"decay": "selective"}
 COMPILED = [
-    ("performer_relu", False, 1.0),
-    ("performer_relu", True, 1.0),
-    ("performer_softmax", False, 1.0),
-    ("performer_softmax", True, 1.0),
+    ("performer_relu", {}, False, 1.0),
+    ("performer_relu", {}, True, 1.0),
+    ("performer_softmax", {}, False, 1.0),
+    ("performer_softmax", {}, True, 1.0),
     # Keys far above the first one.
-    ("performer_softmax", True, 30.0),
+    ("performer_softmax", {}, True, 30.0),
+    ("performer_relu", SELECTIVE, False, 1.0),
+    ("performer_softmax", SELECTIVE, True, 1.0),
+    ("rfa", {"gate": True}, True, 1.0),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize(("name", "causal", "scale"), slow_but(COMPILED, COMPILED[0]))
-def test_torch_compile_sees_one_graph_with_the_same_result(name, causal, scale):
-    mechanism, results = create(name, {}, **SIZES), []
+@pytest.mark.parametrize(("name", "options", "causal", "scale"), slow_but(COMPILED, COMPILED[0]))
+def test_torch_compile_sees_one_graph_with_the_same_result(name, options, causal, scale):
+    mechanism, results = create(name, options, **SIZES), []
     for compile_ in (lambda f: f, partial(torch.compile, backend="aot_eager", fullgraph=True)):
         inputs = make_inputs(70).to(torch.float32)
         inputs = inputs._replace(k_BHLK=scale * inputs.k_BHLK).differentiable()
@@ -147,11 +151,11 @@ def rounds_operands(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 
 
 def test_errors_are_within_the_budget(performer, causal, rounds_operands):
-    out, dq, dk, *others = errors(performer, causal, make_inputs(LENGTH).to(torch.bfloat16))
+    out, dq, dk, dv, *of_gates = errors(performer, causal, make_inputs(LENGTH).to(torch.bfloat16))
     assert rounds_operands
-    assert max(out, *others) <= 1e-2
+    assert max(out, dv) <= 1e-2
     # Differences of sums over the values, which cancel where a position sees few keys.
-    assert max(dq, dk) <= 4e-2
+    assert max(dq, dk, *of_gates) <= 4e-2
 
 
 def test_the_future_has_no_influence(performer, rounds_operands):

@@ -111,9 +111,9 @@ SINES = {"estimator": "trigonometric"}
 @weights(
     {},
     {"num_features": 20, "optimal_for": 4.0, "antithetic": True, "projection": "givens"},
-    {"num_features": 20, "decay": "learned"},
     {"num_features": 20, "decay": "selective"},
     further=[
+        {"num_features": 20, "decay": "learned"},
         {"num_features": 20},
         {"num_features": 20, "estimator": "hyperbolic", "projection": "iid"},
         {"num_features": 20, "estimator": "regularized", "projection": "hadamard"},
