@@ -18,8 +18,8 @@ from protlm.attention.linearized.features import (
 )
 from protlm.attention.linearized.gated import GatedSums
 from protlm.attention.linearized.gates import Gate
-from protlm.attention.linearized.normalization import Denominator, inverse_of_weight
-from protlm.attention.ops.numerics import accum_dtype, no_autocast, upcast, zero_padding
+from protlm.attention.linearized.normalization import Denominator, Normalized, inverse_of_weight
+from protlm.attention.ops.numerics import accum_dtype, no_autocast, recomputed, upcast, zero_padding
 from protlm.attention.ops.projection import Projection, RowSampling
 from protlm.config.fields import above, at_least
 from protlm.system.errors import UserError
@@ -39,12 +39,16 @@ def gated_means(
     would cancel in the output, but not in the floor of a denominator. In the dtype of the queries;
     they and keys are finite at padding.
     """
-    values = zero_padding(F.pad(v_BHLC.to(q_BHLK.dtype), (0, 1), value=1.0), mask_BL)
-    written = values * -torch.expm1(log_gate_BHL1)
+    written = recomputed(_written, v_BHLC.to(q_BHLK.dtype), log_gate_BHL1, mask_BL)
     inputs = q_BHLK, k_BHLK, written, log_gate_BHL1, mask_BL
     sums = GatedSums.apply(*inputs, feature_map, True)
     assert isinstance(sums, Tensor)
     return sums * inverse_of_weight(-torch.expm1(log_gate_BHL1.cumsum(dim=2)))
+
+
+def _written(v_BHLC: Tensor, log_gate_BHL1: Tensor, mask_BL: Tensor) -> Tensor:
+    values = zero_padding(F.pad(v_BHLC, (0, 1), value=1.0), mask_BL)
+    return values * -torch.expm1(log_gate_BHL1)
 
 
 # Added to the norm that a vector is divided by, as in the code released with arXiv 2103.02143.
@@ -158,7 +162,8 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         with no_autocast(v_BHLC):
             feature_map = self.performer.feature_map(accum_dtype(q_BHLK))
             means = gated_means(q_BHLK, k_BHLK, v_BHLC, log_gate_BHL1, mask_BL, feature_map)
-            out_BHLC, _ = self._normalizer(means)
+            out_BHLC = Normalized.apply(means, self._normalizer)
+        assert isinstance(out_BHLC, Tensor)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:

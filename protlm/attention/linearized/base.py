@@ -34,6 +34,18 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     features that are exponentials it has one more row, the largest logit of each feature so far,
     which is the reference of the sums. Only `mix` is differentiable; maps, features and steps are
     not. `projection` is None for features without one.
+
+    With a decay, the weight of key j for query i is multiplied by the gates that lie between them,
+    the query's own included and the key's left out:
+
+        g_{j+1} … g_i for j < i,  1 for j = i,  g_i … g_{j-1} for j > i
+
+    which is the recurrence S_i = g_i S_{i-1} + φ(k_i) v_iᵀ in either direction (Afzal et al., arXiv
+    2502.16249); causal attention has j ≤ i alone. g_i = σ(b) with `learned`, one number per head,
+    so that the factor is g^|i-j| (LION-D; RetNet, arXiv 2307.08621), and σ(w·h_i + b) with
+    `selective`, h the normalized input of the block (LION-S; arXiv 2312.06635 where causal). The
+    gate of padding is 1. Relative to the largest feature of all keys (causal: that of the first
+    one), a row whose decayed weights sum to less than 1e-30 in float32 is 0.
     """
 
     supports_bidirectional = True
