@@ -115,9 +115,10 @@ class _Direction(NamedTuple):
     ) -> tuple[Tensor, Tensor]:
         """Returns the sums of keysᵀφ before each chunk (reverse: after it), and over all of them.
 
-        `first` is the sum before the tile (reverse: after it), (B, H, C, R); None for 0.
+        Keys are decayed to the end of their chunk. `first` is the sum before the tile (reverse:
+        after it), (B, H, C, R); None for 0.
         """
-        increments = matrix_product((keys * self.of_keys).mT, phi, dtype=dtype)
+        increments = matrix_product(keys.mT, phi, dtype=dtype)
         if first is None:
             first = torch.zeros_like(increments[:, :, 0])
         return _scan(increments, self.whole, first, reverse=self.reverse)
@@ -148,12 +149,12 @@ def _scan(
     """Returns the running sums s ← whole s + increment before each chunk, and the last one."""
     if increments.device.type != "cpu" or is_compiling():
         return _doubling(increments, whole, first, reverse=reverse)
-    states, state = torch.empty_like(increments), first
-    numbers = range(increments.shape[2])
-    for number in reversed(numbers) if reverse else numbers:
-        states[:, :, number] = state
-        state = torch.addcmul(increments[:, :, number], state, whole[:, :, number])
-    return states, state
+    states, state = [], first
+    pairs_of_chunks = list(zip(increments.unbind(2), whole.unbind(2), strict=True))
+    for increment, factor in reversed(pairs_of_chunks) if reverse else pairs_of_chunks:
+        states.append(state)
+        state = torch.addcmul(increment, state, factor)
+    return torch.stack(states[::-1] if reverse else states, dim=2), state
 
 
 def _doubling(
@@ -188,8 +189,9 @@ def _sums(
             operands.raise_reference(tile)
         for tile in reversed(group[1:]):
             (_, backward), _ = _directions(log_gate_BHL1, tile, causal=False)
-            keys = chunked(operands.values(tile)), chunked(operands.keys(tile).phi_BHLR)
-            after.append(backward.states(*keys, after[-1], dtype)[1])
+            values = chunked(operands.values(tile)) * backward.of_keys
+            phi_k = chunked(operands.keys(tile).phi_BHLR)
+            after.append(backward.states(values, phi_k, after[-1], dtype)[1])
     for tile in group:
         # Keys first: those of causal attention decide the reference.
         phi_k = chunked(operands.keys(tile, causal=causal).phi_BHLR)
@@ -199,7 +201,7 @@ def _sums(
         sums = multiply(multiply(phi_q, phi_k.mT).mul_(decays), values)
         entering = [before] if causal else [before, after.pop()]
         for direction, first in zip(directions, entering, strict=True):
-            states, last = direction.states(values, phi_k, first, dtype)
+            states, last = direction.states(values * direction.of_keys, phi_k, first, dtype)
             sums = multiply(phi_q * direction.of_queries, states.mT, onto=sums)
             before = before if direction.reverse else last
         yield tile, positions(sums, tile), entering
@@ -220,8 +222,9 @@ def _gradients(
     before: list[Tensor | None] = [None]
     for tile in group[:-1] if not causal else []:
         (_, backward), _ = _directions(log_gate_BHL1, tile, causal=False)
-        queries = chunked(tile.of(dsums_BHLC)), chunked(operands.queries(tile).phi_BHLR)
-        before.append(backward.transposed().states(*queries, before[-1], dtype)[1])
+        dsums = chunked(tile.of(dsums_BHLC)) * backward.of_queries
+        phi_q = chunked(operands.queries(tile).phi_BHLR)
+        before.append(backward.transposed().states(dsums, phi_q, before[-1], dtype)[1])
     for tile in reversed(group):
         phi_k, key_pullback = operands.keys(tile, causal=causal)
         phi_q, query_pullback = operands.queries(tile)
@@ -230,40 +233,44 @@ def _gradients(
         directions, decays = _directions(log_gate_BHL1, tile, causal=causal)
         weights = multiply(phi_q, phi_k.mT).mul_(decays)
         dweights = multiply(dsums, values.mT)
-        within = weights * dweights
+        # Of the pairs within a chunk; those of a position and itself cancel in both differences.
+        flows = weights * dweights
+        whole = _queries_less_keys(flows)
+        downward = whole if causal else _queries_less_keys(flows.tril_())
+        upward = whole - downward
         dweights.mul_(decays)
         dphi_q, dphi_k = multiply(dweights, phi_k), multiply(dweights.mT, phi_q)
         dvalues, dlog_gate = multiply(weights.mT, dsums), torch.zeros_like(phi_q[..., :1])
         leaving = [after] if causal else [after, before.pop()]
         for direction, last in zip(reversed(directions), reversed(leaving), strict=True):
-            back, first = direction.transposed(), states.pop()
-            of_keys, _ = direction.states(values, phi_k, first, dtype)
-            of_queries, end = back.states(dsums, phi_q, last, dtype)
+            given_k, given_q = values * direction.of_keys, dsums * direction.of_queries
+            of_keys, _ = direction.states(given_k, phi_k, states.pop(), dtype)
+            of_queries, end = direction.transposed().states(given_q, phi_q, last, dtype)
             after = after if direction.reverse else end
-            from_keys = multiply(dsums * direction.of_queries, of_keys)
-            from_queries = multiply(values * direction.of_keys, of_queries)
+            from_keys, from_queries = multiply(given_q, of_keys), multiply(given_k, of_queries)
             dphi_q += from_keys
             dphi_k += from_queries
             dvalues = multiply(phi_k * direction.of_keys, of_queries.mT, onto=dvalues)
             dlog_gate += (of_keys * of_queries).sum((-2, -1), keepdim=True) * direction.whole
-            flows = (phi_q * from_keys, phi_k * from_queries)
-            dlog_gate += _crossing(within, *flows, reverse=direction.reverse)
+            flows = [(x * y).sum(-1, True) for x, y in ((phi_q, from_keys), (phi_k, from_queries))]
+            inside = upward if direction.reverse else downward
+            dlog_gate += _crossing(inside, *flows, reverse=direction.reverse)
         dq, dk = query_pullback(positions(dphi_q, tile)), key_pullback(positions(dphi_k, tile))
         yield tile, [dq, dk, positions(dvalues, tile), positions(dlog_gate, tile)]
 
 
-def _crossing(within: Tensor, of_queries: Tensor, of_keys: Tensor, *, reverse: bool) -> Tensor:
+def _crossing(inside: Tensor, queries: Tensor, keys: Tensor, *, reverse: bool) -> Tensor:
     """Sums weights times their gradients over the pairs that have each gate between them.
 
-    These are pairs within a chunk, (..., 64, 64), and those of its queries and of its keys with
-    positions of other chunks, the sums over the last axis.
+    Given are the sums of pairs inside a chunk over the others of each query, less that of each key,
+    and those of its queries, and of its keys, with positions of other chunks; all (..., 64, 1).
     """
-    within = within.triu(1) if reverse else within.tril(-1)
-    # Pairs with a query from the gate on, less those with a key from it on.
-    inside = within.sum(-1, keepdim=True) - within.sum(-2)[..., None]
-    queries = inside + of_queries.sum(-1, keepdim=True)
-    keys = of_keys.sum(-1, keepdim=True)
-    return _running(queries, reverse=not reverse) + _running(keys, reverse=reverse) - keys
+    inner = _running(inside + queries, reverse=not reverse)
+    return inner + _running(keys, reverse=reverse) - keys
+
+
+def _queries_less_keys(flows: Tensor) -> Tensor:
+    return flows.sum(-1, keepdim=True) - flows.sum(-2)[..., None]
 
 
 def _running(x: Tensor, *, reverse: bool) -> Tensor:
