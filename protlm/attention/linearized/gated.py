@@ -14,7 +14,8 @@ position, and over all keys after it, decayed to its last. All exponents are at 
 to one chunk, so that nothing overflows or drifts, and what vanishes has no weight. The states
 before or after each tile are kept for the backward pass, and features are recomputed in it.
 
-Nothing is ever divided by a gate or subtracted from a state. Tensors without a suffix are in
+Nothing is ever divided by a gate or subtracted from a state. NaN and infinities affect their whole
+chunk. Tensors without a suffix are in
 chunks, (B, H, chunks, 64, width).
 """
 
@@ -60,7 +61,7 @@ class GatedSums(torch.autograd.Function):
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
         sums_BHLC = v_BHLC.new_empty(v_BHLC.shape, dtype=operands.dtype)
         # States and their increments are as large as the features.
-        num_features = feature_map.num_features(q_BHLK.shape[-1]) * (2 if causal else 4)
+        num_features = feature_map.num_features(q_BHLK.shape[-1]) * 2
         groups = list(tiles(q_BHLK, num_features=num_features))
         references, states = [], []
         with no_autocast(v_BHLC):
@@ -150,8 +151,8 @@ def _scan(
     if increments.device.type != "cpu" or is_compiling():
         return _doubling(increments, whole, first, reverse=reverse)
     states, state = [], first
-    pairs_of_chunks = list(zip(increments.unbind(2), whole.unbind(2), strict=True))
-    for increment, factor in reversed(pairs_of_chunks) if reverse else pairs_of_chunks:
+    chunks = list(zip(increments.unbind(2), whole.unbind(2), strict=True))
+    for increment, factor in reversed(chunks) if reverse else chunks:
         states.append(state)
         state = torch.addcmul(increment, state, factor)
     return torch.stack(states[::-1] if reverse else states, dim=2), state

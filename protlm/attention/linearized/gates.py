@@ -10,8 +10,8 @@ from protlm.attention.ops.numerics import no_autocast, upcast, zero_padding
 
 # Gates closer to 0 or 1 than 3e-7 are not distinguished.
 _LARGEST_LOGIT = 15.0
-# Positions after which the weights of the first and of the last head decay to 1/e, initially.
-_LONGEST, _SHORTEST = 512.0, 32.0
+# Logarithms to base 2 of the positions that the first and the last head initially remember.
+_FIRST, _LAST = 9.0, 5.0
 
 
 class Decay(StrEnum):
@@ -29,7 +29,7 @@ class Gate(nn.Module):
     """The logits w·h + b of one gate per head, clamped to ±15; b without a `model_dim`.
 
     Args:
-        memory_H: 1 / (1 - g) in positions, which b is such that it is initially.
+        memory_H: initial 1 / (1 - g), in positions, where w·h is 0.
         model_dim: width D of h; w ~ N(0, 0.02²) initially.
     """
 
@@ -44,12 +44,11 @@ class Gate(nn.Module):
     def of(cls, decay: str, *, num_heads: int, model_dim: int) -> "Gate | None":
         """Creates the gate of a decay: memories of 512 to 32 positions, in equal ratios.
 
-        RetNet's heads have the same range (Sun et al., arXiv 2307.08621, section 3.1).
+        These are RetNet's fifth and first head, 1 - g = 2^-9 and 2^-5 (arXiv 2307.08621).
         """
         if decay == Decay.none:
             return None
-        ends = torch.tensor([_LONGEST, _SHORTEST]).log2().tolist()
-        memory_H = torch.logspace(*ends, num_heads, base=2.0)
+        memory_H = torch.logspace(_FIRST, _LAST, num_heads, base=2.0)
         return cls(memory_H, model_dim=model_dim if decay == Decay.selective else None)
 
     def forward(self, hidden_BLD: Tensor, mask_BL: Tensor) -> Tensor:
