@@ -234,8 +234,9 @@ def _gradients(
         directions, decays = _directions(log_gate_BHL1, tile, causal=causal)
         weights = multiply(phi_q, phi_k.mT).mul_(decays)
         dweights = multiply(dsums, values.mT)
-        # Of the pairs within a chunk; those of a position and itself cancel in both differences.
+        # Of the pairs within a chunk, without those of a position and itself.
         flows = weights * dweights
+        flows.diagonal(dim1=-2, dim2=-1).zero_()
         whole = _queries_less_keys(flows)
         downward = whole if causal else _queries_less_keys(flows.tril_())
         upward = whole - downward
