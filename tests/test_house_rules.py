@@ -35,6 +35,8 @@ EXCEPTIONS = {
     "protlm/attention/linearized/fused/attention.py attention": "2026-11-22: an operator",
     "protlm/attention/linearized/fused/attention.py _gradients": "2026-11-22: an operator",
     "protlm/evaluation/accuracy.py __init__": "2026-11-23: its arguments are its YAML",
+    "protlm/attention/performer_relu.py __init__": "2026-11-27: its arguments are its YAML",
+    "protlm/attention/linearized/gated.py forward": "2026-11-27: those of a function of autograd",
     "protlm/attention/performer_softmax.py __init__": "2026-11-21: its arguments are its YAML",
     "protlm/attention/reformer.py __init__": "2026-11-21: its arguments are its YAML",
     "protlm/attention/long_short.py __init__": "2026-11-21: its arguments are its YAML",

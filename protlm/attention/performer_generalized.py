@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.features import NONLINEARITIES, GeneralizedFeatures
+from protlm.attention.linearized.gates import Decay
 from protlm.attention.linearized.normalization import Normalization, normalizer_of
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
 from protlm.config.fields import above, at_least
@@ -27,6 +28,8 @@ class PerformerGeneralized(Performer):
         self,
         *,
         head_dim: int,
+        num_heads: int = 1,
+        model_dim: int = 1,
         kernel: Annotated[str, NONLINEARITIES] = "relu",
         kernel_epsilon: Annotated[float, at_least(0)] = 1e-3,
         num_features: Annotated[int | None, at_least(1)] = 256,
@@ -35,6 +38,7 @@ class PerformerGeneralized(Performer):
         row_norms: Annotated[str, RowNorms] = "chi",
         normalizer: Annotated[str, Normalization] = "denominator",
         denominator_floor: Annotated[float | None, above(0)] = None,
+        decay: Annotated[str, Decay] = "none",
         redraw_every: Annotated[int | None, at_least(1)] = None,
         seed: int = 0,
     ) -> None:
@@ -57,6 +61,7 @@ class PerformerGeneralized(Performer):
             redraw_every=redraw_every,
             seed=seed,
         )
+        self._let_decay(decay, num_heads=num_heads, model_dim=model_dim)
 
 
 def _no_projection(projection: str, row_norms: str, antithetic: bool) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.features import GeneralizedFeatures
+from protlm.attention.linearized.gates import Decay
 from protlm.attention.linearized.selection import Backend
 from protlm.attention.ops.projection import Projection
 from protlm.config.fields import at_least
@@ -27,8 +28,11 @@ class PerformerRelu(Performer):
         self,
         *,
         head_dim: int,
+        num_heads: int = 1,
+        model_dim: int = 1,
         num_features: Annotated[int | None, at_least(1)] = None,
         kernel_epsilon: Annotated[float, at_least(0)] = 1e-3,
+        decay: Annotated[str, Decay] = "none",
         redraw_every: Annotated[int | None, at_least(1)] = None,
         backend: Annotated[str, Backend] = "auto",
         seed: int = 0,
@@ -41,3 +45,4 @@ class PerformerRelu(Performer):
             seed=seed,
             backend=backend,
         )
+        self._let_decay(decay, num_heads=num_heads, model_dim=model_dim)

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, final
 
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.features import FeatureMapFactory, TrigonometricFeatures
+from protlm.attention.linearized.gates import Decay
 from protlm.attention.linearized.normalization import Normalization, normalizer_of
 from protlm.attention.linearized.positive import PositiveFeatures, optimal_stretch
 from protlm.attention.linearized.selection import Backend
@@ -56,6 +57,8 @@ class PerformerSoftmax(Performer):
         self,
         *,
         head_dim: int,
+        num_heads: int = 1,
+        model_dim: int = 1,
         num_features: Annotated[int, at_least(1)] = 256,
         estimator: Annotated[str, Estimator] = "positive",
         optimal_for: Annotated[float | None, _OPTIMAL_FOR] = None,
@@ -63,6 +66,7 @@ class PerformerSoftmax(Performer):
         projection: Annotated[str, RowSampling] = "orthogonal",
         normalizer: Annotated[str, Normalization] = "denominator",
         denominator_floor: Annotated[float | None, above(0)] = None,
+        decay: Annotated[str, Decay] = "none",
         redraw_every: Annotated[int | None, at_least(1)] = 1000,
         backend: Annotated[str, Backend] = "auto",
         seed: int = 0,
@@ -104,6 +108,7 @@ class PerformerSoftmax(Performer):
             seed=seed,
             backend=backend,
         )
+        self._let_decay(decay, num_heads=num_heads, model_dim=model_dim)
         self.estimator = Estimator(estimator)
         self.is_trigonometric = is_trigonometric
         self.antithetic = antithetic

@@ -25,7 +25,7 @@ TILES += [(block_sparse, "_CPU_ELEMENTS")]
 # Numbers that are kept for the backward pass, by those of q, k, v and the output: most keep these
 # and a few states; copies of keys in blocks, weights of windows and float32 add to it.
 KEPT = {"aft_conv": 4.0, "aft_local": 9.0, "hybrid": 6.0, "long_short": 9.0}
-KEPT |= {"longformer": 5.5, "window": 5.5}
+KEPT |= {"longformer": 5.5, "window": 5.5, "rfa": 3.2}
 
 
 def set_tiles(monkeypatch: pytest.MonkeyPatch, numbers: int) -> None:

@@ -1,5 +1,6 @@
 """The base class of the Performers: linear attention with random features, and its map."""
 
+import math
 from typing import ClassVar
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 from protlm.attention.base import Attention, Context, QueryKeyNorms, RandomFeatures, Recurrent
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import LinearAttention, Weighting
-from protlm.attention.linearized.normalization import Denominator, Normalizer
+from protlm.attention.linearized.gated import GatedSums
+from protlm.attention.linearized.gates import Decay, Gate, decays
+from protlm.attention.linearized.normalization import Denominator, Normalized, Normalizer
 from protlm.attention.linearized.operands import key_features
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
 from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
@@ -31,6 +34,18 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     features that are exponentials it has one more row, the largest logit of each feature so far,
     which is the reference of the sums. Only `mix` is differentiable; maps, features and steps are
     not. `projection` is None for features without one.
+
+    With a decay, the weight of key j for query i is multiplied by the gates that lie between them,
+    the query's own included and the key's left out:
+
+        g_{j+1} … g_i for j < i,  1 for j = i,  g_i … g_{j-1} for j > i
+
+    which is the recurrence S_i = g_i S_{i-1} + φ(k_i) v_iᵀ in either direction (Afzal et al., arXiv
+    2502.16249); causal attention has j ≤ i alone. g_i = σ(b) with `learned`, one number per head,
+    so that the factor is g^|i-j| (LION-D; RetNet, arXiv 2307.08621), and σ(w·h_i + b) with
+    `selective`, h the normalized input of the block (LION-S; arXiv 2312.06635 where causal). The
+    gate of padding is 1. Relative to the largest feature of all keys (causal: that of the first
+    one), a row whose decayed weights sum to less than 1e-30 in float32 is 0.
     """
 
     supports_bidirectional = True
@@ -70,6 +85,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         first_map = feature_map(rows_RK)
         self._is_exponential = isinstance(first_map, ExponentialFeatureMap)
         self._backend = Backend(backend)
+        self.gate: Gate | None = None
         if backend == Backend.triton and not has_fused(first_map, normalizer):
             raise UserError(
                 "attention.backend=triton is for positive and ReLU features with "
@@ -78,18 +94,38 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
 
+    def _let_decay(self, decay: str, *, num_heads: int, model_dim: int) -> None:
+        """Adds a gate, with new parameters, unless `decay` is none."""
+        if decay != Decay.none and self._backend is Backend.triton:
+            raise UserError(
+                f"attention.backend=triton has no kernels for attention.decay={decay}; set "
+                "attention.backend=auto, or attention.decay=none"
+            )
+        self.gate = Gate.of(decay, num_heads=num_heads, model_dim=model_dim)
+
     def redraw(self, index: int) -> None:
         self.redraw_index.fill_(index)
         if self.projection is not None and self._projection_rows is not None:
             self.projection.copy_(self._projection_rows.draw(self._seed, index))
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        _, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         feature_map = self.feature_map(accum_dtype(q_BHLK))
         case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal)
+        if self.gate is not None:
+            case = case._replace(has_decay=True)
         if fused := chosen_attention(self._backend, feature_map, self._normalizer, case):
             return fused(q_BHLK, k_BHLK, v_BHLC, mask_BL)
+        if self.gate is not None:
+            log_gate_BHL1 = self.gate.logs(hidden_BLD, mask_BL)
+            values = F.pad(v_BHLC, (0, 1), value=1.0)
+            sums = GatedSums.apply(
+                q_BHLK, k_BHLK, values, log_gate_BHL1, mask_BL, feature_map, causal
+            )
+            out_BHLC = Normalized.apply(sums, self._normalizer)
+            assert isinstance(out_BHLC, Tensor)
+            return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
         weighting = Weighting(feature_map, self._normalizer, causal)
         out_BHLC = LinearAttention.apply(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
         assert isinstance(out_BHLC, Tensor)
@@ -98,7 +134,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         """With a normalizer that depends on the values, the absolute entries of a row sum to 1."""
-        _, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK)
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
         hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
@@ -108,6 +144,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             phi_k_BHLR, reference_BH1R = key_features(feature_map, k_BHLK, mask_BL, causal=causal)
             phi_q_BHMR, _ = feature_map.queries(upcast(q_BHMK), reference_BH1R)
             weights_BHML = phi_q_BHMR @ phi_k_BHLR.mT
+            if self.gate is not None:
+                weights_BHML *= decays(self.gate.logs(hidden_BLD, mask_BL), rows)
             return self._normalizer.weights(weights_BHML.masked_fill(hidden_keys_B1ML, 0))
 
     @torch.no_grad()
@@ -151,6 +189,9 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             sums, reference_BH1R = state, None
             if isinstance(feature_map, ExponentialFeatureMap):
                 sums, reference_BH1R = state[..., :-1, :], state[..., -1:, :]
+                # The sums decay with the reference.
+                if self.gate is not None:
+                    reference_BH1R.add_(self._log_gate(hidden_BD) / math.log(2))
                 logits_BH1R, _ = feature_map.key_logits(k_BH1K)
                 highest_BH1R = torch.maximum(logits_BH1R, reference_BH1R)
                 sums.mul_((reference_BH1R - highest_BH1R).exp2_())
@@ -158,11 +199,18 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
                 phi_k_BH1R = logits_BH1R.sub_(highest_BH1R).exp2_()
             else:
                 phi_k_BH1R, _ = feature_map.keys(k_BH1K)
+                if self.gate is not None:
+                    sums.mul_(self._log_gate(hidden_BD).exp())
             phi_q_BH1R, _ = feature_map.queries(q_BH1K, reference_BH1R)
             values = torch.cat([v_BHC, torch.ones_like(v_BHC[..., :1])], dim=-1).to(state.dtype)
             sums.addcmul_(values[..., None], phi_k_BH1R)
             out_BH1C, _ = self._normalizer(phi_q_BH1R @ sums.mT)
         return state, out_BH1C[:, :, 0].to(v_BHC.dtype)
+
+    def _log_gate(self, hidden_BD: Tensor) -> Tensor:
+        assert self.gate is not None
+        mask_B1 = torch.ones_like(hidden_BD[:, :1], dtype=torch.bool)
+        return self.gate.logs(hidden_BD[:, None], mask_B1)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         rows_RK = self.projection

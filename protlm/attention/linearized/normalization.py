@@ -3,10 +3,11 @@
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from protlm.system.errors import UserError
 
@@ -25,6 +26,27 @@ class Normalizer(ABC):
     @abstractmethod
     def weights(self, weights_BHML: Tensor) -> Tensor:
         """Normalizes rows of weights to rows of the map."""
+
+
+class Normalized(torch.autograd.Function):
+    """`apply(sums, normalizer)` returns the output, with the gradient of the normalizer.
+
+    That of autograd would have the square of an inverse, which overflows where weights are small.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, normalizer: Normalizer) -> Tensor:
+        out_BHLC, saved_BHL1 = normalizer(sums)
+        ctx.normalizer = normalizer
+        ctx.save_for_backward(out_BHLC, saved_BHL1)
+        return out_BHLC
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor, None]:
+        return ctx.normalizer.gradient(grad_outputs[0], *ctx.saved_tensors), None
 
 
 class Normalization(StrEnum):

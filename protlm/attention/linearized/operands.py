@@ -68,6 +68,13 @@ class Operands:
         logits.sub_(self.reference_BH1R)
         return exponential(_cut(logits) if causal else logits, pullback)
 
+    def raise_reference(self, tile: Tile) -> None:
+        """Raises the reference to the largest logits of a tile, where features have one."""
+        if isinstance(self._feature_map, ExponentialFeatureMap):
+            highest = self._logits(self._feature_map, tile)[0].amax(dim=-2, keepdim=True)
+            reference = self.reference_BH1R
+            self.reference_BH1R = highest if reference is None else highest.maximum(reference)
+
     def add_keys(self, state: Tensor | None, tile: Tile) -> Tensor:
         """Adds [v | 1]ᵀφ(k) of a tile to the state, (B, H, C + 1, R), in place."""
         feature_map = self._feature_map

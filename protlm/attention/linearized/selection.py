@@ -59,6 +59,7 @@ class Case(NamedTuple):
     num_rows: int | None
     is_exponential: bool
     causal: bool
+    has_decay: bool = False
 
     @classmethod
     def of(
@@ -138,6 +139,8 @@ def is_usable(is_demanded: bool, *sizes: Any) -> bool:
 
 def _reason(case: Case) -> str:
     """Returns why fused kernels are not used; an empty string if they are."""
+    if case.has_decay:
+        return "they have no decay, unlike attention.decay"
     if not _HAS_TRITON:
         return "the package triton is missing, which comes with torch for CUDA"
     widest, mode = WIDEST[case.causal], "causal" if case.causal else "bidirectional"

@@ -195,6 +195,12 @@ WIDE = {"causal": True, "head_dim": 64, "model_dim": 128}
         ("performer_relu", TRITON, WIDE, "16 in float32 in causal attention, not 64"),
         ("performer_relu", {"backend": "cuda"}, {}, r"attention\.backend=cuda"),
         ("performer_relu", {"kernel": "torch"}, {}, r"called attention\.backend; .*backend=torch$"),
+        (
+            "performer_relu",
+            TRITON | {"decay": "learned"},
+            {},
+            "no kernels for attention.decay=learn",
+        ),
         ("hybrid", {"options": {"kernel": "torch"}}, {}, r"called attention\.options\.backend"),
         ("performer_generalized", {"kernel": "triton"}, {}, "does not exist; there are: abs, cos"),
     ],
@@ -226,6 +232,13 @@ def test_a_missing_triton_and_wide_heads_are_said(stand_in, monkeypatch):
     monkeypatch.setattr(selection, "_HAS_TRITON", True)
     with pytest.warns(UserWarning, match=r"not 8 in torch\.float64"):
         run("performer_relu", None, torch.float64)
+
+
+def test_auto_says_that_kernels_have_no_decay(stand_in):
+    stand_in(does_not_compile)
+    with pytest.warns(UserWarning, match="not used on cpu: they have no decay") as warned:
+        out = [run("performer_relu", {"decay": "learned"}) for _ in range(2)]
+    assert len(warned) == 1 and torch.equal(*out)
 
 
 def test_a_full_memory_is_no_reason(stand_in):

@@ -9,6 +9,27 @@ from torch import Tensor
 from tests.attention.cases import Given, weights
 
 
+def decays(given: Given) -> Tensor:
+    """The products of the gates of true positions over (j, i] for j ≤ i, and over [i, j) for j > i.
+
+    arXiv 2502.16249: λ_i = σ(w·h_i + b), or σ(b) for all, and S_i = λ_i S_{i-1} + φ(k_i) v_iᵀ in
+    either direction: a query multiplies all earlier states by its gate, and a key none by its own.
+    """
+    if given.options["decay"] == "none":
+        return torch.ones(())
+    logits_BLH = given.tensors["gate.bias"].expand(*given.mask_BL.shape, -1)
+    if given.options["decay"] == "selective":
+        logits_BLH = logits_BLH + given.hidden_BLD @ given.tensors["gate.weight"].mT
+    gates_BHL = torch.where(given.mask_BL[..., None], logits_BLH.sigmoid(), 1).mT
+    rows = []
+    for i in range(given.length):
+        # From the query outward, the gates that each step passes.
+        after = gates_BHL[..., i:].cumprod(-1)[..., :-1]
+        before = gates_BHL[..., : i + 1].flip(-1).cumprod(-1)[..., :-1].flip(-1)
+        rows.append(torch.cat([before, torch.ones_like(gates_BHL[..., :1]), after], dim=-1))
+    return torch.stack(rows, dim=2)
+
+
 @weights()
 def linear(given: Given) -> Tensor:
     """arXiv 2006.16236, eqs. 5 and 7: φ(x) = elu(x) + 1, without overflow in the other branch."""
@@ -28,7 +49,9 @@ def hedgehog(given: Given) -> Tensor:
 @weights(
     {},
     {"num_features": 20, "kernel_epsilon": 0.25, "redraw_every": 10},
-    further=[{"num_features": 20}],
+    {"decay": "learned"},
+    {"decay": "selective"},
+    further=[{"num_features": 20}, {"num_features": 20, "decay": "selective"}],
 )
 def performer_relu(given: Given) -> Tensor:
     """arXiv 2009.14794, A.4: φ(x) = relu(ω·x) + ε, with or without a projection."""
@@ -37,7 +60,7 @@ def performer_relu(given: Given) -> Tensor:
         torch.where(x > 0, x, 0) + given.options["kernel_epsilon"]
         for x in (given.q_BHLK @ rows_RK.mT, given.k_BHLK @ rows_RK.mT)
     )
-    return phi_q @ phi_k.mT
+    return phi_q @ phi_k.mT * decays(given)
 
 
 # As functions of a number; the derivatives are autograd's.
@@ -70,6 +93,8 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
         {"num_features": 20, "kernel": "cos", "denominator_floor": 5.0},
         {"num_features": 20, "kernel": "identity", "normalizer": "rmsnorm"},
         {"num_features": None, "normalizer": "rmsnorm"},
+        {"num_features": None, "kernel": "tanh", "denominator_floor": 2.0, "decay": "learned"},
+        {"num_features": 20, "kernel": "identity", "normalizer": "rmsnorm", "decay": "selective"},
     ],
 )
 def performer_generalized(given: Given) -> Tensor:
@@ -77,19 +102,25 @@ def performer_generalized(given: Given) -> Tensor:
     rows_RK = given.tensors.get("projection", torch.eye(given.head_dim).double())
     f, epsilon = KERNELS[given.options["kernel"]], given.options["kernel_epsilon"]
     phi_q, phi_k = (f(x @ rows_RK.mT) + epsilon for x in (given.q_BHLK, given.k_BHLK))
-    return phi_q @ phi_k.mT
+    return phi_q @ phi_k.mT * decays(given)
+
+
+SINES = {"estimator": "trigonometric"}
 
 
 @weights(
     {},
     {"num_features": 20, "optimal_for": 4.0, "antithetic": True, "projection": "givens"},
+    {"num_features": 20, "decay": "selective"},
     further=[
+        {"num_features": 20, "decay": "learned"},
         {"num_features": 20},
         {"num_features": 20, "estimator": "hyperbolic", "projection": "iid"},
         {"num_features": 20, "estimator": "regularized", "projection": "hadamard"},
-        {"num_features": 40, "estimator": "trigonometric", "denominator_floor": 20.0},
-        {"num_features": 40, "estimator": "trigonometric", "normalizer": "rmsnorm"},
+        {"num_features": 40, **SINES, "denominator_floor": 20.0},
+        {"num_features": 40, **SINES, "normalizer": "rmsnorm"},
         {"num_features": 20, "normalizer": "rmsnorm"},
+        {"num_features": 40, **SINES, "denominator_floor": 20.0, "decay": "selective"},
     ],
 )
 def performer_softmax(given: Given) -> Tensor:
@@ -103,7 +134,7 @@ def performer_softmax(given: Given) -> Tensor:
     half_q, half_k = (x.square().sum(-1, keepdim=True) / 2 for x in (q_BHLK, k_BHLK))
     if given.options["estimator"] == "trigonometric":
         cosines = q_BHLR.sin() @ k_BHLR.sin().mT + q_BHLR.cos() @ k_BHLR.cos().mT
-        return cosines * half_k.exp().mT / len(rows_RK)
+        return cosines * half_k.exp().mT / len(rows_RK) * decays(given)
     stretch, exponent, norm = 1.0, 0.0, given.options["optimal_for"]
     if norm is not None:
         rho = math.sqrt((2 * norm + width) ** 2 + 8 * width * norm) - 2 * norm - width
@@ -112,7 +143,7 @@ def performer_softmax(given: Given) -> Tensor:
     of_rows_R = exponent * rows_RK.square().sum(-1)
     phi_q = (stretch * q_BHLR - half_q + of_rows_R).exp()
     phi_k = (stretch * k_BHLR - half_k + of_rows_R).exp()
-    return stretch**width * phi_q @ phi_k.mT / len(rows_RK)
+    return stretch**width * phi_q @ phi_k.mT / len(rows_RK) * decays(given)
 
 
 @weights(

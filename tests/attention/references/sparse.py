@@ -187,6 +187,7 @@ def seen_in_a_round(buckets_BHL: Tensor, is_true_B1L: Tensor, size: int) -> Tens
 @outputs(
     {"window": 16},
     {"window": 150, "options": {"num_features": 20, "kernel_epsilon": 0.25, "redraw_every": 10}},
+    {"window": 16, "options": {"decay": "selective"}},
     further=[
         {"window": 16, "mechanism": name, "options": options}
         for name, options in {
@@ -195,6 +196,7 @@ def seen_in_a_round(buckets_BHL: Tensor, is_true_B1L: Tensor, size: int) -> Tens
             "rfa": {"gate": True, "num_features": 20},
             "aft_simple": {},
             "linear": {},
+            "performer_relu": {"decay": "learned"},
         }.items()
     ],
     linear=lambda options: not options["mechanism"].startswith("aft"),

@@ -1,0 +1,147 @@
+"""Decay from strong to weak, over many chunks, in float32; its limits; and what padding is not."""
+
+import math
+
+import pytest
+import torch
+
+from protlm.attention import create
+from protlm.attention.linearized import gated
+from protlm.attention.linearized.base import Performer
+from protlm.attention.linearized.gates import Gate, decays
+from tests.attention.cases import Case, Inputs, find_case, make_inputs
+from tests.attention.test_contract import gradients, relative_error, steps
+from tests.marks import slow_but
+
+MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+DECAYS = pytest.mark.parametrize("decay", ["learned", "selective"])
+FACTORS = pytest.mark.parametrize("factor", [0.5, 0.9, 0.9999])
+NAMES = ["performer_relu", "performer_softmax"]
+LENGTHS = [(name, length) for name in NAMES for length in (1, 2, 63, 64, 65, 257, 600)]
+
+
+def decaying(decay: str, factor: float, name: str = "performer_relu") -> tuple[Case, Performer]:
+    """A case and its mechanism, whose gates are a factor, or around it."""
+    case = find_case(name, decay=decay)
+    mechanism = case.create()
+    assert isinstance(mechanism, Performer) and mechanism.gate is not None
+    mechanism.gate.bias.data.fill_(math.log(factor / (1 - factor)))
+    return case, mechanism
+
+
+@MODES
+@DECAYS
+@FACTORS
+@pytest.mark.parametrize(("name", "length"), slow_but(LENGTHS, ("performer_relu", 600)))
+def test_no_factor_and_length_underflows_or_drifts(name, length, factor, decay, causal):
+    case, mechanism = decaying(decay, factor, name)
+    inputs = make_inputs(length).to(torch.float32).differentiable()
+    exact = inputs.to(torch.float64).differentiable()
+    out, wide = inputs.run(mechanism, causal=causal), decaying(decay, factor, name)[1].double()
+    expected = case.expected(wide, exact, causal=causal)
+    found = [out, *gradients(out, inputs, mechanism)]
+    wanted = [expected, *gradients(expected, exact, wide)]
+    # At one position, decay has no effect, and nothing its gradient.
+    is_empty = [x.abs().max() <= 1e-12 for x in wanted]
+    *errors, bias = (
+        relative_error(one, other) * (not none)
+        for one, other, none in zip(found, wanted, is_empty, strict=True)
+    )
+    assert max(errors) <= 2e-5
+    # A sum over all positions, of either sign.
+    assert bias <= 1e-4
+
+
+@DECAYS
+@FACTORS
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_are_the_causal_forward_after_many_chunks(name, factor, decay):
+    _, mechanism = decaying(decay, factor, name)
+    inputs = make_inputs(300).without_padding()
+    _, out = steps(mechanism.double(), inputs)
+    torch.testing.assert_close(out, inputs.run(mechanism, causal=True), rtol=1e-10, atol=1e-10)
+
+
+@MODES
+@DECAYS
+def test_padding_is_not_a_distance(decay, causal):
+    """The outputs of residues around padding are those of the residues alone."""
+    _, mechanism = decaying(decay, 0.8)
+    inputs = make_inputs(200)
+    out = inputs.run(mechanism.double(), causal=causal)
+    for sample, mask_L in enumerate(inputs.mask_BL):
+        own = slice(sample, sample + 1)
+        heads = [x[own, :, mask_L] for x in inputs[:3]]
+        hidden_BLD = inputs.hidden_BLD[own, mask_L]
+        alone = Inputs(*heads, hidden_BLD, torch.ones(hidden_BLD.shape[:2], dtype=torch.bool))
+        found = alone.run(mechanism, causal=causal)
+        torch.testing.assert_close(out[own, :, mask_L], found, rtol=1e-12, atol=1e-12)
+
+
+@DECAYS
+def test_reading_backward_reverses_the_outputs(decay):
+    _, mechanism = decaying(decay, 0.8)
+    inputs = make_inputs(150)
+    backward = Inputs(*(x.flip(-2) for x in inputs[:4]), inputs.mask_BL.flip(-1))
+    out = backward.run(mechanism.double(), causal=False).flip(-2)
+    torch.testing.assert_close(out, inputs.run(mechanism, causal=False), rtol=1e-12, atol=1e-12)
+
+
+@DECAYS
+def test_causal_weights_are_those_of_earlier_keys(decay):
+    _, mechanism = decaying(decay, 0.8)
+    inputs = make_inputs(150).without_padding()
+    both, causal = (inputs.map_of(mechanism.double(), causal=causal) for causal in (False, True))
+    earlier = both.tril()
+    torch.testing.assert_close(earlier / earlier.sum(-1, keepdim=True), causal)
+
+
+@MODES
+@DECAYS
+def test_the_weakest_decay_is_none(decay, causal):
+    _, mechanism = decaying(decay, 0.8)
+    assert mechanism.gate is not None
+    mechanism.gate.bias.data.fill_(100.0)
+    inputs = make_inputs(300).without_padding()
+    expected = inputs.run(find_case("performer_relu").create().double(), causal=causal)
+    # Gates are at most 1 - 3.1e-7, and weights sum to 1.
+    atol = 2 * 300 * 3.1e-7 * float(inputs.v_BHLC.abs().max())
+    found = inputs.run(mechanism.double(), causal=causal)
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+def test_decays_of_pairs_are_powers_of_the_distance():
+    log_gate_BHL1 = torch.full((1, 1, 600, 1), math.log(0.999))
+    distance_LL = (torch.arange(600)[:, None] - torch.arange(600)).abs()
+    found = decays(log_gate_BHL1, slice(7, 300))[0, 0]
+    factor = torch.tensor(math.log(0.999)).double().exp()
+    torch.testing.assert_close(found, factor ** distance_LL[7:300], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("chunks", [1, 2, 7, 8])
+def test_chunks_may_be_summed_at_once_or_one_after_the_other(chunks, reverse):
+    increments, first = torch.randn(2, 3, chunks, 5, 4).double(), torch.randn(2, 3, 5, 4).double()
+    whole = torch.rand(2, 3, chunks, 1, 1).double()
+    given = increments, whole, first
+    found = gated._doubling(*given, reverse=reverse)
+    torch.testing.assert_close(found, gated._scan(*given, reverse=reverse))
+
+
+@pytest.mark.parametrize(("num_heads", "memories"), [(1, [512.0]), (3, [512.0, 128.0, 32.0])])
+@DECAYS
+def test_heads_first_remember_512_to_32_positions(decay, num_heads, memories):
+    gate = Gate.of(decay, num_heads=num_heads, model_dim=16)
+    assert gate is not None
+    memory_H = 1 / torch.sigmoid(-gate.bias)
+    torch.testing.assert_close(memory_H.detach(), torch.tensor(memories))
+    assert (gate.weight is None) == (decay == "learned")
+
+
+@DECAYS
+def test_a_hybrid_gives_decay_to_its_linear_heads(decay):
+    sizes = {"num_heads": 3, "head_dim": 8, "model_dim": 24, "max_length": 64}
+    hybrid = create("hybrid", {"options": {"decay": decay}}, **sizes)
+    shapes = {name: tuple(x.shape) for name, x in hybrid.named_parameters()}
+    weight = {"linear.gate.weight": (2, 24)} if decay == "selective" else {}
+    assert shapes == {"linear.gate.bias": (2,), **weight}
