@@ -78,7 +78,9 @@ class Family:
             is that of protlm.
         read_as: residues that are read as another token, where the alphabet has that.
         left_out: tokens that protlm does not have and sequences do not contain.
-        spare_rows: whether embeddings have rows of no token.
+        spare_rows: whether embeddings have rows after those of the tokens, which are left out.
+        rotary_pairs: whether rotary positions pair coordinates 2i and 2i + 1 of a head; those of
+            protlm pair i and i + K/2, and the rows of both projections are reordered.
         first_position: the row of the first token in the table of positions.
     """
 
@@ -90,6 +92,7 @@ class Family:
     read_as: ClassVar[Mapping[str, str]] = {}
     left_out: ClassVar[Sequence[str]] = ()
     spare_rows: ClassVar[bool] = False
+    rotary_pairs: ClassVar[bool] = False
     first_position: ClassVar[int] = 0
 
     def translate(self, source: Source) -> ForeignModel:
@@ -106,8 +109,13 @@ class Family:
         self._check_shapes(source.path, config, weights, len(alphabet))
         if "positions.table" in weights:
             weights["positions.table"] = weights["positions.table"][self.first_position :]
+        if self.spare_rows:
+            for name in {"embedding.weight", "head.weight", "head.bias"} & weights.keys():
+                weights[name] = weights[name][: len(alphabet)].clone()
         if tokens:
             gather_rows(weights, tokens)
+        if self.rotary_pairs:
+            _pair_halves(source.path, config, weights)
         description = ModelDescription(
             vocabulary=VOCABULARY.hash,
             objective=Objective.masked,
@@ -171,6 +179,13 @@ class Family:
             "positions.table": (config.max_length + self.first_position, width),
         }
         check_shapes(path, weights, shapes)
+
+
+def _pair_halves(path: Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    for name in [name for name in weights if name.endswith((".query.weight", ".key.weight"))]:
+        check_shapes(path, weights, {name: (config.model_dim, config.model_dim)})
+        pairs = weights[name].unflatten(0, (config.num_heads, -1, 2))
+        weights[name] = pairs.transpose(1, 2).flatten(0, 2).contiguous()
 
 
 def refuse_parts(source: Source, head: str) -> None:

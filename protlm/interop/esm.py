@@ -16,6 +16,7 @@ from protlm.config import Activation, HeadKind, ModelConfig, Positions
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop.base import ROTARY, ContactHead, Family, ForeignModel
 from protlm.interop.layout import (
+    BERT_LAYER,
     FAIRSEQ_COPIES,
     FAIRSEQ_LAYER,
     FAIRSEQ_NAMES,
@@ -43,14 +44,9 @@ HUGGING_FACE_ESM = Layout(
     },
     layers="esm.encoder.layer.",
     layer={
+        **BERT_LAYER,
         "attention_norm.*": "attention.LayerNorm.*",
-        "attention.query.*": "attention.self.query.*",
-        "attention.key.*": "attention.self.key.*",
-        "attention.value.*": "attention.self.value.*",
-        "attention.output.*": "attention.output.dense.*",
         "feedforward_norm.*": "LayerNorm.*",
-        "feedforward.up.*": "intermediate.dense.*",
-        "feedforward.down.*": "output.dense.*",
     },
     spellings=FIRST_NORMS,
     # Transformers 4 saved a table of positions that ESM-2 never used.

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from protlm.config import Activation, HeadKind, ModelConfig, Positions, QueryKeyWidth
-from protlm.data.vocabulary import VOCABULARY
 from protlm.interop.base import ROTARY, Family, ForeignModel, check_shapes, num_rows
 from protlm.interop.layout import SIZES, Layout
 from protlm.interop.source import Source
@@ -119,15 +118,10 @@ class Esmc(Family):
     }
 
     def translate(self, source: Source) -> ForeignModel:
-        """Leaves out rows without a token, scales the outputs of sublayers, and prints the license.
-
-        A license that restricts its users is printed, and kept in the description.
-        """
+        """Scales the outputs of sublayers; prints the license, and keeps it in the description."""
         found = super().translate(source)
         weights, described = found.weights, found.description
         check_shapes(source.path, weights, {"final_norm.weight": (described.model.model_dim,)})
-        for name in ("embedding.weight", "head.weight", "head.bias"):
-            weights[name] = weights[name][: len(VOCABULARY)].clone()
         weights["final_norm.bias"] = torch.zeros_like(weights["final_norm.weight"])
         divisor = math.sqrt(described.model.num_layers / _UNSCALED)
         for name, value in weights.items():

@@ -36,6 +36,15 @@ HUGGING_FACE = {
 # BERT's first names of the parameters of norms.
 FIRST_NORMS = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 
+# The names in a layer of BERT and of what was made from it.
+BERT_LAYER = {
+    "attention.query.*": "attention.self.query.*",
+    "attention.key.*": "attention.self.key.*",
+    "attention.value.*": "attention.self.value.*",
+    "attention.output.*": "attention.output.dense.*",
+    "feedforward.up.*": "intermediate.dense.*",
+    "feedforward.down.*": "output.dense.*",
+}
 # The names of fairseq's transformer, which fair-esm has too.
 FAIRSEQ_NAMES = {
     "embedding.weight": "embed_tokens.weight",
