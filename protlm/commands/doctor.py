@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from protlm import __version__
-from protlm.data.batching.plan import SPECIALS
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model, pick_device
 from protlm.model.memory import Room
@@ -124,7 +123,7 @@ def _check_model(report: Report, path: Path, device: torch.device) -> Pretrained
         "objective": described.objective.value,
         "layers": model.num_layers,
         "max_residues": model.max_residues,
-        "trained_on_residues": described.max_length - SPECIALS,
+        "trained_on_residues": described.max_length - model.vocabulary.num_around,
     }
     return model
 

@@ -9,7 +9,6 @@ from typing import Any, final
 from protlm import __version__, attention
 from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
-from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
 from protlm.report.heads import STATISTICS, Codes, inspected_heads
@@ -78,7 +77,9 @@ def page_content(
                     )
                 ],
                 "predictions": (
-                    predictions_to_plain(one.model, protein.sequence) if with_predictions else None
+                    predictions_to_plain(one.model, protein.sequence)
+                    if with_predictions and one.model.predicts
+                    else None
                 ),
                 "contacts": _contacts(one.regression, one.model, protein),
             }
@@ -92,7 +93,7 @@ def _description(one: InspectedModel) -> dict[str, Any]:
     return {
         "name": one.name,
         "hash": model.hash,
-        "vocabulary": VOCABULARY.hash,
+        "vocabulary": model.vocabulary.hash,
         "attention": mechanism,
         "meaning": attention.mechanism(mechanism).map_meaning,
         "objective": model.description.objective.value,
