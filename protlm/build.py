@@ -116,8 +116,7 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
 
     if network.head is None:
         raise UserError(
-            "model.head=none is that of an imported encoder, which predicts nothing to learn from; "
-            "type model.head=linear"
+            "model.head=none, of an imported encoder, predicts nothing; type model.head=linear"
         )
     stage, teacher, trainer = config.objective.stage, config.objective.teacher, config.trainer
     size = trainer.tokens_per_step or trainer.accumulate_grad_batches * config.data.tokens_per_batch

@@ -20,7 +20,7 @@ FORMAT = 1
 # Where a model came from: an imported one, and one whose attention was replaced.
 _IMPORTED, _CONVERTED = ("family", "sha256"), ("converted_from", "converted_hash")
 _SOURCES = [set(_IMPORTED), set(_CONVERTED), {*_IMPORTED, *_CONVERTED}]
-_FURTHER = {"contacts_sha256", "license"}
+_FURTHER = {"contacts_sha256", "license", "class", "adapter_sha256"}
 # Settings of the model that belong to training or to the use of memory.
 _SAME_FUNCTION = ("init_from", "dropout", "feedforward_chunk")
 # The epsilon of norms whose setting is null.
@@ -37,9 +37,10 @@ class ModelDescription:
         seed: seed of the first weights and of the projections.
         max_length: the longest row in training, special tokens included.
         source: of an imported model and of those trained from it, its `family`, the `sha256` of its
-            weights and, if there are these, the `contacts_sha256` of its contact head's own file
-            and a restrictive `license`; of a converted one, the mechanism `converted_from` and the
-            hash of the original's weights, `converted_hash`.
+            weights and, if there are these, the `contacts_sha256` of its contact head's own file,
+            the `adapter_sha256` of what was merged into it, a restrictive `license`, and the
+            `class` of an encoder; of a converted one, the mechanism `converted_from` and the hash
+            of the original's weights, `converted_hash`.
         frame: the frame and the further tokens of a model; None of those with `<cls>` and `<eos>`.
     """
 

@@ -29,8 +29,8 @@ class Vocabulary:
 
     def __post_init__(self) -> None:
         around = {*self.frame.prefix, *self.frame.suffix}
-        if len({*self.tokens}) < len(self.tokens) or len(self.tokens) > _MOST_TOKENS:
-            raise UserError(f"the {len(self.tokens)} tokens of a model must be distinct, and fewer")
+        if len({*self.tokens}) < len(self.tokens):
+            raise UserError("the tokens of a model must be distinct")
         if unknown := sorted(around - set(self.tokens) | (around & {*RESIDUES, "<pad>", "<mask>"})):
             raise UserError(f"{unknown[0]!r:.20} is not a token that can be around residues")
 
@@ -78,17 +78,17 @@ class Vocabulary:
     @property
     def start(self) -> int:
         """The position of the first residue."""
-        return len(self.frame.prefix)
+        return len(self.prefix)
 
     @property
     def num_around(self) -> int:
         """The number of tokens that are not residues."""
-        return len(self.frame.prefix) + len(self.frame.suffix)
+        return len(self.prefix) + len(self.suffix)
 
     @property
     def inner(self) -> slice:
         """The positions of the residues, in a row without padding."""
-        return slice(self.start, -len(self.frame.suffix) or None)
+        return slice(self.start, -len(self.suffix) or None)
 
     @property
     def before(self) -> slice:
@@ -98,14 +98,10 @@ class Vocabulary:
                 "this causal model has no token before the first residue, which it cannot predict; "
                 "give a model that has one"
             )
-        return slice(self.start - 1, -len(self.frame.suffix) - 1)
+        return slice(self.start - 1, -len(self.suffix) - 1)
 
     def framed(self, residues: np.ndarray) -> np.ndarray:
-        """Returns the tokens of a protein, int64.
-
-        >>> VOCABULARY.framed(VOCABULARY.encode("MK")).tolist()
-        [0, 20, 15, 2]
-        """
+        """Returns the tokens of a protein, int64."""
         return np.concatenate(
             [self.prefix, residues, self.suffix], dtype=np.int64, casting="unsafe"
         )
@@ -178,8 +174,6 @@ class Vocabulary:
 
 RESIDUES = "LAGVSERTIDPKQNFYMHWCXBUZO"
 STANDARD = "ACDEFGHIKLMNPQRSTVWY"
-# Stored tokens are bytes.
-_MOST_TOKENS = 256
 
 _LETTERS = "".join(sorted(RESIDUES))
 _ADVICE = {"*": "cut the sequence there", **dict.fromkeys("-.~ \t\n", "remove gaps and blanks")}

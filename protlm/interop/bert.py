@@ -48,7 +48,7 @@ class Bert(Family):
         "hidden_act": ("gelu",),
         "position_embedding_type": ("absolute",),
     }
-    output_layer = "cls.predictions."
+    output_layer, encoder, anchor = "cls.predictions.", "bert.", "embeddings.word_embeddings.weight"
     special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
     # ProtBert was trained so.
     read_as = dict.fromkeys("UZOB", "X")

@@ -5,6 +5,7 @@ another file beside it. The vocabulary is protlm's.
 """
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import final
@@ -103,7 +104,7 @@ class Esm(Family):
         "eos_token_id": (VOCABULARY.eos, None),
         "position_embedding_type": ("absolute", "rotary"),
     }
-    output_layer = "lm_head."
+    output_layer, encoder, anchor = "lm_head.", "esm.", "embeddings.word_embeddings.weight"
     first_position = VOCABULARY.pad + 1
 
     def translate(self, source: Source) -> ForeignModel:
@@ -113,6 +114,11 @@ class Esm(Family):
                 f"{source.path} is a SaProt: its {_SAPROT} tokens are pairs of a residue and a "
                 "structural letter, which protlm does not support; give an ESM-2 model"
             )
+        if "dplm_type" in source.settings:
+            # DPLM never trained what it has of ESM-2's contact head.
+            kept = {n: v for n, v in source.tensors.items() if not _CONTACTS.fullmatch(n)}
+            print(f"{source.path}: left out the contact head, untrained in DPLM", file=sys.stderr)
+            source = replace(source, tensors=kept)
         found = super().translate(_with_one_frequency(source))
         weights, config = found.weights, found.description.model
         if _is_fair_esm(source) and config.positions is Positions.learned:
@@ -159,8 +165,12 @@ class Esm(Family):
 
     def alphabet(self, source: Source) -> Sequence[str]:
         """Checks that the alphabet is protlm's, if there is one."""
-        path = alphabet_file(source.path)
-        if path.is_file() and tuple(read_alphabet(path)) != VOCABULARY.tokens:
+        path = alphabet_file(source.folder)
+        if (
+            not _is_fair_esm(source)
+            and path.is_file()
+            and tuple(read_alphabet(path)) != VOCABULARY.tokens
+        ):
             raise InputDataError(
                 f"{path} does not have the 33 tokens of ESM-2 in their order, in which protlm "
                 "reads the embedding; give a model with the alphabet of ESM-2"
@@ -169,7 +179,7 @@ class Esm(Family):
 
 
 def _is_fair_esm(source: Source) -> bool:
-    return not source.path.is_dir()
+    return "model_type" not in source.settings
 
 
 def _with_one_frequency(source: Source) -> Source:

@@ -101,6 +101,7 @@ _LICENSES = {
 class Esmc(Family):
     """ESM C."""
 
+    output_layer, encoder, anchor = "(lm|sequence)_head.", "esmc.", "embed_tokens.weight"
     spare_rows = True
     fixed = {
         "max_length": 2048,

@@ -206,22 +206,18 @@ def _write_tokenizer(folder: Path, frame: Frame | None, *, has_code: bool) -> No
 
 def _with_frame(tokenizer: dict[str, Any], words: Vocabulary) -> dict[str, Any]:
     """Returns a tokenizer with the tokens and the frame of a model."""
-    own = words.frame.own_tokens
+    own, frame = words.frame.own_tokens, words.frame
     tokenizer["model"]["vocab"] |= {token: words[token] for token in own}
     # In a sequence they are letters that are refused, as "." and "-" are.
     refused = "".join(re.escape(token) for token in own if len(token) == 1)
     tokenizer["normalizer"]["normalizers"][-1]["pattern"] = {"Regex": f"[.{refused}-]"}
     before, after = (
         [{"SpecialToken": {"id": token, "type_id": 0}} for token in some]
-        for some in (words.frame.prefix, words.frame.suffix)
+        for some in (frame.prefix, frame.suffix)
     )
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    tokenizer["post_processor"] |= {
-        "single": [*before, first, *after],
-        "pair": [*before, first, *after, second, *after],
-        "special_tokens": {
-            token: {"id": token, "ids": [words[token]], "tokens": [token]}
-            for token in {*words.frame.prefix, *words.frame.suffix}
-        },
-    }
+    ids = {one: {"id": one, "ids": [words[one]], "tokens": [one]} for one in words.tokens}
+    single = [*before, first, *after]
+    tokenizer["post_processor"] |= {"single": single, "pair": [*single, second, *after]}
+    tokenizer["post_processor"]["special_tokens"] = ids
     return tokenizer

@@ -7,7 +7,7 @@ they have its embedding, and its probability is divided evenly between them.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +110,11 @@ class Layout:
             for ours, theirs in names.items()
             for part in (("weight", "bias") if ours.endswith("*") else ("",))
         }
+
+    def of_encoder(self) -> "Layout":
+        """Returns the layout without an output layer."""
+        names = {ours: name for ours, name in self.names.items() if not ours.startswith("head")}
+        return replace(self, names=names, copies={})
 
     def weights(self, source: Source) -> dict[str, Tensor]:
         """Returns the tensors by our names; each must be used exactly once."""
@@ -219,5 +224,7 @@ def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:
     shared_V = torch.tensor([count[token] for token in tokens], dtype=torch.float64)
     for name in {"embedding.weight", "head.weight"} & weights.keys():
         weights[name] = weights[name][list(tokens)]
+    if "head.bias" not in weights:
+        return
     bias_V = weights["head.bias"][list(tokens)]
     weights["head.bias"] = (bias_V.double() - shared_V.log()).to(bias_V.dtype)
