@@ -29,9 +29,8 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
     checks.check_sizes(found.path, described.model, found.weights)
 
     def rebuild(seed: int) -> ProteinLM:
-        words = vocabulary_of(described.frame)
-        model, mechanism = described.model, described.attention_config
-        return build_network(model, mechanism, seed=seed, vocabulary=words)
+        words, mechanism = vocabulary_of(described.frame), described.attention_config
+        return build_network(described.model, mechanism, seed=seed, vocabulary=words)
 
     try:
         with checks.LimitedMemory(found.path, found.weights):

@@ -19,6 +19,7 @@ from torch import Tensor
 import protlm
 from protlm.analysis.categorical_jacobian import _Rows
 from protlm.analysis.contact_regression import features
+from protlm.analysis.head_statistics import residue_rows, sink_mass
 from protlm.build import build_module, load_initial_weights
 from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.format import Checkpoint, export
@@ -145,6 +146,11 @@ def test_contacts_and_jacobian(kind: str, tmp_path: Path, run: Callable[..., str
         expected_LL = 1 / (1 + np.exp(1 - features(maps_HLL).sum(0)))
         np.testing.assert_allclose(file["P0/probabilities"][:], expected_LL, atol=1e-5)
 
+    for _, blocks in residue_rows(model, SEQUENCES[0]):
+        rows_HLM = torch.cat([*blocks], dim=1).double()
+        expected_HL = 1 - rows_HLM[:, :, inner].sum(-1)
+        torch.testing.assert_close(sink_mass(rows_HLM, model), expected_HL, atol=1e-6, rtol=0)
+
     def logits(sequence: str) -> np.ndarray:
         _, log_p_LV, inner = by_hand(model, kind, sequence)
         return log_p_LV[inner][:, LETTERS].numpy()
@@ -250,23 +256,19 @@ def test_encoders_predict_nothing(tmp_path: Path, run: Callable[..., str]) -> No
     assert "has no predictions" in run("inspect w.fasta -m m -o page.html")
 
 
-@pytest.mark.parametrize(
-    "frame, says",
-    [
-        ({"prefix": ["L"]}, "'L' is not a token that can be around"),
-        ({"suffix": ["<other>"]}, "'<other>' is not a token"),
-        ({"own_tokens": ["<cls>"]}, "must be distinct"),
-        ({"own_tokens": "x"}, "frame.own_tokens"),
-        ({"own_tokens": ["<bos>", "1", "2", "<x>"]}, "another vocabulary"),
-    ],
-)
-def test_a_frame_that_cannot_be_is_refused(
-    frame: dict[str, object], says: str, tmp_path: Path
-) -> None:
+def test_a_frame_that_cannot_be_is_refused(tmp_path: Path) -> None:
     saved(folder := tmp_path / "m", "two")
     config = json.loads((folder / "config.json").read_text())
-    config["frame"] |= frame
-    (folder / "config.json").write_text(json.dumps(config))
-    write_sums(folder)
-    with pytest.raises(InputDataError, match=says):
-        load_model(folder)
+    cases = {
+        "'L' is not a token that can be around": {"prefix": ["L"]},
+        "'<other>' is not a token": {"suffix": ["<other>"]},
+        "must be distinct": {"own_tokens": ["<cls>"]},
+        "frame.own_tokens": {"own_tokens": "x"},
+        "another vocabulary": {"own_tokens": ["<bos>", "1", "2", "<x>"]},
+    }
+    for says, changes in cases.items():
+        changed = {**config, "frame": {**config["frame"], **changes}}
+        (folder / "config.json").write_text(json.dumps(changed))
+        write_sums(folder)
+        with pytest.raises(InputDataError, match=says):
+            load_model(folder)

@@ -122,10 +122,7 @@ class Vocabulary:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the tokens in order, stored in every manifest, checkpoint and output.
-
-        A frame other than `<cls>` and `<eos>` is part of it.
-        """
+        """SHA-256 of tokens and frame, stored in every manifest, checkpoint and output."""
         text = "\n".join(self.tokens)
         if self.frame != _ESM:
             text = json.dumps([self.tokens, *vars(self.frame).values()])

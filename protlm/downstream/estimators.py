@@ -59,19 +59,15 @@ class Predictor:
         self, asked: Iterable[tuple[str, Sequence[int]]]
     ) -> Iterator[dict[int, np.ndarray]]:
         """Yields, for positions of each sequence, log-probabilities given all of it, float64 V."""
-        for batch in consecutive(
-            asked, lambda row: len(row[0]) + self._around, self.tokens_per_batch, alike=True
-        ):
+        around, size = self.model.vocabulary.num_around, self.tokens_per_batch
+        for batch in consecutive(asked, lambda row: len(row[0]) + around, size, alike=True):
             yield from self._unmasked_pass(batch)
 
     def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
         """Yields log p of the residues and of `<eos>`, each given those before it, float64."""
-        for batch in consecutive(sequences, lambda x: len(x) + self._around, self.tokens_per_batch):
+        around = self.model.vocabulary.num_around
+        for batch in consecutive(sequences, lambda x: len(x) + around, self.tokens_per_batch):
             yield from self._causal_pass(batch)
-
-    @property
-    def _around(self) -> int:
-        return self.model.vocabulary.num_around
 
     def _window(self, query: Query) -> tuple[np.ndarray, int]:
         """Returns the tokens of a query's window, and the place of the position in it."""

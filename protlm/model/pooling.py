@@ -32,10 +32,7 @@ class Pooling(StrEnum):
 
 
 def residue_means(hidden_BLD: Tensor, lengths_B: Tensor, start: int) -> Tensor:
-    """Returns the means of a padded batch, BD; `pool` adds the residues in another order.
-
-    The first residue is at position `start`.
-    """
+    """Returns the means of a padded batch, BD; `pool` adds the residues in another order."""
     lengths_B1 = lengths_B[:, None]
     place_L = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
     is_residue_BL = (place_L >= start) & (place_L < lengths_B1 + start)
