@@ -18,7 +18,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Objective, Positions
 from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY
-from protlm.interop.layout import Layout, alphabet_file, gather_rows, read_alphabet
+from protlm.interop.layout import Layout, alphabet_of, gather_rows
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
 
@@ -161,7 +161,7 @@ class Family:
 
     def alphabet(self, source: Source) -> Sequence[str]:
         """Returns the tokens of a model in order."""
-        return read_alphabet(alphabet_file(source.folder)) if self.special else VOCABULARY.tokens
+        return alphabet_of(source.folder)[1] if self.special else VOCABULARY.tokens
 
     def tokens(self, path: Path, alphabet: Sequence[str]) -> list[int]:
         """Returns the number in the alphabet of each token of protlm; it may lack residues."""

@@ -17,14 +17,14 @@ from protlm.config import Activation, HeadKind, ModelConfig, Positions
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop.base import ROTARY, ContactHead, Family, ForeignModel
 from protlm.interop.layout import (
+    ALPHABETS,
     BERT_LAYER,
     FAIRSEQ_COPIES,
     FAIRSEQ_LAYER,
     FAIRSEQ_NAMES,
     FIRST_NORMS,
     Layout,
-    alphabet_file,
-    read_alphabet,
+    alphabet_of,
 )
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
@@ -165,12 +165,11 @@ class Esm(Family):
 
     def alphabet(self, source: Source) -> Sequence[str]:
         """Checks that the alphabet is protlm's, if there is one."""
-        path = alphabet_file(source.folder)
-        if (
-            not _is_fair_esm(source)
-            and path.is_file()
-            and tuple(read_alphabet(path)) != VOCABULARY.tokens
-        ):
+        names = () if _is_fair_esm(source) else ALPHABETS
+        if not any((source.folder / name).is_file() for name in names):
+            return VOCABULARY.tokens
+        path, tokens = alphabet_of(source.folder)
+        if tuple(tokens) != VOCABULARY.tokens:
             raise InputDataError(
                 f"{path} does not have the 33 tokens of ESM-2 in their order, in which protlm "
                 "reads the embedding; give a model with the alphabet of ESM-2"

@@ -66,7 +66,7 @@ FAIRSEQ_LAYER = {
 FAIRSEQ_COPIES = {"lm_head.weight": "embed_tokens.weight"}
 # The files of the tokens in the folder of a model.
 ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
-_FILES = (TOKENIZER, "vocab.json", ALPHABET)
+ALPHABETS = (TOKENIZER, "vocab.json", ALPHABET)
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,23 @@ def _listed(names: list[str]) -> str:
     return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({shown}{rest})"
 
 
-def alphabet_file(folder: Path) -> Path:
-    """Returns the file of the tokens of a model."""
-    files = [folder / name for name in _FILES]
-    return next((path for path in files if path.is_file()), folder / ALPHABET)
+def alphabet_of(folder: Path) -> tuple[Path, list[str]]:
+    """Returns the first of the files of the tokens of a model, and these in order.
+
+    Another file may have fewer tokens, but not in other places.
+    """
+    files = [path for path in (folder / name for name in ALPHABETS) if path.is_file()]
+    first, *others = files or [folder / ALPHABET]
+    tokens = read_alphabet(first)
+    number = {token: place for place, token in enumerate(tokens)}
+    for path in others:
+        for place, token in enumerate(read_alphabet(path)):
+            if number.get(token, place) != place:
+                raise InputDataError(
+                    f"{first} and {path} give {token!r:.20} different numbers; remove the one that "
+                    "does not belong to the weights"
+                )
+    return first, tokens
 
 
 def read_alphabet(path: Path) -> list[str]:
@@ -208,7 +221,11 @@ def read_alphabet(path: Path) -> list[str]:
     try:
         if path.name == TOKENIZER:
             added = {one["content"]: one["id"] for one in values.get("added_tokens") or ()}
-            values = values["model"]["vocab"] | added
+            values = values["model"]["vocab"]
+            # Pieces with their scores, in order.
+            unigrams = isinstance(values, list)
+            values = {one[0]: n for n, one in enumerate(values)} if unigrams else values
+            values |= added
         tokens = sorted(values, key=values.__getitem__)
         are_numbered = [values[token] for token in tokens] == list(range(len(tokens)))
     except (KeyError, TypeError, AttributeError) as error:

@@ -274,9 +274,15 @@ def test_the_alphabet_must_be_that_of_esm_2(tmp_path):
         contents = {"model": {"vocab": numbers}, "added_tokens": added}
         (folder / "tokenizer.json").write_text(json.dumps(contents))
         if tokens == VOCABULARY.tokens:
+            with pytest.raises(InputDataError, match=r"tokenizer\.json and .*vocab.*'-' different"):
+                interop.read(folder)
+            (folder / "vocab.txt").unlink()
             interop.read(folder)
     with pytest.raises(InputDataError, match=r"tokenizer\.json does not have the 33 tokens"):
         interop.read(folder)
+    unigram = {"model": {"vocab": [[token, -1.0] for token in VOCABULARY.tokens]}}
+    (folder / "tokenizer.json").write_text(json.dumps(unigram))
+    interop.read(folder)
 
 
 def test_many_names_are_counted(tmp_path):
