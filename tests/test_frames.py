@@ -5,7 +5,7 @@ The truth is the network on rows of tokens that are written out by hand.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -65,12 +65,12 @@ def saved(folder: Path, kind: str, objective: str = "masked", **settings: object
 
 
 def by_hand(
-    model: Model, kind: str, sequence: str, mask: int | None = None
+    model: Model, kind: str, sequence: str, masks: Iterable[int] = ()
 ) -> tuple[Tensor, Tensor, slice]:
     """The last hidden states and log-probabilities of the network on one row; its residues."""
     _, before, after = FRAMES[kind]
     tokens = [*before, *(4 + RESIDUES.index(letter) for letter in sequence), *after]
-    if mask is not None:
+    for mask in masks:
         tokens[len(before) + mask] = 32
     row_1L, last = torch.tensor([tokens]), model.num_layers
     with torch.inference_mode():
@@ -171,11 +171,11 @@ def test_scores(kind: str, tmp_path: Path, run: Callable[..., str]) -> None:
         assert "has no <mask>" in run(score.format("m"), code=2) and not masked.predicts
         return
     run(score.format("m"))
-    _, log_p_LV, inner = by_hand(masked, kind, SEQUENCES[1], 8)
+    _, log_p_LV, inner = by_hand(masked, kind, SEQUENCES[1], [8])
     ratio = log_p_LV[inner][8, VOCABULARY["A"]] - log_p_LV[inner][8, VOCABULARY["E"]]
     found = float(read_table(tmp_path / "m.csv")[1]["masked-marginals"])
     assert found == pytest.approx(float(ratio), abs=1e-4)
-    p_V = by_hand(masked, kind, "GAVL", 2)[1][inner.start + 2].exp()
+    p_V = by_hand(masked, kind, "GAVL", [2])[1][inner.start + 2].exp()
     predicted = masked.predict_masked(["GA<mask>L"])[0][3]["W"]
     assert predicted == pytest.approx(float(p_V[VOCABULARY["W"]]), abs=1e-5)
     if not inner.start:
@@ -193,13 +193,16 @@ def test_scores(kind: str, tmp_path: Path, run: Callable[..., str]) -> None:
 
 @each_frame
 def test_sequences_are_sampled(kind: str, tmp_path: Path, run: Callable[..., str]) -> None:
-    saved(tmp_path / "m", kind)
-    causal = saved(tmp_path / "c", kind, "causal")
+    masked, causal = saved(tmp_path / "m", kind), saved(tmp_path / "c", kind, "causal")
     _, before, after = FRAMES[kind]
     if kind != "no mask":
-        run("generate -m m --start p.fasta --sweeps 1 -o g.fasta")
+        once = "--sweeps 1 --mask-fraction 1 --temperature 0"
+        run(f"generate -m m --start p.fasta {once} -o g.fasta")
         found = re.findall(r"^[A-Z]+$", (tmp_path / "g.fasta").read_text(), re.MULTILINE)
-        assert [*map(len, found)] == [*map(len, SEQUENCES)] and found != SEQUENCES
+        for new, old in zip(found, SEQUENCES, strict=True):
+            _, log_p_LV, inner = by_hand(masked, kind, old, range(len(old)))
+            best_L = log_p_LV[inner][:, LETTERS].argmax(-1)
+            assert new == "".join(STANDARD[n] for n in best_L.tolist())
     said = run("generate -m c --number 3 --max-length 9 -o h.fasta", code=0 if before else 2)
     assert before or "--prefix RESIDUES" in said
     sampled = [*causal.generate(20, prefix="MK", max_residues=9)]
