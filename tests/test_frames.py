@@ -28,6 +28,7 @@ from protlm.config.composition import compose
 from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY, vocabulary_of
 from protlm.interface import Model
 from protlm.loading import load_model
+from protlm.model.decoding import Sampling
 from protlm.model.embedding import embeddings
 from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
@@ -57,9 +58,10 @@ def saved(folder: Path, kind: str, objective: str = "masked", **settings: object
     config, words = replace(made.model, **settings), vocabulary_of(frame)
     made = replace(made, frame=frame, vocabulary=words.hash, model=config)
     network = build_network(config, {"name": "softmax"}, seed=1, vocabulary=words)
+    generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for value in network.parameters():
-            value.copy_(torch.randn_like(value) * 0.4)
+            value.copy_(torch.randn(value.shape, generator=generator) * 0.4)
     export(Checkpoint(folder, made, network.state_dict()), folder)
     return protlm.load(folder)
 
@@ -205,7 +207,8 @@ def test_sequences_are_sampled(kind: str, tmp_path: Path, run: Callable[..., str
             assert new == "".join(STANDARD[n] for n in best_L.tolist())
     said = run("generate -m c --number 3 --max-length 9 -o h.fasta", code=0 if before else 2)
     assert before or "--prefix RESIDUES" in said
-    sampled = [*causal.generate(20, prefix="MK", max_residues=9)]
+    hot = Sampling(temperature=5)
+    sampled = [*causal.generate(40, prefix="MK", max_residues=9, sampling=hot)]
     assert {str(one.ended) for one in sampled} == ({"length", "eos"} if after else {"length"})
     # What was drawn, from the row as it is read at once.
     one = max(sampled, key=lambda one: len(one.sequence))
@@ -249,6 +252,10 @@ def test_shards_of_another_alphabet_are_refused(
         build_module(network, config)
     with pytest.raises(UserError, match="another alphabet or other tokens"):
         load_initial_weights(network, config.model, config.attention, tmp_path / "m")
+
+
+def test_the_hash_is_that_of_tokens_and_frame() -> None:
+    assert len({vocabulary_of(frame).hash for frame, *_ in FRAMES.values()}) == len(FRAMES)
 
 
 def test_encoders_predict_nothing(tmp_path: Path, run: Callable[..., str]) -> None:
