@@ -47,6 +47,7 @@ def load_initial_weights(
     Returns the source of an imported or converted model.
     """
     found = read_model(path)
+    _check_alphabet(f"model.init_from={path}", found.description)
     if differing := _architecture_differences(found.description, model, mechanism):
         name, there, here = differing[0]
         typed = " ".join(f"{name}={value}" for name, value, _ in differing)
@@ -67,6 +68,15 @@ def load_initial_weights(
             f"protlm checkpoint convert {path} --attention {now} -o FOLDER"
         ) from None
     return found.description.source
+
+
+def _check_alphabet(given: str, described: ModelDescription) -> None:
+    """Refuses what shards of proteins, whose rows have `<cls>` and `<eos>`, do not fit."""
+    if described.vocabulary != VOCABULARY.hash:
+        raise UserError(
+            f"{given} has another alphabet or other tokens around the residues than shards, which "
+            "have those of ESM-2; train it on labels: protlm finetune"
+        )
 
 
 def _architecture_differences(
@@ -104,6 +114,10 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
     from protlm.training.module import LanguageModeling
     from protlm.training.optimization import with_half_life
 
+    if network.head is None:
+        raise UserError(
+            "model.head=none, of an imported encoder, predicts nothing; type model.head=linear"
+        )
     stage, teacher, trainer = config.objective.stage, config.objective.teacher, config.trainer
     size = trainer.tokens_per_step or trainer.accumulate_grad_batches * config.data.tokens_per_batch
     module = (LanguageModeling if stage is None else STAGES[stage])(
@@ -127,9 +141,11 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
 
 def _teacher(path: str) -> PretrainedModel:
     try:
-        return load_model(Path(path))
+        teacher = load_model(Path(path))
     except InputDataError as error:
         raise InputDataError(f"objective.teacher={path} cannot be used: {error}") from error
+    _check_alphabet(f"objective.teacher={path}", teacher.description)
+    return teacher
 
 
 def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:

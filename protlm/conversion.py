@@ -16,6 +16,7 @@ from protlm.attention.layers import (
 )
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
+from protlm.data.vocabulary import vocabulary_of
 from protlm.loading import model_of
 from protlm.model.selfattention import BoundedNorm, FreeNorm, NormsByKind
 from protlm.model.transformer import ProteinLM, build_network
@@ -46,7 +47,9 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     options = stored_options(name, options)
     _check(found, name, options)
     seed = described.seed if seed is None else seed
-    network = build_network(described.model, {"name": name, **options}, seed=seed)
+    words = vocabulary_of(described.frame)
+    mechanism_of = {"name": name, **options}
+    network = build_network(described.model, mechanism_of, seed=seed, vocabulary=words)
     old = _with_norms_of(network, found)
     new = network.state_dict()
     kept = {n: v for n, v in old.items() if _MECHANISM not in n and n in new}

@@ -245,10 +245,11 @@ class Model(PretrainedModel):
         for some in batches([len(one) for one in filled], tokens_per_batch):
             batch = self.batch_of([filled[index] for index in some])
             for row, index in enumerate(some):
-                batch.tokens_BL[row, places[index]] = VOCABULARY.mask
-            p_BLV = self(batch).logits_BLV.float().softmax(-1).cpu()
+                masked = np.array(places[index]) - 1
+                batch.tokens_BL[row, masked + self.vocabulary.start] = self.vocabulary.mask
+            p_BLV = self(batch).logits_BLV[:, self.vocabulary.start :].float().softmax(-1).cpu()
             for row, index in enumerate(some):
-                found[index] = {place: _letters(p_BLV[row, place]) for place in places[index]}
+                found[index] = {place: _letters(p_BLV[row, place - 1]) for place in places[index]}
         return found
 
 
@@ -265,7 +266,7 @@ def _stack(some: list, width: int) -> np.ndarray | Tensor:
 
 
 def _masks(sequence: str) -> list[int]:
-    """Returns the positions of the masks, which are those of their tokens: `<cls>` is at 0."""
+    """Returns the positions of the masks, from 1."""
     parts = sequence.split(_MASK)
     if len(parts) == 1:
         raise InputDataError(f"{sequence[:50]} has no {_MASK}; write it in place of a residue")

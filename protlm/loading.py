@@ -9,7 +9,7 @@ import torch
 from protlm import interop
 from protlm.checkpoints import checks
 from protlm.checkpoints import format as checkpoints
-from protlm.data.vocabulary import VOCABULARY
+from protlm.data.vocabulary import vocabulary_of
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import InputDataError, UserError
@@ -29,7 +29,8 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
     checks.check_sizes(found.path, described.model, found.weights)
 
     def rebuild(seed: int) -> ProteinLM:
-        return build_network(described.model, described.attention_config, seed=seed)
+        words, mechanism = vocabulary_of(described.frame), described.attention_config
+        return build_network(described.model, mechanism, seed=seed, vocabulary=words)
 
     try:
         with checks.LimitedMemory(found.path, found.weights):
@@ -71,7 +72,11 @@ def read_model(path: Path) -> checkpoints.Checkpoint:
         )
     found = interop.read(path) if interop.is_foreign(path) else checkpoints.read(path)
     checks.check_numbers(found.path, found.weights)
-    if found.description.vocabulary != VOCABULARY.hash:
+    try:
+        is_known = found.description.vocabulary == vocabulary_of(found.description.frame).hash
+    except UserError as error:
+        raise InputDataError(f"{found.path} has an impossible frame: {error}") from error
+    if not is_known:
         raise InputDataError(f"{found.path} was trained with another vocabulary than protlm has")
     return found
 

@@ -84,15 +84,17 @@ class _Rows:
         batch = model.tokenize([sequence])
         self._model, self._tokens_1L = model, batch.tokens_BL
         self._per_pass = max(tokens_per_batch // batch.tokens_BL.shape[1], 1)
+        words = model.vocabulary
         # A causal model predicts the next residue at each position.
-        self._residues = slice(0, -2) if model.causal else slice(1, -1)
+        self._residues = words.before if model.causal else words.inner
         self._plain = self._logits(self._tokens_1L)
 
     def centered(self, positions: range) -> np.ndarray:
         """Returns J[i, a, j, b] for these i, with mean 0 over a, j and b, float32."""
         changed = self._tokens_1L.repeat(len(positions) * _NUM, 1)
         letters = torch.tensor(_LETTERS, device=changed.device).repeat(len(positions))
-        places = torch.tensor(list(positions), device=changed.device).repeat_interleave(_NUM) + 1
+        places = torch.tensor(list(positions), device=changed.device).repeat_interleave(_NUM)
+        places += self._model.vocabulary.start
         changed[torch.arange(len(changed)), places] = letters
         rows = np.empty((len(changed), *self._plain.shape[1:]), dtype=np.float32)
         for start in range(0, len(changed), self._per_pass):

@@ -92,7 +92,7 @@ def _each_head(
         start = 0
         for rows in blocks:
             end = start + rows.shape[1]
-            maps_HLL[:, start:end] = rows[:, :, 1:-1].float().cpu().numpy()
+            maps_HLL[:, start:end] = rows[:, :, model.vocabulary.inner].float().cpu().numpy()
             start = end
         for head in np.flatnonzero(used[(layer - 1) * heads : layer * heads]).tolist():
             yield (layer - 1) * heads + head, features(maps_HLL[head])[0]

@@ -52,9 +52,11 @@ def head_statistics(blocks: Iterable[Tensor]) -> dict[str, Tensor]:
     return sums.statistics()
 
 
-def sink_mass(rows_HML: Tensor) -> Tensor:
-    """Returns the weight on `<cls>` and `<eos>`, the outer columns, in each row, float64 HM."""
-    return rows_HML[:, :, 0].double() + rows_HML[:, :, -1].double()
+def sink_mass(rows_HML: Tensor, model: PretrainedModel) -> Tensor:
+    """Returns the weight on the tokens around the residues in each row, float64 HM."""
+    start, length, around = model.vocabulary.start, rows_HML.shape[2], model.vocabulary.num_around
+    columns = [*range(start), *range(length - around + start, length)]
+    return rows_HML[:, :, columns].double().sum(dim=2)
 
 
 def residue_rows(
@@ -65,15 +67,16 @@ def residue_rows(
 ) -> Iterator[tuple[int, Iterator[Tensor]]]:
     """Yields the number of each layer, and the rows of its map at residues, in blocks.
 
-    The first and the last column are `<cls>` and `<eos>`. The blocks must be read before the next
-    layer is requested. The default is all layers and all heads.
+    The columns `model.vocabulary.inner` are residues, the outer ones their frame. The blocks must
+    be read before the next layer is requested. The default is all layers and all heads.
     """
-    length = len(sequence)
-    block = max(1, min(256, _BLOCK_ENTRIES // ((length + 2) * model.num_heads)))
+    first, positions = model.vocabulary.start, len(sequence) + model.vocabulary.num_around
+    last = first + len(sequence)
+    block = max(1, min(256, _BLOCK_ENTRIES // (positions * model.num_heads)))
     found = model.attention_row_blocks(model.tokenize([sequence]), layers, heads, block=block)
     for layer, of_layer in groupby(found, key=lambda one: one[0]):
         blocks = (
-            map_BHML[0, :, max(1 - rows.start, 0) : length + 1 - rows.start]
+            map_BHML[0, :, max(first - rows.start, 0) : max(last - rows.start, 0)]
             for _, rows, map_BHML in of_layer
         )
         yield layer, blocks

@@ -76,10 +76,10 @@ def _of_protein(
     for _, blocks in residue_rows(model, protein.sequence):
         sums, cells, sinks, kept = HeadSums(), PooledMap(), [], []
         for rows in blocks:
-            block_HML = rows[:, :, 1:-1]
+            block_HML = rows[:, :, model.vocabulary.inner]
             sums.add(block_HML)
             cells.add(block_HML)
-            sinks.append(sink_mass(rows))
+            sinks.append(sink_mass(rows, model))
             if protein.structure is not None:
                 kept.append(block_HML.float().cpu())
         sink_H = torch.cat(sinks, dim=1).mean(dim=1).cpu()
@@ -200,8 +200,9 @@ def property_sums(
     """
     f = torch.from_numpy(properties & known_LL).double().flatten(1)
     known = torch.tensor(known_LL).double().flatten()
+    inner = model.vocabulary.inner
     layers = [
-        _of_map(torch.cat(list(blocks), dim=1)[:, :, 1:-1].double().cpu(), f, known, threshold)
+        _of_map(torch.cat(list(blocks), dim=1)[:, :, inner].double().cpu(), f, known, threshold)
         for _, blocks in residue_rows(model, sequence)
     ]
     return PropertySums(*(torch.cat(parts).numpy() for parts in zip(*layers, strict=True)))

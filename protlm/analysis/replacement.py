@@ -21,7 +21,6 @@ from protlm.analysis.precision import mean_precision, precision_at
 from protlm.analysis.structures import Protein
 from protlm.attention import Attention, create
 from protlm.data.masking import row_rng
-from protlm.data.vocabulary import VOCABULARY
 from protlm.model.block import Block
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.terminal import watched
@@ -96,15 +95,17 @@ def masked_scores(
     rows = []
     for number, sequence in enumerate(sequences):
         batch = model.tokenize([sequence])
-        residues = batch.tokens_BL[0, 1:-1]
+        words = model.vocabulary
+        residues = batch.tokens_BL[0, words.inner]
         tokens_BL = batch.tokens_BL.clone()
         places = np.arange(len(residues))
         if not model.causal:
             chosen = row_rng(seed, 0, number).permutation(len(residues))
             places = np.sort(chosen[: max(1, round(mask_fraction * len(residues)))])
-            tokens_BL[0, 1 + places] = VOCABULARY.mask
+            tokens_BL[0, words.start + places] = words.mask
         logits_BLV = model.network(tokens_BL, batch.mask_BL, causal=model.causal).logits_BLV
-        predicted = logits_BLV[0, places if model.causal else 1 + places].double()
+        asked = words.before if model.causal else words.inner
+        predicted = logits_BLV[0, asked][places].double()
         targets = residues[places]
         nats = F.cross_entropy(predicted, targets, reduction="sum")
         correct = (predicted.argmax(-1) == targets).sum()
@@ -161,7 +162,7 @@ def mean_outputs(model: PretrainedModel, sequences: Sequence[str]) -> Tensor:
                 causal=model.causal,
             )
             sums.append(out_BHLC[0].double().sum(dim=1))
-        count += len(sequence) + 2
+        count += batch.tokens_BL.shape[1]
         sums_NHC = torch.stack(sums)
         totals = sums_NHC if totals is None else totals + sums_NHC
     assert totals is not None, "no proteins"

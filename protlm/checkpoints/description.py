@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from protlm.checkpoints.checks import not_usable
-from protlm.config import ModelConfig, Norm, Objective, Positions
+from protlm.config import Frame, ModelConfig, Norm, Objective, Positions
 from protlm.system.errors import InputDataError, UserError, one_of
 from protlm.system.json_file import Count, from_json, to_json
 
@@ -20,7 +20,7 @@ FORMAT = 1
 # Where a model came from: an imported one, and one whose attention was replaced.
 _IMPORTED, _CONVERTED = ("family", "sha256"), ("converted_from", "converted_hash")
 _SOURCES = [set(_IMPORTED), set(_CONVERTED), {*_IMPORTED, *_CONVERTED}]
-_FURTHER = {"contacts_sha256", "license"}
+_FURTHER = {"contacts_sha256", "license", "class", "adapter_sha256"}
 # Settings of the model that belong to training or to the use of memory.
 _SAME_FUNCTION = ("init_from", "dropout", "feedforward_chunk")
 # The epsilon of norms whose setting is null.
@@ -37,9 +37,11 @@ class ModelDescription:
         seed: seed of the first weights and of the projections.
         max_length: the longest row in training, special tokens included.
         source: of an imported model and of those trained from it, its `family`, the `sha256` of its
-            weights and, if there are these, the `contacts_sha256` of its contact head's own file
-            and a restrictive `license`; of a converted one, the mechanism `converted_from` and the
-            hash of the original's weights, `converted_hash`.
+            weights and, if there are these, the `contacts_sha256` of its contact head's own file,
+            the `adapter_sha256` of what was merged into it, a restrictive `license`, and the
+            `class` of an encoder; of a converted one, the mechanism `converted_from` and the hash
+            of the original's weights, `converted_hash`.
+        frame: the frame and the further tokens of a model; None of those with `<cls>` and `<eos>`.
     """
 
     vocabulary: str
@@ -50,6 +52,7 @@ class ModelDescription:
     seed: Count
     max_length: Annotated[int, range(3, 1 << 63)]
     source: Mapping[str, str] | None = None
+    frame: Frame | None = None
 
     @property
     def attention_config(self) -> dict[str, Any]:
@@ -69,7 +72,8 @@ class ModelDescription:
             "seed": self.seed,
             "max_length": self.max_length,
         }
-        return plain if self.source is None else {**plain, "source": dict(self.source)}
+        further = {"source": self.source and dict(self.source), "frame": to_json(self.frame)}
+        return plain | {key: value for key, value in further.items() if value is not None}
 
     @classmethod
     def parse(cls, path: Path, stored: object) -> Self:

@@ -209,12 +209,14 @@ def checkpoint_export(
 
 @checkpoint_app.command("import")
 def checkpoint_import(
-    source: Path, output: Annotated[Path, typer.Option("--output", "-o")]
+    source: Path,
+    output: Annotated[Path, typer.Option("--output", "-o")],
+    base: Annotated[Path | None, option("The model that an adapter of PEFT was made for.")] = None,
 ) -> None:
     """Convert a foreign model to model.safetensors and config.json; docs/interop.md lists them."""
     from protlm.commands.checkpoint import import_model
 
-    import_model(source, output)
+    import_model(source, output, base)
 
 
 @checkpoint_app.command("convert")

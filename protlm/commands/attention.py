@@ -40,7 +40,8 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     """Writes a data set `layer_N`, heads × L × L, for every protein and layer.
 
     Rows are the positions that attend, columns those attended to. Position 0 is `<cls>`, residue n
-    is at position n, and the last position is `<eos>`.
+    is at position n, and the last position is `<eos>`. In a model with another frame, the attribute
+    `first_residue` is the position of the first residue, from 0.
     """
     check_hdf5_output(output)
     if options.figure is not None:
@@ -50,7 +51,9 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     longest, refuse = model.max_residues, Room(model).refusal
     proteins = Proteins(fasta, longest, options.duplicates, refuse=refuse)
     _check_figure(proteins, options.figure)
-    num_values = sum((length + 2) ** 2 for length in proteins.lengths) * len(layers) * len(heads)
+    around = model.vocabulary.num_around
+    num_maps = len(layers) * len(heads)
+    num_values = sum((length + around) ** 2 for length in proteins.lengths) * num_maps
     size = entry_bytes(len(proteins) * len(layers), num_values, options.dtype)
     skipped, renamed = proteins.without_entry(), proteins.renamed
     with (
@@ -85,12 +88,14 @@ def _write(
     dtype: str,
 ) -> None:
     batch = model.tokenize([record.sequence])
-    length = len(record.sequence) + 2
+    length = batch.tokens_BL.shape[1]
     shape = (len(heads), length, length)
     sequence = record.sequence if len(record.sequence) < 30_000 else ""
     maps = {}
     for layer in layers:
         own = {"layer": layer, "heads": np.array(heads), "sequence": sequence}
+        if model.description.frame is not None:
+            own["first_residue"] = model.vocabulary.start
         maps[layer] = file.add(record, f"layer_{layer}", own, shape=shape, dtype=dtype)
     block = max(1, min(256, _BLOCK_ENTRIES // (length * model.num_heads)))
     for layer, rows, map_BHML in model.attention_row_blocks(batch, layers, heads, block=block):

@@ -125,8 +125,11 @@ def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) ->
     print(output)
 
 
-def import_model(path: Path, output: Path) -> None:
-    """Converts the model of another program; its contact head becomes NAME.fit.json."""
+def import_model(path: Path, output: Path, base: Path | None = None) -> None:
+    """Converts the model of another program; its contact head becomes NAME.fit.json.
+
+    An adapter of PEFT is merged into its `base`, by default the one that it names.
+    """
     check_output(output)
     path = interop.local_path(path)
     if not interop.is_foreign(path):
@@ -134,7 +137,7 @@ def import_model(path: Path, output: Path) -> None:
             f"{path} is not a model of another program: give a Hugging Face folder, a .pt file of "
             "fair-esm, or a .safetensors file with its .json; protlm's own models need no import"
         )
-    found = interop.read(path)
+    found = interop.read(path, base)
     model = model_of(found)
     fit = output.with_name(f"{output.name}.fit.json")
     with all_or_none() as written:

@@ -16,7 +16,6 @@ import torch
 
 from protlm import __version__
 from protlm.attention.layers import attention_label
-from protlm.data.batching.plan import SPECIALS
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model, pick_device
 from protlm.model.memory import Room
@@ -125,7 +124,7 @@ def _check_model(report: Report, path: Path, device: torch.device) -> Pretrained
         "objective": described.objective.value,
         "layers": model.num_layers,
         "max_residues": model.max_residues,
-        "trained_on_residues": described.max_length - SPECIALS,
+        "trained_on_residues": described.max_length - model.vocabulary.num_around,
     }
     return model
 

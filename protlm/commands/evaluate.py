@@ -82,6 +82,11 @@ def _results(
     each = {label: e for label, e in evaluations.items() if e.needs_data}
     for split in splits:
         data = _data(config, split)
+        if read_manifest(_directory(config)).vocabulary != model.vocabulary.hash:
+            raise UserError(
+                f"data.dir={config.data.dir} has shards of another alphabet than the model; "
+                "evaluations on structures and tables read it: contacts, heads, protlm probe"
+            )
         results[split] = {label: e.run(model, data) for label, e in each.items()}
     if once:
         results[NO_SPLIT] = {label: e.run(model, None) for label, e in once.items()}

@@ -17,7 +17,6 @@ from torch import nn
 from protlm import __version__
 from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.format import Checkpoint, export
-from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.examples import Labeled, LabelOptions, read_labeled
 from protlm.downstream.linear import LinearModel, fit, trainable
 from protlm.downstream.metrics import LABEL_METRICS, label_scores
@@ -205,11 +204,12 @@ def _states(work: _Work, proteins: np.ndarray) -> np.ndarray:
 
 
 def _labeled(work: _Work, proteins: np.ndarray) -> LabeledTokens:
-    targets = work.labeled.targets
+    targets, words = work.labeled.targets, work.model.vocabulary
     return LabeledTokens(
-        [VOCABULARY.encode(work.labeled.sequences[row]) for row in proteins],
+        [words.encode(work.labeled.sequences[row]) for row in proteins],
         targets.values[targets.rows_of(proteins)],
         None if targets.places is None else [targets.places[row] for row in proteins],
+        words,
     )
 
 

@@ -21,7 +21,6 @@ import numpy as np
 
 from protlm import __version__
 from protlm.data.records import Record
-from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import OutputError
 from protlm.system.paths import complete_file
@@ -168,7 +167,7 @@ def protein_file(
     """Opens the result file of a model; the other arguments are those of `hdf5_file`."""
     attributes = {
         "model_hash": model.hash,
-        "vocabulary_hash": VOCABULARY.hash,
+        "vocabulary_hash": model.vocabulary.hash,
         "protlm_version": __version__,
     }
     with hdf5_file(path, attributes, skipped, num_bytes=num_bytes) as (file, disk):

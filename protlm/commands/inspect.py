@@ -1,5 +1,6 @@
 """`protlm inspect PROTEIN -m MODEL -o PAGE.html`: one page that shows a model on a protein."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,9 @@ def inspect(
     fits = {path: read_fit(path) for path in options.fits}
     models = [_load(path, fits, options) for path in model_paths]
     _check_fits(fits, models)
+    for one in models if options.predictions else ():
+        if not one.model.predicts:
+            print(f"{one.name} is an encoder: its page has no predictions", file=sys.stderr)
     content = page_content(
         protein,
         models,

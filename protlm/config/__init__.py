@@ -15,6 +15,7 @@ from protlm.config.data import (
 from protlm.config.fields import Checked, at_least, setting
 from protlm.config.model import (
     Activation,
+    Frame,
     HeadKind,
     ModelConfig,
     Norm,

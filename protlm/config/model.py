@@ -16,8 +16,22 @@ QueryKeyWidth = StrEnum("QueryKeyWidth", ["head", "layer"])
 NormOrder = StrEnum("NormOrder", ["pre", "post"])
 # The feed-forward non-linearity; SwiGLU has a third, gating matrix.
 Activation = StrEnum("Activation", ["relu", "gelu", "swiglu"])
-# The output layer: linear, or after a dense layer, GELU and a norm.
-HeadKind = StrEnum("HeadKind", ["linear", "dense_norm"])
+# The output layer: linear, or after a dense layer, GELU and a norm; an encoder has none.
+HeadKind = StrEnum("HeadKind", ["linear", "dense_norm", "none"])
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The tokens around the residues of a protein, and tokens of a model after those of protlm.
+
+    Attributes:
+        has_mask: whether the model was trained with `<mask>`.
+    """
+
+    prefix: tuple[str, ...] = ("<cls>",)
+    suffix: tuple[str, ...] = ("<eos>",)
+    own_tokens: tuple[str, ...] = ()
+    has_mask: bool = True
 
 
 @dataclass
@@ -63,7 +77,8 @@ class ModelConfig(Checked):
         "zeroes the embedding of `<mask>` and scales the other tokens of the row, as in ESM", False
     )
     head: HeadKind = setting(
-        "the output layer: linear, or dense, GELU and norm before it", HeadKind.linear
+        "the output layer: linear, or dense, GELU and norm before it; `none` of imported encoders",
+        HeadKind.linear,
     )
     tied_head: bool = setting("the output layer uses the weights of the token embedding", False)
     stored_frequencies: bool = setting(

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from protlm.data.batching.plan import SPECIALS, BatchPlan, Row, Sequences
+from protlm.data.batching.plan import BatchPlan, Row, Sequences
 from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule, corrupt
-from protlm.data.vocabulary import VOCABULARY
+from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.system.errors import UserError
 
 OBJECTIVES = ("masked", "causal")
@@ -95,20 +95,24 @@ class SequenceDataset(Dataset[Batch]):
         return corrupt(tokens, VOCABULARY.is_residue[tokens], rule, rng)
 
 
-def collate(sequences: list[np.ndarray], *, length: int | None = None) -> tuple[Tensor, Tensor]:
-    """Returns tokens_BL, `<cls>` residues `<eos>` padded to `length`, and mask_BL, false at pads.
+def collate(
+    sequences: list[np.ndarray],
+    *,
+    length: int | None = None,
+    vocabulary: Vocabulary = VOCABULARY,
+) -> tuple[Tensor, Tensor]:
+    """Returns tokens_BL, residues in their frame padded to `length`, and mask_BL, false at pads.
 
     >>> collate([VOCABULARY.encode("MK")], length=5)[0].tolist()
     [[0, 20, 15, 2, 1]]
     """
-    longest = max((len(residues) for residues in sequences), default=0) + SPECIALS
+    longest = max((len(residues) for residues in sequences), default=0) + vocabulary.num_around
     length = longest if length is None else length
     assert longest <= length
-    tokens_BL = torch.full((len(sequences), length), VOCABULARY.pad)
+    tokens_BL = torch.full((len(sequences), length), vocabulary.pad)
     mask_BL = torch.zeros(len(sequences), length, dtype=torch.bool)
     for row, residues in enumerate(sequences):
-        end = len(residues) + 1
-        tokens_BL[row, 0], tokens_BL[row, end] = VOCABULARY.cls, VOCABULARY.eos
-        tokens_BL[row, 1:end] = torch.from_numpy(residues.astype(np.int64))
-        mask_BL[row, : end + 1] = True
+        tokens = torch.from_numpy(vocabulary.framed(residues))
+        tokens_BL[row, : len(tokens)] = tokens
+        mask_BL[row, : len(tokens)] = True
     return tokens_BL, mask_BL

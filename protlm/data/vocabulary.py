@@ -1,6 +1,7 @@
-"""The vocabulary: the 33 tokens of ESM-2 in their order, as one immutable object."""
+"""Vocabularies: the 33 tokens of ESM-2 in their order, then those of a model, and its frame."""
 
 import hashlib
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from string import ascii_lowercase, ascii_uppercase
@@ -8,19 +9,30 @@ from typing import final
 
 import numpy as np
 
-from protlm.system.errors import InputDataError
+from protlm.config import Frame
+from protlm.system.errors import InputDataError, UserError
+
+_ESM = Frame()
 
 
 @final
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens and their numbers.
+    """Tokens and their numbers, and the frame of a protein: what precedes and follows its residues.
 
     `residues` are the 25 letters of amino acids and classes of amino acids. Only upper-case letters
     are accepted; the readers of sequence files convert lower case.
     """
 
     tokens: tuple[str, ...]
+    frame: Frame = _ESM
+
+    def __post_init__(self) -> None:
+        around = {*self.frame.prefix, *self.frame.suffix}
+        if len({*self.tokens}) < len(self.tokens):
+            raise UserError("the tokens of a model must be distinct")
+        if unknown := sorted(around - set(self.tokens) | (around & {*RESIDUES, "<pad>", "<mask>"})):
+            raise UserError(f"{unknown[0]!r:.20} is not a token that can be around residues")
 
     @cached_property
     def _number(self) -> dict[str, int]:
@@ -46,7 +58,53 @@ class Vocabulary:
 
     @property
     def mask(self) -> int:
+        if not self.frame.has_mask:
+            raise UserError(
+                "this model has no <mask>, so that it cannot predict a masked residue; give a "
+                "model that was trained on masked residues"
+            )
         return self._number["<mask>"]
+
+    @cached_property
+    def prefix(self) -> tuple[int, ...]:
+        """The tokens before the first residue."""
+        return tuple(self._number[token] for token in self.frame.prefix)
+
+    @cached_property
+    def suffix(self) -> tuple[int, ...]:
+        """The tokens after the last residue."""
+        return tuple(self._number[token] for token in self.frame.suffix)
+
+    @property
+    def start(self) -> int:
+        """The position of the first residue."""
+        return len(self.prefix)
+
+    @property
+    def num_around(self) -> int:
+        """The number of tokens that are not residues."""
+        return len(self.prefix) + len(self.suffix)
+
+    @property
+    def inner(self) -> slice:
+        """The positions of the residues, in a row without padding."""
+        return slice(self.start, -len(self.suffix) or None)
+
+    @property
+    def before(self) -> slice:
+        """The positions before those of the residues, at which a causal model predicts these."""
+        if not self.start:
+            raise UserError(
+                "this causal model has no token before the first residue, which it cannot predict; "
+                "give a model that has one"
+            )
+        return slice(self.start - 1, -len(self.suffix) - 1)
+
+    def framed(self, residues: np.ndarray) -> np.ndarray:
+        """Returns the tokens of a protein, int64."""
+        return np.concatenate(
+            [self.prefix, residues, self.suffix], dtype=np.int64, casting="unsafe"
+        )
 
     @cached_property
     def residues(self) -> np.ndarray:
@@ -64,8 +122,11 @@ class Vocabulary:
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 of the tokens in order, stored in every manifest, checkpoint and output."""
-        return hashlib.sha256("\n".join(self.tokens).encode()).hexdigest()
+        """SHA-256 of tokens and frame, stored in every manifest, checkpoint and output."""
+        text = "\n".join(self.tokens)
+        if self.frame != _ESM:
+            text = json.dumps([self.tokens, *vars(self.frame).values()])
+        return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property
     def _encoder(self) -> bytes:
@@ -131,3 +192,10 @@ def capitals(letters: str) -> str:
 VOCABULARY = Vocabulary(
     ("<cls>", "<pad>", "<eos>", "<unk>", *RESIDUES, ".", "-", "<null_1>", "<mask>")
 )
+
+
+def vocabulary_of(frame: Frame | None) -> Vocabulary:
+    """Returns the vocabulary of a model with a frame; None is that of ESM-2."""
+    if frame is None:
+        return VOCABULARY
+    return Vocabulary((*VOCABULARY.tokens, *frame.own_tokens), frame)

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from protlm.config.data import TOKENS_PER_BATCH
-from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.variants import Variant
 from protlm.model.embedding import consecutive
@@ -60,23 +59,23 @@ class Predictor:
         self, asked: Iterable[tuple[str, Sequence[int]]]
     ) -> Iterator[dict[int, np.ndarray]]:
         """Yields, for positions of each sequence, log-probabilities given all of it, float64 V."""
-        for batch in consecutive(
-            asked, lambda row: len(row[0]) + SPECIALS, self.tokens_per_batch, alike=True
-        ):
+        around, size = self.model.vocabulary.num_around, self.tokens_per_batch
+        for batch in consecutive(asked, lambda row: len(row[0]) + around, size, alike=True):
             yield from self._unmasked_pass(batch)
 
     def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
         """Yields log p of the residues and of `<eos>`, each given those before it, float64."""
-        for batch in consecutive(sequences, lambda x: len(x) + SPECIALS, self.tokens_per_batch):
+        around = self.model.vocabulary.num_around
+        for batch in consecutive(sequences, lambda x: len(x) + around, self.tokens_per_batch):
             yield from self._causal_pass(batch)
 
     def _window(self, query: Query) -> tuple[np.ndarray, int]:
         """Returns the tokens of a query's window, and the place of the position in it."""
-        residues = VOCABULARY.encode(query.sequence)
-        tokens_L = np.concatenate(([VOCABULARY.cls], residues, [VOCABULARY.eos]))
-        place, limit = query.position + 1, self.model.max_length
+        words = self.model.vocabulary
+        tokens_L = words.framed(words.encode(query.sequence))
+        place, limit = query.position + words.start, self.model.max_length
         if query.masked:
-            tokens_L[place] = VOCABULARY.mask
+            tokens_L[place] = words.mask
         if limit is None or len(tokens_L) <= limit:
             return tokens_L, place
         start = min(max(place - limit // 2, 0), len(tokens_L) - limit)
@@ -105,18 +104,20 @@ class Predictor:
             return
         with torch.inference_mode():
             tokens = self.model.tokenize([sequence for sequence, _ in batch])
-            logits_BLV = self.model(tokens).logits_BLV[:, 1:-1]
+            logits_BLV = self.model(tokens).logits_BLV[:, self.model.vocabulary.inner]
             log_p_BLV = logits_BLV.cpu().double().log_softmax(-1).numpy()
         for log_p_LV, (_, positions) in zip(log_p_BLV, batch, strict=True):
             yield {position: log_p_LV[position].copy() for position in positions}
 
     @torch.inference_mode()
     def _causal_pass(self, sequences: Sequence[str]) -> Iterator[np.ndarray]:
-        batch = self.model.tokenize(sequences)
-        targets_BL1 = batch.tokens_BL[:, 1:, None].cpu()
-        log_p_BLV = self.model(batch).logits_BLV[:, :-1].cpu().double().log_softmax(-1)
+        batch, words = self.model.tokenize(sequences), self.model.vocabulary
+        first, num_after = words.before.start, len(words.suffix)
+        targets_BL1 = batch.tokens_BL[:, first + 1 :, None].cpu()
+        log_p_BLV = self.model(batch).logits_BLV[:, first:-1].cpu().double().log_softmax(-1)
         log_p_BL = log_p_BLV.gather(-1, targets_BL1)[..., 0].numpy()
-        return (row[: length + 1] for row, length in zip(log_p_BL, batch.lengths, strict=True))
+        lengths = (length + num_after for length in batch.lengths)
+        return (row[:length] for row, length in zip(log_p_BL, lengths, strict=True))
 
 
 class Estimator(StrEnum):

@@ -102,7 +102,8 @@ class Heads(Evaluation):
         for protein in proteins:
             batch = model.tokenize([protein.sequence])
             (map_BHLL,) = model.attention_maps(batch, [layer + 1], [head + 1]).values()
-            residues = map_BHLL[:, :, 1:-1, 1:-1].float().numpy()
+            inner = model.vocabulary.inner
+            residues = map_BHLL[:, :, inner, inner].float().numpy()
             predicted.append((features(residues)[0], protein.contacts()))
         found = scores(predicted, seed=self.seed)
         return {"layer": layer + 1, "head": head + 1, "scores": found}

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from protlm.config.fields import classes_in
-from protlm.interop.base import Family, ForeignModel, refuse_parts
-from protlm.interop.hub import download, is_hub_name
+from protlm.interop.adapter import adapter_folder, base_of, merged
+from protlm.interop.base import Family, ForeignModel, unwrapped
+from protlm.interop.hub import local_path
 from protlm.interop.source import is_foreign, read_source
 from protlm.system.errors import InputDataError, UserError, one_of
 
@@ -18,11 +19,6 @@ from protlm.system.errors import InputDataError, UserError, one_of
 _SINGLE = 4
 
 __all__ = ["Family", "ForeignModel", "is_foreign", "local_path", "names", "read"]
-
-
-def local_path(path: Path) -> Path:
-    """Returns the folder of a model that is named as on the Hugging Face Hub; otherwise `path`."""
-    return download(str(path)) if is_hub_name(path) else path
 
 
 def names() -> list[str]:
@@ -37,18 +33,26 @@ def _families() -> dict[str, type[Family]]:
     return {name: classes[0] for name, classes in found.items() if classes}
 
 
-def read(path: Path) -> ForeignModel:
+def read(path: Path, base: Path | None = None) -> ForeignModel:
     """Reads a model of another program: a folder or a file for which `is_foreign` is true.
 
+    An adapter is merged into its base, which is the one that it names if None is given.
     A license that restricts its users is printed on standard error, and kept in the description.
     """
+    adapter = adapter_folder(path)
+    if adapter is not None:
+        path = base_of(adapter) if base is None else local_path(base)
+    elif base is not None:
+        raise UserError(f"--base {base} is the model of an adapter of PEFT, and {path} is not one")
     source = read_source(path)
     family = _families().get(source.family)
     if family is None:
         raise InputDataError(
             f"{path} is a model of the type {source.family!r:.40}; protlm reads: {one_of(names())}"
         )
-    refuse_parts(source, family.output_layer)
+    source = unwrapped(source, family)
+    if adapter is not None:
+        source = unwrapped(merged(source, adapter, family), family)
     try:
         found = family().translate(source)
     except InputDataError:

@@ -1,16 +1,14 @@
 """AMPLIFY in the format of Hugging Face (doi:10.1101/2024.09.23.614603).
 
-Its rotary positions pair neighboring coordinates; rows of the projections to queries and keys are
-reordered for protlm's, which pair a coordinate with the one half a head away. `tokenizer.json` or
-`vocab.txt` gives the alphabet.
+Its rotary positions pair neighboring coordinates. `tokenizer.json` or `vocab.txt` gives the
+alphabet.
 """
 
 from typing import final
 
 from protlm.config import Activation, Norm, Positions
-from protlm.interop.base import Family, ForeignModel, check_shapes
+from protlm.interop.base import Family
 from protlm.interop.layout import SIZES, Layout
-from protlm.interop.source import Source
 
 
 @final
@@ -57,13 +55,4 @@ class Amplify(Family):
     special = ("<bos>", "<pad>", "<eos>", "<unk>", "<mask>")
     # The chain break, and the letter for leucine or isoleucine, which protlm reads as X.
     left_out = ("|", "J")
-
-    def translate(self, source: Source) -> ForeignModel:
-        found = super().translate(source)
-        config, weights = found.description.model, found.weights
-        for name in [name for name in weights if name.endswith((".query.weight", ".key.weight"))]:
-            check_shapes(source.path, weights, {name: (config.model_dim, config.model_dim)})
-            # Coordinates 2i and 2i + 1 of each head become i and i + K/2.
-            pairs = weights[name].unflatten(0, (config.num_heads, -1, 2))
-            weights[name] = pairs.transpose(1, 2).flatten(0, 2).contiguous()
-        return found
+    rotary_pairs = True

@@ -5,8 +5,9 @@ uses; it overrides methods for what is particular to it.
 """
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Objective, Positions
 from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY
-from protlm.interop.layout import Layout, alphabet_file, gather_rows, read_alphabet
+from protlm.interop.layout import Layout, alphabet_of, gather_rows
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
 
@@ -37,12 +38,8 @@ POST_NORM = {
     "embedding_norm": True,
     "head": HeadKind.dense_norm,
 }
-# What programs put before the names of the tensors of a model.
-_WRAPPERS = {
-    "module.": "DataParallel or DistributedDataParallel",
-    "_orig_mod.": "torch.compile",
-    "model.": "a module that contains the model, such as one of Lightning,",
-}
+# What torch.compile and FSDP put into the names of tensors.
+_INFIXES = re.compile(r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module)\.")
 # Settings that are the numbers of special tokens.
 _SPECIAL = {
     "cls_token_id": "<cls>",
@@ -73,12 +70,17 @@ class Family:
     Attributes:
         fixed: settings of protlm that all its models have.
         allowed: supported values of its own settings; a missing setting has the first.
-        output_layer: the beginning of the names of an output layer that files may lack.
+        output_layer: the beginning of the names of an output layer; files without it are encoders.
+        encoder: what precedes the names of an encoder in a model with a head.
+        anchor: the name of the embedding in an encoder, by which other prefixes are recognized.
+        other_heads: a pattern of the names of tensors that are left out, and said to be.
         special: its names of `<cls>`, `<pad>`, `<eos>`, `<unk>` and `<mask>`; none if its alphabet
             is that of protlm.
         read_as: residues that are read as another token, where the alphabet has that.
         left_out: tokens that protlm does not have and sequences do not contain.
-        spare_rows: whether embeddings have rows of no token.
+        spare_rows: whether embeddings have rows after those of the tokens, which are left out.
+        rotary_pairs: whether rotary positions pair coordinates 2i and 2i + 1 of a head; those of
+            protlm pair i and i + K/2, and the rows of both projections are reordered.
         first_position: the row of the first token in the table of positions.
     """
 
@@ -86,18 +88,28 @@ class Family:
     fixed: ClassVar[Mapping[str, Any]] = {}
     allowed: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     output_layer: ClassVar[str] = ""
+    encoder: ClassVar[str] = ""
+    anchor: ClassVar[str] = ""
+    other_heads: ClassVar[str] = r"(.*\.)?pooler\..*|(classifier|score|qa_outputs)\..*"
     special: ClassVar[Sequence[str]] = ()
     read_as: ClassVar[Mapping[str, str]] = {}
     left_out: ClassVar[Sequence[str]] = ()
     spare_rows: ClassVar[bool] = False
+    rotary_pairs: ClassVar[bool] = False
     first_position: ClassVar[int] = 0
 
     def translate(self, source: Source) -> ForeignModel:
         for key, values in self.allowed.items():
             source.choice(key, values)
-        layout = self.layout_of(source)
+        layout, origin = self.layout_of(source), {"family": source.family, **source.hashes}
+        is_encoder = self.is_encoder(source)
+        if is_encoder:
+            layout = layout.of_encoder()
+            origin |= {"class": str((source.settings.get("architectures") or ["unknown"])[0])[:60]}
         weights = layout.weights(source)
         config = self.config(source, layout, weights)
+        if is_encoder:
+            config = replace(config, head=HeadKind.none)
         alphabet = self.alphabet(source)
         tokens = self.tokens(source.path, alphabet) if self.special else []
         for key, token in _SPECIAL.items() if tokens else ():
@@ -106,8 +118,13 @@ class Family:
         self._check_shapes(source.path, config, weights, len(alphabet))
         if "positions.table" in weights:
             weights["positions.table"] = weights["positions.table"][self.first_position :]
+        if self.spare_rows:
+            for name in {"embedding.weight", "head.weight", "head.bias"} & weights.keys():
+                weights[name] = weights[name][: len(alphabet)].clone()
         if tokens:
             gather_rows(weights, tokens)
+        if self.rotary_pairs:
+            _pair_halves(source.path, config, weights)
         description = ModelDescription(
             vocabulary=VOCABULARY.hash,
             objective=Objective.masked,
@@ -116,9 +133,15 @@ class Family:
             attention_options={},
             seed=0,
             max_length=config.max_length,
-            source={"family": source.family, **source.hashes},
+            source=origin,
         )
         return ForeignModel(source.path, description, weights)
+
+    @classmethod
+    def is_encoder(cls, source: Source) -> bool:
+        """Whether a model has no output layer, where its family has one."""
+        head = re.compile(rf"(.*\.)?{cls.output_layer}")
+        return bool(cls.output_layer) and not any(map(head.match, source.tensors))
 
     def layout_of(self, source: Source) -> Layout:
         return self.layout
@@ -138,7 +161,7 @@ class Family:
 
     def alphabet(self, source: Source) -> Sequence[str]:
         """Returns the tokens of a model in order."""
-        return read_alphabet(alphabet_file(source.path)) if self.special else VOCABULARY.tokens
+        return alphabet_of(source.folder)[1] if self.special else VOCABULARY.tokens
 
     def tokens(self, path: Path, alphabet: Sequence[str]) -> list[int]:
         """Returns the number in the alphabet of each token of protlm; it may lack residues."""
@@ -173,22 +196,39 @@ class Family:
         check_shapes(path, weights, shapes)
 
 
-def refuse_parts(source: Source, head: str) -> None:
-    """Refuses a model without an output layer, and one in the wrapper of another program."""
-    path, names = source.path, source.tensors
-    for prefix, wrapper in _WRAPPERS.items():
-        if all(name.startswith(prefix) for name in names):
-            raise InputDataError(
-                f"{path}: the names of all tensors begin with {prefix!r}, as {wrapper} saves them; "
-                f"save the model in it, model.{prefix.removesuffix('.')}, and give that"
-            )
-    if head and not any(re.search(rf"(^|\.){head}", name) for name in names):
-        kind = source.settings.get("architectures")
+def _pair_halves(path: Path, config: ModelConfig, weights: dict[str, Tensor]) -> None:
+    for name in [name for name in weights if name.endswith((".query.weight", ".key.weight"))]:
+        check_shapes(path, weights, {name: (config.model_dim, config.model_dim)})
+        pairs = weights[name].unflatten(0, (config.num_heads, -1, 2))
+        weights[name] = pairs.transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def unwrapped(source: Source, family: type[Family]) -> Source:
+    """Returns a model by the names of its own class, as which an encoder may have been saved.
+
+    What another program put before all of them is removed where only one model begins so; heads of
+    other tasks are left out, which is printed.
+    """
+    tensors = {_INFIXES.sub("", name): value for name, value in source.tensors.items()}
+    ends = [name.removesuffix(family.anchor) for name in tensors if name.endswith(family.anchor)]
+    outer = [end for end in ends if not end or end.endswith(".")] if family.anchor else []
+    if len(outer) == 1:
+        # That of a model with a head, or of a bare encoder.
+        prefix = outer[0].removesuffix(family.encoder)
+        own = family.encoder if outer[0] == prefix else ""
+        head = re.compile(rf"{family.other_heads}|{family.output_layer}.*")
+        inside = {n: n.removeprefix(prefix) for n in tensors if n.startswith(prefix)}
+        renamed = {n: x if head.fullmatch(x) else own + x for n, x in inside.items()}
+        tensors = {renamed.get(n, n): value for n, value in tensors.items()}
+    if len(outer) > 1 or len(tensors) < len(source.tensors):
         raise InputDataError(
-            f"{path} has no output layer ({head}*): it is an encoder, or has the head of another "
-            f"task (architectures: {kind!r:.60}); protlm reads models that predict residues: give "
-            f"the {source.family.title()}ForMaskedLM that it was made from"
+            f"{source.path} has the tensors of several models, which begin with "
+            f"{' and '.join(map(repr, outer[:3]))}; save one of them by save_pretrained(FOLDER)"
         )
+    lost = [name for name in tensors if re.fullmatch(family.other_heads, name)]
+    if lost:
+        print(f"{source.path}: left out {', '.join(lost)}, of another task", file=sys.stderr)
+    return replace(source, tensors={n: v for n, v in tensors.items() if n not in lost})
 
 
 def num_rows(source: Source, weights: Mapping[str, Tensor], name: str) -> int:

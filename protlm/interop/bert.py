@@ -7,7 +7,7 @@ first token type is part of that of the positions. The pooler and heads of other
 from typing import final
 
 from protlm.interop.base import POST_NORM, Family, ForeignModel, check_shapes
-from protlm.interop.layout import FIRST_NORMS, Layout
+from protlm.interop.layout import BERT_LAYER, FIRST_NORMS, Layout
 from protlm.interop.source import Source
 
 _EMBEDDING = "bert.embeddings.word_embeddings.weight"
@@ -29,13 +29,8 @@ class Bert(Family):
         },
         layers="bert.encoder.layer.",
         layer={
-            "attention.query.*": "attention.self.query.*",
-            "attention.key.*": "attention.self.key.*",
-            "attention.value.*": "attention.self.value.*",
-            "attention.output.*": "attention.output.dense.*",
+            **BERT_LAYER,
             "attention_norm.*": "attention.output.LayerNorm.*",
-            "feedforward.up.*": "intermediate.dense.*",
-            "feedforward.down.*": "output.dense.*",
             "feedforward_norm.*": "output.LayerNorm.*",
         },
         spellings=FIRST_NORMS,
@@ -53,7 +48,7 @@ class Bert(Family):
         "hidden_act": ("gelu",),
         "position_embedding_type": ("absolute",),
     }
-    output_layer = "cls.predictions."
+    output_layer, encoder, anchor = "cls.predictions.", "bert.", "embeddings.word_embeddings.weight"
     special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
     # ProtBert was trained so.
     read_as = dict.fromkeys("UZOB", "X")

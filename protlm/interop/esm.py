@@ -5,6 +5,7 @@ another file beside it. The vocabulary is protlm's.
 """
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import final
@@ -16,13 +17,14 @@ from protlm.config import Activation, HeadKind, ModelConfig, Positions
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop.base import ROTARY, ContactHead, Family, ForeignModel
 from protlm.interop.layout import (
+    ALPHABETS,
+    BERT_LAYER,
     FAIRSEQ_COPIES,
     FAIRSEQ_LAYER,
     FAIRSEQ_NAMES,
     FIRST_NORMS,
     Layout,
-    alphabet_file,
-    read_alphabet,
+    alphabet_of,
 )
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
@@ -43,14 +45,9 @@ HUGGING_FACE_ESM = Layout(
     },
     layers="esm.encoder.layer.",
     layer={
+        **BERT_LAYER,
         "attention_norm.*": "attention.LayerNorm.*",
-        "attention.query.*": "attention.self.query.*",
-        "attention.key.*": "attention.self.key.*",
-        "attention.value.*": "attention.self.value.*",
-        "attention.output.*": "attention.output.dense.*",
         "feedforward_norm.*": "LayerNorm.*",
-        "feedforward.up.*": "intermediate.dense.*",
-        "feedforward.down.*": "output.dense.*",
     },
     spellings=FIRST_NORMS,
     # Transformers 4 saved a table of positions that ESM-2 never used.
@@ -107,7 +104,7 @@ class Esm(Family):
         "eos_token_id": (VOCABULARY.eos, None),
         "position_embedding_type": ("absolute", "rotary"),
     }
-    output_layer = "lm_head."
+    output_layer, encoder, anchor = "lm_head.", "esm.", "embeddings.word_embeddings.weight"
     first_position = VOCABULARY.pad + 1
 
     def translate(self, source: Source) -> ForeignModel:
@@ -117,6 +114,11 @@ class Esm(Family):
                 f"{source.path} is a SaProt: its {_SAPROT} tokens are pairs of a residue and a "
                 "structural letter, which protlm does not support; give an ESM-2 model"
             )
+        if "dplm_type" in source.settings:
+            # DPLM never trained what it has of ESM-2's contact head.
+            kept = {n: v for n, v in source.tensors.items() if not _CONTACTS.fullmatch(n)}
+            print(f"{source.path}: left out the contact head, untrained in DPLM", file=sys.stderr)
+            source = replace(source, tensors=kept)
         found = super().translate(_with_one_frequency(source))
         weights, config = found.weights, found.description.model
         if _is_fair_esm(source) and config.positions is Positions.learned:
@@ -163,8 +165,11 @@ class Esm(Family):
 
     def alphabet(self, source: Source) -> Sequence[str]:
         """Checks that the alphabet is protlm's, if there is one."""
-        path = alphabet_file(source.path)
-        if path.is_file() and tuple(read_alphabet(path)) != VOCABULARY.tokens:
+        names = () if _is_fair_esm(source) else ALPHABETS
+        if not any((source.folder / name).is_file() for name in names):
+            return VOCABULARY.tokens
+        path, tokens = alphabet_of(source.folder)
+        if tuple(tokens) != VOCABULARY.tokens:
             raise InputDataError(
                 f"{path} does not have the 33 tokens of ESM-2 in their order, in which protlm "
                 "reads the embedding; give a model with the alphabet of ESM-2"
@@ -173,7 +178,7 @@ class Esm(Family):
 
 
 def _is_fair_esm(source: Source) -> bool:
-    return not source.path.is_dir()
+    return "model_type" not in source.settings
 
 
 def _with_one_frequency(source: Source) -> Source:

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from protlm.config import Activation, HeadKind, ModelConfig, Positions, QueryKeyWidth
-from protlm.data.vocabulary import VOCABULARY
 from protlm.interop.base import ROTARY, Family, ForeignModel, check_shapes, num_rows
 from protlm.interop.layout import SIZES, Layout
 from protlm.interop.source import Source
 
-# The class of Hugging Face.
-_NATIVE = Layout(
+# The names of Hugging Face's class; those of the library `esm`, and of its fused kernels, are other
+# spellings of them.
+_LAYOUT = Layout(
     names={
         "embedding.weight": "esmc.embed_tokens.weight",
         "final_norm.weight": "esmc.norm.weight",
@@ -46,45 +46,25 @@ _NATIVE = Layout(
     },
     sizes=SIZES,
     epsilon=("layer_norm_eps", 1e-5),
-    unused=r".*\.rotary_emb\.(original_)?inv_freq",
-)
-# The library `esm`, and by other spellings its fused kernels.
-_LIBRARY = replace(
-    _NATIVE,
-    names={
-        "embedding.weight": "embed.weight",
-        "final_norm.weight": "transformer.norm.weight",
-        "head_transform.dense.*": "sequence_head.0.*",
-        "head_transform.norm.*": "sequence_head.2.*",
-        "head.*": "sequence_head.3.*",
-    },
-    layers="transformer.blocks.",
-    layer={
-        "attention_norm.*": "attn.layernorm_qkv.0.*",
-        "attention.query.weight": "attn.q.weight",
-        "attention.key.weight": "attn.k.weight",
-        "attention.value.weight": "attn.v.weight",
-        "attention.query_norm.weight": "attn.q_ln.weight",
-        "attention.key_norm.weight": "attn.k_ln.weight",
-        "attention.output.weight": "attn.out_proj.weight",
-        "feedforward_norm.*": "ffn.0.*",
-        "feedforward.gate.weight": "ffn.gate.weight",
-        "feedforward.up.weight": "ffn.up.weight",
-        "feedforward.down.weight": "ffn.3.weight",
-    },
     spellings=(
-        (r"^esmc\.", ""),
-        (r"^lm_head\.", "sequence_head."),
-        (r"attn\.layernorm_qkv\.layer_norm_", "attn.layernorm_qkv.0."),
-        (r"attn\.layernorm_qkv\.weight$", "attn.layernorm_qkv.1.weight"),
-        (r"ffn\.layer_norm_", "ffn.0."),
-        (r"ffn\.fc1_weight$", "ffn.1.weight"),
-        (r"ffn\.fc2_weight$", "ffn.3.weight"),
+        (r"^(esmc\.)?embed\.", "esmc.embed_tokens."),
+        (r"^(esmc\.)?transformer\.norm\.", "esmc.norm."),
+        (r"^(esmc\.)?transformer\.blocks\.", "esmc.layers."),
+        (r"^(lm|sequence)_head\.0\.", "lm_head.dense."),
+        (r"^(lm|sequence)_head\.2\.", "lm_head.layer_norm."),
+        (r"^(lm|sequence)_head\.3\.", "lm_head.decoder."),
+        (r"\.attn\.layernorm_qkv\.(0\.|layer_norm_)", ".input_layernorm."),
+        (r"\.attn\.layernorm_qkv\.(1\.)?weight$", ".self_attn.qkv"),
+        (r"\.attn\.([qk])_ln\.", r".self_attn.\1_norm."),
+        (r"\.attn\.out_proj\.", ".self_attn.o_proj."),
+        (r"\.ffn\.(0\.|layer_norm_)", ".post_attention_layernorm."),
+        (r"\.ffn\.(1\.|fc1_)weight$", ".mlp.gate_up"),
+        (r"\.ffn\.(3\.|fc2_)weight$", ".mlp.down_proj.weight"),
     ),
-    unused=r".*\._extra_state",
+    unused=r".*\.(rotary_emb\.(original_)?inv_freq|_extra_state)",
     stacks={
-        "attn.layernorm_qkv.1.weight": ("attn.q.weight", "attn.k.weight", "attn.v.weight"),
-        "ffn.1.weight": ("ffn.gate.weight", "ffn.up.weight"),
+        ".qkv": (".q_proj.weight", ".k_proj.weight", ".v_proj.weight"),
+        ".gate_up": (".gate_proj.weight", ".up_proj.weight"),
     },
 )
 # The width of a head in all released models, which the file of the library does not state.
@@ -102,6 +82,8 @@ _LICENSES = {
 class Esmc(Family):
     """ESM C."""
 
+    layout = _LAYOUT
+    output_layer, encoder, anchor = "(lm|sequence)_head.", "esmc.", "embed_tokens.weight"
     spare_rows = True
     fixed = {
         "max_length": 2048,
@@ -119,15 +101,10 @@ class Esmc(Family):
     }
 
     def translate(self, source: Source) -> ForeignModel:
-        """Leaves out rows without a token, scales the outputs of sublayers, and prints the license.
-
-        A license that restricts its users is printed, and kept in the description.
-        """
+        """Scales the outputs of sublayers; prints the license, and keeps it in the description."""
         found = super().translate(source)
         weights, described = found.weights, found.description
         check_shapes(source.path, weights, {"final_norm.weight": (described.model.model_dim,)})
-        for name in ("embedding.weight", "head.weight", "head.bias"):
-            weights[name] = weights[name][: len(VOCABULARY)].clone()
         weights["final_norm.bias"] = torch.zeros_like(weights["final_norm.weight"])
         divisor = math.sqrt(described.model.num_layers / _UNSCALED)
         for name, value in weights.items():
@@ -143,10 +120,6 @@ class Esmc(Family):
         print(f"license: {terms}", file=sys.stderr)
         origin = {**(described.source or {}), "license": terms}
         return replace(found, description=replace(described, source=origin))
-
-    def layout_of(self, source: Source) -> Layout:
-        is_native = any(name.startswith(_NATIVE.layers) for name in source.tensors)
-        return _NATIVE if is_native else _LIBRARY
 
     def config(self, source: Source, layout: Layout, weights: Mapping[str, Tensor]) -> ModelConfig:
         """Reads the sizes from the weights where the settings lack them."""

@@ -39,6 +39,11 @@ def is_hub_name(path: Path) -> bool:
         return False
 
 
+def local_path(path: Path) -> Path:
+    """Returns the folder of a model that is named as on the Hugging Face Hub; otherwise `path`."""
+    return download(str(path)) if is_hub_name(path) else path
+
+
 def download(name: str) -> Path:
     """Returns the folder of a model in the cache, which is downloaded if it is not there.
 

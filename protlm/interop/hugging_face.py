@@ -5,6 +5,8 @@ other one is written with its code: one file, `modeling_protlm.py`, that needs t
 transformers only.
 """
 
+import json
+import re
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,8 +18,8 @@ from protlm.attention import Attention
 from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.description import ModelDescription, differences
 from protlm.checkpoints.format import CONFIG, WEIGHTS, Checkpoint
-from protlm.config import ModelConfig, Objective, Positions
-from protlm.data.vocabulary import VOCABULARY
+from protlm.config import Frame, HeadKind, ModelConfig, Objective, Positions
+from protlm.data.vocabulary import VOCABULARY, Vocabulary, vocabulary_of
 from protlm.interop.base import ContactHead
 from protlm.interop.bundle import Bundle, Name
 from protlm.interop.esm import HUGGING_FACE_ESM, Esm
@@ -70,7 +72,7 @@ def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> 
         # Weights may be views of one tensor, which safetensors refuses.
         separate = {name: value.clone().contiguous() for name, value in weights.items()}
         (folder / WEIGHTS).write_bytes(save(separate, metadata={"format": "pt"}))
-        _write_tokenizer(folder, has_code=has_code)
+        _write_tokenizer(folder, model.description.frame, has_code=has_code)
         write_sums(folder)
     return has_code
 
@@ -81,6 +83,7 @@ def is_esm(description: ModelDescription) -> bool:
     free = {name: getattr(config, name) for name in _FREE}
     return (
         description.attention == "softmax"
+        and description.frame is None
         and description.objective is Objective.masked
         and config.positions in (Positions.rotary, Positions.learned)
         and not differences(config, ModelConfig(**Esm.fixed, **free))
@@ -138,14 +141,16 @@ def _esm_config(config: ModelConfig) -> dict[str, Any]:
 
 def _config(model: Checkpoint) -> dict[str, Any]:
     described = model.description
-    head = f"ProtlmFor{_HEADS[described.objective]}"
+    kind = f"For{_HEADS[described.objective]}"
+    # An encoder without an output layer is the class without a head.
+    heads = {} if described.model.head is HeadKind.none else {f"AutoModel{kind}": f"Protlm{kind}"}
     return {
         "model_type": "protlm",
-        "architectures": [head],
+        "architectures": [*heads.values()] or ["ProtlmModel"],
         "auto_map": {
             "AutoConfig": f"{_MODULE}.ProtlmConfig",
             "AutoModel": f"{_MODULE}.ProtlmModel",
-            f"AutoModelFor{_HEADS[described.objective]}": f"{_MODULE}.{head}",
+            **{auto: f"{_MODULE}.{head}" for auto, head in heads.items()},
         },
         "dtype": "float32",
         # No other architecture builds itself, with new weights, from these settings.
@@ -180,11 +185,13 @@ def _code(description: ModelDescription) -> str:
     return f"{_HEADER}\n\n{bundle.source()}\n\nMECHANISMS.update({{\n{''.join(entries)}}})\n"
 
 
-def _write_tokenizer(folder: Path, *, has_code: bool) -> None:
+def _write_tokenizer(folder: Path, frame: Frame | None, *, has_code: bool) -> None:
     settings: dict[str, Any] = {"model_max_length": 10**30, **_SPECIAL}
     if has_code:
         # Residues are read as in the commands; one `<unk>` for each letter that they refuse.
         text = files("protlm.interop.remote_code").joinpath(TOKENIZER).read_text(encoding="utf-8")
+        if frame is not None:
+            text = json.dumps(_with_frame(json.loads(text), vocabulary_of(frame)))
         (folder / TOKENIZER).write_text(text, encoding="utf-8")
         auto = {"AutoTokenizer": [None, f"{_MODULE}.{_TOKENIZER}"]}
         settings |= {"tokenizer_class": _TOKENIZER, "auto_map": auto}
@@ -195,3 +202,22 @@ def _write_tokenizer(folder: Path, *, has_code: bool) -> None:
     write_json(folder / "special_tokens_map.json", _SPECIAL)
     settings["tokenizer_class"] = "EsmTokenizer"
     write_json(folder / "tokenizer_config.json", settings)
+
+
+def _with_frame(tokenizer: dict[str, Any], words: Vocabulary) -> dict[str, Any]:
+    """Returns a tokenizer with the tokens and the frame of a model."""
+    own, frame = words.frame.own_tokens, words.frame
+    tokenizer["model"]["vocab"] |= {token: words[token] for token in own}
+    # In a sequence they are letters that are refused, as "." and "-" are.
+    refused = "".join(re.escape(token) for token in own if len(token) == 1)
+    tokenizer["normalizer"]["normalizers"][-1]["pattern"] = {"Regex": f"[.{refused}-]"}
+    before, after = (
+        [{"SpecialToken": {"id": token, "type_id": 0}} for token in some]
+        for some in (frame.prefix, frame.suffix)
+    )
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    ids = {one: {"id": one, "ids": [words[one]], "tokens": [one]} for one in words.tokens}
+    single = [*before, first, *after]
+    tokenizer["post_processor"] |= {"single": single, "pair": [*single, second, *after]}
+    tokenizer["post_processor"]["special_tokens"] = ids
+    return tokenizer

@@ -7,7 +7,7 @@ they have its embedding, and its probability is divided evenly between them.
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,15 @@ HUGGING_FACE = {
 # BERT's first names of the parameters of norms.
 FIRST_NORMS = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 
+# The names in a layer of BERT and of what was made from it.
+BERT_LAYER = {
+    "attention.query.*": "attention.self.query.*",
+    "attention.key.*": "attention.self.key.*",
+    "attention.value.*": "attention.self.value.*",
+    "attention.output.*": "attention.output.dense.*",
+    "feedforward.up.*": "intermediate.dense.*",
+    "feedforward.down.*": "output.dense.*",
+}
 # The names of fairseq's transformer, which fair-esm has too.
 FAIRSEQ_NAMES = {
     "embedding.weight": "embed_tokens.weight",
@@ -57,7 +66,7 @@ FAIRSEQ_LAYER = {
 FAIRSEQ_COPIES = {"lm_head.weight": "embed_tokens.weight"}
 # The files of the tokens in the folder of a model.
 ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
-_FILES = (TOKENIZER, "vocab.json", ALPHABET)
+ALPHABETS = (TOKENIZER, "vocab.json", ALPHABET)
 
 
 @dataclass(frozen=True)
@@ -101,6 +110,11 @@ class Layout:
             for ours, theirs in names.items()
             for part in (("weight", "bias") if ours.endswith("*") else ("",))
         }
+
+    def of_encoder(self) -> "Layout":
+        """Returns the layout without an output layer."""
+        names = {ours: name for ours, name in self.names.items() if not ours.startswith("head")}
+        return replace(self, names=names, copies={})
 
     def weights(self, source: Source) -> dict[str, Tensor]:
         """Returns the tensors by our names; each must be used exactly once."""
@@ -176,10 +190,23 @@ def _listed(names: list[str]) -> str:
     return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({shown}{rest})"
 
 
-def alphabet_file(folder: Path) -> Path:
-    """Returns the file of the tokens of a model."""
-    files = [folder / name for name in _FILES]
-    return next((path for path in files if path.is_file()), folder / ALPHABET)
+def alphabet_of(folder: Path) -> tuple[Path, list[str]]:
+    """Returns the first of the files of the tokens of a model, and these in order.
+
+    Another file may have fewer tokens, but not in other places.
+    """
+    files = [path for path in (folder / name for name in ALPHABETS) if path.is_file()]
+    first, *others = files or [folder / ALPHABET]
+    tokens = read_alphabet(first)
+    number = {token: place for place, token in enumerate(tokens)}
+    for path in others:
+        for place, token in enumerate(read_alphabet(path)):
+            if number.get(token, place) != place:
+                raise InputDataError(
+                    f"{first} and {path} give {token!r:.20} different numbers; remove the one that "
+                    "does not belong to the weights"
+                )
+    return first, tokens
 
 
 def read_alphabet(path: Path) -> list[str]:
@@ -194,7 +221,11 @@ def read_alphabet(path: Path) -> list[str]:
     try:
         if path.name == TOKENIZER:
             added = {one["content"]: one["id"] for one in values.get("added_tokens") or ()}
-            values = values["model"]["vocab"] | added
+            values = values["model"]["vocab"]
+            # Pieces with their scores, in order.
+            unigrams = isinstance(values, list)
+            values = {one[0]: n for n, one in enumerate(values)} if unigrams else values
+            values |= added
         tokens = sorted(values, key=values.__getitem__)
         are_numbered = [values[token] for token in tokens] == list(range(len(tokens)))
     except (KeyError, TypeError, AttributeError) as error:
@@ -210,5 +241,7 @@ def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:
     shared_V = torch.tensor([count[token] for token in tokens], dtype=torch.float64)
     for name in {"embedding.weight", "head.weight"} & weights.keys():
         weights[name] = weights[name][list(tokens)]
+    if "head.bias" not in weights:
+        return
     bias_V = weights["head.bias"][list(tokens)]
     weights["head.bias"] = (bias_V.double() - shared_V.log()).to(bias_V.dtype)

@@ -9,6 +9,8 @@ A model is one of
 * a `.pt` file of fair-esm: a pickle of tensors and of `argparse.Namespace`, which holds settings,
   and if there is one, `NAME-contact-regression.pt` beside it;
 * a `.pth` file of ESM C: a pickle of tensors;
+* a `.ckpt`, `.pt` or `.pth` file of tensors, or with them in `state_dict`, and `config.json` of
+  Hugging Face beside it;
 * a `.safetensors` file with a `.json` file of the same name beside it.
 """
 
@@ -33,8 +35,8 @@ _PICKLES = (".pt", ".pth")
 _SUFFIXES = (*_PICKLES, ".safetensors")
 # The description of an AbLang, and its weights.
 _ABLANG = ("hparams.json", "amodel.pt")
-# An adapter of PEFT, and the beginning of the name of its weights.
-_ADAPTER, _ADAPTED = "adapter_config.json", "adapter_model."
+# An adapter of PEFT.
+ADAPTER = "adapter_config.json"
 # What fair-esm calls the architecture of ESM-1b and ESM-1v.
 _ESM_1B = "roberta_large"
 _CONTACTS = "-contact-regression"
@@ -60,6 +62,11 @@ class Source:
     settings: Mapping[str, Any]
     tensors: dict[str, Tensor]
     hashes: Mapping[str, str]
+
+    @property
+    def folder(self) -> Path:
+        """Where the file of the alphabet is."""
+        return self.path if self.path.is_dir() else self.path.parent
 
     def number(self, key: str) -> int:
         """Returns a setting that is a positive whole number."""
@@ -91,8 +98,9 @@ def is_foreign(path: Path) -> bool:
     """Whether a path is the model of another program, by its form."""
     try:
         if not path.is_dir():
-            return path.suffix in _SUFFIXES
-        if any((path / name).is_file() for name in (_ADAPTER, _ABLANG[0])):
+            has_settings = path.suffix == ".ckpt" and path.with_name(CONFIG).is_file()
+            return path.suffix in _SUFFIXES or has_settings
+        if any((path / name).is_file() for name in (ADAPTER, _ABLANG[0])):
             return True
         return "model_type" in _json(path / CONFIG)
     except OSError:
@@ -104,16 +112,11 @@ def is_foreign(path: Path) -> bool:
 
 def read_source(path: Path) -> Source:
     """Reads a foreign model."""
-    folder = path.parent if path.name.startswith(_ADAPTED) else path
-    if (folder / _ADAPTER).is_file():
-        base = read_json(folder / _ADAPTER, "an adapter").get("base_model_name_or_path")
-        raise InputDataError(
-            f"{folder} has {_ADAPTER}: it is an adapter of PEFT to {base!r:.90}, and protlm reads "
-            "whole models; call model.merge_and_unload().save_pretrained(FOLDER), and give FOLDER"
-        )
     if path.is_dir():
         return _read_folder(path)
     existing_file(path, "a model")
+    if path.suffix == ".ckpt" or (path.suffix in _PICKLES and path.with_name(CONFIG).is_file()):
+        return _read_state(path)
     if path.suffix in _PICKLES:
         return _read_pickle(path)
     description = path.with_suffix(".json")
@@ -126,7 +129,7 @@ def read_source(path: Path) -> Source:
     if isinstance(settings.get("architecture"), dict):
         settings |= settings["architecture"]
     family = str(settings.get("family")).partition(" ")[0].lower()
-    hashes = _hashes(path)
+    hashes = hashes_of(path)
     if settings.get("weights_sha256", hashes["sha256"]) != hashes["sha256"]:
         raise InputDataError(
             f"{path} is not the file that {description.name} describes, by its weights_sha256; get "
@@ -139,15 +142,20 @@ def _read_folder(folder: Path) -> Source:
     if (folder / _ABLANG[0]).is_file():
         weights = existing_file(folder / _ABLANG[1], "the weights of AbLang")
         settings = _json(folder / _ABLANG[0])
-        return Source(folder, "ablang", settings, _pickles([weights]), _hashes(weights))
+        return Source(folder, "ablang", settings, _pickles([weights]), hashes_of(weights))
     settings = _json(folder / CONFIG)
     family = str(settings.get("model_type")).lower()
-    for name, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickles)):
+    files, tensors = read_tensors(folder, "model.safetensors", "pytorch_model.bin")
+    return Source(folder, family, settings, tensors, hashes_of(*files))
+
+
+def read_tensors(folder: Path, safe: str, pickled: str) -> tuple[list[Path], dict[str, Tensor]]:
+    """Returns the files of the first of two names, and their tensors."""
+    for name, read in ((safe, _safetensors), (pickled, _pickles)):
         if files := _files(folder, name):
-            return Source(folder, family, settings, read(files), _hashes(*files))
+            return files, read(files)
     raise InputDataError(
-        f"{folder} has no weights: neither model.safetensors nor pytorch_model.bin, nor the index "
-        "of either"
+        f"{folder} has no weights: neither {safe} nor {pickled}, nor the index of either"
     )
 
 
@@ -169,11 +177,19 @@ def _files(folder: Path, name: str) -> list[Path]:
     ]
 
 
+def _read_state(path: Path) -> Source:
+    """Reads the state of a model, or a checkpoint that contains one, beside the settings."""
+    settings, contents = _json(path.with_name(CONFIG)), _unpickled(path)
+    state = contents.get("state_dict", contents)
+    family = str(settings.get("model_type")).lower()
+    return Source(path, family, settings, check_weights(path, state), hashes_of(path))
+
+
 def _read_pickle(path: Path) -> Source:
     with torch.serialization.safe_globals([argparse.Namespace]):
         contents = _unpickled(path)
     if _ESM_C in contents:
-        return Source(path, "esmc", {}, check_weights(path, contents), _hashes(path))
+        return Source(path, "esmc", {}, check_weights(path, contents), hashes_of(path))
     settings, state = _fair_esm_settings(path, contents), contents.get("model")
     if settings is None or not isinstance(state, dict):
         raise InputDataError(
@@ -182,7 +198,7 @@ def _read_pickle(path: Path) -> Source:
             "FOLDER"
         )
     tensors, beside = check_weights(path, state), path.with_name(f"{path.stem}{_CONTACTS}.pt")
-    hashes = _hashes(path)
+    hashes = hashes_of(path)
     if beside.is_file():
         existing_file(beside, "a contact head")
         head = check_weights(beside, _unpickled(beside).get("model"))
@@ -262,7 +278,8 @@ def _unpickled(path: Path) -> dict[str, Any]:
         if found := re.search(r"GLOBAL (\S+)", str(error)):
             raise InputDataError(
                 f"{path} is refused: it would call {found[1]:.60}, and a model consists of tensors "
-                "and settings only"
+                "and settings only; if you trust it, save its weights: state = torch.load(PATH, "
+                'weights_only=False); torch.save(state["state_dict"], "model.pt")'
             ) from None
         raise InputDataError(
             f"{path} is not a file of tensors as torch.save writes it, or incomplete; get it again"
@@ -272,5 +289,6 @@ def _unpickled(path: Path) -> dict[str, Any]:
     return contents
 
 
-def _hashes(*files: Path) -> dict[str, str]:
+def hashes_of(*files: Path) -> dict[str, str]:
+    """Returns the SHA-256 of files, of several that of their bytes in order."""
     return {"sha256": sha256_of(*files)}

@@ -105,17 +105,18 @@ def generate(
     """Samples sequences number 1 to `number` in batches, and yields them as they end.
 
     A sequence depends on its number and the seed, not on the others in its batch. Only the 20
-    standard amino acids and `<eos>` are drawn: no special tokens, no ambiguity codes (X, B, Z), and
-    neither U nor O, which need more than a codon in the genome. `<eos>` is not drawn before the
-    first residue.
+    standard amino acids and `<eos>`, or what the model has after the last residue, are drawn: no
+    other special tokens, no ambiguity codes (X, B, Z), and neither U nor O, which need more than a
+    codon in the genome. `<eos>` is not drawn before the first residue.
     """
     # The last digits of a matrix product depend on its number of rows. In float64 this difference
     # is too small to change a draw, so the batch size does not change the sequences.
     network = copy.deepcopy(network).double().eval()
-    state, logits_1V = _read(network, [VOCABULARY.cls, *prefix.tolist()])
+    words = network.vocabulary
+    state, logits_1V = _read(network, [*words.prefix, *prefix.tolist()])
     for first in range(1, number + 1, batch_size):
         numbers = range(first, min(first + batch_size, number + 1))
-        batch = [_Sequence(n, seed, prefix, max_residues) for n in numbers]
+        batch = [_Sequence(n, seed, prefix, max_residues, words.suffix[:1]) for n in numbers]
         rows_B = torch.zeros(len(batch), dtype=torch.int64, device=logits_1V.device)
         yield from _generate_batch(network, batch, sampling, state[rows_B], logits_1V[rows_B])
 
@@ -156,7 +157,9 @@ def _generate_batch(
 class _Sequence:
     """A sequence under construction."""
 
-    def __init__(self, number: int, seed: int, prefix: np.ndarray, max_residues: int) -> None:
+    def __init__(
+        self, number: int, seed: int, prefix: np.ndarray, max_residues: int, end: tuple[int, ...]
+    ) -> None:
         self.number = number
         # Independent streams for all pairs of a seed and a number.
         self.rng = np.random.default_rng([seed, number])
@@ -164,9 +167,11 @@ class _Sequence:
         self.ended: Ended | None = None
         self.nats = 0.0
         self._num_given, self._max_residues = len(prefix), max_residues
+        # The token after the last residue; some models have none.
+        self.end = end
 
     def append(self, token: int, nats: float) -> None:
-        if token == VOCABULARY.eos:
+        if token in self.end:
             self.ended = Ended.eos
             return
         self.tokens.append(token)
@@ -184,7 +189,8 @@ class _Sequence:
 def _extend(batch: list[_Sequence], logits_BV: Tensor, sampling: Sampling) -> Tensor:
     is_allowed_BV = torch.zeros_like(logits_BV, dtype=torch.bool)
     is_allowed_BV[:, STANDARD_TOKENS] = True
-    is_allowed_BV[:, VOCABULARY.eos] = torch.tensor([bool(s.tokens) for s in batch])
+    for end in batch[0].end:
+        is_allowed_BV[:, end] = torch.tensor([bool(s.tokens) for s in batch])
     probable_BV = sampling.probabilities(logits_BV.masked_fill(~is_allowed_BV, -torch.inf))
     uniform_B1 = torch.tensor([[sequence.rng.random()] for sequence in batch], dtype=torch.float64)
     tokens_B1 = draw(probable_BV, uniform_B1)

@@ -39,8 +39,11 @@ def batches(
     most: int | None = None,
     *,
     longest_first: bool = False,
+    around: int = SPECIALS,
 ) -> Iterator[list[int]]:
     """Returns the indices of sequences in batches of similar length, within a number of tokens.
+
+    Each has `around` tokens beside its residues.
 
     A sequence that is longer is a batch by itself. The batches depend on nothing but the arguments.
     They have `most` sequences, if it is given, or fewer.
@@ -49,7 +52,7 @@ def batches(
     [[0, 2], [1]]
     """
     order = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=longest_first)
-    return consecutive(order, lambda n: lengths[n] + SPECIALS, tokens_per_batch, most=most)
+    return consecutive(order, lambda n: lengths[n] + around, tokens_per_batch, most=most)
 
 
 def consecutive(
@@ -110,6 +113,13 @@ class Embedder:
     layers: tuple[int, ...]
     compute_dtype: torch.dtype = torch.float32
     num_halved: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.model.vocabulary.start and {Pooling.cls, Pooling.bos} & {*self.poolings}:
+            raise UserError(
+                "the pooling cls is the vector of the token before the residues, and this model "
+                "has none; choose mean (protlm embed: --include mean)"
+            )
 
     @cached_property
     def room(self) -> Room:
@@ -179,7 +189,8 @@ class Embedder:
         self, hidden_BLD: Tensor, sequences: Sequence[str], pooling: Pooling, spans: Sequence[Any]
     ) -> list[Tensor]:
         rows = zip(hidden_BLD, sequences, spans, strict=True)
-        return [pool(row_LD, len(one), pooling, span) for row_LD, one, span in rows]
+        start = self.model.vocabulary.start
+        return [pool(row_LD, len(one), pooling, span, start=start) for row_LD, one, span in rows]
 
     def _hidden(self, sequences: Sequence[str]) -> dict[int, Tensor]:
         limit = self.model.max_residues
@@ -191,13 +202,15 @@ class Embedder:
 
     def _windowed(self, sequence: str, width: int) -> dict[int, Tensor]:
         parts: dict[int, list[Tensor]] = {layer: [] for layer in self.layers}
-        specials: dict[int, list[Tensor]] = {layer: [] for layer in self.layers}
+        before: dict[int, list[Tensor]] = {layer: [] for layer in self.layers}
+        inset = self.model.vocabulary.start
         for start, first, end in windows(len(sequence), width):
             hidden = self._hidden([sequence[start : start + width]])
             for layer, hidden_1LD in hidden.items():
-                parts[layer].append(hidden_1LD[0, first - start + 1 : end - start + 1].cpu())
-                specials[layer].append(hidden_1LD[0, :1].cpu())
-        means = {layer: torch.cat(rows).mean(0, keepdim=True) for layer, rows in specials.items()}
+                own = slice(first - start + inset, end - start + inset)
+                parts[layer].append(hidden_1LD[0, own].cpu())
+                before[layer].append(hidden_1LD[0, :inset].cpu())
+        means = {layer: torch.stack(rows).mean(0) for layer, rows in before.items()}
         return {layer: torch.cat([means[layer], *parts[layer]])[None] for layer in self.layers}
 
 
@@ -211,7 +224,8 @@ def embed_all(
 ) -> Iterator[tuple[int, Vectors | None]]:
     """Yields the index of each sequence and its vectors, None if it does not fit by itself."""
     lengths = [len(one) for one in sequences]
-    for some in batches(lengths, tokens_per_batch, longest_first=longest_first):
+    around = embedder.model.vocabulary.num_around
+    for some in batches(lengths, tokens_per_batch, longest_first=longest_first, around=around):
         of_some = None if spans is None else [spans[index] for index in some]
         yield from zip(some, embedder.vectors([sequences[n] for n in some], of_some), strict=True)
 
@@ -277,10 +291,11 @@ class _Features(Embedder):
     def _rows(
         self, hidden_BLD: Tensor, sequences: Sequence[str], pooling: Pooling, spans: Sequence[Any]
     ) -> list[Tensor]:
+        start = self.model.vocabulary.start
         if pooling is Pooling.mean:
             lengths_B = torch.tensor([*map(len, sequences)], device=hidden_BLD.device)
-            return [*residue_means(hidden_BLD.float(), lengths_B)]
-        rows = zip(hidden_BLD[:, 1:], spans, strict=True)
+            return [*residue_means(hidden_BLD.float(), lengths_B, start)]
+        rows = zip(hidden_BLD[:, start:], spans, strict=True)
         return [row_LD[torch.as_tensor(places)].float() for row_LD, places in rows]
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.dataset import collate
-from protlm.data.vocabulary import VOCABULARY
 from protlm.model.decoding import STANDARD_TOKENS, Sampling, draw
 from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
@@ -60,15 +59,17 @@ def resample(
     """
     # As in `generate`: in float64, the batch does not change the draws.
     network = copy.deepcopy(network).double().eval()
-    for indices in batches([len(start) for start in starts], TOKENS_PER_BATCH, batch_size):
-        chains = [_Chain(VOCABULARY.encode(starts[n]), seed, n, sweeps) for n in indices]
-        tokens_BL, mask_BL = collate([chain.start for chain in chains])
+    words = network.vocabulary
+    lengths = [len(start) for start in starts]
+    for indices in batches(lengths, TOKENS_PER_BATCH, batch_size, around=words.num_around):
+        chains = [_Chain(words.encode(starts[n]), seed, n, sweeps) for n in indices]
+        tokens_BL, mask_BL = collate([chain.start for chain in chains], vocabulary=words)
         tokens_BL = tokens_BL.to(network.embedding.weight.device)
         mask_BL = mask_BL.to(tokens_BL.device)
         for _ in range(sweeps.number):
             _sweep(network, chains, tokens_BL, mask_BL, sampling)
         for index, chain, tokens_L in zip(indices, chains, tokens_BL.cpu().numpy(), strict=True):
-            yield index, VOCABULARY.decode(tokens_L[1 : len(chain.start) + 1])
+            yield index, words.decode(tokens_L[words.start :][: len(chain.start)])
 
 
 class _Chain:
@@ -81,8 +82,8 @@ class _Chain:
         self._num_groups = min(math.ceil(1 / sweeps.mask_fraction - 1e-9), len(start))
 
     def groups(self) -> list[np.ndarray]:
-        """Returns the positions of all tokens of residues, divided at random."""
-        return np.array_split(self.rng.permutation(len(self.start)) + 1, self._num_groups)
+        """Returns all residues, divided at random."""
+        return np.array_split(self.rng.permutation(len(self.start)), self._num_groups)
 
 
 def _sweep(
@@ -92,8 +93,9 @@ def _sweep(
     for turn in range(max(map(len, groups))):
         masked = [(row, own[turn]) for row, own in enumerate(groups) if turn < len(own)]
         rows = torch.tensor(np.concatenate([np.full(len(own), row) for row, own in masked]))
-        columns = torch.tensor(np.concatenate([own for _, own in masked]))
-        tokens_BL[rows, columns] = VOCABULARY.mask
+        residues = torch.tensor(np.concatenate([own for _, own in masked]))
+        columns = residues + network.vocabulary.start
+        tokens_BL[rows, columns] = network.vocabulary.mask
         logits_BLV = network(tokens_BL, mask_BL, causal=False).logits_BLV
         logits_TV = logits_BLV[rows, columns].cpu()
         is_other_V = torch.ones(logits_TV.shape[-1], dtype=torch.bool)

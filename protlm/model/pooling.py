@@ -10,7 +10,8 @@ from torch import Tensor
 class Pooling(StrEnum):
     """What is kept of a protein: statistics over residues, `<cls>`, each residue, or ranges.
 
-    `bos` is another name of `cls`, that of esm-extract. `std` divides by the number of residues.
+    `cls` is the first token before the residues; `bos` is its other name, that of esm-extract.
+    `std` divides by the number of residues.
     """
 
     mean = "mean"
@@ -30,24 +31,31 @@ class Pooling(StrEnum):
         return self in (Pooling.per_tok, Pooling.ranges)
 
 
-def residue_means(hidden_BLD: Tensor, lengths_B: Tensor) -> Tensor:
+def residue_means(hidden_BLD: Tensor, lengths_B: Tensor, start: int) -> Tensor:
     """Returns the means of a padded batch, BD; `pool` adds the residues in another order."""
     lengths_B1 = lengths_B[:, None]
     place_L = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
-    is_residue_BL = (place_L >= 1) & (place_L <= lengths_B1)
+    is_residue_BL = (place_L >= start) & (place_L < lengths_B1 + start)
     return (hidden_BLD * is_residue_BL[..., None]).sum(dim=1) / lengths_B1
 
 
 def pool(
-    hidden_LD: Tensor, num_residues: int, pooling: Pooling, ranges: Sequence[tuple[int, int]] = ()
+    hidden_LD: Tensor,
+    num_residues: int,
+    pooling: Pooling,
+    ranges: Sequence[tuple[int, int]] = (),
+    *,
+    start: int = 1,
 ) -> Tensor:
     """Returns the vectors of one protein in float32: (D,), or (rows, D) of a matrix.
+
+    The first residue is at position `start`.
 
     Ranges are given by their first and last residue, counted from 1.
     """
     if pooling in (Pooling.cls, Pooling.bos):
         return hidden_LD[0].float()
-    residues_LD = hidden_LD[1 : num_residues + 1].float()
+    residues_LD = hidden_LD[start : num_residues + start].float()
     match pooling:
         case Pooling.mean:
             return residues_LD.mean(0)

@@ -16,10 +16,9 @@ from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
 from protlm.config import Objective, Positions
-from protlm.data.batching.plan import SPECIALS
 from protlm.data.dataset import collate
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
-from protlm.data.vocabulary import VOCABULARY
+from protlm.data.vocabulary import Vocabulary
 from protlm.model.decoding import GeneratedSequence, Sampling, generate
 from protlm.model.transformer import ModelOutput, ProteinLM
 from protlm.system.errors import UserError, one_of
@@ -27,7 +26,7 @@ from protlm.system.errors import UserError, one_of
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Tokenized sequences: `<cls>` residues `<eos>`, padded to the longest."""
+    """Tokenized sequences: residues in the frame of the model, padded to the longest."""
 
     tokens_BL: Tensor
     mask_BL: Tensor
@@ -66,6 +65,17 @@ class PretrainedModel:
         return self.description.model.num_heads
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of the model, and the frame in which it reads residues."""
+        return self.network.vocabulary
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the model predicts residues: an encoder does not."""
+        can_ask = self.vocabulary.start > 0 if self.causal else self.vocabulary.frame.has_mask
+        return self.network.head is not None and can_ask
+
+    @property
     def causal(self) -> bool:
         """Whether the model predicts the next residue."""
         return self.description.objective is Objective.causal
@@ -80,7 +90,7 @@ class PretrainedModel:
     @property
     def max_residues(self) -> int | None:
         """The maximum number of residues of a sequence, or None without a limit."""
-        return None if self.max_length is None else self.max_length - SPECIALS
+        return None if self.max_length is None else self.max_length - self.vocabulary.num_around
 
     @property
     def device(self) -> torch.device:
@@ -113,8 +123,8 @@ class PretrainedModel:
 
     def batch_of(self, sequences: Iterable[str]) -> TokenBatch:
         """Returns the tokens of residues that were checked before."""
-        encoded = [*map(VOCABULARY.encode, sequences)]
-        tokens_BL, mask_BL = collate(encoded)
+        encoded = [*map(self.vocabulary.encode, sequences)]
+        tokens_BL, mask_BL = collate(encoded, vocabulary=self.vocabulary)
         lengths = tuple(len(tokens) for tokens in encoded)
         return TokenBatch(tokens_BL.to(self.device), mask_BL.to(self.device), lengths)
 
@@ -134,7 +144,7 @@ class PretrainedModel:
             batch.tokens_BL, batch.mask_BL, causal=causal, layers=[*numbers.values()]
         )
         asked = {layer: out.hidden[number] for layer, number in numbers.items()}
-        return ModelOutput(out.logits_BLV, asked)
+        return ModelOutput(out.logits, asked)
 
     @torch.inference_mode()
     def hidden_states(self, batch: TokenBatch, layers: Iterable[int]) -> dict[int, Tensor]:
@@ -247,7 +257,12 @@ class PretrainedModel:
             if value < least:
                 raise UserError(f"{name} {value} must be at least {least}")
         texts = [*filter(None, [letters_of(prefix, "the prefix")])]
-        tokens = VOCABULARY.encode("".join(residues_of(texts, "the prefix")))
+        tokens = self.vocabulary.encode("".join(residues_of(texts, "the prefix")))
+        if not (self.vocabulary.start or len(tokens)):
+            raise UserError(
+                "this model has no token before the first residue, which it cannot sample; give "
+                "the first residues: --prefix RESIDUES (in Python: prefix=)"
+            )
         longest = self._longest_generated(max_residues)
         if len(tokens) >= longest:
             raise UserError(
@@ -280,7 +295,7 @@ class PretrainedModel:
 
     def _longest_generated(self, max_residues: int | None) -> int:
         if max_residues is None:
-            return self.description.max_length - SPECIALS
+            return self.description.max_length - self.vocabulary.num_around
         if self.max_residues is not None and max_residues > self.max_residues:
             raise UserError(
                 f"a length of {max_residues} exceeds the {self.max_residues} residues that this "

@@ -18,7 +18,7 @@ from protlm.attention import Attention, create, settings_within
 from protlm.attention.base import SharesParameters, State
 from protlm.attention.layers import mechanisms_of
 from protlm.config import HeadKind, ModelConfig, NormOrder, Positions
-from protlm.data.vocabulary import VOCABULARY
+from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
 from protlm.model.positions import PositionTable, Rotary
@@ -30,8 +30,18 @@ from protlm.system.errors import UserError
 class ModelOutput:
     """Logits, and the requested hidden states: 0 the embedding, n the output of block n."""
 
-    logits_BLV: Tensor
+    logits: Tensor | None
     hidden: dict[int, Tensor]
+
+    @property
+    def logits_BLV(self) -> Tensor:  # noqa: N802
+        """The logits; an encoder without an output layer has none, which is a `UserError`."""
+        if self.logits is None:
+            raise UserError(
+                "this model is an encoder without an output layer, and this needs predictions of "
+                "residues; give a model that predicts them with -m MODEL"
+            )
+        return self.logits
 
 
 @final
@@ -58,8 +68,7 @@ class ProteinLM(nn.Module):
         self,
         config: ModelConfig,
         *,
-        vocab_size: int,
-        pad: int,
+        vocabulary: Vocabulary,
         mechanism: Callable[[int], Attention],
     ) -> None:
         super().__init__()
@@ -69,6 +78,8 @@ class ProteinLM(nn.Module):
                 f"model.model_dim={config.model_dim} is not a multiple of "
                 f"model.num_heads={config.num_heads}; choose one that is"
             )
+        vocab_size, pad = len(vocabulary), vocabulary.pad
+        self.vocabulary = vocabulary
         self.activation_checkpointing = False
         self.embedding = nn.Embedding(vocab_size, config.model_dim, padding_idx=pad)
         rotary, learned = (config.positions is x for x in (Positions.rotary, Positions.learned))
@@ -92,11 +103,13 @@ class ProteinLM(nn.Module):
             if config.head is HeadKind.dense_norm
             else None
         )
-        self.head = (
-            TiedHead(vocab_size=vocab_size)
-            if config.tied_head
-            else Linear(config.model_dim, vocab_size)
-        )
+        self.head = None
+        if config.head is not HeadKind.none:
+            self.head = (
+                TiedHead(vocab_size=vocab_size)
+                if config.tied_head
+                else Linear(config.model_dim, vocab_size)
+            )
         self.apply(_initialize)
         if config.tied_head:
             with torch.no_grad():
@@ -116,10 +129,8 @@ class ProteinLM(nn.Module):
         """
         wanted = {*layers, self.num_layers}
         hidden = self.hidden_states(tokens_BL, mask_BL, causal=causal, layers=wanted)
-        logits_BLV = self._logits(hidden[self.num_layers])
-        return ModelOutput(
-            logits_BLV, {layer: hidden[layer] for layer in hidden if layer in layers}
-        )
+        asked = {layer: hidden[layer] for layer in hidden if layer in layers}
+        return ModelOutput(self._logits(hidden[self.num_layers]), asked)
 
     def hidden_states(
         self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, layers: Collection[int]
@@ -157,8 +168,8 @@ class ProteinLM(nn.Module):
             assert isinstance(block, Block)
             after, x_B1D = block.step(before, self._skipped(x_B1D, early), context)
             blocks.append(after)
-        logits_B1V = self._logits(self.final_norm(x_B1D))
-        return DecodingState(start + 1, tuple(blocks)), logits_B1V.squeeze(1)
+        out = ModelOutput(self._logits(self.final_norm(x_B1D)), {})
+        return DecodingState(start + 1, tuple(blocks)), out.logits_BLV.squeeze(1)
 
     def attention_inputs(
         self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
@@ -198,7 +209,9 @@ class ProteinLM(nn.Module):
             x_BLD = self.embedding_norm(x_BLD)
         return self.dropout(x_BLD)
 
-    def _logits(self, x_BLD: Tensor) -> Tensor:
+    def _logits(self, x_BLD: Tensor) -> Tensor | None:
+        if self.head is None:
+            return None
         if self.head_transform is not None:
             x_BLD = self.head_transform(x_BLD)
         if isinstance(self.head, TiedHead):
@@ -239,7 +252,13 @@ def num_parameters(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
 
 
-def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -> ProteinLM:
+def build_network(
+    model: ModelConfig,
+    attention: dict[str, Any],
+    *,
+    seed: int,
+    vocabulary: Vocabulary = VOCABULARY,
+) -> ProteinLM:
     """Returns a network with new weights, a pure function of the config and the seed."""
     chosen = mechanisms_of(attention, model.num_layers)
     first: dict[str, Attention] = {}
@@ -263,4 +282,4 @@ def build_network(model: ModelConfig, attention: dict[str, Any], *, seed: int) -
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ProteinLM(model, vocab_size=len(VOCABULARY), pad=VOCABULARY.pad, mechanism=mechanism)
+        return ProteinLM(model, vocabulary=vocabulary, mechanism=mechanism)

@@ -10,7 +10,6 @@ from protlm import __version__
 from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
 from protlm.attention.layers import attention_label, meaning
-from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
 from protlm.report.heads import STATISTICS, Codes, inspected_heads
@@ -79,7 +78,9 @@ def page_content(
                     )
                 ],
                 "predictions": (
-                    predictions_to_plain(one.model, protein.sequence) if with_predictions else None
+                    predictions_to_plain(one.model, protein.sequence)
+                    if with_predictions and one.model.predicts
+                    else None
                 ),
                 "contacts": _contacts(one.regression, one.model, protein),
             }
@@ -93,7 +94,7 @@ def _description(one: InspectedModel) -> dict[str, Any]:
     return {
         "name": one.name,
         "hash": model.hash,
-        "vocabulary": VOCABULARY.hash,
+        "vocabulary": model.vocabulary.hash,
         "attention": attention_label(attention),
         "meaning": meaning(attention, model.num_layers),
         "objective": model.description.objective.value,

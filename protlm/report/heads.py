@@ -199,9 +199,9 @@ def inspected_heads(
     with JobProgress("layers", len(layers)) as progress:
         for layer, blocks in residue_rows(model, protein.sequence, layers, heads):
             rows_HLM = torch.cat([rows.float() for rows in blocks], dim=1)
-            map_HLL = rows_HLM[:, :, 1:-1]
+            map_HLL = rows_HLM[:, :, model.vocabulary.inner]
             statistics = head_statistics([map_HLL])
-            statistics["sink_mass"] = sink_mass(rows_HLM).mean(dim=1)
+            statistics["sink_mass"] = sink_mass(rows_HLM, model).mean(dim=1)
             for place, head in enumerate(heads):
                 own = {name: float(x_H[place]) for name, x_H in statistics.items() if x_H.ndim == 1}
                 map_LL = map_HLL[place].cpu().numpy()

@@ -87,8 +87,8 @@ def predicted_distributions(model: PretrainedModel, sequence: str) -> np.ndarray
     in one pass. Rows sum to 1.
     """
     if model.causal:
-        logits_LV = model(model.tokenize([sequence])).logits_BLV[0, :-2].double().cpu()
-        log_p_L20 = logits_LV[:, _LETTERS].numpy()
+        logits_LV = model(model.tokenize([sequence])).logits_BLV[0, model.vocabulary.before]
+        log_p_L20 = logits_LV.double().cpu()[:, _LETTERS].numpy()
     else:
         queries = [Query(sequence, position) for position in range(len(sequence))]
         found = Predictor(model).log_p(watched("predictions", queries))

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from protlm.config import ScheduleConfig
 from protlm.config.data import TOKENS_PER_BATCH
-from protlm.data.batching.plan import SPECIALS
 from protlm.data.dataset import collate
+from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.embedding import batches
 from protlm.model.objective import TargetSums
 from protlm.model.pooling import residue_means
@@ -47,6 +47,7 @@ class LabeledTokens:
     tokens: Sequence[np.ndarray]
     values: np.ndarray
     places: Sequence[np.ndarray] | None = None
+    vocabulary: Vocabulary = VOCABULARY
 
     @cached_property
     def ends(self) -> np.ndarray:
@@ -117,13 +118,14 @@ class Batches(Dataset[TokenRows]):
         self, proteins: np.ndarray, *, is_used: bool, place: tuple[int, int, int]
     ) -> TokenRows:
         places, ends = self.data.places, self.data.ends.tolist()
-        tokens_BL, mask_BL = collate([self.data.tokens[one] for one in proteins])
+        words = self.data.vocabulary
+        tokens = [self.data.tokens[one] for one in proteins]
+        tokens_BL, mask_BL = collate(tokens, vocabulary=words)
         is_label_BL = None
         if places is not None:
             is_label_BL = torch.zeros_like(mask_BL)
             for row, one in enumerate(proteins):
-                # <cls> precedes the residues.
-                is_label_BL[row, torch.from_numpy(places[one] + 1)] = True
+                is_label_BL[row, torch.from_numpy(places[one] + words.start)] = True
         rows = np.concatenate([np.arange(ends[one], ends[one + 1]) for one in proteins])
         values = torch.from_numpy(self.data.values[rows])
         return TokenRows(tokens_BL, mask_BL, is_label_BL, values, rows, is_used, place)
@@ -235,8 +237,7 @@ class LabelLearning(Objective):
         if tokens_BL.numel() <= self._settings.tokens_per_batch:
             return self._outputs(tokens_BL, mask_BL, is_label_BL)
         lengths = mask_BL.sum(1).tolist()
-        residues = [length - SPECIALS for length in lengths]
-        outputs, passes = [], list(batches(residues, self._settings.tokens_per_batch))
+        outputs, passes = [], list(batches(lengths, self._settings.tokens_per_batch, around=0))
         for rows in passes:
             given = (tokens_BL, mask_BL, is_label_BL)
             cut = [None if x is None else x[rows, : lengths[rows[-1]]] for x in given]
@@ -252,7 +253,8 @@ class LabelLearning(Objective):
         hidden_BLD = out.hidden[last]
         if is_label_BL is not None:
             return self.head(hidden_BLD[is_label_BL])
-        return self.head(residue_means(hidden_BLD, mask_BL.sum(1) - SPECIALS))
+        words = self.network.vocabulary
+        return self.head(residue_means(hidden_BLD, mask_BL.sum(1) - words.num_around, words.start))
 
     def _losses(self, batch: TokenRows) -> tuple[Tensor, TargetSums]:
         total = self._loss(self(batch), batch.values) * batch.is_used

@@ -16,8 +16,10 @@ from protlm.commands import checkpoint
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
 from tests.fixtures.commands import SHORT_TRAINING, commands_of
+from tests.interop.example import WIDTH
 from tests.interop.families import ESM, FAIR_ESM
 from tests.interop.test_families import assert_same
+from tests.interop.test_saved import QUERY, pair, write_adapter
 from tests.small_models import shortest_structures, structure_folder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
@@ -174,6 +176,7 @@ def test_the_commands_of_the_document(succeed, tiny_data, tiny_run, tmp_path):
     # With a folder of its owner, a name of the Hub is a local path.
     (tmp_path / "facebook").mkdir()
     (tmp_path / "facebook" / "esm2_t33_650M_UR50D").symlink_to(tmp_path / "esm2_t33_650M_UR50D")
+    write_adapter(tmp_path / "adapter", pair(QUERY, WIDTH))
     for folder in ("data", "runs", "models"):
         (tmp_path / folder).mkdir()
     for name in ("mine", "family"):

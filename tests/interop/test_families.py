@@ -26,6 +26,7 @@ from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import InputDataError
 from tests.interop.example import WIDTH, Example, published
 from tests.interop.families import AMPLIFY, BERT, ESM, ESM_1B, ESM_1V, ESMC_LIBRARY, FAMILIES
+from tests.marks import slow_but
 from tests.rounding import error_bound
 
 ROWS = ["MKTVRQERLKSIVRILERSKEPVS", "MK", "M<mask>TVRQERL", "MK<mask>VR<mask><mask>RLKSIVXBUZO"]
@@ -160,6 +161,39 @@ def test_outputs_are_those_of_hugging_face(name, perturbed, tmp_path, in_double)
         rows = mask_BL[:, None, :, None].expand_as(map_BHLL)
         assert_close(found_BHLL[rows], map_BHLL[rows])
     assert_same_probabilities(example, logits_BLV[mask_BL], out.logits[mask_BL])
+
+
+_KINDS = ("Model", "ForSequenceClassification", "ForTokenClassification")
+ENCODERS = {
+    **{f"Esm{kind}": "esm2" for kind in _KINDS},
+    **{f"Bert{kind}": "bert" for kind in _KINDS},
+    "EsmcModel": "esmc",
+}
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("peer", slow_but(ENCODERS, "EsmModel", "BertForTokenClassification"))
+def test_encoders_that_transformers_saves(peer, tmp_path, in_double):
+    import transformers
+
+    example = FAMILIES[ENCODERS[peer]]
+    whole: Any = getattr(transformers, peer).from_pretrained(
+        example.save(tmp_path / "whole"), dtype=torch.float64, attn_implementation="eager"
+    )
+    whole.save_pretrained(tmp_path / "saved")
+    for file in (tmp_path / "whole").glob("vocab.txt"):
+        file.rename(tmp_path / "saved" / file.name)
+    tokens_BL, mask_BL = batch(ROWS)
+    network = in_double(tmp_path / "saved")
+    with torch.no_grad():
+        rows_BL = torch.tensor(example.numbers())[tokens_BL]
+        out = whole.eval()(rows_BL, attention_mask=mask_BL.long(), output_hidden_states=True)
+        if peer == "EsmcModel":
+            network.rotary.frequency.copy_(whole.rotary_emb.inv_freq)
+        layers = range(network.num_layers + 1)
+        found = network.hidden_states(tokens_BL, mask_BL, causal=False, layers=layers)
+    for number, expected_BLD in zip(layers, out.hidden_states, strict=True):
+        assert_close(found[number][mask_BL], expected_BLD[mask_BL])
 
 
 @pytest.mark.peers

@@ -23,6 +23,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import (
     Activation,
+    Frame,
     HeadKind,
     ModelConfig,
     Norm,
@@ -36,7 +37,7 @@ from protlm.data.dataset import collate
 from protlm.data.masking import IGNORE
 from protlm.data.records import ReadOptions, Tally
 from protlm.data.records.record import residues
-from protlm.data.vocabulary import VOCABULARY
+from protlm.data.vocabulary import VOCABULARY, vocabulary_of
 from protlm.interop import hugging_face
 from protlm.interop.bundle import Bundle, Name
 from protlm.interop.hugging_face import is_esm
@@ -47,26 +48,33 @@ from tests.interop.families import ESM, ESM_1V
 from tests.interop.test_families import assert_same, outputs
 
 PROGRAM = Path(__file__).parent / "programs" / "use_exported.py"
+TWO = Frame(("<bos>", "1"), ("2", "<eos>"), ("<bos>", "1", "2"))
 SEQUENCES = ["MKTVRQERLKSIVRILERSKEPVSX", "MK", "ACDEFGHIKLMNPQRSTVWY"]
 
 
 def model_with(
-    mechanism: str, *, objective: Objective = Objective.masked, **changes: Any
+    mechanism: str,
+    *,
+    objective: Objective = Objective.masked,
+    frame: Frame | None = None,
+    **changes: Any,
 ) -> Checkpoint:
     options = dict(to_plain(compose(TrainConfig, [f"attention={mechanism}"]))["attention"])
     settings = {"num_layers": 2, "num_heads": 2, "model_dim": 16, "feedforward_dim": 24}
     settings |= {"max_length": 64, "positions": Positions.rotary, "norm": Norm.rms}
     config = ModelConfig(**(settings | changes))
-    network = build_network(config, options, seed=0)
+    words = vocabulary_of(frame)
+    network = build_network(config, options, seed=0, vocabulary=words)
     del options["name"]
     description = ModelDescription(
-        vocabulary=VOCABULARY.hash,
+        vocabulary=words.hash,
         objective=objective,
         model=config,
         attention=mechanism,
         attention_options=options,
         seed=0,
         max_length=64,
+        frame=frame,
     )
     return Checkpoint(Path("x"), description, network.state_dict())
 
@@ -75,9 +83,11 @@ def exported(model: Checkpoint, folder: Path) -> Path:
     """Exports a model, with its outputs in `inputs.pt`."""
     hugging_face.export(model, folder, None)
     described, causal = model.description, model.description.objective is Objective.causal
-    network = build_network(described.model, described.attention_config, seed=1).eval()
-    network.load_state_dict(model.weights)
-    tokens_BL, mask_BL = collate([VOCABULARY.encode(sequence) for sequence in SEQUENCES])
+    words = vocabulary_of(described.frame)
+    network = build_network(described.model, described.attention_config, seed=1, vocabulary=words)
+    network.eval().load_state_dict(model.weights)
+    encoded = [VOCABULARY.encode(sequence) for sequence in SEQUENCES]
+    tokens_BL, mask_BL = collate(encoded, vocabulary=words)
     states, found, logits_BLV = outputs(network, tokens_BL, mask_BL, causal=causal)
     rows = mask_BL[:, None, :, None]
     labels_BL = tokens_BL.masked_fill(~mask_BL, IGNORE)
@@ -147,6 +157,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "width": ("softmax", {"qk_norm": True, "qk_norm_width": QueryKeyWidth.layer}),
     "stored": ("performer_relu", {"stored_frequencies": True}),
     "causal": ("performer_relu", {"objective": Objective.causal, "qk_norm": True}),
+    "frame": ("softmax", {"frame": TWO}),
 }
 
 
@@ -163,6 +174,31 @@ def test_transformers_loads_a_model_without_protlm_and_computes_the_same(tmp_pat
     for name, folder in folders.items():
         assert_read_again(folder, models[name])
         assert len(list(folder.glob("*.py"))) == (not name.startswith("esm"))
+
+
+@pytest.mark.parametrize("frame", [TWO, Frame(prefix=()), Frame((), ())])
+def test_the_tokenizer_has_the_frame(frame, tmp_path):
+    from tokenizers import Tokenizer
+
+    model = model_with("softmax", frame=frame)
+    hugging_face.export(model, tmp_path / "x", None)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "x" / "tokenizer.json"))
+    words = vocabulary_of(frame)
+    assert tokenizer.encode("MKV").ids == words.framed(VOCABULARY.encode("MKV")).tolist()
+    # A letter is not a token of the frame, or a gap, by its name.
+    inner = tokenizer.encode("1.-2M").ids[words.inner]
+    assert inner == [*[VOCABULARY["<unk>"]] * 4, VOCABULARY["M"]]
+    assert_same(interop.read(tmp_path / "x").weights, model.weights)
+    assert interop.read(tmp_path / "x").description == model.description
+
+
+def test_an_encoder_is_exported_as_one(tmp_path):
+    model = model_with("softmax", head=HeadKind.none)
+    hugging_face.export(model, tmp_path / "x", None)
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    assert config["architectures"] == ["ProtlmModel"]
+    assert set(config["auto_map"]) == {"AutoConfig", "AutoModel"}
+    assert interop.read(tmp_path / "x").description == model.description
 
 
 def test_the_tokenizer_reads_what_protlm_reads(tmp_path):

@@ -7,7 +7,6 @@ from datetime import timedelta
 import numpy as np
 
 from protlm.commands.embedding.job import Job
-from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import STANDARD
 from protlm.system.memory import free_memory, readable_size
 from protlm.system.terminal import printable
@@ -51,7 +50,7 @@ def _measured(job: Job, finished: Set[int]) -> list[tuple[str, str]]:
     for block in job.plan.blocks:
         for batch in block.batches if block.number not in finished else ():
             longest = int(job.plan.lengths[batch].max())
-            tokens = len(batch) * (longest + SPECIALS)
+            tokens = len(batch) * (longest + job.model.vocabulary.num_around)
             total += tokens * float(np.polyval(seconds, min(longest, limit or longest)))
             most = max(most, len(batch) * room.needs(longest))
     free = free_memory(job.model.device)
@@ -81,12 +80,13 @@ def _too_large(job: Job, free: int) -> list[tuple[str, str]]:
 def _seconds_per_token(job: Job, sizes: list[int]) -> np.ndarray:
     """Returns the seconds of a token, as a line over the length."""
     rng, seconds = np.random.default_rng(0), []
+    around = job.model.vocabulary.num_around
     for length in sizes:
-        rows = max(1, job.options.tokens_per_batch // (length + SPECIALS))
+        rows = max(1, job.options.tokens_per_batch // (length + around))
         some = ["".join(rng.choice(list(STANDARD), length)) for _ in range(rows)]
         # The first pass also fills the caches of the libraries.
         _pass(job, some)
-        seconds.append(_pass(job, some) / (rows * (length + SPECIALS)))
+        seconds.append(_pass(job, some) / (rows * (length + around)))
     return _line(sizes, seconds)
 
 

@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from protlm.config.data import EMBED_TOKENS
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.tables import places_of, read_table
-from protlm.data.vocabulary import VOCABULARY
 from protlm.loading import load_model
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
@@ -122,6 +120,9 @@ class Job:
             include=tuple(dict.fromkeys(options.include)),
             layers=tuple(dict.fromkeys(layers)),
         )
+        include, dtype = self.options.include, options.compute_dtype.torch
+        # Before the file is read, because it refuses what the model does not have.
+        self.embedder = Embedder(model, include, self.options.layers, dtype)
         self.ranges = {} if options.ranges is None else _read_ranges(options.ranges)
         self._digests, self._names = bytearray(), list[str]()
         self.width = model.description.model.model_dim
@@ -139,12 +140,6 @@ class Job:
     def keys(self) -> list[Key]:
         """The arrays of a protein: kind and layer, in the order in which they are stored."""
         return [(kind, layer) for kind in self.options.include for layer in self.options.layers]
-
-    @cached_property
-    def embedder(self) -> Embedder:
-        """Computes what the options ask for."""
-        options = self.options
-        return Embedder(self.model, options.include, options.layers, options.compute_dtype.torch)
 
     def records(self) -> Iterator[tuple[int, Record]]:
         """Yields the records with their numbers, from 0."""
@@ -181,7 +176,7 @@ class Job:
         return {
             "protlm": __version__,
             "torch": torch.__version__,
-            "vocabulary": VOCABULARY.hash,
+            "vocabulary": self.model.vocabulary.hash,
             # Of the sequences that were read from it.
             "the sequence file": hashlib.sha256(self._digests).hexdigest(),
             "the model": self.model_hash,
@@ -210,7 +205,7 @@ class Job:
             "pooling": _unwrap_single([kind.value for kind in options.include]),
             "dtype": options.dtype.value,
             "compute_dtype": options.compute_dtype.value,
-            "vocabulary_hash": VOCABULARY.hash,
+            "vocabulary_hash": self.model.vocabulary.hash,
             "protlm_version": __version__,
             **window,
         }
@@ -221,7 +216,8 @@ class Job:
         rows = np.sum([self.rows_of_all(kind) for kind in self.options.include], axis=0)
         item = self.options.dtype.stored.itemsize
         num_bytes = rows * (len(self.options.layers) * self.width * item)
-        return Plan(lengths, first_equal(digests), num_bytes, self.options.tokens_per_batch)
+        tokens, around = self.options.tokens_per_batch, self.model.vocabulary.num_around
+        return Plan(lengths, first_equal(digests), num_bytes, tokens, around=around)
 
     def _observe(self, record: Record) -> None:
         self._digests += self._digest(record)

@@ -38,16 +38,24 @@ class Plan:
     """
 
     def __init__(
-        self, lengths: np.ndarray, first: np.ndarray, num_bytes: np.ndarray, tokens_per_batch: int
+        self,
+        lengths: np.ndarray,
+        first: np.ndarray,
+        num_bytes: np.ndarray,
+        tokens_per_batch: int,
+        *,
+        around: int = SPECIALS,
     ) -> None:
         self.lengths, self.first, self.num_bytes = lengths, first, num_bytes
+        # Of tokens beside the residues of a protein.
+        self._around = around
         self.distinct = np.flatnonzero(first == np.arange(len(first)))
         self.groups: list[list[Block]] = []
         self.blocks: list[Block] = []
         residues = max(_BLOCK_RESIDUES, int(lengths[self.distinct].sum()) // _BLOCKS)
         for start, end in _cuts(lengths[self.distinct]):
             records = self.distinct[start:end]
-            found = batches(lengths[records].tolist(), tokens_per_batch)
+            found = batches(lengths[records].tolist(), tokens_per_batch, around=around)
             made = self._blocks_of([records[batch] for batch in found], residues)
             self.groups.append([Block(n, some) for n, some in enumerate(made, len(self.blocks))])
             self.blocks += self.groups[-1]
@@ -75,7 +83,7 @@ class Plan:
         """Returns the fraction of the positions in batches that are padding."""
         used = positions = 0
         for batch in (batch for block in self.blocks for batch in block.batches):
-            lengths = self.lengths[batch] + SPECIALS
+            lengths = self.lengths[batch] + self._around
             used += int(lengths.sum())
             positions += int(lengths.max()) * len(lengths)
         return 1 - used / positions if positions else 0.0

@@ -16,7 +16,8 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, Maske
 from protlm.attention import Attention
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import Objective
-from protlm.model.transformer import build_network
+from protlm.data.vocabulary import vocabulary_of
+from protlm.model.transformer import ModelOutput, build_network
 from protlm.system.errors import UserError
 
 # The mechanisms of the model, by name.
@@ -64,7 +65,10 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         # Transformers builds models on the device `meta`, where tables and angles have no numbers.
         with torch.device("cpu"):
             self.network = build_network(
-                described.model, described.attention_config, seed=described.seed
+                described.model,
+                described.attention_config,
+                seed=described.seed,
+                vocabulary=vocabulary_of(described.frame),
             )
         self._constants = {
             module: {name: module.get_buffer(name).clone() for name in unsaved}
@@ -88,8 +92,8 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         attention_mask: Tensor | None,
         output_hidden_states: bool | None,
         output_attentions: bool | None,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Returns logits, and the fields of an output, with hidden states and maps where asked."""
+    ) -> tuple[ModelOutput, dict[str, Any]]:
+        """Returns an output, and the fields of another, with hidden states and maps where asked."""
         mask_BL = input_ids != self.config.pad_token_id
         if attention_mask is not None:
             mask_BL = attention_mask.bool()
@@ -112,7 +116,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                 )
                 for number, x in network.attention_inputs(input_ids, mask_BL, causal=causal)
             )
-        return out.logits_BLV, fields
+        return out, fields
 
     def _in_form(self, out: Any, return_dict: bool | None) -> Any:
         return out if _first(return_dict, self.config.return_dict) else out.to_tuple()
@@ -153,10 +157,9 @@ class _ProtlmPredicting(ProtlmPreTrainedModel):
         return_dict: bool | None = None,
     ) -> Any:
         """Returns logits, BLV, and the loss where there are labels other than -100."""
-        logits_BLV, fields = self._run(
-            input_ids, attention_mask, output_hidden_states, output_attentions
-        )
+        out, fields = self._run(input_ids, attention_mask, output_hidden_states, output_attentions)
         del fields["last_hidden_state"]
+        logits_BLV = out.logits_BLV
         loss = None if labels is None else self._loss(logits_BLV, labels)
         return self._in_form(self._output(loss=loss, logits=logits_BLV, **fields), return_dict)
 
