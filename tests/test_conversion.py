@@ -189,7 +189,7 @@ def test_missing_options_are_the_defaults(untrained):
 
 @pytest.mark.slow
 def test_the_commands_of_the_document(protlm_in_process, train, tiny_data, tmp_path):
-    train("runs" / "softmax", "attention=softmax", "trainer.max_steps=2")
+    train("runs/softmax", "attention=softmax", "trainer.max_steps=2")
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "mine").symlink_to(tiny_data)
     commands = commands_of(DOCUMENT)

@@ -14,7 +14,7 @@ from protlm.config.fields import Range, check_types, classes_in
 from protlm.system.errors import UserError, one_of, refuse_unknown
 from protlm.system.paths import conf_dir
 
-__all__ = ["ALTERNATING", "Attention", "create", "mechanism", "names", "settings_within"]
+__all__ = ["Attention", "create", "mechanism", "names", "settings_within"]
 
 # A pattern of mechanisms, one for each layer, in place of one mechanism.
 ALTERNATING = "alternating"

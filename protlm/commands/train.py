@@ -24,6 +24,7 @@ from protlm.checkpoints.format import all_checkpoints
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import Objective, Positions, TrainConfig
 from protlm.config.composition import compose, key_of, through_hydra, to_plain
+from protlm.config.settings import print_help
 from protlm.config.settings_file import settings_of
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS, forecast
@@ -88,7 +89,9 @@ def _run(arguments: list[str], *, break_lock: bool) -> None:
     typed, file = _without_file(arguments)
     flags = {argument for argument in typed if argument.startswith("-")}
     settings = [] if file is None else settings_of(file, typed)
-    if flags & {"-m", "--multirun"}:
+    if "--help" in flags:
+        print_help(TrainConfig)
+    elif flags & {"-m", "--multirun"}:
         _sweep(typed, settings, flags, break_lock=break_lock)
     elif flags == {"--cfg"} and typed[typed.index("--cfg") + 1 :][:1] == ["job"]:
         typed = [one for one in typed if one not in ("--cfg", "job")]
@@ -116,7 +119,8 @@ def _without_file(arguments: list[str]) -> tuple[list[str], Path | None]:
 def _sweep(typed: list[str], settings: list[str], flags: set[str], *, break_lock: bool) -> None:
     """Trains with each combination of values, and prints a table of the runs."""
     # Swept values contain commas; the others must be valid before Hydra makes a folder.
-    plain = [a for a in typed if a not in flags and "," not in a and not a.startswith("hydra.")]
+    names = [one for one in typed if one not in flags and not key_of(one).startswith("hydra")]
+    plain = [one for one in names if "," not in one]
     swept = [key_of(argument) for argument in typed if "," in argument]
     runs: list[Path] = []
     _refuse_devices(config := compose(TrainConfig, [*settings, *plain]))

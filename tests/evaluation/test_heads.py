@@ -280,7 +280,9 @@ def test_statistics_of_a_model_are_those_of_its_maps(
     for layer, rows in residue_rows(model, sequence):
         blocks = [*rows]
         assert len(blocks) > 1
-        sinks = {"sink_mass": torch.cat([*map(sink_mass, blocks)], dim=1).mean(dim=1)}
+        sinks = {
+            "sink_mass": torch.cat([sink_mass(one, model) for one in blocks], dim=1).mean(dim=1)
+        }
         found[layer] = head_statistics(block[:, :, 1:-1] for block in blocks) | sinks
     assert list(found) == list(maps)
     for layer, map_BHLL in maps.items():

@@ -347,6 +347,8 @@ LETTERS = [VOCABULARY["A"], VOCABULARY["C"]]
 class TwoResidues(nn.Module):
     """Predicts a masked residue by the conditionals of `JOINT`, if the other one is visible."""
 
+    vocabulary = VOCABULARY
+
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(1, 1)
@@ -369,6 +371,7 @@ class TwoResidues(nn.Module):
 class Recording(nn.Module):
     """Predicts W everywhere, and records the rows that it sees; copies record in one list."""
 
+    vocabulary = VOCABULARY
     seen: ClassVar[list[Tensor]] = []
 
     def __init__(self) -> None:

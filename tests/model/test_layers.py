@@ -96,7 +96,7 @@ def test_without_numbers_or_in_a_trace_torch_multiplies(calls):
     assert calls == []
 
 
-@pytest.mark.parametrize("head", HeadKind)
+@pytest.mark.parametrize("head", [HeadKind.linear, HeadKind.dense_norm])
 @pytest.mark.parametrize("activation", Activation)
 def test_all_layers_of_a_network_take_it(head, activation, calls):
     config = replace(SIZES, head=head, activation=activation, output_gate=True)
