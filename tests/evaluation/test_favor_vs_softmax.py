@@ -15,6 +15,7 @@ from protlm.analysis.replacement import (
     with_attention,
 )
 from protlm.analysis.structures import ProteinChoice
+from protlm.attention.softmax import Softmax
 from protlm.evaluation import create
 from protlm.evaluation.base import NO_SPLIT
 from protlm.evaluation.favor_vs_softmax import FavorVsSoftmax
@@ -126,6 +127,8 @@ def test_contacts_are_those_of_the_replaced_maps_by_the_own_regression(
     fitted = FittedContacts(judged, fit, test, seed=0)
     for layers, place in (([1], "1"), ([1, 2], "all")):
         replaced = with_attention(judged, favor(judged, 16, draw=0), layers)
+        kept = [isinstance(b.attention.mechanism, Softmax) for b in replaced.network.blocks]
+        assert kept == [number not in layers for number in (1, 2)]
         assert values["contacts"]["R = 16"][place] == pytest.approx(fitted.of(replaced).mean())
     # Softmax in the place of softmax may move pairs of equal probability.
     own = fitted.of(judged).mean()

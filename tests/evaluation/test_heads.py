@@ -150,6 +150,7 @@ def test_scores_of_next_residues() -> None:
     log_p_LV = model(batch).logits_BLV[0].log_softmax(-1)
     nats = -sum(log_p_LV[i, batch.tokens_BL[0, i + 1]].item() for i in range(len(SEQUENCES[1])))
     assert found.nats[1] == pytest.approx(nats)
+    assert found.correct[1] == (log_p_LV.argmax(-1)[:-2] == batch.tokens_BL[0, 1:-1]).sum()
     assert found.targets.tolist() == [len(s) for s in SEQUENCES]
 
 
