@@ -19,6 +19,7 @@ from protlm.training.launch import (
     leave_other_ranks,
     loader_errors_explained,
     resolved_precision,
+    strategy,
 )
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2", "RANK": "3"}
@@ -46,6 +47,7 @@ def put(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_must_match_the_processes(launcher, monkeypatch):
     """Otherwise each process would be a separate run in the same directory."""
     check_launch(config(1, 1))
+    assert strategy(config(1, 1), uses_all_parameters=True) == "auto"
     put(launcher, monkeypatch)
     check_launch(config(4, 2))
     for devices, num_nodes in ((1, 1), (8, 1), (2, 4)):
