@@ -16,8 +16,9 @@ QueryKeyWidth = StrEnum("QueryKeyWidth", ["head", "layer"])
 NormOrder = StrEnum("NormOrder", ["pre", "post"])
 # The feed-forward non-linearity; SwiGLU has a third, gating matrix.
 Activation = StrEnum("Activation", ["relu", "gelu", "swiglu"])
-# The output layer: linear, or after a dense layer, GELU and a norm; an encoder has none.
-HeadKind = StrEnum("HeadKind", ["linear", "dense_norm", "none"])
+# The output layer: linear, or after a dense layer, GELU and a norm of the kind of the model's or a
+# LayerNorm; an encoder has none.
+HeadKind = StrEnum("HeadKind", ["linear", "dense_norm", "dense_layer_norm", "none"])
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,23 @@ class ModelConfig(Checked):
         "zeroes the embedding of `<mask>` and scales the other tokens of the row, as in ESM", False
     )
     head: HeadKind = setting(
-        "the output layer: linear, or dense, GELU and norm before it; `none` of imported encoders",
+        "the output layer: linear, or dense, GELU and norm before it, which is a LayerNorm with "
+        "`dense_layer_norm`; `none` of imported encoders",
         HeadKind.linear,
     )
     tied_head: bool = setting("the output layer uses the weights of the token embedding", False)
     stored_frequencies: bool = setting(
         "saves the frequencies of `positions=rotary` with the weights, as imported models need",
         False,
+    )
+    global_every: int = setting(
+        "each n-th layer has the rotary base `global_base`, as in E1", 0, allowed=at_least(0)
+    )
+    global_base: float = setting(
+        "base of the rotary frequencies there; otherwise it is 10,000", 5e5, allowed=above(0)
+    )
+    qkv_clip: float | None = setting(
+        "bound of queries, keys and values before their positions, as in E1", None, allowed=above(0)
     )
     dropout: float = setting(
         "after attention, feed-forward and embedding", 0.0, allowed=at_least(0, below=1)
@@ -114,9 +125,9 @@ class ModelConfig(Checked):
                 f"model.convolution={self.convolution} must be an odd number of positions, 3 to "
                 "31; type model.convolution=5, or null for none"
             )
-        if self.stored_frequencies and self.positions is not Positions.rotary:
-            raise UserError(
-                f"model.stored_frequencies=true needs model.positions=rotary, not {self.positions}"
-            )
+        for name in ("stored_frequencies", "global_every"):
+            if (value := getattr(self, name)) and self.positions is not Positions.rotary:
+                given = f"model.{name}={str(value).lower()}"
+                raise UserError(f"{given} needs model.positions=rotary, not {self.positions}")
         if self.qk_norm_width is QueryKeyWidth.layer and not self.qk_norm:
             raise UserError("model.qk_norm_width=layer needs model.qk_norm=true")

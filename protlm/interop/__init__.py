@@ -1,10 +1,11 @@
-"""Models of other programs: one file per family, found by the name that the model gives.
+"""Models of other programs: a class per family, found by the name that the model gives.
 
 `names()` lists the families, `is_foreign()` recognizes a model of one, `read()` reads it, and
 `local_path()` downloads it from the Hugging Face Hub.
 """
 
 import pkgutil
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,10 +28,10 @@ def names() -> list[str]:
 
 
 def _families() -> dict[str, type[Family]]:
-    """Returns the families, each of which is the class that a module of this package defines."""
+    """Returns the families of the modules of this package by their names: `NvEsm` is nv_esm."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if module.name != "base"]
-    found = {name: classes_in(f"{__name__}.{name}", Family) for name in names}
-    return {name: classes[0] for name, classes in found.items() if classes}
+    found = [one for name in names for one in classes_in(f"{__name__}.{name}", Family)]
+    return {re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one.__name__).lower(): one for one in found}
 
 
 def read(path: Path, base: Path | None = None) -> ForeignModel:

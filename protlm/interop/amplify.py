@@ -1,7 +1,7 @@
 """AMPLIFY in the format of Hugging Face (doi:10.1101/2024.09.23.614603).
 
 Its rotary positions pair neighboring coordinates. `tokenizer.json` or `vocab.txt` gives the
-alphabet.
+alphabet. The names of BioNeMo, for TransformerEngine, are other spellings.
 """
 
 from typing import final
@@ -36,14 +36,24 @@ class Amplify(Family):
         # Its `intermediate_size` is not that of its matrices.
         sizes={**SIZES, "max_length": "max_length"},
         epsilon=("norm_eps", 1e-5),
-        unused="freqs_cis",
-        stacks={"ffn.w12.weight": ("ffn.w1.weight", "ffn.w2.weight")},
+        spellings=(
+            (r"^amplify\.", ""),
+            (r"^decoder\.layer_norm_", "layer_norm_2."),
+            (r"\.self_attention\.layernorm_qkv\.layer_norm_", ".attention_norm."),
+            (r"\.self_attention\.layernorm_qkv\.", ".qkv."),
+            (r"\.self_attention\.proj\.", ".wo."),
+            (r"\.layernorm_mlp\.layer_norm_", ".ffn_norm."),
+            (r"\.layernorm_mlp\.fc1_", ".ffn.w12."),
+            (r"\.layernorm_mlp\.fc2_", ".ffn.w3."),
+        ),
+        unused=r"freqs_cis|.*\.(_extra_state|inv_freq)",
+        stacks={
+            ".qkv.weight": (".q.weight", ".k.weight", ".v.weight"),
+            "ffn.w12.weight": ("ffn.w1.weight", "ffn.w2.weight"),
+        },
+        by_head=(".qkv.weight",),
     )
-    fixed = {
-        "positions": Positions.rotary,
-        "norm": Norm.rms,
-        "activation": Activation.swiglu,
-    }
+    fixed = {"positions": Positions.rotary, "norm": Norm.rms, "activation": Activation.swiglu}
     allowed = {
         "rms_norm": (True,),
         "layer_norm_after_embedding": (False,),
@@ -55,4 +65,5 @@ class Amplify(Family):
     special = ("<bos>", "<pad>", "<eos>", "<unk>", "<mask>")
     # The chain break, and the letter for leucine or isoleucine, which protlm reads as X.
     left_out = ("|", "J")
+    spare_rows = True
     rotary_pairs = True

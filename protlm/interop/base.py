@@ -16,8 +16,8 @@ from torch import Tensor
 from protlm.checkpoints.checks import check_sizes
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
-from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Objective, Positions
-from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY
+from protlm.config import Activation, Frame, HeadKind, ModelConfig, NormOrder, Objective, Positions
+from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY, vocabulary_of
 from protlm.interop.layout import Layout, alphabet_of, gather_rows
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
@@ -74,6 +74,7 @@ class Family:
         encoder: what precedes the names of an encoder in a model with a head.
         anchor: the name of the embedding in an encoder, by which other prefixes are recognized.
         other_heads: a pattern of the names of tensors that are left out, and said to be.
+        frame: that of its models, if it is not protlm's; its own tokens have protlm's names.
         special: its names of `<cls>`, `<pad>`, `<eos>`, `<unk>` and `<mask>`; none if its alphabet
             is that of protlm.
         read_as: residues that are read as another token, where the alphabet has that.
@@ -82,6 +83,8 @@ class Family:
         rotary_pairs: whether rotary positions pair coordinates 2i and 2i + 1 of a head; those of
             protlm pair i and i + K/2, and the rows of both projections are reordered.
         first_position: the row of the first token in the table of positions.
+        typed: the table to which the first type of token is added, the only one that is used.
+        licenses: terms that restrict users, by the width of a model, or by None of every model.
     """
 
     layout: ClassVar[Layout]
@@ -91,12 +94,15 @@ class Family:
     encoder: ClassVar[str] = ""
     anchor: ClassVar[str] = ""
     other_heads: ClassVar[str] = r"(.*\.)?pooler\..*|(classifier|score|qa_outputs)\..*"
+    frame: ClassVar[Frame | None] = None
     special: ClassVar[Sequence[str]] = ()
     read_as: ClassVar[Mapping[str, str]] = {}
     left_out: ClassVar[Sequence[str]] = ()
     spare_rows: ClassVar[bool] = False
     rotary_pairs: ClassVar[bool] = False
     first_position: ClassVar[int] = 0
+    typed: ClassVar[str] = "positions.table"
+    licenses: ClassVar[Mapping[int | None, str]] = {}
 
     def translate(self, source: Source) -> ForeignModel:
         for key, values in self.allowed.items():
@@ -123,10 +129,18 @@ class Family:
                 weights[name] = weights[name][: len(alphabet)].clone()
         if tokens:
             gather_rows(weights, tokens)
+        if "types" in weights:
+            types_TD, table_LD = weights.pop("types"), weights[self.typed]
+            check_shapes(source.path, {"types": types_TD}, {"types": (None, config.model_dim)})
+            sum_LD = table_LD.double() + types_TD[0].double()
+            weights[self.typed] = sum_LD.to(table_LD.dtype)
         if self.rotary_pairs:
             _pair_halves(source.path, config, weights)
+        if terms := self.licenses.get(config.model_dim) or self.licenses.get(None):
+            print(f"license: {terms}", file=sys.stderr)
+            origin["license"] = terms
         description = ModelDescription(
-            vocabulary=VOCABULARY.hash,
+            vocabulary=vocabulary_of(self.frame).hash,
             objective=Objective.masked,
             model=config,
             attention="softmax",
@@ -134,6 +148,7 @@ class Family:
             seed=0,
             max_length=config.max_length,
             source=origin,
+            frame=self.frame,
         )
         return ForeignModel(source.path, description, weights)
 
@@ -168,10 +183,12 @@ class Family:
         number = {token: place for place, token in enumerate(alphabet)}
         if len(number) != len(alphabet):
             raise InputDataError(f"{path}: the alphabet repeats a token")
-        for token in (*self.special, *STANDARD):
+        words = vocabulary_of(self.frame)
+        for token in (*self.special, *STANDARD, *words.frame.own_tokens):
             if token not in number:
                 raise InputDataError(f"{path}: the alphabet lacks {token!r:.20}")
         names = {letter: letter for letter in RESIDUES if letter in number}
+        names |= {token: token for token in words.frame.own_tokens}
         names |= {letter: token for letter, token in self.read_as.items() if token in number}
         names |= zip(("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"), self.special, strict=True)
         if unused := set(alphabet) - {*names.values(), *RESIDUES, *self.left_out}:
@@ -179,7 +196,7 @@ class Family:
                 f"{path}: the alphabet has {len(unused)} tokens that protlm lacks, for instance "
                 f"{min(unused)!r:.20}"
             )
-        return [number[names.get(token, names["<unk>"])] for token in VOCABULARY.tokens]
+        return [number[names.get(token, names["<unk>"])] for token in words.tokens]
 
     def _check_shapes(
         self, path: Path, config: ModelConfig, weights: Mapping[str, Tensor], rows: int

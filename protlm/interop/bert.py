@@ -6,9 +6,8 @@ first token type is part of that of the positions. The pooler and heads of other
 
 from typing import final
 
-from protlm.interop.base import POST_NORM, Family, ForeignModel, check_shapes
+from protlm.interop.base import POST_NORM, Family
 from protlm.interop.layout import BERT_LAYER, FIRST_NORMS, Layout
-from protlm.interop.source import Source
 
 _EMBEDDING = "bert.embeddings.word_embeddings.weight"
 
@@ -52,12 +51,3 @@ class Bert(Family):
     special = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
     # ProtBert was trained so.
     read_as = dict.fromkeys("UZOB", "X")
-
-    def translate(self, source: Source) -> ForeignModel:
-        """Adds the only token type that is used to the table of positions."""
-        found = super().translate(source)
-        types_TD, table_LD = found.weights.pop("types"), found.weights["positions.table"]
-        check_shapes(source.path, {"types": types_TD}, {"types": (None, table_LD.shape[1])})
-        sum_LD = table_LD.double() + types_TD[0].double()
-        found.weights["positions.table"] = sum_LD.to(table_LD.dtype)
-        return found

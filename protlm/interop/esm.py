@@ -1,7 +1,7 @@
 """ESM-2 (doi:10.1126/science.ade2574), ESM-1b (doi:10.1073/pnas.2016239118) and ESM-1v.
 
 From a folder of `EsmForMaskedLM`, or from the `.pt` file of fair-esm, whose contact head is in
-another file beside it. The vocabulary is protlm's.
+another file beside it, or from a folder of NVIDIA BioNeMo. The vocabulary is protlm's.
 """
 
 import re
@@ -74,13 +74,30 @@ _FAIR_ESM = Layout(
     unused=r"contact_head\..*",
     copies=FAIRSEQ_COPIES,
 )
+# BioNeMo's names in those of Hugging Face; TransformerEngine fuses norms with the next product.
+_BIONEMO = (
+    (r"^model\.", "esm."),
+    (r"\.encoder\.layers\.", ".encoder.layer."),
+    (r"\.self_attention\.layernorm_qkv\.layer_norm_", ".attention.LayerNorm."),
+    (r"\.self_attention\.layernorm_qkv\.(query|key|value)_", r".attention.self.\1."),
+    (r"\.self_attention\.layernorm_qkv\.", ".attention.self.qkv."),
+    (r"\.self_attention\.proj\.", ".attention.output.dense."),
+    (r"\.layernorm_mlp\.layer_norm_", ".LayerNorm."),
+    (r"\.layernorm_mlp\.fc1_", ".intermediate.dense."),
+    (r"\.layernorm_mlp\.fc2_", ".output.dense."),
+    (r"^lm_head\.decoder\.layer_norm_", "lm_head.layer_norm."),
+    (r"^lm_head\.decoder\.bias$", "lm_head.bias"),
+)
+_STACKS = {
+    f".qkv.{part}": [f".{name}.{part}" for name in ("query", "key", "value")]
+    for part in ("weight", "bias")
+}
 _CONTACTS = re.compile(r"(.*\.)?contact_head\.regression\.(weight|bias)")
 _COPIES = re.compile(r"(.*\.)?(rotary_embeddings|rot_emb)\.inv_freq")
 # The number of tokens of SaProt.
 _SAPROT = 446
 
 
-@final
 class Esm(Family):
     """ESM-2, ESM-1b and ESM-1v."""
 
@@ -140,7 +157,8 @@ class Esm(Family):
                 )
         else:
             layout = HUGGING_FACE_ESM
-            has_table = source.settings.get("position_embedding_type", "absolute") == "absolute"
+            key = "position_embedding_type"
+            has_table = source.choice(key, self.allowed[key]) == "absolute"
             has_norm = source.choice("emb_layer_norm_before", (False, True, None))
         absent = {
             "positions.table": not has_table,
@@ -175,6 +193,26 @@ class Esm(Family):
                 "reads the embedding; give a model with the alphabet of ESM-2"
             )
         return VOCABULARY.tokens
+
+
+@final
+class NvEsm(Esm):
+    """ESM-2 of BioNeMo, whose rotary frequencies are those of the formula, not rounded ones."""
+
+    allowed = {**Esm.allowed, "position_embedding_type": ("rotary",)}
+    encoder = "model."
+    spare_rows = True
+
+    def translate(self, source: Source) -> ForeignModel:
+        source.choice("encoder_activation", ("gelu",))
+        unused = ("_extra_state", "inv_freq")
+        kept = {n: v for n, v in source.tensors.items() if not n.endswith(unused)}
+        return super().translate(replace(source, tensors=kept))
+
+    def layout_of(self, source: Source) -> Layout:
+        by_head = _STACKS if source.choice("qkv_weight_interleaved", (True, False)) else ()
+        found = super().layout_of(source)
+        return replace(found, spellings=_BIONEMO, stacks=_STACKS, by_head=by_head)
 
 
 def _is_fair_esm(source: Source) -> bool:

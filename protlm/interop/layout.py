@@ -6,7 +6,7 @@ they have its embedding, and its probability is divided evenly between them.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ class Layout:
         unused: a pattern of the names of tensors that protlm does not use.
         stacks: the ends of the names of tensors that stack the rows of several matrices, and the
             ends of the names of those, in order.
+        by_head: those of the stacks that contain a head's rows of all matrices, then the next's.
         copies: tensors that may be stored twice, as tied embedding and output layer often are: the
             names of the second and of the first.
     """
@@ -97,6 +98,7 @@ class Layout:
     spellings: Sequence[tuple[str, str]] = ()
     unused: str = ""
     stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    by_head: Collection[str] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
 
     def all_names(self, layers: Iterable[int]) -> dict[str, str]:
@@ -118,7 +120,7 @@ class Layout:
 
     def weights(self, source: Source) -> dict[str, Tensor]:
         """Returns the tensors by our names; each must be used exactly once."""
-        path, tensors = source.path, self._unstacked(source.path, self._spelled(source))
+        path, tensors = source.path, self._unstacked(source, self._spelled(source))
         for copy, first in self.copies.items():
             value, expected = tensors.pop(copy, None), tensors.get(first)
             if value is None and first == self.names["embedding.weight"]:
@@ -142,7 +144,7 @@ class Layout:
             tensors[new] = value
         return tensors
 
-    def _unstacked(self, path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _unstacked(self, source: Source, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         separate: dict[str, Tensor] = {}
         for name, value in tensors.items():
             stack = next((end for end in self.stacks if name.endswith(end)), None)
@@ -150,11 +152,14 @@ class Layout:
                 separate[name] = value
                 continue
             parts = self.stacks[stack]
-            if value.ndim == 0 or len(value) % len(parts):
+            groups = source.number(self.sizes["num_heads"]) if stack in self.by_head else 1
+            if value.ndim == 0 or len(value) % (groups * len(parts)):
                 raise InputDataError(
-                    f"{path}: {name!r:.90} must have {len(parts)} matrices of one size"
+                    f"{source.path}: {name!r:.90} must have {len(parts)} matrices of one size"
                 )
-            chunks, start = value.chunk(len(parts)), name.removesuffix(stack)
+            rows = len(value) // (groups * len(parts))
+            chunks = value.unflatten(0, (groups, len(parts), rows)).transpose(0, 1).flatten(1, 2)
+            start = name.removesuffix(stack)
             separate |= {start + part: x for part, x in zip(parts, chunks, strict=True)}
         return separate
 

@@ -71,6 +71,7 @@ class Source:
     def number(self, key: str) -> int:
         """Returns a setting that is a positive whole number."""
         value = self.settings.get(key)
+        value = int(value) if type(value) is float and value.is_integer() else value
         if type(value) is not int or value < 1:
             raise InputDataError(f"{self.path}: {key}={value!r:.40} must be a whole number above 0")
         return value

@@ -69,9 +69,9 @@ class FeedForward(nn.Module):
 Sublayer = Callable[[Tensor], Tensor]
 
 
-def norm_layer(config: ModelConfig) -> nn.Module:
-    """Returns a LayerNorm or an RMSNorm over the last axis."""
-    if config.norm is Norm.rms:
+def norm_layer(config: ModelConfig, norm: Norm | None = None) -> nn.Module:
+    """Returns a LayerNorm or an RMSNorm over the last axis: that of the model, or one asked for."""
+    if (norm or config.norm) is Norm.rms:
         return nn.RMSNorm(config.model_dim, eps=config.norm_epsilon or 1e-6)
     return nn.LayerNorm(config.model_dim, eps=config.norm_epsilon or 1e-5)
 

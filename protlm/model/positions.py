@@ -50,15 +50,15 @@ class PositionTable(nn.Module):
 class Rotary(nn.Module):
     """Rotary positions: queries and keys are rotated by angles proportional to the position.
 
-    `stored` frequencies are saved with the weights: those of ESM-2 are rounded to half precision,
-    as in its training.
+    The frequencies are base^(-2i/K). `stored` ones are saved with the weights: those of ESM-2 are
+    rounded to half precision, as in its training.
     """
 
-    def __init__(self, *, head_dim: int, stored: bool = False) -> None:
+    def __init__(self, *, head_dim: int, stored: bool = False, base: float = _PERIOD) -> None:
         super().__init__()
         if head_dim % 2:
             raise UserError(f"rotary positions need an even head width, not {head_dim}")
-        frequency = _PERIOD ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         self.frequency: Tensor
         self.register_buffer("frequency", frequency, persistent=stored)
 

@@ -92,19 +92,21 @@ _NORMS: Mapping[QueryKeyNorms, Callable[..., nn.Module]] = {
 
 
 class Tokens(NamedTuple):
-    """The size of the vocabulary, and the padding token."""
+    """The size of the vocabulary, the padding token, and the number of the layer, from 1."""
 
     vocab_size: int
     pad: int
+    layer: int = 1
 
 
 class Context(NamedTuple):
-    """What all blocks of a pass have in common; the rotation is cosines and sines, each LK."""
+    """What all blocks of a pass have in common; a rotation is cosines and sines, each LK."""
 
     tokens_BL: Tensor
     mask_BL: Tensor
     rotation: tuple[Tensor, Tensor] | None
     causal: bool
+    global_rotation: tuple[Tensor, Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,8 @@ class SelfAttention(nn.Module):
 
     A mechanism whose keys are its queries has no projection for keys. Options for every mechanism:
 
-    * biases in the projections;
+    * biases in the projections, and a bound of their absolute values;
+    * another rotary base in each layer whose number, from 1, is a multiple of `global_every`;
     * a short convolution of the input, before the projections;
     * a value embedding;
     * an output gate: out = RMSNorm(mixed) ⊙ SiLU(G x) with a norm for each head (RetNet, arXiv
@@ -153,6 +156,8 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:
         super().__init__()
+        self.clip, every = config.qkv_clip, config.global_every
+        self.is_global = every > 0 and tokens.layer % every == 0
         dim, self.num_heads = config.model_dim, config.num_heads
         bias, shared = config.attention_bias, mechanism.shares_query_key
         self.query = Linear(dim, dim, bias=bias)
@@ -188,9 +193,12 @@ class SelfAttention(nn.Module):
                 torch.cat([p.weight for p in projections]),
                 torch.cat(biases) if biases else None,
             )
-            query_BLD, *key_BLD, value_BLD = joined.chunk(len(projections), dim=-1)
+            projected = joined.chunk(len(projections), dim=-1)
         else:
-            query_BLD, *key_BLD, value_BLD = (p(hidden_BLD) for p in projections)
+            projected = tuple(p(hidden_BLD) for p in projections)
+        if self.clip is not None:
+            projected = tuple(x_BLD.clamp(-self.clip, self.clip) for x_BLD in projected)
+        query_BLD, *key_BLD, value_BLD = projected
         if self.value_embedding is not None:
             value_BLD = value_BLD + self.value_embedding(context.tokens_BL)
         q_BHLK = self._rotated(self.query_norm(self._heads(query_BLD)), context)
@@ -240,9 +248,10 @@ class SelfAttention(nn.Module):
         return self.output(gated_BLD)
 
     def _rotated(self, x_BHLK: Tensor, context: Context) -> Tensor:
-        if context.rotation is None or not self.mechanism.takes_rotary:
+        rotation = context.global_rotation if self.is_global else context.rotation
+        if rotation is None or not self.mechanism.takes_rotary:
             return x_BHLK
-        return rotate(x_BHLK, *context.rotation)
+        return rotate(x_BHLK, *rotation)
 
     def _heads(self, x_BLD: Tensor) -> Tensor:
         return x_BLD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

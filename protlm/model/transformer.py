@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from protlm.attention import Attention, create, settings_within
 from protlm.attention.base import SharesParameters, State
 from protlm.attention.layers import mechanisms_of
-from protlm.config import HeadKind, ModelConfig, NormOrder, Positions
+from protlm.config import HeadKind, ModelConfig, Norm, NormOrder, Positions
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
@@ -90,19 +90,21 @@ class ProteinLM(nn.Module):
         self.rotary = (
             Rotary(head_dim=head_dim, stored=config.stored_frequencies) if rotary else None
         )
+        every, base = config.global_every, config.global_base
+        self.global_rotary = Rotary(head_dim=head_dim, base=base) if every else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            Block(config, mechanism(number), Tokens(vocab_size, pad))
+            Block(config, mechanism(number), Tokens(vocab_size, pad, number + 1))
             for number in range(config.num_layers)
         )
         self.skips = UnetSkips(config.num_layers) if config.unet_skips else None
         pre = config.norm_order is NormOrder.pre
         self.final_norm = norm_layer(config) if pre else nn.Identity()
-        self.head_transform = (
-            HeadTransform(model_dim=config.model_dim, norm=norm_layer(config))
-            if config.head is HeadKind.dense_norm
-            else None
-        )
+        head_norms = {HeadKind.dense_norm: config.norm, HeadKind.dense_layer_norm: Norm.layer}
+        self.head_transform = None
+        if norm := head_norms.get(config.head):
+            dim = config.model_dim
+            self.head_transform = HeadTransform(model_dim=dim, norm=norm_layer(config, norm))
         self.head = None
         if config.head is not HeadKind.none:
             self.head = (
@@ -221,7 +223,8 @@ class ProteinLM(nn.Module):
     def _context(self, tokens_BL: Tensor, mask_BL: Tensor, causal: bool, start: int = 0) -> Context:
         end = start + tokens_BL.shape[1]
         rotation = None if self.rotary is None else self.rotary.angles(start, end)
-        return Context(tokens_BL, mask_BL, rotation, causal)
+        other = None if self.global_rotary is None else self.global_rotary.angles(start, end)
+        return Context(tokens_BL, mask_BL, rotation, causal, other)
 
     def _skipped(self, x_BLD: Tensor, early: list[Tensor]) -> Tensor:
         """Returns the input of the next block, with its skip; `early` has the previous inputs."""

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from protlm.data.vocabulary import VOCABULARY
+from protlm.config import Frame
+from protlm.data.vocabulary import VOCABULARY, vocabulary_of
 
 LAYERS, WIDTH, HEADS, INNER, POSITIONS = 2, 32, 4, 48, 64
 SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
@@ -25,20 +27,25 @@ class Example:
 
     Attributes:
         settings: its description.
-        names: those of its tensors, by the names of `published`; `{}` is the
-            number of a layer, and `*` stands for `weight` and `bias`.
+        names: those of its tensors, by the names of `published`; `{}` is the number of a layer, and
+            `*` stands for `weight` and `bias`. Tensors of one name are stacked.
         write: writes settings and tensors to an empty folder; returns the path of the model.
         alphabet: its tokens.
         special: its names of `SPECIAL`.
         read_as: residues that are read as another of its tokens.
         spelled: patterns in `names`, and what replaces them.
-        stacks: tensors that consist of several.
         copies: tensors that are stored twice.
         further: shapes of tensors that are not used.
+        original: the same model in another layout, which transformers has.
+        convert: returns the weights of the file for those of the reference.
+        by_head: whether stacks of three have the rows of a head of each, then those of the next.
         traits: what the reference computes in another way for this family.
         width: of its hidden states.
         heads: their number.
         first: the row of the first token in the table of positions.
+        frame: the tokens around the residues, by protlm's names.
+        clip: the bound of queries, keys and values.
+        bases: those of the rotary positions of layers, from 0; otherwise 10,000.
     """
 
     settings: Mapping[str, Any]
@@ -48,24 +55,32 @@ class Example:
     special: Sequence[str] = SPECIAL
     read_as: Mapping[str, str] = field(default_factory=dict)
     spelled: Sequence[tuple[str, str]] = ()
-    stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
     copies: Mapping[str, str] = field(default_factory=dict)
     further: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    original: "Example | None" = None
+    convert: Callable[[Tensors], Tensors] = dict
+    by_head: bool = False
     traits: frozenset[str] = frozenset()
     width: int = WIDTH
     heads: int = HEADS
     first: int = 0
+    frame: Frame | None = None
+    clip: float | None = None
+    bases: Mapping[int, float] = field(default_factory=dict)
 
     def numbers(self) -> list[int]:
         """The number in the alphabet of each token of protlm; others are read as unknown."""
         if tuple(self.alphabet[: len(VOCABULARY)]) == VOCABULARY.tokens:
             return list(range(len(VOCABULARY)))
-        names = {token: token for token in self.alphabet if token.isalpha()} | dict(self.read_as)
+        names = {token: token for token in self.alphabet if token.isalnum()} | dict(self.read_as)
         names |= zip(SPECIAL, self.special, strict=True)
-        return [self.alphabet.index(names.get(t, names["<unk>"])) for t in VOCABULARY.tokens]
+        tokens = vocabulary_of(self.frame).tokens
+        return [self.alphabet.index(names.get(t, names["<unk>"])) for t in tokens]
 
     def weights(self) -> Tensors:
         """Float64 weights of the reference, which keep hidden states at a norm of about 1."""
+        if self.original is not None:
+            return self.original.weights()
         width, rows = self.width, len(self.alphabet)
         shapes = {
             **dict.fromkeys(("q", "k", "v", "o", "dense"), (width, width)),
@@ -83,7 +98,8 @@ class Example:
             shape = shapes.get(module, (width,))
             size = shape[:1] if part == "bias" else shape
             value = torch.randn(size, generator=generator, dtype=torch.float64)
-            found[name] = value / size[-1] ** 0.5
+            # A bound of queries, keys and values is exceeded.
+            found[name] = value / size[-1] ** 0.5 * (8 if self.clip and module in "qkv" else 1)
         if "rotary.frequency" in found:
             # Released models have them rounded.
             pair = torch.arange(0, width // self.heads, 2, dtype=torch.float64)
@@ -92,15 +108,19 @@ class Example:
 
     def tensors(self, weights: Tensors | None = None) -> Tensors:
         """The tensors of a file, of these weights if given."""
-        weights = weights or self.weights()
-        found = {theirs: weights[ours].clone() for ours, theirs in _all_names(self.names).items()}
-        for number in range(LAYERS):
-            for stack, parts in self.stacks.items():
-                matrices = [found.pop(part.format(number)) for part in parts]
-                found[stack.format(number)] = torch.cat(matrices)
+        weights = self.convert(weights or self.weights())
+        parts: dict[str, list[Tensor]] = {}
+        for ours, theirs in _all_names(self.names).items():
+            parts.setdefault(theirs, []).extend([weights[ours]] if ours in weights else [])
+        found = {theirs: self._stacked(matrices) for theirs, matrices in parts.items() if matrices}
         found |= {copy: found[first].clone() for copy, first in self.copies.items()}
         found |= {name: torch.zeros(shape) for name, shape in self.further.items()}
         return {self._spelling(name): value for name, value in found.items()}
+
+    def _stacked(self, matrices: list[Tensor]) -> Tensor:
+        heads = self.heads if self.by_head and len(matrices) == len("qkv") else 1
+        rows = zip(*(matrix.chunk(heads) for matrix in matrices), strict=True)
+        return torch.cat([*chain.from_iterable(rows)])
 
     def _spelling(self, name: str) -> str:
         for pattern, replacement in self.spelled:
@@ -191,7 +211,7 @@ def published(
             if name.startswith(f"{number}.")
         }
         y_LD = x_LD if is_post else _norm(example, x_LD, part, "norm1")
-        y_LD, map_HLL = _attention(example, y_LD, part, weights)
+        y_LD, map_HLL = _attention(example, y_LD, part, weights, number)
         x_LD = x_LD + y_LD / divisor
         x_LD = _norm(example, x_LD, part, "norm1") if is_post else x_LD
         y_LD = x_LD if is_post else _norm(example, x_LD, part, "norm2")
@@ -225,27 +245,31 @@ def _embedded(example: Example, weights: dict[str, Tensor], tokens: list[int]) -
 
 
 def _attention(
-    example: Example, y_LD: Tensor, part: dict[str, Tensor], weights: dict[str, Tensor]
+    example: Example, y_LD: Tensor, part: Tensors, weights: Tensors, number: int
 ) -> tuple[Tensor, Tensor]:
     projected = []
     for name in "qkv":
         z_LD = _linear(y_LD, part, name)
+        if example.clip is not None:
+            assert bool((z_LD.abs() > example.clip).any())
+            z_LD = z_LD.clamp(-example.clip, example.clip)
         if f"{name}_norm.weight" in part:
             z_LD = _norm(example, z_LD, part, f"{name}_norm")
         projected.append(z_LD.unflatten(-1, (example.heads, -1)).transpose(0, 1))
     q_HLK, k_HLK, v_HLK = projected
     if "positions.weight" not in weights:
         frequency, interleaved = weights.get("rotary.frequency"), "interleaved" in example.traits
+        if frequency is None:
+            exponent = torch.arange(0, q_HLK.shape[-1], 2).double() / q_HLK.shape[-1]
+            frequency = example.bases.get(number, 10_000.0) ** -exponent
         q_HLK, k_HLK = (_rotated(z, frequency, interleaved=interleaved) for z in (q_HLK, k_HLK))
     map_HLL = (q_HLK @ k_HLK.mT / q_HLK.shape[-1] ** 0.5).softmax(-1)
     return _linear((map_HLL @ v_HLK).transpose(0, 1).flatten(1), part, "o"), map_HLL
 
 
-def _rotated(x_HLK: Tensor, frequency: Tensor | None, *, interleaved: bool) -> Tensor:
+def _rotated(x_HLK: Tensor, frequency: Tensor, *, interleaved: bool) -> Tensor:
     """Every pair of coordinates is a complex number, multiplied by exp(i p θ^(-2j/K))."""
     width = x_HLK.shape[-1]
-    if frequency is None:
-        frequency = 10_000.0 ** (-torch.arange(0, width, 2).double() / width)
     angle = torch.outer(torch.arange(x_HLK.shape[1]).double(), frequency.double())
     if interleaved:
         real, imaginary = x_HLK[..., ::2], x_HLK[..., 1::2]
@@ -257,7 +281,8 @@ def _rotated(x_HLK: Tensor, frequency: Tensor | None, *, interleaved: bool) -> T
 
 
 def _norm(example: Example, x: Tensor, weights: dict[str, Tensor], name: str) -> Tensor:
-    x = x if "rms" in example.traits else x - x.mean(-1, keepdim=True)
+    if "rms" not in example.traits or name == "head_norm":
+        x = x - x.mean(-1, keepdim=True)
     x = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weights[f"{name}.weight"]
     return x + weights[f"{name}.bias"] if f"{name}.bias" in weights else x
 

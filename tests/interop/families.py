@@ -2,7 +2,12 @@
 
 from dataclasses import replace
 from functools import partial
+from string import ascii_uppercase
 
+import torch
+import torch.nn.functional as F
+
+from protlm.config import Frame
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from tests.interop.example import (
     HEADS,
@@ -11,6 +16,7 @@ from tests.interop.example import (
     POSITIONS,
     WIDTH,
     Example,
+    Tensors,
     ablang,
     esmc_library,
     fair_esm,
@@ -20,10 +26,8 @@ from tests.interop.example import (
 )
 
 SIZES = {
-    "hidden_size": WIDTH,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "intermediate_size": INNER,
+    **{"hidden_size": WIDTH, "num_hidden_layers": LAYERS},
+    **{"num_attention_heads": HEADS, "intermediate_size": INNER},
 }
 BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *STANDARD]
 # As ProtBert was trained.
@@ -61,17 +65,10 @@ FAIRSEQ = [
 
 ESM = Example(
     {
-        "model_type": "esm",
-        "architectures": ["EsmForMaskedLM"],
-        **SIZES,
-        "vocab_size": 33,
-        "pad_token_id": 1,
-        "mask_token_id": 32,
-        "max_position_embeddings": 1026,
-        "position_embedding_type": "rotary",
-        "layer_norm_eps": 1e-5,
-        "emb_layer_norm_before": False,
-        "token_dropout": True,
+        **{"model_type": "esm", "architectures": ["EsmForMaskedLM"], **SIZES},
+        **{"vocab_size": 33, "pad_token_id": 1, "mask_token_id": 32, "layer_norm_eps": 1e-5},
+        **{"position_embedding_type": "rotary", "max_position_embeddings": 1026},
+        **{"emb_layer_norm_before": False, "token_dropout": True},
     },
     {
         "embed.weight": "esm.embeddings.word_embeddings.weight",
@@ -97,8 +94,7 @@ ESM_1V = replace(
     ESM,
     settings={
         **ESM.settings,
-        "position_embedding_type": "absolute",
-        "max_position_embeddings": POSITIONS + 2,
+        **{"position_embedding_type": "absolute", "max_position_embeddings": POSITIONS + 2},
     },
     names={
         **{ours: name for ours, name in ESM.names.items() if ours != "rotary.frequency"},
@@ -115,10 +111,8 @@ ESM_1B = replace(
 FAIR_ESM = replace(
     ESM,
     settings={
-        "encoder_layers": LAYERS,
-        "encoder_embed_dim": WIDTH,
-        "encoder_attention_heads": HEADS,
-        "token_dropout": True,
+        **{"encoder_layers": LAYERS, "encoder_embed_dim": WIDTH},
+        **{"encoder_attention_heads": HEADS, "token_dropout": True},
     },
     write=fair_esm,
     spelled=FAIRSEQ,
@@ -145,16 +139,9 @@ FAIR_ESM_1B = replace(
 )
 ESMC = Example(
     {
-        "model_type": "esmc",
-        "vocab_size": 64,
-        "hidden_size": 128,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": 2,
-        "intermediate_size": INNER,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
+        **{"model_type": "esmc", "vocab_size": 64, "tie_word_embeddings": False},
+        **{**SIZES, "hidden_size": 128, "num_attention_heads": 2},
+        **{"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     },
     {
         "embed.weight": "esmc.embed_tokens.weight",
@@ -179,7 +166,6 @@ ESMC = Example(
     width=128,
     heads=2,
 )
-_BLOCK = "transformer.blocks.{}."
 ESMC_LIBRARY = replace(
     ESMC,
     settings={},
@@ -193,7 +179,8 @@ ESMC_LIBRARY = replace(
             "transformer.blocks.",
             {
                 "norm1.*": "attn.layernorm_qkv.0.*",
-                **{f"{x}.weight": x for x in ("q", "k", "v", "gate", "up")},
+                **{f"{x}.weight": "attn.layernorm_qkv.1.weight" for x in "qkv"},
+                **{f"{x}.weight": "ffn.1.weight" for x in ("gate", "up")},
                 **{f"{x}_norm.weight": f"attn.{x}_ln.weight" for x in "qk"},
                 "o.weight": "attn.out_proj.weight",
                 "norm2.*": "ffn.0.*",
@@ -202,10 +189,6 @@ ESMC_LIBRARY = replace(
         ),
     },
     write=esmc_library,
-    stacks={
-        f"{_BLOCK}attn.layernorm_qkv.1.weight": (f"{_BLOCK}q", f"{_BLOCK}k", f"{_BLOCK}v"),
-        f"{_BLOCK}ffn.1.weight": (f"{_BLOCK}gate", f"{_BLOCK}up"),
-    },
 )
 ESMC_FUSED = replace(
     ESMC_LIBRARY,
@@ -220,18 +203,13 @@ ESMC_FUSED = replace(
         (r"^(embed|transformer)", r"esmc.\1"),
         (r"^sequence_head", "lm_head"),
     ],
-    further={f"{_BLOCK.format(0)}attn.layernorm_qkv._extra_state": (2,)},
+    further={"transformer.blocks.0.attn.layernorm_qkv._extra_state": (2,)},
 )
 BERT_MODEL = Example(
     {
-        "model_type": "bert",
-        **SIZES,
-        "vocab_size": len(BERT),
+        **{"model_type": "bert", **SIZES, "hidden_act": "gelu", "layer_norm_eps": 1e-5},
+        **{"vocab_size": len(BERT), "type_vocab_size": 2, "pad_token_id": 0},
         "max_position_embeddings": POSITIONS,
-        "type_vocab_size": 2,
-        "pad_token_id": 0,
-        "hidden_act": "gelu",
-        "layer_norm_eps": 1e-5,
     },
     {
         "embed.weight": "bert.embeddings.word_embeddings.weight",
@@ -257,6 +235,97 @@ BERT_MODEL = Example(
     # A pooler, and the head of another task.
     further={"bert.pooler.dense.weight": (WIDTH, WIDTH), "cls.species.bias": (6,)},
 )
+# A layer of TransformerEngine, where a norm and the product after it are one module.
+FUSED = {
+    "norm1.*": "self_attention.layernorm_qkv.layer_norm_*",
+    **{f"{x}.*": "self_attention.layernorm_qkv.*" for x in "qkv"},
+    "o.*": "self_attention.proj.*",
+    "norm2.*": "layernorm_mlp.layer_norm_*",
+    **{f"{x}.*": "layernorm_mlp.fc1_*" for x in ("gate", "up")},
+    "down.*": "layernorm_mlp.fc2_*",
+}
+
+
+def padded(weights: Tensors, rows: int) -> Tensors:
+    """Weights with further rows of the embedding and the output layer, of no token."""
+    last = {"embed.weight": 0, "head.weight": 0, "head.bias": torch.finfo(torch.float16).min}
+    pads = {n: (*(0, 0) * (weights[n].ndim - 1), 0, rows) for n in last if n in weights}
+    return weights | {n: F.pad(weights[n], pad, value=last[n]) for n, pad in pads.items()}
+
+
+def divided(weights: Tensors) -> Tensors:
+    """Weights of ESM C divided by the divisor of its residuals, with biases of 0 in all norms."""
+    outputs = {n: v for n, v in weights.items() if n.endswith((".o.weight", ".down.weight"))}
+    norms = [n.removesuffix("weight") for n in weights if n.endswith("_norm.weight")]
+    zeros = {f"{n}bias": torch.zeros(ESMC.width).double() for n in norms}
+    return zeros | weights | {n: v / (LAYERS / 36) ** 0.5 for n, v in outputs.items()}
+
+
+NV_ESM = replace(
+    ESM,
+    settings={**ESM.settings, "model_type": "nv_esm", "encoder_activation": "gelu"},
+    names={
+        "embed.weight": "model.embeddings.word_embeddings.weight",
+        "final_norm.*": "model.encoder.emb_layer_norm_after.*",
+        **{"dense.*": "lm_head.dense.*", "head_norm.*": "lm_head.decoder.layer_norm_*"},
+        "head.bias": "lm_head.decoder.bias",
+        **in_layers("model.encoder.layers.", FUSED),
+    },
+    copies={"lm_head.decoder.weight": "model.embeddings.word_embeddings.weight"},
+    # Its frequencies are those of the formula, whatever a file has.
+    further={"model.rotary_embeddings.inv_freq": (4,), "lm_head.decoder._extra_state": (2,)},
+    original=replace(
+        ESM,
+        names={n: x for n, x in ESM.names.items() if n not in ("rotary.frequency", "contacts.*")},
+        copies=ESM_1V.copies,
+    ),
+    convert=partial(padded, rows=31),
+    by_head=True,
+)
+NV_ESMC = replace(
+    ESMC,
+    settings={**ESMC.settings, "model_type": "nv_esmc"},
+    names={
+        **{"embed.weight": "esmc.embed_tokens.weight", "final_norm.*": "esmc.norm.*"},
+        "dense.*": "sequence_head.dense.*",
+        "head_norm.*": "sequence_head.decoder.layer_norm_*",
+        "head.*": "sequence_head.decoder.*",
+        **in_layers("esmc.layers.", {f"{x}_norm.*": f"{x}_norm.*" for x in "qk"} | FUSED),
+    },
+    spelled=[(r"self_attention\.", "")],
+    original=ESMC,
+    convert=divided,
+)
+E1 = Example(
+    {
+        **SIZES,
+        **{"model_type": "E1", "gated_mlp": True, "hidden_act": "silu", "rms_norm_eps": 1e-5},
+        **{"global_attention_every_n_layers": 2, "max_num_positions_within_seq": 64},
+        **{"rope_theta_within_seq": 10_000, "rope_theta_global": 500_000.0, "clip_qkv": 1},
+    },
+    {
+        "embed.weight": "model.embed_tokens.weight",
+        **{"types.weight": "model.embed_seq_id.weight", "final_norm.weight": "model.norm.weight"},
+        **{"dense.*": "mlm_head.0.*", "head_norm.*": "mlm_head.2.*", "head.*": "mlm_head.3.*"},
+        **in_layers(
+            "model.layers.",
+            {
+                "norm1.weight": "norm_attn_norm.input_layernorm.weight",
+                **{f"{x}.weight": f"norm_attn_norm.self_attn.{x}_proj.weight" for x in "qkvo"},
+                "norm2.weight": "norm_attn_norm.post_attention_layernorm.weight",
+                **{"gate.weight": "ffn.mlp.w1.weight", "up.weight": "ffn.mlp.w3.weight"},
+                "down.weight": "ffn.mlp.w2.weight",
+            },
+        ),
+    },
+    hugging_face,
+    alphabet=["<pad>", "<bos>", "<eos>", "<bos_glm>", "<eos_span>", *"?12", *ascii_uppercase],
+    special=("<bos>", "<pad>", "<eos>", "X", "?"),
+    traits=frozenset({"rms"}),
+    frame=Frame(("<cls>", "1"), ("2", "<eos>"), ("1", "2")),
+    clip=1.0,
+    bases={1: 500_000.0},
+)
 FAMILIES = {
     "esm2": ESM,
     "esm1v": ESM_1V,
@@ -279,13 +348,9 @@ FAMILIES = {
         {
             "alphabet": SAPIENS,
             "architecture": {
-                "family": "RoBERTa (fairseq)",
-                "layers": LAYERS,
-                "heads": HEADS,
-                "model_width": WIDTH,
-                "feed_forward_width": INNER,
-                "activation": "gelu (exact, erf)",
-                "layer_norm_epsilon": 1e-5,
+                **{"family": "RoBERTa (fairseq)", "layers": LAYERS, "heads": HEADS},
+                **{"model_width": WIDTH, "feed_forward_width": INNER},
+                **{"activation": "gelu (exact, erf)", "layer_norm_epsilon": 1e-5},
             },
         },
         {
@@ -303,13 +368,9 @@ FAMILIES = {
     ),
     "ablang": Example(
         {
-            **SIZES,
-            "vocab_size": len(ABLANG),
-            "pad_token_id": ABLANG.index("-"),
-            "max_position_embeddings": POSITIONS + 1,
-            "layer_norm_eps": 1e-5,
-            "hidden_act": "gelu",
-            "hidden_dropout_prob": 0.1,
+            **{**SIZES, "vocab_size": len(ABLANG), "pad_token_id": ABLANG.index("-")},
+            **{"max_position_embeddings": POSITIONS + 1, "layer_norm_eps": 1e-5},
+            **{"hidden_act": "gelu", "hidden_dropout_prob": 0.1},
         },
         {
             "embed.weight": "AbRep.AbEmbeddings.AAEmbeddings.weight",
@@ -339,14 +400,9 @@ FAMILIES = {
     ),
     "amplify": Example(
         {
-            "model_type": "AMPLIFY",
-            **SIZES,
-            # Not that of its matrices.
-            "intermediate_size": 72,
-            "hidden_act": "SwiGLU",
-            "norm_eps": 1e-5,
-            "max_length": 64,
-            "vocab_size": len(AMPLIFY),
+            # Its intermediate size is not that of its matrices.
+            **{"model_type": "AMPLIFY", **SIZES, "intermediate_size": 72, "max_length": 64},
+            **{"hidden_act": "SwiGLU", "norm_eps": 1e-5, "vocab_size": len(AMPLIFY)},
         },
         {
             "embed.weight": "encoder.weight",
@@ -359,8 +415,7 @@ FAMILIES = {
                     **{f"{x}.weight": f"{x}.weight" for x in "qkv"},
                     "o.weight": "wo.weight",
                     "norm2.weight": "ffn_norm.weight",
-                    "gate.weight": "gate",
-                    "up.weight": "up",
+                    **{f"{x}.weight": "ffn.w12.weight" for x in ("gate", "up")},
                     "down.weight": "ffn.w3.weight",
                 },
             ),
@@ -368,12 +423,31 @@ FAMILIES = {
         partial(hugging_face, alphabet=AMPLIFY),
         alphabet=AMPLIFY,
         special=("<bos>", "<pad>", "<eos>", "<unk>", "<mask>"),
-        stacks={
-            "transformer_encoder.{}.ffn.w12.weight": (
-                "transformer_encoder.{}.gate",
-                "transformer_encoder.{}.up",
-            )
-        },
         traits=frozenset({"rms", "interleaved"}),
     ),
+    "dplm": replace(
+        ESM,
+        settings={**ESM.settings, "dplm_type": "dplm_esm", "architectures": ["EsmForDPLM"]},
+        further={"esm.embeddings.position_embeddings.weight": (1026, WIDTH)},
+    ),
+    "nv_esm": NV_ESM,
+    "nv_esm_first": replace(
+        NV_ESM,
+        settings={**NV_ESM.settings, "qkv_weight_interleaved": False},
+        spelled=[(r"^model\.", "esm.")],
+        by_head=False,
+    ),
+    "nv_esmc": NV_ESMC,
+    "e1": E1,
 }
+FAMILIES["amplify_te"] = replace(
+    FAMILIES["amplify"],
+    names={
+        "embed.weight": "amplify.encoder.weight",
+        **{"final_norm.weight": "decoder.layer_norm_weight", "head.*": "decoder.*"},
+        **in_layers("amplify.transformer_encoder.", FUSED),
+    },
+    original=FAMILIES["amplify"],
+    convert=partial(padded, rows=5),
+    by_head=True,
+)

@@ -13,11 +13,12 @@ import protlm
 from protlm import interop
 from protlm.checkpoints.description import ModelDescription
 from protlm.commands import checkpoint
+from protlm.data.vocabulary import STANDARD, VOCABULARY, vocabulary_of
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
 from tests.fixtures.commands import SHORT_TRAINING, commands_of
-from tests.interop.example import WIDTH
-from tests.interop.families import ESM, FAIR_ESM
+from tests.interop.example import WIDTH, published
+from tests.interop.families import ESM, FAIR_ESM, FAMILIES
 from tests.interop.test_families import assert_same
 from tests.interop.test_saved import QUERY, pair, write_adapter
 from tests.small_models import shortest_structures, structure_folder
@@ -65,6 +66,33 @@ def test_the_commands_take_an_imported_esm_2(succeed, tiny_data, tmp_path):
     printed = succeed("evaluate", "checkpoint=esm2", f"data.dir={tiny_data}", "output=e.json")
     assert "masked" in printed
     assert json.loads((tmp_path / "e.json").read_text())["results"]["test"]["masked"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["e1", "nv_esm"])
+def test_the_commands_take_other_models(name, succeed, tmp_path):
+    example, sequence = FAMILIES[name], "MKTAYIAKQRQISFVKSHFSRQ"
+    example.save(tmp_path / "m")
+    (tmp_path / "x.fasta").write_text(f">P\n{sequence}\n")
+    split = ("train", "train", "valid", "test") * 5
+    rows = [f"{n}\tMK{x}LV\t{n % 2}.5\t{split[n]}\n" for n, x in enumerate(STANDARD)]
+    (tmp_path / "l.tsv").write_text("id\tsequence\tlabel\tsplit\n" + "".join(rows))
+    structure_folder(tmp_path, "fit", 1)
+    model = ("-m", "m", "-o")
+    succeed("embed", "x.fasta", *model, "e.h5", "--include", "mean", "per_tok")
+    succeed("attention", "x.fasta", *model, "a.h5")
+    succeed("contacts", "x.fasta", *model, "c.h5", "--fit", "fit")
+    succeed("probe", "l.tsv", *model, "probe")
+    succeed("finetune", "l.tsv", *model, "tuned", "--epochs", "1")
+    succeed("inspect", "x.fasta", *model, "x.html")
+    words = vocabulary_of(example.frame)
+    tokens = np.array(example.numbers())[words.framed(VOCABULARY.encode(sequence))].tolist()
+    states, maps, _ = published(example, example.weights(), tokens)
+    inner_LD = states[-1][words.inner]
+    with h5py.File(tmp_path / "e.h5") as vectors, h5py.File(tmp_path / "a.h5") as found:
+        np.testing.assert_allclose(vectors["P/per_tok/2"][:], inner_LD, atol=1e-4)
+        np.testing.assert_allclose(vectors["P/mean/2"][:], inner_LD.mean(0), atol=1e-4)
+        np.testing.assert_allclose(found["P/layer_2"][:], maps[-1], atol=1e-3)
 
 
 def test_an_import_that_fails_leaves_nothing(protlm_in_process, tiny_run, tmp_path):

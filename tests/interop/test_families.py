@@ -21,7 +21,8 @@ from torch import Tensor
 import protlm
 from protlm import interop
 from protlm.analysis.contact_regression import ContactRegression, head_features
-from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.config import Frame
+from protlm.data.vocabulary import STANDARD, VOCABULARY, vocabulary_of
 from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import InputDataError
 from tests.interop.example import WIDTH, Example, published
@@ -36,6 +37,9 @@ PEERS = {
     "esm1b": "EsmForMaskedLM",
     "esmc": "EsmcForMaskedLM",
     "bert": "BertForMaskedLM",
+    "dplm": "EsmForMaskedLM",
+    "nv_esm": "EsmForMaskedLM",
+    "nv_esmc": "EsmcForMaskedLM",
 }
 # The layouts that contain one model.
 SAME = {
@@ -44,17 +48,20 @@ SAME = {
     "fair_esm1b": ESM_1B,
     "esmc": ESMC_LIBRARY,
     "esmc_fused": ESMC_LIBRARY,
+    "nv_esmc": ESMC_LIBRARY,
+    "nv_esm_first": FAMILIES["nv_esm"],
+    "amplify_te": FAMILIES["amplify"],
 }
 ALL = pytest.mark.parametrize("name", FAMILIES)
 
 
-def batch(rows: list[str]) -> tuple[Tensor, Tensor]:
+def batch(rows: list[str], frame: Frame | None = None) -> tuple[Tensor, Tensor]:
     """Tokens and mask of sequences with `<mask>`, padded to the longest."""
-    split = [re.findall(r"<mask>|[A-Z]", row) for row in rows]
-    tokens_BL = torch.full((len(rows), max(map(len, split)) + 2), VOCABULARY.pad)
-    for number, residues in enumerate(split):
-        tokens = [VOCABULARY.cls, *(VOCABULARY[r] for r in residues), VOCABULARY.eos]
-        tokens_BL[number, : len(tokens)] = torch.tensor(tokens)
+    words, split = vocabulary_of(frame), [re.findall(r"<mask>|[A-Z]", row) for row in rows]
+    framed = [[*words.frame.prefix, *residues, *words.frame.suffix] for residues in split]
+    tokens_BL = torch.full((len(rows), max(map(len, framed))), VOCABULARY.pad)
+    for number, tokens in enumerate(framed):
+        tokens_BL[number, : len(tokens)] = torch.tensor([words[token] for token in tokens])
     return tokens_BL, tokens_BL != VOCABULARY.pad
 
 
@@ -83,7 +90,8 @@ def in_double(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], ProteinLM]:
     def build(path: Path) -> ProteinLM:
         found = interop.read(path)
         described = found.description
-        network = build_network(described.model, described.attention_config, seed=0).double()
+        words, attention = vocabulary_of(described.frame), described.attention_config
+        network = build_network(described.model, attention, seed=0, vocabulary=words).double()
         network.load_state_dict(found.weights)
         monkeypatch.setattr(Tensor, "float", Tensor.double)
         return network.eval()
@@ -116,8 +124,10 @@ def test_outputs_are_those_of_the_paper(name, tmp_path, in_double):
     path = example.save(tmp_path / "model", example.tensors(weights))
     if name.startswith("fair_esm1"):
         weights["embed.weight"][VOCABULARY.mask] = 0
-    tokens_BL, mask_BL = batch(ROWS)
-    states, maps, logits_BLV = outputs(in_double(path), tokens_BL, mask_BL)
+    tokens_BL, mask_BL = batch(ROWS, example.frame)
+    network = in_double(path)
+    assert network.vocabulary == vocabulary_of(example.frame)
+    states, maps, logits_BLV = outputs(network, tokens_BL, mask_BL)
     for row, mask_L in enumerate(mask_BL):
         tokens = [numbers[token] for token in tokens_BL[row, mask_L].tolist()]
         expected, map_NHLL, logits_LV = published(example, weights, tokens)
@@ -134,12 +144,14 @@ def test_outputs_are_those_of_the_paper(name, tmp_path, in_double):
 def test_outputs_are_those_of_hugging_face(name, perturbed, tmp_path, in_double):
     import transformers
 
-    example, tensors = FAMILIES[name], FAMILIES[name].tensors()
+    example, original = FAMILIES[name], FAMILIES[name].original or FAMILIES[name]
+    tensors = original.tensors()
     for one in [key for key in tensors if perturbed and key.endswith("inv_freq")]:
         tensors[one] *= torch.tensor([1.0, 1.1, 0.9, 1.2])
-    folder = example.save(tmp_path / "model", tensors)
+    folder = example.save(tmp_path / "model", None if example.original else tensors)
+    whole = original.save(tmp_path / "original", tensors)
     peer: Any = getattr(transformers, PEERS[name]).from_pretrained(
-        folder, dtype=torch.float64, attn_implementation="eager"
+        whole, dtype=torch.float64, attn_implementation="eager"
     )
     tokens_BL, mask_BL = batch(ROWS)
     network = in_double(folder)
@@ -150,10 +162,11 @@ def test_outputs_are_those_of_hugging_face(name, perturbed, tmp_path, in_double)
             output_hidden_states=True,
             output_attentions=True,
         )
-        if name == "esmc":
-            # Its frequencies are float32.
-            assert network.rotary is not None
-            network.rotary.frequency.copy_(peer.esmc.rotary_emb.inv_freq)
+        if network.rotary is not None and "rotary.frequency" not in network.state_dict():
+            # Those of transformers are float32.
+            theirs_K = next(v for n, v in peer.named_buffers() if n.endswith("inv_freq"))
+            torch.testing.assert_close(network.rotary.frequency.to(theirs_K.dtype), theirs_K)
+            network.rotary.frequency.copy_(theirs_K)
     states, maps, logits_BLV = outputs(network, tokens_BL, mask_BL)
     for found_BLD, hidden_BLD in zip(states, out.hidden_states, strict=True):
         assert_close(found_BLD[mask_BL], hidden_BLD[mask_BL])
@@ -272,8 +285,8 @@ def test_half_precision_becomes_single(name, tmp_path):
 
 
 SETTINGS: list[tuple[str, dict[str, Any], str]] = [
-    ("esm2", {"model_type": "esm3"}, r"type 'esm3'; protlm reads: ablang, amplify, bert, esm, esm"),
-    ("esm2", {"model_type": "base"}, r"type 'base'; protlm reads: ablang, amplify, bert, esm, esm"),
+    ("esm2", {"model_type": "esm3"}, r"type 'esm3'; protlm reads: ablang, amplify, bert, e1, esm"),
+    ("esm2", {"model_type": "base"}, r"type 'base'; protlm reads: ablang, amplify, bert, e1, esm"),
     ("esm2", {"is_folding_model": True}, "is_folding_model=True is not supported"),
     ("esm2", {"vocab_size": 34}, "vocab_size=34 is not supported"),
     ("esm2", {"vocab_size": 446}, "is a SaProt: its 446 tokens .* not support; give an ESM-2"),
@@ -311,6 +324,13 @@ SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("amplify", {"att_bias": True}, "att_bias=True is not supported"),
     ("amplify", {"ffn_bias": True}, "ffn_bias=True is not supported"),
     ("amplify", {"hidden_act": "relu"}, "hidden_act='relu' is not supported"),
+    ("amplify_te", {"num_attention_heads": 5}, "qkv.weight' must have 3 matrices of one size"),
+    ("dplm", {"vocab_size": 8229}, "vocab_size=8229 is not supported"),
+    ("nv_esm", {"encoder_activation": "relu"}, "encoder_activation='relu' is not supported"),
+    ("nv_esm", {"position_embedding_type": "absolute"}, "reads models with .*'rotary'$"),
+    ("e1", {"clip_qkv": None}, "clip_qkv=None must be a whole number above 0"),
+    ("e1", {"rope_theta_within_seq": 20_000}, "rope_theta_within_seq=20000 is not supported"),
+    ("e1", {"gated_mlp": False}, "gated_mlp=False is not supported"),
     ("amplify", {"num_attention_heads": 5}, "settings of 5 heads, which do not divide its width"),
 ]
 
@@ -357,6 +377,10 @@ TENSORS: list[tuple[str, str, Tensor, str]] = [
     ("ablang", "AbHead.decoder.bias", torch.zeros(24), r"differs from AbHead\.bias"),
     ("amplify", "0.ffn.w12.weight", torch.ones(97, WIDTH), "must have 2 matrices of one size"),
     ("amplify", "0.q.weight", torch.ones(2, WIDTH), r"attention.query.weight has the shape"),
+    ("nv_esm", "self_attention.layernorm_qkv.bias", torch.ones(97), "must have 3 matrices of one"),
+    ("nv_esmc", "1.q_norm.bias", torch.ones(128), "norms of queries and keys that ESM C does not"),
+    ("e1", "embed_seq_id.weight", torch.zeros(0, WIDTH), r"need \[at least 1, 32\]"),
+    ("e1", "0.norm_attn_norm.self_attn.k_proj.weight", torch.ones(8, WIDTH), "key.weight has the"),
     ("esmc", "0.mlp.gate_proj.weight", torch.ones(()), r"gate.weight has the shape"),
 ]
 
@@ -370,6 +394,13 @@ def test_other_tensors_are_refused(name, end, value, message, tmp_path):
             del tensors[copy]
     with pytest.raises(InputDataError, match=message):
         protlm.load(example.save(tmp_path / "model", tensors))
+
+
+def test_the_first_layout_of_nv_esmc_is_refused(tmp_path):
+    example = FAMILIES["nv_esmc"]
+    tensors = {re.sub(r"(\d\.)", r"\1self_attention.", n): v for n, v in example.tensors().items()}
+    with pytest.raises(InputDataError, match=r"as in the first layout of nv_esmc, .* ESM C itself"):
+        interop.read(example.save(tmp_path / "first", tensors))
 
 
 @pytest.mark.parametrize(

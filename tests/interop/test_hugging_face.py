@@ -158,6 +158,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "stored": ("performer_relu", {"stored_frequencies": True}),
     "causal": ("performer_relu", {"objective": Objective.causal, "qk_norm": True}),
     "frame": ("softmax", {"frame": TWO}),
+    "bases": ("softmax", {"global_every": 2, "qkv_clip": 0.5, "head": HeadKind.dense_layer_norm}),
 }
 
 

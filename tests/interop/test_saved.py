@@ -19,7 +19,8 @@ from tests.interop.families import FAMILIES
 from tests.interop.test_families import assert_same
 
 WITH_HEAD = {"esm2": r"lm_head\.", "bert": r"cls\.", "esmc": r"lm_head\."}
-ENCODER = {"esm2": "esm.", "bert": "bert.", "esmc": "esmc."}
+WITH_HEAD |= {"nv_esm": r"lm_head\.", "e1": r"mlm_head\."}
+ENCODER = {"esm2": "esm.", "bert": "bert.", "esmc": "esmc.", "nv_esm": "model.", "e1": "model."}
 CLASSIFIER = {f"classifier.{x}": torch.ones(2) for x in ("dense.weight", "out_proj.bias")}
 ESM = FAMILIES["esm2"]
 

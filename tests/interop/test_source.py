@@ -18,7 +18,7 @@ from protlm import interop
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
 from protlm.data.vocabulary import VOCABULARY
-from protlm.interop import esmc
+from protlm.interop.esmc import Esmc
 from protlm.interop.layout import used_once
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
@@ -294,7 +294,7 @@ def test_a_license_that_restricts_users_is_printed(tmp_path, monkeypatch, capsys
     model = ESMC_LIBRARY.save(tmp_path / "esmc")
     interop.read(model)
     assert capsys.readouterr().err == ""
-    monkeypatch.setitem(esmc._LICENSES, ESMC_LIBRARY.width, esmc._LICENSES[1152])
+    monkeypatch.setitem(Esmc.licenses, ESMC_LIBRARY.width, Esmc.licenses[1152])
     interop.read(model)
     told = capsys.readouterr().err
     assert told.startswith("license: ESM C 600M was published by EvolutionaryScale under the")

@@ -98,7 +98,7 @@ def bias(model: ProteinLM, tokens: list[int], value: float) -> ProteinLM:
 
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "extras": {**EXTRAS, "num_layers": 4},
+    "extras": {**EXTRAS, "num_layers": 4, "global_every": 2, "qkv_clip": 0.5},
     # Of imported models.
     "imported": {
         "attention_bias": True,

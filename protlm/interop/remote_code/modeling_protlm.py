@@ -56,7 +56,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
     config_class = ProtlmConfig
     config: ProtlmConfig
     main_input_name = "input_ids"
-    _keep_in_fp32_modules_strict = ["rotary"]
+    _keep_in_fp32_modules_strict = ["rotary", "global_rotary"]
 
     def __init__(self, config: ProtlmConfig) -> None:
         super().__init__(config)

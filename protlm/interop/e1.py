@@ -1,0 +1,68 @@
+"""E1 (doi:10.1101/2025.11.12.688125), for one protein at a time: without its relatives.
+
+Its code has its alphabet, which has no unknown token. A protein is between `<bos> 1` and `2 <eos>`.
+Without relatives, the layers that attend to them differ from the others only in the rotary base.
+"""
+
+from collections.abc import Sequence
+from string import ascii_uppercase
+from typing import final
+
+from protlm.config import Frame, HeadKind
+from protlm.interop.amplify import Amplify
+from protlm.interop.base import Family
+from protlm.interop.layout import HUGGING_FACE, Layout
+from protlm.interop.source import Source
+
+
+@final
+class E1(Family):
+    """E1."""
+
+    layout = Layout(
+        names={
+            "embedding.weight": "model.embed_tokens.weight",
+            "types": "model.embed_seq_id.weight",
+            "final_norm.weight": "model.norm.weight",
+            "head_transform.dense.*": "mlm_head.0.*",
+            "head_transform.norm.*": "mlm_head.2.*",
+            "head.*": "mlm_head.3.*",
+        },
+        layers="model.layers.",
+        layer={
+            "attention_norm.weight": "norm_attn_norm.input_layernorm.weight",
+            "attention.query.weight": "norm_attn_norm.self_attn.q_proj.weight",
+            "attention.key.weight": "norm_attn_norm.self_attn.k_proj.weight",
+            "attention.value.weight": "norm_attn_norm.self_attn.v_proj.weight",
+            "attention.output.weight": "norm_attn_norm.self_attn.o_proj.weight",
+            "feedforward_norm.weight": "norm_attn_norm.post_attention_layernorm.weight",
+            "feedforward.gate.weight": "ffn.mlp.w1.weight",
+            "feedforward.up.weight": "ffn.mlp.w3.weight",
+            "feedforward.down.weight": "ffn.mlp.w2.weight",
+        },
+        sizes={
+            **HUGGING_FACE,
+            "max_length": "max_num_positions_within_seq",
+            "global_every": "global_attention_every_n_layers",
+            "global_base": "rope_theta_global",
+            "qkv_clip": "clip_qkv",
+        },
+        epsilon=("rms_norm_eps", 1e-5),
+    )
+    fixed = {**Amplify.fixed, "head": HeadKind.dense_layer_norm}
+    allowed = {
+        "gated_mlp": (True,),
+        "hidden_act": ("silu",),
+        "rope_theta_within_seq": (10_000, 10_000.0),
+        "tie_word_embeddings": (False,),
+    }
+    output_layer, encoder, anchor = "mlm_head.", "model.", "embed_tokens.weight"
+    frame = Frame(("<cls>", "1"), ("2", "<eos>"), ("1", "2"))
+    special = ("<bos>", "<pad>", "<eos>", "X", "?")
+    left_out = ("<bos_glm>", "<eos_span>", "J")
+    typed = "embedding.weight"
+    licenses = {None: "E1 has the Profluent-E1 Clickthrough License, also on the use of its name"}
+
+    def alphabet(self, source: Source) -> Sequence[str]:
+        first = ("<pad>", "<bos>", "<eos>", "<bos_glm>", "<eos_span>", "?", "1", "2")
+        return (*first, *ascii_uppercase)
