@@ -35,7 +35,8 @@ CONTENTS = {
     "Training": ["docs/train", "docs/settings", "docs/cluster", "docs/gpu", "docs/linearize"],
     "Using a model": [
         *("docs/embed", "docs/score", "docs/learn", "docs/generate", "docs/inspect"),
-        *("docs/benchmark", "docs/evaluate", "docs/interop", "docs/doctor", "docs/python"),
+        *("docs/features", "docs/benchmark", "docs/evaluate", "docs/interop"),
+        *("docs/doctor", "docs/python"),
     ],
     "Background": ["docs/mechanisms", "docs/results/index", "models/*/README", "CONTRIBUTING"],
 }

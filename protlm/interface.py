@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, Self, overload
+from typing import TYPE_CHECKING, Literal, Self, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.analysis.features.autoencoder import read_features
 from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.records.proteins import Duplicates, Proteins
@@ -18,6 +19,9 @@ from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, emb
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 _MASK = "<mask>"
 
@@ -167,6 +171,27 @@ class Model(PretrainedModel):
         longest = None if windows else self.max_residues
         proteins = Proteins(Path(path), longest, Duplicates(duplicates))
         return EmbeddedFile(embedder, proteins, tokens_per_batch)
+
+    def features(self, sequences: Iterable[SequenceLike], sae: str | Path) -> "list[csr_array]":
+        """Returns the sparse features of residues; see `protlm features`.
+
+        Args:
+            sequences: as for `tokenize`.
+            sae: the folder that `protlm features train` wrote for this model.
+
+        Returns:
+            For each sequence a matrix of SciPy, (L, features), in compressed rows: the features of
+            residue i, from 0, are `one.indices[one.indptr[i] : one.indptr[i + 1]]`, and their
+            activities, in float32, the same range of `one.data`.
+
+        Raises:
+            UserError: the features are those of another model, or as for `embed`.
+            InputDataError: the folder is damaged.
+        """
+        found = read_features(Path(sae))
+        found.settings.check(self)
+        states = self.embed(sequences, found.settings.layer, "per_tok", as_torch=True)
+        return [found.features_of(one) for one in states]
 
     def score(
         self,

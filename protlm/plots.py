@@ -4,7 +4,7 @@ Each function returns a matplotlib figure without a window or global state, whic
 machine without a screen, shown in a notebook, and saved.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,6 +213,23 @@ def contact_figure(
     axes.set_xlabel("position in the sequence")
     axes.set_ylabel("position in the sequence")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def reconstruction(unexplained: Mapping[int, float], k: int) -> "Figure":
+    """Draws the fraction of the variance that sparse features leave unexplained, by their number.
+
+    `k` is the number that they were trained with.
+    """
+    figure, ((axes,),) = _new_figure(4.8, 3.2)
+    axes.plot([*unexplained], [*unexplained.values()], "o-", color=BLUE)
+    axes.axvline(k, color=GRAY, linestyle="--", label="trained with")
+    axes.set_xscale("log")
+    axes.set_xticks([*unexplained], [str(one) for one in unexplained])
+    axes.minorticks_off()
+    axes.set_xlabel("active features of a residue, k")
+    axes.set_ylabel("fraction of the variance unexplained")
+    axes.legend(frameon=False)
     return figure
 
 

@@ -159,7 +159,7 @@ def test_the_readme_names_real_commands(protlm_in_process: Command, tmp_path: Pa
         if words[0] in {"train", "evaluate"}:
             # Their settings are Hydra's; the tests of the configs compose them.
             continue
-        command = words[:2] if words[0] in {"data", "checkpoint"} else words[:1]
+        command = words[:2] if words[0] in {"data", "checkpoint", "features"} else words[:1]
         if len(command) == 2:
             assert command[1] in subcommands(command[0]), f"protlm {' '.join(words)}"
         options = set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", help_of(*command)))

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,9 +12,12 @@ from torch.overrides import TorchFunctionMode
 
 from protlm.config import ModelConfig, Positions
 from protlm.system.errors import InputDataError
+from protlm.system.json_file import read_json, write_json
 from protlm.system.paths import complete_file, refuse_pointer, sha256_of
 
 SUMS = "SHA256SUMS"
+# Of an `Artifact`.
+_FORMAT = 1
 # Bytes of a list of checksums, and of a file in it: more would take minutes to hash.
 _LONGEST_LIST, _LARGEST_FILE = 1 << 26, 1 << 38
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
@@ -198,6 +201,41 @@ def check_numbers(path: Path, weights: Mapping[str, Tensor]) -> None:
                 f"{path} has NaN or infinite numbers in {name!r:.90}: its training diverged, or "
                 "the file is damaged; give an earlier checkpoint, or get it again"
             )
+
+
+class Artifact(NamedTuple):
+    """A folder with weights and their description, by the names of both and of its command."""
+
+    weights: str
+    description: str
+    what: str
+    command: str
+
+    def write(self, folder: Path, weights: Mapping[str, Tensor], content: dict[str, Any]) -> None:
+        """Writes both files, and the checksums of all files of the folder."""
+        from safetensors.torch import save
+
+        (folder / self.weights).write_bytes(save(dict(weights)))
+        write_json(folder / self.description, {"format": _FORMAT, **content})
+        write_sums(folder)
+
+    def read(self, folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Returns the description and the weights of an undamaged folder."""
+        from safetensors.torch import load_file
+
+        made = f"a folder that protlm {self.command} has written"
+        if not (folder / self.description).is_file():
+            inner = [one.parent for one in folder.glob(f"*/{self.description}")]
+            found = f"; {inner[0]} is one" if inner else ""
+            raise InputDataError(f"{folder} is not {made}{found}")
+        for name in damaged_files(folder, required=(self.weights, self.description)):
+            raise InputDataError(f"{folder / name} is damaged or missing; give {made}")
+        content = read_json(folder / self.description, self.what)
+        if (form := content.pop("format", None)) != _FORMAT:
+            raise InputDataError(f"{folder}: {self.what} of another format, {form!r:.20}")
+        weights = load_file(folder / self.weights)
+        check_numbers(folder, weights)
+        return content, weights
 
 
 def not_usable(path: Path, reason: str) -> InputDataError:

@@ -12,6 +12,7 @@ from typer.exceptions import TyperException
 
 from protlm import __version__
 from protlm.cli.data import checkpoint_app, data_app, prepare
+from protlm.cli.features import features_app
 from protlm.cli.labels import finetune, predict, probe
 from protlm.cli.options import RANGES, Device, Model, model_or_default, option
 from protlm.cli.use import attention, contacts, embed, generate, inspect, score
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 app.add_typer(checkpoint_app, name="checkpoint")
+app.add_typer(features_app, name="features")
 _SEVERAL = {
     "--include": "mean|max|std|cls|bos|per_tok|ranges",
     "--repr-layers": r"-?\d+",
@@ -147,7 +149,7 @@ def _run(arguments: list[str]) -> None:
     """Parses the arguments and runs the command; raises usage errors as `UserError`."""
     if arguments[:1] not in (["train"], ["evaluate"]):
         arguments = [*map(_in_home, arguments)]
-    if arguments in ([], ["data"], ["checkpoint"]):
+    if arguments in ([], ["data"], ["checkpoint"], ["features"]):
         arguments = [*arguments, "--help"]
     # Raises an error if it was removed, where torch would end the process.
     Path.cwd()

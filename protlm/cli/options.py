@@ -18,10 +18,10 @@ def option(text: str, *names: str) -> OptionInfo:
 
 # The numbers that options allow, in all commands that have them.
 RANGES = {
-    **dict.fromkeys(["--seed", "--min-count"], at_least(0)),
+    **dict.fromkeys(["--seed", "--min-count", "--random-weights"], at_least(0)),
     **dict.fromkeys(["--toks-per-batch", "--batch-size", "--shard-residues"], at_least(1)),
     **dict.fromkeys(["--max-length", "--top-k", "--sweeps", "--epochs", "--patience"], at_least(1)),
-    **dict.fromkeys(["--lora", "--devices"], at_least(1)),
+    **dict.fromkeys(["--lora", "--devices", "--latents", "--k", "--residues"], at_least(1)),
     "--learning-rate": above(0),
     "--number": at_least(1, at_most=10**8),
     "--processes": at_least(1, at_most=1_000),

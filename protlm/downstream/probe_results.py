@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from protlm import __version__
 from protlm.analysis.bootstrap import Metrics, finite_or_none
-from protlm.checkpoints.checks import check_numbers, damaged_files, write_sums
+from protlm.checkpoints.checks import Artifact
 from protlm.data.tables import write_rows
 from protlm.downstream.examples import Labeled
 from protlm.downstream.linear import LinearModel, probabilities
@@ -22,7 +23,7 @@ from protlm.downstream.probing import MODEL, Predictor, ProbeOptions
 from protlm.downstream.tasks import Task, missing_in_test
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
-from protlm.system.json_file import from_json, read_json, write_json
+from protlm.system.json_file import from_json, write_json
 from protlm.system.terminal import print_table
 
 RESULTS, PREDICTIONS = "results.json", "predictions.tsv"
@@ -199,8 +200,7 @@ def output_cells(outputs: np.ndarray, task: Task, classes: list[str]) -> list[li
     return rows
 
 
-WEIGHTS, DESCRIPTION = "probe.safetensors", "probe.json"
-_FORMAT = 1
+PROBE = Artifact("probe.safetensors", "probe.json", "a probe", "probe")
 
 
 @dataclass(frozen=True)
@@ -233,38 +233,21 @@ class Probe:
 
 def write_probe(folder: Path, probe: Probe) -> None:
     """Writes the files of a probe into a folder, and the checksums of all files in it."""
-    from safetensors.numpy import save
-
-    arrays = {"weights": probe.fitted.weights.copy(order="C"), "bias": probe.fitted.bias}
-    (folder / WEIGHTS).write_bytes(save(arrays))
-    content: dict[str, Any] = {"format": _FORMAT, **asdict(probe)}
+    fitted = probe.fitted
+    arrays = {"weights": fitted.weights.copy(order="C"), "bias": fitted.bias}
+    content = asdict(probe)
     del content["fitted"]
-    write_json(folder / DESCRIPTION, content)
-    write_sums(folder)
+    PROBE.write(folder, {name: torch.from_numpy(one) for name, one in arrays.items()}, content)
 
 
 def read_probe(folder: Path) -> Probe:
     """Reads a probe."""
-    from safetensors.torch import load_file
-
-    if not (folder / DESCRIPTION).is_file():
-        inner = folder / "probe"
-        found = f"; {inner} is one" if (inner / DESCRIPTION).is_file() else ""
-        raise InputDataError(f"{folder} is not a folder that protlm probe has written{found}")
-    for name in damaged_files(folder, required=(WEIGHTS, DESCRIPTION)):
-        raise InputDataError(
-            f"{folder / name} is damaged or missing; give a folder that protlm probe has written"
-        )
+    content, arrays = PROBE.read(folder)
     try:
-        content = read_json(folder / DESCRIPTION, "a probe")
-        arrays = load_file(folder / WEIGHTS)
-        if content.pop("format", None) != _FORMAT:
-            raise ValueError("it has another format")
         fitted = LinearModel(arrays["weights"].numpy(), arrays["bias"].numpy())
         found = from_json(Probe, {**content, "fitted": fitted})
-    except Exception as error:
+    except (KeyError, ValueError) as error:
         raise InputDataError(f"{folder} is not a probe: {str(error)[:200]}") from error
-    check_numbers(folder, arrays)
     outputs = len(found.classes) or 1
     if fitted.weights.shape[1:] != (outputs,) or fitted.bias.shape != (outputs,):
         raise InputDataError(f"{folder} is not a probe: it does not have {outputs} outputs")

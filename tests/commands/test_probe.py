@@ -15,7 +15,7 @@ from protlm.checkpoints.checks import write_sums
 from protlm.commands.probe import predict, probe_labels
 from protlm.downstream.examples import LabelOptions
 from protlm.downstream.linear import probabilities
-from protlm.downstream.probe_results import DESCRIPTION, WEIGHTS, read_probe
+from protlm.downstream.probe_results import PROBE, read_probe
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
 from protlm.model.embedding import embeddings
@@ -227,11 +227,12 @@ def test_another_model_and_damaged_probes_are_refused(
         predict(fasta, tmp_path / "p", tiny_run, tmp_path / "x.h5")
     for number, (changes, words) in enumerate(DAMAGED):
         folder = shutil.copytree(tmp_path / "p", tmp_path / str(number))
-        content = json.loads((folder / DESCRIPTION).read_text())
-        (folder / DESCRIPTION).write_text(json.dumps({**content, **changes.get("json", {})}))
-        arrays = load_file(folder / WEIGHTS)
+        content = json.loads((folder / PROBE.description).read_text())
+        (folder / PROBE.description).write_text(json.dumps({**content, **changes.get("json", {})}))
+        arrays = load_file(folder / PROBE.weights)
         save_file(
-            {n: changes.get("array", lambda one: one)(arrays[n]) for n in arrays}, folder / WEIGHTS
+            {n: changes.get("array", lambda one: one)(arrays[n]) for n in arrays},
+            folder / PROBE.weights,
         )
         write_sums(folder)
         with pytest.raises(InputDataError, match=words):

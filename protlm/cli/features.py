@@ -1,0 +1,36 @@
+"""The commands of sparse features. Each imports the heavy modules that it needs."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from protlm.cli.options import Device, Model, choice, model_or_default, option
+
+features_app = typer.Typer(help="Learn sparse features of a layer, and name them.")
+
+
+@features_app.command("train")
+def train_features(
+    layer: Annotated[int, option("0: embedding; n: output of block n; -1: last.")],
+    data: Annotated[Path, option("A data set of protlm prepare; its split train is read.")],
+    output: Annotated[Path, option("The new folder of the features.", "--output", "-o")],
+    model: Model = None,
+    latents: Annotated[int, option("Number of features.")] = 4096,
+    k: Annotated[int, option("Active features of a residue.")] = 32,
+    residues: Annotated[int, option("Residues to learn from.")] = 2_000_000,
+    seed: Annotated[int, option("Of the first weights and of the order of proteins.")] = 0,
+    sparsity: Annotated[str, option("topk or batch-topk.")] = "topk",
+    random_weights: Annotated[
+        int | None, option("Seed of an untrained model in place of the trained one: a control.")
+    ] = None,
+    device: Device = "auto",
+) -> None:
+    """Train a sparse autoencoder on the hidden states of a layer; resumable."""
+    from protlm.analysis.features.autoencoder import Sparsity
+    from protlm.commands.features import train_features as run
+
+    kind = choice("--sparsity", sparsity, Sparsity)
+    typed = {"latents": latents, "k": k, "residues": residues, "seed": seed, "sparsity": kind}
+    typed["random_weights"] = random_weights
+    run(model_or_default(model), data, output, typed, layer=layer, device=device)

@@ -1,0 +1,178 @@
+"""Sparse features: a planted dictionary, exact resumption, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import protlm
+from protlm.analysis.features import training
+from protlm.analysis.features.autoencoder import (
+    SparseAutoencoder,
+    SparseSettings,
+    Sparsity,
+    read_features,
+)
+from protlm.analysis.features.training import StateStream, figures_of, is_dead, learn, train
+from protlm.data.batching.order import EpochOrder
+from protlm.data.shards.data_set import open_split
+from protlm.data.vocabulary import VOCABULARY
+from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import InputDataError, UserError
+from tests.fixtures.commands import Command
+
+HASH = "0" * 64
+ATOMS, WIDTH = 24, 16
+
+
+def settings_of(model: PretrainedModel | None = None, layer: int = 1, **changed) -> SparseSettings:
+    """Settings of features of a layer, few and trained on few residues."""
+    hashes = (HASH, HASH) if model is None else (model.hash, model.vocabulary.hash)
+    return SparseSettings(*hashes, layer, **{"latents": 32, "k": 4, "residues": 3000, **changed})
+
+
+def planted(residues: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Atoms of norm 1, and states: two of them, of size 0.5 to 1.5, and an offset."""
+    atoms = torch.nn.functional.normalize(
+        torch.randn(ATOMS, WIDTH, generator=torch.Generator().manual_seed(7)), dim=1
+    )
+    generator = torch.Generator().manual_seed(seed)
+    active = torch.rand(residues, ATOMS, generator=generator).topk(2, dim=1).indices
+    sizes = 0.5 + torch.rand(residues, 2, generator=generator)
+    return atoms, torch.zeros(residues, ATOMS).scatter(1, active, sizes) @ atoms + 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sparsity", Sparsity)
+def test_a_planted_dictionary_is_recovered(sparsity: Sparsity) -> None:
+    settings = settings_of(latents=48, k=3, residues=200_000, sparsity=sparsity)
+    model = SparseAutoencoder(WIDTH, settings)
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    for block in range(2):
+        learn(model, optimizer, planted(100_000, block)[1], 256)
+    atoms, states = planted(10_000, 99)
+    cosine = (atoms @ model.decoder.T).amax(1)
+    assert (cosine >= 0.95).float().mean() >= 0.95
+    assert figures_of(model, states)["unexplained"] < 0.1
+    torch.testing.assert_close(model.decoder.norm(dim=1), torch.ones(48), atol=1e-6, rtol=0)
+
+
+def test_a_dead_feature_returns() -> None:
+    """It is active nowhere at first, and the auxiliary loss alone can change its weights."""
+    model = SparseAutoencoder(WIDTH, settings_of(residues=60_000))
+    with torch.no_grad():
+        model.encoder[0] *= 0.01
+        model.idle[0] = 1e6
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    learn(model, optimizer, planted(40_000, 0)[1], 256)
+    assert not is_dead(model)[0]
+
+
+@pytest.fixture(scope="module")
+def stream(tiny_run: Path, tiny_data: Path) -> StateStream:
+    """The states after the first block of the tiny model."""
+    return StateStream(protlm.load(tiny_run), 1, open_split(tiny_data, "train"), seed=0)
+
+
+def test_states_are_those_of_residues_alone(stream: StateStream) -> None:
+    """Those of the first proteins in the order, each once, of which the long ones are cropped."""
+    _, place = stream.block(0, 1000)
+    order = EpochOrder(len(stream.split), seed=0, epoch=0)[np.arange(place)]
+    texts = [VOCABULARY.decode(stream.split[int(sample)]) for sample in order]
+    total = sum(min(len(text), 126) for text in texts)
+    states, same = stream.block(0, total)
+    assert (len(states), same) == (total, place)
+    model, short = stream.model, [text for text in texts if len(text) <= 126]
+    rows = torch.cat([model(model.tokenize([one]), [1]).hidden[1][0, 1:-1] for one in short])
+    exact = "donot_use_mm_for_euclid_dist"
+    assert len(rows) and torch.cdist(rows, states, compute_mode=exact).amin(1).max() < 1e-3
+    assert (torch.cdist(states, states, compute_mode=exact) < 1e-3).sum() == total
+
+
+def test_a_resumed_training_is_the_same(
+    stream: StateStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "BLOCK", 1000)
+    settings = settings_of(stream.model, sparsity=Sparsity.batch_topk)
+
+    def run(name: str, stop_at: int = -1) -> dict[str, torch.Tensor]:
+        model = SparseAutoencoder(64, settings)
+
+        def stop(seen: int) -> None:
+            if seen == stop_at:
+                raise KeyboardInterrupt
+
+        train(model, stream, tmp_path / name, stop)
+        return model.state_dict()
+
+    whole = run("whole")
+    with pytest.raises(KeyboardInterrupt):
+        run("other", 2000)
+    again = run("other")
+    assert whole["progress"][0] == 3000 and whole.keys() == again.keys()
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def perfect(width: int, settings: SparseSettings) -> SparseAutoencoder:
+    """Features that are each component, and its negative."""
+    model, sides = SparseAutoencoder(width, settings), torch.eye(width)
+    for weights in (model.encoder, model.decoder):
+        weights.data.copy_(torch.cat([sides, -sides]))
+    return model
+
+
+def test_figures_of_the_mean_and_of_everything() -> None:
+    states, model = planted(500, 0)[1], perfect(WIDTH, settings_of())
+    model.mean.copy_(states.mean(0))
+    figures = figures_of(model, states)
+    assert figures["unexplained_by_k"][16] < 1e-9 < figures["unexplained_by_k"][8]
+    assert figures["active"] == pytest.approx(4)
+    model.decoder.data.zero_()
+    assert figures_of(model, states)["unexplained"] == 1
+
+
+def test_features_are_those_of_each_residue(tiny_run: Path, tmp_path: Path) -> None:
+    model = protlm.load(tiny_run)
+    SparseAutoencoder(64, settings_of(model)).write(tmp_path)
+    sequences = ["MKTAYIAKQRQISFVKSHFSRQ", "MKV"]
+    for one, sequence in zip(model.features(sequences, tmp_path), sequences, strict=True):
+        states = model(model.tokenize([sequence]), [1]).hidden[1][0, 1:-1]
+        expected = read_features(tmp_path).encode(states).detach().numpy()
+        assert one.shape == (len(sequence), 32) and one.format == "csr"
+        assert (np.diff(one.indptr) <= 4).all()
+        np.testing.assert_allclose(one.toarray(), expected, atol=1e-5)
+
+
+def test_other_models_layers_and_damaged_folders_are_refused(
+    tiny_run: Path, tmp_path: Path
+) -> None:
+    model = protlm.load(tiny_run)
+    settings = settings_of(model)
+    with pytest.raises(UserError, match="trained on the model"):
+        settings.check(model.with_random_weights(3))
+    with pytest.raises(UserError, match="trained on the layer 1, and this is 2"):
+        settings.check(model, 2)
+    with pytest.raises(UserError, match="trained on the vocabulary"):
+        SparseSettings(model.hash, HASH, 1).check(model)
+    with pytest.raises(InputDataError, match="protlm features train has written"):
+        model.features(["MKV"], tmp_path)
+    SparseAutoencoder(64, settings).write(tmp_path)
+    (tmp_path / "features.json").write_text("{}")
+    with pytest.raises(InputDataError, match=r"features\.json is damaged"):
+        model.features(["MKV"], tmp_path)
+
+
+def test_the_command_trains_and_measures(workplace: Path, protlm_in_process: Command) -> None:
+    words = ["features", "train", "-m", "run", "--layer", "-1", "--data", "data", "-o", "sae"]
+    words += ["--latents", "32", "--k", "4", "--residues", "3000"]
+    done = protlm_in_process(*words, cwd=workplace)
+    assert done.returncode == 0 and "unexplained" in done.stdout, done.stderr
+    found = read_features(workplace / "sae")
+    assert (found.settings.layer, found.settings.k, found.progress[0]) == (2, 4, 3000)
+    figures = json.loads((workplace / "sae" / "figures.json").read_text())
+    assert figures["measured_on"] == "valid" and 0 < figures["unexplained"] < 2
+    assert (workplace / "sae" / "reconstruction.png").stat().st_size > 1000
+    assert not (workplace / "sae.partial").exists()
+    assert protlm_in_process(*words, cwd=workplace).returncode == 4
