@@ -1,20 +1,23 @@
 """What `protlm probe` prints and writes: metrics, predictions, and the probe itself.
 
 `probe.safetensors` has `weights` [D, outputs] and `bias` [outputs], float64, of features that are
-not standardized; `probe.json` says what they predict, and from which layer of which model.
+not standardized, or the weights of two convolutions, `0.weight` [channels, D, 7], `0.bias`,
+`2.weight` and `2.bias`; `probe.json` says what they predict, and from which layer of which model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from protlm import __version__
 from protlm.analysis.bootstrap import Metrics, finite_or_none
 from protlm.checkpoints.checks import check_numbers, damaged_files, write_sums
 from protlm.data.tables import write_rows
+from protlm.downstream.convolution import convolutions, convolved
 from protlm.downstream.examples import Labeled
 from protlm.downstream.linear import LinearModel, probabilities
 from protlm.downstream.metrics import LABEL_METRICS
@@ -131,6 +134,7 @@ def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
         "model_hash": result.model_hash,
         "protlm_version": __version__,
         "task": task,
+        "head": options.head,
         "classes": labeled.targets.classes,
         "proteins": labeled.split.sides(),
         "test_sets": {name: len(rows) for name, rows in labeled.split.test_sets.items()},
@@ -205,16 +209,24 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Probe:
-    """A linear model on the states of a layer of a model, and what it predicts.
+    """A head on the states of a layer of a model, and what it predicts.
 
-    The states are averaged over residues, except for residue classes.
+    The states are averaged over residues, except for labels of residues.
     """
 
     task: Task
     classes: list[str]
     layer: int
     model_hash: str
-    fitted: LinearModel
+    fitted: LinearModel | nn.Sequential
+
+    def outputs(self, features: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+        """Returns numbers or logits of proteins, or of all residues of proteins of some lengths."""
+        head = self.fitted
+        if isinstance(head, LinearModel):
+            return head.outputs(features)
+        parts = np.split(features, np.cumsum(lengths)[:-1])
+        return convolved(head, parts).detach().double().numpy()
 
     def check_model(self, model: PretrainedModel) -> None:
         """Refuses another model than the one that the probe was fitted on."""
@@ -223,8 +235,9 @@ class Probe:
                 f"the probe was fitted on a model with the hash {self.model_hash[:12]}, and this "
                 f"one has {model.hash[:12]}; give the same model: -m MODEL"
             )
-        width = model.description.model.model_dim
-        if not 0 <= self.layer <= model.num_layers or self.fitted.weights.shape[0] != width:
+        head, width = self.fitted, model.description.model.model_dim
+        own = len(head.weights) if isinstance(head, LinearModel) else head[0].in_channels
+        if not 0 <= self.layer <= model.num_layers or own != width:
             raise InputDataError(
                 "the probe is damaged: its layer or its width does not fit its model, with "
                 f"layers 0 to {model.num_layers} and {width} features"
@@ -235,7 +248,11 @@ def write_probe(folder: Path, probe: Probe) -> None:
     """Writes the files of a probe into a folder, and the checksums of all files in it."""
     from safetensors.numpy import save
 
-    arrays = {"weights": probe.fitted.weights.copy(order="C"), "bias": probe.fitted.bias}
+    head = probe.fitted
+    if isinstance(head, LinearModel):
+        arrays = {"weights": head.weights.copy(order="C"), "bias": head.bias}
+    else:
+        arrays = {name: value.numpy() for name, value in head.state_dict().items()}
     (folder / WEIGHTS).write_bytes(save(arrays))
     content: dict[str, Any] = {"format": _FORMAT, **asdict(probe)}
     del content["fitted"]
@@ -260,12 +277,18 @@ def read_probe(folder: Path) -> Probe:
         arrays = load_file(folder / WEIGHTS)
         if content.pop("format", None) != _FORMAT:
             raise ValueError("it has another format")
-        fitted = LinearModel(arrays["weights"].numpy(), arrays["bias"].numpy())
-        found = from_json(Probe, {**content, "fitted": fitted})
+        found = from_json(Probe, {**content, "fitted": None})
+        outputs = len(found.classes) or 1
+        if "bias" in arrays:
+            fitted = LinearModel(arrays["weights"].numpy(), arrays["bias"].numpy())
+            if fitted.weights.shape[1:] != (outputs,) or fitted.bias.shape != (outputs,):
+                raise ValueError(f"it does not have {outputs} outputs")
+        else:
+            fitted = convolutions(arrays["0.weight"].shape[1], outputs)
+            fitted.load_state_dict(arrays)
     except Exception as error:
-        raise InputDataError(f"{folder} is not a probe: {str(error)[:200]}") from error
+        raise InputDataError(
+            f"{folder} is not a probe: {' '.join(str(error).split())[:200]}"
+        ) from error
     check_numbers(folder, arrays)
-    outputs = len(found.classes) or 1
-    if fitted.weights.shape[1:] != (outputs,) or fitted.bias.shape != (outputs,):
-        raise InputDataError(f"{folder} is not a probe: it does not have {outputs} outputs")
-    return found
+    return replace(found, fitted=fitted)
