@@ -12,6 +12,7 @@ from protlm.cli.options import (
     Duplicates,
     Model,
     SequenceFile,
+    allowed_value,
     choice,
     model_or_default,
     option,
@@ -78,12 +79,11 @@ def probe(
     from protlm.commands.probe import describe_labels, probe_labels
     from protlm.downstream.label_files import form_of
     from protlm.downstream.probing import CNN, LINEAR, ProbeOptions
-    from protlm.system.errors import refuse_unknown
 
-    refuse_unknown("--head", head, [LINEAR, CNN])
     reading = _reading(sequences, label, task, min_count, separator, cluster_table, cluster)
     path, form = form_of(labels, header, label_columns, test_sets, splits, fold)
     reading = replace(reading, per_residue=per_residue, form=form)
+    head = allowed_value("--head", head, LINEAR, CNN)
     options = ProbeOptions(tuple(layers or ()), toks_per_batch, seed, head)
     model = model_or_default(model)
     if dry_run:

@@ -51,9 +51,6 @@ def fit_convolutions(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = convolutions(proteins[0].shape[1], len(targets.classes) or 1)
-    if not targets.classes:
-        mean = torch.cat([values[x] for x in to_fit]).mean()
-        nn.init.constant_(head[2].get_parameter("bias"), float(mean))
 
     def loss(some: np.ndarray) -> Tensor:
         outputs = convolved(head, [proteins[x] for x in some])

@@ -92,8 +92,7 @@ def probe_folds(
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[str, Predictor]]:
     """Does the work of `probe` for several splits of the same proteins, which are embedded once."""
-    lengths = [len(one) for one in sequences if options.head == CNN]
-    rows = {fold: _Rows(targets, split, options.seed, lengths) for fold, split in folds.items()}
+    rows = {fold: _Rows(targets, split, options.seed) for fold, split in folds.items()}
     found: dict[str, dict[str, Predictor]] = {fold: {} for fold in folds}
     for name, features_of, layers in _features(model, sequences, targets, options):
         report(name)
@@ -108,15 +107,10 @@ def probe_features(features: Any, targets: Targets, split: Split, *, seed: int =
 
 
 class _Rows:
-    """The rows of labels of each split: those of the proteins, or of their residues.
+    """The rows of labels of each split: those of the proteins, or of their residues."""
 
-    Convolutions need the lengths of the proteins, and features of all their residues.
-    """
-
-    def __init__(
-        self, targets: Targets, split: Split, seed: int, lengths: Sequence[int] = ()
-    ) -> None:
-        self.split, train, of, self.lengths = split, split.train, targets.rows_of, lengths
+    def __init__(self, targets: Targets, split: Split, seed: int) -> None:
+        self.split, train, of = split, split.train, targets.rows_of
         self.fit = of(np.concatenate([split.train, split.valid]))
         self.test = of(split.test)
         values = targets.values[self.fit]
@@ -137,17 +131,25 @@ def _features(
     targets: Targets,
     options: ProbeOptions,
 ) -> Iterator[tuple[str, Callable[[_Rows], list[Any]], list[int]]]:
-    """Yields the name of a predictor, and its features for all rows by candidate layer."""
+    """Yields the name of a predictor, and its features for all rows by candidate layer.
+
+    Convolutions get a list for each layer, of the features of all residues of each protein.
+    """
     is_cnn, size, places = options.head == CNN, options.tokens_per_batch, targets.places
     layers = list(options.layers) or list(range(model.num_layers + 1))[-is_cnn:]
     if is_cnn:
         if places is None:
             raise UserError("--head cnn needs labels of residues; leave it out")
         places = [np.arange(len(one)) for one in sequences]
+
+    def divided(layers: list[np.ndarray]) -> list[Any]:
+        ends = np.cumsum([*map(len, sequences)])[:-1]
+        return [np.split(x, ends) for x in layers] if is_cnn else layers
+
     for name in (MODEL, RANDOM):
         one = model if name == MODEL else model.with_random_weights(options.seed)
         states = embeddings(one, sequences, layers=layers, tokens_per_batch=size, places=places)
-        yield name, lambda _, states=states: states, layers
+        yield name, lambda _, states=states: divided(states), layers
         # Those of the next model are in other files.
         states.clear()
     if places is None:
@@ -157,7 +159,7 @@ def _features(
     else:
         for name, flank in (("residues_around", _FLANK), ("residue", 0))[is_cnn:]:
             features = residue_baseline(sequences, places, flank)
-            yield name, lambda _, features=features: [features], []
+            yield name, lambda _, features=features: divided([features]), []
     yield CONSTANT, lambda _: [], []
 
 
@@ -169,7 +171,7 @@ def _probe(
     if not features:
         fitted = constant(values[rows.fit], task, num_classes=len(targets.classes), width=1)
         outputs = fitted.outputs(np.zeros((len(rows.test), 1)))
-    elif rows.lengths:
+    elif isinstance(features[0], list):
         best, found, fitted, outputs = _convolutions(features, targets, rows, seed)
     else:
         best, penalty, found = _chosen(features, targets, rows)
@@ -222,15 +224,14 @@ def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, fl
 
 
 def _convolutions(
-    features: list[Any], targets: Targets, rows: _Rows, seed: int
+    features: list[list[np.ndarray]], targets: Targets, rows: _Rows, seed: int
 ) -> tuple[int, list[float], nn.Sequential, np.ndarray]:
     """Returns the best layer, the layers' scores, and the head with its outputs for the test."""
     sides = [np.unique(targets.groups[some]) for some in (rows.rest, rows.chosen_on)]
-    proteins = [np.split(x, np.cumsum(rows.lengths)[:-1]) for x in features]
-    heads = [fit_convolutions(x, targets, *sides, seed=seed) for x in proteins]
+    heads = [fit_convolutions(x, targets, *sides, seed=seed) for x in features]
     best, places = int(np.argmin([loss for _, loss in heads])), targets.places or []
     head, test = heads[best][0], np.unique(targets.groups[rows.test])
-    outputs = [convolved(head, [proteins[best][x]])[places[x]].detach().double() for x in test]
+    outputs = [convolved(head, [features[best][x]])[places[x]].detach().double() for x in test]
     return best, [-loss for _, loss in heads], head, torch.cat(outputs).numpy()
 
 

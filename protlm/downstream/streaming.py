@@ -5,7 +5,7 @@ L-BFGS minimizes it in the coordinates in which the bound of its Hessian (Böhni
 doi:10.1007/BF00048682) is the identity, so that few passes suffice.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def fit_residues(
     """
     size, one_hot = features.shape[1], np.eye(len(targets.classes))
     sums = np.zeros([1 + size + (len(one_hot) or 1)] * 2)
-    for some in _blocks(rows):
+    for some in np.array_split(rows, len(rows) // _BLOCK + 1):
         y = targets.values[some]
         y = one_hot[y] if targets.classes else y[:, None]
         both = np.hstack([np.ones((len(some), 1)), features[some], y])
@@ -79,8 +79,7 @@ def _logistic(
     mean, scale, root = map(torch.tensor, standard)
     labels = torch.tensor(targets.values)
     point = torch.tensor(np.pad(start, ((1, 0), (0, 0)))).requires_grad_()
-    with np.errstate(divide="ignore"):
-        usual = torch.tensor(np.maximum(np.log(frequencies), NEVER))
+    usual = torch.tensor(frequencies).log().clamp(min=NEVER)
 
     def model() -> tuple[Tensor, Tensor]:
         return torch.linalg.solve_triangular(root.T, point[1:], upper=True), usual + point[0]
@@ -89,7 +88,7 @@ def _logistic(
         optimizer.zero_grad()
         total = shrink / 2 * model()[0].square().sum()
         total.backward()
-        for some in _blocks(rows):
+        for some in np.array_split(rows, len(rows) // _BLOCK + 1):
             weights, logits = model()
             weights = weights / scale[:, None]
             states, bias = torch.from_numpy(features[some]).float(), logits - mean @ weights
@@ -105,7 +104,3 @@ def _logistic(
     optimizer.step(loss)
     weights, logits = model()
     return weights.detach().numpy(), logits.detach().numpy()
-
-
-def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
-    return (rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK))

@@ -186,8 +186,7 @@ def test_numbers_of_residues_are_learned_and_predicted(
     assert all((float(x["predicted"]) > 0.9) == (x["residue"] == "W") for x in predicted)
     # Convolutions are written and read, and give what they gave in the test.
     typed = ["x.fasta", "-m", tiny_run, "-o", "cnn", "--head", "cnn"]
-    done = protlm_in_process("probe", *typed, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert protlm_in_process("probe", *typed, cwd=tmp_path).returncode == 0
     assert json.loads((tmp_path / "cnn" / "results.json").read_text())["head"] == "cnn"
     typed = ["proteins.fasta", "-p", "cnn", "-m", tiny_run, "-o", "cnn.tsv"]
     assert protlm_in_process("predict", *typed, cwd=tmp_path).returncode == 0

@@ -19,15 +19,7 @@ from protlm.downstream.linear import (
 )
 from protlm.downstream.metrics import LABEL_METRICS, label_scores
 from protlm.downstream.probe_results import Probe, read_probe, scores_of, write_probe
-from protlm.downstream.probing import (
-    CNN,
-    CONSTANT,
-    MODEL,
-    RANDOM,
-    ProbeOptions,
-    probe,
-    residue_baseline,
-)
+from protlm.downstream.probing import CNN, CONSTANT, MODEL, ProbeOptions, probe, residue_baseline
 from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets, Task, state_labels, state_targets
 from protlm.model.embedding import embeddings
@@ -170,16 +162,14 @@ def test_metrics_of_classes_without_labels_are_those_of_scikit_learn(num_labels:
             assert found["MCC"] == pytest.approx(metrics.matthews_corrcoef(y, p))
 
 
-@pytest.mark.parametrize(
-    ("task", "size"),
-    [(Task.one_class, 3), (Task.one_class, 2), (Task.several_classes, 3), (Task.number, 3)],
-)
+@pytest.mark.parametrize("task", [Task.one_class, Task.several_classes, Task.number])
+@pytest.mark.parametrize("size", [2, 3])
 def test_resamples_are_metrics_of_drawn_proteins(numbers, task: Task, size: int, monkeypatch):
     """Weighted metrics equal those of rows that are repeated."""
     monkeypatch.setattr("protlm.downstream.metrics._CELLS", 70)
     values = {
         Task.one_class: numbers.integers(size, size=30),
-        Task.several_classes: numbers.integers(2, size=(30, 3)).astype(bool),
+        Task.several_classes: numbers.integers(2, size=(30, size)).astype(bool),
         Task.number: numbers.normal(size=30),
     }[task]
     outputs = numbers.normal(size=(30, size)).round(1)
@@ -354,7 +344,7 @@ def test_convolutions_find_residue_labels(numbers, model) -> None:
         of_proteins = Targets(Task.one_class, ["a", "b"], rows % 2, rows)
         probe(model, sequences, of_proteins, split, options)
     found = probe(model, sequences, targets, split, options)
-    assert [*found] == [MODEL, RANDOM, "residue", CONSTANT]
+    assert [*found] == [MODEL, "random_weights", "residue", CONSTANT]
     assert found[MODEL].layer == model.num_layers and found[MODEL].penalty is None
     assert found["residue"].scores.values["accuracy"] > 0.95
 
