@@ -5,7 +5,7 @@ training groups. The probe is then fitted to `train` and `valid`, and tested on 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -213,8 +213,9 @@ def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, fl
 
     if targets.task is Task.residue_classes:
         y, by_layer = np.eye(len(targets.classes))[targets.values[rows.chosen_on]], []
+        as_numbers = replace(targets, task=Task.residue_numbers)
         for x in features:
-            (ridge,) = fit_residues(x, targets, rows.rest, [_RIDGE], least_squares=True)
+            (ridge,) = fit_residues(x, as_numbers, rows.rest, [_RIDGE])
             by_layer.append(-float(np.mean((ridge.outputs(x[rows.chosen_on]) - y) ** 2)))
             forget(x)
     else:

@@ -22,17 +22,12 @@ _CONSTANT = 1e-10
 
 
 def fit_residues(
-    features: Any,
-    targets: Targets,
-    rows: np.ndarray,
-    penalties: Sequence[float],
-    *,
-    least_squares: bool = False,
+    features: Any, targets: Targets, rows: np.ndarray, penalties: Sequence[float]
 ) -> list[LinearModel]:
     """Fits to some rows of features, [residues, D], which are standardized, with each penalty.
 
-    It is λ of ridge regression (of numbers, and of one-hot classes with `least_squares`), or C of
-    classes: C · Σ cross-entropy + |w|² / 2 is minimized.
+    It is λ of ridge regression, where classes are one-hot if the task is to predict numbers, or C
+    of classes: C · Σ cross-entropy + |w|² / 2 is minimized.
     """
     size, one_hot = features.shape[1], np.eye(len(targets.classes))
     sums = np.zeros([1 + size + (len(one_hot) or 1)] * 2)
@@ -49,7 +44,7 @@ def fit_residues(
     x, y = np.split(covariance[:size] / scale[:, None], [size], axis=1)
     found, weights, logits = [], np.zeros((size, len(center))), center
     for penalty in penalties:
-        if targets.task.is_number or least_squares:
+        if targets.task.is_number:
             weights = np.linalg.solve(x / scale + penalty / len(rows) * np.eye(size), y)
         else:
             # Of two classes, scikit-learn has one vector of weights: the difference of these two.

@@ -331,7 +331,7 @@ def embeddings(
                 if not in_memory and own[kind, layer].abs().max() > _LARGEST:
                     raise UserError(
                         f"hidden states of layer {layer} exceed {_LARGEST:,}, the largest number "
-                        "of float16, in which so many are kept; choose other layers: --layers"
+                        "of float16, in which they are stored; choose other layers: --layers"
                     )
                 states[ends[row] : ends[row + 1]] = own[kind, layer].numpy()
                 forget(states)

@@ -1,5 +1,7 @@
 """Heads of residues: linear ones against scikit-learn, convolutions against their formula."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -59,7 +61,8 @@ def test_classes_are_at_the_optimum_of_scikit_learn(seen: int, penalty: float) -
 def test_the_least_squares_of_classes_are_ridge_regressions_of_each() -> None:
     numbers = np.random.default_rng(1)
     x, y, rows = features_of(numbers), numbers.integers(3, size=300), np.arange(200)
-    (found,) = fit_residues(x, targets_of(y, 3), rows, [10.0], least_squares=True)
+    targets = replace(targets_of(y, 3), task=Task.residue_numbers)
+    (found,) = fit_residues(x, targets, rows, [10.0])
     for number in range(3):
         (one,) = fit_residues(x, targets_of((y == number).astype(float)), rows, [10.0])
         assert found.outputs(x)[:, number] == pytest.approx(one.outputs(x)[:, 0])
