@@ -12,6 +12,7 @@ from protlm.cli.options import (
     Duplicates,
     Model,
     SequenceFile,
+    allowed_value,
     choice,
     model_or_default,
     option,
@@ -46,6 +47,7 @@ Separator = Annotated[str, option("Between the classes of one protein: ; , or |"
 ClusterTable = Annotated[
     Path | None, option("cluster.tsv of MMseqs2, for splits without homologs on both sides.")
 ]
+Head = Annotated[str, option("linear, or cnn: two convolutions over residues.")]
 Cluster = Annotated[bool, option("Make the clusters with MMseqs2, at 30 % identity.", "--cluster")]
 
 
@@ -62,6 +64,7 @@ def probe(
     test_sets: TestSets = None,
     splits: Splits = None,
     fold: Annotated[str | None, option("Column of folds: each is the test once.")] = None,
+    head: Head = "linear",
     layers: Layers = None,
     min_count: MinCount = 1,
     separator: Separator = ";",
@@ -75,12 +78,13 @@ def probe(
     """Predict labels from frozen embeddings, and compare with baselines."""
     from protlm.commands.probe import describe_labels, probe_labels
     from protlm.downstream.label_files import form_of
-    from protlm.downstream.probing import ProbeOptions
+    from protlm.downstream.probing import CNN, LINEAR, ProbeOptions
 
     reading = _reading(sequences, label, task, min_count, separator, cluster_table, cluster)
     path, form = form_of(labels, header, label_columns, test_sets, splits, fold)
     reading = replace(reading, per_residue=per_residue, form=form)
-    options = ProbeOptions(tuple(layers or ()), toks_per_batch, seed)
+    head = allowed_value("--head", head, LINEAR, CNN)
+    options = ProbeOptions(tuple(layers or ()), toks_per_batch, seed, head)
     model = model_or_default(model)
     if dry_run:
         describe_labels(path, model, reading, device=device)

@@ -156,7 +156,7 @@ def _rows(
     (features,) = embeddings(
         model, sequences, layers=[probe.layer], tokens_per_batch=tokens_per_batch, places=places
     )
-    outputs = probe.fitted.outputs(features)
+    outputs = probe.outputs(features, [*map(len, sequences)])
     cells = iter(output_cells(outputs, probe.task, probe.classes))
     for record in records:
         if is_residues:

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from protlm.data.tables import read_clusters
 from protlm.downstream.label_files import SUFFIX, Form
 from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
@@ -133,6 +135,10 @@ def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -
     more = f" and {len(reading.form.others)} more" if reading.form.others else ""
     taken = f"{path}{more}: task: {task}{names}"
     parts = [taken, f"{len(labels):,} of {rows:,} rows are used{of}"]
+    if targets.classes and targets.values.ndim == 1:
+        counts = np.bincount(targets.values)
+        ends = ((int(n), counts[n] / counts.sum()) for n in (counts.argmax(), counts.argmin()))
+        parts.append(" and ".join(f"{x:.1%} are {targets.classes[n]}" for n, x in ends))
     said = {"masked": proteins.masked, "left out": proteins.left_out, "changed": proteins.changed}
     for what, counts in said.items():
         if counts:

@@ -50,6 +50,7 @@ class Example:
     place: str = field(default="", compare=False)
     fold: str = ""
     masks: Mapping[str, str] = field(default_factory=dict, compare=False)
+    is_named: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
             place=place,
             fold=cells[form.fold] if form.fold else "",
             masks={one: cells[one] for one in masks if one != label},
+            is_named=name is not None,
         )
 
 

@@ -70,6 +70,8 @@ def read_labeled_proteins(
         rows += found
         per_residue = is_certain or per_residue
     counts, tally, hidden = Counter[str](), Tally(), Counter[str]()
+    if lost := [one for one in form.test_sets if one not in {row.split for row in rows}]:
+        raise UserError(f"--test-sets {lost[0]}: {path} has no row with this split")
     examples = list(_usable(_assigned(rows, form), sequences, counts, tally))
     examples = _with_splits(examples, form, counts)
     if not examples:
@@ -153,20 +155,23 @@ def _distinct(examples: Sequence[Example], counts: Counter[str]) -> tuple[list[E
     kept: dict[str, Example] = {}
     both: dict[str, None] = {}
     for one in examples:
-        other = kept.setdefault(one.identifier, one)
+        # Without identifiers, proteins are known by their sequences.
+        key = one.identifier if one.is_named else f">{one.sequence}"
+        other = kept.setdefault(key, one)
         if other is one:
             continue
         to_fit, is_same = {one.split, other.split} & {TRAIN, VALID}, one.split == other.split
         differs = (one.sequence, one.label, one.fold) != (other.sequence, other.label, other.fold)
         if differs or not (is_same or len(to_fit) == 1):
+            same = one.identifier if one.is_named else f"the sequence of {other.identifier}"
             what = "another label or sequence" if differs else f"the split {other.split}"
             raise InputDataError(
-                f"{one.place}: {one.identifier} is repeated, with {what}; remove one of the two"
+                f"{one.place}: {same} is repeated, with {what}; remove one of the two"
             )
         counts["identical to an earlier one" if is_same else "that the test has too"] += 1
         if not is_same:
             both[one.identifier] = None
-            kept[one.identifier] = other if one.split in to_fit else one
+            kept[key] = other if one.split in to_fit else one
     return list(kept.values()), list(both)
 
 

@@ -22,7 +22,7 @@ _TOLERANCE = 1e-3
 # TF-IDF is small, as is then the gradient at which the iterations end.
 _SPARSE_TOLERANCE = 1e-6
 # The logit of a class that no example has: its probability is 0.
-_NEVER = -1e4
+NEVER = -1e4
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ def fit(
         ridge: Any = Ridge(alpha=penalty).fit(scaled, values)
         weights, bias = ridge.coef_.reshape(-1, 1), np.atleast_1d(ridge.intercept_)
     elif task is Task.several_classes:
-        columns = [_binary(scaled, column, penalty) for column in values.T]
-        weights = np.stack([one[0] for one in columns], axis=1)
-        bias = np.array([one[1] for one in columns])
+        columns = [_multinomial(scaled, column.astype(int), 2, penalty) for column in values.T]
+        weights = np.stack([one[0][:, 1] for one in columns], axis=1)
+        bias = np.array([np.diff(one[1])[0] for one in columns])
     else:
         weights, bias = _multinomial(scaled, values, num_classes, penalty)
     if not is_dense:
@@ -82,37 +82,25 @@ def fit(
     return LinearModel(weights, bias - scaler.mean_ @ weights)
 
 
-def _logistic(scaled: Any, values: np.ndarray, penalty: float) -> Any:
-    from sklearn.linear_model import LogisticRegression
-
-    tolerance = _TOLERANCE if isinstance(scaled, np.ndarray) else _SPARSE_TOLERANCE
-    return LogisticRegression(C=penalty, max_iter=_MAX_ITERATIONS, tol=tolerance).fit(
-        scaled, values
-    )
-
-
 def _multinomial(
     scaled: Any, values: np.ndarray, num_classes: int, penalty: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    weights, bias = np.zeros((scaled.shape[1], num_classes)), np.full(num_classes, _NEVER)
+    from sklearn.linear_model import LogisticRegression
+
+    weights, bias = np.zeros((scaled.shape[1], num_classes)), np.full(num_classes, NEVER)
     seen = np.unique(values)
     if len(seen) == 1:
         bias[seen] = 0
         return weights, bias
-    fitted = _logistic(scaled, values, penalty)
+    tolerance = _TOLERANCE if isinstance(scaled, np.ndarray) else _SPARSE_TOLERANCE
+    fitted: Any = LogisticRegression(C=penalty, max_iter=_MAX_ITERATIONS, tol=tolerance)
+    fitted.fit(scaled, values)
     if len(seen) == 2:
         # Of two classes, scikit-learn has the logit of the second one.
         bias[seen[0]] = 0
         seen = seen[1:]
     weights[:, seen], bias[seen] = fitted.coef_.T, fitted.intercept_
     return weights, bias
-
-
-def _binary(scaled: Any, values: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
-    if values.all() or not values.any():
-        return np.zeros(scaled.shape[1]), -_NEVER if values.all() else _NEVER
-    fitted = _logistic(scaled, values, penalty)
-    return fitted.coef_[0], float(fitted.intercept_[0])
 
 
 def trainable(
@@ -127,7 +115,7 @@ def trainable(
         return fitted
     width = len(fitted.weights)
     usual = constant(values, task, num_classes=num_classes, width=width).bias
-    is_certain = np.abs(fitted.bias) >= -_NEVER
+    is_certain = np.abs(fitted.bias) >= -NEVER
     return LinearModel(fitted.weights, np.where(is_certain, usual, fitted.bias))
 
 

@@ -26,6 +26,8 @@ from protlm.downstream.variants import Assay, Variant
 
 METRICS = ("Spearman", "AUC", "MCC", "NDCG", "top recall")
 _TOP = 0.1
+# Rows times resamples that are in memory at a time.
+_CELLS = 2_000_000
 # Fewer resamples of a large assay, whose intervals are narrow.
 _MOST_DRAWN, _FEWEST = 20_000_000, 100
 
@@ -201,6 +203,8 @@ LABEL_METRICS = {
     Task.residue_classes: ("accuracy", "macro F1", "MCC", "accuracy per protein"),
     Task.residue_numbers: ("Spearman", "R2", "MAE", "Spearman per protein"),
 }
+# Of two classes, also the areas of the second one.
+_AREAS = ("AUROC", "AUPRC")
 
 
 def label_scores(
@@ -228,7 +232,9 @@ def label_scores(
     ]
     metrics = _metrics_of(outputs, values, group_of, task)
     found = metrics(np.array([np.ones(len(first)), *counts]))
-    return Metrics(dict(zip(LABEL_METRICS[task], found[0].tolist(), strict=True)), found[1:])
+    has_areas = not task.is_number and values.ndim == 1 and outputs.shape[1] == 2
+    names = LABEL_METRICS[task] + _AREAS * has_areas
+    return Metrics(dict(zip(names, found[0].tolist(), strict=True)), found[1:])
 
 
 def _metrics_of(
@@ -247,7 +253,17 @@ def _metrics_of(
     confusions = np.zeros((int(group_of.max()) + 1, size, size))
     np.add.at(confusions, (group_of, values, predicted), 1)
     per_residue = task is Task.residue_classes
-    return lambda weights: _of_confusions(confusions, weights, per_residue=per_residue)
+
+    def metrics(weights: np.ndarray) -> np.ndarray:
+        found = _of_confusions(confusions, weights, per_residue=per_residue)
+        if size != 2:
+            return found
+        margins, parts = outputs[:, 1] - outputs[:, 0], len(weights) * len(values) // _CELLS + 1
+        each = np.array_split(weights, min(parts, len(weights)))
+        areas = [_areas(margins, values == 1, some[:, group_of]) for some in each]
+        return np.column_stack([found, np.concatenate(areas)])
+
+    return metrics
 
 
 def _of_numbers(predicted: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:

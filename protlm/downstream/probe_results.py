@@ -1,21 +1,24 @@
 """What `protlm probe` prints and writes: metrics, predictions, and the probe itself.
 
 `probe.safetensors` has `weights` [D, outputs] and `bias` [outputs], float64, of features that are
-not standardized; `probe.json` says what they predict, and from which layer of which model.
+not standardized, or the weights of two convolutions, `0.weight` [channels, D, 7], `0.bias`,
+`2.weight` and `2.bias`; `probe.json` says what they predict, and from which layer of which model.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from protlm import __version__
 from protlm.analysis.bootstrap import Metrics, finite_or_none
 from protlm.checkpoints.checks import Artifact
 from protlm.data.tables import write_rows
+from protlm.downstream.convolution import convolutions, convolved
 from protlm.downstream.examples import Labeled
 from protlm.downstream.linear import LinearModel, probabilities
 from protlm.downstream.metrics import LABEL_METRICS
@@ -132,6 +135,7 @@ def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
         "model_hash": result.model_hash,
         "protlm_version": __version__,
         "task": task,
+        "head": options.head,
         "classes": labeled.targets.classes,
         "proteins": labeled.split.sides(),
         "test_sets": {name: len(rows) for name, rows in labeled.split.test_sets.items()},
@@ -205,16 +209,24 @@ PROBE = Artifact("probe.safetensors", "probe.json", "a probe", "probe")
 
 @dataclass(frozen=True)
 class Probe:
-    """A linear model on the states of a layer of a model, and what it predicts.
+    """A head on the states of a layer of a model, and what it predicts.
 
-    The states are averaged over residues, except for residue classes.
+    The states are averaged over residues, except for labels of residues.
     """
 
     task: Task
     classes: list[str]
     layer: int
     model_hash: str
-    fitted: LinearModel
+    fitted: LinearModel | nn.Sequential
+
+    def outputs(self, features: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+        """Returns numbers or logits of proteins, or of all residues of proteins of some lengths."""
+        head = self.fitted
+        if isinstance(head, LinearModel):
+            return head.outputs(features)
+        parts = np.split(features, np.cumsum(lengths)[:-1])
+        return convolved(head, parts).detach().double().numpy()
 
     def check_model(self, model: PretrainedModel) -> None:
         """Refuses another model than the one that the probe was fitted on."""
@@ -223,8 +235,9 @@ class Probe:
                 f"the probe was fitted on a model with the hash {self.model_hash[:12]}, and this "
                 f"one has {model.hash[:12]}; give the same model: -m MODEL"
             )
-        width = model.description.model.model_dim
-        if not 0 <= self.layer <= model.num_layers or self.fitted.weights.shape[0] != width:
+        head, width = self.fitted, model.description.model.model_dim
+        own = len(head.weights) if isinstance(head, LinearModel) else head[0].in_channels
+        if not 0 <= self.layer <= model.num_layers or own != width:
             raise InputDataError(
                 "the probe is damaged: its layer or its width does not fit its model, with "
                 f"layers 0 to {model.num_layers} and {width} features"
@@ -233,22 +246,30 @@ class Probe:
 
 def write_probe(folder: Path, probe: Probe) -> None:
     """Writes the files of a probe into a folder, and the checksums of all files in it."""
-    fitted = probe.fitted
-    arrays = {"weights": fitted.weights.copy(order="C"), "bias": fitted.bias}
-    content = asdict(probe)
+    head, content = probe.fitted, asdict(probe)
+    if isinstance(head, LinearModel):
+        arrays = {"weights": head.weights.copy(order="C"), "bias": head.bias}
+        weights = {name: torch.from_numpy(one) for name, one in arrays.items()}
+    else:
+        weights = head.state_dict()
     del content["fitted"]
-    PROBE.write(folder, {name: torch.from_numpy(one) for name, one in arrays.items()}, content)
+    PROBE.write(folder, weights, content)
 
 
 def read_probe(folder: Path) -> Probe:
     """Reads a probe."""
     content, arrays = PROBE.read(folder)
     try:
-        fitted = LinearModel(arrays["weights"].numpy(), arrays["bias"].numpy())
-        found = from_json(Probe, {**content, "fitted": fitted})
-    except (KeyError, ValueError) as error:
-        raise InputDataError(f"{folder} is not a probe: {str(error)[:200]}") from error
-    outputs = len(found.classes) or 1
-    if fitted.weights.shape[1:] != (outputs,) or fitted.bias.shape != (outputs,):
-        raise InputDataError(f"{folder} is not a probe: it does not have {outputs} outputs")
-    return found
+        found = from_json(Probe, {**content, "fitted": None})
+        outputs = len(found.classes) or 1
+        if "bias" in arrays:
+            fitted = LinearModel(arrays["weights"].numpy(), arrays["bias"].numpy())
+            if fitted.weights.shape[1:] != (outputs,) or fitted.bias.shape != (outputs,):
+                raise ValueError(f"it does not have {outputs} outputs")
+        else:
+            fitted = convolutions(arrays["0.weight"].shape[1], outputs)
+            fitted.load_state_dict(arrays)
+    except (KeyError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputDataError(f"{folder} is not a probe: {reason}") from error
+    return replace(found, fitted=fitted)

@@ -1,42 +1,49 @@
-"""Linear probes: labels predicted from frozen embeddings, beside baselines without the model.
+"""Probes: labels predicted from frozen embeddings, beside baselines without the model.
 
 The layer, then the penalty, are chosen on the split `valid`, or without one on a fifth of the
 training groups. The probe is then fitted to `train` and `valid`, and tested on `test`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from protlm.analysis.bootstrap import Metrics
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.downstream.convolution import convolved, fit_convolutions
 from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
 from protlm.downstream.metrics import label_scores
 from protlm.downstream.splits import Split, held_out
+from protlm.downstream.streaming import fit_residues
 from protlm.downstream.tasks import Targets, Task
-from protlm.model.embedding import embeddings
+from protlm.model.embedding import embeddings, forget
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import InputDataError
+from protlm.system.errors import InputDataError, UserError
 
 MODEL, RANDOM, CONSTANT = "model", "random_weights", "constant"
+LINEAR, CNN = "linear", "cnn"
 _HELD_OUT = 0.2
+# The penalty of the ridge regression by which the layer for classes of residues is chosen.
+_RIDGE = 100.0
 # What the layer and the penalty are chosen by.
 _CHOSEN_BY = {Task.number: "R2", Task.residue_numbers: "R2", Task.several_classes: "AUROC"}
 
 
 @dataclass(frozen=True)
 class Predictor:
-    """A fitted linear model, its choices, and its scores and outputs on the test proteins.
+    """A fitted head, its choices, and its scores and outputs on the test proteins.
 
-    A baseline has no layer, and the constant no penalty; `by_layer` is of the held-out proteins,
-    `by_set` of each of several test sets.
+    A baseline has no layer, and convolutions and the constant no penalty; `by_layer` is of the
+    held-out proteins, `by_set` of each of several test sets.
     """
 
-    fitted: LinearModel
+    fitted: LinearModel | nn.Sequential
     layer: int | None
     penalty: float | None
     by_layer: Mapping[int, float]
@@ -47,11 +54,15 @@ class Predictor:
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """The settings of a probe; no layers means all, from 0, the embedding, to the last."""
+    """The settings of a probe; no layers means all, from 0, the embedding, to the last.
+
+    The head `cnn` is for labels of residues; for it, no layers means the last one.
+    """
 
     layers: tuple[int, ...] = ()
     tokens_per_batch: int = TOKENS_PER_BATCH
     seed: int = 0
+    head: str = LINEAR
 
 
 def probe(
@@ -120,20 +131,35 @@ def _features(
     targets: Targets,
     options: ProbeOptions,
 ) -> Iterator[tuple[str, Callable[[_Rows], list[Any]], list[int]]]:
-    """Yields the name of a predictor, and its features for all rows by candidate layer."""
-    layers = list(options.layers) or list(range(model.num_layers + 1))
-    size, places = options.tokens_per_batch, targets.places
+    """Yields the name of a predictor, and its features for all rows by candidate layer.
+
+    Convolutions get a list for each layer, of the features of all residues of each protein.
+    """
+    is_cnn, size, places = options.head == CNN, options.tokens_per_batch, targets.places
+    layers = list(options.layers) or list(range(model.num_layers + 1))[-is_cnn:]
+    if is_cnn:
+        if places is None:
+            raise UserError("--head cnn needs labels of residues; leave it out")
+        places = [np.arange(len(one)) for one in sequences]
+
+    def divided(layers: list[np.ndarray]) -> list[Any]:
+        ends = np.cumsum([*map(len, sequences)])[:-1]
+        return [np.split(x, ends) for x in layers] if is_cnn else layers
+
     for name in (MODEL, RANDOM):
         one = model if name == MODEL else model.with_random_weights(options.seed)
         states = embeddings(one, sequences, layers=layers, tokens_per_batch=size, places=places)
-        yield name, lambda _, states=states: states, layers
+        yield name, lambda _, states=states: divided(states), layers
+        # Those of the next model are in other files.
+        states.clear()
     if places is None:
         baselines = cache(lambda rows: protein_baselines(sequences, rows.fit))
         for name in ("composition", "three_mers", "length"):
             yield name, lambda rows, x=name: [baselines(rows)[x]], []
     else:
-        for name, features in residue_baselines(sequences, places).items():
-            yield name, lambda _, features=features: [features], []
+        for name, flank in (("residues_around", _FLANK), ("residue", 0))[is_cnn:]:
+            features = residue_baseline(sequences, places, flank)
+            yield name, lambda _, features=features: divided([features]), []
     yield CONSTANT, lambda _: [], []
 
 
@@ -141,17 +167,17 @@ def _probe(
     features: list[Any], layers: list[int], targets: Targets, rows: _Rows, seed: int
 ) -> Predictor:
     task, values = targets.task, targets.values
-    by_layer: dict[int, float] = {}
+    best, penalty, found = 0, None, []
     if not features:
-        best, layer, penalty = 0, None, None
-        features = [np.zeros((len(values), 1))]
         fitted = constant(values[rows.fit], task, num_classes=len(targets.classes), width=1)
+        outputs = fitted.outputs(np.zeros((len(rows.test), 1)))
+    elif isinstance(features[0], list):
+        best, found, fitted, outputs = _convolutions(features, targets, rows, seed)
     else:
         best, penalty, found = _chosen(features, targets, rows)
-        by_layer = dict(zip(layers, found, strict=False))
-        layer = layers[best] if layers else None
-        fitted = _fitted(features[best], targets, rows.fit, penalty)
-    outputs = fitted.outputs(features[best][rows.test])
+        (fitted,) = _fitted(features[best], targets, rows.fit, [penalty])
+        outputs = fitted.outputs(features[best][rows.test])
+    layer, by_layer = layers[best] if layers else None, dict(zip(layers, found, strict=False))
     scores, by_set = scores_of_test(outputs, targets, rows.split, seed=seed)
     return Predictor(fitted, layer, penalty, by_layer, scores, outputs, by_set)
 
@@ -174,23 +200,49 @@ def scores_of_test(
 
 
 def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, float, list[float]]:
-    """Returns the best layer at the middle penalty, its best penalty, and the layers' scores."""
+    """Returns the best layer at the middle penalty, its best penalty, and the layers' scores.
+
+    The score for classes of residues is minus the mean square error of a ridge regression.
+    """
     penalties = penalties_of(features[0], targets.task)
     middle = penalties[len(penalties) // 2]
 
-    def score(layer: int, penalty: float) -> float:
-        fitted = _fitted(features[layer], targets, rows.rest, penalty)
-        return _choice_score(fitted.outputs(features[layer][rows.chosen_on]), targets, rows)
+    def scores(layer: int, some: Sequence[float]) -> list[float]:
+        models, x = _fitted(features[layer], targets, rows.rest, some), features[layer]
+        return [_choice_score(one.outputs(x[rows.chosen_on]), targets, rows) for one in models]
 
-    by_layer = [score(layer, middle) for layer in range(len(features))]
+    if targets.task is Task.residue_classes:
+        y, by_layer = np.eye(len(targets.classes))[targets.values[rows.chosen_on]], []
+        as_numbers = replace(targets, task=Task.residue_numbers)
+        for x in features:
+            (ridge,) = fit_residues(x, as_numbers, rows.rest, [_RIDGE])
+            by_layer.append(-float(np.mean((ridge.outputs(x[rows.chosen_on]) - y) ** 2)))
+            forget(x)
+    else:
+        by_layer = [scores(layer, [middle])[0] for layer in range(len(features))]
     best = int(np.argmax(by_layer))
-    by_penalty = {p: by_layer[best] if p == middle else score(best, p) for p in penalties}
-    return best, max(by_penalty, key=lambda p: by_penalty[p]), by_layer
+    return best, penalties[int(np.argmax(scores(best, penalties)))], by_layer
 
 
-def _fitted(features: Any, targets: Targets, rows: np.ndarray, penalty: float) -> LinearModel:
-    values, classes = targets.values[rows], len(targets.classes)
-    return fit(features[rows], values, targets.task, num_classes=classes, penalty=penalty)
+def _convolutions(
+    features: list[list[np.ndarray]], targets: Targets, rows: _Rows, seed: int
+) -> tuple[int, list[float], nn.Sequential, np.ndarray]:
+    """Returns the best layer, the layers' scores, and the head with its outputs for the test."""
+    sides = [np.unique(targets.groups[some]) for some in (rows.rest, rows.chosen_on)]
+    heads = [fit_convolutions(x, targets, *sides, seed=seed) for x in features]
+    best, places = int(np.argmin([loss for _, loss in heads])), targets.places or []
+    head, test = heads[best][0], np.unique(targets.groups[rows.test])
+    outputs = [convolved(head, [features[best][x]])[places[x]].detach().double() for x in test]
+    return best, [-loss for _, loss in heads], head, torch.cat(outputs).numpy()
+
+
+def _fitted(
+    features: Any, targets: Targets, rows: np.ndarray, penalties: Sequence[float]
+) -> list[LinearModel]:
+    if targets.places is not None:
+        return fit_residues(features, targets, rows, penalties)
+    given, size = (features[rows], targets.values[rows], targets.task), len(targets.classes)
+    return [fit(*given, num_classes=size, penalty=one) for one in penalties]
 
 
 def _choice_score(outputs: np.ndarray, targets: Targets, rows: _Rows) -> float:
@@ -233,21 +285,16 @@ def protein_baselines(sequences: Sequence[str], fit: Sequence[int] | np.ndarray)
     return {"composition": composition, "three_mers": known, "length": composition[:, -1:]}
 
 
-def residue_baselines(
-    sequences: Sequence[str], places: Sequence[np.ndarray]
-) -> dict[str, np.ndarray]:
-    """Returns one-hot features of residues, and of eight on either side, [residues, width]."""
+def residue_baseline(
+    sequences: Sequence[str], places: Sequence[np.ndarray], flank: int
+) -> np.ndarray:
+    """Returns one-hot letters of residues and of some on either side, uint8 [residues, width]."""
     windows = []
     for sequence, where in zip(sequences, places, strict=True):
-        letters = np.eye(_LETTERS, dtype=np.float32)[_numbers(sequence)]
-        padded = np.pad(letters, ((_FLANK, _FLANK), (0, 0)))
-        shifted = [padded[where + shift] for shift in range(2 * _FLANK + 1)]
-        windows.append(np.concatenate(shifted, axis=1))
-    around = np.concatenate(windows)
-    return {
-        "residues_around": around,
-        "residue": around[:, _FLANK * _LETTERS : (_FLANK + 1) * _LETTERS],
-    }
+        letters = np.eye(_LETTERS, dtype=np.uint8)[_numbers(sequence)]
+        padded = np.pad(letters, ((flank, flank), (0, 0)))
+        windows.append(np.hstack([padded[where + shift] for shift in range(2 * flank + 1)]))
+    return np.concatenate(windows)
 
 
 def _numbers(sequence: str) -> np.ndarray:

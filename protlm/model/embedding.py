@@ -1,5 +1,6 @@
 """Vectors of many proteins: batches of similar length, windows, and batches that do not fit."""
 
+import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ Ranges = Sequence[tuple[int, int]]
 T = TypeVar("T")
 # The number of records of a file that are sorted by length at a time, which bounds the memory.
 _WINDOW = 2_048
+# Hidden states of more numbers are in files, and in float16, up to its largest number.
+_IN_MEMORY, _LARGEST = 2**28, 65_504
 
 
 def batches(
@@ -310,34 +313,46 @@ def embeddings(
     """Returns hidden states by layer, float32, of the first residues that the model accepts.
 
     They are means, [sequences, D], or those of the residues `places` of each sequence, [residues,
-    D]; these, of several layers, are in temporary files. One that does not fit into the memory, or
-    whose vectors are not finite, is a `UserError`.
+    D]; many are in temporary files, in float16. One that does not fit into the memory, or whose
+    vectors are not finite, is a `UserError`.
     """
     kind = Pooling.mean if places is None else Pooling.per_tok
     features = _Features(model, (kind,), tuple(layers))
     texts = residues_of(sequence[: model.max_residues] for sequence in sequences)
     ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])
     shape = (int(ends[-1]), model.description.model.model_dim)
-    in_memory = places is None or len(layers) == 1
+    in_memory = shape[0] * shape[1] * len(layers) <= _IN_MEMORY
     found = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
     with JobProgress("sequences embedded", len(texts), quiet=places is not None) as progress:
         computed = embed_all(features, texts, tokens_per_batch, places, longest_first=True)
         for row, vectors in computed:
             own = features.checked(vectors, f"a protein of {len(texts[row]):,} residues")
             for layer, states in zip(layers, found, strict=True):
+                if not in_memory and own[kind, layer].abs().max() > _LARGEST:
+                    raise UserError(
+                        f"hidden states of layer {layer} exceed {_LARGEST:,}, the largest number "
+                        "of float16, in which they are stored; choose other layers: --layers"
+                    )
                 states[ends[row] : ends[row + 1]] = own[kind, layer].numpy()
+                forget(states)
             progress.advance(1)
     return found
 
 
 def _on_disk(shape: tuple[int, int]) -> np.ndarray:
-    """Returns an array in a temporary file, float32 zeros."""
+    """Returns an array in a temporary file, float16 zeros."""
     try:
         with tempfile.TemporaryFile() as file:
             # Written, because a file with holes ends the process when the disk is full.
             for _ in range(shape[0]):
-                file.write(bytes(4 * shape[1]))
+                file.write(bytes(2 * shape[1]))
             file.flush()
-            return np.memmap(file, np.float32, "r+", shape=shape)
+            return np.memmap(file, np.float16, "r+", shape=shape)
     except OSError as error:
         raise explain_os_error(error, Path(tempfile.gettempdir())) from error
+
+
+def forget(states: np.ndarray) -> None:
+    """Takes the rows of a file out of the memory; they are read again when they are used."""
+    if isinstance(states, np.memmap):
+        states._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]

@@ -67,7 +67,7 @@ def test_a_probe_and_its_predictions(
     probe_labels(labels, tiny_run, folder, OPTIONS, LabelOptions())
     printed, said = capsys.readouterr()
     assert printed.endswith(f"{folder}\n")
-    assert "class of 2 classes (membrane, nucleus); 6 of 6 rows are used" in said
+    assert "class of 2 classes (membrane, nucleus); 6 of 6 rows are used; 50.0% are" in said
     assert "task: class of 2 classes; proteins: 4 train, 2 test" in printed
     assert "accuracy of the model less that of" in printed
     assert "the split leaks: of 2 test" in printed
@@ -116,7 +116,8 @@ def test_folds_and_their_mean(
     labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
 ) -> None:
     rows = [one["sequence"] for one in read_table(labels)]
-    body = "".join(f"{one},{len(one) / 7},{n // 2 % 3}\n" for n, one in enumerate(rows * 2))
+    more = enumerate([*rows, *(f"{one}A" for one in rows)])
+    body = "".join(f"{one},{len(one) / 7},{n // 2 % 3}\n" for n, one in more)
     (tmp_path / "assay.csv").write_text(f"mutated_sequence,DMS_score,fold_random_5\n{body}")
     typed = ["--label", "DMS_score", "--fold", "fold_random_5", "-m", tiny_run, "-o", "p"]
     done = protlm_in_process("probe", "assay.csv", *typed, "--dry-run", cwd=tmp_path)
@@ -145,7 +146,8 @@ def test_files_of_splits_and_columns_of_classes(
     for split in ("train", "test", "other"):
         of = [one for one in rows if (one["split"] == "train") == (split == "train")]
         cells = (
-            f"{one['sequence']},{int('W' in one['sequence'])},{int(one['label'] == 'nucleus')}"
+            f"{one['sequence']}{'A' * (split == 'other')},{int('W' in one['sequence'])},"
+            f"{int(one['label'] == 'nucleus')}"
             for one in of
         )
         (tmp_path / f"{split}.csv").write_text("\n".join(["aa_seq,a,b", *cells]))
@@ -182,6 +184,21 @@ def test_numbers_of_residues_are_learned_and_predicted(
     assert protlm_in_process("predict", *typed, cwd=tmp_path).returncode == 0
     predicted = read_table(tmp_path / "all.tsv")
     assert all((float(x["predicted"]) > 0.9) == (x["residue"] == "W") for x in predicted)
+    # Convolutions are written and read, and give what they gave in the test.
+    typed = ["x.fasta", "-m", tiny_run, "-o", "cnn", "--head", "cnn"]
+    assert protlm_in_process("probe", *typed, cwd=tmp_path).returncode == 0
+    assert json.loads((tmp_path / "cnn" / "results.json").read_text())["head"] == "cnn"
+    typed = ["proteins.fasta", "-p", "cnn", "-m", tiny_run, "-o", "cnn.tsv"]
+    assert protlm_in_process("predict", *typed, cwd=tmp_path).returncode == 0
+    predicted = {(x["identifier"], x["position"]): x for x in read_table(tmp_path / "cnn.tsv")}
+    for row in read_table(tmp_path / "cnn" / "predictions.tsv"):
+        own = predicted[row["identifier"], row["position"]]
+        assert float(own["predicted"]) == pytest.approx(float(row["predicted"]), abs=1e-4)
+    arrays = load_file(tmp_path / "cnn" / WEIGHTS)
+    save_file({**arrays, "2.bias": np.zeros(3, np.float32)}, tmp_path / "cnn" / WEIGHTS)
+    write_sums(tmp_path / "cnn")
+    with pytest.raises(InputDataError, match=r"cnn is not a probe.*size mismatch for 2\.bias"):
+        read_probe(tmp_path / "cnn")
 
 
 @pytest.mark.slow

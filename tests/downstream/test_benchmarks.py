@@ -51,6 +51,8 @@ def test_masks_test_sets_and_pred_of_biotrainer(read) -> None:
     form = Form(test_sets=("CASP12",))
     found = read(BIOTRAINER.replace("test2", "CASP12"), "x.fasta", form=form)
     assert {*split_of(found.examples, seed=0).test_sets} == {"test", "CASP12"}
+    with pytest.raises(UserError, match=r"--test-sets CASP12: .* has no row with this split"):
+        read(BIOTRAINER, "x.fasta", form=form)
 
 
 def test_numbers_of_residues_and_unknown_ones(read) -> None:
@@ -115,6 +117,13 @@ def test_repeated_proteins_are_counted_and_leave_what_is_fitted_to(read, capsys)
     targets_from(Path("x"), found, LabelOptions(task=Task.number))
     said = capsys.readouterr().err
     assert "2 in train or valid stay in the test only: B, C" in said
+    # Without identifiers, by the sequences.
+    rows = "".join(f"MK{end}\t{n}\t{split}\n" for end, n, split in rows)
+    found = read("seq\tlabel\tset\n" + rows)
+    assert [(one.sequence, one.split) for one in found.examples] == [
+        (f"MK{end}", split) for end, split in kept
+    ]
+    assert found.left_out == {"identical to an earlier one": 1, "that the test has too": 3}
     with pytest.raises(InputDataError, match="3: A is repeated, with another label or sequence"):
         read(head + row.format("A", 1, "test") + row.format("A", 2, "test"))
 

@@ -104,6 +104,8 @@ MISTAKES = [
     (">P1 SET=train\nHHEE\n", "if the letters are labels of residues, type --seq"),
     (">P1 TARGET=a SET=train MASK=011\nMKT\n", "line 1: MASK= needs a label of each residue"),
     ("id\taa_seq\tinput\tlabel\nA\tMK\tMK\t1\n", "columns aa_seq and input; rename"),
+    ("seq\tlabel\nMK\t1\nMK\t2\n", "line 3: the sequence of line 2 is repeated, with another lab"),
+    ("seq\tlabel\tset\nMK\t1\ttest\nMK\t1\ttest2\n", "of line 2 is repeated, with the split test"),
     ("id\tseq\tlabel\tset\nA\tMK\t1\tCASP12\n", "'CASP12' is not one .* --test-sets CASP12"),
     ("id\tseq\tlabel\tset\nA\tMK\t1\ttrain\nA\tMK\t1\tval\n", "3: A is repeated, with the split t"),
     (">P1 INTERACTOR=P2 TARGET=0 SET=train\nMKT\n", "INTERACTOR=; pairs are not read"),

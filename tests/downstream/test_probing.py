@@ -19,7 +19,7 @@ from protlm.downstream.linear import (
 )
 from protlm.downstream.metrics import LABEL_METRICS, label_scores
 from protlm.downstream.probe_results import Probe, read_probe, scores_of, write_probe
-from protlm.downstream.probing import CONSTANT, MODEL, ProbeOptions, probe, residue_baselines
+from protlm.downstream.probing import CNN, CONSTANT, MODEL, ProbeOptions, probe, residue_baseline
 from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets, Task, state_labels, state_targets
 from protlm.model.embedding import embeddings
@@ -147,6 +147,11 @@ def test_fmax_of_a_case_by_hand() -> None:
 def test_metrics_of_classes_without_labels_are_those_of_scikit_learn(num_labels: int, numbers):
     from sklearn import metrics
 
+    y, outputs = numbers.integers(2, size=30), numbers.normal(size=(30, 2)).round(1)
+    found = label_scores(outputs, y, np.arange(30) // 3, Task.residue_classes, resamples=0).values
+    margins = outputs[:, 1] - outputs[:, 0]
+    assert found["AUROC"] == pytest.approx(metrics.roc_auc_score(y, margins))
+    assert found["AUPRC"] == pytest.approx(metrics.average_precision_score(y, margins))
     for _ in range(20):
         y, outputs = numbers.integers(num_labels, size=12), numbers.normal(size=(12, 6))
         y[:2] = 0, 1
@@ -158,14 +163,16 @@ def test_metrics_of_classes_without_labels_are_those_of_scikit_learn(num_labels:
 
 
 @pytest.mark.parametrize("task", [Task.one_class, Task.several_classes, Task.number])
-def test_resamples_are_metrics_of_drawn_proteins(numbers, task: Task) -> None:
+@pytest.mark.parametrize("size", [2, 3])
+def test_resamples_are_metrics_of_drawn_proteins(numbers, task: Task, size: int, monkeypatch):
     """Weighted metrics equal those of rows that are repeated."""
+    monkeypatch.setattr("protlm.downstream.metrics._CELLS", 70)
     values = {
-        Task.one_class: numbers.integers(3, size=30),
-        Task.several_classes: numbers.integers(2, size=(30, 3)).astype(bool),
+        Task.one_class: numbers.integers(size, size=30),
+        Task.several_classes: numbers.integers(2, size=(30, size)).astype(bool),
         Task.number: numbers.normal(size=30),
     }[task]
-    outputs = numbers.normal(size=(30, 3)).round(1)
+    outputs = numbers.normal(size=(30, size)).round(1)
     groups = np.repeat(np.arange(15), 2)
     found = label_scores(outputs, values, groups, task, seed=3, resamples=5)
     draws = np.random.default_rng(3).integers(15, size=(5, 15))
@@ -300,25 +307,49 @@ def test_the_validation_split_chooses(numbers, model) -> None:
 
 
 def test_residue_baselines() -> None:
-    found = residue_baselines(["MKT"], [np.array([0, 2])])
-    assert found["residue"].shape == (2, 25) and found["residue"].sum() == 2
-    around = found["residues_around"].reshape(2, 17, 25)
+    alone, around = (residue_baseline(["MKT"], [np.array([0, 2])], flank) for flank in (0, 8))
+    assert alone.shape == (2, 25) and alone.sum() == 2
+    around = around.reshape(2, 17, 25)
     assert around.sum(axis=(1, 2)).tolist() == [3, 3]
-    assert (around[0, 8] == found["residue"][0]).all() and around[1, 6:9].sum() == 3
+    assert (around[0, 8] == alone[0]).all() and around[1, 6:9].sum() == 3
 
 
-def test_residue_labels_are_found(numbers, model) -> None:
+def planted_residues(numbers) -> tuple[list[str], Targets, Split]:
+    """Sequences, of which each W has a label of its own."""
     sequences = planted(numbers, 30)[0]
     values = np.concatenate([[int(x == "W") for x in one] for one in sequences])
     groups = np.repeat(np.arange(30), [len(one) for one in sequences])
     places = [np.arange(len(one)) for one in sequences]
     targets = Targets(Task.residue_classes, ["-", "W"], values, groups, places)
     rows = np.arange(30)
-    split = Split(rows[:20], rows[:0], rows[20:], rows)
-    found = probe(model, sequences, targets, split, ProbeOptions(layers=(0, 1)))
+    return sequences, targets, Split(rows[:20], rows[:0], rows[20:], rows)
+
+
+def test_residue_labels_are_found(numbers, model, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In files.
+    monkeypatch.setattr("protlm.model.embedding._IN_MEMORY", 10)
+    found = probe(model, *planted_residues(numbers), ProbeOptions(layers=(0, 1)))
     assert found[MODEL].scores.values["accuracy"] > 0.99
     assert found["residue"].scores.values["accuracy"] > 0.99
-    assert set(found[MODEL].scores.values) == set(LABEL_METRICS[Task.residue_classes])
+    names = {*LABEL_METRICS[Task.residue_classes], "AUROC", "AUPRC"}
+    assert set(found[MODEL].scores.values) == names
+    # The layer has the least squared error on the proteins held out.
+    by_layer = found[MODEL].by_layer
+    assert found[MODEL].layer == max(by_layer, key=lambda x: by_layer[x])
+
+
+@pytest.mark.slow
+def test_convolutions_find_residue_labels(numbers, model, monkeypatch) -> None:
+    monkeypatch.setattr("protlm.model.embedding._IN_MEMORY", 10)
+    sequences, targets, split = planted_residues(numbers)
+    options, rows = ProbeOptions(head=CNN), np.arange(30)
+    with pytest.raises(UserError, match="--head cnn needs labels of residues; leave it out"):
+        of_proteins = Targets(Task.one_class, ["a", "b"], rows % 2, rows)
+        probe(model, sequences, of_proteins, split, options)
+    found = probe(model, sequences, targets, split, options)
+    assert [*found] == [MODEL, "random_weights", "residue", CONSTANT]
+    assert found[MODEL].layer == model.num_layers and found[MODEL].penalty is None
+    assert found["residue"].scores.values["accuracy"] > 0.95
 
 
 def test_unresolved_residues_have_no_state() -> None:
