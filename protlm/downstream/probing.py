@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from protlm.analysis.bootstrap import Metrics
+from protlm.analysis.bootstrap import MODEL, RANDOM, Metrics
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
@@ -22,7 +22,7 @@ from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError
 
-MODEL, RANDOM, CONSTANT = "model", "random_weights", "constant"
+CONSTANT = "constant"
 _HELD_OUT = 0.2
 # What the layer and the penalty are chosen by.
 _CHOSEN_BY = {Task.number: "R2", Task.residue_numbers: "R2", Task.several_classes: "AUROC"}
