@@ -4,6 +4,7 @@
 not standardized; `probe.json` says what they predict, and from which layer of which model.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from protlm import __version__
 from protlm.analysis.bootstrap import Metrics, finite_or_none
 from protlm.checkpoints.checks import check_numbers, damaged_files, write_sums
+from protlm.checkpoints.format import find_model, shipped_models
 from protlm.data.tables import write_rows
 from protlm.downstream.examples import Labeled
 from protlm.downstream.linear import LinearModel, probabilities
@@ -215,13 +217,23 @@ class Probe:
     layer: int
     model_hash: str
     fitted: LinearModel
+    # The name of the model, or its path from the folder of the probe.
+    model: str
+
+    def find_model(self, folder: Path) -> Path:
+        """Returns the model of a probe in this folder."""
+        if (path := folder / self.model).exists():
+            return path.resolve()
+        if self.model.startswith(".."):
+            raise UserError(f"{folder}: its model {path} does not exist; type -m MODEL")
+        return Path(self.model)
 
     def check_model(self, model: PretrainedModel) -> None:
         """Refuses another model than the one that the probe was fitted on."""
         if model.hash != self.model_hash:
             raise UserError(
                 f"the probe was fitted on a model with the hash {self.model_hash[:12]}, and this "
-                f"one has {model.hash[:12]}; give the same model: -m MODEL"
+                f"one has {model.hash[:12]}; give the same model: -m MODEL, or leave -m out"
             )
         width = model.description.model.model_dim
         if not 0 <= self.layer <= model.num_layers or self.fitted.weights.shape[0] != width:
@@ -229,6 +241,13 @@ class Probe:
                 "the probe is damaged: its layer or its width does not fit its model, with "
                 f"layers 0 to {model.num_layers} and {width} features"
             )
+
+
+def name_of_model(model: Path, folder: Path) -> str:
+    """Returns the name of a model, or its path from a folder, so that both can be moved."""
+    if (shipped := find_model(model)) in shipped_models():
+        return shipped.name
+    return os.path.relpath(model.resolve(), folder.resolve()) if model.exists() else str(model)
 
 
 def write_probe(folder: Path, probe: Probe) -> None:

@@ -12,10 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 import protlm
 from protlm.checkpoints.checks import write_sums
+from protlm.checkpoints.format import default_model
 from protlm.commands.probe import predict, probe_labels
 from protlm.downstream.examples import LabelOptions
 from protlm.downstream.linear import probabilities
-from protlm.downstream.probe_results import DESCRIPTION, WEIGHTS, read_probe
+from protlm.downstream.probe_results import DESCRIPTION, WEIGHTS, name_of_model, read_probe
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
 from protlm.model.embedding import embeddings
@@ -91,6 +92,18 @@ def test_a_probe_and_its_predictions(
     named = [probe.classes[n] for n in expected.argmax(1)]
     assert [row["predicted"] for row in found] == named
     assert [row["predicted"] for row in rows] == named[4:]
+    # The probe names its model, also when both are moved together.
+    moved = shutil.copytree(folder, tmp_path / "moved" / "p")
+    content = json.loads((moved / DESCRIPTION).read_text())
+    assert (folder / content["model"]).samefile(tiny_run)
+    with pytest.raises(UserError, match=r"other does not exist; type -m MODEL"):
+        (moved / DESCRIPTION).write_text(json.dumps({**content, "model": "../other"}))
+        write_sums(moved)
+        predict(tmp_path / "proteins.fasta", moved, None, tmp_path / "moved.csv")
+    (moved / "../other").symlink_to(tiny_run)
+    predict(tmp_path / "proteins.fasta", moved, None, tmp_path / "moved.csv")
+    assert (tmp_path / "moved.csv").read_text() == (tmp_path / "all.csv").read_text()
+    assert name_of_model(default_model(), folder) == "hybrid-6m"
 
 
 def test_residues_have_a_row_each(
