@@ -1,5 +1,6 @@
 """`protlm evaluate checkpoint=RUN evaluation=[...] data.dir=DIR split=...`: JSON and a table."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from protlm import __version__, evaluation
 from protlm.checkpoints.format import announced_default
 from protlm.config import EvaluateConfig
-from protlm.config.composition import compose, through_hydra, to_plain
+from protlm.config.composition import RUN_CONFIG, compose, read_run_config, through_hydra, to_plain
 from protlm.config.settings import print_help
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, read_manifest
@@ -17,7 +18,7 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import UserError, interrupt_explained, one_of
 from protlm.system.json_file import write_json
 from protlm.system.paths import check_output, sha256_of
-from protlm.system.terminal import print_table
+from protlm.system.terminal import print_table, printable
 
 # The names that `protlm prepare` and the shipped split table give to the test split.
 _TEST_SPLITS = ("test", "test_iid")
@@ -43,6 +44,8 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if not evaluations:
         raise UserError("evaluation=[] is empty; type for instance evaluation=[masked,causal]")
     each = [made for made in evaluations.values() if made.needs_data]
+    if each and config.data.dir is None:
+        config.data.dir = _data_of_run(config.checkpoint)
     splits = _splits(config) if each else []
     outputs = [output, *(made.output_of(split) for made in each for split in splits)]
     for one in filter(None, outputs):
@@ -60,6 +63,15 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         write_json(output, report)
     _print(evaluations, report["results"])
     return report
+
+
+def _data_of_run(checkpoint: str | None) -> str | None:
+    """Returns the data set of a run that is evaluated, which is printed on standard error."""
+    written = Path(checkpoint or "") / RUN_CONFIG
+    found = read_run_config(written)["data"]["dir"] if checkpoint and written.is_file() else None
+    if found is not None:
+        print(printable(f"data.dir={found}, as {checkpoint} was trained on"), file=sys.stderr)
+    return found
 
 
 def provenance(config: EvaluateConfig) -> dict[str, Any]:
