@@ -44,8 +44,10 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if not evaluations:
         raise UserError("evaluation=[] is empty; type for instance evaluation=[masked,causal]")
     each = [made for made in evaluations.values() if made.needs_data]
-    if each and config.data.dir is None:
-        config.data.dir = _data_of_run(config.checkpoint)
+    written = Path(config.checkpoint or "") / RUN_CONFIG
+    if each and config.checkpoint and config.data.dir is None and written.is_file():
+        config.data.dir = read_run_config(written)["data"]["dir"]
+        print(printable(f"data.dir={config.data.dir}, as in {written}"), file=sys.stderr)
     splits = _splits(config) if each else []
     outputs = [output, *(made.output_of(split) for made in each for split in splits)]
     for one in filter(None, outputs):
@@ -63,15 +65,6 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         write_json(output, report)
     _print(evaluations, report["results"])
     return report
-
-
-def _data_of_run(checkpoint: str | None) -> str | None:
-    """Returns the data set of a run that is evaluated, which is printed on standard error."""
-    written = Path(checkpoint or "") / RUN_CONFIG
-    found = read_run_config(written)["data"]["dir"] if checkpoint and written.is_file() else None
-    if found is not None:
-        print(printable(f"data.dir={found}, as {checkpoint} was trained on"), file=sys.stderr)
-    return found
 
 
 def provenance(config: EvaluateConfig) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from protlm.cli.main import _spread
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import UserError
 from protlm.system.paths import check_output, conf_dir, sample_dir
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import JobProgress, print_table
 from tests.fixtures.commands import Command, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,6 +285,22 @@ def test_a_narrow_terminal_shows_the_step_and_the_time_left(
     shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", last)
     assert len(shown) <= 80, shown
     assert "11/10,001 0.1/s 2:46:30 left loss 2.1" in shown, shown
+
+
+@pytest.mark.parametrize("number", [1, 9])
+def test_a_narrow_terminal_cuts_no_name_in_a_table(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows are shown as columns."""
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout", written)
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [[f"masked-marginals-{n}{row}" for n in range(8)] for row in range(number)]
+    print_table([f"perplexity {n}" for n in range(8)], rows)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", written.getvalue())
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
+    assert ("  perplexity 7  masked-marginals-70  \n" in shown) == (number == 1)
 
 
 @pytest.mark.parametrize("typed", ["-h", "embed -h", "data info -h", "train -h", "evaluate -h"])

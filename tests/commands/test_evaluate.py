@@ -100,7 +100,7 @@ def test_a_run_is_evaluated_on_its_own_data(
     asked = [f"checkpoint={tiny_run}", "evaluation=[masked]"]
     report = evaluate(compose(EvaluateConfig, asked))
     assert report["data"] == (tiny_data / MANIFEST_SHA256).read_text().split()[0]
-    assert f"data.dir={tiny_data}, as {tiny_run} was trained on" in capsys.readouterr().err
+    assert f"data.dir={tiny_data}, as in {tiny_run}" in capsys.readouterr().err
 
 
 def test_a_report_has_what_is_printed_its_data_and_its_settings(
