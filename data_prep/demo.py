@@ -11,12 +11,9 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from rich.box import SIMPLE
-from rich.table import Table
-
 from protlm.system.errors import InputDataError, exit_with_message
 from protlm.system.paths import sample_dir
-from protlm.system.terminal import console
+from protlm.system.terminal import print_table
 
 SPLITS = ("test_iid", "test_remote_homolog", "test_ood_cluster", "test_ood_family")
 FOLDER = Path("demo")
@@ -122,14 +119,14 @@ def _print_results(folder: Path) -> None:
         json.loads((folder / name).read_text())["results"] for name in (TRAINED, SHIPPED)
     )
     columns = ("perplexity of masked residues", "shipped model", "this run", "residue frequencies")
-    table = Table(*columns, box=SIMPLE)
+    rows = []
     for split in SPLITS:
         figures = [
             shipped[split]["masked"]["model"],
             *(trained[split]["masked"][who] for who in ("model", "empirical")),
         ]
-        table.add_row(split, *(f"{one['perplexity']:.2f}" for one in figures))
-    console().print(table)
+        rows.append([split, *(f"{one['perplexity']:.2f}" for one in figures)])
+    print_table(columns, rows)
     iid = trained["test_iid"]["masked"]
     if iid["model"]["perplexity"] >= iid["empirical"]["perplexity"]:
         raise InputDataError("the model is no better than residue frequencies on test_iid")

@@ -1,13 +1,15 @@
-"""Out-of-distribution splits by protein family: whole Pfam families are held out."""
+"""Out-of-distribution splits by protein family: whole families are held out."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, final
 
 from protlm.data.records import Record
 from protlm.data.tables import excerpt, read_rows
-from protlm.system.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
 
 from .split import SplitRule
@@ -20,9 +22,10 @@ PAPER_FAMILIES = (
     *("PF06905", "PF15340", "PF17055", "PF05318"),
 )
 
-_BY = "Pfam family"
 _NOTE = "of the held-out family {}"
-_FAMILY = re.compile(r"PF\d{5}")
+# What is between the names of a cell, such as "ATP binding [GO:0005524]; PF00069.28".
+_BETWEEN = re.compile(r"[;,\[\]]|(?<=\bPF\d{5})\.\d+")
+_PFAM = re.compile(r"PF\d{5}")
 # "PF00069;PF07714;" as UniProt writes it, or one family, perhaps with its version.
 _FAMILIES = re.compile(r"(?:PF\d{5}(?:\.\d+)?(?:; ?|$))*")
 # A UniProt accession, alone or as the name of a UniRef cluster, with an optional suffix: the number
@@ -34,7 +37,6 @@ _ACCESSION = re.compile(
 )
 # Headers of the tables from uniprot.org, InterPro's Pfam releases and users.
 _ENTRY_COLUMNS = ("entry", "accession", "pfamseq_acc", "uniprot_acc")
-_FAMILY_COLUMNS = ("pfam", "pfam_acc", "pfama_acc", "family")
 
 
 def entry_of(identifier: str) -> str:
@@ -52,32 +54,35 @@ class HeldOutFamilies:
     """The entries of the held-out families; other entries of the table are not stored.
 
     Args:
-        table: tab-separated, plain or gzip: with a header that names `Entry` and `Pfam`, as
-            uniprot.org exports it, `pfamseq_acc` and `pfamA_acc`, as Pfam does, or without a
-            header, accession and family.
-        families: Pfam accessions.
+        table: tab-separated, plain or gzip: with a header that names `Entry`, as uniprot.org
+            exports it, or `pfamseq_acc`, as Pfam does; or without a header, accession and family.
+        families: words of any column: accessions, or names such as "Globin family".
+
+    `rows_by_column` counts the rows that have one of the words, by the column that has it.
     """
 
     def __init__(self, table: Path, families: Sequence[str] = PAPER_FAMILIES) -> None:
-        for family in families:
-            if not _FAMILY.fullmatch(family):
-                raise UserError(
-                    f"--ood-families {family} is not a Pfam accession; they look like PF00069"
-                )
         self.table, self.families = table, tuple(sorted(set(families)))
-        wanted = frozenset(families)
+        self.rows_by_column = Counter[str]()
         self._families_of: dict[str, tuple[str, ...]] = {}
-        for entry, named in _entries(table):
-            # Few lines have a wanted family; this keeps the cost of the others low.
-            if held_out := [family for family in _FAMILY.findall(named) if family in wanted]:
-                name = entry_of(entry)
-                known = self._families_of.get(name, ())
-                self._families_of[name] = tuple(sorted({*known, *held_out}))
+        # Few lines have a wanted family; this keeps the cost of the others low.
+        is_likely = re.compile("|".join(map(re.escape, self.families))).search
+        columns: list[str] = []
+        for entry, columns, row in _entries(table):
+            for column, cell in zip(columns, row, strict=True) if is_likely("\t".join(row)) else ():
+                named = [name.strip() for name in _BETWEEN.split(cell)]
+                words = {cell, *named, *(word for name in named for word in name.split())}
+                if held_out := words.intersection(self.families):
+                    self.rows_by_column[column] += 1
+                    name = entry_of(entry)
+                    known = self._families_of.get(name, ())
+                    self._families_of[name] = tuple(sorted({*known, *held_out}))
         found = {family for members in self._families_of.values() for family in members}
         if not found:
             raise InputDataError(
-                f"{table} has no entry of {', '.join(self.families)}: it must be a table of the "
-                "sources, and the families must be those it names"
+                f"{table} has no entry of {', '.join(self.families)} in its columns "
+                f"{', '.join(columns)!r:.200}: it must be a table of the sources, and the families "
+                "must be words of it"
             )
         self.absent = tuple(family for family in self.families if family not in found)
 
@@ -114,13 +119,13 @@ class FamilySplit(SplitRule):
 
     def describe(self) -> dict[str, Any]:
         otherwise = self._otherwise.describe()
-        return {"by": _BY, **self._families.describe(), "otherwise": otherwise}
+        by = "Pfam family" if all(map(_PFAM.fullmatch, self._families.families)) else "family"
+        return {"by": by, **self._families.describe(), "otherwise": otherwise}
 
 
 def families_without_records(rule: dict[str, Any], noted: Mapping[str, int]) -> tuple[str, ...]:
     """Returns the held-out families without any record."""
-    families = rule.get("families", ()) if rule.get("by") == _BY else ()
-    return tuple(family for family in families if _NOTE.format(family) not in noted)
+    return tuple(family for family in rule.get("families", ()) if _NOTE.format(family) not in noted)
 
 
 def refuse_empty_hold_out(rule: dict[str, Any], noted: Mapping[str, int]) -> None:
@@ -134,41 +139,25 @@ def refuse_empty_hold_out(rule: dict[str, Any], noted: Mapping[str, int]) -> Non
         )
 
 
-def _entries(path: Path) -> Iterator[tuple[str, str]]:
-    """Yields the accession and the families, as written, of each line."""
+def _entries(path: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    """Yields the accession, the columns and the fields of each row."""
     rows = read_rows(path, "a family table")
     number, fields = next(rows)
-    columns = _columns(fields)
-    if columns is None:
+    columns = [field.strip() for field in fields]
+    names = [column.lower() for column in columns]
+    entry = next((names.index(name) for name in _ENTRY_COLUMNS if name in names), None)
+    if entry is None and len(fields) == 2 and fields[0] and _FAMILIES.fullmatch(fields[1]):
+        columns, entry, rows = ["accession", "family"], 0, chain([(number, fields)], rows)
+    if entry is None or len(fields) < 2:
         raise InputDataError(
-            f"{path}, line {number}: the columns are {fields!r:.200}; Entry and Pfam must be among "
-            "them, as in a TSV of uniprot.org, or an accession and a PFxxxxx, separated by a tab"
+            f"{path}, line {number}: the columns are {fields!r:.200}; Entry and a column of "
+            "families must be among them, as in a TSV of uniprot.org, or an accession and a "
+            "PFxxxxx, separated by a tab"
         )
-    entry_column, family_column, is_header = columns
-    if not is_header:
-        yield fields[0], fields[1]
-    for row_number, row in rows:
-        if len(row) != len(fields):
+    for number, row in rows:
+        if len(row) != len(fields) or not row[entry]:
             raise InputDataError(
-                f"{path}, line {row_number}: {len(row)} fields, not {len(fields)}, in "
+                f"{path}, line {number}: {len(row)} fields, not {len(fields)}, or no accession, in "
                 f"{excerpt(row)}; fetch the table again"
             )
-        entry, families = row[entry_column], row[family_column]
-        if not entry or not _FAMILIES.fullmatch(families):
-            raise InputDataError(
-                f"{path}, line {row_number}: {entry!r:.80} with {families!r:.80} is not an "
-                "accession and its Pfam families (PF00069;PF07714;)"
-            )
-        yield entry, families
-
-
-def _columns(fields: list[str]) -> tuple[int, int, bool] | None:
-    """Returns the columns of accession and families, and whether the line is a header."""
-    names = [field.strip().lower() for field in fields]
-    entry = next((names.index(name) for name in _ENTRY_COLUMNS if name in names), None)
-    family = next((names.index(name) for name in _FAMILY_COLUMNS if name in names), None)
-    if entry is not None and family is not None:
-        return entry, family, True
-    if len(fields) == 2 and fields[0] and _FAMILIES.fullmatch(fields[1]):
-        return 0, 1, False
-    return None
+        yield row[entry], columns, row

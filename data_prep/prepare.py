@@ -1,5 +1,6 @@
 """From sequence files to a data set: read, select, split, encode, write; resumable at any time."""
 
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -13,7 +14,7 @@ from protlm.data.shards.writer import write_clusters
 from protlm.system.errors import UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.shares import Submission, in_order
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import JobProgress, printable
 from protlm.system.work_folder import refuse_finished
 
 from .clusters import ClusterSplit, ClusterTable
@@ -209,8 +210,8 @@ class SplitOptions:
 
     Args:
         split_table: table of the split of each accession; excludes all options except clusters.
-        ood_families: Pfam accessions, separate or joined by commas; if empty and a family table is
-            given, the families of the Performer paper.
+        ood_families: words of the family table, separate or joined by commas; if empty, the Pfam
+            families of the Performer paper.
         cluster_table: the `cluster.tsv` of MMseqs2; determines the clusters, and without a split
             table also the splits.
         cluster: creates such a table with MMseqs2.
@@ -241,10 +242,14 @@ def make_rule(
         return TableSplit(options.split_table), _clusters(options, sources, out, building)
     families = None
     if options.family_table is not None:
-        names = [name for given in options.ood_families for name in given.split(",") if name]
+        typed = [name.strip() for given in options.ood_families for name in given.split(",")]
+        names = [name for name in typed if name]
         if options.ood_families and not names:
-            raise UserError("--ood-families is empty; give Pfam accessions: PF00069 PF07714")
+            raise UserError("--ood-families is empty; give words of the table: PF00069 IPR000719")
         families = HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)
+        found = [f"{column} ({n:,} rows)" for column, n in families.rows_by_column.items()]
+        taken = f"{families.table}: families are held out by the column {' and '.join(found)}"
+        print(printable(taken), file=sys.stderr)
     clusters = _clusters(options, sources, out, building)
     rule = fractions if clusters is None else ClusterSplit(clusters, fractions, families)
     return rule if families is None else FamilySplit(families, rule), clusters

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 1000
+# Whose results are compared: those of a model, and of its architecture with random weights.
+MODEL, RANDOM = "model", "random_weights"
 
 
 def draws(size: int, *, seed: int, number: int = RESAMPLES) -> Iterator[np.ndarray]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from protlm.analysis.bootstrap import ratio_interval
+from protlm.analysis.bootstrap import MODEL, ratio_interval
 from protlm.analysis.structures import Structure, contact_map
 from protlm.data.tables import read_labels
 from protlm.system.errors import InputDataError
@@ -24,7 +24,7 @@ MIN_SEPARATION = 6
 ALL_SEPARATIONS = (MIN_SEPARATION, None)
 DIVISORS = {"P@L": 1, "P@L/2": 2, "P@L/5": 5}
 METRIC, *_OTHERS = DIVISORS
-MODEL, NEAREST = "model", "nearest_in_sequence"
+NEAREST = "nearest_in_sequence"
 # The headings of `table_rows`, after that of the predictors.
 COLUMNS = ("range", METRIC, "95 %", *_OTHERS, "proteins")
 DEFINITION = (

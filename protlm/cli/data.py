@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from protlm.cli.options import BreakLock, SlurmSettings, allowed_value, choice, option
+from protlm.cli.options import OUTPUT, BreakLock, SlurmSettings, allowed_value, choice, option
 from protlm.system.errors import UserError
 
 data_app = typer.Typer(help="Verify, describe, merge or export prepared data sets.")
@@ -13,7 +13,10 @@ checkpoint_app = typer.Typer(help="Describe, verify, import, export or convert a
 
 OodFamilies = Annotated[
     list[str] | None,
-    option("Pfam accessions held out as test_ood_family (PF00069 ...); default: the paper's 20."),
+    option(
+        "Families held out as test_ood_family, by words of any column of the table (PF00069 "
+        "IPR000719 'Globin family'); default: the paper's 20 of Pfam."
+    ),
 ]
 ClusterTable = Annotated[
     Path | None,
@@ -28,12 +31,12 @@ def prepare(
     sources: Annotated[
         list[Path], typer.Argument(help="Sequence files or folders; - reads standard input.")
     ],
-    out: Annotated[Path, option("The folder of the new data set.")],
+    out: Annotated[Path, option("The folder of the new data set.", *OUTPUT)],
     split_table: Annotated[Path | None, option("TSV with the columns accession and split.")] = None,
     valid_fraction: Annotated[float, option("Fraction of the records for the split valid.")] = 0.01,
     test_fraction: Annotated[float, option("Fraction of the records for the split test.")] = 0.01,
     family_table: Annotated[
-        Path | None, option("TSV with the columns Entry and Pfam, for --ood-families.")
+        Path | None, option("TSV with Entry and Pfam or other families, for --ood-families.")
     ] = None,
     ood_families: OodFamilies = None,
     cluster_table: ClusterTable = None,
@@ -109,7 +112,7 @@ def prepare(
 @data_app.command("merge")
 def data_merge(
     parts: Annotated[list[Path], typer.Argument(help="Data sets, in the order of the result.")],
-    out: Annotated[Path, option("The folder of the new data set.")],
+    out: Annotated[Path, option("The folder of the new data set.", *OUTPUT)],
 ) -> None:
     """Merge data sets that were split by the same rule."""
     from protlm.data_prep import merge
@@ -137,7 +140,7 @@ def data_info(directory: Path) -> None:
 def data_export(
     directory: Path,
     output: Annotated[
-        Path | None, option("x.fasta or x.fasta.gz; default: print.", "--output", "-o")
+        Path | None, option("x.fasta or x.fasta.gz; default: print.", *OUTPUT)
     ] = None,
     split: Annotated[list[str] | None, option("A split; repeatable. Default: all.")] = None,
 ) -> None:
@@ -184,7 +187,7 @@ def checkpoint_verify(path: Path) -> None:
 @checkpoint_app.command("export")
 def checkpoint_export(
     path: Path,
-    output: Annotated[Path, typer.Option("--output", "-o")],
+    output: Annotated[Path, option("The folder to write.", *OUTPUT)],
     dtype: Annotated[
         str | None, option("float32, or bfloat16, which is half as large; only of protlm's format.")
     ] = None,
@@ -210,7 +213,7 @@ def checkpoint_export(
 @checkpoint_app.command("import")
 def checkpoint_import(
     source: Path,
-    output: Annotated[Path, typer.Option("--output", "-o")],
+    output: Annotated[Path, option("The folder to write.", *OUTPUT)],
     base: Annotated[Path | None, option("The model that an adapter of PEFT was made for.")] = None,
 ) -> None:
     """Convert a foreign model to model.safetensors and config.json; docs/interop.md lists them."""
@@ -223,7 +226,7 @@ def checkpoint_import(
 def checkpoint_convert(
     model: Path,
     attention: Annotated[str, option("The new mechanism; docs/mechanisms.md.")],
-    output: Annotated[Path, typer.Option("--output", "-o")],
+    output: Annotated[Path, option("The folder to write.", *OUTPUT)],
     settings: Annotated[
         list[str] | None, option("OPTION=VALUE of the new mechanism.", "--set")
     ] = None,

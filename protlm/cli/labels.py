@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from protlm.cli.options import (
+    OUTPUT,
     BreakLock,
     Device,
     Duplicates,
@@ -15,6 +16,7 @@ from protlm.cli.options import (
     allowed_value,
     choice,
     model_or_default,
+    numbers,
     option,
 )
 from protlm.config.data import TOKENS_PER_BATCH
@@ -40,7 +42,10 @@ Columns = Annotated[list[str] | None, option("Columns of 0 and 1, one for each c
 TestSets = Annotated[list[str] | None, option("Names of splits that are test sets.")]
 Splits = Annotated[list[str] | None, option("SPLIT=FILE: identifiers of a split, one a line.")]
 Layers = Annotated[
-    list[int] | None, option("Layers to choose from; 0: embedding; default: all.", "--layers")
+    list[str] | None, option("Layers to choose from; 0: embedding; default: all.", "--layers")
+]
+ProbeModel = Annotated[
+    Path | None, option("The model of the probe; default: as the probe names it.", "--model", "-m")
 ]
 MinCount = Annotated[int, option("With several classes: ignore those of fewer proteins.")]
 Separator = Annotated[str, option("Between the classes of one protein: ; , or |")]
@@ -53,7 +58,7 @@ Cluster = Annotated[bool, option("Make the clusters with MMseqs2, at 30 % identi
 
 def probe(
     labels: Files,
-    output: Annotated[Path, option("The new folder of the probe.", "--output", "-o")],
+    output: Annotated[Path, option("The new folder of the probe.", *OUTPUT)],
     model: Model = None,
     sequences: Sequences = None,
     label: Column = None,
@@ -84,7 +89,7 @@ def probe(
     path, form = form_of(labels, header, label_columns, test_sets, splits, fold)
     reading = replace(reading, per_residue=per_residue, form=form)
     head = allowed_value("--head", head, LINEAR, CNN)
-    options = ProbeOptions(tuple(layers or ()), toks_per_batch, seed, head)
+    options = ProbeOptions(numbers("--layers", layers) or (), toks_per_batch, seed, head)
     model = model_or_default(model)
     if dry_run:
         describe_labels(path, model, reading, device=device)
@@ -94,7 +99,7 @@ def probe(
 
 def finetune(
     labels: Files,
-    output: Annotated[Path, option("The folder of the run.", "--output", "-o")],
+    output: Annotated[Path, option("The folder of the run.", *OUTPUT)],
     model: Model = None,
     sequences: Sequences = None,
     label: Column = None,
@@ -112,7 +117,7 @@ def finetune(
         int | None, option("Rank of LoRA adapters; default: train all weights.")
     ] = None,
     lora_targets: Annotated[
-        str | None,
+        list[str] | None,
         option("Adapted layers, of query,key,value,output,up,gate,down; default: the first three."),
     ] = None,
     epochs: Annotated[int, option("Maximum number of epochs.")] = 20,
@@ -145,18 +150,18 @@ def finetune(
         devices=devices,
     )
     options = FinetuneOptions(training, lora, break_lock=break_lock)
-    if lora_targets is not None:
+    if lora_targets:
         if lora is None:
-            raise UserError(f"--lora-targets {lora_targets} needs --lora RANK")
-        options = replace(options, targets=tuple(map(str.strip, lora_targets.split(","))))
+            raise UserError(f"--lora-targets {' '.join(lora_targets)} needs --lora RANK")
+        options = replace(options, targets=tuple(lora_targets))
     finetune_labels(path, model_or_default(model), output, options, reading, device=device)
 
 
 def predict(
     fasta: SequenceFile,
     probe: Annotated[Path, option("A folder of protlm probe.", "--probe", "-p")],
-    output: Annotated[Path, option("x.tsv or x.csv.", "--output", "-o")],
-    model: Model = None,
+    output: Annotated[Path, option("x.tsv or x.csv.", *OUTPUT)],
+    model: ProbeModel = None,
     toks_per_batch: Annotated[int, option("Tokens per batch.")] = TOKENS_PER_BATCH,
     device: Device = "auto",
     duplicates: Duplicates = "error",
@@ -168,7 +173,7 @@ def predict(
     run(
         fasta,
         probe,
-        model_or_default(model),
+        model,
         output,
         tokens_per_batch=toks_per_batch,
         device=device,

@@ -35,11 +35,16 @@ app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(features_app, name="features")
 _SEVERAL = {
     "--include": "mean|max|std|cls|bos|per_tok|ranges",
-    "--repr-layers": r"-?\d+",
-    "--layers": r"-?\d+",
-    "--heads": r"\d+",
+    "--repr-layers": r"-?\d+|all",
+    "--layers": r"-?\d+|all",
+    "--heads": r"\d+|all",
     "--estimator": "(wt|masked|mutant)-marginals|pseudo-log-likelihood|causal-likelihood",
-    "--ood-families": r"PF\d+(,PF\d+)*,?",
+    "--ood-families": r"[A-Z]+\d+|[A-Za-z\d]+:[\w.]+|[^/]+ [^/]+",
+    "--split": r"train|valid|test(_(iid|ood|remote)\w*)?",
+    "--organism": r"\d+",
+    "--lora-targets": "query|key|value|output|up|gate|down",
+    "--slurm": r"[a-z_]+=.+",
+    "--set": r"\w+=.+",
     "--label-columns": r"[^-].*",
     "--test-sets": r"[^-].*",
     "--splits": r"[\w.-]+=.+",
@@ -210,24 +215,33 @@ def _in_home(argument: str) -> str:
 
 
 def _spread(arguments: list[str]) -> list[str]:
-    """Allows several values after one flag: `--include mean per_tok`, as in esm-extract.
+    """Allows several values after one flag, as in esm-extract, with blanks or commas between them.
 
-    >>> _spread(["--include", "mean", "per_tok", "--heads", "1", "x.fasta"])
-    ['--include', 'mean', '--include', 'per_tok', '--heads', '1', 'x.fasta']
+    >>> _spread(["--include", "mean", "per_tok", "--heads=1,2", "x.fasta"])
+    ['--include', 'mean', '--include', 'per_tok', '--heads', '1', '--heads', '2', 'x.fasta']
     """
     spread: list[str] = []
     flag, fresh = "", False
     for argument in arguments:
-        if argument in _SEVERAL:
-            flag, fresh = argument, True
-        elif flag and re.fullmatch(_SEVERAL[flag], argument):
-            if not fresh:
-                spread.append(flag)
-            fresh = False
-        else:
-            flag = ""
-        spread.append(argument)
+        name, equals, value = argument.partition("=")
+        if name in _SEVERAL:
+            flag, fresh = name, True
+            spread.append(flag)
+            if not equals:
+                continue
+        given = value if fresh and equals and name == flag else argument
+        values = _values(flag, given) if flag else []
+        spread += [one for value in values for one in (flag, value)][fresh:] or [given]
+        flag, fresh = flag if values else "", False
     return spread
+
+
+def _values(flag: str, text: str) -> list[str]:
+    """Returns the values of an option that are joined by commas; none if the text is another."""
+    for found in ([one.strip() for one in text.split(",") if one.strip()], [text]):
+        if found and all(re.fullmatch(_SEVERAL[flag], one) for one in found):
+            return found
+    return []
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The options that several commands share, and how their values are read."""
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -36,9 +37,11 @@ Model = Annotated[
         "-m",
     ),
 ]
-Layers = Annotated[list[int] | None, option("From 1; -1 is the last. Default: all.")]
-Heads = Annotated[list[int] | None, option("From 1. Default: all.")]
-Output = Annotated[Path, option("The HDF5 file to write.", "--output", "-o")]
+Layers = Annotated[list[str] | None, option("From 1; -1 is the last. Default: all.")]
+Heads = Annotated[list[str] | None, option("From 1. Default: all.")]
+# One output has these names in all commands.
+OUTPUT = ("--output", "--out", "-o")
+Output = Annotated[Path, option("The HDF5 file to write.", *OUTPUT)]
 Device = Annotated[str, option("auto, cpu, cuda (or gpu), cuda:1, ...")]
 Duplicates = Annotated[
     str,
@@ -74,6 +77,16 @@ def allowed_value(flag: str, value: str, *allowed: str) -> str:
 def choice(flag: str, value: str, choices: type[Choice]) -> Choice:
     """Returns the member of an enumeration that was typed."""
     return choices(allowed_value(flag, value, *choices))
+
+
+def numbers(flag: str, typed: list[str] | None) -> tuple[int, ...] | None:
+    """Returns the numbers of layers or heads that were typed; None of none, and of `all`."""
+    if not typed or typed == ["all"]:
+        return None
+    for one in typed:
+        if not re.fullmatch(r"[+-]?\d{1,9}", one, re.ASCII):
+            raise UserError(f"{flag} {one} is not a number; type numbers, or {flag} all")
+    return tuple(map(int, typed))
 
 
 def model_or_default(given: Path | None) -> Path:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from protlm.cli.options import (
+    OUTPUT,
     BreakLock,
     Device,
     Duplicates,
@@ -19,22 +20,23 @@ from protlm.cli.options import (
     allowed_value,
     choice,
     model_or_default,
+    numbers,
     option,
 )
 from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
 
 
 def embed(
-    fasta: SequenceFile,
-    output: Annotated[
-        Path, option("The file to write, or the folder of --format pt.", "--output", "-o")
+    sources: Annotated[
+        list[Path], typer.Argument(help="Sequence files, plain or gzip; - reads standard input.")
     ],
+    output: Annotated[Path, option("The file to write, or the folder of --format pt.", *OUTPUT)],
     model: Model = None,
     include: Annotated[
         list[str] | None, option("mean (default), max, std, cls (or bos), per_tok, ranges.")
     ] = None,
     repr_layers: Annotated[
-        list[int] | None, option("0: embedding; n: output of block n; -1: last (default).")
+        list[str] | None, option("0: embedding; n: output of block n; -1: last (default); or all.")
     ] = None,
     toks_per_batch: Annotated[int, option("Tokens per batch, including padding.")] = EMBED_TOKENS,
     format: Annotated[
@@ -65,7 +67,7 @@ def embed(
     ] = None,
     slurm: SlurmSettings = None,
 ) -> None:
-    """Embed the proteins of a sequence file; resumable."""
+    """Embed the proteins of sequence files; resumable."""
     from protlm.commands.embed import embed as run
     from protlm.commands.embedding.job import Dtype, EmbedOptions, Format
     from protlm.data.records.proteins import Duplicates
@@ -74,7 +76,7 @@ def embed(
 
     options = EmbedOptions(
         include=tuple(choice("--include", name, Pooling) for name in include or ["mean"]),
-        layers=tuple(repr_layers or [-1]),
+        layers=numbers("--repr-layers", repr_layers or ["-1"]) or (),
         tokens_per_batch=toks_per_batch,
         dtype=choice("--dtype", dtype, Dtype),
         compute_dtype=choice("--compute-dtype", compute_dtype, Dtype),
@@ -91,7 +93,7 @@ def embed(
     )
     runner = None if executor is None else choice("--executor", executor, Executor)
     jobs = Submission.parse(runner, slurm)
-    run(fasta, model_or_default(model), output, options, jobs)
+    run(sources, model_or_default(model), output, options, jobs)
 
 
 def generate(
@@ -104,7 +106,7 @@ def generate(
             "-m",
         ),
     ],
-    output: Annotated[Path, option("x.fasta or x.fasta.gz; - prints.", "--output", "-o")],
+    output: Annotated[Path, option("x.fasta or x.fasta.gz; - prints.", *OUTPUT)],
     prefix: Annotated[str, option("Residues at the start of every sequence.")] = "",
     number: Annotated[
         int | None, option("Number of sequences; default: 10, or one for each of --start.")
@@ -157,9 +159,7 @@ def score(
         list[Path],
         typer.Argument(help="Tables with the column mutant (A1P:D2N) or mutated_sequence."),
     ],
-    output: Annotated[
-        Path, option("x.csv or x.tsv; or a folder, for several tables.", "--output", "-o")
-    ],
+    output: Annotated[Path, option("x.csv or x.tsv; or a folder, for several tables.", *OUTPUT)],
     model: Model = None,
     wild_type: Annotated[
         Path | None, option("A sequence file of one protein, the wild type.")
@@ -230,8 +230,8 @@ def attention(
     from protlm.data.records.proteins import Duplicates
 
     options = MapOptions(
-        layers=tuple(layers) if layers else None,
-        heads=tuple(heads) if heads else None,
+        layers=numbers("--layers", layers),
+        heads=numbers("--heads", heads),
         dtype=allowed_value("--dtype", dtype, "float32", "float16"),
         device=device,
         duplicates=choice("--duplicates", duplicates, Duplicates),
@@ -276,7 +276,7 @@ def inspect(
     protein: Annotated[
         Path, typer.Argument(help="A sequence file of one protein, or a PDB or mmCIF structure.")
     ],
-    output: Annotated[Path, option("The HTML page to write.", "--output", "-o")],
+    output: Annotated[Path, option("The HTML page to write.", *OUTPUT)],
     model: Annotated[
         list[Path] | None,
         option("As for protlm attention; give it twice for two models.", "--model", "-m"),
@@ -297,8 +297,8 @@ def inspect(
     from protlm.commands.inspect import inspect as run
 
     options = InspectOptions(
-        layers=tuple(layers) if layers else None,
-        heads=tuple(heads) if heads else None,
+        layers=numbers("--layers", layers),
+        heads=numbers("--heads", heads),
         fits=tuple(fit or ()),
         chain=chain,
         predictions=predictions,

@@ -74,7 +74,7 @@ def _check_figure(proteins: Proteins, figure: Path | None) -> None:
     if len(proteins) != 1 or proteins.lengths[0] > _LONGEST_FIGURE:
         raise UserError(
             f"--figure draws one protein of at most {_LONGEST_FIGURE:,} residues; "
-            f"{proteins.path} has {len(proteins)} proteins, the longest of "
+            f"{proteins.name} has {len(proteins)} proteins, the longest of "
             f"{max(proteins.lengths, default=0):,}; omit --figure, or give a file with one protein"
         )
 

@@ -8,9 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE
-from rich.table import Table
-
 from protlm import attention as mechanisms
 from protlm import interop
 from protlm.analysis.contact_regression import read_fit
@@ -28,7 +25,7 @@ from protlm.model.transformer import num_parameters
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.system.json_file import write_json
 from protlm.system.paths import all_or_none, check_output
-from protlm.system.terminal import console
+from protlm.system.terminal import print_table
 
 _FIGURES = ("perplexity", "accuracy")
 # An option of attention as in `protlm train`; not a part of a path or of the name of a weight.
@@ -186,23 +183,25 @@ def convert_model(
 
 def print_models() -> None:
     """Prints a table of the shipped models, and the paths of their model cards."""
-    default = default_model()
-    table = Table("name", "parameters", "attention", "layers", "width", *_FIGURES, box=SIMPLE)
+    rows = []
     for folder in shipped_models():
         model = load_model(folder)
         described = model.description
-        table.add_row(
-            folder.name,
-            f"{num_parameters(model.network):,}",
-            f"{attention_label(described.attention_config)}, {described.objective.value}",
-            *map(str, (described.model.num_layers, described.model.model_dim)),
-            *_figures(folder),
+        rows.append(
+            (
+                folder.name,
+                f"{num_parameters(model.network):,}",
+                f"{attention_label(described.attention_config)}, {described.objective.value}",
+                *map(str, (described.model.num_layers, described.model.model_dim)),
+                *_figures(folder),
+            )
         )
-    console().print(table)
-    print("Masked residues of the shipped sample's split test_iid.")
-    print(f"Without -m, commands use {default.name}. Model cards:")
-    for folder in shipped_models():
-        print(f"  {folder / CARD}")
+    notes = [
+        "Masked residues of the shipped sample's split test_iid.",
+        f"Without -m, commands use {default_model().name}. Model cards:",
+        *(f"  {folder / CARD}" for folder in shipped_models()),
+    ]
+    print_table(("name", "parameters", "attention", "layers", "width", *_FIGURES), rows, notes)
 
 
 def _figures(folder: Path) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from protlm.commands.outputs import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.data.shards import data_set as shards
@@ -42,7 +42,7 @@ def info(directory: Path) -> None:
     manifest = read_manifest(directory)
     printed = console()
     printed.print(_splits_table(directory, manifest))
-    table = Table("source", "bytes", "SHA-256 begins", box=None)
+    table = Table(Column("source", overflow="fold"), "bytes", "SHA-256 begins", box=None)
     for source in manifest.sources:
         table.add_row(escape(printable(source.file)), f"{source.bytes:,}", source.sha256[:16])
     printed.print(table)

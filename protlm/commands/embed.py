@@ -1,4 +1,4 @@
-"""`protlm embed FASTA -m MODEL -o OUT.h5`: one vector, or one per residue, for every protein.
+"""`protlm embed FASTA... -m MODEL -o OUT.h5`: one vector, or one per residue, for every protein.
 
 The proteins are divided into blocks. Finished blocks are files in the folder `OUT.h5.partial`, from
 which an interrupted command continues, and from which the output is written.
@@ -6,7 +6,7 @@ which an interrupted command continues, and from which the output is written.
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -35,13 +35,13 @@ _OURS = ".protlm-jobs"
 
 
 def embed(
-    fasta: Path,
+    sources: Path | Sequence[Path],
     model_path: Path,
     output: Path,
     options: EmbedOptions,
     submission: Submission | None = None,
 ) -> None:
-    """Embeds a sequence file into a new file or folder, as cluster jobs if asked to."""
+    """Embeds sequence files into a new file or folder, as cluster jobs if asked to."""
     options.check()
     form = import_module(f"protlm.commands.embedding.formats.{options.format}")
     if options.format is Format.parquet:
@@ -50,8 +50,9 @@ def embed(
     otherwise = None if named is None else f"--format {named}"
     check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)
     check_output(output)
-    _check_shares(fasta, options, with_jobs=submission is not None)
-    paths, folder = (fasta, model_path, output), unfinished(output)
+    files = [sources] if isinstance(sources, Path) else [*sources]
+    _check_shares(files, options, submission)
+    paths, folder = (files, model_path, output), unfinished(output)
     # Jobs of this machine are its processes.
     with_jobs = submission is not None and submission.executor is not Executor.LOCAL
     with interrupt_explained(
@@ -61,7 +62,7 @@ def embed(
             submission.run(partial(embed, *paths), _shares(options), _job_folder(output))
             # The machine that submits jobs need not have their devices.
             options = replace(options, processes=1, merge=True, device="cpu")
-        job = Job(fasta, model_path, options)
+        job = Job(files, model_path, options)
         if options.dry_run:
             _estimate(job, output)
         else:
@@ -82,16 +83,20 @@ def device_of(device: str, number: int) -> str:
     return f"cuda:{(number - 1) % torch.cuda.device_count()}"
 
 
-def _check_shares(fasta: Path, options: EmbedOptions, *, with_jobs: bool) -> None:
+def _check_shares(
+    files: Sequence[Path], options: EmbedOptions, submission: Submission | None
+) -> None:
     """Refuses several processes, or jobs, that would read standard input or have one share."""
-    flag = "--executor" if with_jobs else "--processes"
-    if (options.processes > 1 or with_jobs) and fasta == STANDARD_INPUT:
+    flag = "--processes" if submission is None else "--executor"
+    if (options.processes > 1 or submission) and STANDARD_INPUT in files:
         raise UserError(f"{flag} reads the sequences several times: write them to a file first")
-    if with_jobs and (options.share or options.merge or options.dry_run):
+    if submission and (options.share or options.merge or options.dry_run):
         raise UserError(
             "--executor computes and merges all shares, which excludes --shard, --merge and "
             "--dry-run; type: --executor slurm --processes N"
         )
+    if submission and submission.executor is Executor.LOCAL and options.processes == 1:
+        raise UserError("--executor local needs the number of processes; type --processes N")
 
 
 def _shares(options: EmbedOptions) -> list[EmbedOptions]:
@@ -175,12 +180,12 @@ def _compute(job: Job, blocks: Blocks, in_process: Callable[[EmbedOptions], int]
 
 
 def _compute_beside_others(
-    fasta: Path, model_path: Path, output: Path, options: EmbedOptions
+    files: Sequence[Path], model_path: Path, output: Path, options: EmbedOptions
 ) -> int:
     """Computes the share of one process; returns the number of batches that were halved."""
     assert options.share is not None
     torch.set_num_threads(max(1, torch.get_num_threads() // options.share.count))
-    job, is_quiet = Job(fasta, model_path, options), options.share.number > 1
+    job, is_quiet = Job(files, model_path, options), options.share.number > 1
     with opened(job, output, job.fingerprint(), quiet=True) as blocks:
         return compute(job, blocks, options.share, quiet=is_quiet)
 

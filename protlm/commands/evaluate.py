@@ -1,5 +1,6 @@
 """`protlm evaluate checkpoint=RUN evaluation=[...] data.dir=DIR split=...`: JSON and a table."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from protlm import __version__, evaluation
 from protlm.checkpoints.format import announced_default
 from protlm.config import EvaluateConfig
-from protlm.config.composition import compose, through_hydra, to_plain
+from protlm.config.composition import RUN_CONFIG, compose, read_run_config, through_hydra, to_plain
 from protlm.config.settings import print_help
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, read_manifest
@@ -17,7 +18,7 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import UserError, interrupt_explained, one_of
 from protlm.system.json_file import write_json
 from protlm.system.paths import check_output, sha256_of
-from protlm.system.terminal import print_table
+from protlm.system.terminal import print_table, printable
 
 # The names that `protlm prepare` and the shipped split table give to the test split.
 _TEST_SPLITS = ("test", "test_iid")
@@ -43,6 +44,10 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if not evaluations:
         raise UserError("evaluation=[] is empty; type for instance evaluation=[masked,causal]")
     each = [made for made in evaluations.values() if made.needs_data]
+    written = Path(config.checkpoint or "") / RUN_CONFIG
+    if each and config.checkpoint and config.data.dir is None and written.is_file():
+        config.data.dir = read_run_config(written)["data"]["dir"]
+        print(printable(f"data.dir={config.data.dir}, as in {written}"), file=sys.stderr)
     splits = _splits(config) if each else []
     outputs = [output, *(made.output_of(split) for made in each for split in splits)]
     for one in filter(None, outputs):

@@ -168,9 +168,8 @@ def _write(work: _Work, result: Result, output: Path) -> None:
     with complete_folder(output / HEAD, overwrite=True, check=check) as folder:
         write_result(folder, result, _probing(work))
         write_predictions(folder, result)
-        write_probe(
-            folder, Probe(targets.task, targets.classes, model.num_layers, model.hash, head)
-        )
+        found = targets.task, targets.classes, model.num_layers, model.hash, head
+        write_probe(folder, Probe(*found, f"../{MERGED}"))
     weights = dict(model.network.state_dict())
     export(Checkpoint(output, model.description, weights), output / MERGED, check=check)
 

@@ -1,5 +1,6 @@
 """Labels from frozen embeddings: `protlm probe LABELS -o PROBE`, `predict FASTA -p PROBE`."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice
@@ -21,6 +22,7 @@ from protlm.downstream.examples import (
 from protlm.downstream.probe_results import (
     Probe,
     Result,
+    name_of_model,
     output_cells,
     output_columns,
     print_result,
@@ -37,7 +39,7 @@ from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.paths import check_output, complete_folder
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import JobProgress, printable
 
 # The model, random weights, and at most four baselines.
 _PREDICTORS = 6
@@ -83,7 +85,8 @@ def probe_labels(
             # Names of folds are not those of folders.
             place = folder / f"fold-{number}" if labeled.folds else folder
             place.mkdir(exist_ok=True)
-            _write(place, result, options)
+            final = output / place.relative_to(folder)
+            _write(place, result, options, name_of_model(model_path, final))
         if reading.form.fold is not None:
             write_folds(folder, reading.form.fold, results)
     if not labeled.folds:
@@ -107,29 +110,31 @@ def _of_fold(labeled: Labeled, fold: str) -> Labeled:
     return replace(labeled, split=split, leakage=leakage(labeled.proteins.examples, split))
 
 
-def _write(folder: Path, result: Result, options: ProbeOptions) -> None:
+def _write(folder: Path, result: Result, options: ProbeOptions, name: str) -> None:
     best, targets = result.predictors[MODEL], result.labeled.targets
     assert best.layer is not None
     write_result(folder, result, options)
     write_predictions(folder, result)
-    write_probe(
-        folder, Probe(targets.task, targets.classes, best.layer, result.model_hash, best.fitted)
-    )
+    found = targets.task, targets.classes, best.layer, result.model_hash, best.fitted
+    write_probe(folder, Probe(*found, name))
 
 
 def predict(
     fasta: Path,
     probe_dir: Path,
-    model_path: Path,
+    model_path: Path | None,
     output: Path,
     *,
     tokens_per_batch: int = TOKENS_PER_BATCH,
     device: str = "auto",
     duplicates: Duplicates = Duplicates.error,
 ) -> None:
-    """Writes a row for each protein, or for each residue if the probe predicts residues."""
+    """Writes a row for each protein or residue; the default model is that of the probe."""
     check_table_output(output)
     probe = read_probe(probe_dir)
+    if model_path is None:
+        model_path = probe.find_model(probe_dir)
+        print(printable(f"the model of the probe: {model_path}"), file=sys.stderr)
     model = load_model(model_path, device=device)
     probe.check_model(model)
     proteins = Proteins(fasta, model.max_residues, duplicates, refuse=Room(model).refusal)

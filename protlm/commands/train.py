@@ -255,7 +255,7 @@ def _supports(kind: type[Attention], *, causal: bool) -> bool:
 
 def _prepare_sample_if_missing(directory: Path) -> None:
     """Makes the default data set, so that a bare `protlm train` runs anywhere."""
-    if directory != _SAMPLE_DATA or directory.exists():
+    if directory.absolute() != _SAMPLE_DATA.absolute() or directory.exists():
         return
     from protlm.data_prep import prepare, split
 

@@ -35,7 +35,8 @@ PATHS = {
     "checkpoint",
     "output",
 }
-# The config of a run has some kilobytes.
+# The config of a run, some kilobytes in its folder.
+RUN_CONFIG = "config.yaml"
 _LARGEST = 1 << 20
 # Parsers of deeper brackets or YAML call themselves too often, or take hours.
 _DEEPEST = 32

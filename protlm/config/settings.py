@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
 from rich.padding import Padding
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from protlm.config import EvaluateConfig, TrainConfig
@@ -112,7 +112,7 @@ def _bare() -> TrainConfig:
 
 
 def _rows(rows: Any) -> Padding:
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(Column(no_wrap=True), Column(), Column(), padding=(0, 2))
     for name, value, text in rows:
         table.add_row(Text(name), Text(value), Text(text))
     return Padding(table, (0, 0, 1, 2), expand=False)

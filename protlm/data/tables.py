@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
@@ -13,6 +14,7 @@ from typing import IO
 from protlm.data.records.source import ByteSource, text_lines
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import check_output, complete_file, existing_file
+from protlm.system.terminal import printable
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 # Tables of variants, which repeat a sequence of thousands of residues, compress by up to 130:1.
@@ -144,7 +146,10 @@ def read_table(
 
 
 def places_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Returns the places of the columns that a table must have."""
+    """Returns the places of the columns that a table must have; accessions may be UniProt's."""
+    if "accession" in names and "accession" not in columns and "Entry" in columns:
+        print(printable(f"{path}: accessions from the column Entry"), file=sys.stderr)
+        columns = ["accession" if one == "Entry" else one for one in columns]
     if missing := [name for name in names if name not in columns]:
         raise InputDataError(
             f"{path} has no column {missing[0]}, only {', '.join(columns)!r:.200}; name the "

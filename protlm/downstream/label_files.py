@@ -8,12 +8,14 @@ suffix for membrane, soluble or unknown in their second word.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from protlm.data.tables import MISSING, number_of, read_table
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
+from protlm.system.terminal import printable
 
 UNLABELED = "?"
 # Between classes of a protein, or numbers of its residues.
@@ -22,8 +24,8 @@ LIST = ";"
 TRAIN, VALID, TEST, PRED = "train", "valid", "test", "pred"
 _SPLITS = {TRAIN: TRAIN, TEST: TEST, PRED: PRED}
 _SPLITS |= dict.fromkeys(["valid", "validation", "val", "dev"], VALID)
-# Columns as benchmarks name them.
-_NAMES = ("identifier", "accession", "id", "ACC", "PDB-chain")
+# Columns as benchmarks and UniProt name them.
+_NAMES = ("identifier", "accession", "id", "ACC", "PDB-chain", "Entry", "Entry Name")
 _SEQUENCES = ("sequence", "seq", "aa_seq", "seq_full", "input", "primary", "mutated_sequence")
 _LABELS = ("label", "target")
 _OTHERS = ("split", "set", "validation", "cluster")
@@ -96,6 +98,9 @@ def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
     # Beside dssp3, `disorder` is 0 where nothing is resolved.
     masks = [one for one in columns if "mask" in one.lower()]
     masks += ["disorder"] if {"dssp3", "disorder"} <= {*columns} else []
+    taken = {"identifiers": name, "sequences": found[0] if found else None, "labels": label}
+    shown = ", ".join(f"{what} from the column {one}" for what, one in taken.items() if one)
+    print(printable(f"{path}: {shown}"), file=sys.stderr)
     prefix = f"{path.name} line" if form.others else "line"
     for line, row in lines:
         cells = {key: cell.strip() for key, cell in zip(columns, row, strict=True)}

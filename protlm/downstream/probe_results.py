@@ -5,6 +5,7 @@ not standardized, or the weights of two convolutions, `0.weight` [channels, D, 7
 `2.weight` and `2.bias`; `probe.json` says what they predict, and from which layer of which model.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import nn
 from protlm import __version__
 from protlm.analysis.bootstrap import Metrics, finite_or_none
 from protlm.checkpoints.checks import Artifact
+from protlm.checkpoints.format import find_model, shipped_models
 from protlm.data.tables import write_rows
 from protlm.downstream.convolution import convolutions, convolved
 from protlm.downstream.examples import Labeled
@@ -219,6 +221,8 @@ class Probe:
     layer: int
     model_hash: str
     fitted: LinearModel | nn.Sequential
+    # The name of the model, or its path from the folder of the probe.
+    model: str
 
     def outputs(self, features: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
         """Returns numbers or logits of proteins, or of all residues of proteins of some lengths."""
@@ -228,12 +232,20 @@ class Probe:
         parts = np.split(features, np.cumsum(lengths)[:-1])
         return convolved(head, parts).detach().double().numpy()
 
+    def find_model(self, folder: Path) -> Path:
+        """Returns the model of a probe in this folder."""
+        if (path := folder / self.model).exists():
+            return path.resolve()
+        if self.model.startswith(".."):
+            raise UserError(f"{folder}: its model {path} does not exist; type -m MODEL")
+        return Path(self.model)
+
     def check_model(self, model: PretrainedModel) -> None:
         """Refuses another model than the one that the probe was fitted on."""
         if model.hash != self.model_hash:
             raise UserError(
                 f"the probe was fitted on a model with the hash {self.model_hash[:12]}, and this "
-                f"one has {model.hash[:12]}; give the same model: -m MODEL"
+                f"one has {model.hash[:12]}; give the same model: -m MODEL, or leave -m out"
             )
         head, width = self.fitted, model.description.model.model_dim
         own = len(head.weights) if isinstance(head, LinearModel) else head[0].in_channels
@@ -242,6 +254,13 @@ class Probe:
                 "the probe is damaged: its layer or its width does not fit its model, with "
                 f"layers 0 to {model.num_layers} and {width} features"
             )
+
+
+def name_of_model(model: Path, folder: Path) -> str:
+    """Returns the name of a model, or its path from a folder, so that both can be moved."""
+    if (shipped := find_model(model)) in shipped_models():
+        return shipped.name
+    return os.path.relpath(model.resolve(), folder.resolve()) if model.exists() else str(model)
 
 
 def write_probe(folder: Path, probe: Probe) -> None:

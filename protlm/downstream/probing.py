@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from protlm.analysis.bootstrap import Metrics
+from protlm.analysis.bootstrap import MODEL, RANDOM, Metrics
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.convolution import convolved, fit_convolutions
@@ -26,7 +26,7 @@ from protlm.model.embedding import embeddings, forget
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 
-MODEL, RANDOM, CONSTANT = "model", "random_weights", "constant"
+CONSTANT = "constant"
 LINEAR, CNN = "linear", "cnn"
 _HELD_OUT = 0.2
 # The penalty of the ridge regression by which the layer for classes of residues is chosen.

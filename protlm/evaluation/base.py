@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from protlm.analysis.bootstrap import MODEL, RANDOM
 from protlm.data.shards.data_set import SplitReader
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
 # The name used instead of a split by evaluations that read no split.
 NO_SPLIT = "any"
-MODEL, RANDOM = "model", "random_weights"
 
 
 def compared(model: "PretrainedModel", seed: int) -> "dict[str, PretrainedModel]":

@@ -6,11 +6,11 @@ from typing import Any, final
 
 import numpy as np
 
+from protlm.analysis.bootstrap import MODEL, RANDOM
 from protlm.analysis.categorical_jacobian import jacobian_contacts
 from protlm.analysis.precision import (
     COLUMNS,
     DEFINITION,
-    MODEL,
     NEAREST,
     caption,
     group_scores,
@@ -29,7 +29,6 @@ from protlm.analysis.structures import (
 )
 from protlm.evaluation.base import (
     NO_SPLIT,
-    RANDOM,
     Evaluation,
     EvaluationData,
     ResultTable,

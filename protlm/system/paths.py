@@ -7,6 +7,7 @@ import re
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -124,8 +125,10 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
     while not os.path.lexists(parent):
         parent = parent.parent
     try:
-        # A parent folder may be inaccessible.
-        if name := re.search(r"\$\{?([A-Za-z_]\w*)", str(path.absolute().relative_to(parent))):
+        # A parent folder may be inaccessible. Names that come from data may have any letters.
+        name = re.search(r"\$\{?([A-Za-z_]\w*)", str(path.absolute().relative_to(parent)))
+        typed = [one for one in sys.argv[1:] if not os.path.lexists(one)]
+        if name and (name[1] in os.environ or any(name[0] in one for one in typed)):
             raise UserError(
                 f"{path}: the shell keeps {name[0]} in single quotes; type double ones, or (in "
                 f"settings such as run_dir) ${{oc.env:{name[1]}}}"

@@ -18,6 +18,8 @@ _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udf
 # Wider than any row; rows are not padded to it.
 _UNBOUNDED = 1 << 20
 _PLAIN_SECONDS = 5.0
+# A table of at most this number of lines becomes one of columns if it is too wide.
+_FEW = 4
 T = TypeVar("T")
 
 
@@ -61,11 +63,17 @@ def print_table(
     columns: Iterable[str], rows: Iterable[Iterable[str]], notes: Iterable[str] = ()
 ) -> None:
     """Prints a table on standard output, and lines below it."""
-    table = Table(*columns, box=SIMPLE)
-    for row in rows:
-        table.add_row(*(escape(printable(cell)) for cell in row))
     out = console()
-    out.print(table)
+    table = [[*columns], *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    if out.is_terminal and sum(widths) + 2 * len(widths) > out.width and len(table) <= _FEW:
+        table = [list(cells) for cells in zip(*table, strict=True)]
+    # No name is cut, however narrow a terminal is.
+    kept = [Column(escape(name), overflow="fold") for name in table[0]]
+    shown = Table(*kept, box=SIMPLE, collapse_padding=out.is_terminal)
+    for row in table[1:]:
+        shown.add_row(*map(escape, row))
+    out.print(shown)
     for note in notes:
         out.print(printable(note), highlight=False, markup=False)
 

@@ -16,6 +16,7 @@ from protlm.checkpoints.description import as_typed
 from protlm.checkpoints.format import CHECKPOINTS
 from protlm.config import TrainConfig
 from protlm.config.composition import (
+    RUN_CONFIG,
     compose,
     compose_plain,
     from_plain,
@@ -30,7 +31,6 @@ from protlm.system.paths import check_output, complete_file, conf_dir, explain_o
 from protlm.training.launch import check_trainer, is_first_rank
 from protlm.training.optimization import check_schedule, fitting_warmup
 
-CONFIG = "config.yaml"
 _WARMUP = "schedule.warmup_steps"
 _LISTED = 5
 # The setting that decides whether a setting is used, and the values with which it is.
@@ -134,8 +134,15 @@ def write_config(run_dir: Path, config: TrainConfig) -> None:
     """Writes the config, which contains no secrets, into the run directory."""
     # Another process may have used the directory since it was checked.
     refuse_another_run(run_dir, config)
-    with complete_file(run_dir / CONFIG, overwrite=True) as temporary:
-        OmegaConf.save(to_plain(config), temporary)
+    plain = to_plain(config)
+    data, objective = plain["data"], plain["objective"]
+    sets = [(part, "dir") for part in (data, *data["mixture"])]
+    for section, name in [*sets, (data, "valid_dir"), (objective, "teacher")]:
+        # So that the run continues from any folder. A teacher can also be the name of a model.
+        if section[name] is not None and Path(section[name]).exists():
+            section[name] = str(Path(section[name]).absolute())
+    with complete_file(run_dir / RUN_CONFIG, overwrite=True) as temporary:
+        OmegaConf.save(plain, temporary)
     try:
         (run_dir / CHECKPOINTS).mkdir(exist_ok=True)
     except OSError as error:
@@ -161,7 +168,7 @@ def _run_dir(arguments: Sequence[str]) -> Path:
 
 
 def _stored(run_dir: Path) -> dict[Any, Any] | None:
-    written = run_dir / CONFIG
+    written = run_dir / RUN_CONFIG
     try:
         return read_run_config(written) if written.is_file() else None
     except OSError as error:
@@ -233,7 +240,8 @@ def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[A
         listed.append(f"and {len(differing) - _LISTED} more")
     raise UserError(
         f"{run_dir} contains a run with {'; '.join(listed)}; to continue it with its own settings "
-        f"type protlm train run_dir={run_dir}, or choose another run_dir="
+        f"type protlm train run_dir={run_dir}; to start anew from its weights, choose another "
+        f"run_dir= and add model.init_from={run_dir}"
     )
 
 

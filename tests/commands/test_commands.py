@@ -10,17 +10,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+from typer.main import get_command
 
 from protlm.cli import main as cli
 from protlm.cli.main import _spread
 from protlm.model.transformer import ProteinLM
-from protlm.system.paths import conf_dir, sample_dir
-from protlm.system.terminal import JobProgress
+from protlm.system.errors import UserError
+from protlm.system.paths import check_output, conf_dir, sample_dir
+from protlm.system.terminal import JobProgress, print_table
 from tests.fixtures.commands import Command, run_python
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,6 +115,31 @@ def test_one_flag_takes_several_values() -> None:
     together = "--repr-layers 0 -1 --include mean bos x.fasta"
     apart = "--repr-layers 0 --repr-layers -1 --include mean --include bos x.fasta"
     assert _spread([*together.split()]) == apart.split()
+    joined = "--repr-layers 0,-1 --include mean, bos x.fasta"
+    assert _spread([*joined.split()]) == apart.split()
+    assert _spread(["--layers=1,2", "3"]) == ["--layers", "1", "--layers", "2", "--layers", "3"]
+    # A comma within a value.
+    assert _spread(["--slurm", "partition=a,b", "mem_gb=4"])[1::2] == ["partition=a,b", "mem_gb=4"]
+    assert _spread(["--splits", "train=a.txt,b.txt"]) == ["--splits", "train=a.txt,b.txt"]
+
+
+def test_an_output_has_the_same_names_everywhere() -> None:
+    def leaves(command: Any) -> Iterator[Any]:
+        for one in getattr(command, "commands", {}).values():
+            yield one
+            yield from leaves(one)
+
+    options = [one.opts for leaf in leaves(get_command(cli.app)) for one in leaf.params]
+    outputs = [opts for opts in options if {"-o", "--out", "--output"} & {*opts}]
+    assert len(outputs) >= 14
+    assert {frozenset(opts) for opts in outputs} == {frozenset(("-o", "--out", "--output"))}
+
+
+def test_a_dollar_sign_is_refused_where_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["protlm", "embed", "-o", "$JOB.h5"])
+    with pytest.raises(UserError, match=r"the shell keeps \$JOB in single quotes"):
+        check_output(Path("$JOB.h5"))
+    check_output(Path("maps.P$x1.png"))
 
 
 @pytest.mark.slow
@@ -259,13 +287,31 @@ def test_a_narrow_terminal_shows_the_step_and_the_time_left(
     assert "11/10,001 0.1/s 2:46:30 left loss 2.1" in shown, shown
 
 
+@pytest.mark.parametrize("number", [1, 9])
+def test_a_narrow_terminal_cuts_no_name_in_a_table(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few rows are shown as columns."""
+    written = io.StringIO()
+    monkeypatch.setattr(written, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout", written)
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [[f"masked-marginals-{n}{row}" for n in range(8)] for row in range(number)]
+    print_table([f"perplexity {n}" for n in range(8)], rows)
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", written.getvalue())
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
+    assert ("  perplexity 7  masked-marginals-70  \n" in shown) == (number == 1)
+
+
 @pytest.mark.parametrize("typed", ["-h", "embed -h", "data info -h", "train -h", "evaluate -h"])
 def test_h_is_help(typed: str, protlm_in_process: Command) -> None:
     done = protlm_in_process(*typed.split(), cwd=Path())
     assert done.returncode == 0 and done.stdout.startswith("Usage: protlm"), done.stderr
 
 
-@pytest.mark.parametrize(("typed", "found"), [("e", "evaluate\nembed"), ("embed --ou", "--output")])
+@pytest.mark.parametrize(
+    ("typed", "found"), [("e", "evaluate\nembed"), ("embed --outp", "--output")]
+)
 def test_the_shell_completes(typed: str, found: str, protlm_command: Command) -> None:
     words = {"COMP_WORDS": f"protlm {typed}", "COMP_CWORD": str(len(typed.split()))}
     done = protlm_command(env={"_PROTLM_COMPLETE": "complete_bash", **words})

@@ -26,7 +26,7 @@ from protlm.model.embedding import Embedder, batches
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError, is_full_memory
-from protlm.system.shares import Executor, Submission
+from protlm.system.shares import Executor, Share, Submission
 from tests.fixtures.commands import Command
 from tests.fixtures.runs import RUN, Train
 
@@ -127,8 +127,60 @@ def test_repeated_identifiers() -> None:
             assert set(file) == expected
             assert {file[name].attrs["original_id"] for name in expected} == three
     write("P1", "P1")
-    with pytest.raises(InputDataError, match=r"is repeated; type --duplicates suffix$"):
+    with pytest.raises(InputDataError, match=r"is repeated .*; type --duplicates suffix$"):
         embed(FASTA, RUN, OUTPUT, EmbedOptions(duplicates=Duplicates.header))
+
+
+def test_several_files_are_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = [f">P{n} text\nMKTAYIAK{'QR' * n}\n" for n in range(5)] + [">bad\nMK1\n", ">P9\nMK\n"]
+    FASTA.write_text("".join(parts))
+    files = [Path("a.fasta"), Path("b.fasta")]
+    files[0].write_text("".join(parts[:3]))
+    files[1].write_text("".join(parts[3:]))
+    embed(FASTA, RUN, OUTPUT, EmbedOptions())
+    for name, options in (("two.h5", EmbedOptions()), ("shares.h5", EmbedOptions(merge=True))):
+        for share in (Share(1, 2), Share(2, 2)) if options.merge else ():
+            embed(files, RUN, Path(name), EmbedOptions(share=share))
+        capsys.readouterr()
+        embed(files, RUN, Path(name), options)
+        said = capsys.readouterr().err
+        assert "7 records of 2 files: 6 embedded, 1 skipped" in said
+        assert "skipped bad: digit, b.fasta, line 5" in said
+        with h5py.File(OUTPUT) as one, h5py.File(name) as two:
+            assert list(one) == list(two)
+            assert all((one[key][:] == two[key][:]).all() for key in one)
+    files[1].write_text(parts[0])
+    said = r"b\.fasta, line 1: the identifier P0 is repeated \(it is in a\.fasta, line 1\); type"
+    with pytest.raises(InputDataError, match=said):
+        embed(files, RUN, Path("repeated.h5"), EmbedOptions())
+
+
+def test_all_layers_are_asked_for_in_one_word(protlm_in_process: Command) -> None:
+    write("P1")
+    for typed in ("--repr-layers all", "--repr-layers=0,1 2"):
+        name = f"{len(typed)}.h5"
+        done = protlm_in_process("embed", FASTA, "-m", RUN, "--out", name, *typed.split(), cwd=".")
+        assert done.returncode == 0, done.stderr
+        with h5py.File(name) as file:
+            assert set(file["P1"]["mean"]) == {"0", "1", "2"}
+
+
+def test_a_protein_without_a_range_fits_into_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    write("P1")
+    FASTA.write_text(f">P2\n{'MKTAYIAKQR' * 9}\n" + FASTA.read_text())
+    Path("r.tsv").write_text("Entry\tfirst\tlast\nP1\t1\t5\n")
+    computed: list[int] = []
+    vectors = Embedder.vectors
+
+    def watch(self: Embedder, sequences: list[str], *rest: Any) -> Any:
+        computed.extend(map(len, sequences))
+        return vectors(self, sequences, *rest)
+
+    monkeypatch.setattr(Embedder, "vectors", watch)
+    embed(FASTA, RUN, OUTPUT, EmbedOptions((Pooling.ranges,), ranges=Path("r.tsv")))
+    assert computed == [10]
+    with h5py.File(OUTPUT) as file:
+        assert [file[name].shape[0] for name in ("P2", "P1")] == [0, 1]
 
 
 def test_a_long_list_of_skipped_records_is_cut(capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,6 +94,15 @@ def test_the_default_split_is_the_test_split(
         run(tiny_run, other)
 
 
+def test_a_run_is_evaluated_on_its_own_data(
+    tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = [f"checkpoint={tiny_run}", "evaluation=[masked]"]
+    report = evaluate(compose(EvaluateConfig, asked))
+    assert report["data"] == (tiny_data / MANIFEST_SHA256).read_text().split()[0]
+    assert f"data.dir={tiny_data}, as in {tiny_run}" in capsys.readouterr().err
+
+
 def test_a_report_has_what_is_printed_its_data_and_its_settings(
     tiny_run: Path, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

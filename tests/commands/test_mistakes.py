@@ -10,6 +10,8 @@ from tests.marks import slow_but
 
 FILES = {
     "two.fasta": ">P1\nMKTAYIAK\n>P2\nMKTAYIAK\n",
+    "twice.fasta": ">P1\nMKTAYIAK\n>P1\nMKTAYIAK\n",
+    "uniprot.tsv": "Entry\tReviewed\tSequence\nP1\treviewed\tMKTAYIAK\n",
     "again.fasta": ">P1\nMKTAYIAKQRQISFVKSHFSRQ\n",
     "long.fasta": f">P1\n{'MKTAYIAKQR' * 210}\n",
     "v.csv": "mutant\nM1A\n",
@@ -148,7 +150,7 @@ TABLE = """
 2 evaluate 'evaluation=[masked]' -> data.dir=DIR
 2 evaluate checkpoint=run 'evaluation=[maskd]' -> maskd
 2 evaluate checkpoint=run data.dir=data split=none output=o.json -> none & valid
-2 evaluate checkpoint=run -> data.dir=DIR
+2 evaluate checkpoint=hybrid-6m -> data.dir=DIR
 3 evaluate checkpoint=broken data.dir=data split=test output=o.json -> step-00000004.ckpt
 3 embed unusable.fasta -m run -o o.h5 -> unusable.fasta: none of the 2 & 2: digit, line 3
 3 attention unusable.fasta -m run -o o.h5 -> unusable.fasta: none of the 2 & 2: digit, line 3
@@ -187,6 +189,13 @@ TABLE = """
 2 inspect x.fasta -m run -o p.html --chain A -> --chain A & PDB or mmCIF file
 2 inspect x.fasta -m run -m run -m run -o p.html -> compares two models, and 3 are given
 3 inspect two.fasta -m run -o p.html -> has 2 proteins, and a page shows one
+3 inspect twice.fasta -m run -o p.html -> has 2 proteins, and a page shows one
+3 score v.csv -m run -o s --wild-type twice.fasta -> has 2 proteins; give a file of one protein
+3 score twice.fasta -m run --scan -o s.csv -> has 2 proteins; give a file of one protein
+3 contacts twice.fasta -m run -o c.h5 -> twice.fasta, line 3: the identifier P1 & --duplicates
+3 embed uniprot.tsv -m run -o o.h5 -> this is a table & $3}' TABLE > SEQUENCES.fasta
+2 embed x.fasta -m run -o o.h5 --executor local -> needs the number of processes & --processes N
+2 attention x.fasta -m run -o o.h5 --layers 1,x -> --layers 1,x is not a number & --layers all
 2 inspect long.fasta -m run -o p.html -> 2,100 residues, and a page shows at most 2,048
 2 inspect x.fasta -m run -o p.h5 -> is an HTML page; type: -o p.html
 2 checkpoint convert run -o new --attention reformer -> the keys of reformer are its queries

@@ -12,10 +12,11 @@ from safetensors.numpy import load_file, save_file
 
 import protlm
 from protlm.checkpoints.checks import write_sums
+from protlm.checkpoints.format import default_model
 from protlm.commands.probe import predict, probe_labels
 from protlm.downstream.examples import LabelOptions
 from protlm.downstream.linear import probabilities
-from protlm.downstream.probe_results import PROBE, read_probe
+from protlm.downstream.probe_results import PROBE, name_of_model, read_probe
 from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.tasks import Task
 from protlm.model.embedding import embeddings
@@ -91,6 +92,18 @@ def test_a_probe_and_its_predictions(
     named = [probe.classes[n] for n in expected.argmax(1)]
     assert [row["predicted"] for row in found] == named
     assert [row["predicted"] for row in rows] == named[4:]
+    # The probe names its model, also when both are moved together.
+    moved = shutil.copytree(folder, tmp_path / "moved" / "p")
+    content = json.loads((moved / PROBE.description).read_text())
+    assert (folder / content["model"]).samefile(tiny_run)
+    with pytest.raises(UserError, match=r"other does not exist; type -m MODEL"):
+        (moved / PROBE.description).write_text(json.dumps({**content, "model": "../other"}))
+        write_sums(moved)
+        predict(tmp_path / "proteins.fasta", moved, None, tmp_path / "moved.csv")
+    (moved / "../other").symlink_to(tiny_run)
+    predict(tmp_path / "proteins.fasta", moved, None, tmp_path / "moved.csv")
+    assert (tmp_path / "moved.csv").read_text() == (tmp_path / "all.csv").read_text()
+    assert name_of_model(default_model(), folder) == "hybrid-6m"
 
 
 def test_residues_have_a_row_each(
@@ -194,8 +207,8 @@ def test_numbers_of_residues_are_learned_and_predicted(
     for row in read_table(tmp_path / "cnn" / "predictions.tsv"):
         own = predicted[row["identifier"], row["position"]]
         assert float(own["predicted"]) == pytest.approx(float(row["predicted"]), abs=1e-4)
-    arrays = load_file(tmp_path / "cnn" / WEIGHTS)
-    save_file({**arrays, "2.bias": np.zeros(3, np.float32)}, tmp_path / "cnn" / WEIGHTS)
+    arrays = load_file(tmp_path / "cnn" / PROBE.weights)
+    save_file({**arrays, "2.bias": np.zeros(3, np.float32)}, tmp_path / "cnn" / PROBE.weights)
     write_sums(tmp_path / "cnn")
     with pytest.raises(InputDataError, match=r"cnn is not a probe.*size mismatch for 2\.bias"):
         read_probe(tmp_path / "cnn")

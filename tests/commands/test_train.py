@@ -15,10 +15,17 @@ from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.composition import compose, to_plain
 from protlm.config.settings import may_change
 from protlm.config.settings_file import settings_of
+from protlm.data.shards.manifest import read_manifest
 from protlm.loading import load_model
 from protlm.system.errors import InputDataError, UserError
 from protlm.training.optimization import rate_factor
-from protlm.training.run_config import _USED_WITH, compose_run, refuse_another_run, refuse_unused
+from protlm.training.run_config import (
+    _USED_WITH,
+    compose_run,
+    refuse_another_run,
+    refuse_unused,
+    write_config,
+)
 from tests.fixtures.commands import Command
 from tests.fixtures.runs import Train
 from tests.marks import slow_but
@@ -74,6 +81,7 @@ def test_typed_settings_must_agree(typed: str, difference: str, run: Path) -> No
     assert str(refused.value).startswith(f"{run} contains a run with ")
     assert difference in str(refused.value)
     assert str(refused.value).count(", not ") <= 5
+    assert str(refused.value).endswith(f"another run_dir= and add model.init_from={run}")
 
 
 def test_settings_that_decide_are_those_of_what_is_learned() -> None:
@@ -117,6 +125,16 @@ def test_a_directory_without_a_run_is_not_continued(run: Path) -> None:
     with pytest.raises(UserError, match="typo contains no run to continue; to start one there"):
         compose_run(["run_dir=typo"])
     assert compose_run(["run_dir=typo", "data=sample"]).run_dir == "typo"
+
+
+def test_a_run_names_its_data_for_other_folders(tiny_data: Path) -> None:
+    Path("data").symlink_to(tiny_data)
+    typed = ["model=tiny", "data.dir=data", "data.valid_dir=data", "run_dir=run"]
+    write_config(NEW, compose(TrainConfig, typed))
+    found = compose_run(["run_dir=run"]).data
+    assert found.dir == found.valid_dir == str(Path("data").absolute())
+    with pytest.raises(InputDataError, match=rf"there is no {Path.cwd()}/gone/.*data\.dir=DIR"):
+        read_manifest(Path("gone"))
 
 
 def test_a_file_of_settings_is_as_if_typed() -> None:

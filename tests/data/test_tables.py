@@ -47,6 +47,14 @@ def test_a_bad_table_of_labels_is_named(content: str, words: str, tmp_path: Path
         read_labels(tmp_path / "t.tsv", "accession", "cluster30")
 
 
+def test_accessions_are_also_those_of_uniprot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.tsv").write_text("Gene Names\tEntry\tcluster30\nx\tA\tf0\n")
+    assert read_labels(tmp_path / "t.tsv", "accession", "cluster30") == {"A": "f0"}
+    assert "t.tsv: accessions from the column Entry" in capsys.readouterr().err
+
+
 def test_headers_of_scope_are_labels(tmp_path: Path) -> None:
     text = ">d1dlwa_ a.1.1.1 (A:) Hemoglobin {X}\nslfek\n>d1uvya_ a.1.12.3 (A:) {Y}\nslfek\n"
     (tmp_path / "scope.fa").write_text(text)

@@ -353,6 +353,15 @@ def test_names_of_columns_may_have_capitals_and_blanks(read) -> None:
         assert found[0].label == label
 
 
+def test_downloads_of_uniprot_have_their_own_columns(read, capsys) -> None:
+    text = "Entry\tEntry Name\tGene Names\tLength\tSequence\nP1\tA_B\tid 7\t4\tMKTA\n"
+    assert read(text, column="Length").examples == [Example("P1", "MKTA", "4")]
+    shown = "identifiers from the column Entry, sequences from the column sequence, labels from the"
+    assert f"labels.tsv: {shown} column Length" in capsys.readouterr().err
+    found = read(text.replace("Entry\t", "Own\t", 1), column="Length").examples
+    assert found[0].identifier == "A_B"
+
+
 def test_targets() -> None:
     several = targets_of(["b;a", "c", "a; b"], Task.several_classes, min_count=2)
     assert several.classes == ["a", "b"]

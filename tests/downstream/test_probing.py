@@ -373,7 +373,7 @@ def saved(tmp_path: Path, numbers, model) -> Path:
     )
     folder = tmp_path / "probe"
     folder.mkdir()
-    write_probe(folder, Probe(Task.one_class, ["a", "b", "c"], 1, model.hash, fitted))
+    write_probe(folder, Probe(Task.one_class, ["a", "b", "c"], 1, model.hash, fitted, "m"))
     return folder
 
 

@@ -64,7 +64,8 @@ def _measured(job: Job, finished: Set[int]) -> list[tuple[str, str]]:
 
 def _too_large(job: Job, free: int) -> list[tuple[str, str]]:
     needs = {n: job.embedder.room.needs(n) for n in np.unique(job.plan.lengths).tolist()}
-    numbers = [n for n, length in enumerate(job.plan.lengths.tolist()) if needs[length] > free]
+    is_large = [needs[length] > free for length in job.plan.lengths.tolist()]
+    numbers = np.flatnonzero(is_large & (job.plan.num_bytes > 0)).tolist()
     listed = set(numbers[:_LISTED])
     rows = [
         f"{record.identifier}, {len(record.sequence):,} residues: "

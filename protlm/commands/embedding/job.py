@@ -56,7 +56,8 @@ class Dtype(StrEnum):
 
 @dataclass(frozen=True)
 class EmbedOptions:
-    """The settings of `protlm embed`, by their flags; negative layers count from the end.
+    """The settings of `protlm embed`, by their flags; negative layers count from the end, and none
+    are all.
 
     A share is computed alone; without one everything is computed, and the output is written.
     """
@@ -106,15 +107,18 @@ class EmbedOptions:
 
 
 class Job:
-    """The proteins of a file, and the division of the work; `options` without repetitions."""
+    """The proteins of files, and the division of the work; `options` without repetitions."""
 
-    def __init__(self, fasta: Path, model_path: Path, options: EmbedOptions) -> None:
+    def __init__(
+        self, files: Path | Sequence[Path], model_path: Path, options: EmbedOptions
+    ) -> None:
         model = self.model = load_model(model_path, device=options.device)
         # The last part of the path, which says nothing of the machine.
         self.name = model_path.absolute().name.removesuffix(".ckpt").removesuffix(".pt")
         # Hashing takes seconds for a large model.
         self.model_hash = model.hash
-        layers = (model.layer_number(layer, first=0) for layer in options.layers)
+        chosen = options.layers or range(model.num_layers + 1)
+        layers = (model.layer_number(layer, first=0) for layer in chosen)
         self.options = replace(
             options,
             include=tuple(dict.fromkeys(options.include)),
@@ -127,7 +131,7 @@ class Job:
         self._digests, self._names = bytearray(), list[str]()
         self.width = model.description.model.model_dim
         self.proteins = Proteins(
-            fasta,
+            files,
             max_residues=None if options.windows else model.max_residues,
             duplicates=options.duplicates,
             observe=self._observe,
@@ -233,7 +237,7 @@ class Job:
 
     def _changed(self) -> InputDataError:
         return InputDataError(
-            f"{self.proteins.path} has changed while it was read: type the same command again"
+            f"{self.proteins.name} has changed while it was read: type the same command again"
         )
 
 

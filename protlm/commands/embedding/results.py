@@ -151,10 +151,13 @@ def _contents(
     job: Job, block: Block, records: Mapping[int, Record], progress: JobProgress
 ) -> Iterator[bytes]:
     for batch in block.batches:
-        some = [records[number] for number in batch]
+        # A protein without a range has no vectors, so it fits into any memory.
+        numbers = batch[job.plan.num_bytes[batch] > 0]
+        some = [records[number] for number in numbers]
         sequences = [record.sequence for record in some]
-        computed = job.embedder.vectors(sequences, [job.ranges_of(record) for record in some])
-        for number, record, vectors in zip(batch, some, computed, strict=True):
+        ranges = [job.ranges_of(record) for record in some]
+        computed = job.embedder.vectors(sequences, ranges) if some else []
+        for number, record, vectors in zip(numbers, some, computed, strict=True):
             if vectors is None:
                 yield NO_MEMORY * int(job.plan.num_bytes[number])
             else:

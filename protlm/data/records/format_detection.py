@@ -84,13 +84,17 @@ def foreign_format(start: bytes) -> str:
     for beginning, what in _STARTS:
         if start.startswith(beginning):
             return what
-    line = start[:40].partition(b"\n")[0].rstrip().decode("utf-8", "backslashreplace")
-    if "\t" in line:
+    line = start.partition(b"\n")[0].rstrip().decode("utf-8", "backslashreplace")
+    if "\t" in line[:40]:
+        columns = line.split("\t")
+        # As uniprot.org names them.
+        places = [1 + columns.index(one) for one in ("Entry", "Sequence") if one in columns]
+        write = "awk -F'\\t' 'NR>1{{print \">\"${}\"\\n\"${}}}' TABLE > SEQUENCES.fasta"
         return (
             "this is a table; type protlm probe TABLE for labels, protlm score TABLE for variants, "
-            "or write its sequences as FASTA"
+            f"or write its sequences as FASTA{': ' + write.format(*places) if places[1:] else ''}"
         )
-    return f"{line!r} precedes the first header; a FASTA file begins with '>'"
+    return f"{line[:40]!r} precedes the first header; a FASTA file begins with '>'"
 
 
 def annotation(data: bytes) -> str:

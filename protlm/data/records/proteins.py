@@ -1,4 +1,4 @@
-"""The proteins of a sequence file: every record is yielded or reported."""
+"""The proteins of sequence files: every record is yielded or reported."""
 
 import shutil
 import sys
@@ -47,15 +47,15 @@ def _spooled_input() -> IO[bytes]:
 
 @dataclass
 class Proteins:
-    """The records of a sequence file, which is checked once and can then be read repeatedly.
+    """The records of sequence files, which are checked once and can then be read repeatedly.
 
-    The path `-` is standard input. Records that are longer than `max_residues`, or for whose length
-    `refuse` returns a reason, are skipped and reported. While the file is checked, `observe` is
-    called with each record that is kept. `renamed` maps the new names of records to their
-    identifiers.
+    The path `-` is standard input. Identifiers are unique over all files. Records that are longer
+    than `max_residues`, or for whose length `refuse` returns a reason, are skipped and reported.
+    While the files are checked, `observe` is called with each record that is kept. `renamed` maps
+    the new names of records to their identifiers.
     """
 
-    path: Path
+    path: Path | Sequence[Path]
     max_residues: int | None = None
     duplicates: Duplicates = Duplicates.error
     observe: Callable[[Record], None] | None = None
@@ -66,13 +66,18 @@ class Proteins:
     renamed: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._source = self.path
-        # The free memory changes, and the file is read again.
+        paths = [self.path] if isinstance(self.path, Path) else self.path
+        # The free memory changes, and the files are read again.
         self.refuse = cache(self.refuse)
-        if self.path == STANDARD_INPUT:
-            self._spool = _spooled_input()
-            self._source = Path(self._spool.name)
-        existing_file(self._source, "a sequence file")
+        self._spool = _spooled_input() if STANDARD_INPUT in paths else None
+        copy = Path(self._spool.name) if self._spool is not None else STANDARD_INPUT
+        # The name of each file in messages, and what is read.
+        self._files = [
+            ("standard input", copy) if path == STANDARD_INPUT else (str(path), path)
+            for path in paths
+        ]
+        for _, source in self._files:
+            existing_file(source, "a sequence file")
         self.skipped, self.tally, self.renamed, self.lengths = [], Tally(), {}, []
         for record in self._records(self.skipped, self.tally):
             self.lengths.append(len(record.sequence))
@@ -96,12 +101,9 @@ class Proteins:
 
     @property
     def name(self) -> str:
-        return "standard input" if self.path == STANDARD_INPUT else str(self.path)
-
-    @property
-    def source(self) -> Path:
-        """The file that is read: of standard input its copy."""
-        return self._source
+        """The file or the files, in messages."""
+        more = f" and {len(self._files) - 1} more" if len(self._files) > 1 else ""
+        return f"{self._files[0][0]}{more}"
 
     @property
     def num_records(self) -> int:
@@ -117,7 +119,10 @@ class Proteins:
         rows = []
         for reason, number in sorted(self.tally.rejected.items()):
             listed = self.tally.listed.get(reason, [])
-            rows += [(identifier, f"{reason}, line {line}") for identifier, _, line in listed]
+            rows += [
+                (identifier, f"{reason}, {f'{file}, ' if len(self._files) > 1 else ''}line {line}")
+                for identifier, file, line in listed
+            ]
             if number > len(listed):
                 rows.append(("", f"{reason}: {number - len(listed):,} more records"))
         return [*rows, *self.skipped]
@@ -128,7 +133,8 @@ class Proteins:
         changed = [f"{n} {reason}" for reason, n in sorted(self.tally.changed.items())]
         used = len(self) - len(further)
         out = self.num_records - used
-        print(f"{self.num_records} records: {used} {done}, {out} skipped", file=sys.stderr)
+        of = f" of {len(self._files)} files" if len(self._files) > 1 else ""
+        print(f"{self.num_records} records{of}: {used} {done}, {out} skipped", file=sys.stderr)
         for label, parts in (("rejected", rejected), ("changed", changed)):
             if parts:
                 print(f"{label}: {', '.join(parts)}", file=sys.stderr)
@@ -149,7 +155,7 @@ class Proteins:
 
     def _records(self, skipped: list[tuple[str, str]], tally: Tally) -> Iterator[Record]:
         seen: Counter[str] = Counter()
-        for record in self._read(tally):
+        for file, record in self._read(tally):
             seen[record.identifier] += 1
             count = seen[record.identifier]
             if reason := self._too_long(len(record.sequence)):
@@ -164,24 +170,29 @@ class Proteins:
                 self.renamed[name] = record.identifier
                 yield record._replace(identifier=name)
             elif self.duplicates is Duplicates.first:
-                skipped.append((record.identifier, f"{_REPEATED} {record.line}"))
+                of = f" of {file}" if len(self._files) > 1 else ""
+                skipped.append((record.identifier, f"{_REPEATED} {record.line}{of}"))
             else:
                 first = "" if self.duplicates is Duplicates.header else f" or first; {_FIRST_WORD}"
+                records = self._read(Tally())
+                where, same = next(x for x in records if x[1].identifier == record.identifier)
                 raise InputDataError(
-                    f"{self.name}, line {record.line}: the identifier {record.identifier} is "
-                    f"repeated; type --duplicates suffix{first}"
+                    f"{file}, line {record.line}: the identifier {record.identifier} is "
+                    f"repeated (it is in {where}, line {same.line}); type --duplicates "
+                    f"suffix{first}"
                 )
 
-    def _read(self, tally: Tally) -> Iterator[Record]:
-        try:
-            for record in read_records(self._source, tally):
-                if self.duplicates is Duplicates.header and record.header.strip():
-                    self.renamed[record.header] = record.identifier
-                    yield record._replace(identifier=record.header)
-                else:
-                    yield record
-        except InputDataError as error:
-            raise InputDataError(str(error).replace(str(self._source), self.name)) from None
+    def _read(self, tally: Tally) -> Iterator[tuple[str, Record]]:
+        for name, source in self._files:
+            try:
+                for record in read_records(source, tally):
+                    if self.duplicates is Duplicates.header and record.header.strip():
+                        self.renamed[record.header] = record.identifier
+                        yield name, record._replace(identifier=record.header)
+                    else:
+                        yield name, record
+            except InputDataError as error:
+                raise InputDataError(str(error).replace(str(source), name)) from None
 
 
 def one_protein(

@@ -129,8 +129,9 @@ def read_manifest(directory: Path) -> Manifest:
         raise InputDataError(f"{directory} cannot be read: {error.strerror}") from error
     if not is_there:
         raise InputDataError(
-            f"{directory} has no {MANIFEST}; make a data set with: "
-            f"protlm prepare SOURCE.fasta.gz --out {directory}"
+            f"{directory} has no {MANIFEST} (there is no {path.absolute()}); give the path of a "
+            f"data set (data.dir=DIR in a setting), or make one with: protlm prepare "
+            f"SOURCE.fasta.gz --out {directory}"
         )
     try:
         expected = f"{sha256_of(existing_file(path, 'a manifest'))}  {MANIFEST}\n"
