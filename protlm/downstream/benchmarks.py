@@ -19,6 +19,7 @@ from protlm.downstream.examples import LabelOptions
 from protlm.downstream.label_files import form_of
 from protlm.downstream.metrics import by_selection
 from protlm.downstream.probing import MODEL, RANDOM
+from protlm.downstream.tasks import Task as LabelTask
 from protlm.downstream.variants import Assay, read_reference
 from protlm.system.errors import InputDataError, refuse_unknown
 
@@ -107,7 +108,9 @@ def _of_assays(
 def _reading(row: Mapping[str, str], typed: list[str], sequences: list[Path]) -> LabelOptions:
     header, fold, sets = row["header"] or None, row["fold"] or None, row["sets"].split()
     _, form = form_of(typed, header, None, sets, None, fold)
-    return LabelOptions(next(iter(sequences), None), row["label"] or None, form=form)
+    # Scores of assays, of which some have few values.
+    task = LabelTask.number if fold else None
+    return LabelOptions(next(iter(sequences), None), row["label"] or None, task, form=form)
 
 
 def figure_of(scores: Mapping[str, Metrics], metric: str, proteins: int) -> dict[str, Any]:
