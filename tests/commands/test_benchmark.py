@@ -297,7 +297,8 @@ def test_the_commands_of_the_page_run(
     flip.rename(workplace / "FLIP" / "splits")
     gym.rename(workplace / "ProteinGym")
     Path(structure_folder(workplace, "test", 3)).rename(workplace / "CASP14")
-    write(workplace / "labels.tsv", "sequence\tlabel\tsplit", "MKT\t1\ttrain", "MK\t2\ttest")
+    rows = [f"{x}\t{'ab'[n % 2]}\t{SETS[n]}" for n, x in enumerate(PROTEINS)]
+    write(workplace / "labels.tsv", "sequence\tlabel\tsplit", *rows)
     run_page("benchmark.md", workplace, protlm_in_process, fewest=9)
 
 
