@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colorblind-safe palette.
 BLUE, ORANGE, GRAY, GREEN = "#0072B2", "#D55E00", "#999999", "#009E73"
+_CYCLE = (BLUE, GRAY, ORANGE, GREEN, "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 # What is measured during training, and its labels.
 _MEASURED = {
     "measured_contacts_short": "contacts, short range",
@@ -230,6 +231,31 @@ def reconstruction(unexplained: Mapping[int, float], k: int) -> "Figure":
     axes.set_xlabel("active features of a residue, k")
     axes.set_ylabel("fraction of the variance unexplained")
     axes.legend(frameon=False)
+    return figure
+
+
+def benchmark_figure(rows: Sequence[tuple]) -> "Figure":
+    """Draws the values of tasks, with their intervals, by each predictor; squares are published.
+
+    Rows have a task, a metric, a predictor, a value and its bounds, which may be None, the number
+    of proteins, and the source of a published value.
+    """
+    shown = [row for row in rows if row[3] is not None]
+    tasks = list(dict.fromkeys(row[:2] for row in shown))
+    names = list(dict.fromkeys(row[2] for row in shown))
+    figure, ((axes,),) = _new_figure(7.5, 1.8 + 0.5 * len(tasks))
+    for number, name in enumerate(names):
+        some = [row for row in shown if row[2] == name]
+        places = np.array([tasks.index(row[:2]) for row in some]) + 0.7 * number / len(names)
+        low, values, high = np.array([[x[4] or x[3], x[3], x[5] or x[3]] for x in some], float).T
+        errors = np.maximum([values - low, high - values], 0)
+        style = {"fmt": "s" if some[0][-1] else "o", "color": _CYCLE[number % len(_CYCLE)]}
+        axes.errorbar(values, places, xerr=errors, markersize=4, linewidth=1, label=name, **style)
+    axes.set_yticks(np.arange(len(tasks)) + 0.35, [f"{a}\n{b}" for a, b in tasks], fontsize=8)
+    axes.invert_yaxis()
+    axes.grid(axis="x", alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 
 

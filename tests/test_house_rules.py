@@ -34,6 +34,7 @@ EXCEPTIONS = {
     "protlm/cli/features.py train_features": "2026-11-27: a command's arguments are the flags",
     "protlm/cli/labels.py probe": "2026-11-22: a command's arguments are the flags people type",
     "protlm/cli/labels.py finetune": "2026-11-22: a command's arguments are the flags people type",
+    "protlm/cli/labels.py benchmark": "2026-11-27: a command's arguments are the flags people type",
     "protlm/attention/linearized/fused/attention.py attention": "2026-11-22: an operator",
     "protlm/attention/linearized/fused/attention.py _gradients": "2026-11-22: an operator",
     "protlm/evaluation/accuracy.py __init__": "2026-11-23: its arguments are its YAML",

@@ -157,6 +157,32 @@ def finetune(
     finetune_labels(path, model_or_default(model), output, options, reading, device=device)
 
 
+def benchmark(
+    name: Annotated[str, typer.Argument(help="flip, pbc, proteingym or contacts.")],
+    folder: Annotated[
+        Path, typer.Argument(help="A folder of its published files; of contacts, structures.")
+    ],
+    output: Annotated[Path, option("The new folder of results.", "--output", "-o")],
+    model: Annotated[
+        list[Path] | None, option("As for protlm probe; give it again to compare.", "--model", "-m")
+    ] = None,
+    tasks: Annotated[list[str] | None, option("Only these, as --dry-run names them.")] = None,
+    toks_per_batch: Annotated[int, option("Tokens per batch.")] = TOKENS_PER_BATCH,
+    seed: Annotated[int, option("Seed of splits, random weights, bootstrap.")] = 0,
+    dry_run: Annotated[bool, option("Only say what it takes.", "--dry-run")] = False,
+    device: Device = "auto",
+    break_lock: BreakLock = False,
+) -> None:
+    """Run a benchmark's tasks, beside baselines and published figures; resumable."""
+    from protlm.commands.benchmark import BenchmarkOptions
+    from protlm.commands.benchmark import benchmark as run
+    from protlm.downstream.probing import ProbeOptions
+
+    probe = ProbeOptions(tokens_per_batch=toks_per_batch, seed=seed)
+    options = BenchmarkOptions(tuple(tasks or ()), probe, device, dry_run, break_lock)
+    run(name, folder, model or [model_or_default(None)], output, options)
+
+
 def predict(
     fasta: SequenceFile,
     probe: Annotated[Path, option("A folder of protlm probe.", "--probe", "-p")],

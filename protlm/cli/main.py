@@ -13,7 +13,7 @@ from typer.exceptions import TyperException
 from protlm import __version__
 from protlm.cli.data import checkpoint_app, data_app, prepare
 from protlm.cli.features import features_app
-from protlm.cli.labels import finetune, predict, probe
+from protlm.cli.labels import benchmark, finetune, predict, probe
 from protlm.cli.options import RANGES, Device, Model, model_or_default, option
 from protlm.cli.use import attention, contacts, embed, generate, inspect, score
 from protlm.system import interruption
@@ -48,6 +48,7 @@ _SEVERAL = {
     "--label-columns": r"[^-].*",
     "--test-sets": r"[^-].*",
     "--splits": r"[\w.-]+=.+",
+    "--tasks": r"[^-].*",
 }
 _MAY_BE_EMPTY = ("--prefix", "--label")
 _HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -134,6 +135,7 @@ def doctor(
 app.command()(probe)
 app.command()(finetune)
 app.command()(predict)
+app.command()(benchmark)
 
 
 def main() -> NoReturn:

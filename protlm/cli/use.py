@@ -41,8 +41,11 @@ def embed(
     toks_per_batch: Annotated[int, option("Tokens per batch, including padding.")] = EMBED_TOKENS,
     format: Annotated[
         str,
-        option("hdf5, ragged (one array, for very many), parquet, npz, anndata, or pt (a folder)."),
+        option("hdf5, ragged (one array, for many), parquet, npz, anndata, pt (a folder) or csv."),
     ] = "hdf5",
+    key: Annotated[
+        str, option("Names in hdf5: identifier, or sequence-hash, as in files of biotrainer.")
+    ] = "identifier",
     dtype: EmbeddingDtype = "float32",
     compute_dtype: EmbeddingDtype = "float32",
     ranges: Annotated[
@@ -85,6 +88,7 @@ def embed(
         ranges=ranges,
         windows=windows,
         format=choice("--format", format, Format),
+        by_hash=allowed_value("--key", key, "identifier", "sequence-hash") != "identifier",
         processes=processes,
         share=None if shard is None else Share.parse(shard),
         merge=merge,

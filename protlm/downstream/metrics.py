@@ -182,18 +182,20 @@ def averages(values: Mapping[str, float], assays: Mapping[str, Assay]) -> dict[s
 
     Assays of a protein are averaged, then proteins of a selection type, then the types.
     """
+    by_type = {name: float(np.mean(one)) for name, one in by_selection(values, assays).items()}
+    return {**by_type, "mean of types": float(np.mean([*by_type.values()]))} if by_type else {}
+
+
+def by_selection(
+    values: Mapping[str, float], assays: Mapping[str, Assay]
+) -> dict[str, list[np.floating]]:
+    """Returns the means over assays of each protein by type of selection, without NaN."""
     groups: dict[str, dict[str, list[float]]] = {}
     for name, value in values.items():
         assay = assays[name]
         if not np.isnan(value):
             groups.setdefault(assay.selection, {}).setdefault(assay.protein, []).append(value)
-    if not groups:
-        return {}
-    by_type = {
-        selection: float(np.mean([np.mean(one) for one in proteins.values()]))
-        for selection, proteins in sorted(groups.items())
-    }
-    return {**by_type, "mean of types": float(np.mean(list(by_type.values())))}
+    return {name: [*map(np.mean, one.values())] for name, one in sorted(groups.items())}
 
 
 LABEL_METRICS = {

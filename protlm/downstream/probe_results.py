@@ -130,11 +130,15 @@ def print_result(result: Result) -> None:
 
 
 def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
-    """Writes all metrics and their intervals as JSON; undefined ones are null."""
+    """Writes the model and `content_of` as JSON."""
+    named = {"model": result.model_name, "model_hash": result.model_hash}
+    write_json(folder / RESULTS, {**named, **content_of(result, options)})
+
+
+def content_of(result: Result, options: ProbeOptions) -> dict[str, Any]:
+    """Returns all metrics and their intervals as JSON; undefined ones are null."""
     labeled, leaked, task = result.labeled, result.labeled.leakage, result.labeled.targets.task
-    content = {
-        "model": result.model_name,
-        "model_hash": result.model_hash,
+    return {
         "protlm_version": __version__,
         "task": task,
         "head": options.head,
@@ -153,7 +157,6 @@ def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
         },
         **scores_of(result.predictors, task),
     }
-    write_json(folder / RESULTS, content)
 
 
 def write_folds(folder: Path, column: str, folds: Mapping[str, Result]) -> None:

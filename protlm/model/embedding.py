@@ -1,10 +1,12 @@
 """Vectors of many proteins: batches of similar length, windows, and batches that do not fit."""
 
+import hashlib
 import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -21,7 +23,7 @@ from protlm.data.records.proteins import Proteins
 from protlm.model.memory import Room
 from protlm.model.pooling import Pooling, pool, residue_means
 from protlm.system.errors import UserError, is_full_memory
-from protlm.system.paths import explain_os_error
+from protlm.system.paths import complete_file, explain_os_error
 from protlm.system.terminal import JobProgress, printable
 
 if TYPE_CHECKING:
@@ -314,8 +316,14 @@ def embeddings(
 
     They are means, [sequences, D], or those of the residues `places` of each sequence, [residues,
     D]; many are in temporary files, in float16. One that does not fit into the memory, or whose
-    vectors are not finite, is a `UserError`.
+    vectors are not finite, is a `UserError`. Means are kept in the store of the model.
     """
+    if places is None and model.store is not None:
+        plain = copy(model)
+        plain.store = None
+        compute = partial(embeddings, plain, layers=layers, tokens_per_batch=tokens_per_batch)
+        of = f"{model.hash} {model.description} {layers}"
+        return model.store.means(of, sequences, compute)
     kind = Pooling.mean if places is None else Pooling.per_tok
     features = _Features(model, (kind,), tuple(layers))
     texts = residues_of(sequence[: model.max_residues] for sequence in sequences)
@@ -356,3 +364,37 @@ def forget(states: np.ndarray) -> None:
     """Takes the rows of a file out of the memory; they are read again when they are used."""
     if isinstance(states, np.memmap):
         states._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class VectorStore:
+    """Mean vectors of several calls, in files of a folder, from which another process continues.
+
+    A file has the sequences of a call that no earlier one has: equal calls make equal batches.
+    """
+
+    folder: Path
+    check: Callable[[], object]
+
+    def means(
+        self, of: str, sequences: Sequence[str], compute: Callable[[list[str]], list[np.ndarray]]
+    ) -> list[np.ndarray]:
+        """Returns what `compute` returns, by layer; `of` is what it depends on."""
+        paths = sorted(self.folder.glob(f"{_digest(of)}-*.npy"))
+        rows = (row for path in paths for row in np.load(path, mmap_mode="r"))
+        known = {str(row["key"]): row["means"] for row in rows}
+        keys = {one: _digest(one) for one in sequences}
+        if not (new := [one for one, key in keys.items() if key not in known]):
+            layers = zip(*(known[keys[one]] for one in sequences), strict=True)
+            return [np.stack(layer) for layer in layers]
+        means = np.stack(compute(new), axis=1)
+        part = np.empty(len(new), [("key", "U32"), ("means", np.float32, means.shape[1:])])
+        part["key"], part["means"] = [keys[one] for one in new], means
+        path = self.folder / f"{_digest(of)}-{len(paths):05d}.npy"
+        with complete_file(path, check=self.check) as temporary, temporary.open("wb") as file:
+            np.save(file, part)
+        return self.means(of, sequences, compute)
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

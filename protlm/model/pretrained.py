@@ -20,6 +20,7 @@ from protlm.data.dataset import collate
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.vocabulary import Vocabulary
 from protlm.model.decoding import GeneratedSequence, Sampling, generate
+from protlm.model.embedding import VectorStore
 from protlm.model.transformer import ModelOutput, ProteinLM
 from protlm.system.errors import UserError, one_of
 
@@ -53,6 +54,8 @@ class PretrainedModel:
         self.network = network.eval()
         self.description = description
         self._rebuild = rebuild
+        # Keeps the mean vectors of sequences that are needed again.
+        self.store: VectorStore | None = None
 
     @property
     def num_layers(self) -> int:
@@ -306,7 +309,9 @@ class PretrainedModel:
     def with_random_weights(self, seed: int) -> Self:
         """Returns an untrained model of the same architecture, the baseline of any result."""
         network = self._rebuild(seed).to(self.device)
-        return type(self)(network, self.description, rebuild=self._rebuild)
+        found = type(self)(network, self.description, rebuild=self._rebuild)
+        found.store = self.store
+        return found
 
     def layer_number(self, layer: int, *, first: int) -> int:
         """Converts a layer number, which may be negative, to a number from `first` to N."""

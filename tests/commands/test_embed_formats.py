@@ -1,5 +1,7 @@
 """The formats of `protlm embed`: what others read from them, and that all have the same vectors."""
 
+import csv
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -157,6 +159,36 @@ def test_pandas_reads_parquet(truth: dict[str, np.ndarray], model: PretrainedMod
     frame = pandas.read_parquet(several)
     assert list(frame) == ["id", "original_id", "length", "mean_0", "mean_2"]
     close(frame["mean_2"][1], truth["P2"].mean(0))
+
+
+def test_entries_are_named_as_biotrainer_names_them(
+    truth: dict[str, np.ndarray], capsys: pytest.CaptureFixture[str]
+) -> None:
+    FASTA.write_text(FASTA.read_text() + f">again\n{SEQUENCES['P2']}\n")
+    path = written("x.h5", by_hash=True, include=(Pooling.per_tok,))
+    assert "1 records have the entry of an equal sequence" in capsys.readouterr().err
+    with h5py.File(path) as file:
+        assert len(file) == 3
+        for name, sequence in SEQUENCES.items():
+            key = hashlib.sha256(f"{sequence}_{len(sequence)}".encode()).hexdigest()
+            assert file[key].attrs["original_id"] == name
+            close(file[key][:], truth[name])
+    with pytest.raises(UserError, match="sequence-hash names entries of --format hdf5"):
+        written("x.npz", by_hash=True, format=Format.npz)
+
+
+def test_csv_is_that_of_probe(truth: dict[str, np.ndarray]) -> None:
+    with written("x.csv", format=Format.csv).open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert head == ["Entry", *map(str, range(64))]
+    assert [row[0] for row in rows] == list(SEQUENCES)
+    with h5py.File(written("x.h5")) as file:
+        for row in rows:
+            expected = file[row[0].replace("/", "%2F")][:]
+            assert np.array(row[1:], np.float32).tolist() == expected.tolist()
+    for refused in ({"layers": (0, 1)}, {"include": (Pooling.per_tok,)}):
+        with pytest.raises(UserError, match="--format csv has one vector for a protein"):
+            written("y.csv", format=Format.csv, **refused)
 
 
 def test_anndata_has_the_layout_of_its_specification(

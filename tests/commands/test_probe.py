@@ -86,7 +86,7 @@ def test_a_probe_and_its_predictions(
     assert [row["identifier"] for row in found] == [f"P{n}" for n in range(1, 7)]
     sequences = [row["sequence"] for row in read_table(labels)]
     (states,) = embeddings(model, sequences, layers=[probe.layer], tokens_per_batch=999)
-    expected = probabilities(probe.fitted.outputs(states), Task.one_class)
+    expected = probabilities(probe.outputs(states, []), Task.one_class)
     shown = [[float(row[f"p({name})"]) for name in probe.classes] for row in found]
     assert np.array(shown) == pytest.approx(expected, abs=1e-3)
     named = [probe.classes[n] for n in expected.argmax(1)]

@@ -1,13 +1,14 @@
 """`protlm embed --dry-run`: what a command will need, measured on a few batches."""
 
 import time
-from collections.abc import Set
+from collections.abc import Callable, Set
 from datetime import timedelta
 
 import numpy as np
 
 from protlm.commands.embedding.job import Job
 from protlm.data.vocabulary import STANDARD
+from protlm.model.embedding import Embedder
 from protlm.system.memory import free_memory, readable_size
 from protlm.system.terminal import printable
 
@@ -44,14 +45,13 @@ def print_estimate(job: Job, free: int, finished: Set[int]) -> None:
 
 def _measured(job: Job, finished: Set[int]) -> list[tuple[str, str]]:
     """Returns the time and the memory, extrapolated from batches of random proteins."""
-    limit, room = job.model.max_residues, job.embedder.room
-    seconds = _seconds_per_token(job, sorted({min(n, limit or n) for n in _LENGTHS}))
+    room, seconds = job.embedder.room, token_seconds(job.embedder, job.options.tokens_per_batch)
     total, most = 0.0, 0
     for block in job.plan.blocks:
         for batch in block.batches if block.number not in finished else ():
             longest = int(job.plan.lengths[batch].max())
             tokens = len(batch) * (longest + job.model.vocabulary.num_around)
-            total += tokens * float(np.polyval(seconds, min(longest, limit or longest)))
+            total += tokens * seconds(longest)
             most = max(most, len(batch) * room.needs(longest))
     free = free_memory(job.model.device)
     memory = f"about {readable_size(most)} for the largest batch, {readable_size(free)} are free"
@@ -78,22 +78,24 @@ def _too_large(job: Job, free: int) -> list[tuple[str, str]]:
     return [("will not fit", printable(row)) for row in rows]
 
 
-def _seconds_per_token(job: Job, sizes: list[int]) -> np.ndarray:
-    """Returns the seconds of a token, as a line over the length."""
+def token_seconds(embedder: Embedder, tokens_per_batch: int) -> Callable[[int], float]:
+    """Returns a function from the length of a protein to the seconds of a token, a line."""
+    limit, around = embedder.model.max_residues, embedder.model.vocabulary.num_around
+    sizes = sorted({min(n, limit or n) for n in _LENGTHS})
     rng, seconds = np.random.default_rng(0), []
-    around = job.model.vocabulary.num_around
     for length in sizes:
-        rows = max(1, job.options.tokens_per_batch // (length + around))
+        rows = max(1, tokens_per_batch // (length + around))
         some = ["".join(rng.choice(list(STANDARD), length)) for _ in range(rows)]
         # The first pass also fills the caches of the libraries.
-        _pass(job, some)
-        seconds.append(_pass(job, some) / (rows * (length + around)))
-    return _line(sizes, seconds)
+        _pass(embedder, some)
+        seconds.append(_pass(embedder, some) / (rows * (length + around)))
+    line = _line(sizes, seconds)
+    return lambda length: float(np.polyval(line, min(length, limit or length)))
 
 
-def _pass(job: Job, sequences: list[str]) -> float:
+def _pass(embedder: Embedder, sequences: list[str]) -> float:
     start = time.perf_counter()
-    job.embedder.vectors(sequences)
+    embedder.vectors(sequences)
     return time.perf_counter() - start
 
 

@@ -33,7 +33,7 @@ _DIGEST_BYTES = 16
 
 
 # The file formats; `protlm.commands.embedding.formats.NAME` writes each.
-Format = StrEnum("Format", ["hdf5", "ragged", "parquet", "npz", "anndata", "pt"])
+Format = StrEnum("Format", ["hdf5", "ragged", "parquet", "npz", "anndata", "pt", "csv"])
 
 
 class Dtype(StrEnum):
@@ -72,6 +72,7 @@ class EmbedOptions:
     ranges: Path | None = None
     windows: bool = False
     format: Format = Format.hdf5
+    by_hash: bool = False
     processes: int = 1
     share: Share | None = None
     merge: bool = False
@@ -99,7 +100,11 @@ class EmbedOptions:
         if self.dtype is Dtype.bfloat16 and self.format is not Format.pt:
             raise UserError(f"{form} has no bfloat16: type --dtype float16 or --format pt")
         matrices = [kind.value for kind in self.include if kind.is_matrix]
-        if matrices and self.format in (Format.parquet, Format.anndata):
+        if self.by_hash and self.format is not Format.hdf5:
+            raise UserError(f"--key sequence-hash names entries of --format hdf5; {form} has none")
+        if self.format is Format.csv and not self.is_single:
+            raise UserError(f"{form} has one vector for a protein: one --include, one layer")
+        if matrices and self.format in (Format.parquet, Format.anndata, Format.csv):
             raise UserError(
                 f"{form} has one vector for a protein, and --include {matrices[0]} makes several; "
                 "type --format ragged"

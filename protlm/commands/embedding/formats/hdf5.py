@@ -3,6 +3,9 @@
 With several kinds or layers, the entry of a protein is a group with the data sets KIND/LAYER.
 """
 
+import hashlib
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +18,24 @@ SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
 
 
 def write(results: Results, output: Path) -> None:
-    """Writes the data sets in the order of the input."""
-    job = results.job
+    """Writes the data sets in the order of the input; a hash is written once, and counted."""
+    job, renamed, num_equal = results.job, dict(results.job.proteins.renamed), 0
     with hdf5_file(output, job.attributes(), results.skipped, check=results.check) as (file, disk):
-        entries = ProteinFile(file, disk, job.proteins.renamed)
+        entries = ProteinFile(file, disk, renamed)
         for protein in watched("writing", results):
-            _add(entries, protein, is_single=job.options.is_single, windows=job.options.windows)
+            record = protein.record
+            if job.options.by_hash:
+                # As biotrainer names its entries.
+                text = f"{record.sequence}_{len(record.sequence)}"
+                record = record._replace(identifier=hashlib.sha256(text.encode()).hexdigest())
+                if record.identifier in renamed:
+                    num_equal += 1
+                    continue
+                renamed[record.identifier] = protein.original_id
+            own = replace(protein, record=record)
+            _add(entries, own, is_single=job.options.is_single, windows=job.options.windows)
+    if num_equal:
+        print(f"{num_equal:,} records have the entry of an equal sequence", file=sys.stderr)
 
 
 def _add(file: ProteinFile, protein: Embedded, *, is_single: bool, windows: bool) -> None:

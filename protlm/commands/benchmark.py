@@ -1,0 +1,270 @@
+"""`protlm benchmark NAME FOLDER -m MODEL -o RESULTS`: the tasks of a benchmark, on any model.
+
+The results of each task and model, and the mean vectors of proteins, which tasks share, are files
+in the folder `RESULTS.partial`, from which an interrupted command continues.
+"""
+
+import hashlib
+import math
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from protlm import __version__
+from protlm.analysis.precision import METRIC, NEAREST
+from protlm.analysis.structures import read_structures
+from protlm.commands.embedding.estimate import token_seconds
+from protlm.data.tables import write_table
+from protlm.data.vocabulary import RESIDUES
+from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, table
+from protlm.downstream.estimators import Estimator, Predictor, default_estimator, score
+from protlm.downstream.examples import read_examples, read_labeled, targets_from
+from protlm.downstream.metrics import LABEL_METRICS, agreement, positions_of
+from protlm.downstream.probe_results import Result, content_of, mean_over
+from protlm.downstream.probing import MODEL, RANDOM, ProbeOptions, probe_folds
+from protlm.downstream.variants import Assay, VariantTable, read_variants
+from protlm.evaluation.base import compared
+from protlm.evaluation.contacts import Contacts
+from protlm.loading import load_model
+from protlm.model.embedding import Embedder, VectorStore
+from protlm.model.memory import Room
+from protlm.model.pooling import Pooling
+from protlm.model.pretrained import PretrainedModel
+from protlm.plots import benchmark_figure, save_figure
+from protlm.system.errors import InputDataError, UserError, interrupt_explained, refuse_unknown
+from protlm.system.json_file import read_json, write_json
+from protlm.system.memory import free_memory, readable_size
+from protlm.system.paths import check_output, sha256_of
+from protlm.system.terminal import print_table
+from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
+
+_KIND = Kind("benchmark", "being run", "--output")
+# Characters of lists of files.
+_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """The settings of `protlm benchmark`; no tasks means all."""
+
+    tasks: tuple[str, ...] = ()
+    probe: ProbeOptions = field(default_factory=ProbeOptions)
+    device: str = "auto"
+    dry_run: bool = False
+    break_lock: bool = False
+
+
+@interrupt_explained("the same command continues after the last task that is finished")
+def benchmark(
+    name: str, folder: Path, paths: Sequence[Path], output: Path, options: BenchmarkOptions
+) -> None:
+    """Runs tasks on each model, and writes results.json, .tsv and .png to a new folder."""
+    check_output(output)
+    found, missing, unknown = find(name, folder)
+    asked = {*options.tasks}
+    for one in asked - {task.name for task in found}:
+        refuse_unknown("--tasks", one, sorted({task.group for task in found}))
+    tasks = [one for one in found if not asked or asked & {one.group, one.name}]
+    models = {one.absolute().name: load_model(one, device=options.device) for one in paths}
+    if len(models) < len(paths):
+        raise UserError("two models have one name; rename one of them, or give it once")
+    said = {"missing": missing, "not known": unknown}
+    notes = [f"{what}: {len(x):,} ({', '.join(x)[:_SHOWN]})" for what, x in said.items() if x]
+    if options.dry_run:
+        _estimate(tasks, models, options.probe, notes)
+        return
+    begun = {
+        "protlm": __version__,
+        "torch": torch.__version__,
+        "the benchmark": name,
+        "the files": [sha256_of(*sorted(task.files)) for task in found],
+        "--model": {model: one.hash for model, one in models.items()},
+        "--toks-per-batch": options.probe.tokens_per_batch,
+        "--seed": options.probe.seed,
+        "--device": [one.device.type for one in models.values()],
+    }
+    with work_folder(unfinished(output), begun, _KIND, break_lock=options.break_lock) as work:
+        contents = {
+            model: {task.name: _content(task, one, options.probe, work) for task in tasks}
+            for model, one in models.items()
+        }
+        rows = table(name, {model: _figures(tasks, some) for model, some in contents.items()})
+        # Hundreds of assays are shown as averages.
+        assays = {task.name for task in tasks if task.assay is not None}
+        shown = [row for row in rows if row[0] not in assays]
+        made = work.path / "results"
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir()
+        plain = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
+        write_json(made / "results.json", {**begun, **said, "table": plain, "tasks": contents})
+        cells = (["" if x is None else str(x) for x in row] for row in rows)
+        write_table(made / "results.tsv", COLUMNS, cells)
+        save_figure(benchmark_figure([x for x in shown if LESS not in x[2]]), made / "results.png")
+        work.publish(made, output)
+    notes.append("Figures without an interval are published: results.tsv has their pages.")
+    print_table(("task", "by", "value (95 %)"), _screen(shown), notes)
+    print(output)
+
+
+def _screen(rows: Iterable[tuple]) -> Iterator[list[str]]:
+    """Yields the cells of rows, in 80 columns: the first has the task, its metric and proteins."""
+    for (task, metric), some in groupby(rows, lambda row: row[:2]):
+        group = list(some)
+        heads = [*task.split("/"), metric, f"{group[0][-2]:,} proteins", *[""] * len(group)]
+        for head, (_, _, by, *numbers, _, source) in zip(heads, group, strict=False):
+            value, low, high = ("undefined" if x is None else f"{x:.3f}" for x in numbers)
+            name, less, baseline = by.partition(" of ")[0].partition(LESS)
+            interval = "" if source else f" ({low} to {high})"
+            yield [head, f"{less.strip()} {baseline}" if less else name, f"{value}{interval}"]
+
+
+def _content(
+    task: Task, model: PretrainedModel, options: ProbeOptions, work: WorkFolder
+) -> dict[str, Any]:
+    """Returns the results of a task; those that are finished are read."""
+    name = hashlib.sha256(f"{task.name} {model.hash}".encode()).hexdigest()
+    if not (path := work.path / f"{name}.json").exists():
+        model.store = VectorStore(work.path, work.lock.check)
+        try:
+            content = _RUN[task.kind](task, model, options)
+        except UserError as error:
+            raise type(error)(f"{task.name}: {error}; --tasks runs other tasks") from None
+        work.lock.check()
+        write_json(path, content)
+    return read_json(path, "the results of a task")
+
+
+def _labels(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
+    labeled = read_labeled(task.files[0], Room(model), task.reading, seed=options.seed)
+    folds, targets = labeled.folds or {"": labeled.split}, labeled.targets
+    found = probe_folds(model, labeled.sequences, targets, folds, options)
+    results = {fold: Result("", model.hash, labeled, one) for fold, one in found.items()}
+    result = next(iter(results.values()))
+    sets = {name: len(rows) for name, rows in labeled.split.test_sets.items()}
+    if labeled.folds:
+        result = replace(result, predictors=mean_over(results))
+        sets = {"": len(labeled.sequences)}
+    figures = {}
+    for name, proteins in sets.items():
+        scores = {who: x.by_set.get(name, x.scores) for who, x in result.predictors.items()}
+        shown = f"/{name}" if len(sets) > 1 else ""
+        figures[shown] = figure_of(scores, LABEL_METRICS[targets.task][0], proteins)
+    return {**content_of(result, options), "figures": figures}
+
+
+def _read_variants(task: Task, model: PretrainedModel) -> tuple[str, VariantTable, Estimator]:
+    """Returns the wild type, its variants, without rows that have no score, and the estimator."""
+    assert task.assay is not None
+    wild_type, estimator = task.assay.wild_type, default_estimator(Predictor(model))
+    found = read_variants(task.files[0], wild_type, skip_invalid=True)
+    if not model.causal and any(one.indel is not None for one in found.variants):
+        estimator = Estimator.pseudo_log_likelihood
+    return wild_type, found, estimator
+
+
+def _variants(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
+    wild_type, found, estimator = _read_variants(task, model)
+    values = {}
+    for who, one in compared(model, options.seed).items():
+        predictor = Predictor(one, options.tokens_per_batch)
+        values[who] = score(estimator, predictor, wild_type, found.variants).values
+    # The log-likelihood by the residue frequencies of the wild type, with pseudocounts.
+    total = len(wild_type) + len(RESIDUES)
+    log_p = {letter: math.log((wild_type.count(letter) + 1) / total) for letter in RESIDUES}
+    sequences = (one.apply(wild_type) for one in found.variants)
+    values["composition"] = np.array([sum(log_p[x] for x in one) for one in sequences])
+    places, is_clinical = positions_of(found.variants), found.is_clinical
+    measured = np.full(len(places), np.nan) if found.measured is None else found.measured
+    scores = {
+        who: one
+        for who, some in values.items()
+        if (one := agreement(measured, some, found.is_fit, places, is_clinical=is_clinical))
+    }
+    if not scores:
+        raise InputDataError("the table has no measured scores in a column DMS_score")
+    counts = {"variants": len(found.variants), "left_out": len(found.unscored)}
+    predictors = {who: {"metrics": one.to_plain()} for who, one in scores.items()}
+    figures = {"": figure_of(scores, scores[MODEL].metric, 1)}
+    return {"estimator": estimator, **counts, "predictors": predictors, "figures": figures}
+
+
+def _contacts(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
+    folder, seed = str(task.files[0].parent), options.seed
+    values = Contacts(structures=folder, fit_structures="sample", seed=seed).run(model, None)
+    over = values["over_best_baseline"]["long"]
+    found = {MODEL: values[MODEL]["long"][METRIC], f"{MODEL}{LESS}{over['baseline']}": over}
+    found |= {who: values[who]["long"][METRIC] for who in (RANDOM, NEAREST)}
+    by = {who: {"value": x["mean"], "low": x["low"], "high": x["high"]} for who, x in found.items()}
+    figure = {"metric": f"long-range {METRIC}", "proteins": over["count"], "by": by}
+    return {**values, "figures": {"": figure}}
+
+
+_RUN = {"labels": _labels, "variants": _variants, "contacts": _contacts}
+
+
+def _figures(tasks: Sequence[Task], contents: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the figures of all test sets of all tasks, and averages over assays."""
+    found, groups = {}, dict[str, dict[str, Assay]]()
+    for task in tasks:
+        for name, figure in contents[task.name]["figures"].items():
+            found[f"{task.name}{name}"] = figure
+        if task.assay is not None:
+            groups.setdefault(task.group, {})[task.name] = task.assay
+    return found | {
+        group: average({name: found[name] for name in assays}, assays)
+        for group, assays in groups.items()
+    }
+
+
+def _estimate(
+    tasks: Sequence[Task],
+    models: Mapping[str, PretrainedModel],
+    options: ProbeOptions,
+    notes: list[str],
+) -> None:
+    """Prints the proteins and residues of each task, and time and memory of the passes."""
+    rows, size = [], options.tokens_per_batch
+    for name, model in models.items():
+        room, seen, longest, total = Room(model), set[str](), 1, 0.0
+        seconds = token_seconds(Embedder(model, (Pooling.mean,), (model.num_layers,)), size)
+        for task in tasks:
+            sequences, passes = _passes(task, room, seen)
+            lengths = [length + model.vocabulary.num_around for length in passes]
+            # The model, and random weights.
+            time = 2 * sum(length * seconds(length) for length in lengths)
+            longest, total = max(longest, *lengths, 0), total + time
+            counts = len(sequences), sum(map(len, sequences))
+            rows.append((task.name, name, *(f"{n:,}" for n in counts), f"{time:,.0f} s"))
+        needs = readable_size(max(size // longest, 1) * room.needs(longest))
+        free, time = readable_size(free_memory(model.device)), timedelta(seconds=round(total))
+        notes.append(f"{name}: about {time} without the fits; {needs} of memory, {free} are free")
+    print_table(("task", "model", "proteins", "residues", "passes"), rows, notes)
+
+
+def _passes(task: Task, room: Room, seen: set[str]) -> tuple[list[str], Iterable[int]]:
+    """Returns the proteins of a task, and the lengths of its passes, but for vectors in store."""
+    if task.kind == "contacts":
+        sequences = [one.sequence for one in read_structures(task.files)]
+        return sequences, map(len, sequences)
+    if task.kind == "variants":
+        wild_type, table, estimator = _read_variants(task, room.model)
+        if estimator.scores_indels:
+            each = [len(one.apply(wild_type)) for one in table.variants]
+            return [wild_type], [n for n in each for _ in range(1 if room.model.causal else n)]
+        places = {one.position for variant in table.variants for one in variant.substitutions}
+        return [wild_type], [len(wild_type)] * len(places)
+    proteins = read_examples(task.files[0], room, task.reading)
+    targets_from(task.files[0], proteins, task.reading)
+    sequences = [one.sequence for one in proteins.examples]
+    if proteins.per_residue:
+        return sequences, map(len, sequences)
+    new = {*sequences} - seen
+    seen |= new
+    return sequences, map(len, new)

@@ -1,0 +1,158 @@
+"""The tasks of benchmarks, in the folders that their authors publish, and figures of known models.
+
+`benchmarks.tsv` has a row for each task, or each folder of tables. Files are ends of paths without
+suffix, and may have a split before (train=sampled); `beside` them are sequences, or a reference of
+ProteinGym. `published.tsv` has figures of known models, as they are printed and as fractions.
+"""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from protlm.analysis.bootstrap import RESAMPLES, Metrics, draws
+from protlm.analysis.structures import structure_files
+from protlm.downstream.examples import LabelOptions
+from protlm.downstream.label_files import form_of
+from protlm.downstream.metrics import by_selection
+from protlm.downstream.probing import MODEL, RANDOM
+from protlm.downstream.tasks import Task as LabelTask
+from protlm.downstream.variants import Assay, read_reference
+from protlm.system.errors import InputDataError, refuse_unknown
+
+LESS = " - "
+COLUMNS = ("task", "metric", "by", "value", "low", "high", "proteins", "source")
+
+
+@dataclass(frozen=True)
+class Task:
+    """Labels to probe, variants of an assay to score, or structures with contacts to predict."""
+
+    name: str
+    kind: str
+    files: list[Path]
+    reading: LabelOptions = field(default_factory=LabelOptions)
+    assay: Assay | None = None
+
+    @property
+    def group(self) -> str:
+        """The data set of several splits, or the assays that are averaged."""
+        return self.name.partition("/")[0]
+
+
+def rows_of(name: str, benchmark: str = "") -> list[dict[str, str]]:
+    """Returns the rows of a table of this folder, of a benchmark or of all."""
+    with Path(__file__).with_name(f"{name}.tsv").open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file, delimiter="\t")
+        return [row for row in rows if benchmark in ("", row["benchmark"])]
+
+
+def find(benchmark: str, folder: Path) -> tuple[list[Task], list[str], list[str]]:
+    """Returns the tasks whose files are in a folder, at any depth; what is missing, and unknown.
+
+    Of several files with one end, the nearest to the folder is taken, and the others are unknown.
+    """
+    known = rows_of("benchmarks")
+    refuse_unknown("NAME", benchmark, dict.fromkeys(row["benchmark"] for row in known))
+    names = {path: f"/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*")}
+    shown = [path for path, name in names.items() if path.is_file() and "/." not in name]
+    shown.sort(key=lambda path: (len(path.parts), path))
+    tasks, missing = [], []
+    for row in rows_of("benchmarks", benchmark):
+        parts = [one.rpartition("=") for one in row["files"].split()]
+        found = {a + b: [one for one in shown if _has(one, end)] for a, b, end in parts}
+        beside = [one for one in shown if _has(one, row["beside"])][:1]
+        files = [some[0] for some in found.values() if some]
+        if len(files) < len(parts) or (row["beside"] and not beside):
+            missing.append(row["task"])
+        elif row["kind"] == "contacts":
+            tasks.append(Task(folder.resolve().name, "contacts", structure_files(folder)))
+        elif "*" in row["files"]:
+            some, lacking = _of_assays(row, found[""], beside)
+            tasks += some
+            missing += lacking
+        else:
+            typed = [f"{split}{some[0]}" for split, some in found.items()]
+            used = [*files, *beside, *files[0].parent.glob("mask.fa*")]
+            tasks.append(Task(row["task"], row["kind"], used, _reading(row, typed, beside)))
+    if not tasks:
+        raise InputDataError(f"{folder} has no file of {benchmark}: {', '.join(missing)[:300]}")
+    used = {path for task in tasks for path in task.files}
+    return tasks, missing, [names[one][1:] for one in shown if one not in used]
+
+
+def _has(path: Path, end: str) -> bool:
+    return bool(end) and path.with_name(_stem(path)).match(end)
+
+
+def _stem(path: Path) -> str:
+    return Path(path.name.removesuffix(".gz")).stem
+
+
+def _of_assays(
+    row: Mapping[str, str], found: list[Path], beside: list[Path]
+) -> tuple[list[Task], list[str]]:
+    """Returns a task for each table of an assay in the reference, and how many have no table."""
+    assays, tasks = read_reference(beside[0]), []
+    for name, path in {_stem(path): path for path in reversed(found)}.items():
+        if name in assays:
+            title, reading = f"{row['task']}/{name}", _reading(row, [str(path)], [])
+            tasks.append(Task(title, row["kind"], [path, *beside], reading, assays[name]))
+    lacking = len(assays) - len(tasks)
+    return tasks, [f"{lacking:,} of {len(assays):,} tables of {row['task']}"] * bool(lacking)
+
+
+def _reading(row: Mapping[str, str], typed: list[str], sequences: list[Path]) -> LabelOptions:
+    header, fold, sets = row["header"] or None, row["fold"] or None, row["sets"].split()
+    _, form = form_of(typed, header, None, sets, None, fold)
+    # Scores of assays, of which some have few values.
+    task = LabelTask.number if fold else None
+    return LabelOptions(next(iter(sequences), None), row["label"] or None, task, form=form)
+
+
+def figure_of(scores: Mapping[str, Metrics], metric: str, proteins: int) -> dict[str, Any]:
+    """Returns a metric of each predictor, and of the model less the best other one, as JSON."""
+    others = [who for who in scores if who != MODEL]
+    best = max(others, key=lambda who: np.nan_to_num(scores[who].values[metric], nan=-1))
+    by = {who: one.to_plain()[metric] for who, one in scores.items()}
+    less = {f"{MODEL}{LESS}{best}": scores[MODEL].less(scores[best], metric)}
+    by = {MODEL: by[MODEL], **less, **by}
+    return {"metric": metric, "proteins": proteins, "by": by}
+
+
+def average(figures: Mapping[str, dict[str, Any]], assays: Mapping[str, Assay]) -> dict[str, Any]:
+    """Returns the average over assays as ProteinGym defines it.
+
+    The bootstrap draws proteins within each type of selection.
+    """
+    first, scores = next(iter(figures.values())), {}
+    for who in (one for one in first["by"] if LESS not in one):
+        plain = {name: figure["by"][who]["value"] for name, figure in figures.items()}
+        values = {name: np.nan if one is None else one for name, one in plain.items()}
+        groups = [np.array(one) for one in by_selection(values, assays).values()]
+        means = [one[np.stack([*draws(len(one), seed=0)])].mean(axis=1) for one in groups]
+        means = means or [np.full(RESAMPLES, np.nan)]
+        value = float(np.mean([one.mean() for one in groups])) if groups else np.nan
+        scores[who] = Metrics({first["metric"]: value}, np.mean(means, axis=0)[:, None])
+    return figure_of(scores, first["metric"], len({one.protein for one in assays.values()}))
+
+
+def table(benchmark: str, found: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[tuple]:
+    """Returns the `COLUMNS` of all tasks, from `figure_of` by model and task."""
+    rows, published, (first, *others) = [], rows_of("published", benchmark), found
+    for task, metric in ((task, one["metric"]) for task, one in found[first].items()):
+        for model, figures in found.items():
+            for who, value in figures[task]["by"].items():
+                if model == first or who.startswith((MODEL, RANDOM)):
+                    by = f"{who} of {model}" if others and who == RANDOM else who
+                    by = model + by.removeprefix(MODEL) if by.startswith(MODEL) else by
+                    rows.append((task, metric, by, *value.values(), figures[task]["proteins"], ""))
+        for one in published:
+            if (one["task"], one["metric"]) == (task, metric):
+                source = f"{one['table']}, {one['address']}"
+                value = (float(one["value"]), None, None, None, source)
+                rows.append((task, metric, one["model"], *value))
+    return rows

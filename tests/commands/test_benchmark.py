@@ -1,0 +1,360 @@
+"""`protlm benchmark`: published folders in, one table out; and the recipes of other harnesses."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import protlm
+from protlm.analysis.bootstrap import Metrics
+from protlm.commands import benchmark as command
+from protlm.commands.benchmark import BenchmarkOptions, benchmark
+from protlm.commands.embed import embed
+from protlm.commands.embedding.job import EmbedOptions
+from protlm.commands.probe import probe_labels
+from protlm.downstream.benchmarks import average, figure_of, rows_of
+from protlm.downstream.examples import LabelOptions
+from protlm.downstream.metrics import averages
+from protlm.downstream.probing import ProbeOptions
+from protlm.downstream.variants import Assay
+from protlm.evaluation.contacts import Contacts
+from protlm.model import embedding
+from protlm.system.errors import UserError
+from tests.fixtures.commands import Command, read_table, run_page
+from tests.fixtures.runs import Killed
+from tests.small_models import structure_folder
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "benchmark.md"
+KINDS = ("residue", "sequence")
+WILD_TYPE = "MKTAYIAKQRQISFVKSHFSRQ"
+FOLDS = "fold_random_5,fold_modulo_5,fold_contiguous_5"
+RNG = np.random.default_rng(0)
+LETTERS = list("ACDEFGHIKLMNPQRSTVWY")
+PROTEINS = ["".join(RNG.choice(LETTERS, 8 + row % 5)) for row in range(18)]
+SETS = ("train", "train", "test") * 6
+
+
+def write(path: Path, *lines: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([*lines, ""]))
+
+
+def fasta(path: Path, heads: list[str], texts: list[str]) -> None:
+    write(path, *(f">{head}\n{text}" for head, text in zip(heads, texts, strict=True)))
+
+
+def results(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
+    """The rows of a table by task and predictor."""
+    return {(row["task"], row["by"]): row for row in read_table(folder / "results.tsv")}
+
+
+@pytest.fixture
+def flip(workplace: Path) -> Path:
+    """Three of FLIP's splits, of few proteins, in the layout of its repository."""
+    folder = workplace / "flip"
+    rows = [f"{x},{x.count('A') + n / 9},{SETS[n]}," for n, x in enumerate(PROTEINS)]
+    for split in ("one_vs_rest", "sampled"):
+        path = folder / "gb1" / "splits" / f"{split}.csv"
+        write(path, "sequence,target,set,validation", *rows[: len(split) + 7])
+    splits, names = folder / "secondary_structure" / "splits", [f"P{n}" for n in range(18)]
+    states = ["".join("H" if x in "ALMKE" else "C" for x in one) for one in PROTEINS]
+    heads = [f"{name} SET={split}" for name, split in zip(names, SETS, strict=True)]
+    fasta(splits / "sampled.fasta", heads, states)
+    fasta(splits / "sequences.fasta", names, PROTEINS)
+    fasta(splits / "mask.fasta", names, ["0" + "1" * (len(one) - 1) for one in PROTEINS])
+    for name in ("notes.txt", ".DS_Store"):
+        write(folder / "gb1" / name)
+    return folder
+
+
+@pytest.fixture
+def gym(workplace: Path) -> Path:
+    """Assays of two proteins, insertions and deletions, clinical variants, and folds."""
+    folder, rng = workplace / "gym", np.random.default_rng(1)
+    tables = {name: folder / f"DMS_ProteinGym_{name}" for name in ("substitutions", "indels")}
+    places = [(place, x) for place in range(8) for x in "AW" if x != WILD_TYPE[place]]
+    for name in ("A_1", "A_2", "B_1"):
+        rows = [f"{WILD_TYPE[n]}{n + 1}{x},{rng.normal():.3f}" for n, x in places]
+        write(tables["substitutions"] / f"{name}.csv", "mutant,DMS_score", *rows)
+    path = folder / "cv_folds_singles_substitutions" / "A_1.csv"
+    rows = [f"{WILD_TYPE[:n]}{x}{WILD_TYPE[n + 1 :]},{n % 7}" for n, x in places]
+    rows = [row + f",{n % 3}" * 3 for n, row in enumerate(rows)]
+    write(path, f"mutated_sequence,DMS_score,{FOLDS}", *rows)
+    rows = [f"{WILD_TYPE[:n] + WILD_TYPE[n + 1 :]},{n}" for n in range(3)]
+    write(tables["indels"] / "D_1.csv", "mutated_sequence,DMS_score", *rows)
+    rows = [f"{WILD_TYPE[n]}{n + 1}W,{('Benign', 'Pathogenic')[n % 2]}" for n in range(6)]
+    path = folder / "clinical_ProteinGym_substitutions" / "NP_1.3.csv"
+    write(path, "mutant,DMS_bin_score", *rows)
+    for name, assays in (
+        ("DMS_substitutions", "A_1 A_2 B_1 C_1"),
+        ("DMS_indels", "D_1"),
+        ("clinical_substitutions", "NP_1.3"),
+    ):
+        rows = [f"{one},{one[0]},{WILD_TYPE},{one[0]}" for one in assays.split()]
+        columns = "DMS_id,UniProt_ID,target_seq,coarse_selection_type"
+        write(folder / "reference_files" / f"{name}.csv", columns, *rows)
+    return folder
+
+
+@pytest.mark.slow
+def test_flip_is_run_as_it_is_published(
+    flip: Path, tiny_run: Path, workplace: Path, protlm_in_process: Command
+) -> None:
+    """And has the figures of `protlm probe`."""
+    typed = ["benchmark", "flip", flip, "-m", "run", "-o", "out"]
+    done = protlm_in_process(*typed, "--dry-run", cwd=workplace)
+    assert done.returncode == 0 and not (workplace / "out").exists(), done.stderr
+    assert re.search(r"secondary_structure +run +18 +177 ", done.stdout)
+    assert "18 of 18 rows are used, 159 of 177 residues; masked: 18 by mask.fasta" in done.stderr
+    done = protlm_in_process(*typed, cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "missing: 26 (aav/des_mut, " in done.stdout
+    assert "not known: 1 (gb1/notes.txt)" in done.stdout
+    assert not (workplace / "out.partial").exists()
+    found, rows = (
+        json.loads((workplace / "out/results.json").read_text()),
+        results(workplace / "out"),
+    )
+    assert len(found["missing"]) == 26 and (workplace / "out/results.png").exists()
+    splits = flip / "secondary_structure" / "splits"
+    for task, path, reading in (
+        ("gb1/one_vs_rest", flip / "gb1/splits/one_vs_rest.csv", LabelOptions()),
+        ("secondary_structure", splits / "sampled.fasta", LabelOptions(splits / "sequences.fasta")),
+    ):
+        probe_labels(path, tiny_run, workplace / task, ProbeOptions(), reading)
+        own = json.loads((workplace / task / "results.json").read_text())
+        assert found["tasks"]["run"][task]["masked_residues"] == own["masked_residues"]
+        shown = {by: row for (name, by), row in rows.items() if name == task}
+        assert len(shown) == len(own["predictors"]) + 1
+        for who, one in own["predictors"].items():
+            row = shown["run" if who == "model" else who]
+            assert int(row["proteins"]) == own["proteins"]["test"] == 6
+            for key, value in one["metrics"][row["metric"]].items():
+                assert float(row[key] or "nan") == pytest.approx(
+                    np.nan if value is None else value, abs=1e-6, nan_ok=True
+                )
+
+
+@pytest.mark.slow
+def test_what_was_killed_continues_to_the_same_bytes(
+    flip: Path, causal_run: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two models embeds the proteins of two splits once."""
+    embedded: list[str] = []
+    embed_all, labels = embedding.embed_all, command._RUN["labels"]
+
+    def watched(features: Any, texts: list[str], *rest: Any, **named: Any) -> Any:
+        embedded.extend(texts if rest[1] is None else [])
+        return embed_all(features, texts, *rest, **named)
+
+    monkeypatch.setattr(embedding, "embed_all", watched)
+    (workplace / "other").symlink_to(causal_run)
+
+    def run(output: str, **probe: int) -> None:
+        options = BenchmarkOptions(probe=ProbeOptions(**probe))
+        models = [workplace / "run", workplace / "other"]
+        benchmark("flip", flip, models, workplace / output, options)
+
+    run("whole")
+    # Also by their random weights.
+    assert len(embedded) == 4 * len(PROTEINS)
+    for last in (2, 1, 1):
+        left = [0] * last
+
+        def killed(*given: Any, left: list[int] = left) -> Any:
+            found = labels(*given)
+            if not left:
+                raise Killed
+            left.pop()
+            return found
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setitem(command._RUN, "labels", killed)
+            run("parts")
+    with pytest.raises(UserError, match="was begun with --seed 0, not 1: use the same"):
+        run("parts", seed=1)
+    run("parts")
+    for name in ("results.json", "results.tsv", "results.png"):
+        whole, parts = ((workplace / x / name).read_bytes() for x in ("whole", "parts"))
+        assert whole == parts
+    by = [by for _, by in results(workplace / "parts")]
+    assert {"other", "random_weights of run", "random_weights of other"} <= {*by}
+    assert by.count("three_mers") == 2
+
+
+@pytest.mark.slow
+def test_proteingym_is_averaged_as_it_defines(
+    gym: Path, tiny_run: Path, workplace: Path, protlm_in_process: Command
+) -> None:
+    typed = ["benchmark", "proteingym", gym, "-m", "run", "-o", "out"]
+    done = protlm_in_process(*typed, "--dry-run", cwd=workplace)
+    assert done.returncode == 0 and "substitutions/A_1" in done.stdout, done.stderr
+    done = protlm_in_process(*typed, cwd=workplace)
+    assert done.returncode == 0 and "A_1" not in done.stdout, done.stderr
+    assert "1 of 4 tables of substitutions" in done.stdout
+    rows = results(workplace / "out")
+    names = ("A_1", "A_2", "B_1")
+    assays = {name: Assay(WILD_TYPE, name[0], name[0]) for name in names}
+    for by in ("run", "random_weights", "composition"):
+        each = {name: float(rows[f"substitutions/{name}", by]["value"]) for name in names}
+        mean = averages(each, assays)["mean of types"]
+        assert float(rows["substitutions", by]["value"]) == pytest.approx(mean)
+    given = read_table(gym / "DMS_ProteinGym_substitutions" / "A_1.csv")
+    scores = protlm.load(tiny_run).score(WILD_TYPE, [row["mutant"] for row in given])
+    ranks = [np.argsort(np.argsort(x)) for x in (scores, [float(x["DMS_score"]) for x in given])]
+    value = float(rows["substitutions/A_1", "run"]["value"])
+    assert value == pytest.approx(np.corrcoef(*ranks)[0, 1])
+    assert rows["clinical_substitutions", "run"]["metric"] == "AUC"
+    assert rows["substitutions", "ESM2 (8M)"]["value"] == "0.229"
+    assert rows["fold_random_5", "three_mers"]["metric"] == "Spearman"
+    found = json.loads((workplace / "out/results.json").read_text())["tasks"]["run"]
+    assert found["indels/D_1"]["estimator"] == "pseudo-log-likelihood"
+
+
+def test_averages_draw_proteins_in_pairs() -> None:
+    drawn = np.random.default_rng(0).normal(size=400)
+
+    def figure(value: float) -> dict[str, Any]:
+        scores = {"model": value + 0.1, "random_weights": value}
+        metrics = {who: Metrics({"AUC": x}, np.full((3, 1), x)) for who, x in scores.items()}
+        return figure_of(metrics, "AUC", 1)
+
+    figures = {f"A{n}": figure(float(value)) for n, value in enumerate(drawn)}
+    found = average(figures, {name: Assay("M", name, "") for name in figures})
+    one, less = (found["by"][who] for who in ("random_weights", "model - random_weights"))
+    assert found["proteins"] == 400 and one["value"] == pytest.approx(drawn.mean())
+    assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * drawn.std() / 20, rel=0.1)
+    assert [less[key] for key in ("value", "low", "high")] == pytest.approx([0.1] * 3)
+
+
+@pytest.mark.slow
+def test_contacts_are_those_of_the_evaluation(tiny_run: Path, tmp_path: Path) -> None:
+    folder = Path(structure_folder(tmp_path, "test", 4)).rename(tmp_path / "CASP14")
+    benchmark("contacts", folder, [tiny_run], tmp_path / "out", BenchmarkOptions())
+    rows, made = (
+        results(tmp_path / "out"),
+        Contacts(structures=str(folder), fit_structures="sample"),
+    )
+    values = made.run(protlm.load(tiny_run), None)
+    for by, who in ((tiny_run.name, "model"), ("nearest_in_sequence", "nearest_in_sequence")):
+        expected = values[who]["long"]["P@L"]["mean"]
+        assert float(rows["CASP14", by]["value"]) == pytest.approx(expected)
+    assert rows["CASP14", "ESM-2 (8M)"]["value"] == "0.098"
+
+
+def test_several_test_sets_are_rows_of_their_own(tiny_run: Path, tmp_path: Path) -> None:
+    names = ["train", "train", "val", "casp12", "newPISCES364", "train"] * 3
+    heads = [
+        f"P{n} TARGET={('HC' * 9)[: len(PROTEINS[n])]} SET={name}" for n, name in enumerate(names)
+    ]
+    fasta(tmp_path / "supervised/secondary_structure.fasta", heads, PROTEINS)
+    benchmark("pbc", tmp_path / "supervised", [tiny_run], tmp_path / "out", BenchmarkOptions())
+    rows = results(tmp_path / "out")
+    assert {(task, row["proteins"]) for (task, _), row in rows.items() if not row["source"]} == {
+        ("secondary_structure/casp12", "3"),
+        ("secondary_structure/newPISCES364", "3"),
+    }
+    assert rows["secondary_structure/casp12", "ProtBert"]["value"] == "0.75"
+
+
+def test_mistakes_are_named(flip: Path, tiny_run: Path, tmp_path: Path) -> None:
+    write(flip / "gb1/splits/sampled.csv", "sequence,target,set", "MKT,1,train")
+    for name, models, tasks, words in (
+        ("flap", 1, (), "NAME=flap does not exist; there are: .*flip"),
+        ("pbc", 1, (), "has no file of pbc: conservation, disorder"),
+        ("flip", 1, ("gb2",), "--tasks=gb2 does not exist; there are: gb1"),
+        ("flip", 2, (), "two models have one name"),
+        ("flip", 1, ("gb1/sampled",), "^gb1/sampled: .*; --tasks runs other tasks"),
+    ):
+        with pytest.raises(UserError, match=words):
+            options = BenchmarkOptions(tasks=tasks)
+            benchmark(name, flip, [tiny_run] * models, tmp_path / "out", options)
+    options = BenchmarkOptions(tasks=("secondary_structure",))
+    benchmark("flip", flip, [tiny_run], tmp_path / "out", options)
+    assert {task for task, _ in results(tmp_path / "out")} == {"secondary_structure"}
+
+
+def test_published_figures_have_an_address_and_are_of_a_task() -> None:
+    tasks = {(row["benchmark"], row["task"].partition("/")[0]) for row in rows_of("benchmarks")}
+    for row in rows_of("published"):
+        assert (row["benchmark"], row["task"].partition("/")[0]) in tasks | {("contacts", "CASP14")}
+        assert row["address"].startswith("https://") and row["table"] and row["split"]
+        printed = float(row["printed"].partition(" ")[0])
+        assert float(row["value"]) in (printed, pytest.approx(printed / 100))
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_run(
+    flip: Path, gym: Path, workplace: Path, protlm_in_process: Command
+) -> None:
+    (workplace / "FLIP").mkdir()
+    flip.rename(workplace / "FLIP" / "splits")
+    gym.rename(workplace / "ProteinGym")
+    Path(structure_folder(workplace, "test", 3)).rename(workplace / "CASP14")
+    rows = [f"{x}\t{'ab'[n % 2]}\t{SETS[n]}" for n, x in enumerate(PROTEINS)]
+    write(workplace / "labels.tsv", "sequence\tlabel\tsplit", *rows)
+    run_page("benchmark.md", workplace, protlm_in_process, fewest=9)
+
+
+def test_the_recipes_of_the_page_have_the_vectors_of_the_model(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their functions are called in place of the harnesses, which download their data."""
+    model, some, ran = protlm.load(tiny_run), ["MKTAYI", "MKV"], []
+
+    def autoeval(name: str, framework: str, **functions: Any) -> list[str]:
+        residues, means = (functions[f"custom_embedding_function_per_{x}"] for x in KINDS)
+        for (sequence, own), (_, mean) in zip(residues(some), means(some), strict=True):
+            assert own.shape == (len(sequence), model.width)
+            np.testing.assert_allclose(own.mean(0), mean, atol=1e-5)
+        return ran.append(framework) or []
+
+    def dgeb(one: Any) -> None:
+        found = one.encode(some, batch_size=2)
+        assert found.shape == (2, len(one.layers), one.metadata["embed_dim"])
+        np.testing.assert_allclose(found[:, 1], model.embed(some, 2), atol=1e-5)
+        ran.append(one.hf_name)
+
+    harness = {"DGEB": lambda _: SimpleNamespace(run=dgeb), "get_tasks_by_modality": list}
+    modules = {
+        "biotrainer": SimpleNamespace(),
+        "biotrainer.autoeval": SimpleNamespace(autoeval_pipeline=autoeval),
+        "dgeb": SimpleNamespace(**harness, Modality=SimpleNamespace(PROTEIN=())),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(protlm, "load", lambda _: model)
+    for recipe in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S):
+        assert len([line for line in recipe.splitlines() if line]) <= 10
+        exec(recipe, {})
+    assert ran == ["pbc", "mine"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_biotrainer_finds_what_the_probe_finds(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli = pytest.importorskip("biotrainer.utilities.cli")
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    common = {"a": "AILVAILV", "b": "DEKRDEKR"}
+    texts = ["".join(rng.choice([*common["ab"[n % 2]], *LETTERS], 30)) for n in range(160)]
+    splits = ("train", "train", "val", "test")
+    heads = [f"P{n} TARGET={'ab'[n % 2]} SET={splits[n // 2 % 4]}" for n in range(160)]
+    fasta(Path("x.fasta"), heads, texts)
+    embed(Path("x.fasta"), tiny_run, Path("x.h5"), EmbedOptions(by_hash=True))
+    config = {"protocol": "sequence_to_class", "input_file": "x.fasta", "embeddings_file": "x.h5"}
+    config |= {"model_choice": "LogReg", "num_epochs": 200, "learning_rate": 0.01, "device": "cpu"}
+    config |= {"output_dir": "out", "disable_pytorch_compile": True, "batch_size": 16}
+    theirs = cli.train(config)["test_results"]["test"]["metrics"]["accuracy"]
+    probe = ProbeOptions(layers=(-1,))
+    result = probe_labels(Path("x.fasta"), tiny_run, tmp_path / "p", probe, LabelOptions())
+    ours = result.predictors["model"].scores.values["accuracy"]
+    assert min(ours, theirs) > 0.8 and abs(ours - theirs) < 0.1
