@@ -45,8 +45,7 @@ format: $(INSTALLED) ## Rewrite the code in the house format
 	.venv/bin/ruff format
 
 docs: $(INSTALLED) ## Write the tables of docs/mechanisms.md and docs/settings.md
-	$(PYTHON) -m protlm.attention.docs_table docs/mechanisms.md
-	$(PYTHON) -m protlm.config.settings docs/settings.md
+	$(PYTHON) -m docs.tables
 
 site: $(INSTALLED) ## Build the site of the documentation in build/site
 	$(PYTHON) -m sphinx -W --keep-going --quiet -c docs . build/site

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 import protlm.attention
+from docs import tables
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
-from protlm.config.settings import settings_of, with_tables
+from protlm.config.settings import settings_of
 from protlm.interface import Model
 from tests.fixtures.commands import run_python
 
@@ -70,7 +71,8 @@ def test_every_setting_is_explained() -> None:
     assert {"run_dir", "model.qk_norm", "trainer.max_steps"} <= {one.name for one in settings}
     assert [one.name for one in settings if len(one.help) < 4] == []
     page = (ROOT / "docs" / "settings.md").read_text()
-    assert page == with_tables(page), "docs/settings.md is out of date: type make docs"
+    written = tables.within(page, tables.SETTINGS, tables.settings())
+    assert page == written, "docs/settings.md is out of date: type make docs"
     for one in settings:
         assert f"| `{one.name}` | `{one.value}` |" in page
 
