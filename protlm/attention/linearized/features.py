@@ -89,12 +89,10 @@ def _elu_plus_1(x: Tensor) -> Tensor:
     return x.clamp(max=0).exp_().add_(x.relu())
 
 
-def _relu_gradient(df: Tensor, x: Tensor) -> Tensor:
-    return torch.ops.aten.threshold_backward(df, x, 0)
-
-
 NONLINEARITIES: Mapping[str, Nonlinearity] = {
-    "relu": Nonlinearity(torch.relu, _relu_gradient, True),
+    "relu": Nonlinearity(
+        torch.relu, lambda df, x: torch.ops.aten.threshold_backward(df, x, 0), True
+    ),
     "elu": Nonlinearity(_elu_plus_1, lambda df, x: df * x.clamp(max=0).exp_(), True),
     "exp": Nonlinearity(
         _capped_exp, lambda df, x: df * _capped_exp(x) * (x < _LARGEST_EXPONENT), True
