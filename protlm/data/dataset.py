@@ -11,9 +11,7 @@ from torch.utils.data import Dataset
 from protlm.data.batching.plan import BatchPlan, Row, Sequences
 from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule, corrupt
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
-from protlm.system.errors import UserError
 
-OBJECTIVES = ("masked", "causal")
 FILLER = -1
 
 
@@ -59,8 +57,6 @@ class SequenceDataset(Dataset[Batch]):
         masking: MaskingRule | MaskingSchedule,
         seed: int,
     ) -> None:
-        if objective not in OBJECTIVES:
-            raise UserError(f"objective={objective} is unknown; choose masked or causal")
         self._sequences, self._objective = sequences, objective
         self._masking, self._seed = masking, seed
 
