@@ -1,8 +1,8 @@
 """Random projections and what features of them estimate: distributions over many draws.
 
 A draw is a block of 8 rows, or one row where rows are independent. Estimates are by rows of one
-mechanism, so that its own feature maps and its own `kernel` are what is tested. Formulas: Lemma 2
-and Theorem 2 of arXiv 2009.14794, with x, y for q̂, k̂, z = x + y and Δ = x - y.
+mechanism, so that its own features are what is tested. Formulas: Lemma 2 and Theorem 2 of arXiv
+2009.14794, with x, y for q̂, k̂, z = x + y and Δ = x - y.
 """
 
 import math
@@ -17,7 +17,7 @@ from torch import Tensor
 
 import protlm.attention
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.positive import PositiveFeatures
+from protlm.attention.linearized.positive import PositiveFeatures, optimal_stretch
 from protlm.attention.linearized.variance import (
     LARGEST_ERROR,
     SquareNorms,
@@ -59,10 +59,31 @@ def performer(name: str, options: Mapping[str, Any], num_features: int) -> Perfo
     return mechanism
 
 
+def products(mechanism: Performer, q_B11K: Tensor, k_B11K: Tensor) -> Tensor:
+    """The products of features whose sum estimates the kernel, B11R.
+
+    The features of a query lack a factor, which cancels in outputs: see `PositiveFeatures`.
+    """
+    features = mechanism.query_features(q_B11K) * mechanism.key_features(k_B11K)
+    assert mechanism.projection is not None
+    rows_RK = mechanism.projection.to(q_B11K.dtype)
+    if not isinstance(mechanism, PerformerSoftmax):
+        return features / len(rows_RK)
+    x_B11K = q_B11K * q_B11K.shape[-1] ** -0.25
+    log_factor = square(x_B11K) / 2
+    if not mechanism.is_trigonometric:
+        lambda_, dim = mechanism.optimal_for, rows_RK.shape[1]
+        stretch = 1.0 if lambda_ is None else optimal_stretch(dim, lambda_)
+        largest = (stretch * x_B11K @ rows_RK.mT + square(rows_RK) / 2).amax(dim=-1)
+        constant = dim * math.log(stretch) - math.log(len(rows_RK)) - stretch**2 * dim / 2
+        log_factor = largest - log_factor + constant
+    return features * log_factor.exp()[..., None]
+
+
 def row_estimates(
     estimator: str, law: str, x_BK: Tensor, y_BK: Tensor, num_features: int = FEATURES
 ) -> Tensor:
-    """What each row alone estimates, RB: their mean is the mechanism's own `kernel`.
+    """What each row alone estimates, RB: their mean is the estimate of the mechanism.
 
     A head of an estimator of exp(x·y) scales what it gets by K^(-1/4).
     """
@@ -72,10 +93,7 @@ def row_estimates(
     else:
         name, scale, options = "performer_softmax", DIM**0.25, ESTIMATORS[estimator]
     mechanism = performer(name, {**options, "projection": law}, num_features)
-    x_B11K, y_B11K = scale * x_BK[:, None, None], scale * y_BK[:, None, None]
-    features_B11R = mechanism.query_features(x_B11K) * mechanism.key_features(y_B11K)
-    shares_B11R = features_B11R / features_B11R.sum(dim=-1, keepdim=True)
-    rows_BR = (shares_B11R * mechanism.kernel(x_B11K, y_B11K))[:, 0, 0]
+    rows_BR = products(mechanism, *(scale * z[:, None, None] for z in (x_BK, y_BK)))[:, 0, 0]
     if estimator in PAIRED:
         rows_BR = rows_BR.unflatten(-1, (2, -1)).sum(dim=1)
     return rows_BR.mT * rows_BR.shape[-1]
@@ -205,11 +223,10 @@ def simulated_and_predicted(settings: dict[str, Any], size: float) -> tuple[floa
     )
     q, k = size * DIM**0.25 * normal(2, 1, 1, 1, DIM, seed=1)
     norms = SquareNorms.of(pair_sums(q, k, torch.ones(1, 1, dtype=torch.bool), causal=False))
+    draws = products(mechanism, q, k).flatten()
     if mechanism.estimator != "regularized":
         weight = math.exp(q.flatten() @ k.flatten() / DIM**0.5)
-        assert mechanism.kernel(q, k).item() == pytest.approx(weight, rel=0.02)
-    # Constant factors of the features cancel between the deviation and the mean.
-    draws = (mechanism.query_features(q) * mechanism.key_features(k)).flatten()
+        assert draws.sum().item() == pytest.approx(weight, rel=0.02)
     predicted = relative_error(mechanism, norms).item() * math.sqrt(2 * DRAWS)
     if mechanism.antithetic or mechanism.estimator == "trigonometric":
         draws, predicted = draws.unflatten(0, (2, -1)).mean(0), predicted / math.sqrt(2)
