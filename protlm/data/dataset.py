@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from protlm.data.batching.plan import BatchPlan, Row, Sequences
-from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule, corrupt
+from protlm.data.masking import IGNORE, MaskingRule, corrupt
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
 
 FILLER = -1
@@ -54,7 +54,7 @@ class SequenceDataset(Dataset[Batch]):
         sequences: Sequences,
         *,
         objective: str,
-        masking: MaskingRule | MaskingSchedule,
+        masking: MaskingRule,
         seed: int,
     ) -> None:
         self._sequences, self._objective = sequences, objective
