@@ -92,19 +92,14 @@ class SequenceDataset(Dataset[Batch]):
 
 
 def collate(
-    sequences: list[np.ndarray],
-    *,
-    length: int | None = None,
-    vocabulary: Vocabulary = VOCABULARY,
+    sequences: list[np.ndarray], *, vocabulary: Vocabulary = VOCABULARY
 ) -> tuple[Tensor, Tensor]:
-    """Returns tokens_BL, residues in their frame padded to `length`, and mask_BL, false at pads.
+    """Returns tokens_BL, residues in their frame and padded, and mask_BL, false at pads.
 
-    >>> collate([VOCABULARY.encode("MK")], length=5)[0].tolist()
-    [[0, 20, 15, 2, 1]]
+    >>> collate([VOCABULARY.encode("MK"), VOCABULARY.encode("M")])[0].tolist()
+    [[0, 20, 15, 2], [0, 20, 2, 1]]
     """
-    longest = max((len(residues) for residues in sequences), default=0) + vocabulary.num_around
-    length = longest if length is None else length
-    assert longest <= length
+    length = max((len(residues) for residues in sequences), default=0) + vocabulary.num_around
     tokens_BL = torch.full((len(sequences), length), vocabulary.pad)
     mask_BL = torch.zeros(len(sequences), length, dtype=torch.bool)
     for row, residues in enumerate(sequences):
