@@ -33,9 +33,6 @@ class DigestSet:
         self._table = np.zeros((min(_FIRST_SLOTS, memory_slots), 2), np.uint64)
         self._size = 0
 
-    def __len__(self) -> int:
-        return self._size
-
     def add(self, digests: np.ndarray) -> np.ndarray:
         """Adds digests, uint64 [n, 2], and returns which of them are new, bool [n].
 

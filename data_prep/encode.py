@@ -63,19 +63,18 @@ class Selection:
         for record in records:
             length = len(record.sequence)
             if self.min_length is not None and length < self.min_length:
-                tally.filter(f"shorter than {self.min_length:,} residues")
+                tally.filtered[f"shorter than {self.min_length:,} residues"] += 1
             elif self.max_length is not None and length > self.max_length:
-                tally.filter(f"longer than {self.max_length:,} residues")
+                tally.filtered[f"longer than {self.max_length:,} residues"] += 1
             elif self.no_fragments and record.is_fragment:
-                tally.filter("fragment")
+                tally.filtered["fragment"] += 1
             elif self.organisms and not _is_of(record, taxa, names):
-                is_known = not (
-                    (taxa and record.taxon is None) or (names and record.organism is None)
-                )
-                tally.filter("other organism" if is_known else "organism missing in the source")
+                is_missing = (taxa and record.taxon is None) or (names and record.organism is None)
+                why = "organism missing in the source" if is_missing else "other organism"
+                tally.filtered[why] += 1
             else:
                 if self.no_fragments and record.is_fragment is None:
-                    tally.note("fragment status missing in the source")
+                    tally.noted["fragment status missing in the source"] += 1
                 yield record
 
     def describe(self) -> dict[str, Any]:
@@ -137,10 +136,10 @@ class Encoder:
             digest = blake2b(letters, digest_size=DIGEST_BYTES).digest()
             split = rule.split_of(record, digest)
             if split is None:
-                tally.filter("in no split")
+                tally.filtered["in no split"] += 1
                 continue
             for note in rule.notes_of(record, split):
-                tally.note(note)
+                tally.noted[note] += 1
             splits.append(split)
             identifiers.append(record.identifier)
             sequences.append(letters)

@@ -25,7 +25,7 @@ from protlm.config.composition import to_plain
 from protlm.data.batching.mixture import Mixture, integer_weights
 from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankBatches
 from protlm.data.batching.strategies import LengthBuckets, Packing
-from protlm.data.masking import MaskingRule, MaskingSchedule
+from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
@@ -213,7 +213,7 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
         valid,
         rule=batching_strategy(config.data, tokens_per_step=trainer.tokens_per_step),
         config=config.data,
-        masking=masking_schedule(config),
+        masking=masking_rule(config),
         seed=config.seed,
         share=RankBatches(
             micro_batches=micro_batches,
@@ -223,21 +223,19 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
     )
 
 
-def masking_schedule(config: TrainConfig) -> MaskingSchedule | None:
-    """Returns the masking of each training step, or None for the causal objective."""
+def masking_rule(config: TrainConfig) -> MaskingRule | None:
+    """Returns the masking of training, or None for the causal objective."""
     from protlm.training.optimization import decay_steps
 
     objective, max_steps = config.objective, config.trainer.max_steps
     if objective.name is Objective.causal:
         return None
     bounds = objective.mask_fraction_range
-    rule = MaskingRule(
+    decay = decay_steps(config.schedule, max_steps=max_steps)
+    return MaskingRule(
         mask_fraction=objective.mask_fraction,
         mask_prob=objective.mask_prob,
         random_prob=objective.random_prob,
         mask_fraction_range=None if bounds is None else (bounds[0], bounds[1]),
+        narrowing=(max_steps - decay, max_steps) if objective.mask_fraction_decays else None,
     )
-    if not objective.mask_fraction_decays:
-        return MaskingSchedule(rule)
-    decay = decay_steps(config.schedule, max_steps=max_steps)
-    return MaskingSchedule(rule, narrowing=(max_steps - decay, max_steps))

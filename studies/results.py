@@ -1,7 +1,7 @@
 """The figures of a model card, each computed by `protlm evaluate`.
 
     python -m studies.results MODEL --sample DATA [--swissprot50 DATA] [--structures FOLDER]
-        [--families TABLE] [--locations TABLE --sequences FASTA] [--jacobian] [--out FOLDER]
+        [--families TABLE] [--jacobian] [--out FOLDER]
 
 The sample is prepared with its shipped split table; `--families` is a table of the Pfam families of
 `--swissprot50`. Evaluations whose data are not given are left out. Writes `results.json` and the
@@ -69,11 +69,6 @@ def parts(given: argparse.Namespace) -> Iterator[Part]:
         title = "Contacts from the categorical Jacobian, shipped structures"
         shipped = sample_dir() / "structures"
         yield Part("jacobian", title, _with_tiers("jacobian", shipped, given.out))
-    if given.locations:
-        label = "evaluation.sequence_labels"
-        settings = (f"{label}.labels={given.locations}", f"{label}.sequences={given.sequences}")
-        title = "Subcellular location, ten classes"
-        yield Part("location", title, ("evaluation=[sequence_labels]", *settings))
 
 
 def _with_tiers(label: str, structures: Path, out: Path) -> tuple[str, ...]:
@@ -120,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--sample", type=Path, required=True)
-    data = ("swissprot50", "families", "structures", "locations", "sequences")
+    data = ("swissprot50", "families", "structures")
     for name in data:
         parser.add_argument(f"--{name}", type=Path)
     parser.add_argument(
@@ -132,8 +127,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     if given.families and not given.swissprot50:
         parser.error("--families are those of --swissprot50: give both")
-    if (given.locations is None) != (given.sequences is None):
-        parser.error("--locations and --sequences belong together: give both")
     keep_settings(given, "model", "sample", *data)
     given.model_hash = load_model(Path(given.model)).hash
     found = {part.name: run(part, given) for part in parts(given)}

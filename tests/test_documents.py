@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 import protlm.attention
+from docs import tables
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
-from protlm.config.settings import settings_of, with_tables
+from protlm.config.settings import settings_of
 from protlm.interface import Model
 from tests.fixtures.commands import run_python
 
@@ -70,7 +71,8 @@ def test_every_setting_is_explained() -> None:
     assert {"run_dir", "model.qk_norm", "trainer.max_steps"} <= {one.name for one in settings}
     assert [one.name for one in settings if len(one.help) < 4] == []
     page = (ROOT / "docs" / "settings.md").read_text()
-    assert page == with_tables(page), "docs/settings.md is out of date: type make docs"
+    written = tables.within(page, tables.SETTINGS, tables.settings())
+    assert page == written, "docs/settings.md is out of date: type make docs"
     for one in settings:
         assert f"| `{one.name}` | `{one.value}` |" in page
 
@@ -153,8 +155,10 @@ def test_the_readme_names_real_commands(protlm_in_process: Command, tmp_path: Pa
         return set(re.findall(r"^  ([a-z]+)  ", help_of(*command).partition("Commands:")[2], re.M))
 
     typed = [words[1:] for document in DOCUMENTS for words in commands_in(document, "protlm")]
-    assert len(typed) >= 5
-    for words in typed:
+    makefile = (ROOT / "Makefile").read_text()
+    demo = re.findall(r"^\t\.venv/bin/protlm (.+)$", makefile, re.MULTILINE)
+    assert len(typed) >= 5 and len(demo) == 5
+    for words in [*typed, *map(str.split, demo)]:
         assert words[0] in subcommands(), f"protlm {' '.join(words)}"
         if words[0] in {"train", "evaluate"}:
             # Their settings are Hydra's; the tests of the configs compose them.

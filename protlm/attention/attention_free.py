@@ -206,14 +206,14 @@ def _sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> SoftmaxS
             "...ml,b...lc->b...mc", weights.near, with_margins(terms, before=size, after=size)
         )
         totals = terms.sum(dim=-2, keepdim=True)
-        before, after = (_before_previous(x) for x in (totals, totals.flip(-3)))
+        # Over the blocks before the previous one, and over those after the next one.
+        before, after = (
+            F.pad(x.cumsum(dim=-3), (0, 0, 0, 0, 2, 0))[..., :-2, :, :]
+            for x in (totals, totals.flip(-3))
+        )
         return near + weights.far * (before + after.flip(-3))
 
     return SoftmaxSums(reference, over_all(terms * values), over_all(terms))
-
-
-def _before_previous(totals: Tensor) -> Tensor:
-    return F.pad(totals.cumsum(dim=-3), (0, 0, 0, 0, 2, 0))[..., : totals.shape[-3], :, :]
 
 
 def _causal_sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> SoftmaxSums:

@@ -195,7 +195,7 @@ def sweep(run_dir: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
+def load_training(path: Path) -> dict[str, Any]:
     """Verifies and loads a training checkpoint: plain containers and tensors."""
     if not path.exists():
         raise InputDataError(
@@ -208,13 +208,13 @@ def load_training(path: Path, *, device: str = "cpu") -> dict[str, Any]:
             f"{path} is not a model; give a run folder, a .ckpt file or an exported folder"
         )
     check_sum(path)
-    return read_facts(path, device=device, mmap=False)
+    return read_facts(path, mmap=False)
 
 
-def read_facts(path: Path, *, device: str = "cpu", mmap: bool = True) -> dict[str, Any]:
+def read_facts(path: Path, *, mmap: bool = True) -> dict[str, Any]:
     """Reads a verified training checkpoint; its tensors are not read but memory-mapped."""
     try:
-        contents = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+        contents = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:
         raise InputDataError(f"{path} is not a protlm checkpoint: {_first_line(error)}") from error
     if not isinstance(contents, dict):

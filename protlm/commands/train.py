@@ -17,7 +17,7 @@ from protlm.build import (
     build_data,
     build_module,
     load_initial_weights,
-    masking_schedule,
+    masking_rule,
     open_data,
 )
 from protlm.checkpoints.format import all_checkpoints
@@ -207,7 +207,7 @@ def _check(config: TrainConfig) -> None:
     check_trainer(config.trainer)
     check_schedule(config.schedule, max_steps=config.trainer.max_steps)
     batching_strategy(config.data, tokens_per_step=config.trainer.tokens_per_step)
-    masking_schedule(config)
+    masking_rule(config)
     if is_first_rank():
         _warn_of_idle_devices(config)
 

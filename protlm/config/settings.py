@@ -1,13 +1,10 @@
-"""All settings, from the metadata of the schema: what decides a run, `--help`, docs/settings.md."""
+"""All settings, from the metadata of the schema: what decides a run, and `--help`."""
 
 import json
-import re
-import sys
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -17,11 +14,9 @@ from rich.text import Text
 
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.composition import compose, to_schema
-from protlm.system.errors import UserError, exit_with_message
-from protlm.system.paths import complete_file, conf_dir
+from protlm.system.paths import conf_dir
 from protlm.system.terminal import console
 
-_BEGIN, _END = "<!-- settings -->\n", "<!-- end of settings -->\n"
 # The width of the help in a pipe, where its lines are wrapped.
 _PIPE_WIDTH = 100
 _EVALUATION = {"evaluation"}
@@ -125,37 +120,3 @@ def _groups(is_train: bool) -> list[str]:
 
 def _choices(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-
-
-def with_tables(page: str) -> str:
-    """Replaces the tables of docs/settings.md with current ones."""
-    place = re.compile(f"(?<={re.escape(_BEGIN)}).*(?={re.escape(_END)})", re.DOTALL)
-    if not place.search(page):
-        raise UserError(f"the page lacks the lines {_BEGIN.strip()} and {_END.strip()}")
-    config = compose(TrainConfig, [])
-    sections = dict.fromkeys(setting.section for setting in settings_of(config))
-    return place.sub(lambda _: "".join(_table(config, section) for section in sections), page)
-
-
-def _table(config: TrainConfig, section: str) -> str:
-    rows = [f"| {section or 'setting'} | value | fixed | meaning |", "|---|---|---|---|"]
-    rows += [
-        f"| `{setting.name}` | `{setting.value}` | {'yes' * setting.decides} | {setting.help} |"
-        for setting in settings_of(config)
-        if setting.section == section
-    ]
-    return "\n" + "\n".join(rows) + "\n"
-
-
-def main() -> None:
-    """Writes the tables to the page that is given."""
-    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
-        raise UserError("type: python -m protlm.config.settings docs/settings.md")
-    path = Path(sys.argv[1])
-    page = with_tables(path.read_text(encoding="utf-8"))
-    with complete_file(path, overwrite=True) as partial:
-        partial.write_text(page, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    exit_with_message(main)

@@ -9,11 +9,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from protlm.data.batching.plan import BatchPlan, Row, Sequences
-from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule, corrupt
+from protlm.data.masking import IGNORE, MaskingRule, corrupt
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
-from protlm.system.errors import UserError
 
-OBJECTIVES = ("masked", "causal")
 FILLER = -1
 
 
@@ -56,11 +54,9 @@ class SequenceDataset(Dataset[Batch]):
         sequences: Sequences,
         *,
         objective: str,
-        masking: MaskingRule | MaskingSchedule,
+        masking: MaskingRule,
         seed: int,
     ) -> None:
-        if objective not in OBJECTIVES:
-            raise UserError(f"objective={objective} is unknown; choose masked or causal")
         self._sequences, self._objective = sequences, objective
         self._masking, self._seed = masking, seed
 
@@ -96,19 +92,14 @@ class SequenceDataset(Dataset[Batch]):
 
 
 def collate(
-    sequences: list[np.ndarray],
-    *,
-    length: int | None = None,
-    vocabulary: Vocabulary = VOCABULARY,
+    sequences: list[np.ndarray], *, vocabulary: Vocabulary = VOCABULARY
 ) -> tuple[Tensor, Tensor]:
-    """Returns tokens_BL, residues in their frame padded to `length`, and mask_BL, false at pads.
+    """Returns tokens_BL, residues in their frame and padded, and mask_BL, false at pads.
 
-    >>> collate([VOCABULARY.encode("MK")], length=5)[0].tolist()
-    [[0, 20, 15, 2, 1]]
+    >>> collate([VOCABULARY.encode("MK"), VOCABULARY.encode("M")])[0].tolist()
+    [[0, 20, 15, 2], [0, 20, 2, 1]]
     """
-    longest = max((len(residues) for residues in sequences), default=0) + vocabulary.num_around
-    length = longest if length is None else length
-    assert longest <= length
+    length = max((len(residues) for residues in sequences), default=0) + vocabulary.num_around
     tokens_BL = torch.full((len(sequences), length), vocabulary.pad)
     mask_BL = torch.zeros(len(sequences), length, dtype=torch.bool)
     for row, residues in enumerate(sequences):

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from protlm.data.vocabulary import VOCABULARY
-from protlm.system.errors import UserError, one_of
+from protlm.system.errors import UserError
 
 IGNORE = -100
-CROPS = ("prefix", "random")
 
 
 def row_rng(seed: int, epoch: int, sample: int, offset: int = 0) -> np.random.Generator:
@@ -28,8 +27,6 @@ def crop(num_residues: int, max_residues: int, how: str, rng: np.random.Generato
     >>> crop(10, 4, "prefix", np.random.default_rng(0))
     slice(0, 4, None)
     """
-    if how not in CROPS:
-        raise UserError(f"crop={how} is unknown; choose one of: {one_of(list(CROPS))}")
     start = 0
     if how == "random" and num_residues > max_residues:
         start = int(rng.integers(num_residues - max_residues + 1))
@@ -41,13 +38,15 @@ class MaskingRule:
     """Masking as in BERT (Devlin et al. 2019).
 
     A target is replaced by `<mask>` or by a random residue with the probabilities `mask_prob` and
-    `random_prob`. With a range, each row draws its fraction of targets in it, uniformly.
+    `random_prob`. With a range, each row draws its fraction of targets in it, uniformly; between
+    the optimizer steps of `narrowing` it narrows to `mask_fraction`, linearly.
     """
 
     mask_fraction: float = 0.15
     mask_prob: float = 0.8
     random_prob: float = 0.1
     mask_fraction_range: tuple[float, float] | None = None
+    narrowing: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         for name in ("mask_fraction", "mask_prob", "random_prob"):
@@ -69,36 +68,20 @@ class MaskingRule:
                 )
 
     def at(self, step: int) -> "MaskingRule":
-        """Returns the rule of an optimizer step, which is the same at every step."""
-        return self
+        """Returns the rule with the range of an optimizer step, counted from 0.
 
-
-@dataclass(frozen=True)
-class MaskingSchedule:
-    """The masking rule of each optimizer step of a run.
-
-    `narrowing` has the first and the last step of the period in which the rule's
-    `mask_fraction_range` narrows linearly to its `mask_fraction`; None keeps the range.
-    """
-
-    rule: MaskingRule
-    narrowing: tuple[int, int] | None = None
-
-    def at(self, step: int) -> MaskingRule:
-        """Returns the rule of an optimizer step, counted from 0.
-
-        >>> rule = MaskingRule(mask_fraction=0.25, mask_fraction_range=(0.25, 0.75))
-        >>> MaskingSchedule(rule, narrowing=(10, 20)).at(15).mask_fraction_range
+        >>> rule = MaskingRule(0.25, mask_fraction_range=(0.25, 0.75), narrowing=(10, 20))
+        >>> rule.at(15).mask_fraction_range
         (0.25, 0.5)
         """
-        if self.narrowing is None or self.rule.mask_fraction_range is None:
-            return self.rule
+        if self.narrowing is None or self.mask_fraction_range is None:
+            return self
         first, last = self.narrowing
         done = min(max(step - first, 0) / (last - first), 1.0)
-        low, high = self.rule.mask_fraction_range
+        low, high = self.mask_fraction_range
         # In this form rounding cannot put the lower bound above the upper one.
-        low, high = ((1 - done) * bound + done * self.rule.mask_fraction for bound in (low, high))
-        return replace(self.rule, mask_fraction_range=(low, high))
+        low, high = ((1 - done) * bound + done * self.mask_fraction for bound in (low, high))
+        return replace(self, mask_fraction_range=(low, high))
 
 
 def corrupt(

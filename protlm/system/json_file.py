@@ -76,7 +76,7 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(kind: type[T], value: Any, name: str = "") -> T:
+def from_json(kind: type[T], value: Any) -> T:
     """Returns a value of a type from what `to_json` made of it, which is not trusted.
 
     A part that is missing, unknown or of another type is a ValueError that says its name, what came
@@ -84,7 +84,7 @@ def from_json(kind: type[T], value: Any, name: str = "") -> T:
     choices (`Enum`), bool, int, float, str, lists, tuples, dictionaries, `X | None` and `Any`;
     `Annotated[int, range(3, 9)]` or `Annotated[str, PATTERN]` limits one.
     """
-    return _converted(kind, value, name)
+    return _converted(kind, value, "")
 
 
 def _converted(kind: Any, value: Any, name: str) -> Any:

@@ -27,7 +27,7 @@ from protlm.data.batching.plan import (
 from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.frequencies import count_residues, frequencies, posterior
-from protlm.data.masking import MaskingRule, MaskingSchedule
+from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import SplitReader
 from protlm.system.errors import UserError
 from protlm.system.shares import end_with_parent
@@ -102,7 +102,7 @@ class SequenceData(pl.LightningDataModule):
         *,
         rule: BatchingStrategy,
         config: DataConfig,
-        masking: MaskingSchedule | None,
+        masking: MaskingRule | None,
         seed: int,
         share: RankBatches,
     ) -> None:
@@ -170,7 +170,7 @@ class SequenceData(pl.LightningDataModule):
     @property
     def valid_rule(self) -> MaskingRule | None:
         """The masking of validation, with one fraction for all rows; None if causal."""
-        return self.masking and replace(self.masking.rule, mask_fraction_range=None)
+        return self.masking and replace(self.masking, mask_fraction_range=None, narrowing=None)
 
     def _of_rank(self, share: RankBatches) -> RankBatches:
         trainer = self.trainer
@@ -179,10 +179,7 @@ class SequenceData(pl.LightningDataModule):
         return replace(share, rank=trainer.global_rank, world_size=trainer.world_size)
 
     def _loader(
-        self,
-        sequences: Sequences,
-        stream: BatchStream,
-        masking: MaskingRule | MaskingSchedule | None,
+        self, sequences: Sequences, stream: BatchStream, masking: MaskingRule | None
     ) -> DataLoader[Batch]:
         dataset = SequenceDataset(
             sequences,

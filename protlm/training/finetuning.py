@@ -1,12 +1,10 @@
 """The run of a fine-tuning: the loop of every training, with epochs, and the best weights kept."""
 
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.plugins.environments import LightningEnvironment  # pyright: ignore[reportPrivateImportUsage]
 
@@ -24,7 +22,7 @@ from protlm.system.lock import FolderLock
 from protlm.system.terminal import JobProgress
 from protlm.training.callbacks.hooks import LoopCallback, log
 from protlm.training.labels import FinetuneSettings, LabeledData, LabelLearning
-from protlm.training.launch import MOST_RANKS, leave_other_ranks
+from protlm.training.launch import leave_other_ranks, require_devices
 from protlm.training.loggers import CsvFile
 from protlm.training.module import Objective
 from protlm.training.run import Run, fit, last_step, newest_checkpoint
@@ -147,15 +145,11 @@ class ReportEpochs(LoopCallback):
 
 def check_devices(settings: FinetuneSettings) -> None:
     """Makes sure that the devices exist, and that each gets a protein of a batch."""
-    devices, is_gpu = settings.devices, settings.device.startswith("cuda")
-    there = torch.cuda.device_count() if is_gpu else MOST_RANKS * (os.cpu_count() or 1)
-    if devices > there:
-        what = "GPUs that torch can use" if is_gpu else "as the most processes for its processors"
-        raise UserError(f"--devices {devices}: this machine has {there} {what}; type fewer")
-    if devices > settings.batch_size:
+    asked = f"--devices {settings.devices}"
+    require_devices(asked, settings.devices, is_gpu=settings.device.startswith("cuda"))
+    if settings.devices > settings.batch_size:
         raise UserError(
-            f"--devices {devices} divide the --batch-size {settings.batch_size}; type as many "
-            "proteins or more"
+            f"{asked} divide the --batch-size {settings.batch_size}; type as many proteins or more"
         )
 
 

@@ -171,20 +171,19 @@ def check_trainer(config: TrainerConfig) -> None:
         raise UserError(
             f"trainer.accelerator={config.accelerator} is not one of {', '.join(ACCELERATORS)}"
         )
-    is_cpu = resolved_accelerator(config.accelerator) == "cpu"
-    if not is_cpu and torch.cuda.device_count() < config.devices:
-        raise UserError(
-            f"trainer.accelerator={config.accelerator} trainer.devices={config.devices}: this "
-            f"machine has {torch.cuda.device_count()} GPUs that torch can use; type "
-            "trainer.accelerator=cpu, or fewer devices"
-        )
-    processors = os.cpu_count() or 1
-    if is_cpu and config.devices > MOST_RANKS * processors:
-        raise UserError(
-            f"trainer.devices={config.devices} on the CPU starts as many processes, and this "
-            f"machine has {processors} processors; type trainer.devices={processors} or fewer"
-        )
+    asked = f"trainer.accelerator={config.accelerator} trainer.devices={config.devices}"
+    is_gpu = resolved_accelerator(config.accelerator) != "cpu"
+    require_devices(asked, config.devices, is_gpu=is_gpu)
     check_launch(config)
+
+
+def require_devices(asked: str, devices: int, *, is_gpu: bool) -> None:
+    """Makes sure that a machine has this many GPUs, or processors for this many processes."""
+    there = torch.cuda.device_count() if is_gpu else MOST_RANKS * (os.cpu_count() or 1)
+    if devices > there:
+        what = "GPUs that torch can use" if is_gpu else "as the most processes for its processors"
+        advice = "fewer, or use the CPU" if is_gpu else "fewer"
+        raise UserError(f"{asked}: this machine has {there} {what}; type {advice}")
 
 
 def resolved_accelerator(name: str) -> str:

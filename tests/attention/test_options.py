@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import protlm.attention
-from protlm.attention import create, docs_table, names
+from docs import tables
+from protlm.attention import create, names
 from protlm.system.errors import UserError
 from protlm.system.paths import conf_dir
 from tests.attention.cases import shipped_options
@@ -163,7 +164,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "mechanisms.md"
 def cells(name: str) -> list[str]:
     """The cells of the row of a mechanism."""
     page = PAGE.read_text(encoding="utf-8")
-    table = page.partition(docs_table.BEGIN)[2].partition(docs_table.END)[0]
+    table = page.partition(tables.MECHANISMS[0])[2].partition(tables.MECHANISMS[1])[0]
     (row,) = [line for line in table.splitlines() if line.startswith(f"| `{name}` |")]
     return [cell.strip() for cell in row.strip("|").split("|")]
 
@@ -171,7 +172,7 @@ def cells(name: str) -> list[str]:
 @pytest.mark.slow
 def test_the_page_agrees_with_the_code():
     page = PAGE.read_text(encoding="utf-8")
-    assert docs_table.with_table(page) == page, "type: make docs"
+    assert tables.within(page, tables.MECHANISMS, tables.mechanisms()) == page, "type: make docs"
 
 
 def test_the_measured_cells_are_correct():
@@ -185,4 +186,4 @@ def test_the_measured_cells_are_correct():
 
 def test_a_page_without_the_markers_is_refused_and_left_unchanged():
     with pytest.raises(UserError, match="no place for the table"):
-        docs_table.with_table(f"# Page\n{docs_table.END}\n")
+        tables.within(f"# Page\n{tables.MECHANISMS[1]}\n", tables.MECHANISMS, "")

@@ -18,7 +18,6 @@ from protlm.data.dataset import FILLER, Batch, SequenceDataset, collate
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data.vocabulary import VOCABULARY
-from protlm.system.errors import UserError
 
 MAX_LENGTH = 100
 BERT = MaskingRule()
@@ -60,8 +59,6 @@ def test_a_batch_has_the_documented_shapes_and_types(reader):
         assert filler.tokens_BL.tolist() == [[VOCABULARY.cls] + [VOCABULARY.pad] * 7]
         assert filler.mask_BL.tolist() == [[True] + [False] * 7]
         assert (filler.targets_BL == IGNORE).all()
-    with pytest.raises(UserError, match="masked or causal"):
-        dataset(reader, "denoising")
 
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])
@@ -146,7 +143,6 @@ def test_collate_keeps_whole_sequences():
     for tokens_L, mask_L, sequence in zip(tokens_BL, mask_BL, sequences, strict=True):
         assert VOCABULARY.decode(tokens_L[mask_L].numpy()) == f"<cls>{sequence}<eos>"
     assert (tokens_BL[~mask_BL] == VOCABULARY.pad).all()
-    assert collate([VOCABULARY.encode("MKV")], length=64)[0].shape == (1, 64)
 
 
 STAGES = Curriculum([[0, 40], [45, 100]])

@@ -17,7 +17,7 @@ from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel, TokenBatch
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
-from tests.small_models import evaluated, small_model
+from tests.small_models import evaluated
 
 
 def families(seed: int, number: int, members: int) -> list[tuple[str, str, str]]:
@@ -132,60 +132,6 @@ def test_a_table_without_relatives_is_refused(
         evaluated("retrieval", model, planted[0], labels=tmp_path / "t.tsv")
 
 
-def test_classes_are_read_off(model: PretrainedModel, tmp_path: Path) -> None:
-    generator = np.random.default_rng(0)
-    rows = []
-    for number in range(60):
-        kind = "water" if number % 2 else "membrane"
-        letters = list("LIVFA" if number % 2 else "DEKRN")
-        sequence = "".join(generator.choice(letters, size=40))
-        rows.append((f"P{number}", kind, "test" if number % 3 == 0 else "train", sequence))
-    (tmp_path / "x.fasta").write_text("".join(f">{a}\n{s}\n" for a, _, _, s in rows))
-    lines = ["accession\tlabel\tsplit", *("\t".join(row[:3]) for row in rows)]
-    (tmp_path / "t.tsv").write_text("\n".join(lines))
-    files = {"labels": tmp_path / "t.tsv", "sequences": tmp_path / "x.fasta"}
-    values, table = evaluated("sequence_labels", model, **files)
-    assert values["sequences"] == {"train": 40, "valid": 0, "test": 20}
-    accuracy = {
-        who: one["metrics"]["accuracy"]["value"] for who, one in values["predictors"].items()
-    }
-    assert accuracy["composition"] == accuracy["model"] == 1
-    assert accuracy["constant"] == 0.5
-    assert len(table.rows) == len(accuracy) == 6
-    (tmp_path / "x.fasta").write_text(">P0\nMK\n>P2\n\n")
-    with (
-        pytest.warns(UserWarning, match=r"x\.fasta: 1 of 2 records rejected"),
-        pytest.raises(InputDataError, match=r"line 3: .*x\.fasta has no sequence of P1"),
-    ):
-        evaluated("sequence_labels", model, **files)
-    (tmp_path / "t.tsv").write_text("accession\tlabel\nP0\twater\n")
-    with (
-        pytest.warns(UserWarning, match=r"x\.fasta: 1 of 2 records rejected"),
-        pytest.raises(InputDataError, match=r"t\.tsv has no splits"),
-    ):
-        evaluated("sequence_labels", model, **files)
-
-
-def test_what_is_not_used_or_leaks_is_told(tmp_path: Path) -> None:
-    rows = families(3, 12, 3)
-    lines, records = ["accession\tlabel\tsplit"], []
-    for number, (name, family, sequence) in enumerate(rows):
-        split = "test" if name.endswith("M0") else "train"
-        label = "" if number == 1 else str(int(family[1:]) % 2)
-        lines.append(f"{name}\t{label}\t{'' if number == 2 else split}")
-        records.append(f">{name}\n{sequence * 2 if number == 3 else sequence}\n")
-    (tmp_path / "x.fasta").write_text("".join(records))
-    (tmp_path / "t.tsv").write_text("\n".join(lines))
-    files = {"labels": tmp_path / "t.tsv", "sequences": tmp_path / "x.fasta"}
-    judged = small_model("performer_relu", max_length=80)
-    values, table = evaluated("sequence_labels", judged, **files)
-    assert values["left_out"] == {"without a label": 1, "without a split": 1}
-    assert values["cropped"] == 1
-    assert "left out: 1 without a label" in table.caption
-    assert "embedded in part, for their length: 1" in table.caption
-    assert "share 6% or more of the 6-mers" in table.caption
-
-
 @pytest.mark.slow
 def test_a_probe_of_secondary_structure(model: PretrainedModel) -> None:
     values, table = evaluated("secondary_structure", model)
@@ -232,7 +178,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("similarity", {"seed": -1}, "evaluation.mine.seed=-1 must be at least 0"),
     ("retrieval", {}, "retrieval.labels=TABLE"),
     ("retrieval", {"labels": "x", "max_gallery": 0}, "max_gallery=0 leaves an empty"),
-    ("sequence_labels", {"labels": "x"}, "sequence_labels.sequences has no value"),
     ("heads", {"max_proteins": 0}, "max_proteins=0 excludes every protein"),
     ("jacobian", {"max_residues": 0}, "max_residues=0 excludes every protein"),
     ("contacts", {"max_residues": 0}, "max_residues=0 excludes every protein"),

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.build import batching_strategy, build_data, masking_schedule, open_data
+from protlm.build import batching_strategy, build_data, masking_rule, open_data
 from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
 from protlm.config.composition import compose
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchPlan, BatchStream
 from protlm.data.batching.strategies import LengthBuckets, Packing
 from protlm.data.dataset import Batch, SequenceDataset
-from protlm.data.masking import IGNORE, MaskingRule, MaskingSchedule
+from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data.vocabulary import VOCABULARY
 from protlm.data_prep.prepare import prepare
@@ -275,14 +275,13 @@ def test_measured_fractions_are_those_of_the_step(tiny_data):
 
 
 def test_configs_become_schedules_of_masks():
-    assert masking_schedule(compose(TrainConfig, [])) == MaskingSchedule(MaskingRule())
-    assert masking_schedule(compose(TrainConfig, ["objective=causal"])) is None
+    assert masking_rule(compose(TrainConfig, [])) == MaskingRule()
+    assert masking_rule(compose(TrainConfig, ["objective=causal"])) is None
     config = compose(TrainConfig, ["objective=mask_only", *FALLING, "trainer.max_steps=100"])
-    rule = MaskingRule(0.15, 1.0, 0.0, mask_fraction_range=(0.1, 0.6))
-    assert masking_schedule(config) == MaskingSchedule(rule, (50, 100))
+    assert masking_rule(config) == MaskingRule(0.15, 1.0, 0.0, (0.1, 0.6), narrowing=(50, 100))
     config = compose(TrainConfig, ["schedule=wsd_linear", "trainer.max_steps=10000", *FALLING[:2]])
-    schedule = masking_schedule(config)
-    assert schedule is not None and schedule.narrowing == (6_000, 10_000)
+    rule = masking_rule(config)
+    assert rule is not None and rule.narrowing == (6_000, 10_000)
 
 
 @pytest.mark.parametrize("objective", ["masked", "mask_only", "causal"])

@@ -158,19 +158,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         """Returns φ(k), BHLR, without a reference; at least float32."""
         return self.feature_map(accum_dtype(k_BHLK)).keys(upcast(k_BHLK)).phi_BHLR
 
-    @torch.no_grad()
-    def kernel(self, q_BHLK: Tensor, k_BHMK: Tensor) -> Tensor:
-        """Returns the kernel, or its estimate, of every query and key: BHLM, not normalized."""
-        q_BHLK = upcast(q_BHLK)
-        with no_autocast(q_BHLK):
-            feature_map = self.feature_map(q_BHLK.dtype)
-            is_key_BM = k_BHMK.new_ones(len(k_BHMK), k_BHMK.shape[2], dtype=torch.bool)
-            k_BHMK = k_BHMK.to(q_BHLK.dtype)
-            phi_k_BHMR, reference_BH1R = key_features(feature_map, k_BHMK, is_key_BM, causal=False)
-            phi_q_BHLR, _ = feature_map.queries(q_BHLK, reference_BH1R)
-            log_factor_BHL1 = feature_map.log_factor(q_BHLK, reference_BH1R)
-            return phi_q_BHLR @ phi_k_BHMR.mT * log_factor_BHL1.exp()
-
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         batch, heads, width = v_BHC.shape
         state = upcast(k_BHK).new_zeros(batch, heads, width + 1, self.num_features)

@@ -58,10 +58,6 @@ class FeatureMap(ABC):
     def keys(self, k_BHLK: Tensor) -> Features:
         """Computes the features of keys."""
 
-    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        """Returns log c, BHL1, such that the kernel of a query and a key is c times φ(q)·φ(k)."""
-        raise NotImplementedError
-
 
 # Creates a feature map from the random rows ω_r, RK in the dtype of the computation; from None for
 # features that are the coordinates of the vectors.
@@ -89,12 +85,10 @@ def _elu_plus_1(x: Tensor) -> Tensor:
     return x.clamp(max=0).exp_().add_(x.relu())
 
 
-def _relu_gradient(df: Tensor, x: Tensor) -> Tensor:
-    return torch.ops.aten.threshold_backward(df, x, 0)
-
-
 NONLINEARITIES: Mapping[str, Nonlinearity] = {
-    "relu": Nonlinearity(torch.relu, _relu_gradient, True),
+    "relu": Nonlinearity(
+        torch.relu, lambda df, x: torch.ops.aten.threshold_backward(df, x, 0), True
+    ),
     "elu": Nonlinearity(_elu_plus_1, lambda df, x: df * x.clamp(max=0).exp_(), True),
     "exp": Nonlinearity(
         _capped_exp, lambda df, x: df * _capped_exp(x) * (x < _LARGEST_EXPONENT), True
@@ -134,10 +128,6 @@ class GeneralizedFeatures(FeatureMap):
     def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
         return self.keys(q_BHLK)
 
-    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        """The kernel is the mean over the features."""
-        return torch.full_like(q_BHLK[..., :1], -math.log(self.num_features(q_BHLK.shape[-1])))
-
     def keys(self, k_BHLK: Tensor) -> Features:
         rows_RK = self.projection_RK
         projected_BHLR = k_BHLK if rows_RK is None else product(k_BHLK, rows_RK)
@@ -176,7 +166,7 @@ class TrigonometricFeatures(FeatureMap):
         return _circle(q_BHLK, self._scaled_RK)
 
     def keys(self, k_BHLK: Tensor) -> Features:
-        exponent_BHL1 = self._exponent(k_BHLK)
+        exponent_BHL1 = k_BHLK.square().sum(dim=-1, keepdim=True) * (self._head_dim**-0.5 / 2)
         factor_BHL1 = exponent_BHL1.clamp(max=_LARGEST_HALF_SQUARE).exp() / self._num_rows
         circle, circle_pullback = self.queries(k_BHLK)
         phi_BHLR = circle * factor_BHL1
@@ -188,12 +178,6 @@ class TrigonometricFeatures(FeatureMap):
             return dk_BHLK.addcmul_(k_BHLK, radial_BHL1, value=self._head_dim**-0.5)
 
         return Features(phi_BHLR, pullback)
-
-    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        return self._exponent(q_BHLK)
-
-    def _exponent(self, x_BHLK: Tensor) -> Tensor:
-        return x_BHLK.square().sum(dim=-1, keepdim=True) * (self._head_dim**-0.5 / 2)
 
 
 @final

@@ -89,14 +89,13 @@ class PositiveFeatures(ExponentialFeatureMap):
     def __init__(self, projection_RK: Tensor | None, *, stretch: float = 1.0) -> None:
         assert projection_RK is not None
         super().__init__(projection_RK)
-        num_rows, self._head_dim = projection_RK.shape
+        self._head_dim = projection_RK.shape[1]
         self._scaled_RK = projection_RK * (stretch * self._head_dim**-0.25)
         self._log2_scaled_RK = self._scaled_RK * _LOG2_E
         half_square_R = projection_RK.square().sum(dim=-1) / 2
         shift = min(stretch**2 * self._head_dim / 2, _LARGEST_EXPONENT)
         self._query_bias_R = half_square_R * _LOG2_E
         self._key_bias_R = (shift - stretch**2 * half_square_R) * _LOG2_E
-        self._log_constant = self._head_dim * math.log(stretch) - math.log(num_rows) - shift
 
     def fused_rows(self, like: Tensor) -> tuple[Tensor, Tensor, float]:
         """Returns w and c: φq_r φk_r is 2^(w_r·(q + k) + c_r), up to factors of query and key."""
@@ -121,7 +120,8 @@ class PositiveFeatures(ExponentialFeatureMap):
 
     def key_logits(self, k_BHLK: Tensor) -> tuple[Tensor, Pullback]:
         logits_BHLR = product(k_BHLK, self._log2_scaled_RK, self._key_bias_R)
-        logits_BHLR.sub_(self._half_square(k_BHLK) * _LOG2_E)
+        half_square_BHL1 = k_BHLK.square().sum(dim=-1, keepdim=True) * (self._head_dim**-0.5 / 2)
+        logits_BHLR.sub_(half_square_BHL1 * _LOG2_E)
 
         def pullback(dlogit_BHLR: Tensor) -> Tensor:
             dlogit_BHL1 = dlogit_BHLR.sum(dim=-1, keepdim=True)
@@ -129,14 +129,6 @@ class PositiveFeatures(ExponentialFeatureMap):
             return dk_BHLK.addcmul_(k_BHLK, dlogit_BHL1, value=-(self._head_dim**-0.5))
 
         return logits_BHLR, pullback
-
-    def log_factor(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
-        logits_BHLR, _ = self.query_logits(q_BHLK, reference_BH1R)
-        maximum_BHL1 = logits_BHLR.amax(dim=-1, keepdim=True) / _LOG2_E
-        return maximum_BHL1 - self._half_square(q_BHLK) + self._log_constant
-
-    def _half_square(self, x_BHLK: Tensor) -> Tensor:
-        return x_BHLK.square().sum(dim=-1, keepdim=True) * (self._head_dim**-0.5 / 2)
 
 
 def optimal_stretch(head_dim: int, square_norm: float) -> float:

@@ -28,11 +28,10 @@ class Tile:
         return x[self.samples, self.heads, self.rows]
 
 
-def tiles(x_BHLK: Tensor, *, num_features: int, memory_divisor: int = 1) -> Iterator[list[Tile]]:
+def tiles(x_BHLK: Tensor, *, num_features: int) -> Iterator[list[Tile]]:
     """Yields, for each group of sequences, the tiles of its positions from left to right.
 
-    Linear attention computes the R features of one tile at a time; `memory_divisor` divides the
-    memory that they may occupy.
+    Linear attention computes the R features of one tile at a time.
     """
     batch, heads, length, _ = x_BHLK.shape
     assert length > 0
@@ -42,7 +41,7 @@ def tiles(x_BHLK: Tensor, *, num_features: int, memory_divisor: int = 1) -> Iter
         numbers, positions = _CPU_NUMBERS * threads, _CPU_POSITIONS * threads
     else:
         numbers, positions = _GPU_NUMBERS, _GPU_POSITIONS
-    positions = min(numbers // (num_features * memory_divisor), positions) // CHUNK * CHUNK
+    positions = min(numbers // num_features, positions) // CHUNK * CHUNK
     rows = _ranges(length, max(positions, CHUNK))
     head_ranges = _ranges(heads, max(positions // length, 1))
     for samples in _ranges(batch, max(positions // (length * heads), 1)):
@@ -93,7 +92,9 @@ class States:
 
     def _one_after_the_other(self, x: Tensor, y: Tensor) -> Tensor:
         """Adds the sums to the products in place, in a buffer that tiles share; for a CPU."""
-        sums = self._slots(len(x) + 1, x.shape[1], y.shape[2], like=x)
+        if self._buffer is None or len(self._buffer) <= len(x):
+            self._buffer = x.new_empty(len(x) + 1, x.shape[1], y.shape[2])
+        sums = self._buffer[: len(x) + 1]
         first, *others = reversed(sums.unbind()) if self._reverse else sums.unbind()
         # Before the products, which may overwrite the last sum.
         first.copy_(torch.zeros_like(first) if self.last is None else self.last[0, 0])
@@ -102,11 +103,6 @@ class States:
             first = one.add_(first)
         self.last = first[None, None]
         return (sums[1:] if self._reverse else sums[:-1])[None, None]
-
-    def _slots(self, *shape: int, like: Tensor) -> Tensor:
-        if self._buffer is None or len(self._buffer) < shape[0]:
-            self._buffer = like.new_empty(shape)
-        return self._buffer[: shape[0]]
 
     def _cumulative(self, products: Tensor, *, is_plain: bool) -> Tensor:
         last = torch.zeros_like(products[:, :, 0]) if self.last is None else self.last

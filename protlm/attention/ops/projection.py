@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import final
@@ -18,8 +17,6 @@ class RowSampling(StrEnum):
 
     orthogonal = "orthogonal"
     iid = "iid"
-    hadamard = "hadamard"
-    givens = "givens"
 
 
 class RowNorms(StrEnum):
@@ -34,12 +31,9 @@ class RowNorms(StrEnum):
 class Projection:
     """A distribution of R random rows of width K: directions times independent norms.
 
-    Directions are independent of each other, or orthogonal within blocks of K rows. A block is a
-    uniform orthogonal matrix, a product (HD₁)(HD₂)(HD₃) of Walsh-Hadamard matrices and random
-    signs, or a product of K⌈ln K⌉ Givens rotations. The rows of the last two are only approximately
-    uniform on the sphere, so that estimates of a kernel have a small bias. Norms are `chi`, so that
-    a row is N(0, I), or all √K. Of `antithetic` rows, the second half are the negatives of the
-    first.
+    Directions are independent of each other, or orthogonal within blocks of K rows, each a uniform
+    orthogonal matrix. Norms are `chi`, so that a row is N(0, I), or all √K. Of `antithetic` rows,
+    the second half are the negatives of the first.
     """
 
     num_features: int
@@ -55,23 +49,14 @@ class Projection:
                 "mirrored pairs (attention.antithetic=true, attention.estimator=hyperbolic); "
                 f"type attention.num_features={self.num_features + 1}"
             )
-        allowed = {
-            RowSampling.hadamard: (self.head_dim.bit_count() == 1, "that is a power of two"),
-            RowSampling.givens: (self.head_dim >= 2, "of 2 or more"),
-        }
-        exists, condition = allowed.get(RowSampling(self.sampling), (True, ""))
-        if not exists:
-            raise UserError(
-                f"attention.projection={self.sampling} needs a head width (model.model_dim / "
-                f"model.num_heads) {condition}, not {self.head_dim}; "
-                "type attention.projection=orthogonal"
-            )
 
     def draw(self, seed: int, index: int) -> Tensor:
         """Returns draw number `index`, RK in float64: a pure function of (seed, index)."""
         generator = projection_generator(seed, index)
         num_rows = self.num_features // 2 if self.antithetic else self.num_features
-        directions_RK = _DIRECTIONS[RowSampling(self.sampling)](num_rows, self.head_dim, generator)
+        is_iid = self.sampling == RowSampling.iid
+        directions = _iid_directions if is_iid else _orthogonal_directions
+        directions_RK = directions(num_rows, self.head_dim, generator)
         rows_RK = directions_RK * self._norms(num_rows, generator)[:, None]
         return torch.cat([rows_RK, -rows_RK]) if self.antithetic else rows_RK
 
@@ -105,49 +90,5 @@ def _orthogonal_directions(num_rows: int, dim: int, generator: torch.Generator) 
     return (q * signs[:, None]).flatten(0, 1)[:num_rows]
 
 
-def _hadamard_directions(num_rows: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Draws blocks (HD₁)(HD₂)(HD₃) with Walsh-Hadamard matrices H and random signs D."""
-    num_blocks = math.ceil(num_rows / dim)
-    signs = 2.0 * torch.randint(2, (3, num_blocks, 1, dim), generator=generator) - 1
-    first, second, third = _walsh_hadamard(dim) * signs
-    return (first @ second @ third).flatten(0, 1)[:num_rows]
-
-
-def _walsh_hadamard(dim: int) -> Tensor:
-    """Returns the symmetric orthogonal matrix with entries ±1/√K (Sylvester's construction)."""
-    doubling = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64) / math.sqrt(2)
-    matrix_KK = torch.ones(1, 1, dtype=torch.float64)
-    while len(matrix_KK) < dim:
-        matrix_KK = torch.kron(doubling, matrix_KK)
-    return matrix_KK
-
-
-def _givens_directions(num_rows: int, dim: int, generator: torch.Generator) -> Tensor:
-    """Draws blocks that are products of K⌈ln K⌉ rotations by random angles in random planes."""
-    num_blocks = math.ceil(num_rows / dim)
-    num_rotations = dim * math.ceil(math.log(dim))
-    shape = (num_rotations, num_blocks)
-    first = torch.randint(dim, shape, generator=generator)
-    # The offset makes the axes of a plane differ.
-    second = (first + torch.randint(1, dim, shape, generator=generator)) % dim
-    angles = 2 * math.pi * torch.rand(shape, generator=generator, dtype=torch.float64)
-    blocks = torch.eye(dim, dtype=torch.float64).repeat(num_blocks, 1, 1)
-    each = torch.arange(num_blocks)
-    for i, j, angle in zip(first, second, angles[..., None], strict=True):
-        row_i, row_j = blocks[each, i], blocks[each, j]
-        blocks[each, i] = angle.cos() * row_i - angle.sin() * row_j
-        blocks[each, j] = angle.sin() * row_i + angle.cos() * row_j
-    return blocks.flatten(0, 1)[:num_rows]
-
-
 def _standard_normal(num_rows: int, num_columns: int, generator: torch.Generator) -> Tensor:
     return torch.randn(num_rows, num_columns, generator=generator, dtype=torch.float64)
-
-
-# Each function returns R unit rows, RK, from (R, K, generator).
-_DIRECTIONS: Mapping[RowSampling, Callable[[int, int, torch.Generator], Tensor]] = {
-    RowSampling.orthogonal: _orthogonal_directions,
-    RowSampling.iid: _iid_directions,
-    RowSampling.hadamard: _hadamard_directions,
-    RowSampling.givens: _givens_directions,
-}

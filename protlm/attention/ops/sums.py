@@ -1,7 +1,7 @@
 """Weighted means by sums of exponentials that neither overflow nor vanish."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -53,25 +53,22 @@ class SoftmaxSums:
         tensors = (self.reference, self.numerator, self.denominator)
         return SoftmaxSums(*map(function, tensors))
 
+    def linear(self, function: Callable[[Tensor], Tensor]) -> "SoftmaxSums":
+        """Applies a linear function to both sums, whose reference stays the same."""
+        return SoftmaxSums(self.reference, function(self.numerator), function(self.denominator))
+
     def total(self) -> "SoftmaxSums":
         """Sums over the rows, which have one reference."""
-        numerator, denominator = (
-            x.sum(dim=-2, keepdim=True) for x in (self.numerator, self.denominator)
-        )
-        return SoftmaxSums(self.reference, numerator, denominator)
+        return self.linear(lambda x: x.sum(dim=-2, keepdim=True))
 
     def mixed(self, weights: Tensor) -> "SoftmaxSums":
         """Sums over the rows, which have one reference, with weights (..., rows out, rows in)."""
         # Axes that the weights lack, or have in size 1, are joined with the channels: every matrix
         # of weights is used in one product for all of them, and never copied.
-        numerator, denominator = (
-            torch.einsum("...ml,b...lc->b...mc", weights, x)
-            for x in (self.numerator, self.denominator)
-        )
-        return SoftmaxSums(self.reference, numerator, denominator)
+        return self.linear(lambda x: torch.einsum("...ml,b...lc->b...mc", weights, x))
 
     def scaled(self, factors: Tensor) -> "SoftmaxSums":
-        return SoftmaxSums(self.reference, factors * self.numerator, factors * self.denominator)
+        return self.linear(lambda x: factors * x)
 
     def plus(self, other: "SoftmaxSums") -> "SoftmaxSums":
         reference = torch.maximum(self.reference, other.reference)
@@ -84,17 +81,14 @@ class SoftmaxSums:
 
     def shifted(self, count: int, dim: int) -> "SoftmaxSums":
         """Moves the sums by `count` places along an axis; the first places have empty sums."""
-        padding = [0, 0] * (-dim - 1) + [count, 0]
         length = self.numerator.shape[dim]
-        reference, numerator, denominator = (
-            F.pad(x, padding, value=value).narrow(dim, 0, length)
-            for x, value in (
-                (self.reference, floor_of(self.reference)),
-                (self.numerator, 0.0),
-                (self.denominator, 0.0),
-            )
-        )
-        return SoftmaxSums(reference, numerator, denominator)
+        padded = self._padded([0, 0] * (-dim - 1) + [count, 0])
+        return padded.each(lambda x: x.narrow(dim, 0, length))
+
+    def _padded(self, padding: list[int]) -> "SoftmaxSums":
+        """Surrounds the sums by empty ones."""
+        reference = F.pad(self.reference, padding, value=floor_of(self.reference))
+        return replace(self, reference=reference).linear(lambda x: F.pad(x, padding))
 
     def running(self) -> "SoftmaxSums":
         """Computes the sums of each row and all before it, in time linear in the rows.
@@ -104,12 +98,7 @@ class SoftmaxSums:
         length = self.numerator.shape[-2]
         if length <= _STEPS:
             return self._scan()
-        missing = -length % _STEPS
-        filled = SoftmaxSums(
-            F.pad(self.reference, (0, 0, 0, missing), value=floor_of(self.reference)),
-            F.pad(self.numerator, (0, 0, 0, missing)),
-            F.pad(self.denominator, (0, 0, 0, missing)),
-        )
+        filled = self._padded([0, 0, 0, -length % _STEPS])
         within = filled.each(lambda x: x.unflatten(-2, (-1, _STEPS)))._scan()
         before = within.each(lambda x: x[..., -1, :]).running().shifted(1, -2)
         sums = within.plus(before.each(lambda x: x[..., None, :]))

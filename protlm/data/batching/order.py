@@ -29,9 +29,6 @@ class EpochOrder:
         entropy = np.random.SeedSequence([seed % 2**64, epoch], spawn_key=(stream,))
         self._keys = entropy.generate_state(_NUM_ROUNDS, np.uint64)
 
-    def __len__(self) -> int:
-        return self._num_samples
-
     def __getitem__(self, positions: np.ndarray) -> np.ndarray:
         """Returns the samples at these positions of the epoch, int64."""
         assert np.all((positions >= 0) & (positions < self._num_samples))

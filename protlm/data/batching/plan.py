@@ -60,19 +60,13 @@ class Curriculum:
 
     def __init__(self, stages: Sequence[Sequence[int]] = ()) -> None:
         self._stages = [tuple(stage) for stage in stages]
-        if not self._stages:
-            return
-        if any(len(stage) != 2 for stage in self._stages) or self._stages[0][0] != 0:
+        are_pairs = all(len(stage) == 2 for stage in self._stages)
+        columns = zip((-1, SPECIALS), *self._stages, strict=True) if are_pairs else [(0, 0)]
+        is_ascending = all(a < b for numbers in columns for a, b in pairwise(numbers))
+        if self._stages and not (is_ascending and self._stages[0][0] == 0):
             raise UserError(
-                f"curriculum={self} must be pairs of samples and length, beginning with 0 samples, "
-                "for instance [[0,256],[1000000,1024]]"
-            )
-        starts, lengths = zip(*self._stages, strict=True)
-        if lengths[0] < 3 or not all(
-            a < b for numbers in (starts, lengths) for a, b in pairwise(numbers)
-        ):
-            raise UserError(
-                f"curriculum={self}: samples and lengths must be ascending, and lengths at least 3"
+                f"curriculum={self} must be pairs of samples and length, both ascending, from 0 "
+                "samples and a length of at least 3 on, for instance [[0,256],[1000000,1024]]"
             )
 
     def __str__(self) -> str:

@@ -14,9 +14,8 @@ from protlm.data.batching.plan import (
     SampleBlock,
     Sequences,
 )
-from protlm.data.masking import CROPS, crop, row_rng
+from protlm.data.masking import crop, row_rng
 from protlm.data.vocabulary import VOCABULARY
-from protlm.system.errors import UserError, one_of
 
 _FIRST_EDGE = 64
 _EDGES_PER_DOUBLING = 16
@@ -56,27 +55,13 @@ class LengthBuckets(BatchingStrategy):
     """Sorts the samples of a block by length, cuts them into batches, and shuffles the batches.
 
     No sample is dropped or repeated. `crop` is the part that is kept of samples that are longer
-    than `max_length`; the default of the padded lengths, `bucket_edges`, is sixteen per doubling.
+    than `max_length`; there are sixteen padded lengths per doubling.
     """
 
     crop: str = "prefix"
-    bucket_edges: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.crop not in CROPS:
-            raise UserError(f"crop={self.crop} is unknown; choose one of: {one_of(list(CROPS))}")
-        edges = self.edges
-        if np.any(np.diff(edges) <= 0) or edges[-1] < self.max_length:
-            raise UserError(
-                f"bucket_edges={self.bucket_edges} must be ascending and reach "
-                f"max_length={self.max_length}"
-            )
 
     @cached_property
     def edges(self) -> np.ndarray:
-        if self.bucket_edges is not None:
-            return np.array(self.bucket_edges or [0], dtype=np.int64)
         edges = [min(_FIRST_EDGE, self.max_length)]
         while edges[-1] < self.max_length:
             doubling = 1 << (edges[-1].bit_length() - 1)

@@ -72,7 +72,7 @@ class Block(ABC):
     def records(self, tally: Tally) -> Iterator[Record]:
         """Yields the usable records, and counts all records in `tally`."""
         if self.has_mark:
-            tally.change("byte order mark removed")
+            tally.changed["byte order mark removed"] += 1
         records = self._without_cut(tally) if self.is_cut else self._records(self.data, tally)
         if not self.is_first or self.options.allow_nucleotides:
             return records

@@ -162,7 +162,7 @@ def identifier_of(header: str, line: int, tally: Tally) -> str:
     words = header.split(maxsplit=1)
     if words:
         return words[0]
-    tally.change("bare '>' named by its line")
+    tally.changed["bare '>' named by its line"] += 1
     return f"line:{line}"
 
 
@@ -194,11 +194,11 @@ def origin_of(header: str) -> tuple[int | None, bool | None, str | None]:
 def sanitize_header(title: str, tally: Tally) -> str:
     """Converts a header to valid UTF-8 of at most about 64 KiB."""
     if len(title) > MAX_HEADER:
-        tally.change("header shortened")
+        tally.changed["header shortened"] += 1
         rest = title[MAX_HEADER:].encode("utf-8", "surrogateescape")
         # The hash follows without a space, so that truncated identifiers remain distinct.
         title = f"{title[:MAX_HEADER]}~sha256:{hashlib.sha256(rest).hexdigest()}"
     header = title.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     if header != title:
-        tally.change("header bytes that are not UTF-8 escaped")
+        tally.changed["header bytes that are not UTF-8 escaped"] += 1
     return header

@@ -110,11 +110,11 @@ class SequenceFile:
         return layout
 
 
-def read_records(path: Path, tally: Tally, *, allow_nucleotides: bool = False) -> Iterator[Record]:
+def read_records(path: Path, tally: Tally) -> Iterator[Record]:
     """Yields the usable records of a sequence file, in bounded memory.
 
     Rejected, changed and noted records are counted in `tally`.
     """
-    with SequenceFile(path, ReadOptions(allow_nucleotides=allow_nucleotides)) as file:
+    with SequenceFile(path) as file:
         for block in file.blocks():
             yield from block.records(tally)

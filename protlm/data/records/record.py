@@ -97,15 +97,6 @@ class Tally:
         if len(listed) < self.max_listed:
             listed.append((identifier, file, line))
 
-    def filter(self, reason: str) -> None:
-        self.filtered[reason] += 1
-
-    def change(self, reason: str) -> None:
-        self.changed[reason] += 1
-
-    def note(self, what: str) -> None:
-        self.noted[what] += 1
-
     def add(self, other: "Tally") -> None:
         self.records += other.records
         self.rejected.update(other.rejected)
@@ -182,7 +173,7 @@ def residues(letters: str, tally: Tally, options: ReadOptions) -> tuple[str, str
     if len(sequence) > MAX_RESIDUES:
         return "", TOO_LONG
     if not sequence.lstrip(NUCLEOTIDES):
-        tally.note("record of the letters ACGTUN alone")
+        tally.noted["record of the letters ACGTUN alone"] += 1
     return letters, ""
 
 
@@ -217,13 +208,13 @@ def _normalize(letters: bytes, tally: Tally, options: ReadOptions) -> tuple[byte
     if not sequence:
         return b"", "blank sequence"
     if ungapped != given:
-        tally.change("gaps removed")
+        tally.changed["gaps removed"] += 1
     if capitals != ungapped:
-        tally.change("lower case raised")
+        tally.changed["lower case raised"] += 1
     if sequence != capitals:
-        tally.change("terminal '*' removed")
+        tally.changed["terminal '*' removed"] += 1
     if b"J" in sequence:
-        tally.change("J written as X")
+        tally.changed["J written as X"] += 1
     if sequence.translate(None, _STANDARD + b"J"):
-        tally.note("record with B, O, U, X or Z")
+        tally.noted["record with B, O, U, X or Z"] += 1
     return sequence.replace(b"J", b"X"), ""

@@ -113,7 +113,7 @@ def open_split(
     `full` compares sizes and hashes with the manifest and checks every number; `sizes` compares
     only sizes, and the structure of a shard is checked on first use.
     """
-    manifest = _manifest_with(directory, split, verify)
+    manifest = _manifest_with(directory, split)
     if not any(entry.sequences for entry in manifest.splits[split]):
         raise InputDataError(f"the split {split} of {directory} is empty; choose another one")
     for entry in manifest.splits[split]:
@@ -128,7 +128,7 @@ def open_split(
 
 def open_clusters(directory: Path, split: str, *, verify: str = "full") -> ClusterIndex:
     """Opens the cluster index of a split after checking it."""
-    manifest = _manifest_with(directory, split, verify)
+    manifest = _manifest_with(directory, split)
     if manifest.clusters is None:
         raise UserError(
             f"{directory} was prepared without clusters, which data.sampling=cluster needs; type "
@@ -151,15 +151,13 @@ def _index(directory: Path, manifest: Manifest, split: str) -> ClusterIndex:
     return ClusterIndex(directory / entry.file, entry, num_sequences)
 
 
-def _manifest_with(directory: Path, split: str, verify: str) -> Manifest:
+def _manifest_with(directory: Path, split: str) -> Manifest:
     manifest = read_manifest(directory)
     if split not in manifest.splits:
         raise UserError(
             f"{directory} has no split {split!r}; it has: {one_of(list(manifest.splits))} "
             "(protlm prepare --valid-fraction and --test-fraction create valid and test)"
         )
-    if verify not in ("full", "sizes"):
-        raise UserError(f"verify={verify} is unknown; choose one of: full, sizes")
     return manifest
 
 

@@ -125,7 +125,8 @@ def test_absolute_rows_of_a_map_with_an_output_norm_sum_to_one(causal):
     found = inputs.map_of(mechanism, causal=causal)
     visible = inputs.mask_BL[:, None, :, None] & inputs.mask_BL[:, None, None]
     visible = visible.tril() if causal else visible
-    weights = mechanism.kernel(*inputs.with_padding(0.0)[:2]) * visible
+    q_BHLK, k_BHLK, *_ = inputs.with_padding(0.0)
+    weights = mechanism.query_features(q_BHLK) @ mechanism.key_features(k_BHLK).mT * visible
     assert weights.lt(0).any()
     totals = weights.abs().sum(-1, keepdim=True)
     torch.testing.assert_close(found, weights / (totals + (totals == 0)), rtol=1e-10, atol=1e-10)

@@ -85,8 +85,8 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
         {"num_features": None},
         {"num_features": 20, "kernel": "elu", "projection": "iid"},
         {"num_features": None, "kernel": "exp"},
-        {"num_features": 20, "kernel": "abs", "projection": "givens"},
-        {"num_features": 20, "kernel": "sigmoid", "projection": "hadamard"},
+        {"num_features": 20, "kernel": "abs", "projection": "iid"},
+        {"num_features": 20, "kernel": "sigmoid"},
         {"num_features": None, "kernel": "square_relu", "kernel_epsilon": 0.25},
         {"num_features": 20, "kernel": "gelu", "denominator_floor": 2.0},
         {"num_features": None, "kernel": "tanh", "denominator_floor": 2.0},
@@ -110,13 +110,13 @@ SINES = {"estimator": "trigonometric"}
 
 @weights(
     {},
-    {"num_features": 20, "optimal_for": 4.0, "antithetic": True, "projection": "givens"},
+    {"num_features": 20, "optimal_for": 4.0, "antithetic": True, "projection": "iid"},
     {"num_features": 20, "decay": "selective"},
     further=[
         {"num_features": 20, "decay": "learned"},
         {"num_features": 20},
         {"num_features": 20, "estimator": "hyperbolic", "projection": "iid"},
-        {"num_features": 20, "estimator": "regularized", "projection": "hadamard"},
+        {"num_features": 20, "estimator": "regularized"},
         {"num_features": 40, **SINES, "denominator_floor": 20.0},
         {"num_features": 40, **SINES, "normalizer": "rmsnorm"},
         {"num_features": 20, "normalizer": "rmsnorm"},

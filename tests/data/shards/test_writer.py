@@ -180,8 +180,6 @@ def test_a_data_set_without_clusters_is_unchanged(data_set, clustered):
         open_clusters(data_set, "train")
     with pytest.raises(UserError, match="no split 'other'"):
         open_clusters(clustered, "other")
-    with pytest.raises(UserError, match="verify=none is unknown"):
-        open_clusters(clustered, "train", verify="none")
 
 
 def updated_manifest(directory, **changed):

@@ -29,4 +29,4 @@ if __name__ == "__main__":
         known.add(digests[:10_000] ^ np.uint64(1))
         if number == 1:
             before = peak_bytes()
-    print(len(known), peak_bytes() - before)
+    print(known._size, peak_bytes() - before)

@@ -1,9 +1,5 @@
-"""Writes the table of all mechanisms in `docs/mechanisms.md` from their class attributes.
+"""Writes the tables of docs/mechanisms.md and docs/settings.md from the code: `make docs`."""
 
-python -m protlm.attention.docs_table docs/mechanisms.md writes it into the page.
-"""
-
-import sys
 import textwrap
 from pathlib import Path
 
@@ -13,11 +9,18 @@ from torch import Tensor
 
 from protlm.attention import Attention, create, mechanism, names
 from protlm.attention.base import Recurrent, SharesParameters
+from protlm.config import TrainConfig
+from protlm.config.composition import compose
+from protlm.config.settings import Setting, settings_of
 from protlm.system.errors import UserError
 from protlm.system.paths import conf_dir
 
-BEGIN = "<!-- The table below is written by `make docs`. -->"
-END = "<!-- The table above is written by `make docs`. -->"
+# The marks around what is written, by page.
+MECHANISMS = (
+    "<!-- The table below is written by `make docs`. -->\n\n",
+    "\n\n<!-- The table above is written by `make docs`. -->",
+)
+SETTINGS = ("<!-- settings -->\n", "<!-- end of settings -->\n")
 
 # The sizes of the presets with 36 layers, and heads of 64.
 SIZES = {"num_heads": 8, "head_dim": 64, "model_dim": 512, "max_length": 1024}
@@ -34,12 +37,17 @@ _HEADER = (
 )
 
 
-def with_table(page: str) -> str:
-    """Returns the page with the table and the list of maps between its two marks."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def within(page: str, marks: tuple[str, str], text: str) -> str:
+    """Returns the page with a text between its two marks."""
+    before, begin, rest = page.partition(marks[0])
+    _, end, after = rest.partition(marks[1])
     if not (begin and end):
-        raise UserError(f"the page has no place for the table: add {BEGIN} and {END} to it")
+        raise UserError(f"the page has no place for the table: add {' and '.join(marks)} to it")
+    return f"{before}{begin}{text}{end}{after}"
+
+
+def mechanisms() -> str:
+    """Returns the table of all mechanisms, from their class attributes, and the list of maps."""
     lines = [_HEADER, ("---",) * len(_HEADER), *(_row(name) for name in names())]
     escaped = ((cell.replace("|", r"\|") for cell in cells) for cells in lines)
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
@@ -51,8 +59,7 @@ def with_table(page: str) -> str:
         if meaning != usual
     )
     rule = f"Entry (i, j) of a map is {usual}, except in these mechanisms:"
-    made = f"{table}\n\n{rule}\n\n{maps}"
-    return f"{before}{BEGIN}\n\n{made}\n\n{END}{after}"
+    return f"{table}\n\n{rule}\n\n{maps}"
 
 
 def _row(name: str) -> tuple[str, ...]:
@@ -61,28 +68,19 @@ def _row(name: str) -> tuple[str, ...]:
     options = {key: value for key, value in shipped.items() if key != "name"}
     torch.manual_seed(0)
     made = create(name, options, **SIZES)
+    modes = "causal" if made.supports_causal else "bidirectional"
+    count = sum(parameter.numel() for parameter in made.parameters())
+    shared = ", shared by all layers" if isinstance(made, SharesParameters) and count else ""
     return (
         f"`{name}`",
         (cls.__doc__ or "").partition("\n")[0].rstrip("."),
-        _modes(made),
+        "both" if made.supports_bidirectional and made.supports_causal else modes,
         cls.cost,
         "any" if made.max_length is None else "`model.max_length`",
         _state(made),
-        _parameters(made),
+        f"{count:,}{shared}",
         cls.advice,
     )
-
-
-def _modes(made: Attention) -> str:
-    if made.supports_bidirectional and made.supports_causal:
-        return "both"
-    return "causal" if made.supports_causal else "bidirectional"
-
-
-def _parameters(made: Attention) -> str:
-    count = sum(parameter.numel() for parameter in made.parameters())
-    shared = isinstance(made, SharesParameters) and count > 0
-    return f"{count:,}{', shared by all layers' if shared else ''}" if count else "0"
 
 
 @torch.no_grad()
@@ -104,6 +102,27 @@ def _num_elements(state: object) -> int:
     return sum(_num_elements(part) for part in getattr(state, "__dict__", {}).values())
 
 
+def settings() -> str:
+    """Returns the tables of all settings of a run, one for each section."""
+    listed = list(settings_of(compose(TrainConfig, [])))
+    sections = dict.fromkeys(setting.section for setting in listed)
+    return "".join(
+        _table(section, [s for s in listed if s.section == section]) for section in sections
+    )
+
+
+def _table(section: str, listed: list[Setting]) -> str:
+    rows = [f"| {section or 'setting'} | value | fixed | meaning |", "|---|---|---|---|"]
+    for one in listed:
+        rows.append(f"| `{one.name}` | `{one.value}` | {'yes' * one.decides} | {one.help} |")
+    return "\n" + "\n".join(rows) + "\n"
+
+
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(with_table(path.read_text(encoding="utf-8")), encoding="utf-8")
+    folder = Path(__file__).parent
+    for name, marks, text in (
+        ("mechanisms.md", MECHANISMS, mechanisms()),
+        ("settings.md", SETTINGS, settings()),
+    ):
+        page = within((folder / name).read_text(encoding="utf-8"), marks, text)
+        (folder / name).write_text(page, encoding="utf-8")
