@@ -132,7 +132,6 @@ def test_the_wheel_contains_configs_and_sample(wheel: Path) -> None:
     shipped = {f"protlm/{name}" for name in tree}
     assets = (ROOT / "protlm" / "report" / "assets").iterdir()
     shipped |= {path.relative_to(ROOT).as_posix() for path in assets}
-    # What messages name.
     shipped |= {"protlm/docs/train.md", "protlm/notebooks/heads.ipynb", "protlm/slurm/train.sbatch"}
     assert {"protlm/conf/train.yaml", "protlm/data_prep/sample/uniprot_sample.fasta.gz"} <= shipped
     assert shipped <= names
