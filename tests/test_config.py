@@ -81,7 +81,6 @@ def test_what_a_package_adds_is_not_imported_before_it_is_built(adds, tmp_path):
     [
         ("mine=added_package.a mine=added_package.b", "name: mine", r"\.a adds attention=mine, a"),
         ("softmax=added_package.a", "", "adds attention=softmax, a name that protlm or another"),
-        ("base=added_package.a", "", "adds attention=base, a name that protlm or another"),
         ("mine=added_package.a", "", r"mine\.yaml cannot be read: it is empty"),
         ("mine=added_package.a", "name: [", r"mine\.yaml cannot be read: while parsing"),
         ("mine=nowhere.a", "", r"there is no package nowhere with an __init__\.py"),

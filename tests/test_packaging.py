@@ -201,7 +201,6 @@ def test_a_mechanism_and_an_evaluation_are_installed_as_the_page_says(
     chosen = ("model=tiny", "attention=mean_pooling", "attention.scale=0.5", *SHORT_TRAINING)
     protlm("train", *chosen, f"data.dir={tiny_data}", "run_dir=run")
     assert "scale: 0.5" in (tmp_path / "run" / "config.yaml").read_text()
-    # A run continues with the mechanism that it has stored.
     protlm("train", "run_dir=run", "trainer.max_steps=3")
     evaluated = protlm(
         *("evaluate", "checkpoint=run", f"data.dir={tiny_data}", "output=out.json"),
