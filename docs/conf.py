@@ -38,7 +38,13 @@ CONTENTS = {
         *("docs/features", "docs/benchmark", "docs/evaluate", "docs/interop"),
         *("docs/doctor", "docs/python"),
     ],
-    "Background": ["docs/mechanisms", "docs/results/index", "models/*/README", "CONTRIBUTING"],
+    "Background": [
+        "docs/mechanisms",
+        "docs/extend",
+        "docs/results/index",
+        "models/*/README",
+        "CONTRIBUTING",
+    ],
 }
 # The pages under another one.
 UNDER = {"docs/results/index": "docs/results/*", "CONTRIBUTING": "docs/decisions/*"}

@@ -10,12 +10,12 @@ if TYPE_CHECKING:
     from protlm.interface import Model
 
 
-def load(path: "str | Path", *, device: str = "cpu") -> "Model":
+def load(path: "str | Path", *, device: str = "auto") -> "Model":
     """Loads a model: a run, a checkpoint, an exported or foreign model, or a shipped model's name.
 
     Args:
         path: the model.
-        device: auto, cpu, cuda or cuda:1.
+        device: auto (a GPU, if there is one), cpu, cuda or cuda:1.
 
     Raises:
         UserError: the path does not contain a model, the model is damaged, or there is no such

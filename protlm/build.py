@@ -1,7 +1,7 @@
 """Builds models and runs from configs and checkpoints.
 
 Names in a config or a checkpoint can only refer to modules of `protlm.attention` and
-`protlm.evaluation`.
+`protlm.evaluation`, and to those that installed packages add (`config/choices.py`).
 """
 
 import warnings
@@ -119,12 +119,11 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
             "model.head=none, of an imported encoder, predicts nothing; type model.head=linear"
         )
     stage, teacher, trainer = config.objective.stage, config.objective.teacher, config.trainer
-    size = trainer.tokens_per_step or trainer.accumulate_grad_batches * config.data.tokens_per_batch
     module = (LanguageModeling if stage is None else STAGES[stage])(
         network,
         description=describe(config),
         causal=config.objective.name is Objective.causal,
-        optimizer=with_half_life(config.optimizer, tokens_per_step=size),
+        optimizer=with_half_life(config.optimizer, tokens_per_step=tokens_of_step(config)),
         schedule=config.schedule,
         max_steps=trainer.max_steps,
         seed=config.seed,
@@ -137,6 +136,12 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
             )
         module.learn_from(_teacher(teacher), config)
     return module
+
+
+def tokens_of_step(config: TrainConfig) -> int:
+    """Returns the size of an optimizer step, with padding."""
+    trainer = config.trainer
+    return trainer.tokens_per_step or trainer.accumulate_grad_batches * config.data.tokens_per_batch
 
 
 def _teacher(path: str) -> PretrainedModel:

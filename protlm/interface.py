@@ -1,32 +1,35 @@
 """The models of the Python interface: `protlm.load(...)` returns one."""
 
+import warnings
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.analysis.contact_regression import BYTES_PER_PAIR, SavedFit, fit_contacts
 from protlm.analysis.features.autoencoder import read_features
+from protlm.attention.layers import attention_label
 from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.downstream.estimators import Estimator, Predictor, default_estimator, score
+from protlm.downstream.estimators import Estimator, Predictor, default_estimator, perplexity, score
 from protlm.downstream.variants import is_mutant, parse_mutant, parse_sequence
 from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, embed_all
+from protlm.model.memory import Room
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import num_parameters
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 _MASK = "<mask>"
-
-Arrays = np.ndarray | list[np.ndarray]
-Tensors = Tensor | list[Tensor]
 
 
 class Model(PretrainedModel):
@@ -43,46 +46,13 @@ class Model(PretrainedModel):
         """Returns the model with the methods of this class."""
         return cls(model.network, model.description, rebuild=model._rebuild)
 
-    @overload
-    def embed(
-        self,
-        sequences: Iterable[SequenceLike],
-        layers: int = -1,
-        pooling: str = "mean",
-        *,
-        tokens_per_batch: int = ...,
-        as_torch: Literal[False] = False,
-    ) -> Arrays: ...
-    @overload
-    def embed(
-        self,
-        sequences: Iterable[SequenceLike],
-        layers: Iterable[int],
-        pooling: str = "mean",
-        *,
-        tokens_per_batch: int = ...,
-        as_torch: Literal[False] = False,
-    ) -> dict[int, Arrays]: ...
-    @overload
-    def embed(
-        self,
-        sequences: Iterable[SequenceLike],
-        layers: int = -1,
-        pooling: str = "mean",
-        *,
-        tokens_per_batch: int = ...,
-        as_torch: Literal[True],
-    ) -> Tensors: ...
-    @overload
-    def embed(
-        self,
-        sequences: Iterable[SequenceLike],
-        layers: Iterable[int],
-        pooling: str = "mean",
-        *,
-        tokens_per_batch: int = ...,
-        as_torch: Literal[True],
-    ) -> dict[int, Tensors]: ...
+    def __repr__(self) -> str:
+        kind, size = "causal" if self.causal else "masked", num_parameters(self.network)
+        layers = f"{self.num_layers} layers of {attention_label(self.description.attention_config)}"
+        limit = "any length" if self.max_residues is None else f"up to {self.max_residues} residues"
+        widths = f"{self.num_heads} heads, width {self.width}, proteins of {limit}"
+        return f"Model({kind}, {size:,} parameters, {layers}, {widths}, on {self.device})"
+
     def embed(
         self,
         sequences: Iterable[SequenceLike],
@@ -91,7 +61,7 @@ class Model(PretrainedModel):
         *,
         tokens_per_batch: int = EMBED_TOKENS,
         as_torch: bool = False,
-    ) -> Arrays | Tensors | dict[int, Arrays] | dict[int, Tensors]:
+    ) -> Any:
         """Returns the vectors of sequences, in their order.
 
         Args:
@@ -103,7 +73,8 @@ class Model(PretrainedModel):
             as_torch: returns tensors on the CPU in place of NumPy arrays.
 
         Returns:
-            (sequences, D), or a list of (L, D), in float32.
+            An array (sequences, D), or a list of arrays (L, D), in float32; of several layers one
+            for each.
 
         Raises:
             UserError: a layer or a pooling that does not exist, something that is not a sequence,
@@ -235,6 +206,59 @@ class Model(PretrainedModel):
             for number, text in enumerate(texts, start=1)
         ]
         return score(chosen, predictor, letters, variants).values
+
+    def perplexity(
+        self, sequences: Iterable[SequenceLike], *, tokens_per_batch: int = TOKENS_PER_BATCH
+    ) -> np.ndarray:
+        """Returns the perplexity of each sequence, float64: exp of the mean -log p of its residues.
+
+        A masked model predicts one masked residue in each pass (the pseudo-perplexity of Salazar
+        et al. 2020, doi:10.18653/v1/2020.acl-main.240), a causal one all in one pass.
+
+        Raises:
+            UserError: an encoder, which predicts no residues, or something that is not a sequence.
+            InputDataError: a letter is not a residue.
+
+        >>> import protlm
+        >>> model = protlm.load("hybrid-6m")
+        >>> model.perplexity(["MKTAYIAKQR", "MKV"]).shape
+        (2,)
+        """
+        texts = residues_of(sequences_of(sequences, "perplexity([sequence])"))
+        return np.array([*perplexity(Predictor(self, tokens_per_batch), texts)])
+
+    def contacts(
+        self, sequences: Iterable[SequenceLike], fit: str | Path | None = None
+    ) -> list[np.ndarray]:
+        """Returns the contact probabilities of each sequence, (L, L), float32.
+
+        They are those of `protlm contacts`, from a regression over the maps of all heads.
+
+        Args:
+            sequences: as for `tokenize`.
+            fit: a folder of structures to fit to, or a saved NAME.fit.json; None fits to the
+                shipped structures, once for a model.
+
+        Raises:
+            UserError: a sequence does not fit into the memory or the table of positions, or the
+                fit is of another model.
+            InputDataError: a letter is not a residue, or there are no structures to fit to.
+        """
+        given = sequences_of(sequences, "contacts([sequence])")
+        texts = residues_of(given, longest=self.max_residues)
+        room = Room(self, per_pair=4 * self.num_heads + BYTES_PER_PAIR)
+        for number, one in enumerate(texts, start=1):
+            if reason := room.refusal(len(one)):
+                raise UserError(f"sequence {number}: {reason}; leave it out")
+        saved = self._shipped_fit if fit is None else fit_contacts(self, Path(fit))
+        regression = saved.regression
+        if not regression.num_heads_used:
+            warnings.warn("no head carries contacts: all pairs are equally probable", stacklevel=2)
+        return [regression.predict_protein(self, one).astype(np.float32) for one in texts]
+
+    @cached_property
+    def _shipped_fit(self) -> SavedFit:
+        return fit_contacts(self, None)
 
     def predict_masked(
         self, sequences: Iterable[SequenceLike], *, tokens_per_batch: int = EMBED_TOKENS

@@ -2,22 +2,20 @@
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from textwrap import dedent
 
 import pytest
 
+from protlm.attention import mechanism
 from protlm.build import describe
 from protlm.config import EvaluateConfig, TrainConfig, settings
+from protlm.config.choices import added, choices
 from protlm.config.composition import PATHS, compose, to_plain
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from protlm.system.paths import conf_dir
 from tests.marks import slow_but
-
-
-def choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
-
 
 GROUPS = ("model", "attention", "objective", "data", "optimizer", "schedule", "trainer", "logger")
 CHOICES = [(group, choice) for group in GROUPS for choice in choices(group)]
@@ -39,6 +37,59 @@ def test_a_missing_evaluation_names_the_existing_ones():
     with pytest.raises(UserError, match=r"^evaluation=head does not exist \(did you mean") as e:
         compose(EvaluateConfig, ["checkpoint=x", "evaluation=[head]"])
     assert all(name in str(e.value) for name in choices("evaluation"))
+
+
+@pytest.fixture
+def adds(monkeypatch, tmp_path):
+    """Makes modules of a package add names, as if it were installed: `adds("name=a.b")`."""
+    package = tmp_path / "added_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(entries: str, yaml: str = "name: mine\nscale: 2", code: str = "") -> None:
+        names = [entry.split("=") for entry in entries.split()]
+        for name, module in names:
+            (package / f"{module.split('.')[1]}.py").write_text(code)
+            (package / f"{name}.yaml").write_text(yaml)
+        found = [EntryPoint(*one, "protlm.attention") for one in names]
+        monkeypatch.setattr("protlm.config.choices.entry_points", lambda group: found)
+        added.cache_clear()
+
+    yield install
+    added.cache_clear()
+    sys.modules.pop("added_package", None)
+
+
+def test_what_a_package_adds_is_not_imported_before_it_is_built(adds, tmp_path):
+    adds("mine=added_package.one", code="raise RuntimeError('of the package')")
+    assert "mine" in choices("attention") and "mine" not in choices("model")
+    config = compose(TrainConfig, ["attention=mine", "attention.scale=3"])
+    assert config.attention == {"name": "mine", "scale": 3}
+    with pytest.raises(UserError, match=r"scales is not a setting .*mean attention\.scale"):
+        compose(TrainConfig, ["attention=mine", "attention.scales=3"])
+    assert "added_package" not in sys.modules
+    with pytest.raises(UserError, match=r"one must be importable .* one Attention: of the package"):
+        mechanism("mine")
+    (tmp_path / "added_package" / "mine.yaml").unlink()
+    with pytest.raises(UserError, match=r"mine\.yaml: no such file"):
+        compose(TrainConfig, ["attention=mine"])
+
+
+@pytest.mark.parametrize(
+    ("entries", "yaml", "message"),
+    [
+        ("mine=added_package.a mine=added_package.b", "name: mine", r"\.a adds attention=mine, a"),
+        ("softmax=added_package.a", "", "adds attention=softmax, a name that protlm or another"),
+        ("mine=added_package.a", "", r"mine\.yaml cannot be read: it is empty"),
+        ("mine=added_package.a", "name: [", r"mine\.yaml cannot be read: while parsing"),
+        ("mine=nowhere.a", "", r"there is no package nowhere with an __init__\.py"),
+    ],
+)
+def test_a_package_that_adds_nothing_usable_is_refused(adds, entries, yaml, message):
+    adds(entries, yaml)
+    with pytest.raises(UserError, match=message):
+        compose(TrainConfig, ["attention=mine"])
 
 
 CAUSAL_EXPERIMENTS = {"trembl_performer_relu_36_causal", "trembl_reformer_36"}

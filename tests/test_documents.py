@@ -1,5 +1,6 @@
 """README, documents, notebooks and the site are correct: words, links, commands, versions."""
 
+import doctest
 import inspect
 import json
 import re
@@ -187,6 +188,17 @@ def test_the_settings_of_training_in_documents_are_settings() -> None:
             compose(TrainConfig, plain)
 
 
+@pytest.mark.slow
+def test_the_code_of_the_python_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "python.md").read_text()
+    shown = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
+    test = doctest.DocTestParser().get_doctest(shown, {}, "python.md", None, None)
+    assert len(test.examples) > 15
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.DocTestRunner(optionflags=flags).run(test).failed == 0
+
+
 def public(cls: type) -> set[str]:
     """The names of a class's own public methods and properties, inherited ones of protlm too."""
     owners = [base for base in cls.__mro__ if base.__module__.startswith("protlm")]
@@ -205,5 +217,8 @@ def test_the_site_is_built_without_a_warning_and_complete(tmp_path: Path) -> Non
     wanted |= {f"protlm.attention.{name}" for name in protlm.attention.__all__} - {
         "protlm.attention.Attention"
     }
+    results = "pretrained.TokenBatch transformer.ModelOutput embedding.EmbeddedFile "
+    results += "embedding.EmbeddedProtein decoding.Sampling decoding.GeneratedSequence"
+    wanted |= {f"protlm.model.{name}" for name in results.split()}
     wanted |= {f"protlm.attention.base.Attention.{name}" for name in ("forward", "attention_map")}
     assert wanted - listed == set()

@@ -11,8 +11,11 @@ import pytest
 import torch
 from Bio.Seq import Seq
 from Bio.SeqRecord import SeqRecord
+from torch import Tensor
 
 import protlm
+from protlm import interface, loading
+from protlm.commands.contacts import ContactOptions, contacts
 from protlm.commands.embed import embed
 from protlm.commands.embedding.job import EmbedOptions
 from protlm.data.records import Record
@@ -114,6 +117,74 @@ def test_masked_residues_are_predicted(model: Model) -> None:
         assert p == pytest.approx(float(p_V[VOCABULARY[letter]]), abs=1e-6)
 
 
+def test_perplexity_is_of_residues_that_are_hidden_one_at_a_time(
+    model: Model, causal_run: Path
+) -> None:
+    def nats(model: Model, sequence: str, place: int, *, masked: bool) -> float:
+        batch, token = model.tokenize([sequence]), VOCABULARY[sequence[place].upper()]
+        if masked:
+            batch.tokens_BL[0, place + 1] = VOCABULARY.mask
+        return -float(model(batch).logits_BLV[0, place + masked].double().log_softmax(-1)[token])
+
+    for one, masked in ((model, True), (protlm.load(causal_run), False)):
+        truths = [
+            np.exp(np.mean([nats(one, s, place, masked=masked) for place in range(len(s))]))
+            for s in SEQUENCES
+        ]
+        for size in (1, 4_096):
+            found = one.perplexity(SEQUENCES, tokens_per_batch=size)
+            np.testing.assert_allclose(found, truths, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_contacts_are_those_of_the_command(
+    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fasta, output, model = tmp_path / "x.fasta", tmp_path / "c.h5", protlm.load(tiny_run)
+    fasta.write_text("".join(f">P{n}\n{one}\n" for n, one in enumerate(SEQUENCES)))
+    contacts([fasta], tiny_run, output, ContactOptions())
+    with h5py.File(output) as file:
+        truths = [file[f"P{n}/probabilities"][:] for n in range(len(SEQUENCES))]
+    found = [model.contacts(SEQUENCES, output.with_suffix(".fit.json")), model.contacts(SEQUENCES)]
+    with pytest.raises(UserError, match="was fitted with another model"):
+        model.with_random_weights(1).contacts(SEQUENCES, output.with_suffix(".fit.json"))
+    # The second time nothing is fitted.
+    monkeypatch.delattr(interface, "fit_contacts")
+    for some in (*found, model.contacts(SEQUENCES)):
+        for found_LL, truth_LL in zip(some, truths, strict=True):
+            np.testing.assert_array_equal(found_LL, truth_LL)
+
+
+def test_gradients_are_there_on_request(tiny_run: Path) -> None:
+    """Compared with a finite difference in float64, after a pass that keeps none."""
+    model = protlm.load(tiny_run)
+    weight_VD = model.network.double().embedding.weight
+    batch, step_VD = model.tokenize(SEQUENCES), 1e-5 * torch.randn_like(weight_VD)
+
+    def loss(change_VD: Tensor, *, gradients: bool = False) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            weight_VD.add_(change_VD)
+        out = model(batch, layers=[0], gradients=gradients)
+        return out.logits_BLV[batch.mask_BL].logsumexp(-1).sum(), out.hidden[0]
+
+    difference = loss(step_VD)[0] - loss(-2 * step_VD)[0]
+    total, hidden_BLD = loss(step_VD, gradients=True)
+    slopes_VD, of_hidden_BLD = torch.autograd.grad(total, [weight_VD, hidden_BLD])
+    torch.testing.assert_close(2 * (slopes_VD * step_VD).sum(), difference, rtol=1e-5, atol=1e-11)
+    assert of_hidden_BLD[batch.mask_BL].any()
+
+
+def test_a_model_says_what_it_is_and_is_on_the_device_of_the_commands(
+    tiny_run: Path, causal_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+    monkeypatch.setattr(loading, "pick_device", lambda name: asked.append(name) or "cpu")
+    for kind, run in (("masked", tiny_run), ("causal", causal_run)):
+        text = f"Model({kind}, 86,497 parameters, 2 layers of performer_relu, 2 heads, width 64, "
+        assert repr(protlm.load(run)).startswith(text)
+    assert asked == ["auto", "auto"]
+
+
 def test_mistakes_are_one_sentence(model: Model, causal_run: Path) -> None:
     with pytest.raises(UserError, match=r"write embed\(\[sequence\]\)"):
         model.embed("MKV")
@@ -192,6 +263,7 @@ NOT_SEQUENCES: dict[str, tuple[Any, str]] = {
 def test_what_is_not_a_sequence_is_a_sentence_everywhere(model: Model, kind: str) -> None:
     given, sentence = NOT_SEQUENCES[kind]
     methods = model.embed, model.tokenize, model.predict_masked, lambda s: model.score("MKV", s)
+    methods = *methods, model.perplexity, model.contacts
     for method in methods:
         with pytest.raises(UserError, match=sentence):
             method(given)

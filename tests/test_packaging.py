@@ -1,5 +1,8 @@
 """The wheel is complete, and all lists of what protlm stands on agree."""
 
+import json
+import math
+import os
 import re
 import tarfile
 import tomllib
@@ -14,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.fixtures.commands import run_python
+from tests.fixtures.commands import SHORT_TRAINING, Command, run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -131,6 +134,7 @@ def test_the_wheel_contains_configs_and_sample(wheel: Path) -> None:
     shipped = {f"protlm/{name}" for name in tree}
     assets = (ROOT / "protlm" / "report" / "assets").iterdir()
     shipped |= {path.relative_to(ROOT).as_posix() for path in assets}
+    shipped |= {"protlm/docs/train.md", "protlm/notebooks/heads.ipynb", "protlm/slurm/train.sbatch"}
     assert {"protlm/conf/train.yaml", "protlm/data_prep/sample/uniprot_sample.fasta.gz"} <= shipped
     assert shipped <= names
     # A top-level conf or data_prep could clash with those of other packages.
@@ -146,15 +150,22 @@ def test_the_source_distribution_keeps_both_folders(tmp_path: Path) -> None:
     with tarfile.open(archive) as opened:
         names = {name.partition("/")[2] for name in opened.getnames()}
     assert {"data_prep/prepare.py", "data_prep/sample/uniprot_sample.fasta.gz"} <= names
-    assert "protlm/data_prep/__init__.py" in names
+    assert {"protlm/data_prep/__init__.py", "docs/train.md", "slurm/train.sbatch"} <= names
+
+
+def install(what: Path, site: Path, folder: Path) -> None:
+    """Installs a wheel or a folder of sources, without the network."""
+    words = ("-m", "pip", "install", "--no-deps", "--no-build-isolation", "--quiet")
+    run(*words, "--target", site, what, folder=folder)
 
 
 @pytest.mark.slow
 def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()
-    run("-m", "pip", "install", "--no-deps", "--quiet", "--target", site, wheel, folder=empty)
-    assert "Usage: protlm" in run("-m", "protlm", "--help", folder=empty, path=site)
+    install(wheel, site, empty)
+    helped = run("-m", "protlm", "--help", folder=empty, path=site)
+    assert "Usage: protlm" in helped and str(site / "protlm") in re.sub(r"\s", "", helped)
     listed = (
         "from protlm.attention import names; from protlm.data_prep import prepare; "
         "from protlm.system.paths import sample_dir; "
@@ -165,3 +176,46 @@ def test_the_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> Non
     assert samples and all(Path(path).is_relative_to(site) for path in (found[0], *samples))
     assert {"softmax", "performer_relu", "performer_softmax"} <= set(found)
     assert list(empty.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_mechanism_and_an_evaluation_are_installed_as_the_page_says(
+    wheel: Path, tmp_path: Path, tiny_data: Path, tiny_fasta: Path, protlm_command: Command
+) -> None:
+    """The example of docs/extend.md: built, installed, trained, evaluated, loaded; then missing."""
+    source, site, own = (tmp_path / name for name in ("source", "site", "own"))
+    (source / "my_mechanisms").mkdir(parents=True)
+    (source / "my_mechanisms" / "__init__.py").touch()
+    page = (ROOT / "docs" / "extend.md").read_text()
+    shown = re.findall(r"^`(\w+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```", page, re.M | re.S)
+    assert len(shown) == 4
+    for name, content in shown:
+        (source / "my_mechanisms" / name).write_text(content)
+    (declared,) = re.findall(r"^```toml\n(.*?)^```", page, re.M | re.S)
+    (source / "pyproject.toml").write_text(declared)
+    install(wheel, site, tmp_path)
+    install(source, own, tmp_path)
+
+    def protlm(*words: object) -> str:
+        path = f"{site}{os.pathsep}{own}"
+        return run("-m", "protlm", *map(str, words), folder=tmp_path, path=Path(path))
+
+    chosen = ("model=tiny", "attention=mean_pooling", "attention.scale=0.5", *SHORT_TRAINING)
+    protlm("train", *chosen, f"data.dir={tiny_data}", "run_dir=run")
+    assert "scale: 0.5" in (tmp_path / "run" / "config.yaml").read_text()
+    protlm("train", "run_dir=run", "trainer.max_steps=3")
+    evaluated = protlm(
+        *("evaluate", "checkpoint=run", f"data.dir={tiny_data}", "output=out.json"),
+        *("evaluation=[masked,confidence]", "evaluation.confidence.max_sequences=3"),
+    )
+    assert "entropy" in evaluated and "perplexity" in evaluated
+    values = json.loads((tmp_path / "out.json").read_text())["results"]["test"]["confidence"]
+    assert 0 < values["entropy"] < math.log(33)
+    loaded = "import protlm; print(protlm.load('run').embed(['MKV']).shape)"
+    assert run("-c", loaded, folder=tmp_path, path=Path(f"{site}{os.pathsep}{own}")) == "(1, 64)\n"
+    # The package is now only in the working folder: nothing there is imported.
+    words = ("embed", tiny_fasta, "-m", tmp_path / "run", "-o", "out.h5")
+    refused = protlm_command(*words, cwd=own)
+    assert refused.returncode == 3
+    assert "attention=mean_pooling does not exist; there are: " in refused.stderr
+    assert "found when its package is installed (docs/extend.md)" in refused.stderr

@@ -6,6 +6,7 @@ structure.
 """
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +16,17 @@ import numpy as np
 
 from protlm.analysis.head_statistics import residue_rows
 from protlm.analysis.precision import MIN_SEPARATION
-from protlm.analysis.structures import Protein, Structure, contact_map
+from protlm.analysis.structures import (
+    Protein,
+    Structure,
+    contact_map,
+    read_folder,
+    structures_folder,
+)
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import InputDataError
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import read_json, write_json
+from protlm.system.terminal import JobProgress
 
 # The strength of the L1 penalty in Rao et al. 2020.
 INVERSE_PENALTY = 0.15
@@ -227,3 +235,28 @@ def read_fit(path: Path) -> SavedFit:
             f"{path} is not a fit that protlm contacts saved; give a NAME.fit.json file, or a "
             "folder of structures"
         ) from error
+
+
+def fit_contacts(model: PretrainedModel, given: Path | None) -> SavedFit:
+    """Returns a saved fit, or fits to a folder of structures; None is the shipped ones."""
+    if given is not None and given.is_file():
+        fit = read_fit(given)
+        if fit.model_hash != model.hash:
+            raise UserError(
+                f"{given} was fitted with another model; leave --fit {given} out to fit this one"
+            )
+        return fit
+    folder, longest = given or structures_folder("sample", "fit"), model.max_residues
+    structures, lost = read_folder(folder, longest)
+    if lost:
+        share = f"{len(lost)} of {len(lost) + len(structures)} structures to fit to"
+        print(f"{share} have over {longest:,} residues, and are left out", file=sys.stderr)
+
+    def watched_examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        with JobProgress("residue pairs fitted", sum(len(x) ** 2 for x in structures)) as progress:
+            for example in examples(model, structures):
+                yield example
+                progress.advance(len(example[1]) ** 2)
+
+    fitted_to = frozenset(digest(one.sequence) for one in structures)
+    return SavedFit(ContactRegression().fit(watched_examples()), model.hash, fitted_to)

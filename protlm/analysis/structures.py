@@ -271,8 +271,7 @@ def read_folder(
     short = [structure for structure in structures if len(structure) <= max_residues]
     if not short:
         raise InputDataError(
-            f"{directory} has no structure of at most {max_residues} residues; "
-            "give shorter ones or raise max_residues"
+            f"{directory} has no structure of at most {max_residues:,} residues; give shorter ones"
         )
     return short, [s.identifier for s in structures if len(s) > max_residues]
 

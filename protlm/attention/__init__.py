@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 from protlm.attention.base import Attention
-from protlm.config.fields import Range, check_types, classes_in
+from protlm.config.choices import choices, class_of
+from protlm.config.fields import Range, check_types
 from protlm.system.errors import UserError, one_of, refuse_unknown
-from protlm.system.paths import conf_dir
 
 __all__ = ["Attention", "create", "mechanism", "names", "settings_within"]
 
@@ -23,21 +23,15 @@ _FROM_THE_MODEL = ("num_heads", "head_dim", "model_dim", "max_length", "seed")
 
 
 def names() -> list[str]:
-    """Returns the names of the mechanisms: the files in `conf/attention`, but the pattern."""
-    found = {path.stem for path in (conf_dir() / "attention").glob("*.yaml")}
-    return sorted(found - {ALTERNATING})
+    """Returns the names of the mechanisms, also of those that installed packages add."""
+    return [name for name in choices("attention") if name != ALTERNATING]
 
 
 def mechanism(name: str) -> type[Attention]:
     """Returns the class of a mechanism."""
     if name == ALTERNATING:
         raise UserError(f"attention={name} is a pattern of mechanisms; choose that of a layer")
-    # The name comes from a config or a checkpoint: it must not reach any module but these.
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name not in names():
-        raise UserError(f"attention={name} does not exist; there are: {one_of(names())}")
-    classes = classes_in(f"{__name__}.{name}", Attention)
-    assert len(classes) == 1, f"{__name__}.{name} must define exactly one Attention"
-    return classes[0]
+    return class_of("attention", name, Attention, names())
 
 
 @contextmanager

@@ -18,13 +18,14 @@ from protlm.cli.options import RANGES, Device, Model, model_or_default, option
 from protlm.cli.use import attention, contacts, embed, generate, inspect, score
 from protlm.system import interruption
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
-from protlm.system.paths import in_home
+from protlm.system.paths import in_home, shipped
 from protlm.system.processes import ignore_modules_of_working_folder, keep_freed_memory
 
 app = typer.Typer(
     name="protlm",
     help="Train protein language models with linear-cost attention, embed proteins, and inspect "
     "attention.",
+    epilog=f"Files that messages name, such as docs/train.md, are in {shipped('docs').parent}.",
     # Inherited by the commands.
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,

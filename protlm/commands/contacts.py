@@ -1,7 +1,7 @@
 """`protlm contacts PROTEIN... -m MODEL -o OUT.h5`: contact probabilities from attention maps."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -10,15 +10,12 @@ import numpy as np
 
 from protlm.analysis.contact_regression import (
     BYTES_PER_PAIR,
-    ContactRegression,
     SavedFit,
-    digest,
-    examples,
-    read_fit,
+    fit_contacts,
     write_fit,
 )
 from protlm.analysis.precision import SEPARATIONS, precision_at
-from protlm.analysis.structures import contact_map, read_chain, read_structures, structure_files
+from protlm.analysis.structures import contact_map, read_chain, structure_files, structures_folder
 from protlm.commands.hdf5_output import entry_bytes, entry_name, protein_file
 from protlm.commands.outputs import check_figure_output, check_hdf5_output
 from protlm.data.records import Record
@@ -26,10 +23,9 @@ from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model
 from protlm.model.embedding import unless_full
 from protlm.model.memory import Room
-from protlm.model.pretrained import PretrainedModel
 from protlm.plots import contact_figure, save_figure
 from protlm.system.errors import InputDataError, UserError, interrupt_explained
-from protlm.system.paths import all_or_none, check_output, sample_dir
+from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import JobProgress, print_table, printable
 
 _MOST_FIGURES = 100
@@ -71,13 +67,13 @@ def contacts(
     if options.fit is None or not options.fit.is_file():
         saved_fit = output.with_suffix(".fit.json")
         check_output(saved_fit)
-        structure_files(options.fit or _shipped())
+        structure_files(options.fit or structures_folder("sample", "fit"))
     model = load_model(model_path, device=options.device)
     figure_bytes = _FIGURE_BYTES if options.figure is not None else 0
     room = Room(model, per_pair=4 * model.num_heads + BYTES_PER_PAIR + figure_bytes)
     inputs = [_read(path, options, room) for path in sources]
     figures = _figures(inputs, options.figure)
-    fit = _fit(model, options.fit)
+    fit = fit_contacts(model, options.fit)
     with all_or_none() as written:
         if saved_fit is not None:
             write_fit(fit, saved_fit)
@@ -203,36 +199,3 @@ def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
     for path in figures.values():
         check_figure_output(path)
     return figures
-
-
-def _shipped() -> Path:
-    return sample_dir() / "structures" / "fit"
-
-
-def _fit(model: PretrainedModel, given: Path | None) -> SavedFit:
-    if given is not None and given.is_file():
-        fit = read_fit(given)
-        if fit.model_hash != model.hash:
-            raise UserError(
-                f"{given} was fitted with another model; leave --fit {given} out to fit this one"
-            )
-        return fit
-    files = structure_files(given or _shipped())
-    structures = read_structures(files)
-    longest = model.max_residues
-    if longest is not None:
-        structures = [one for one in structures if len(one) <= longest]
-        if lost := len(files) - len(structures):
-            message = f"{lost} of {len(files)} structures to fit to have over {longest:,} residues"
-            if not structures:
-                raise InputDataError(f"{message}, which this model accepts; give shorter ones")
-            print(f"{message}, and are left out", file=sys.stderr)
-
-    def watched_examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        with JobProgress("residue pairs fitted", sum(len(x) ** 2 for x in structures)) as progress:
-            for example in examples(model, structures):
-                yield example
-                progress.advance(len(example[1]) ** 2)
-
-    fitted_to = frozenset(digest(one.sequence) for one in structures)
-    return SavedFit(ContactRegression().fit(watched_examples()), model.hash, fitted_to)

@@ -19,6 +19,7 @@ from protlm.build import (
     load_initial_weights,
     masking_rule,
     open_data,
+    tokens_of_step,
 )
 from protlm.checkpoints.format import all_checkpoints
 from protlm.checkpoints.validations import METRICS, read_metrics
@@ -34,7 +35,7 @@ from protlm.downstream.training_scores import AssayScores, StructureScores
 from protlm.model.transformer import ProteinLM, build_network, num_parameters
 from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
-from protlm.system.paths import in_home, sample_dir
+from protlm.system.paths import in_home, sample_dir, shipped
 from protlm.system.terminal import print_table
 from protlm.training.callbacks.monitor import Measurement
 from protlm.training.launch import (
@@ -160,7 +161,8 @@ def _refuse_devices(config: TrainConfig) -> None:
         raise UserError(
             f"--multirun runs in one process, and trainer.devices={config.trainer.devices} "
             f"trainer.num_nodes={config.trainer.num_nodes} needs more; type one command for each "
-            "run, or on a cluster one sbatch slurm/train.sbatch, each with another run_dir="
+            f"run, or on a cluster one sbatch {shipped('slurm/train.sbatch')}, each with another "
+            "run_dir="
         )
 
 
@@ -274,6 +276,7 @@ def _print_start(config: TrainConfig, checkpoint: Path | None) -> None:
         f"{number} devices, {device}" if number > 1 else device,
         *([f"{torch.get_num_threads()} threads"] if device == "cpu" else []),
         f"precision {resolved_precision(trainer.precision, device.partition(':')[0])}",
+        f"steps of {tokens_of_step(config):,} tokens",
     ]
     _print(f"{run_dir}: {run_is}; data {', '.join(map(str, sets))}; {', '.join(facts)}")
 

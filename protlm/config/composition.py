@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from protlm.config import EvaluateConfig, TrainConfig
+from protlm.config.choices import added, choices, options_file
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.system.paths import conf_dir, existing_file, in_home
 
@@ -125,11 +126,25 @@ def _check_key(key: str, schema: type) -> None:
 
 
 def _check_choice(group: str, value: str) -> None:
-    choices = [path.stem for path in (conf_dir() / group).glob("*.yaml")]
-    for name in re.findall(r"[^][\s,'\"]+", value) if choices and "${" not in value else ():
-        if name not in choices:
-            hint = did_you_mean(name, {choice: f"{group}={choice}" for choice in choices})
-            raise UserError(f"{group}={name} does not exist{hint}; there are: {one_of(choices)}")
+    known = choices(group)
+    for name in re.findall(r"[^][\s,'\"]+", value) if known and "${" not in value else ():
+        if name not in known:
+            hint = did_you_mean(name, {choice: f"{group}={choice}" for choice in known})
+            raise UserError(f"{group}={name} does not exist{hint}; there are: {one_of(known)}")
+        if name in added(group):
+            _store_options(group, name)
+
+
+def _store_options(group: str, name: str) -> None:
+    """Stores the options of what an installed package adds where Hydra finds them."""
+    from hydra.core.config_store import ConfigStore
+
+    path = options_file(group, name)
+    try:
+        content = load_yaml(path, f"the options of {group}={name}")
+    except (ValueError, yaml.YAMLError) as error:
+        raise InputDataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    ConfigStore.instance().store(name, content, group)
 
 
 def check_arguments(arguments: Sequence[str], schema: type, own_flags: Sequence[str] = ()) -> None:

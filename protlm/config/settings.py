@@ -13,8 +13,9 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from protlm.config import EvaluateConfig, TrainConfig
+from protlm.config.choices import choices
 from protlm.config.composition import compose, to_schema
-from protlm.system.paths import conf_dir
+from protlm.system.paths import conf_dir, shipped
 from protlm.system.terminal import console
 
 # The width of the help in a pipe, where its lines are wrapped.
@@ -76,8 +77,8 @@ def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
     config = _bare() if is_train else compose(EvaluateConfig, ["checkpoint=RUN"])
     out = console(pipe_width=_PIPE_WIDTH)
     out.print(Text(f"Usage: protlm {command} [key=value ...]\n"))
-    out.print(Text("Choices, written group=choice (each is described in its file in conf/):"))
-    out.print(_rows((group, ", ".join(_choices(group)), "") for group in _groups(is_train)))
+    out.print(Text(f"Choices, written group=choice (files in {conf_dir()} describe them):"))
+    out.print(_rows((group, ", ".join(choices(group)), "") for group in _groups(is_train)))
     out.print(Text(f"Settings, with the values of a bare `protlm {command}`:"))
     for section in dict.fromkeys(setting.section for setting in settings_of(config)):
         out.print(_rows(s[:3] for s in settings_of(config) if s.section == section))
@@ -85,7 +86,7 @@ def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
         "Flags: --config FILE reads settings from a file; --cfg job prints the composed settings;\n"
         "--multirun runs a sweep; --break-lock takes over the lock of a run that died on another\n"
         "machine; --debug shows tracebacks.\n"
-        "Examples: docs/train.md"
+        f"Examples: {shipped('docs/train.md')}"
         if is_train
         else "Flags: --cfg job prints the composed settings; --debug shows tracebacks."
     )
@@ -116,7 +117,3 @@ def _rows(rows: Any) -> Padding:
 def _groups(is_train: bool) -> list[str]:
     groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
     return sorted(groups - _EVALUATION if is_train else groups & _EVALUATION)
-
-
-def _choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))

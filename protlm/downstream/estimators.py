@@ -271,6 +271,14 @@ def _likelihoods(
     return values, float(np.exp(-own[: len(wild_type)].mean()))
 
 
+def perplexity(predictor: Predictor, sequences: Sequence[str]) -> Iterator[float]:
+    """Yields exp of the mean -log p of the residues of each sequence, predicted unseen."""
+    causal = predictor.model.causal
+    found = predictor.causal_log_p(sequences) if causal else _pseudo_log_p(predictor, sequences)
+    for sequence, log_p in zip(sequences, found, strict=True):
+        yield float(np.exp(-log_p[: len(sequence)].mean()))
+
+
 def _pseudo_log_p(predictor: Predictor, sequences: Iterable[str]) -> Iterator[np.ndarray]:
     """Yields log p of each residue of each sequence, given all other residues."""
     queries = (Query(sequence, i) for sequence in sequences for i in range(len(sequence)))

@@ -8,7 +8,8 @@ import pkgutil
 from collections.abc import Mapping
 from typing import Any
 
-from protlm.config.fields import check_types, classes_in
+from protlm.config.choices import added, class_of
+from protlm.config.fields import check_types
 from protlm.evaluation.base import Evaluation
 from protlm.system.errors import UserError, one_of
 
@@ -16,20 +17,14 @@ __all__ = ["Evaluation", "create", "evaluation", "names"]
 
 
 def names() -> list[str]:
-    """Lists the evaluations: the modules of this package that define one."""
-    found = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(name for name in found if classes_in(f"{__name__}.{name}", Evaluation))
+    """Lists the evaluations: modules of this package, and those that installed packages add."""
+    own = {module.name for module in pkgutil.iter_modules(__path__)} - {"base"}
+    return sorted(own | added("evaluation").keys())
 
 
 def evaluation(name: str) -> type[Evaluation]:
     """Returns the class of an evaluation."""
-    # The name comes from a config: it must not reach any module but those of this package.
-    modules = {module.name for module in pkgutil.iter_modules(__path__)}
-    classes = classes_in(f"{__name__}.{name}", Evaluation) if name in modules else []
-    if not classes:
-        raise UserError(f"evaluation {name!r} does not exist; there are: {one_of(names())}")
-    assert len(classes) == 1, f"{__name__}.{name} must define exactly one Evaluation"
-    return classes[0]
+    return class_of("evaluation", name, Evaluation, names())
 
 
 def create(label: str, settings: Mapping[str, Any]) -> Evaluation:

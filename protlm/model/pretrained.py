@@ -131,11 +131,18 @@ class PretrainedModel:
         lengths = tuple(len(tokens) for tokens in encoded)
         return TokenBatch(tokens_BL.to(self.device), mask_BL.to(self.device), lengths)
 
-    @torch.inference_mode()
     def __call__(
-        self, batch: TokenBatch, layers: Iterable[int] = (), *, causal: bool | None = None
+        self,
+        batch: TokenBatch,
+        layers: Iterable[int] = (),
+        *,
+        causal: bool | None = None,
+        gradients: bool = False,
     ) -> ModelOutput:
         """Runs the model; `causal` defaults to how it was trained.
+
+        With `gradients`, `backward` and `torch.autograd.grad` reach the weights and the hidden
+        states of `layers`.
 
         Raises:
             UserError: sequences in place of their tokens, or a layer that does not exist.
@@ -143,9 +150,10 @@ class PretrainedModel:
         _check_tokens(batch)
         numbers = {layer: self.layer_number(layer, first=0) for layer in layers}
         causal = self.causal if causal is None else causal
-        out = self.network(
-            batch.tokens_BL, batch.mask_BL, causal=causal, layers=[*numbers.values()]
-        )
+        with torch.inference_mode(not gradients):
+            out = self.network(
+                batch.tokens_BL, batch.mask_BL, causal=causal, layers=[*numbers.values()]
+            )
         asked = {layer: out.hidden[number] for layer, number in numbers.items()}
         return ModelOutput(out.logits, asked)
 

@@ -26,23 +26,23 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 def conf_dir() -> Path:
     """Returns the folder of Hydra configs."""
-    return _shipped("conf")
+    return shipped("conf")
 
 
 def sample_dir() -> Path:
     """Returns the folder of the sample."""
-    return _shipped("data_prep/sample")
+    return shipped("data_prep/sample")
 
 
 def models_dir() -> Path:
     """Returns the folder of shipped models."""
-    return _shipped("models")
+    return shipped("models")
 
 
-def _shipped(name: str) -> Path:
-    """Returns a folder: in `protlm` when installed, beside it in a checkout."""
+def shipped(name: str) -> Path:
+    """Returns a folder or a file: in `protlm` when installed, beside it in a checkout."""
     installed = _PACKAGE / name
-    return installed if installed.is_dir() else _PACKAGE.parent / name
+    return installed if installed.exists() else _PACKAGE.parent / name
 
 
 def in_home(path: str) -> str:

@@ -21,7 +21,7 @@ from pytorch_lightning.strategies import DDPStrategy, Strategy
 from protlm.config import TrainerConfig
 from protlm.system.errors import InputDataError, LostRankError, OutputError, UserError
 from protlm.system.lock import FolderLock
-from protlm.system.paths import explain_os_error
+from protlm.system.paths import explain_os_error, shipped
 
 # Those that end a run after its next step: Ctrl-C, and what schedulers send before preemption,
 # SIGTERM, SLURM's `--signal=USR1@120`, and submitit's SIGUSR2.
@@ -46,7 +46,7 @@ def check_launch(config: TrainerConfig) -> None:
             raise UserError(
                 f"trainer.devices={config.devices} trainer.num_nodes={config.num_nodes} in a SLURM "
                 "job needs one process for each device; type: srun protlm train ..., as in "
-                "slurm/train.sbatch"
+                f"{shipped('slurm/train.sbatch')}"
             )
         if int(os.environ["SLURM_NTASKS"]) > 1 and "SLURM_NTASKS_PER_NODE" not in os.environ:
             raise UserError(

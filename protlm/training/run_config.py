@@ -15,6 +15,7 @@ from protlm.attention.layers import stored_options
 from protlm.checkpoints.description import as_typed
 from protlm.checkpoints.format import CHECKPOINTS
 from protlm.config import TrainConfig
+from protlm.config.choices import choices
 from protlm.config.composition import (
     RUN_CONFIG,
     compose,
@@ -27,7 +28,7 @@ from protlm.config.composition import (
 from protlm.config.settings import may_change
 from protlm.system.errors import OutputError, UserError, one_of
 from protlm.system.lock import LOCK
-from protlm.system.paths import check_output, complete_file, conf_dir, explain_os_error
+from protlm.system.paths import check_output, complete_file, explain_os_error
 from protlm.training.launch import check_trainer, is_first_rank
 from protlm.training.optimization import check_schedule, fitting_warmup
 
@@ -184,13 +185,12 @@ def _stored_choices(stored: Mapping[Any, Any], arguments: Sequence[str]) -> list
     """Chooses the mechanism and the stage of the run, so that their options can be typed alone."""
     typed = set(map(key_of, arguments))
     name, stage = str(stored["attention"].get("name")), stored["objective"].get("stage")
-    is_shipped = (conf_dir() / "attention" / f"{name}.yaml").is_file()
-    choices = []
-    if is_shipped and not typed & {"attention", "experiment"}:
-        choices.append(f"attention={name}")
+    chosen = []
+    if name in choices("attention") and not typed & {"attention", "experiment"}:
+        chosen.append(f"attention={name}")
     if stage is not None and not typed & {"objective", "objective.stage", "experiment"}:
-        choices.append(f"objective.stage={stage}")
-    return choices
+        chosen.append(f"objective.stage={stage}")
+    return chosen
 
 
 def _is_given(name: str, keys: set[str]) -> bool:

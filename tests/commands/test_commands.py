@@ -1,11 +1,8 @@
 """The command line as a user meets it: what commands write and print, and how they end."""
 
 import io
-import json
-import math
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +19,9 @@ from protlm.cli import main as cli
 from protlm.cli.main import _spread
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import UserError
-from protlm.system.paths import check_output, conf_dir, sample_dir
+from protlm.system.paths import check_output, sample_dir
 from protlm.system.terminal import JobProgress, print_table
-from tests.fixtures.commands import Command, run_python
+from tests.fixtures.commands import Command
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -140,46 +137,6 @@ def test_a_dollar_sign_is_refused_where_it_was_typed(monkeypatch: pytest.MonkeyP
     with pytest.raises(UserError, match=r"the shell keeps \$JOB in single quotes"):
         check_output(Path("$JOB.h5"))
     check_output(Path("maps.P$x1.png"))
-
-
-@pytest.mark.slow
-def test_a_mechanism_and_an_evaluation_are_one_py_and_one_yaml_each(
-    tmp_path: Path, workplace: Path
-) -> None:
-    """The examples of CONTRIBUTING.md, added to a copy of the program, train and evaluate."""
-    folder = tmp_path / "copy"
-    for package in ("protlm", "data_prep"):
-        ignore = shutil.ignore_patterns("__pycache__", "*.gz", "conf")
-        shutil.copytree(ROOT / package, folder / package, ignore=ignore)
-    shutil.copytree(conf_dir(), folder / "conf")
-    text = (ROOT / "CONTRIBUTING.md").read_text()
-    shown = re.findall(
-        r"^`(\S+\.(?:py|yaml))`:\n\n```\w+\n(.*?)^```", text, re.MULTILINE | re.DOTALL
-    )
-    assert len(shown) == 4
-    for path, content in shown:
-        assert not (folder / path).exists()
-        (folder / path).write_text(content)
-
-    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-        words = ("-m", "protlm", *arguments, f"data.dir={workplace / 'data'}")
-        return run_python(*words, cwd=folder, PYTHONPATH=str(folder), OMP_NUM_THREADS="1")
-
-    trained = run(
-        *("train", "model=tiny", "attention=mean_pooling", "attention.scale=0.5"),
-        *("run_dir=run", "data.max_length=64", "data.num_workers=0"),
-        *("trainer.max_steps=2", "schedule.warmup_steps=0", "trainer.accelerator=cpu"),
-    )
-    assert "mean_pooling" in trained.stderr
-    assert (folder / "run" / "checkpoints" / "step-00000002.ckpt").is_file()
-    assert (folder / "run" / "loss.png").stat().st_size > 1000
-    evaluated = run(
-        *("evaluate", "checkpoint=run", "split=train", "evaluation=[masked,confidence]"),
-        *("evaluation.confidence.max_sequences=3", "output=out.json"),
-    )
-    assert "entropy" in evaluated.stdout and "perplexity" in evaluated.stdout
-    values = json.loads((folder / "out.json").read_text())["results"]["train"]["confidence"]
-    assert 0 < values["entropy"] < math.log(33)
 
 
 def test_a_command_that_a_cluster_ends_says_so(

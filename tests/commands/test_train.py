@@ -196,7 +196,8 @@ def test_a_sweep_ends_with_a_table_and_a_run_says_how_it_begins(
     swept = ["--multirun", *tiny_settings, "seed=1,2", "run_dir=m-${seed}", "trainer.max_steps=2"]
     done = protlm_in_process("train", *swept, cwd=Path())
     assert done.returncode == 0, done.stderr
-    assert len(re.findall(r"m-\d: new run; data .*; cpu, 1 threads, precision", done.stderr)) == 2
+    started = r"m-\d: new run; data .*; cpu, 1 threads, precision .*, steps of [\d,]+ tokens"
+    assert len(re.findall(started, done.stderr)) == 2
     assert re.search(r"m-1 +2 +\d\.\d{4} .*\n +m-2 +2 ", done.stdout), done.stdout
     shown = protlm_in_process("train", "run_dir=m-2", "--cfg", "job", cwd=Path())
     assert yaml.safe_load(shown.stdout) == yaml.safe_load(Path("m-2/config.yaml").read_text())
