@@ -16,9 +16,10 @@ from torch import Tensor
 from protlm.checkpoints.checks import check_sizes
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
-from protlm.config import Activation, HeadKind, ModelConfig, NormOrder, Objective, Positions
-from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY
-from protlm.interop.layout import Layout, alphabet_of, gather_rows
+from protlm.config import Activation, Frame, HeadKind, ModelConfig, NormOrder, Objective, Positions
+from protlm.data.alphabet import alphabet_of
+from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY, vocabulary_of
+from protlm.interop.layout import Layout, gather_rows, listed
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
 
@@ -41,12 +42,7 @@ POST_NORM = {
 # What torch.compile and FSDP put into the names of tensors.
 _INFIXES = re.compile(r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module)\.")
 # Settings that are the numbers of special tokens.
-_SPECIAL = {
-    "cls_token_id": "<cls>",
-    "pad_token_id": "<pad>",
-    "eos_token_id": "<eos>",
-    "mask_token_id": "<mask>",
-}
+_SPECIAL = {f"{one}_token_id": f"<{one}>" for one in ("cls", "pad", "eos", "mask")}
 
 
 @dataclass(frozen=True)
@@ -74,14 +70,16 @@ class Family:
         encoder: what precedes the names of an encoder in a model with a head.
         anchor: the name of the embedding in an encoder, by which other prefixes are recognized.
         other_heads: a pattern of the names of tensors that are left out, and said to be.
+        frame: that of its models, if it is not protlm's; its own tokens have protlm's names.
         special: its names of `<cls>`, `<pad>`, `<eos>`, `<unk>` and `<mask>`; none if its alphabet
             is that of protlm.
         read_as: residues that are read as another token, where the alphabet has that.
-        left_out: tokens that protlm does not have and sequences do not contain.
+        left_out: patterns of tokens that protlm does not have and sequences do not contain.
         spare_rows: whether embeddings have rows after those of the tokens, which are left out.
         rotary_pairs: whether rotary positions pair coordinates 2i and 2i + 1 of a head; those of
             protlm pair i and i + K/2, and the rows of both projections are reordered.
         first_position: the row of the first token in the table of positions.
+        licenses: terms that restrict users, by the width of a model, or by None of every model.
     """
 
     layout: ClassVar[Layout]
@@ -91,12 +89,14 @@ class Family:
     encoder: ClassVar[str] = ""
     anchor: ClassVar[str] = ""
     other_heads: ClassVar[str] = r"(.*\.)?pooler\..*|(classifier|score|qa_outputs)\..*"
+    frame: Frame | None = None
     special: ClassVar[Sequence[str]] = ()
     read_as: ClassVar[Mapping[str, str]] = {}
     left_out: ClassVar[Sequence[str]] = ()
     spare_rows: ClassVar[bool] = False
     rotary_pairs: ClassVar[bool] = False
     first_position: ClassVar[int] = 0
+    licenses: ClassVar[Mapping[int | None, str]] = {}
 
     def translate(self, source: Source) -> ForeignModel:
         for key, values in self.allowed.items():
@@ -125,8 +125,11 @@ class Family:
             gather_rows(weights, tokens)
         if self.rotary_pairs:
             _pair_halves(source.path, config, weights)
+        if terms := self.licenses.get(config.model_dim) or self.licenses.get(None):
+            print(f"license: {terms}", file=sys.stderr)
+            origin["license"] = terms
         description = ModelDescription(
-            vocabulary=VOCABULARY.hash,
+            vocabulary=vocabulary_of(self.frame).hash,
             objective=Objective.masked,
             model=config,
             attention="softmax",
@@ -134,6 +137,7 @@ class Family:
             seed=0,
             max_length=config.max_length,
             source=origin,
+            frame=self.frame,
         )
         return ForeignModel(source.path, description, weights)
 
@@ -168,18 +172,22 @@ class Family:
         number = {token: place for place, token in enumerate(alphabet)}
         if len(number) != len(alphabet):
             raise InputDataError(f"{path}: the alphabet repeats a token")
-        for token in (*self.special, *STANDARD):
+        words = vocabulary_of(self.frame)
+        for token in (*self.special, *STANDARD, *words.frame.own_tokens):
             if token not in number:
                 raise InputDataError(f"{path}: the alphabet lacks {token!r:.20}")
         names = {letter: letter for letter in RESIDUES if letter in number}
+        names |= {token: token for token in words.frame.own_tokens}
         names |= {letter: token for letter, token in self.read_as.items() if token in number}
         names |= zip(("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"), self.special, strict=True)
-        if unused := set(alphabet) - {*names.values(), *RESIDUES, *self.left_out}:
+        unused = set(alphabet) - {*names.values(), *RESIDUES}
+        unused = [t for t in unused if not any(re.fullmatch(one, t) for one in self.left_out)]
+        if unused:
             raise InputDataError(
                 f"{path}: the alphabet has {len(unused)} tokens that protlm lacks, for instance "
                 f"{min(unused)!r:.20}"
             )
-        return [number[names.get(token, names["<unk>"])] for token in VOCABULARY.tokens]
+        return [number[names.get(token, names["<unk>"])] for token in words.tokens]
 
     def _check_shapes(
         self, path: Path, config: ModelConfig, weights: Mapping[str, Tensor], rows: int
@@ -227,7 +235,7 @@ def unwrapped(source: Source, family: type[Family]) -> Source:
         )
     lost = [name for name in tensors if re.fullmatch(family.other_heads, name)]
     if lost:
-        print(f"{source.path}: left out {', '.join(lost)}, of another task", file=sys.stderr)
+        print(f"{source.path}: left out {listed(lost)}, of another task", file=sys.stderr)
     return replace(source, tensors={n: v for n, v in tensors.items() if n not in lost})
 
 

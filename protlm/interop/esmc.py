@@ -7,7 +7,6 @@ the output matrices of the sublayers here, and the final norm has a bias of 0.
 """
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import final
@@ -26,23 +25,15 @@ _LAYOUT = Layout(
     names={
         "embedding.weight": "esmc.embed_tokens.weight",
         "final_norm.weight": "esmc.norm.weight",
-        "head_transform.dense.*": "lm_head.dense.*",
-        "head_transform.norm.*": "lm_head.layer_norm.*",
+        "head_transform.{dense,norm}.*": "lm_head.{dense,layer_norm}.*",
         "head.*": "lm_head.decoder.*",
     },
     layers="esmc.layers.",
     layer={
-        "attention_norm.*": "input_layernorm.*",
-        "attention.query.weight": "self_attn.q_proj.weight",
-        "attention.key.weight": "self_attn.k_proj.weight",
-        "attention.value.weight": "self_attn.v_proj.weight",
-        "attention.query_norm.weight": "self_attn.q_norm.weight",
-        "attention.key_norm.weight": "self_attn.k_norm.weight",
-        "attention.output.weight": "self_attn.o_proj.weight",
-        "feedforward_norm.*": "post_attention_layernorm.*",
-        "feedforward.gate.weight": "mlp.gate_proj.weight",
-        "feedforward.up.weight": "mlp.up_proj.weight",
-        "feedforward.down.weight": "mlp.down_proj.weight",
+        "{attention,feedforward}_norm.*": "{input,post_attention}_layernorm.*",
+        "attention.{query,key,value,output}.weight": "self_attn.{q,k,v,o}_proj.weight",
+        "attention.{query,key}_norm.weight": "self_attn.{q,k}_norm.weight",
+        "feedforward.{gate,up,down}.weight": "mlp.{gate,up,down}_proj.weight",
     },
     sizes=SIZES,
     epsilon=("layer_norm_eps", 1e-5),
@@ -71,11 +62,10 @@ _LAYOUT = Layout(
 _HEAD = 64
 # The number of layers whose residual is not scaled.
 _UNSCALED = 36
-# By the width of the model: its name, and the license of its first release.
-_LICENSES = {
-    960: ("300M", "Cambrian Open License"),
-    1152: ("600M", "Cambrian Non-Commercial License"),
-}
+_TERMS = (
+    "ESM C {} was published by EvolutionaryScale under the {}, and later by Biohub under the MIT "
+    "License; the terms that came with this copy apply"
+)
 
 
 @final
@@ -85,6 +75,10 @@ class Esmc(Family):
     layout = _LAYOUT
     output_layer, encoder, anchor = "(lm|sequence)_head.", "esmc.", "embed_tokens.weight"
     spare_rows = True
+    licenses = {
+        960: _TERMS.format("300M", "Cambrian Open License"),
+        1152: _TERMS.format("600M", "Cambrian Non-Commercial License"),
+    }
     fixed = {
         "max_length": 2048,
         "positions": Positions.rotary,
@@ -93,15 +87,10 @@ class Esmc(Family):
         "qk_norm_width": QueryKeyWidth.layer,
         "head": HeadKind.dense_norm,
     }
-    allowed = {
-        **ROTARY,
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "hidden_act": ("silu",),
-    }
+    allowed = {**ROTARY, "attention_bias": (False,), "mlp_bias": (False,), "hidden_act": ("silu",)}
 
     def translate(self, source: Source) -> ForeignModel:
-        """Scales the outputs of sublayers; prints the license, and keeps it in the description."""
+        """Scales the outputs of sublayers."""
         found = super().translate(source)
         weights, described = found.weights, found.description
         check_shapes(source.path, weights, {"final_norm.weight": (described.model.model_dim,)})
@@ -110,16 +99,7 @@ class Esmc(Family):
         for name, value in weights.items():
             if name.endswith((".attention.output.weight", ".feedforward.down.weight")):
                 weights[name] = (value.double() / divisor).to(value.dtype)
-        if described.model.model_dim not in _LICENSES:
-            return found
-        size, first = _LICENSES[described.model.model_dim]
-        terms = (
-            f"ESM C {size} was published by EvolutionaryScale under the {first}, and later by "
-            "Biohub under the MIT License; the terms that came with this copy apply"
-        )
-        print(f"license: {terms}", file=sys.stderr)
-        origin = {**(described.source or {}), "license": terms}
-        return replace(found, description=replace(described, source=origin))
+        return found
 
     def config(self, source: Source, layout: Layout, weights: Mapping[str, Tensor]) -> ModelConfig:
         """Reads the sizes from the weights where the settings lack them."""

@@ -20,10 +20,10 @@ from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.description import ModelDescription, differences
 from protlm.checkpoints.format import CONFIG, WEIGHTS, Checkpoint
 from protlm.config import Frame, HeadKind, ModelConfig, Objective, Positions
+from protlm.data.alphabet import ALPHABET, TOKENIZER
 from protlm.data.vocabulary import VOCABULARY, Vocabulary, vocabulary_of
 from protlm.interop.base import ContactHead
 from protlm.interop.esm import HUGGING_FACE_ESM, Esm
-from protlm.interop.layout import ALPHABET, TOKENIZER
 from protlm.interop.protlm import NETWORK
 from protlm.model.positions import Rotary
 from protlm.model.transformer import build_network
@@ -43,13 +43,7 @@ _FREE = (
     *("positions", "norm_epsilon", "embedding_norm", "token_dropout", "stored_frequencies"),
 )
 _EPSILON = 1e-5
-_SPECIAL = {
-    "cls_token": "<cls>",
-    "eos_token": "<eos>",
-    "mask_token": "<mask>",
-    "pad_token": "<pad>",
-    "unk_token": "<unk>",
-}
+_SPECIAL = {f"{one}_token": f"<{one}>" for one in ("cls", "eos", "mask", "pad", "unk")}
 
 
 def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> bool:
@@ -130,11 +124,9 @@ def _esm_config(config: ModelConfig) -> dict[str, Any]:
         "emb_layer_norm_before": config.embedding_norm,
         "token_dropout": config.token_dropout,
         "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+        **dict.fromkeys(("esmfold_config", "vocab_list"), None),
         "is_folding_model": False,
-        "esmfold_config": None,
-        "vocab_list": None,
         "tie_word_embeddings": True,
     }
 

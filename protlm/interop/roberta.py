@@ -49,11 +49,10 @@ class Roberta(Family):
 
     def alphabet(self, source: Source) -> list[str]:
         tokens = source.settings.get("alphabet")
-        if not isinstance(tokens, list) or not all(isinstance(one, str) for one in tokens):
-            raise InputDataError(f"{source.path}: the alphabet must be a list of tokens")
-        if tokens[1:2] != ["<pad>"] or "X" in tokens:
+        is_list = isinstance(tokens, list) and all(isinstance(one, str) for one in tokens)
+        if not is_list or tokens[1:2] != ["<pad>"] or "X" in tokens:
             raise InputDataError(
-                f"{source.path}: the alphabet must be one as that of Sapiens, whose second token "
-                "is <pad>, and which has no X"
+                f"{source.path}: the alphabet must be a list of tokens as that of Sapiens, whose "
+                "second token is <pad>, and which has no X"
             )
         return tokens

@@ -294,7 +294,8 @@ def test_a_license_that_restricts_users_is_printed(tmp_path, monkeypatch, capsys
     model = ESMC_LIBRARY.save(tmp_path / "esmc")
     interop.read(model)
     assert capsys.readouterr().err == ""
-    monkeypatch.setitem(esmc._LICENSES, ESMC_LIBRARY.width, esmc._LICENSES[1152])
+    licenses = esmc.Esmc.licenses
+    monkeypatch.setitem(licenses, ESMC_LIBRARY.width, licenses[1152])
     interop.read(model)
     told = capsys.readouterr().err
     assert told.startswith("license: ESM C 600M was published by EvolutionaryScale under the")
