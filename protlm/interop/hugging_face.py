@@ -37,6 +37,7 @@ _HEADER = (
     '"""A protein language model of protlm; written by protlm checkpoint export --format hf."""'
 )
 _HEADS = {Objective.masked: "MaskedLM", Objective.causal: "CausalLM"}
+_TASKS = ("ForSequenceClassification", "ForTokenClassification")
 # What an ESM may have in more than one way, and the epsilon of its LayerNorm if that is null.
 _FREE = (
     *HUGGING_FACE_ESM.sizes,
@@ -133,16 +134,16 @@ def _esm_config(config: ModelConfig) -> dict[str, Any]:
 
 def _config(model: Checkpoint) -> dict[str, Any]:
     described = model.description
-    kind = f"For{_HEADS[described.objective]}"
     # An encoder without an output layer is the class without a head.
-    heads = {} if described.model.head is HeadKind.none else {f"AutoModel{kind}": f"Protlm{kind}"}
+    is_encoder = described.model.head is HeadKind.none
+    heads = [] if is_encoder else [f"For{_HEADS[described.objective]}"]
     return {
         "model_type": "protlm",
-        "architectures": [*heads.values()] or ["ProtlmModel"],
+        "architectures": [f"Protlm{[*heads, 'Model'][0]}"],
         "auto_map": {
             "AutoConfig": f"{_MODULE}.ProtlmConfig",
             "AutoModel": f"{_MODULE}.ProtlmModel",
-            **{auto: f"{_MODULE}.{head}" for auto, head in heads.items()},
+            **{f"AutoModel{kind}": f"{_MODULE}.Protlm{kind}" for kind in (*heads, *_TASKS)},
         },
         "dtype": "float32",
         # No other architecture builds itself, with new weights, from these settings.
@@ -157,7 +158,7 @@ def _config(model: Checkpoint) -> dict[str, Any]:
 
 
 def _code(description: ModelDescription) -> str:
-    heads = [f"ProtlmFor{head}" for head in _HEADS.values()]
+    heads = [f"Protlm{kind}" for kind in (*(f"For{head}" for head in _HEADS.values()), *_TASKS)]
     network = build_network(description.model, description.attention_config, seed=0)
     used = {type(part) for part in network.modules() if isinstance(part, Attention)}
     classes = {
