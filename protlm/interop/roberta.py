@@ -48,9 +48,9 @@ class Roberta(Family):
         return super().translate(source)
 
     def alphabet(self, source: Source) -> list[str]:
-        tokens = source.settings.get("alphabet")
-        is_list = isinstance(tokens, list) and all(isinstance(one, str) for one in tokens)
-        if not is_list or tokens[1:2] != ["<pad>"] or "X" in tokens:
+        given = source.settings.get("alphabet")
+        tokens = [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
+        if tokens != given or tokens[1:2] != ["<pad>"] or "X" in tokens:
             raise InputDataError(
                 f"{source.path}: the alphabet must be a list of tokens as that of Sapiens, whose "
                 "second token is <pad>, and which has no X"

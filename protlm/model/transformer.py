@@ -91,8 +91,9 @@ class ProteinLM(nn.Module):
             Block(config, mechanism(number), Tokens(vocab_size, pad))
             for number in range(config.num_layers)
         )
-        for number in range(config.num_layers if self.relative else 0):
-            self.relative.add_to(self.mechanism(number + 1))
+        if self.relative is not None:
+            for number in range(config.num_layers):
+                self.relative.add_to(self.mechanism(number + 1))
         self.skips = UnetSkips(config.num_layers) if config.unet_skips else None
         pre = config.norm_order is NormOrder.pre
         self.final_norm = norm_layer(config) if pre else nn.Identity()

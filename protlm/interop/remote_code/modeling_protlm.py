@@ -80,7 +80,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                 vocabulary=vocabulary_of(described.frame),
             )
         if self._classifies:
-            self.classifier = nn.Linear(described.model.model_dim, config.num_labels)
+            self.classifier = nn.Linear(described.model.model_dim, config.num_labels or 2)
         self._constants = {
             module: {name: module.get_buffer(name).clone() for name in unsaved}
             for module in self.network.modules()

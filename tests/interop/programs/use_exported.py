@@ -122,12 +122,12 @@ def check_labels(folder: Path, tokens: Any, inputs: dict[str, Any]) -> None:
 def check_training(folder: Path, tokenizer: Any, tokens: Any) -> None:
     """An adapter of PEFT is trained by Trainer, merged and saved, and used in a pipeline."""
     base = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
-    model = get_peft_model(base, LoraConfig(r=2, target_modules=["query", "up"]))
+    model: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["query", "up"]))
     rows = [{"input_ids": row, "labels": row} for row in torch.randint(4, 24, (8, 9))]
     settings: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.1, "use_cpu": True}
     settings |= {"report_to": [], "gradient_checkpointing": True, "save_strategy": "no"}
     arguments = TrainingArguments(output_dir=str(folder / "trained"), **settings)
-    Trainer(model=model, args=arguments, train_dataset=rows).train()  # pyright: ignore
+    Trainer(model=model, args=arguments, train_dataset=rows).train()
     model.save_pretrained(folder / "adapter")
     merged = model.eval().merge_and_unload()
     merged.save_pretrained(folder / "merged")
