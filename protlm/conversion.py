@@ -8,12 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from protlm.attention import mechanism
-from protlm.attention.layers import (
-    mechanisms_of,
-    option_differences,
-    stored_options,
-    unable,
-)
+from protlm.attention.layers import mechanisms_of, option_differences, stored_options, unable
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
 from protlm.data.vocabulary import vocabulary_of
@@ -81,7 +76,7 @@ def _with_norms_of(network: ProteinLM, found: Checkpoint) -> dict[str, Tensor]:
     A bounded norm s is a free one with the gain s K^(-1/4).
     """
     weights, model = dict(found.weights), found.description.model
-    factor = (model.model_dim // model.num_heads) ** -0.25
+    factor = model.width_of_head**-0.25
     for name, norm in network.named_modules():
         if isinstance(norm, FreeNorm) and f"{name}.scale" in weights:
             weights[f"{name}.gain"] = BoundedNorm.norms(weights.pop(f"{name}.scale")) * factor

@@ -217,13 +217,17 @@ def test_sequences_are_sampled(kind: str, tmp_path: Path, run: Callable[..., str
     assert one.nats == pytest.approx(-sum(drawn), abs=1e-3)
 
 
-@each_frame
-def test_labels_and_the_page(kind: str, tmp_path: Path, run: Callable[..., str]) -> None:
-    model = saved(tmp_path / "m", kind)
+def write_labels(path: Path) -> None:
     names = [f"{a}{b}MKVLA"[: 4 + n % 4] for n, (a, b) in enumerate(pairwise(STANDARD))]
     split = ("train", "train", "valid", "test")
     rows = [f"{n}\t{x}\t{n % 2}.5\t{split[n % 4]}\n" for n, x in enumerate(names)]
-    (tmp_path / "l.tsv").write_text("id\tsequence\tlabel\tsplit\n" + "".join(rows))
+    path.write_text("id\tsequence\tlabel\tsplit\n" + "".join(rows))
+
+
+@each_frame
+def test_labels_and_the_page(kind: str, tmp_path: Path, run: Callable[..., str]) -> None:
+    model = saved(tmp_path / "m", kind)
+    write_labels(tmp_path / "l.tsv")
     run("probe l.tsv -m m -o probe")
     run("finetune l.tsv -m m -o tuned --epochs 1")
     assert protlm.load(tmp_path / "tuned" / "model").vocabulary == model.vocabulary

@@ -41,6 +41,8 @@ def with_attention(
         block = network.blocks[number - 1]
         assert isinstance(block, Block)
         block.attention.mechanism = mechanism(number).to(model.device)
+        if network.relative is not None:
+            network.relative.add_to(block.attention.mechanism)
     return PretrainedModel(
         network, model.description, rebuild=lambda seed: model.with_random_weights(seed).network
     )
@@ -65,7 +67,7 @@ def favor(
             "performer_softmax",
             {"num_features": num_features, "optimal_for": optimal},
             num_heads=sizes.num_heads,
-            head_dim=sizes.model_dim // sizes.num_heads,
+            head_dim=sizes.width_of_head,
             model_dim=sizes.model_dim,
             max_length=sizes.max_length,
             seed=draw * model.num_layers + layer,
@@ -153,14 +155,7 @@ def mean_outputs(model: PretrainedModel, sequences: Sequence[str]) -> Tensor:
         for layer, x in model.network.attention_inputs(
             batch.tokens_BL, batch.mask_BL, causal=model.causal
         ):
-            out_BHLC = model.network.mechanism(layer)(
-                x.q_BHLK,
-                x.k_BHLK,
-                x.v_BHLC,
-                hidden_BLD=x.hidden_BLD,
-                mask_BL=batch.mask_BL,
-                causal=model.causal,
-            )
+            out_BHLC = model.network.mechanism(layer)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **x.rest)
             sums.append(out_BHLC[0].double().sum(dim=1))
         count += batch.tokens_BL.shape[1]
         sums_NHC = torch.stack(sums)

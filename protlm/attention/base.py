@@ -1,7 +1,7 @@
 """The interface of an attention mechanism, which mixes value vectors across positions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -71,6 +71,10 @@ class Attention(nn.Module, ABC):
     num_exact_heads: int = 0
     # Whether the model applies rotary positions to queries and keys.
     takes_rotary: ClassVar[bool] = True
+    # Whether the model can add biases to logits of queries and keys.
+    takes_bias: ClassVar[bool] = False
+    # The biases of some queries and all keys, HML, of the number L of these; the model sets it.
+    logit_bias: Callable[[int, slice], Tensor] | None = None
     # Names of parameters that multiply activations like the weight of a linear layer. Of the
     # parameters outside linear layers, only these have weight decay.
     matrices: ClassVar[tuple[str, ...]] = ()

@@ -1,6 +1,8 @@
 """Exact softmax attention: softmax(q kᵀ / √K) v (Vaswani et al., arXiv 1706.03762, eq. 1)."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, final
 
 import torch
@@ -9,10 +11,19 @@ from torch import Tensor
 
 from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
 from protlm.attention.ops.key_value_cache import KeyValueCache
-from protlm.attention.ops.numerics import padding_bias, softmax_weights, visible_keys, zero_padding
+from protlm.attention.ops.numerics import (
+    at_once,
+    padding_bias,
+    recomputed,
+    softmax_weights,
+    visible_keys,
+    zero_padding,
+)
 
 # Initial capacity of a cache, in positions.
 _ROOM = 64
+# Biases of pairs that are in memory at a time, 256 MiB in float32.
+_BIASES = 1 << 26
 
 
 @final
@@ -21,6 +32,7 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
 
     cost: ClassVar[str] = "L² K"
     advice: ClassVar[str] = "short proteins, and the reference for all others; exact maps"
+    takes_bias: ClassVar[bool] = True
 
     def __init__(self, *, bounded_qk_norm: bool = False) -> None:
         super().__init__()
@@ -29,22 +41,26 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
         _, mask_BL, causal = context
+        num_values, scale = v_BHLC.shape[-1], 1 / math.sqrt(q_BHLK.shape[-1])
         # This would synchronize with a GPU, and break a compiled graph.
         may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
         is_whole = may_look and bool(mask_BL.all())
+        q, k, v = q_BHLK, k_BHLK, v_BHLC
         if not is_whole:
-            q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
-        if is_whole:
-            out_BHLC = F.scaled_dot_product_attention(q_BHLK, k_BHLK, v_BHLC, is_causal=causal)
+            q, k, v = _with_a_coordinate(*(zero_padding(x, mask_BL) for x in (q, k, v)), mask_BL)
+        if self.logit_bias is None:
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
         else:
-            out_BHLC = _biased_by_a_coordinate(q_BHLK, k_BHLK, v_BHLC, mask_BL, causal)
-        out_BHLC = out_BHLC.to(v_BHLC.dtype)
+            bias = partial(self.logit_bias, mask_BL.shape[1])
+            out = _biased(q, k, v, bias, scale=scale, causal=causal)
+        out_BHLC = out[..., :num_values].to(v_BHLC.dtype)
         return out_BHLC if is_whole else zero_padding(out_BHLC, mask_BL)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         _, mask_BL, causal = context
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
-        return softmax_weights(q_BHMK, k_BHLK, visible_keys(mask_BL, rows, causal=causal))
+        bias_HML = None if self.logit_bias is None else self.logit_bias(mask_BL.shape[1], rows)
+        return softmax_weights(q_BHMK, k_BHLK, visible_keys(mask_BL, rows, causal=causal), bias_HML)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> KeyValueCache:
         return KeyValueCache.empty(k_BHK, v_BHC, _ROOM)
@@ -59,23 +75,42 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         hidden_BD: Tensor,
     ) -> tuple[KeyValueCache, Tensor]:
         state = state.append(k_BHK, v_BHC, slot=state.length)
-        return state, state.attend(q_BHK)
+        bias_H1M, length = None, state.length
+        if self.logit_bias is not None:
+            bias_H1M = self.logit_bias(length, slice(length - 1, length)).to(k_BHK.dtype)
+        return state, state.attend(q_BHK, bias_H1M)
 
 
-def _biased_by_a_coordinate(
-    q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, causal: bool
-) -> Tensor:
+def _with_a_coordinate(
+    q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor
+) -> tuple[Tensor, ...]:
     """Hides padded keys by an additional coordinate: 1 in a query, very negative in such a key.
 
     The fused kernels accept a mask or causality, not both, and one mask for both would be L×L. All
     three tensors get one width, a multiple of 8, without which CUDA falls back to a kernel that
     builds the L×L map.
     """
-    num_values = v_BHLC.shape[-1]
-    width = -(-max(q_BHLK.shape[-1] + 1, num_values) // 8) * 8
+    width = -(-max(q_BHLK.shape[-1] + 1, v_BHLC.shape[-1]) // 8) * 8
     bias_BL = padding_bias(mask_BL, k_BHLK.dtype)
     bias_BHL1 = bias_BL[:, None, :, None].expand_as(k_BHLK[..., :1])
     q, k = F.pad(q_BHLK, (0, 1), value=1.0), torch.cat([k_BHLK, bias_BHL1], dim=-1)
-    q, k, v = (F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v_BHLC))
-    scale = 1 / math.sqrt(q_BHLK.shape[-1])
-    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)[..., :num_values]
+    return tuple(F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v_BHLC))
+
+
+def _biased(
+    q: Tensor, k: Tensor, v: Tensor, bias: Callable[[slice], Tensor], *, scale: float, causal: bool
+) -> Tensor:
+    """Attends in blocks of queries, whose biases are in memory at a time."""
+
+    def attend(rows: slice) -> Tensor:
+        bias_1HML = bias(rows)[None].to(q.dtype)
+        if causal:
+            is_later = torch.ones_like(bias_1HML, dtype=torch.bool).triu(rows.start + 1)
+            bias_1HML = bias_1HML.masked_fill(is_later, -math.inf)
+        return F.scaled_dot_product_attention(q[:, :, rows], k, v, bias_1HML, scale=scale)
+
+    _, num_heads, length, _ = q.shape
+    size = at_once(q, num_heads * length, cpu=_BIASES, gpu=_BIASES)
+    blocks = (slice(start, start + size) for start in range(0, length, size))
+    run = partial(recomputed, attend) if torch.is_grad_enabled() else attend
+    return torch.cat([run(rows) for rows in blocks], dim=2)

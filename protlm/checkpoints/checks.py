@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from protlm.config import ModelConfig, Positions
+from protlm.config import ModelConfig
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import read_json, write_json
 from protlm.system.paths import complete_file, refuse_pointer, sha256_of
@@ -140,13 +140,12 @@ def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) 
             f"{path} has weights of width {embedding.shape[1]}, and its settings say "
             f"{config.model_dim}; get both again from one place"
         )
-    if config.model_dim % config.num_heads:
+    if config.head_dim is None and config.model_dim % config.num_heads:
         raise InputDataError(
             f"{path} has settings of {config.num_heads} heads, which do not divide its width, "
             f"{config.model_dim}; get it again"
         )
-    has_table = config.positions is not Positions.rotary
-    if has_table and config.max_length * config.model_dim > _limit(weights):
+    if config.has_position_table and config.max_length * config.model_dim > _limit(weights):
         raise _misfit(path, f"model.max_length={config.max_length} needs too much memory")
 
 

@@ -23,7 +23,7 @@ from protlm.build import (
 )
 from protlm.checkpoints.format import all_checkpoints
 from protlm.checkpoints.validations import METRICS, read_metrics
-from protlm.config import Objective, Positions, TrainConfig
+from protlm.config import Objective, TrainConfig
 from protlm.config.composition import compose, key_of, through_hydra, to_plain
 from protlm.config.settings import print_help
 from protlm.config.settings_file import settings_of
@@ -247,8 +247,7 @@ def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
 
 
 def _has_limit(network: ProteinLM, config: TrainConfig) -> bool:
-    rotary = config.model.positions is Positions.rotary
-    return not rotary or network.max_length is not None
+    return config.model.has_position_table or network.max_length is not None
 
 
 def _supports(kind: type[Attention], *, causal: bool) -> bool:

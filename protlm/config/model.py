@@ -7,15 +7,15 @@ from protlm.config.fields import Checked, above, at_least, setting
 from protlm.system.errors import UserError
 
 # How the model encodes positions.
-Positions = StrEnum("Positions", ["learned", "sinusoidal", "rotary"])
+Positions = StrEnum("Positions", ["learned", "sinusoidal", "rotary", "relative"])
 # LayerNorm or RMSNorm.
 Norm = StrEnum("Norm", ["layer", "rms"])
 # What a query-key norm is computed over: each head, or the width of all heads.
 QueryKeyWidth = StrEnum("QueryKeyWidth", ["head", "layer"])
 # Normalize before a sublayer, or after its residual sum.
 NormOrder = StrEnum("NormOrder", ["pre", "post"])
-# The feed-forward non-linearity; SwiGLU has a third, gating matrix.
-Activation = StrEnum("Activation", ["relu", "gelu", "swiglu"])
+# The feed-forward non-linearity; SwiGLU and GEGLU have a third, gating matrix.
+Activation = StrEnum("Activation", ["relu", "gelu", "swiglu", "geglu"])
 # The output layer: linear, or after a dense layer, GELU and a norm of the kind of the model's or a
 # LayerNorm; an encoder has none.
 HeadKind = StrEnum("HeadKind", ["linear", "dense_norm", "dense_layer_norm", "none"])
@@ -52,6 +52,13 @@ class ModelConfig(Checked):
         allowed=at_least(3),
     )
     positions: Positions = setting("position encoding", Positions.learned)
+    relative_buckets: int = setting("of `positions=relative`: its biases", 32, allowed=at_least(4))
+    relative_distance: int = setting(
+        "of `positions=relative`: from there, all distances have one bias", 128, allowed=at_least(2)
+    )
+    head_dim: int | None = setting(
+        "width of a head; `null`: `model_dim` / `num_heads`", None, allowed=at_least(1)
+    )
     norm: Norm = setting("normalization", Norm.layer)
     norm_order: NormOrder = setting(
         "norm before a sublayer, or after the residual sum", NormOrder.pre
@@ -125,9 +132,24 @@ class ModelConfig(Checked):
                 f"model.convolution={self.convolution} must be an odd number of positions, 3 to "
                 "31; type model.convolution=5, or null for none"
             )
+        if 4 * self.relative_distance <= self.relative_buckets:
+            raise UserError(
+                f"model.relative_distance={self.relative_distance} must be more than a quarter of "
+                f"model.relative_buckets={self.relative_buckets}"
+            )
         for name in ("stored_frequencies", "global_every"):
             if (value := getattr(self, name)) and self.positions is not Positions.rotary:
                 given = f"model.{name}={str(value).lower()}"
                 raise UserError(f"{given} needs model.positions=rotary, not {self.positions}")
         if self.qk_norm_width is QueryKeyWidth.layer and not self.qk_norm:
             raise UserError("model.qk_norm_width=layer needs model.qk_norm=true")
+
+    @property
+    def has_position_table(self) -> bool:
+        """Whether there is a row for each position, up to `max_length`."""
+        return self.positions in (Positions.learned, Positions.sinusoidal)
+
+    @property
+    def width_of_head(self) -> int:
+        """The width of the queries and keys of a head."""
+        return self.head_dim or self.model_dim // self.num_heads

@@ -159,13 +159,7 @@ class FavorVsSoftmax(Evaluation):
         for layer, x in inputs:
 
             def map_of(mechanism: Attention, x: AttentionInputs = x) -> Tensor:
-                return mechanism.attention_map(
-                    x.q_BHLK,
-                    x.k_BHLK,
-                    hidden_BLD=x.hidden_BLD,
-                    mask_BL=batch.mask_BL,
-                    causal=model.causal,
-                )[0].cpu()
+                return mechanism.attention_map(x.q_BHLK, x.k_BHLK, **x.rest)[0].cpu()
 
             q, k = (some.bfloat16().to(some.dtype) for some in (x.q_BHLK, x.k_BHLK))
             rounded = replace(x, q_BHLK=q, k_BHLK=k)

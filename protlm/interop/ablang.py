@@ -9,8 +9,6 @@ from typing import final
 from protlm.interop.base import POST_NORM, Family
 from protlm.interop.layout import Layout
 
-_ATTENTION = "MultiHeadAttention.Attention"
-
 
 @final
 class Ablang(Family):
@@ -21,21 +19,17 @@ class Ablang(Family):
             "embedding.weight": "AbRep.AbEmbeddings.AAEmbeddings.weight",
             "positions.table": "AbRep.AbEmbeddings.PositionEmbeddings.weight",
             "embedding_norm.*": "AbRep.AbEmbeddings.LayerNorm.*",
-            "head_transform.dense.*": "AbHead.dense.*",
-            "head_transform.norm.*": "AbHead.layer_norm.*",
+            "head_transform.{dense,norm}.*": "AbHead.{dense,layer_norm}.*",
             "head.weight": "AbHead.decoder.weight",
             "head.bias": "AbHead.bias",
         },
         layers="AbRep.EncoderBlocks.Layers.",
         layer={
-            "attention.query.*": f"{_ATTENTION}.q_proj.*",
-            "attention.key.*": f"{_ATTENTION}.k_proj.*",
-            "attention.value.*": f"{_ATTENTION}.v_proj.*",
-            "attention.output.*": f"{_ATTENTION}.out_proj.*",
-            "attention_norm.*": "MHALayerNorm.*",
-            "feedforward.up.*": "IntermediateLayer.expand_dense.*",
-            "feedforward.down.*": "IntermediateLayer.dense_dense.*",
-            "feedforward_norm.*": "IntermediateLayer.LayerNorm.*",
+            "attention.{query,key,value,output}.*": (
+                "MultiHeadAttention.Attention.{q,k,v,out}_proj.*"
+            ),
+            "{attention,feedforward}_norm.*": "{MHA,IntermediateLayer.}LayerNorm.*",
+            "feedforward.{up,down}.*": "IntermediateLayer.{expand,dense}_dense.*",
         },
         copies={"AbHead.decoder.bias": "AbHead.bias"},
     )

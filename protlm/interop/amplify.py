@@ -23,15 +23,9 @@ class Amplify(Family):
         },
         layers="transformer_encoder.",
         layer={
-            "attention_norm.weight": "attention_norm.weight",
-            "attention.query.weight": "q.weight",
-            "attention.key.weight": "k.weight",
-            "attention.value.weight": "v.weight",
-            "attention.output.weight": "wo.weight",
-            "feedforward_norm.weight": "ffn_norm.weight",
-            "feedforward.gate.weight": "ffn.w1.weight",
-            "feedforward.up.weight": "ffn.w2.weight",
-            "feedforward.down.weight": "ffn.w3.weight",
+            "{attention,feedforward}_norm.weight": "{attention,ffn}_norm.weight",
+            "attention.{query,key,value,output}.weight": "{q,k,v,wo}.weight",
+            "feedforward.{gate,up,down}.weight": "ffn.{w1,w2,w3}.weight",
         },
         # Its `intermediate_size` is not that of its matrices.
         sizes={**SIZES, "max_length": "max_length"},
@@ -64,6 +58,6 @@ class Amplify(Family):
     }
     special = ("<bos>", "<pad>", "<eos>", "<unk>", "<mask>")
     # The chain break, and the letter for leucine or isoleucine, which protlm reads as X.
-    left_out = ("|", "J")
+    left_out = (r"\|", "J")
     spare_rows = True
     rotary_pairs = True

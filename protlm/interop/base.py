@@ -17,8 +17,9 @@ from protlm.checkpoints.checks import check_sizes
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Activation, Frame, HeadKind, ModelConfig, NormOrder, Objective, Positions
+from protlm.data.alphabet import alphabet_of
 from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY, vocabulary_of
-from protlm.interop.layout import Layout, alphabet_of, gather_rows
+from protlm.interop.layout import Layout, gather_rows, listed
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
 
@@ -41,12 +42,7 @@ POST_NORM = {
 # What torch.compile and FSDP put into the names of tensors.
 _INFIXES = re.compile(r"(^|(?<=\.))(_orig_mod|_fsdp_wrapped_module)\.")
 # Settings that are the numbers of special tokens.
-_SPECIAL = {
-    "cls_token_id": "<cls>",
-    "pad_token_id": "<pad>",
-    "eos_token_id": "<eos>",
-    "mask_token_id": "<mask>",
-}
+_SPECIAL = {f"{one}_token_id": f"<{one}>" for one in ("cls", "pad", "eos", "mask")}
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ class Family:
         special: its names of `<cls>`, `<pad>`, `<eos>`, `<unk>` and `<mask>`; none if its alphabet
             is that of protlm.
         read_as: residues that are read as another token, where the alphabet has that.
-        left_out: tokens that protlm does not have and sequences do not contain.
+        left_out: patterns of tokens that protlm does not have and sequences do not contain.
         spare_rows: whether embeddings have rows after those of the tokens, which are left out.
         rotary_pairs: whether rotary positions pair coordinates 2i and 2i + 1 of a head; those of
             protlm pair i and i + K/2, and the rows of both projections are reordered.
@@ -94,7 +90,7 @@ class Family:
     encoder: ClassVar[str] = ""
     anchor: ClassVar[str] = ""
     other_heads: ClassVar[str] = r"(.*\.)?pooler\..*|(classifier|score|qa_outputs)\..*"
-    frame: ClassVar[Frame | None] = None
+    frame: Frame | None = None
     special: ClassVar[Sequence[str]] = ()
     read_as: ClassVar[Mapping[str, str]] = {}
     left_out: ClassVar[Sequence[str]] = ()
@@ -191,7 +187,9 @@ class Family:
         names |= {token: token for token in words.frame.own_tokens}
         names |= {letter: token for letter, token in self.read_as.items() if token in number}
         names |= zip(("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"), self.special, strict=True)
-        if unused := set(alphabet) - {*names.values(), *RESIDUES, *self.left_out}:
+        unused = set(alphabet) - {*names.values(), *RESIDUES}
+        unused = [t for t in unused if not any(re.fullmatch(one, t) for one in self.left_out)]
+        if unused:
             raise InputDataError(
                 f"{path}: the alphabet has {len(unused)} tokens that protlm lacks, for instance "
                 f"{min(unused)!r:.20}"
@@ -244,7 +242,7 @@ def unwrapped(source: Source, family: type[Family]) -> Source:
         )
     lost = [name for name in tensors if re.fullmatch(family.other_heads, name)]
     if lost:
-        print(f"{source.path}: left out {', '.join(lost)}, of another task", file=sys.stderr)
+        print(f"{source.path}: left out {listed(lost)}, of another task", file=sys.stderr)
     return replace(source, tensors={n: v for n, v in tensors.items() if n not in lost})
 
 

@@ -22,16 +22,11 @@ class Bert(Family):
             "positions.table": "bert.embeddings.position_embeddings.weight",
             "types": "bert.embeddings.token_type_embeddings.weight",
             "embedding_norm.*": "bert.embeddings.LayerNorm.*",
-            "head_transform.dense.*": "cls.predictions.transform.dense.*",
-            "head_transform.norm.*": "cls.predictions.transform.LayerNorm.*",
+            "head_transform.{dense,norm}.*": "cls.predictions.transform.{dense,LayerNorm}.*",
             "head.bias": "cls.predictions.bias",
         },
         layers="bert.encoder.layer.",
-        layer={
-            **BERT_LAYER,
-            "attention_norm.*": "attention.output.LayerNorm.*",
-            "feedforward_norm.*": "output.LayerNorm.*",
-        },
+        layer={**BERT_LAYER, "{attention,feedforward}_norm.*": "{attention.,}output.LayerNorm.*"},
         spellings=FIRST_NORMS,
         unused=r"bert\.(embeddings\.position_ids|pooler\..*)"
         r"|cls\.(seq_relationship|species|chain|graft)\..*",

@@ -14,17 +14,16 @@ from torch import Tensor
 
 from protlm.checkpoints.checks import check_numbers
 from protlm.config import Activation, HeadKind, ModelConfig, Positions
+from protlm.data.alphabet import ALPHABETS, alphabet_of
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interop.base import ROTARY, ContactHead, Family, ForeignModel
 from protlm.interop.layout import (
-    ALPHABETS,
     BERT_LAYER,
     FAIRSEQ_COPIES,
     FAIRSEQ_LAYER,
     FAIRSEQ_NAMES,
     FIRST_NORMS,
     Layout,
-    alphabet_of,
 )
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
@@ -39,16 +38,11 @@ HUGGING_FACE_ESM = Layout(
         _FREQUENCY: _FREQUENCY,
         "embedding_norm.*": "esm.embeddings.layer_norm.*",
         "final_norm.*": "esm.encoder.emb_layer_norm_after.*",
-        "head_transform.dense.*": "lm_head.dense.*",
-        "head_transform.norm.*": "lm_head.layer_norm.*",
+        "head_transform.{dense,norm}.*": "lm_head.{dense,layer_norm}.*",
         "head.bias": "lm_head.bias",
     },
     layers="esm.encoder.layer.",
-    layer={
-        **BERT_LAYER,
-        "attention_norm.*": "attention.LayerNorm.*",
-        "feedforward_norm.*": "LayerNorm.*",
-    },
+    layer={**BERT_LAYER, "{attention,feedforward}_norm.*": "{attention.,}LayerNorm.*"},
     spellings=FIRST_NORMS,
     # Transformers 4 saved a table of positions that ESM-2 never used.
     unused=r"esm\.(embeddings\.position_(ids|embeddings\.weight)|pooler\..*|contact_head\..*)"
@@ -64,11 +58,7 @@ _FAIR_ESM = Layout(
     },
     layers="layers.",
     layer=FAIRSEQ_LAYER,
-    sizes={
-        "num_layers": "layers",
-        "num_heads": "attention_heads",
-        "model_dim": "embed_dim",
-    },
+    sizes={"num_layers": "layers", "num_heads": "attention_heads", "model_dim": "embed_dim"},
     epsilon=("layer_norm_eps", 1e-5),
     spellings=((r"^(encoder\.)?(sentence_encoder\.)?", ""),),
     unused=r"contact_head\..*",
@@ -109,11 +99,8 @@ class Esm(Family):
     }
     allowed = {
         **ROTARY,
-        "is_folding_model": (False,),
-        "is_decoder": (False,),
-        "add_cross_attention": (False,),
-        "esmfold_config": (None,),
-        "vocab_list": (None,),
+        **dict.fromkeys(("is_folding_model", "is_decoder", "add_cross_attention"), (False,)),
+        **dict.fromkeys(("esmfold_config", "vocab_list"), (None,)),
         "vocab_size": (len(VOCABULARY),),
         "pad_token_id": (VOCABULARY.pad,),
         "mask_token_id": (VOCABULARY.mask,),

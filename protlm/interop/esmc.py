@@ -27,23 +27,15 @@ _LAYOUT = Layout(
     names={
         "embedding.weight": "esmc.embed_tokens.weight",
         "final_norm.weight": "esmc.norm.weight",
-        "head_transform.dense.*": "lm_head.dense.*",
-        "head_transform.norm.*": "lm_head.layer_norm.*",
+        "head_transform.{dense,norm}.*": "lm_head.{dense,layer_norm}.*",
         "head.*": "lm_head.decoder.*",
     },
     layers="esmc.layers.",
     layer={
-        "attention_norm.*": "input_layernorm.*",
-        "attention.query.weight": "self_attn.q_proj.weight",
-        "attention.key.weight": "self_attn.k_proj.weight",
-        "attention.value.weight": "self_attn.v_proj.weight",
-        "attention.query_norm.weight": "self_attn.q_norm.weight",
-        "attention.key_norm.weight": "self_attn.k_norm.weight",
-        "attention.output.weight": "self_attn.o_proj.weight",
-        "feedforward_norm.*": "post_attention_layernorm.*",
-        "feedforward.gate.weight": "mlp.gate_proj.weight",
-        "feedforward.up.weight": "mlp.up_proj.weight",
-        "feedforward.down.weight": "mlp.down_proj.weight",
+        "{attention,feedforward}_norm.*": "{input,post_attention}_layernorm.*",
+        "attention.{query,key,value,output}.weight": "self_attn.{q,k,v,o}_proj.weight",
+        "attention.{query,key}_norm.weight": "self_attn.{q,k}_norm.weight",
+        "feedforward.{gate,up,down}.weight": "mlp.{gate,up,down}_proj.weight",
     },
     sizes=SIZES,
     epsilon=("layer_norm_eps", 1e-5),
@@ -99,12 +91,7 @@ class Esmc(Family):
         "qk_norm_width": QueryKeyWidth.layer,
         "head": HeadKind.dense_norm,
     }
-    allowed = {
-        **ROTARY,
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "hidden_act": ("silu",),
-    }
+    allowed = {**ROTARY, "attention_bias": (False,), "mlp_bias": (False,), "hidden_act": ("silu",)}
 
     def translate(self, source: Source) -> ForeignModel:
         """Scales the outputs of sublayers."""

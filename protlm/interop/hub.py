@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protlm.checkpoints.format import CONFIG
-from protlm.interop.layout import ALPHABET, TOKENIZER
+from protlm.data.alphabet import ADDED, ALPHABET, PIECES, TOKENIZER
+from protlm.interop.source import ADAPTER
 from protlm.system.errors import InputDataError, UserError
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo
 
-_DESCRIBING = {CONFIG, ALPHABET, TOKENIZER}
+_DESCRIBING = {CONFIG, ALPHABET, TOKENIZER, PIECES, ADDED}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # In the order in which a folder is searched for them, with the parts that an index lists.
 _WEIGHTS = (
@@ -112,6 +113,11 @@ def _announced(name: str, info: "ModelInfo") -> list[str]:
 
     size = {one.rfilename: one.size or 0 for one in info.siblings or []}
     files = _read_files(size)
+    if ADAPTER in size:
+        raise InputDataError(
+            f"{name} is an adapter of PEFT; type: hf download {name} --local-dir FOLDER, then give "
+            "FOLDER"
+        )
     if CONFIG not in files or _DESCRIBING.issuperset(files):
         raise InputDataError(
             f"{name} of the Hugging Face Hub has no {CONFIG} with weights beside it, in the form "

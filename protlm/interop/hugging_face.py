@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from protlm.attention import Attention
+from protlm.checkpoints.bundle import Bundle, Name
 from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.description import ModelDescription, differences
 from protlm.checkpoints.format import CONFIG, WEIGHTS, Checkpoint
 from protlm.config import Frame, HeadKind, ModelConfig, Objective, Positions
+from protlm.data.alphabet import ALPHABET, TOKENIZER
 from protlm.data.vocabulary import VOCABULARY, Vocabulary, vocabulary_of
 from protlm.interop.base import ContactHead
-from protlm.interop.bundle import Bundle, Name
 from protlm.interop.esm import HUGGING_FACE_ESM, Esm
-from protlm.interop.layout import ALPHABET, TOKENIZER
 from protlm.interop.protlm import NETWORK
 from protlm.model.positions import Rotary
 from protlm.model.transformer import build_network
@@ -37,19 +37,14 @@ _HEADER = (
     '"""A protein language model of protlm; written by protlm checkpoint export --format hf."""'
 )
 _HEADS = {Objective.masked: "MaskedLM", Objective.causal: "CausalLM"}
+_TASKS = ("ForSequenceClassification", "ForTokenClassification")
 # What an ESM may have in more than one way, and the epsilon of its LayerNorm if that is null.
 _FREE = (
     *HUGGING_FACE_ESM.sizes,
     *("positions", "norm_epsilon", "embedding_norm", "token_dropout", "stored_frequencies"),
 )
 _EPSILON = 1e-5
-_SPECIAL = {
-    "cls_token": "<cls>",
-    "eos_token": "<eos>",
-    "mask_token": "<mask>",
-    "pad_token": "<pad>",
-    "unk_token": "<unk>",
-}
+_SPECIAL = {f"{one}_token": f"<{one}>" for one in ("cls", "eos", "mask", "pad", "unk")}
 
 
 def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> bool:
@@ -130,27 +125,25 @@ def _esm_config(config: ModelConfig) -> dict[str, Any]:
         "emb_layer_norm_before": config.embedding_norm,
         "token_dropout": config.token_dropout,
         "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
+        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+        **dict.fromkeys(("esmfold_config", "vocab_list"), None),
         "is_folding_model": False,
-        "esmfold_config": None,
-        "vocab_list": None,
         "tie_word_embeddings": True,
     }
 
 
 def _config(model: Checkpoint) -> dict[str, Any]:
     described = model.description
-    kind = f"For{_HEADS[described.objective]}"
     # An encoder without an output layer is the class without a head.
-    heads = {} if described.model.head is HeadKind.none else {f"AutoModel{kind}": f"Protlm{kind}"}
+    is_encoder = described.model.head is HeadKind.none
+    heads = [] if is_encoder else [f"For{_HEADS[described.objective]}"]
     return {
         "model_type": "protlm",
-        "architectures": [*heads.values()] or ["ProtlmModel"],
+        "architectures": [f"Protlm{[*heads, 'Model'][0]}"],
         "auto_map": {
             "AutoConfig": f"{_MODULE}.ProtlmConfig",
             "AutoModel": f"{_MODULE}.ProtlmModel",
-            **{auto: f"{_MODULE}.{head}" for auto, head in heads.items()},
+            **{f"AutoModel{kind}": f"{_MODULE}.Protlm{kind}" for kind in (*heads, *_TASKS)},
         },
         "dtype": "float32",
         # No other architecture builds itself, with new weights, from these settings.
@@ -165,7 +158,7 @@ def _config(model: Checkpoint) -> dict[str, Any]:
 
 
 def _code(description: ModelDescription) -> str:
-    heads = [f"ProtlmFor{head}" for head in _HEADS.values()]
+    heads = [f"Protlm{kind}" for kind in (*(f"For{head}" for head in _HEADS.values()), *_TASKS)]
     network = build_network(description.model, description.attention_config, seed=0)
     used = {type(part) for part in network.modules() if isinstance(part, Attention)}
     classes = {

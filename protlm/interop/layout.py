@@ -1,15 +1,15 @@
-"""The names of the tensors and sizes of a foreign model, its alphabet, and the use of its tensors.
+"""The names of the tensors and sizes of a foreign model, and the use of its tensors.
 
 Every token of protlm is read as one of the other alphabet. If several are read as the same one,
 they have its embedding, and its probability is divided evenly between them.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,6 @@ from torch import Tensor
 from protlm.checkpoints.checks import check_numbers
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
-from protlm.system.json_file import read_json
-from protlm.system.paths import existing_file
 
 # Names of tensors in a message.
 _MOST_NAMED = 4
@@ -38,42 +36,30 @@ FIRST_NORMS = ((r"\.gamma$", ".weight"), (r"\.beta$", ".bias"))
 
 # The names in a layer of BERT and of what was made from it.
 BERT_LAYER = {
-    "attention.query.*": "attention.self.query.*",
-    "attention.key.*": "attention.self.key.*",
-    "attention.value.*": "attention.self.value.*",
+    "attention.{query,key,value}.*": "attention.self.{query,key,value}.*",
     "attention.output.*": "attention.output.dense.*",
-    "feedforward.up.*": "intermediate.dense.*",
-    "feedforward.down.*": "output.dense.*",
+    "feedforward.{up,down}.*": "{intermediate,output}.dense.*",
 }
 # The names of fairseq's transformer, which fair-esm has too.
 FAIRSEQ_NAMES = {
     "embedding.weight": "embed_tokens.weight",
     "positions.table": "embed_positions.weight",
-    "head_transform.dense.*": "lm_head.dense.*",
-    "head_transform.norm.*": "lm_head.layer_norm.*",
+    "head_transform.{dense,norm}.*": "lm_head.{dense,layer_norm}.*",
     "head.bias": "lm_head.bias",
 }
 FAIRSEQ_LAYER = {
-    "attention_norm.*": "self_attn_layer_norm.*",
-    "attention.query.*": "self_attn.q_proj.*",
-    "attention.key.*": "self_attn.k_proj.*",
-    "attention.value.*": "self_attn.v_proj.*",
-    "attention.output.*": "self_attn.out_proj.*",
-    "feedforward_norm.*": "final_layer_norm.*",
-    "feedforward.up.*": "fc1.*",
-    "feedforward.down.*": "fc2.*",
+    "{attention,feedforward}_norm.*": "{self_attn,final}_layer_norm.*",
+    "attention.{query,key,value,output}.*": "self_attn.{q,k,v,out}_proj.*",
+    "feedforward.{up,down}.*": "{fc1,fc2}.*",
 }
 FAIRSEQ_COPIES = {"lm_head.weight": "embed_tokens.weight"}
-# The files of the tokens in the folder of a model.
-ALPHABET, TOKENIZER = "vocab.txt", "tokenizer.json"
-ALPHABETS = (TOKENIZER, "vocab.json", ALPHABET)
 
 
 @dataclass(frozen=True)
 class Layout:
     """How a file names the tensors and sizes of a model.
 
-    Names that end in `*` are those of a weight and of a bias.
+    `{query,key}` stands for several names, and `*` for `{weight,bias}`.
 
     Attributes:
         names: those of tensors outside the layers, ours to theirs.
@@ -107,23 +93,20 @@ class Layout:
         for number in layers:
             ours, theirs = f"blocks.{number}.", f"{self.layers}{number}."
             names |= {ours + one: theirs + other for one, other in self.layer.items()}
-        return {
-            ours.replace("*", part): theirs.replace("*", part)
-            for ours, theirs in names.items()
-            for part in (("weight", "bias") if ours.endswith("*") else ("",))
-        }
+        pairs = (zip(each(ours), each(name), strict=True) for ours, name in names.items())
+        return dict(itertools.chain.from_iterable(pairs))
 
     def of_encoder(self) -> "Layout":
         """Returns the layout without an output layer."""
         names = {ours: name for ours, name in self.names.items() if not ours.startswith("head")}
-        return replace(self, names=names, copies={})
+        return replace(self, names=names)
 
     def weights(self, source: Source) -> dict[str, Tensor]:
         """Returns the tensors by our names; each must be used exactly once."""
         path, tensors = source.path, self._unstacked(source, self._spelled(source))
         for copy, first in self.copies.items():
             value, expected = tensors.pop(copy, None), tensors.get(first)
-            if value is None and first == self.names["embedding.weight"]:
+            if value is None and "head.bias" in self.names and not first.endswith("bias"):
                 source.choice("tie_word_embeddings", (True,))
             if value is not None and expected is not None and not value.equal(expected):
                 raise InputDataError(
@@ -171,6 +154,12 @@ class Layout:
         return range(max(numbers, default=-1) + 1)
 
 
+def each(pattern: str) -> list[str]:
+    """Returns the names of a pattern with alternatives."""
+    parts = re.split(r"[{}]", pattern.replace("*", "{weight,bias}"))
+    return ["".join(one) for one in itertools.product(*(part.split(",") for part in parts))]
+
+
 def used_once(
     path: Path, tensors: Mapping[str, Tensor], names: Mapping[str, str], *, unused: str = ""
 ) -> dict[str, Tensor]:
@@ -178,66 +167,22 @@ def used_once(
     wanted = list(names.values())
     if missing := [name for name in wanted if name not in tensors]:
         raise InputDataError(
-            f"{path} lacks {_listed(missing)}: it is incomplete, or another model than its "
+            f"{path} lacks {listed(missing)}: it is incomplete, or another model than its "
             "settings say; get it again"
         )
     others = sorted(name for name in set(tensors) - set(wanted) if not re.fullmatch(unused, name))
     if others:
-        raise InputDataError(f"{path} has {_listed(others)} that its architecture does not have")
+        raise InputDataError(f"{path} has {listed(others)} that its architecture does not have")
     check_numbers(path, {name: tensors[name] for name in wanted})
     return {ours: tensors[name] for ours, name in names.items()}
 
 
-def _listed(names: list[str]) -> str:
+def listed(names: list[str]) -> str:
+    """Returns the number of tensors, and the first of their names."""
     more = len(names) - _MOST_NAMED
     shown = ", ".join(f"{name!r:.90}" for name in names[:_MOST_NAMED])
     rest = f" and {more} more" if more > 0 else ""
     return f"{len(names)} {'tensor' if len(names) == 1 else 'tensors'} ({shown}{rest})"
-
-
-def alphabet_of(folder: Path) -> tuple[Path, list[str]]:
-    """Returns the first of the files of the tokens of a model, and these in order.
-
-    Another file may have fewer tokens, but not in other places.
-    """
-    files = [path for path in (folder / name for name in ALPHABETS) if path.is_file()]
-    first, *others = files or [folder / ALPHABET]
-    tokens = read_alphabet(first)
-    number = {token: place for place, token in enumerate(tokens)}
-    for path in others:
-        for place, token in enumerate(read_alphabet(path)):
-            if number.get(token, place) != place:
-                raise InputDataError(
-                    f"{first} and {path} give {token!r:.20} different numbers; remove the one that "
-                    "does not belong to the weights"
-                )
-    return first, tokens
-
-
-def read_alphabet(path: Path) -> list[str]:
-    """Reads the tokens of a model in order: of a JSON file their numbers, of a text one a line."""
-    if path.name == ALPHABET:
-        existing_file(path, "the alphabet of the model")
-        try:
-            return path.read_text(encoding="utf-8").split()
-        except (OSError, ValueError) as error:
-            raise InputDataError(f"{path} is not a list of tokens: {error}") from error
-    values: Any = read_json(path, "the alphabet of the model")
-    try:
-        if path.name == TOKENIZER:
-            added = {one["content"]: one["id"] for one in values.get("added_tokens") or ()}
-            values = values["model"]["vocab"]
-            # Pieces with their scores, in order.
-            unigrams = isinstance(values, list)
-            values = {one[0]: n for n, one in enumerate(values)} if unigrams else values
-            values |= added
-        tokens = sorted(values, key=values.__getitem__)
-        are_numbered = [values[token] for token in tokens] == list(range(len(tokens)))
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputDataError(f"{path} is not the alphabet of a model: {error!r:.90}") from error
-    if not are_numbered:
-        raise InputDataError(f"{path} is not an alphabet: its tokens must be numbered from 0")
-    return tokens
 
 
 def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:

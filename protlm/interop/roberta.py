@@ -48,12 +48,11 @@ class Roberta(Family):
         return super().translate(source)
 
     def alphabet(self, source: Source) -> list[str]:
-        tokens = source.settings.get("alphabet")
-        if not isinstance(tokens, list) or not all(isinstance(one, str) for one in tokens):
-            raise InputDataError(f"{source.path}: the alphabet must be a list of tokens")
-        if tokens[1:2] != ["<pad>"] or "X" in tokens:
+        given = source.settings.get("alphabet")
+        tokens = [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
+        if tokens != given or tokens[1:2] != ["<pad>"] or "X" in tokens:
             raise InputDataError(
-                f"{source.path}: the alphabet must be one as that of Sapiens, whose second token "
-                "is <pad>, and which has no X"
+                f"{source.path}: the alphabet must be a list of tokens as that of Sapiens, whose "
+                "second token is <pad>, and which has no X"
             )
         return tokens

@@ -1,21 +1,13 @@
 """The files of a foreign model: settings and tensors, read without running code from them.
 
-A model is one of
-
-* a Hugging Face folder: `config.json` with `model_type`, and `model.safetensors` or
-  `pytorch_model.bin`, or the parts that `model.safetensors.index.json` or
-  `pytorch_model.bin.index.json` lists;
-* a folder of AbLang: `hparams.json`, `vocab.json` and `amodel.pt`;
-* a `.pt` file of fair-esm: a pickle of tensors and of `argparse.Namespace`, which holds settings,
-  and if there is one, `NAME-contact-regression.pt` beside it;
-* a `.pth` file of ESM C: a pickle of tensors;
-* a `.ckpt`, `.pt` or `.pth` file of tensors, or with them in `state_dict`, and `config.json` of
-  Hugging Face beside it;
-* a `.safetensors` file with a `.json` file of the same name beside it.
+A model is a folder of Hugging Face or AbLang; a `.pt` file of fair-esm, and a contact head beside
+it; a `.pth` file of ESM C; a state dict, or a checkpoint that has one, with `config.json` beside
+it; or a `.safetensors` file with a `.json` file of its name.
 """
 
 import argparse
 import re
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from protlm.checkpoints.checks import SUMS, check_weights
+from protlm.checkpoints.checks import SUMS, check_weights, sum_path
 from protlm.checkpoints.format import CONFIG
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import read_json
@@ -99,8 +91,9 @@ def is_foreign(path: Path) -> bool:
     """Whether a path is the model of another program, by its form."""
     try:
         if not path.is_dir():
-            has_settings = path.suffix == ".ckpt" and path.with_name(CONFIG).is_file()
-            return path.suffix in _SUFFIXES or has_settings
+            is_ours = sum_path(path).exists() or path.name.startswith("step-")
+            is_other = path.suffix == ".ckpt" and path.is_file() and not is_ours
+            return path.suffix in _SUFFIXES or is_other
         if any((path / name).is_file() for name in (ADAPTER, _ABLANG[0])):
             return True
         return "model_type" in _json(path / CONFIG)
@@ -180,8 +173,15 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 def _read_state(path: Path) -> Source:
     """Reads the state of a model, or a checkpoint that contains one, beside the settings."""
-    settings, contents = _json(path.with_name(CONFIG)), _unpickled(path)
-    state = contents.get("state_dict", contents)
+    contents, beside = _unpickled(path), path.with_name(CONFIG)
+    if not beside.is_file():
+        raise InputDataError(
+            f"{path} does not say what its model is; put the {CONFIG} of the model that was "
+            "trained beside it"
+        )
+    if averages := [key for key in contents if re.search(r"(^|_)ema(_|$)", str(key))]:
+        print(f"{path}: left out averages of the weights: {', '.join(averages)}", file=sys.stderr)
+    settings, state = _json(beside), contents.get("state_dict", contents)
     family = str(settings.get("model_type")).lower()
     return Source(path, family, settings, check_weights(path, state), hashes_of(path))
 

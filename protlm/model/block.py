@@ -1,6 +1,7 @@
 """A block of the transformer: attention and feed-forward around a residual."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -15,28 +16,21 @@ from protlm.model.selfattention import AttentionInputs, Context, SelfAttention, 
 
 
 class FeedForward(nn.Module):
-    """Down(ReLU or GELU(Up x)), or Down(SiLU(Gate x) * Up x) (SwiGLU, arXiv 2002.05202).
+    """Down(ReLU or GELU(Up x)), or Down(SiLU or GELU(Gate x) * Up x) (arXiv 2002.05202).
 
-    Args:
-        chunk: number of positions computed at a time, and recomputed in the backward pass, so that
-            no tensor of all positions has the width F (Reformer, arXiv 2001.04451, section 3).
+    GEGLU has the approximation of GELU by tanh, as T5 has. With `feedforward_chunk`, as many
+    positions are computed at a time, and recomputed in the backward pass, so that no tensor of all
+    positions has the width F (Reformer, arXiv 2001.04451, section 3).
     """
 
-    def __init__(
-        self,
-        *,
-        model_dim: int,
-        feedforward_dim: int,
-        activation: Activation,
-        chunk: int | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        gated = activation is Activation.swiglu
-        self.activation = activation
-        self.chunk = chunk
-        self.up = Linear(model_dim, feedforward_dim, bias=not gated)
-        self.gate = Linear(model_dim, feedforward_dim, bias=False) if gated else None
-        self.down = Linear(feedforward_dim, model_dim, bias=not gated)
+        dim, inner, self.activation = config.model_dim, config.feedforward_dim, config.activation
+        gated = self.activation in (Activation.swiglu, Activation.geglu)
+        self.chunk = config.feedforward_chunk
+        self.up = Linear(dim, inner, bias=not gated)
+        self.gate = Linear(dim, inner, bias=False) if gated else None
+        self.down = Linear(inner, dim, bias=not gated)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         if self.chunk is None:
@@ -60,7 +54,9 @@ class FeedForward(nn.Module):
     def _all_at_once(self, x_BLD: Tensor) -> Tensor:
         up_BLF = self.up(x_BLD)
         if self.gate is not None:
-            return self.down(F.silu(self.gate(x_BLD)) * up_BLF)
+            gate_BLF, is_swiglu = self.gate(x_BLD), self.activation is Activation.swiglu
+            gate_BLF = F.silu(gate_BLF) if is_swiglu else F.gelu(gate_BLF, approximate="tanh")
+            return self.down(gate_BLF * up_BLF)
         if self.activation is Activation.gelu:
             return self.down(F.gelu(up_BLF))
         return self.down(F.relu(up_BLF))
@@ -84,20 +80,12 @@ class Block(nn.Module):
         self.attention_norm = norm_layer(config)
         self.attention = SelfAttention(config, mechanism, tokens)
         self.feedforward_norm = norm_layer(config)
-        self.feedforward = FeedForward(
-            model_dim=config.model_dim,
-            feedforward_dim=config.feedforward_dim,
-            activation=config.activation,
-            chunk=config.feedforward_chunk,
-        )
+        self.feedforward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
         self.pre = config.norm_order is NormOrder.pre
 
     def forward(self, x_BLD: Tensor, context: Context) -> Tensor:
-        def attend(y_BLD: Tensor) -> Tensor:
-            return self.attention(y_BLD, context)
-
-        x_BLD = self._add(x_BLD, attend, self.attention_norm)
+        x_BLD = self._add(x_BLD, partial(self.attention, context=context), self.attention_norm)
         return self._add(x_BLD, self.feedforward, self.feedforward_norm)
 
     def step(

@@ -125,6 +125,12 @@ class Embedder:
                 "the pooling cls is the vector of the token before the residues, and this model "
                 "has none; choose mean (protlm embed: --include mean)"
             )
+        family = (self.model.description.source or {}).get("family")
+        if self.compute_dtype is torch.float16 and family == "t5":
+            raise UserError(
+                "--compute-dtype float16 ends at 65,504, and numbers in the feed-forward of a T5 "
+                "encoder are larger; type --compute-dtype bfloat16 or float32"
+            )
 
     @cached_property
     def room(self) -> Room:

@@ -1,15 +1,19 @@
-"""Position encodings: learned or sinusoidal tables added to the embeddings, or rotary angles.
+"""Position encodings: tables added to the embeddings, rotary angles, or biases of logits.
 
 Sinusoids: arXiv 1706.03762, section 3.5. Rotary: arXiv 2104.09864, equation 34, in the layout that
-pairs coordinate i with i + K/2 (as in ESM-2 and GPT-NeoX).
+pairs coordinate i with i + K/2 (as in ESM-2 and GPT-NeoX). Biases: T5, arXiv 1910.10683, section
+2.1.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from protlm.attention import Attention
 from protlm.attention.ops.numerics import upcast
+from protlm.config import ModelConfig, Positions
 from protlm.system.errors import UserError
 
 _PERIOD = 10_000.0
@@ -28,10 +32,10 @@ def sinusoids(length: int, width: int) -> Tensor:
 class PositionTable(nn.Module):
     """A table of one row per position; a learned one starts as sinusoids (protein_lm)."""
 
-    def __init__(self, *, max_length: int, model_dim: int, learned: bool) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        table_LD = sinusoids(max_length, model_dim)
-        if learned:
+        table_LD = sinusoids(config.max_length, config.model_dim)
+        if config.positions is Positions.learned:
             self.table = nn.Parameter(table_LD)
         else:
             self.register_buffer("table", table_LD, persistent=False)
@@ -68,6 +72,46 @@ class Rotary(nn.Module):
         # In float32 the angle at position 35,000 has an error of 1e-3.
         angle_LK = (position[:, None] * self.frequency).repeat(1, 2)
         return angle_LK.cos().float(), angle_LK.sin().float()
+
+
+class RelativeBias(nn.Module):
+    """Learned biases of logits, by head and by the bucket of the offset r = j - i of key j (T5).
+
+    Offsets above 0 have the upper half of the buckets. Of the h of a side, the first e = h/2 have
+    one distance each, and |r| ≥ e is in e + ⌊(h - e) ln(|r|/e) / ln(M/e)⌋, at most h - 1.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.max_distance, size = config.relative_distance, config.relative_buckets
+        self.table = nn.Parameter(torch.randn(size, config.num_heads) * config.model_dim**-0.5)
+
+    def add_to(self, mechanism: Attention) -> None:
+        """Adds the biases to the logits of a mechanism, which is refused if it has none."""
+        if not mechanism.takes_bias:
+            raise UserError(
+                f"{type(mechanism).__name__} has no logits for the biases of "
+                "model.positions=relative; choose attention=softmax, or other positions"
+            )
+        # As a function, not as a part: the layers have one table.
+        mechanism.logit_bias = self.forward
+
+    def forward(self, length: int, rows: slice) -> Tensor:
+        """Returns the biases of the queries `rows` and of all keys, HML."""
+        start, stop, _ = rows.indices(length)
+        offset_O = torch.arange(1 - stop, length - start, device=self.table.device)
+        bias_HO = self.table[self._buckets(offset_O)].T
+        # The offsets of a query begin one before those of the query before it.
+        return bias_HO.unfold(1, length, 1).flip(1).contiguous()
+
+    def _buckets(self, offset_O: Tensor) -> Tensor:
+        half = len(self.table) // 2
+        near = half // 2
+        distance_O = offset_O.abs()
+        logarithm_O = (distance_O.double().clamp(min=near) / near).log()
+        far_O = (logarithm_O / math.log(self.max_distance / near) * (half - near)).long() + near
+        bucket_O = distance_O.where(distance_O < near, far_O.clamp(max=half - 1))
+        return bucket_O + half * (offset_O > 0)
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:

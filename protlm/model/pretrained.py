@@ -15,7 +15,7 @@ from protlm.attention.linearized.variance import SquareNorms, pair_sums, relativ
 from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
-from protlm.config import Objective, Positions
+from protlm.config import Objective
 from protlm.data.dataset import collate
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.vocabulary import Vocabulary
@@ -86,9 +86,8 @@ class PretrainedModel:
     @property
     def max_length(self) -> int | None:
         """The maximum number of positions, including special tokens, or None without a limit."""
-        if self.description.model.positions is Positions.rotary:
-            return self.network.max_length
-        return self.description.model.max_length
+        sizes = self.description.model
+        return sizes.max_length if sizes.has_position_table else self.network.max_length
 
     @property
     def max_residues(self) -> int | None:
@@ -206,14 +205,8 @@ class PretrainedModel:
         inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
         for number, x in inputs:
             if number in wanted:
-                rows = self.network.mechanism(number).attention_rows(
-                    x.q_BHLK,
-                    x.k_BHLK,
-                    hidden_BLD=x.hidden_BLD,
-                    mask_BL=batch.mask_BL,
-                    causal=self.causal,
-                    block=block,
-                )
+                mechanism = self.network.mechanism(number)
+                rows = mechanism.attention_rows(x.q_BHLK, x.k_BHLK, **x.rest, block=block)
                 for where, map_BHML in rows:
                     yield number, where, map_BHML[:, chosen]
             if number == max(wanted, default=number):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -64,8 +64,9 @@ class FreeNorm(nn.Module):
 class WidthNorm(nn.LayerNorm):
     """LayerNorm without bias over the queries or keys of all heads together, as in ESM C."""
 
-    def __init__(self, *, width: int, epsilon: float) -> None:
-        super().__init__(width, eps=epsilon, bias=False)
+    def __init__(self, config: ModelConfig) -> None:
+        width = config.num_heads * config.width_of_head
+        super().__init__(width, eps=config.norm_epsilon or 1e-5, bias=False)
 
     def forward(self, x_BHLK: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         joined_BLD = super().forward(x_BHLK.transpose(1, 2).flatten(2))
@@ -117,6 +118,13 @@ class AttentionInputs:
     k_BHLK: Tensor
     v_BHLC: Tensor
     hidden_BLD: Tensor
+    mask_BL: Tensor
+    causal: bool
+
+    @property
+    def rest(self) -> dict[str, Any]:
+        """The arguments of a mechanism and of its map after queries, keys and values."""
+        return {"hidden_BLD": self.hidden_BLD, "mask_BL": self.mask_BL, "causal": self.causal}
 
 
 @final
@@ -159,23 +167,24 @@ class SelfAttention(nn.Module):
         self.clip, every = config.qkv_clip, config.global_every
         self.is_global = every > 0 and tokens.layer % every == 0
         dim, self.num_heads = config.model_dim, config.num_heads
+        inner = self.num_heads * config.width_of_head
         bias, shared = config.attention_bias, mechanism.shares_query_key
-        self.query = Linear(dim, dim, bias=bias)
-        self.key = None if shared else Linear(dim, dim, bias=bias)
-        self.value = Linear(dim, dim, bias=bias)
-        self.output = Linear(dim, dim, bias=bias)
+        self.query = Linear(dim, inner, bias=bias)
+        self.key = None if shared else Linear(dim, inner, bias=bias)
+        self.value = Linear(dim, inner, bias=bias)
+        self.output = Linear(inner, dim, bias=bias)
         self.query_norm = _query_key_norm(config, mechanism)
         self.key_norm = nn.Identity() if shared else _query_key_norm(config, mechanism)
         width = config.convolution
         self.convolution = ShortConvolution(model_dim=dim, width=width) if width else None
         self.value_embedding = (
-            ValueEmbedding(tokens.vocab_size, dim, padding_idx=tokens.pad)
+            ValueEmbedding(tokens.vocab_size, inner, padding_idx=tokens.pad)
             if config.value_embedding
             else None
         )
-        self.gate = Linear(dim, dim, bias=False) if config.output_gate else None
-        head_dim = dim // self.num_heads
-        self.output_norm = nn.RMSNorm(head_dim, eps=1e-6) if config.output_gate else None
+        self.gate = Linear(dim, inner, bias=False) if config.output_gate else None
+        norm = nn.RMSNorm(config.width_of_head, eps=1e-6) if config.output_gate else None
+        self.output_norm = norm
         self.mechanism = mechanism
 
     def inputs(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
@@ -205,20 +214,14 @@ class SelfAttention(nn.Module):
         k_BHLK = q_BHLK
         if key_BLD:
             k_BHLK = self._rotated(self.key_norm(self._heads(key_BLD[0])), context)
-        return AttentionInputs(q_BHLK, k_BHLK, self._heads(value_BLD), hidden_BLD)
+        v_BHLC, mask_BL = self._heads(value_BLD), context.mask_BL
+        return AttentionInputs(q_BHLK, k_BHLK, v_BHLC, hidden_BLD, mask_BL, context.causal)
 
     def forward(self, hidden_BLD: Tensor, context: Context) -> Tensor:
         mechanism, causal = self.mechanism, context.causal
         assert mechanism.supports_causal if causal else mechanism.supports_bidirectional
         x = self.inputs(hidden_BLD, context)
-        mixed_BHLC = mechanism(
-            x.q_BHLK,
-            x.k_BHLK,
-            x.v_BHLC,
-            hidden_BLD=x.hidden_BLD,
-            mask_BL=context.mask_BL,
-            causal=causal,
-        )
+        mixed_BHLC = mechanism(x.q_BHLK, x.k_BHLK, x.v_BHLC, **x.rest)
         return self._out(mixed_BHLC.transpose(1, 2), x.hidden_BLD)
 
     def step(
@@ -261,7 +264,7 @@ def _query_key_norm(config: ModelConfig, mechanism: Attention) -> nn.Module:
     if not config.qk_norm:
         return nn.Identity()
     if config.qk_norm_width is QueryKeyWidth.layer:
-        return WidthNorm(width=config.model_dim, epsilon=config.norm_epsilon or 1e-5)
+        return WidthNorm(config)
     norm, num_exact = _NORMS[mechanism.qk_norm], mechanism.num_exact_heads
     if not num_exact or mechanism.qk_norm is QueryKeyNorms.free:
         return norm(num_heads=config.num_heads)

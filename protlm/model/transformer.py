@@ -2,7 +2,8 @@
 
 Initial distributions (google-research/protein_lm): token embedding N(0, 1); position table
 sinusoids; every matrix Xavier-uniform; biases 0; norms 1. A token embedding that is also the
-output layer is N(0, 1/D). Value embeddings, convolutions and the factors of skips start at 0.
+output layer is N(0, 1/D), and so are biases of distances. Value embeddings, convolutions and the
+factors of skips start at 0.
 """
 
 import math
@@ -21,7 +22,7 @@ from protlm.config import HeadKind, ModelConfig, Norm, NormOrder, Positions
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
-from protlm.model.positions import PositionTable, Rotary
+from protlm.model.positions import PositionTable, RelativeBias, Rotary
 from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
 from protlm.system.errors import UserError
 
@@ -65,38 +66,36 @@ class ProteinLM(nn.Module):
     """
 
     def __init__(
-        self,
-        config: ModelConfig,
-        *,
-        vocabulary: Vocabulary,
-        mechanism: Callable[[int], Attention],
+        self, config: ModelConfig, *, vocabulary: Vocabulary, mechanism: Callable[[int], Attention]
     ) -> None:
         super().__init__()
-        head_dim, rest = divmod(config.model_dim, config.num_heads)
-        if rest:
+        if config.head_dim is None and config.model_dim % config.num_heads:
             raise UserError(
                 f"model.model_dim={config.model_dim} is not a multiple of "
-                f"model.num_heads={config.num_heads}; choose one that is"
+                f"model.num_heads={config.num_heads}; choose one that is, or model.head_dim=WIDTH"
             )
         vocab_size, pad = len(vocabulary), vocabulary.pad
         self.vocabulary = vocabulary
         self.activation_checkpointing = False
         self.embedding = nn.Embedding(vocab_size, config.model_dim, padding_idx=pad)
-        rotary, learned = (config.positions is x for x in (Positions.rotary, Positions.learned))
-        sizes = {"max_length": config.max_length, "model_dim": config.model_dim}
-        self.positions = None if rotary else PositionTable(**sizes, learned=learned)
+        self.positions = PositionTable(config) if config.has_position_table else None
         self.token_dropout = config.token_dropout
         self.embedding_norm = norm_layer(config) if config.embedding_norm else None
-        self.rotary = (
-            Rotary(head_dim=head_dim, stored=config.stored_frequencies) if rotary else None
-        )
-        every, base = config.global_every, config.global_base
-        self.global_rotary = Rotary(head_dim=head_dim, base=base) if every else None
+        self.rotary = self.global_rotary = self.relative = None
+        if config.positions is Positions.rotary:
+            self.rotary = Rotary(head_dim=config.width_of_head, stored=config.stored_frequencies)
+        if config.global_every:
+            self.global_rotary = Rotary(head_dim=config.width_of_head, base=config.global_base)
+        if config.positions is Positions.relative:
+            self.relative = RelativeBias(config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             Block(config, mechanism(number), Tokens(vocab_size, pad, number + 1))
             for number in range(config.num_layers)
         )
+        if self.relative is not None:
+            for number in range(config.num_layers):
+                self.relative.add_to(self.mechanism(number + 1))
         self.skips = UnetSkips(config.num_layers) if config.unet_skips else None
         pre = config.norm_order is NormOrder.pre
         self.final_norm = norm_layer(config) if pre else nn.Identity()
@@ -256,11 +255,7 @@ def num_parameters(network: nn.Module) -> int:
 
 
 def build_network(
-    model: ModelConfig,
-    attention: dict[str, Any],
-    *,
-    seed: int,
-    vocabulary: Vocabulary = VOCABULARY,
+    model: ModelConfig, attention: dict[str, Any], *, seed: int, vocabulary: Vocabulary = VOCABULARY
 ) -> ProteinLM:
     """Returns a network with new weights, a pure function of the config and the seed."""
     chosen = mechanisms_of(attention, model.num_layers)
@@ -273,7 +268,7 @@ def build_network(
                 name,
                 options,
                 num_heads=model.num_heads,
-                head_dim=model.model_dim // model.num_heads,
+                head_dim=model.width_of_head,
                 model_dim=model.model_dim,
                 max_length=model.max_length,
                 # Layers draw different projections; the stride separates neighboring seeds.

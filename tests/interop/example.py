@@ -1,6 +1,7 @@
 """A tiny model of another program with random weights, its files, and its network as published."""
 
 import argparse
+import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from protlm.config import Frame
 from protlm.data.vocabulary import VOCABULARY, vocabulary_of
+from protlm.interop.layout import each
 
 LAYERS, WIDTH, HEADS, INNER, POSITIONS = 2, 32, 4, 48, 64
 SPECIAL = ("<cls>", "<pad>", "<eos>", "<unk>", "<mask>")
@@ -27,8 +29,8 @@ class Example:
 
     Attributes:
         settings: its description.
-        names: those of its tensors, by the names of `published`; `{}` is the number of a layer, and
-            `*` stands for `weight` and `bias`. Tensors of one name are stacked.
+        names: patterns of those of its tensors, by the names of `published`; `{}` is the number of
+            a layer. Tensors of one name are stacked.
         write: writes settings and tensors to an empty folder; returns the path of the model.
         alphabet: its tokens.
         special: its names of `SPECIAL`.
@@ -135,12 +137,10 @@ class Example:
 
 def _all_names(names: Mapping[str, str]) -> dict[str, str]:
     """Returns the names of the tensors of all layers."""
-    return {
-        ours.format(number).replace("*", part): theirs.format(number).replace("*", part)
-        for number in range(LAYERS)
-        for ours, theirs in names.items()
-        for part in ("weight", "bias")
-    }
+    found: dict[str, str] = {}
+    for number, pair in itertools.product(map(str, range(LAYERS)), names.items()):
+        found |= zip(*(each(name.replace("{}", number)) for name in pair), strict=True)
+    return found
 
 
 def in_layers(prefix: str, names: Mapping[str, str]) -> dict[str, str]:

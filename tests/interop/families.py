@@ -37,12 +37,9 @@ ABLANG = ["<", *"MRHKDESTNQCGPAVIFYWL", "-", ">", "*"]
 AMPLIFY = ["<pad>", "<unk>", "<mask>", "<bos>", "<eos>", "|", *"LAGVSERTIDPKQNFYMHWCB"]
 
 HUGGING_FACE_LAYER = {
-    "q.*": "attention.self.query.*",
-    "k.*": "attention.self.key.*",
-    "v.*": "attention.self.value.*",
+    "{q,k,v}.*": "attention.self.{query,key,value}.*",
     "o.*": "attention.output.dense.*",
-    "up.*": "intermediate.dense.*",
-    "down.*": "output.dense.*",
+    "{up,down}.*": "{intermediate,output}.dense.*",
 }
 FREQUENCY = "esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
 # The names of Hugging Face's ESM in fairseq's.
@@ -75,12 +72,10 @@ ESM = Example(
         "rotary.frequency": FREQUENCY.format(0),
         "final_norm.*": "esm.encoder.emb_layer_norm_after.*",
         "contacts.*": "esm.contact_head.regression.*",
-        "dense.*": "lm_head.dense.*",
-        "head_norm.*": "lm_head.layer_norm.*",
+        "{dense,head_norm}.*": "lm_head.{dense,layer_norm}.*",
         "head.bias": "lm_head.bias",
         **in_layers(
-            "esm.encoder.layer.",
-            {**HUGGING_FACE_LAYER, "norm1.*": "attention.LayerNorm.*", "norm2.*": "LayerNorm.*"},
+            "esm.encoder.layer.", {**HUGGING_FACE_LAYER, "norm{1,2}.*": "{attention.,}LayerNorm.*"}
         ),
     },
     hugging_face,
@@ -146,17 +141,14 @@ ESMC = Example(
     {
         "embed.weight": "esmc.embed_tokens.weight",
         "final_norm.weight": "esmc.norm.weight",
-        "dense.*": "lm_head.dense.*",
-        "head_norm.*": "lm_head.layer_norm.*",
-        "head.*": "lm_head.decoder.*",
+        "{dense,head_norm,head}.*": "lm_head.{dense,layer_norm,decoder}.*",
         **in_layers(
             "esmc.layers.",
             {
-                "norm1.*": "input_layernorm.*",
-                **{f"{x}.weight": f"self_attn.{x}_proj.weight" for x in "qkvo"},
-                **{f"{x}_norm.weight": f"self_attn.{x}_norm.weight" for x in "qk"},
-                "norm2.*": "post_attention_layernorm.*",
-                **{f"{x}.weight": f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")},
+                "norm{1,2}.*": "{input,post_attention}_layernorm.*",
+                "{q,k,v,o}.weight": "self_attn.{q,k,v,o}_proj.weight",
+                "{q,k}_norm.weight": "self_attn.{q,k}_norm.weight",
+                "{gate,up,down}.weight": "mlp.{gate,up,down}_proj.weight",
             },
         ),
     },
@@ -172,19 +164,15 @@ ESMC_LIBRARY = replace(
     names={
         "embed.weight": "embed.weight",
         "final_norm.weight": "transformer.norm.weight",
-        "dense.*": "sequence_head.0.*",
-        "head_norm.*": "sequence_head.2.*",
-        "head.*": "sequence_head.3.*",
+        "{dense,head_norm,head}.*": "sequence_head.{0,2,3}.*",
         **in_layers(
             "transformer.blocks.",
             {
-                "norm1.*": "attn.layernorm_qkv.0.*",
+                "norm{1,2}.*": "{attn.layernorm_qkv,ffn}.0.*",
                 **{f"{x}.weight": "attn.layernorm_qkv.1.weight" for x in "qkv"},
                 **{f"{x}.weight": "ffn.1.weight" for x in ("gate", "up")},
-                **{f"{x}_norm.weight": f"attn.{x}_ln.weight" for x in "qk"},
-                "o.weight": "attn.out_proj.weight",
-                "norm2.*": "ffn.0.*",
-                "down.weight": "ffn.3.weight",
+                "{q,k}_norm.weight": "attn.{q,k}_ln.weight",
+                "{o,down}.weight": "{attn.out_proj,ffn.3}.weight",
             },
         ),
     },
@@ -216,16 +204,11 @@ BERT_MODEL = Example(
         "positions.weight": "bert.embeddings.position_embeddings.weight",
         "types.weight": "bert.embeddings.token_type_embeddings.weight",
         "embed_norm.*": "bert.embeddings.LayerNorm.*",
-        "dense.*": "cls.predictions.transform.dense.*",
-        "head_norm.*": "cls.predictions.transform.LayerNorm.*",
+        "{dense,head_norm}.*": "cls.predictions.transform.{dense,LayerNorm}.*",
         "head.bias": "cls.predictions.bias",
         **in_layers(
             "bert.encoder.layer.",
-            {
-                **HUGGING_FACE_LAYER,
-                "norm1.*": "attention.output.LayerNorm.*",
-                "norm2.*": "output.LayerNorm.*",
-            },
+            {**HUGGING_FACE_LAYER, "norm{1,2}.*": "{attention.,}output.LayerNorm.*"},
         ),
     },
     partial(hugging_face, alphabet=BERT),
@@ -376,19 +359,15 @@ FAMILIES = {
             "embed.weight": "AbRep.AbEmbeddings.AAEmbeddings.weight",
             "positions.weight": "AbRep.AbEmbeddings.PositionEmbeddings.weight",
             "embed_norm.*": "AbRep.AbEmbeddings.LayerNorm.*",
-            "dense.*": "AbHead.dense.*",
-            "head_norm.*": "AbHead.layer_norm.*",
+            "{dense,head_norm}.*": "AbHead.{dense,layer_norm}.*",
             "head.weight": "AbHead.decoder.weight",
             "head.bias": "AbHead.bias",
             **in_layers(
                 "AbRep.EncoderBlocks.Layers.",
                 {
-                    **{f"{x}.*": f"MultiHeadAttention.Attention.{x}_proj.*" for x in "qkv"},
-                    "o.*": "MultiHeadAttention.Attention.out_proj.*",
-                    "norm1.*": "MHALayerNorm.*",
-                    "up.*": "IntermediateLayer.expand_dense.*",
-                    "down.*": "IntermediateLayer.dense_dense.*",
-                    "norm2.*": "IntermediateLayer.LayerNorm.*",
+                    "{q,k,v,o}.*": "MultiHeadAttention.Attention.{q,k,v,out}_proj.*",
+                    "{up,down}.*": "IntermediateLayer.{expand,dense}_dense.*",
+                    "norm{1,2}.*": "{MHA,IntermediateLayer.}LayerNorm.*",
                 },
             ),
         },
@@ -411,12 +390,9 @@ FAMILIES = {
             **in_layers(
                 "transformer_encoder.",
                 {
-                    "norm1.weight": "attention_norm.weight",
-                    **{f"{x}.weight": f"{x}.weight" for x in "qkv"},
-                    "o.weight": "wo.weight",
-                    "norm2.weight": "ffn_norm.weight",
+                    "norm{1,2}.weight": "{attention,ffn}_norm.weight",
+                    "{q,k,v,o,down}.weight": "{q,k,v,wo,ffn.w3}.weight",
                     **{f"{x}.weight": "ffn.w12.weight" for x in ("gate", "up")},
-                    "down.weight": "ffn.w3.weight",
                 },
             ),
         },

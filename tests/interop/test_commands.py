@@ -98,8 +98,8 @@ def test_the_commands_take_other_models(name, succeed, tmp_path):
 def test_an_import_that_fails_leaves_nothing(protlm_in_process, tiny_run, tmp_path):
     for source, message in (
         (
-            ESM.save(tmp_path / "other", model_type="t5"),
-            "is a model of the type 't5'; protlm reads: ablang",
+            ESM.save(tmp_path / "other", model_type="gpt2"),
+            "is a model of the type 'gpt2'; protlm reads: ablang",
         ),
         (tiny_run, "is not a model of another program: give a Hugging Face folder"),
         (tmp_path / "missing.pt", "missing.pt: no such file"),

@@ -72,9 +72,7 @@ def outputs(
         layers = range(network.num_layers + 1)
         out = network(tokens_BL, mask_BL, causal=causal, layers=layers)
         maps = [
-            network.mechanism(number).attention_map(
-                x.q_BHLK, x.k_BHLK, hidden_BLD=x.hidden_BLD, mask_BL=mask_BL, causal=causal
-            )
+            network.mechanism(number).attention_map(x.q_BHLK, x.k_BHLK, **x.rest)
             for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=causal)
         ]
     return [out.hidden[number] for number in layers], maps, out.logits_BLV
@@ -90,8 +88,8 @@ def in_double(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], ProteinLM]:
     def build(path: Path) -> ProteinLM:
         found = interop.read(path)
         described = found.description
-        words, attention = vocabulary_of(described.frame), described.attention_config
-        network = build_network(described.model, attention, seed=0, vocabulary=words).double()
+        words, mechanism = vocabulary_of(described.frame), described.attention_config
+        network = build_network(described.model, mechanism, seed=0, vocabulary=words).double()
         network.load_state_dict(found.weights)
         monkeypatch.setattr(Tensor, "float", Tensor.double)
         return network.eval()
@@ -314,8 +312,8 @@ SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("bert", {"model_type": "roberta"}, "only in fairseq's layout, as that of Sapiens: give"),
     ("roberta", {"alphabet": None}, "alphabet must be a list"),
     ("roberta", {"alphabet": FAMILIES["roberta"].alphabet[:-2]}, "alphabet lacks"),
-    ("roberta", {"alphabet": FAMILIES["roberta"].alphabet[::-1]}, "alphabet must be one as that"),
-    ("roberta", {"architecture": {"family": "T5"}}, "type 't5'; protlm reads"),
+    ("roberta", {"alphabet": FAMILIES["roberta"].alphabet[::-1]}, "alphabet must be a list"),
+    ("roberta", {"architecture": {"family": "GPT"}}, "type 'gpt'; protlm reads"),
     ("roberta", {"layers": 5}, "the weights of 2 layers, and its settings say 5"),
     ("roberta", {"heads": None}, "heads=None must be"),
     ("ablang", {"pad_token_id": 0}, "pad_token_id=0 is not supported"),

@@ -119,6 +119,7 @@ def test_a_downloaded_model_is_used_without_the_network(served, cache, monkeypat
         ("RepoNotFound", "not exist here, and is not a model of the Hugging Face"),
         ("without weights", "has no config.json with weights"),
         ("without config.json", "has no config.json with weights"),
+        ("adapter", f"is an adapter of PEFT; type: hf download {NAME} --local-dir FOLDER"),
     ],
 )
 def test_a_model_that_cannot_be_had_is_one_sentence(
@@ -128,6 +129,8 @@ def test_a_model_that_cannot_be_had_is_one_sentence(
     lacking = {"without weights": "model.safetensors", "without config.json": "config.json"}
     if state == "gone":
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    elif state == "adapter":
+        (served.folder / "adapter_config.json").touch()
     elif state in lacking:
         (served.folder / lacking[state]).unlink()
     else:

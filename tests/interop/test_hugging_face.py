@@ -18,7 +18,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import protlm
 from protlm import attention, interop
+from protlm.checkpoints.bundle import Bundle, Name
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import (
@@ -39,7 +41,6 @@ from protlm.data.records import ReadOptions, Tally
 from protlm.data.records.record import residues
 from protlm.data.vocabulary import VOCABULARY, vocabulary_of
 from protlm.interop import hugging_face
-from protlm.interop.bundle import Bundle, Name
 from protlm.interop.hugging_face import is_esm
 from protlm.model.transformer import build_network
 from tests.fixtures.commands import run_python
@@ -100,6 +101,7 @@ def exported(model: Checkpoint, folder: Path) -> Path:
         "sequences": SEQUENCES,
         "tokens": tokens_BL,
         "mask": mask_BL,
+        "inner": [words.inner.start, words.inner.stop],
         "causal": causal,
         "logits": logits_BLV[mask_BL],
         "hidden": [state_BLD[mask_BL] for state_BLD in states],
@@ -121,7 +123,7 @@ def assert_read_again(folder: Path, model: Checkpoint) -> None:
     has_code = any(folder.glob("*.py"))
     # A bare ESM has lost its output layer.
     saved = sorted(folder.glob("saved_*" if has_code else "saved_*MaskedLM"))
-    assert len(saved) == (2 if has_code else 1)
+    assert len(saved) == (4 if has_code else 1)
     for path in (folder, *saved):
         found = interop.read(path)
         assert found.description.model == model.description.model
@@ -175,6 +177,17 @@ def test_transformers_loads_a_model_without_protlm_and_computes_the_same(tmp_pat
     for name, folder in folders.items():
         assert_read_again(folder, models[name])
         assert len(list(folder.glob("*.py"))) == (not name.startswith("esm"))
+    folder = next(iter(folders.values()))
+    model, base = protlm.load(folder / "merged"), protlm.load(folder)
+    tokens_BL, mask_BL = (torch.load(folder / "inputs.pt")[key] for key in ("tokens", "mask"))
+    merged_NV, base_NV = (
+        one.network(tokens_BL, mask_BL, causal=False).logits_BLV[mask_BL] for one in (model, base)
+    )
+    assert (merged_NV - torch.load(folder / "merged.pt")).abs().max() < 1e-5
+    assert (merged_NV - base_NV).abs().max() > 0.01
+    adapted = interop.read(folder / "adapter", folder).weights
+    for key, value in interop.read(folder / "merged").weights.items():
+        torch.testing.assert_close(adapted[key], value, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("frame", [TWO, Frame(prefix=()), Frame((), ())])
@@ -198,7 +211,7 @@ def test_an_encoder_is_exported_as_one(tmp_path):
     hugging_face.export(model, tmp_path / "x", None)
     config = json.loads((tmp_path / "x" / "config.json").read_text())
     assert config["architectures"] == ["ProtlmModel"]
-    assert set(config["auto_map"]) == {"AutoConfig", "AutoModel"}
+    assert not {"AutoModelForMaskedLM", "AutoModelForCausalLM"} & set(config["auto_map"])
     assert interop.read(tmp_path / "x").description == model.description
 
 
@@ -270,7 +283,7 @@ PACKAGE = "package_under_test"
 @pytest.fixture
 def write_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Writes the modules of a package: `write_modules(name="source", ...)`."""
-    monkeypatch.setattr("protlm.interop.bundle._PACKAGE", PACKAGE)
+    monkeypatch.setattr("protlm.checkpoints.bundle._PACKAGE", PACKAGE)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / PACKAGE).mkdir()
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+import protlm
 from protlm import interop
 from protlm.config import HeadKind
 from protlm.loading import model_of
@@ -85,7 +86,7 @@ def test_no_prefix_is_guessed(further, message, tmp_path):
         interop.read(ESM.save(tmp_path / "esm", {**ESM.tensors(), **further}))
 
 
-def test_checkpoints_of_lightning_are_read_beside_settings(tmp_path):
+def test_checkpoints_of_lightning_are_read_beside_settings(tmp_path, capsys):
     folder = ESM.save(tmp_path / "run")
     whole = interop.read(folder).weights
     state = {f"model.{n}": v for n, v in ESM.tensors().items()}
@@ -94,9 +95,16 @@ def test_checkpoints_of_lightning_are_read_beside_settings(tmp_path):
         torch.save(kept, folder / name)
         assert interop.is_foreign(folder / name)
         assert_same(interop.read(folder / name).weights, whole)
+    assert "averages" not in capsys.readouterr().err
+    torch.save({**contents, "ema_state_dict": state}, folder / "last.ckpt")
+    assert_same(interop.read(folder / "last.ckpt").weights, whole)
+    assert "left out averages of the weights: ema_state_dict" in capsys.readouterr().err
+    (folder / "config.json").unlink()
+    with pytest.raises(InputDataError, match=r"put the config.json of the model that was trained"):
+        protlm.load(folder / "last.ckpt")
     torch.save({**contents, "hyper_parameters": argparse.Namespace(lr=1)}, folder / "bad.ckpt")
     with pytest.raises(InputDataError, match=r"call argparse.Namespace.*torch.save\(state"):
-        interop.read(folder / "bad.ckpt")
+        protlm.load(folder / "bad.ckpt")
 
 
 def test_dplm_has_no_contact_head(tmp_path, capsys):
@@ -154,7 +162,7 @@ def test_adapters_are_merged(settings, rank, scale, module, tmp_path, capsys):
         x.weights["blocks.1.attention.query.weight"] for x in (found, interop.read(base))
     )
     assert not changed.equal(unchanged) and "adapter_sha256" in (found.description.source or {})
-    assert "left out classifier.dense.weight" in capsys.readouterr().err
+    assert "left out 2 tensors ('classifier.dense.weight', " in capsys.readouterr().err
     zero = write_adapter(tmp_path / "zero", pair(module, WIDTH, 0.0))
     assert_same(interop.read(zero, base).weights, interop.read(base).weights)
 

@@ -4,6 +4,7 @@ And the attention sublayer: one product for three, norms, and rotary positions b
 arXiv 2104.09864, written pair by pair.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -106,22 +107,25 @@ def test_all_layers_of_a_network_take_it(head, activation, calls):
         network(tokens_BL, torch.ones_like(tokens_BL, dtype=torch.bool), causal=False)
     # Queries, keys and values are one product; then the gate, the output, and the sublayer's two
     # or three matrices.
-    in_block = 3 + (3 if activation is Activation.swiglu else 2)
+    in_block = 3 + (3 if activation in (Activation.swiglu, Activation.geglu) else 2)
     assert len(calls) == 2 * in_block + (2 if head is HeadKind.dense_norm else 1)
 
 
 def made(activation: Activation, chunk: int | None, dtype: torch.dtype) -> FeedForward:
     torch.manual_seed(0)
-    sizes = {"model_dim": D, "feedforward_dim": WIDTH}
-    return FeedForward(**sizes, activation=activation, chunk=chunk).to(dtype)
+    config = replace(SIZES, model_dim=D, feedforward_dim=WIDTH, activation=activation)
+    return FeedForward(replace(config, feedforward_chunk=chunk)).to(dtype)
 
 
 def by_the_formula(layer: FeedForward, x_BLD: Tensor) -> Tensor:
     up_BLF = x_BLD @ layer.up.weight.mT
-    if layer.activation is Activation.swiglu:
-        assert layer.gate is not None
+    if layer.gate is not None:
         gate_BLF = x_BLD @ layer.gate.weight.mT
-        return (gate_BLF * gate_BLF.sigmoid() * up_BLF) @ layer.down.weight.mT
+        fraction_BLF = gate_BLF.sigmoid()
+        if layer.activation is Activation.geglu:
+            inner_BLF = (2 / math.pi) ** 0.5 * (gate_BLF + 0.044715 * gate_BLF**3)
+            fraction_BLF = (1 + inner_BLF.tanh()) / 2
+        return (gate_BLF * fraction_BLF * up_BLF) @ layer.down.weight.mT
     up_BLF = up_BLF + layer.up.bias
     if layer.activation is Activation.relu:
         active_BLF = up_BLF.clamp(min=0)

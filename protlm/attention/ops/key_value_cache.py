@@ -66,9 +66,12 @@ class KeyValueCache:
         return position_M.where(is_stored_M, -1)
 
     def attend(self, q_BHK: Tensor, visible: Tensor | None = None) -> Tensor:
-        """Computes softmax(q kᵀ / √K) v over the slots in use, or `visible` ones (M or HM), BHC."""
+        """Computes softmax(q kᵀ / √K) v over the slots in use, or `visible` ones (M or HM), BHC.
+
+        Numbers in place of what is visible are biases of the slots in use.
+        """
         # Until a ring is full, its end is empty. The order of keys does not matter.
-        used = self.slots if visible is not None else self.length
+        used = self.length if visible is None else visible.shape[-1]
         out_BH1C = F.scaled_dot_product_attention(
             q_BHK[:, :, None].to(self.k_BHMK.dtype),
             self.k_BHMK[:, :, :used],

@@ -48,10 +48,14 @@ def visible_softmax(logits: Tensor, visible: Tensor) -> Tensor:
     return logits.masked_fill(~visible, floor).softmax(dim=-1).masked_fill(~visible, 0)
 
 
-def softmax_weights(q_BHMK: Tensor, k_BHLK: Tensor, visible: Tensor) -> Tensor:
-    """Computes softmax(q kᵀ / √K) over the visible keys, BHML, in float32 or float64."""
+def softmax_weights(
+    q_BHMK: Tensor, k_BHLK: Tensor, visible: Tensor, bias_HML: Tensor | None = None
+) -> Tensor:
+    """Computes softmax(q kᵀ / √K + bias) over the visible keys, BHML, in float32 or float64."""
     with no_autocast(q_BHMK):
         logits_BHML = upcast(q_BHMK) @ upcast(k_BHLK).mT / math.sqrt(q_BHMK.shape[-1])
+    if bias_HML is not None:
+        logits_BHML = logits_BHML + bias_HML
     return visible_softmax(logits_BHML, visible)
 
 

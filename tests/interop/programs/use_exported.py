@@ -14,11 +14,14 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 sys.modules["protlm"] = None  # pyright: ignore[reportArgumentType]
 
 import torch  # noqa: E402
+from peft import LoraConfig, get_peft_model  # noqa: E402
 from torch import Tensor  # noqa: E402
 from transformers import (  # noqa: E402
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     BertModel,
     EsmForMaskedLM,
@@ -26,7 +29,10 @@ from transformers import (  # noqa: E402
     GPT2Model,
     RobertaModel,
     T5EncoderModel,
+    Trainer,
+    TrainingArguments,
     XLNetModel,
+    pipeline,
 )
 
 TOLERANCE = 1e-5
@@ -62,6 +68,8 @@ def check(folder: Path, *, with_misuse: bool) -> None:
             compare("logits", out.logits[inputs["mask"]], inputs["logits"])
             with torch.no_grad():
                 compare("losses", model(**tokens, labels=inputs["labels"]).loss, inputs["loss"])
+        if hasattr(model, "network"):
+            check_embeddings(model, tokens)
         model.save_pretrained(folder / f"saved_{auto.__name__}")
         if with_misuse:
             check_misuse(folder / f"saved_{auto.__name__}", model, tokens)
@@ -70,7 +78,63 @@ def check(folder: Path, *, with_misuse: bool) -> None:
             again = AutoTokenizer.from_pretrained(folder / "tokenizer", trust_remote_code=True)
             assert type(again).__name__ == type(tokenizer).__name__ == "ProtlmTokenizer"
             assert again("mkJ*")["input_ids"] == tokenizer("MKX")["input_ids"]
+    if hasattr(model, "network"):
+        check_labels(folder, tokens, inputs)
+    if with_misuse:
+        check_training(folder, tokenizer, tokens)
     print(folder.name, "good")
+
+
+def check_embeddings(model: Any, tokens: Any) -> None:
+    """Embeddings are the input in place of their tokens, if nothing else needs these."""
+    given = {**tokens, "inputs_embeds": model.get_input_embeddings()(tokens["input_ids"])}
+    del given["input_ids"]
+    try:
+        found = model(**given)
+    except ValueError as error:
+        assert "embeds tokens in its layers" in str(error), error
+    else:
+        compare("outputs of embeddings", found[0], model(**tokens)[0])
+
+
+def check_labels(folder: Path, tokens: Any, inputs: dict[str, Any]) -> None:
+    """Classifiers of proteins and of residues are trained, with recomputed activations."""
+    mask_BL, last_ND = inputs["mask"], inputs["hidden"][-1]
+    for auto in (AutoModelForSequenceClassification, AutoModelForTokenClassification):
+        model: Any = auto.from_pretrained(folder, trust_remote_code=True, num_labels=3)
+        is_whole, gradients = auto is AutoModelForSequenceClassification, []
+        labels = torch.arange(3) if is_whole else mask_BL * 2 - 100 * ~mask_BL
+        for enable in (False, True):
+            if enable:
+                model.train().activation_checkpointing_enable()
+            model.zero_grad()
+            out = model(**tokens, labels=labels)
+            out.loss.backward()
+            gradients.append(model.get_input_embeddings().weight.grad)
+        compare("gradients", *gradients)
+        rows = last_ND.split(mask_BL.sum(1).tolist())
+        means_BD = torch.stack([row[slice(*inputs["inner"])].mean(0) for row in rows])
+        found, vectors = (out.logits, means_BD) if is_whole else (out.logits[mask_BL], last_ND)
+        compare("labels", found, model.classifier(vectors))
+        model.save_pretrained(folder / f"saved_{auto.__name__}")
+
+
+def check_training(folder: Path, tokenizer: Any, tokens: Any) -> None:
+    """An adapter of PEFT is trained by Trainer, merged and saved, and used in a pipeline."""
+    base = AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True)
+    model: Any = get_peft_model(base, LoraConfig(r=2, target_modules=["query", "up"]))
+    rows = [{"input_ids": row, "labels": row} for row in torch.randint(4, 24, (8, 9))]
+    settings: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.1, "use_cpu": True}
+    settings |= {"report_to": [], "gradient_checkpointing": True, "save_strategy": "no"}
+    arguments = TrainingArguments(output_dir=str(folder / "trained"), **settings)
+    Trainer(model=model, args=arguments, train_dataset=rows).train()
+    model.save_pretrained(folder / "adapter")
+    merged = model.eval().merge_and_unload()
+    merged.save_pretrained(folder / "merged")
+    with torch.no_grad():
+        torch.save(merged(**tokens).logits[tokens["attention_mask"] > 0], folder / "merged.pt")
+    filled = pipeline("fill-mask", model=merged, tokenizer=tokenizer, top_k=3)("MKT<mask>Q")
+    assert len(filled) == 3 and filled[0]["score"] >= filled[1]["score"], filled
 
 
 def check_misuse(folder: Path, model: Any, tokens: Any) -> None:

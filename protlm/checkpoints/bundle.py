@@ -79,10 +79,8 @@ class Bundle:
         parts = ["\n".join(sorted(self._outside.values()))]
         for module in self._order:
             used = {id(one) for name, one in self._used.items() if name.module == module}
-            renaming = _Renaming(self, module)
-            for statement in self._module(module).statements:
-                if id(statement) in used:
-                    parts.append(ast.unparse(renaming.renamed(statement)))
+            statements = self._module(module).statements
+            parts += [self._renamed(one, module) for one in statements if id(one) in used]
         return "\n\n\n".join(parts) + "\n"
 
     @cached_property
@@ -114,6 +112,26 @@ class Bundle:
         assert defined is not None, f"{module}: import the names of {origin}, not a module"
         return defined
 
+    def _renamed(self, statement: ast.stmt, module: str) -> str:
+        """Returns a statement of a module with the names of the file.
+
+        A parameter whose name has to change is refused: callers use it.
+        """
+
+        def new(name: str) -> str:
+            found = self.find(module, name)
+            return self.final_names.get(found, name) if found else name
+
+        statement = copy.deepcopy(statement)
+        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            statement.name = new(statement.name)
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name):
+                node.id = new(node.id)
+            elif isinstance(node, ast.arg):
+                assert new(node.arg) == node.arg, f"{module}: {node.arg} has two meanings"
+        return ast.unparse(statement)
+
     def _module(self, name: str) -> _Module:
         if name not in self._modules:
             self._modules[name] = _Module(name)
@@ -144,28 +162,3 @@ class Bundle:
             if origin := self.find(module, name):
                 self._place(origin.module)
         self._order.append(module)
-
-
-class _Renaming(ast.NodeTransformer):
-    """Puts the names of the file into the statements of a module."""
-
-    def __init__(self, bundle: Bundle, module: str) -> None:
-        self._bundle, self._module = bundle, module
-
-    def renamed(self, statement: ast.stmt) -> ast.AST:
-        statement = copy.deepcopy(statement)
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-            statement.name = self._new(statement.name)
-        return self.generic_visit(statement)
-
-    def _new(self, name: str) -> str:
-        found = self._bundle.find(self._module, name)
-        return self._bundle.final_names.get(found, name) if found else name
-
-    def visit_Name(self, node: ast.Name) -> ast.AST:
-        return ast.Name(self._new(node.id), node.ctx)
-
-    def visit_arg(self, node: ast.arg) -> ast.AST:
-        """Refuses a parameter whose name has to change: callers use it."""
-        assert self._new(node.arg) == node.arg, f"{self._module}: {node.arg} has two meanings"
-        return self.generic_visit(node)

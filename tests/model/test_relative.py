@@ -1,0 +1,58 @@
+"""Biases of offsets: added in blocks of queries, as the formula of all pairs has them."""
+
+import math
+
+import pytest
+import torch
+
+from protlm.attention import softmax
+from protlm.config import ModelConfig, Positions
+from protlm.model.memory import TensorMemory
+from protlm.model.positions import RelativeBias
+
+CONFIG = ModelConfig(1, 2, 8, 8, 64, Positions.relative, relative_buckets=8, relative_distance=20)
+
+
+def bucket(offset: int) -> int:
+    """Of 8 buckets up to a distance of 20: 0, 1, and two that share the distances from 2 on."""
+    far = 2 + math.floor(2 * math.log(max(abs(offset), 2) / 2) / math.log(20 / 2))
+    return (abs(offset) if abs(offset) < 2 else min(far, 3)) + (4 if offset > 0 else 0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padding", [0, 9])
+def test_biases_are_those_of_all_pairs(causal, padding, monkeypatch):
+    length, near = 45, {"rtol": 0, "atol": 1e-11}
+    monkeypatch.setattr(softmax, "_BIASES", 2 * length * 8)
+    torch.manual_seed(0)
+    relative, mechanism = RelativeBias(CONFIG).double(), softmax.Softmax()
+    relative.add_to(mechanism)
+    q, k, v = (torch.randn(3, 2, length, 4).double().requires_grad_() for _ in range(3))
+    mask_BL = torch.arange(length) < torch.tensor([[length - padding], [length], [length]])
+    rest = {"hidden_BLD": torch.zeros(3, length, 8), "mask_BL": mask_BL, "causal": causal}
+    buckets = [[bucket(key - query) for key in range(length)] for query in range(length)]
+    logits = q @ k.mT / 2 + relative.table[torch.tensor(buckets)].permute(2, 0, 1)
+    seen = mask_BL[:, None, None] & torch.ones(length, length).tril(0 if causal else length).bool()
+    weights = logits.masked_fill(~seen, -math.inf).softmax(-1) * mask_BL[:, None, :, None]
+    out, pick = mechanism(q, k, v, **rest), torch.randn_like(v)
+    torch.testing.assert_close(out, weights @ v, **near)
+    torch.testing.assert_close(mechanism.attention_map(q, k, **rest), weights, **near)
+    given = (q, k, v, relative.table)
+    found, expected = (torch.autograd.grad((x * pick).sum(), given) for x in (out, weights @ v))
+    torch.testing.assert_close(found, expected, **near)
+    state = mechanism.initial_state(k[:, :, 0], v[:, :, 0])
+    for n in range(length if causal else 0):
+        q_n, k_n, v_n = (x.detach()[1:, :, n] for x in (q, k, v))
+        state = state if n else mechanism.initial_state(k_n, v_n)
+        state, one = mechanism.step(state, q_n, k_n, v_n, hidden_BD=rest["hidden_BLD"][1:, 0])
+        torch.testing.assert_close(one, out[1:, :, n], **near)
+
+
+def test_biases_of_all_pairs_are_not_in_memory_at_once(monkeypatch):
+    length = 512
+    monkeypatch.setattr(softmax, "_BIASES", 2 * length * 16)
+    RelativeBias(CONFIG).add_to(mechanism := softmax.Softmax())
+    q, mask_BL = torch.randn(1, 2, length, 4), torch.ones(1, length, dtype=torch.bool)
+    with TensorMemory() as memory, torch.no_grad():
+        mechanism(q, q, q, hidden_BLD=q[:, 0], mask_BL=mask_BL, causal=False)
+    assert memory.peak < 4 * 2 * length**2 / 4
