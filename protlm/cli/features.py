@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from protlm.cli.options import Device, Model, choice, model_or_default, option
+from protlm.cli.options import OUTPUT, Device, Model, choice, model_or_default, option
 
 features_app = typer.Typer(help="Learn sparse features of a layer, and name them.")
 
@@ -14,7 +14,7 @@ features_app = typer.Typer(help="Learn sparse features of a layer, and name them
 def train_features(
     layer: Annotated[int, option("0: embedding; n: output of block n; -1: last.")],
     data: Annotated[Path, option("A data set of protlm prepare; its split train is read.")],
-    output: Annotated[Path, option("The new folder of the features.", "--output", "-o")],
+    output: Annotated[Path, option("The new folder of the features.", *OUTPUT)],
     model: Model = None,
     latents: Annotated[int, option("Number of features.")] = 4096,
     k: Annotated[int, option("Active features of a residue.")] = 32,

@@ -162,7 +162,7 @@ def benchmark(
     folder: Annotated[
         Path, typer.Argument(help="A folder of its published files; of contacts, structures.")
     ],
-    output: Annotated[Path, option("The new folder of results.", "--output", "-o")],
+    output: Annotated[Path, option("The new folder of results.", *OUTPUT)],
     model: Annotated[
         list[Path] | None, option("As for protlm probe; give it again to compare.", "--model", "-m")
     ] = None,

@@ -1,7 +1,6 @@
 """A block of the transformer: attention and feed-forward around a residual."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -85,7 +84,7 @@ class Block(nn.Module):
         self.pre = config.norm_order is NormOrder.pre
 
     def forward(self, x_BLD: Tensor, context: Context) -> Tensor:
-        x_BLD = self._add(x_BLD, partial(self.attention, context=context), self.attention_norm)
+        x_BLD = self._add(x_BLD, lambda y_BLD: self.attention(y_BLD, context), self.attention_norm)
         return self._add(x_BLD, self.feedforward, self.feedforward_norm)
 
     def step(

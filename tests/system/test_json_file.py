@@ -13,7 +13,7 @@ import pytest
 
 from protlm.analysis.contact_regression import read_fit
 from protlm.config.composition import read_run_config
-from protlm.interop.layout import read_alphabet
+from protlm.data.alphabet import read_alphabet
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import Count, from_json, read_json, to_json
 
