@@ -165,9 +165,8 @@ def _distinct(examples: Sequence[Example], counts: Counter[str]) -> tuple[list[E
         if differs or not (is_same or len(to_fit) == 1):
             same = one.identifier if one.is_named else f"the sequence of {other.identifier}"
             what = "another label or sequence" if differs else f"the split {other.split}"
-            raise InputDataError(
-                f"{one.place}: {same} is repeated, with {what}; remove one of the two"
-            )
+            advice = "remove one" + ("" if one.is_named else ", or add a column of identifiers")
+            raise InputDataError(f"{one.place}: {same} is repeated, with {what}; {advice}")
         counts["identical to an earlier one" if is_same else "that the test has too"] += 1
         if not is_same:
             both[one.identifier] = None
