@@ -24,6 +24,9 @@ from protlm.attention.ops.numerics import (
 _ROOM = 64
 # Biases of pairs that are in memory at a time, 256 MiB in float32.
 _BIASES = 1 << 26
+# Rows at a time: with more, the memory of short proteins, from which that of long ones is
+# estimated, would grow with the square of the length.
+_ROWS = 512
 
 
 @final
@@ -110,7 +113,7 @@ def _biased(
         return F.scaled_dot_product_attention(q[:, :, rows], k, v, bias_1HML, scale=scale)
 
     _, num_heads, length, _ = q.shape
-    size = at_once(q, num_heads * length, cpu=_BIASES, gpu=_BIASES)
+    size = min(at_once(q, num_heads * length, cpu=_BIASES, gpu=_BIASES), _ROWS)
     blocks = (slice(start, start + size) for start in range(0, length, size))
     run = partial(recomputed, attend) if torch.is_grad_enabled() else attend
     return torch.cat([run(rows) for rows in blocks], dim=2)

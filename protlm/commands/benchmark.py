@@ -7,9 +7,11 @@ in the folder `RESULTS.partial`, from which an interrupted command continues.
 import hashlib
 import math
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,12 @@ from protlm.data.tables import write_table
 from protlm.data.vocabulary import RESIDUES
 from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, table
 from protlm.downstream.estimators import Estimator, Predictor, default_estimator, score
-from protlm.downstream.examples import read_examples, read_labeled, targets_from
+from protlm.downstream.examples import (
+    left_out_by_length,
+    read_examples,
+    read_labeled,
+    targets_from,
+)
 from protlm.downstream.metrics import LABEL_METRICS, agreement, positions_of
 from protlm.downstream.probe_results import Result, content_of, mean_over
 from protlm.downstream.probing import MODEL, RANDOM, ProbeOptions, probe_folds
@@ -71,8 +78,14 @@ def benchmark(
     asked = {*options.tasks}
     for one in asked - {task.name for task in found}:
         refuse_unknown("--tasks", one, sorted({task.group for task in found}))
-    tasks = [one for one in found if not asked or asked & {one.group, one.name}]
     models = {one.absolute().name: load_model(one, device=options.device) for one in paths}
+    # All models are tested on the same proteins.
+    longest = min((x for x in (one.max_residues for one in models.values()) if x), default=None)
+    tasks = [
+        replace(one, reading=replace(one.reading, longest=longest))
+        for one in found
+        if not asked or asked & {one.group, one.name}
+    ]
     if len(models) < len(paths):
         raise UserError("two models have one name; rename one of them, or give it once")
     said = {"missing": missing, "not known": unknown}
@@ -85,7 +98,7 @@ def benchmark(
         "torch": torch.__version__,
         "the benchmark": name,
         "the files": [sha256_of(*sorted(task.files)) for task in found],
-        "--model": {model: one.hash for model, one in models.items()},
+        "--model": {model: _identity(one) for model, one in models.items()},
         "--toks-per-batch": options.probe.tokens_per_batch,
         "--seed": options.probe.seed,
         "--device": [one.device.type for one in models.values()],
@@ -95,7 +108,8 @@ def benchmark(
             model: {task.name: _content(task, one, options.probe, work) for task in tasks}
             for model, one in models.items()
         }
-        rows = table(name, {model: _figures(tasks, some) for model, some in contents.items()})
+        seed = options.probe.seed
+        rows = table(name, {model: _figures(tasks, some, seed) for model, some in contents.items()})
         # Hundreds of assays are shown as averages.
         assays = {task.name for task in tasks if task.assay is not None}
         shown = [row for row in rows if row[0] not in assays]
@@ -125,11 +139,16 @@ def _screen(rows: Iterable[tuple]) -> Iterator[list[str]]:
             yield [head, f"{less.strip()} {baseline}" if less else name, f"{value}{interval}"]
 
 
+def _identity(model: PretrainedModel) -> str:
+    """Returns the hash of the weights, and what is computed with them."""
+    return f"{model.hash} {model.description}"
+
+
 def _content(
     task: Task, model: PretrainedModel, options: ProbeOptions, work: WorkFolder
 ) -> dict[str, Any]:
     """Returns the results of a task; those that are finished are read."""
-    name = hashlib.sha256(f"{task.name} {model.hash}".encode()).hexdigest()
+    name = hashlib.sha256(f"{task.name} {_identity(model)}".encode()).hexdigest()
     if not (path := work.path / f"{name}.json").exists():
         model.store = VectorStore(work.path, work.lock.check)
         try:
@@ -147,15 +166,18 @@ def _labels(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[s
     found = probe_folds(model, labeled.sequences, targets, folds, options)
     results = {fold: Result("", model.hash, labeled, one) for fold, one in found.items()}
     result = next(iter(results.values()))
+    if task.assay is None and (leaks := labeled.leakage.describe(len(labeled.split.test))):
+        print(f"warning: {task.name}: {leaks}", file=sys.stderr)
     sets = {name: len(rows) for name, rows in labeled.split.test_sets.items()}
     if labeled.folds:
         result = replace(result, predictors=mean_over(results))
         sets = {"": len(labeled.sequences)}
-    figures = {}
+    figures, whole = {}, not any(map(left_out_by_length, labeled.proteins.left_out))
     for name, proteins in sets.items():
         scores = {who: x.by_set.get(name, x.scores) for who, x in result.predictors.items()}
         shown = f"/{name}" if len(sets) > 1 else ""
-        figures[shown] = figure_of(scores, LABEL_METRICS[targets.task][0], proteins)
+        metric = task.metric or LABEL_METRICS[targets.task][0]
+        figures[shown] = figure_of(scores, metric, proteins) | {"complete": whole}
     return {**content_of(result, options), "figures": figures}
 
 
@@ -163,7 +185,7 @@ def _read_variants(task: Task, model: PretrainedModel) -> tuple[str, VariantTabl
     """Returns the wild type, its variants, without rows that have no score, and the estimator."""
     assert task.assay is not None
     wild_type, estimator = task.assay.wild_type, default_estimator(Predictor(model))
-    found = read_variants(task.files[0], wild_type, skip_invalid=True)
+    found = read_variants(task.files[0], wild_type)
     if not model.causal and any(one.indel is not None for one in found.variants):
         estimator = Estimator.pseudo_log_likelihood
     return wild_type, found, estimator
@@ -182,11 +204,15 @@ def _variants(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict
     values["composition"] = np.array([sum(log_p[x] for x in one) for one in sequences])
     places, is_clinical = positions_of(found.variants), found.is_clinical
     measured = np.full(len(places), np.nan) if found.measured is None else found.measured
-    scores = {
-        who: one
-        for who, some in values.items()
-        if (one := agreement(measured, some, found.is_fit, places, is_clinical=is_clinical))
-    }
+    compare = partial(
+        agreement,
+        measured,
+        is_fit=found.is_fit,
+        positions=places,
+        seed=options.seed,
+        is_clinical=is_clinical,
+    )
+    scores = {who: one for who, some in values.items() if (one := compare(some))}
     if not scores:
         raise InputDataError("the table has no measured scores in a column DMS_score")
     counts = {"variants": len(found.variants), "left_out": len(found.unscored)}
@@ -209,16 +235,22 @@ def _contacts(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict
 _RUN = {"labels": _labels, "variants": _variants, "contacts": _contacts}
 
 
-def _figures(tasks: Sequence[Task], contents: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _figures(
+    tasks: Sequence[Task], contents: Mapping[str, Any], seed: int
+) -> dict[str, dict[str, Any]]:
     """Returns the figures of all test sets of all tasks, and averages over assays."""
-    found, groups = {}, dict[str, dict[str, Assay]]()
+    found, groups, sizes = {}, dict[str, dict[str, Assay]](), dict[str, int]()
     for task in tasks:
         for name, figure in contents[task.name]["figures"].items():
             found[f"{task.name}{name}"] = figure
         if task.assay is not None:
             groups.setdefault(task.group, {})[task.name] = task.assay
+            sizes[task.group] = task.of
     return found | {
-        group: average({name: found[name] for name in assays}, assays)
+        group: {
+            **average({name: found[name] for name in assays}, assays, seed),
+            "complete": len(assays) == sizes[group],
+        }
         for group, assays in groups.items()
     }
 

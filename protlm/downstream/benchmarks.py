@@ -36,6 +36,10 @@ class Task:
     files: list[Path]
     reading: LabelOptions = field(default_factory=LabelOptions)
     assay: Assay | None = None
+    # What it is compared by, if not by the first metric of its kind of label.
+    metric: str = ""
+    # The number of assays of its group in the reference.
+    of: int = 1
 
     @property
     def group(self) -> str:
@@ -77,7 +81,8 @@ def find(benchmark: str, folder: Path) -> tuple[list[Task], list[str], list[str]
         else:
             typed = [f"{split}{some[0]}" for split, some in found.items()]
             used = [*files, *beside, *files[0].parent.glob("mask.fa*")]
-            tasks.append(Task(row["task"], row["kind"], used, _reading(row, typed, beside)))
+            reading = _reading(row, typed, beside)
+            tasks.append(Task(row["task"], row["kind"], used, reading, metric=row["metric"]))
     if not tasks:
         raise InputDataError(f"{folder} has no file of {benchmark}: {', '.join(missing)[:300]}")
     used = {path for task in tasks for path in task.files}
@@ -100,7 +105,8 @@ def _of_assays(
     for name, path in {_stem(path): path for path in reversed(found)}.items():
         if name in assays:
             title, reading = f"{row['task']}/{name}", _reading(row, [str(path)], [])
-            tasks.append(Task(title, row["kind"], [path, *beside], reading, assays[name]))
+            files = [path, *beside]
+            tasks.append(Task(title, row["kind"], files, reading, assays[name], of=len(assays)))
     lacking = len(assays) - len(tasks)
     return tasks, [f"{lacking:,} of {len(assays):,} tables of {row['task']}"] * bool(lacking)
 
@@ -123,7 +129,9 @@ def figure_of(scores: Mapping[str, Metrics], metric: str, proteins: int) -> dict
     return {"metric": metric, "proteins": proteins, "by": by}
 
 
-def average(figures: Mapping[str, dict[str, Any]], assays: Mapping[str, Assay]) -> dict[str, Any]:
+def average(
+    figures: Mapping[str, dict[str, Any]], assays: Mapping[str, Assay], seed: int
+) -> dict[str, Any]:
     """Returns the average over assays as ProteinGym defines it.
 
     The bootstrap draws proteins within each type of selection.
@@ -133,7 +141,7 @@ def average(figures: Mapping[str, dict[str, Any]], assays: Mapping[str, Assay]) 
         plain = {name: figure["by"][who]["value"] for name, figure in figures.items()}
         values = {name: np.nan if one is None else one for name, one in plain.items()}
         groups = [np.array(one) for one in by_selection(values, assays).values()]
-        means = [one[np.stack([*draws(len(one), seed=0)])].mean(axis=1) for one in groups]
+        means = [one[np.stack([*draws(len(one), seed=seed)])].mean(axis=1) for one in groups]
         means = means or [np.full(RESAMPLES, np.nan)]
         value = float(np.mean([one.mean() for one in groups])) if groups else np.nan
         scores[who] = Metrics({first["metric"]: value}, np.mean(means, axis=0)[:, None])
@@ -141,7 +149,10 @@ def average(figures: Mapping[str, dict[str, Any]], assays: Mapping[str, Assay]) 
 
 
 def table(benchmark: str, found: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[tuple]:
-    """Returns the `COLUMNS` of all tasks, from `figure_of` by model and task."""
+    """Returns the `COLUMNS` of all tasks, from `figure_of` by model and task.
+
+    Published figures stand beside those of all assays, and of all proteins.
+    """
     rows, published, (first, *others) = [], rows_of("published", benchmark), found
     for task, metric in ((task, one["metric"]) for task, one in found[first].items()):
         for model, figures in found.items():
@@ -150,7 +161,8 @@ def table(benchmark: str, found: Mapping[str, Mapping[str, dict[str, Any]]]) -> 
                     by = f"{who} of {model}" if others and who == RANDOM else who
                     by = model + by.removeprefix(MODEL) if by.startswith(MODEL) else by
                     rows.append((task, metric, by, *value.values(), figures[task]["proteins"], ""))
-        for one in published:
+        whole = all(some[task].get("complete", True) for some in found.values())
+        for one in published if whole else ():
             if (one["task"], one["metric"]) == (task, metric):
                 source = f"{one['table']}, {one['address']}"
                 value = (float(one["value"]), None, None, None, source)

@@ -34,6 +34,9 @@ from protlm.system.terminal import printable
 _MOST_NAMED = 20
 
 
+_LONGER, _UNFIT = "longer than", "that do not fit into the memory"
+
+
 @dataclass(frozen=True)
 class LabelOptions:
     """How labels are read and split; without a task it is guessed.
@@ -50,6 +53,8 @@ class LabelOptions:
     cluster_table: Path | None = None
     cluster: Callable[[Sequence[str]], list[int]] | None = None
     form: Form = field(default_factory=Form)
+    # Longer proteins are left out, as those are that the model does not accept.
+    longest: int | None = None
 
     @property
     def of_residues(self) -> bool | None:
@@ -102,18 +107,24 @@ def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProte
         per_residue=reading.of_residues,
         form=reading.form,
     )
-    longest = room.model.max_residues or max(len(one.sequence) for one in proteins.examples)
+    limits = [limit for limit in (room.model.max_residues, reading.longest) if limit]
+    longest = min(limits, default=max(len(one.sequence) for one in proteins.examples))
     fits = [len(one.sequence) <= longest for one in proteins.examples]
     if not any(fits):
         raise InputDataError(f"{path}: all proteins are longer than the {longest} that fit")
-    found = proteins.only(fits, f"longer than the {longest:,} residues that the model accepts")
+    found = proteins.only(fits, f"{_LONGER} the {longest:,} residues that the model accepts")
     refused = [room.refusal(len(one.sequence)) for one in found.examples]
     for one, reason in zip(found.examples, refused, strict=True):
         if reason:
             print(printable(f"skipped {one.identifier}: {reason}"), file=sys.stderr)
     if all(refused):
         raise InputDataError(f"{path}: no protein fits into the memory; give shorter ones")
-    return found.only([not one for one in refused], "that do not fit into the memory")
+    return found.only([not one for one in refused], _UNFIT)
+
+
+def left_out_by_length(reason: str) -> bool:
+    """Whether a reason for proteins that are left out is that of long ones."""
+    return reason.startswith((_LONGER, _UNFIT))
 
 
 def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -> Targets:

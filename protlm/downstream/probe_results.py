@@ -239,8 +239,8 @@ class Probe:
         """Returns the model of a probe in this folder."""
         if (path := folder / self.model).exists():
             return path.resolve()
-        if self.model.startswith(".."):
-            raise UserError(f"{folder}: its model {path} does not exist; type -m MODEL")
+        if Path(self.model) not in (Path(one.name) for one in shipped_models()):
+            raise UserError(f"{folder}: its model {self.model} is not there; type -m MODEL")
         return Path(self.model)
 
     def check_model(self, model: PretrainedModel) -> None:

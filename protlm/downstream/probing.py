@@ -136,7 +136,7 @@ def _features(
     Convolutions get a list for each layer, of the features of all residues of each protein.
     """
     is_cnn, size, places = options.head == CNN, options.tokens_per_batch, targets.places
-    layers = list(options.layers) or list(range(model.num_layers + 1))[-is_cnn:]
+    layers = list(options.layers) or list(range(model.num_layers + 1))
     if is_cnn:
         if places is None:
             raise UserError("--head cnn needs labels of residues; leave it out")

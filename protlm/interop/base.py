@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from protlm.checkpoints.checks import check_sizes
@@ -243,7 +244,10 @@ def unwrapped(source: Source, family: type[Family]) -> Source:
     lost = [name for name in tensors if re.fullmatch(family.other_heads, name)]
     if lost:
         print(f"{source.path}: left out {listed(lost)}, of another task", file=sys.stderr)
-    return replace(source, tensors={n: v for n, v in tensors.items() if n not in lost})
+    # Half precision is a format of files; sums and products of the tensors are not rounded to it.
+    half, kept = (torch.float16, torch.bfloat16), (n for n in tensors if n not in lost)
+    single = {n: tensors[n].float() if tensors[n].dtype in half else tensors[n] for n in kept}
+    return replace(source, tensors=single)
 
 
 def num_rows(source: Source, weights: Mapping[str, Tensor], name: str) -> int:

@@ -6,6 +6,8 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
+from protlm.attention.ops.numerics import accum_dtype
+
 
 class Pooling(StrEnum):
     """What is kept of a protein: statistics over residues, `<cls>`, each residue, or ranges.
@@ -36,7 +38,9 @@ def residue_means(hidden_BLD: Tensor, lengths_B: Tensor, start: int) -> Tensor:
     lengths_B1 = lengths_B[:, None]
     place_L = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
     is_residue_BL = (place_L >= start) & (place_L < lengths_B1 + start)
-    return (hidden_BLD * is_residue_BL[..., None]).sum(dim=1) / lengths_B1
+    # In float16, the sum of a thousand residues can exceed the largest number.
+    total_BD = (hidden_BLD * is_residue_BL[..., None]).sum(1, dtype=accum_dtype(hidden_BLD))
+    return (total_BD / lengths_B1).to(hidden_BLD.dtype)
 
 
 def pool(

@@ -45,6 +45,8 @@ _USED_WITH = {
     "objective.random_prob": ("objective.name", ("masked",)),
     "objective.teacher_weight": ("objective.stage", ("logits",)),
     "data.crop": ("data.mode", ("sequences",)),
+    "model.relative_buckets": ("model.positions", ("relative",)),
+    "model.relative_distance": ("model.positions", ("relative",)),
     "logger.wandb_project": ("logger.wandb", ("offline", "online")),
 }
 

@@ -226,7 +226,7 @@ def test_averages_draw_proteins_in_pairs() -> None:
         return figure_of(metrics, "AUC", 1)
 
     figures = {f"A{n}": figure(float(value)) for n, value in enumerate(drawn)}
-    found = average(figures, {name: Assay("M", name, "") for name in figures})
+    found = average(figures, {name: Assay("M", name, "") for name in figures}, seed=0)
     one, less = (found["by"][who] for who in ("random_weights", "model - random_weights"))
     assert found["proteins"] == 400 and one["value"] == pytest.approx(drawn.mean())
     assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * drawn.std() / 20, rel=0.1)

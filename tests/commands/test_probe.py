@@ -96,7 +96,7 @@ def test_a_probe_and_its_predictions(
     moved = shutil.copytree(folder, tmp_path / "moved" / "p")
     content = json.loads((moved / PROBE.description).read_text())
     assert (folder / content["model"]).samefile(tiny_run)
-    with pytest.raises(UserError, match=r"other does not exist; type -m MODEL"):
+    with pytest.raises(UserError, match=r"other is not there; type -m MODEL"):
         (moved / PROBE.description).write_text(json.dumps({**content, "model": "../other"}))
         write_sums(moved)
         predict(tmp_path / "proteins.fasta", moved, None, tmp_path / "moved.csv")

@@ -1,14 +1,19 @@
 """Biases of offsets: added in blocks of queries, as the formula of all pairs has them."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 from protlm.attention import softmax
-from protlm.config import ModelConfig, Positions
-from protlm.model.memory import TensorMemory
+from protlm.checkpoints.description import ModelDescription, differences
+from protlm.config import ModelConfig, Objective, Positions
+from protlm.model.memory import Room, TensorMemory
+from protlm.model.pooling import residue_means
 from protlm.model.positions import RelativeBias
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import build_network
 
 CONFIG = ModelConfig(1, 2, 8, 8, 64, Positions.relative, relative_buckets=8, relative_distance=20)
 
@@ -56,3 +61,24 @@ def test_biases_of_all_pairs_are_not_in_memory_at_once(monkeypatch):
     with TensorMemory() as memory, torch.no_grad():
         mechanism(q, q, q, hidden_BLD=q[:, 0], mask_BL=mask_BL, causal=False)
     assert memory.peak < 4 * 2 * length**2 / 4
+
+
+def test_the_estimate_of_memory_grows_with_the_length():
+    """From lengths at which all pairs would be one block."""
+    config = replace(CONFIG, num_heads=12, model_dim=24, max_length=8192)
+    described = ModelDescription("", Objective.masked, config, "softmax", {}, 0, 8192)
+    network = build_network(config, described.attention_config, seed=0)
+    model = PretrainedModel(network, described, rebuild=lambda _: network)
+    assert Room(model).needs(8192) < 6 * Room(model).needs(2048)
+
+
+def test_settings_that_are_not_used_are_not_compared():
+    rotary = ModelConfig(1, 2, 8, 8, 64)
+    same = replace(rotary, head_dim=4, relative_buckets=64, global_base=3.0)
+    assert differences(rotary, same) == []
+    assert len(differences(rotary, replace(rotary, head_dim=8, norm_epsilon=0.1))) == 2
+
+
+def test_the_mean_of_many_residues_in_half_precision():
+    states_BLD, lengths_B = torch.full((1, 1002, 4), 100.0).half(), torch.tensor([1000])
+    assert residue_means(states_BLD, lengths_B, 1).tolist() == [[100.0] * 4]

@@ -102,6 +102,8 @@ class EmbedOptions:
         matrices = [kind.value for kind in self.include if kind.is_matrix]
         if self.by_hash and self.format is not Format.hdf5:
             raise UserError(f"--key sequence-hash names entries of --format hdf5; {form} has none")
+        if self.by_hash and self.ranges is not None:
+            raise UserError("--key sequence-hash joins equal sequences; leave --ranges out")
         if self.format is Format.csv and not self.is_single:
             raise UserError(f"{form} has one vector for a protein: one --include, one layer")
         if matrices and self.format in (Format.parquet, Format.anndata, Format.csv):
