@@ -229,6 +229,7 @@ def _contacts(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict
     found |= {who: values[who]["long"][METRIC] for who in (RANDOM, NEAREST)}
     by = {who: {"value": x["mean"], "low": x["low"], "high": x["high"]} for who, x in found.items()}
     figure = {"metric": f"long-range {METRIC}", "proteins": over["count"], "by": by}
+    figure["complete"] = not values["left_out"]
     return {**values, "figures": {"": figure}}
 
 

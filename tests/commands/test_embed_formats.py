@@ -173,6 +173,8 @@ def test_entries_are_named_as_biotrainer_names_them(
             key = hashlib.sha256(f"{sequence}_{len(sequence)}".encode()).hexdigest()
             assert file[key].attrs["original_id"] == name
             close(file[key][:], truth[name])
+    with pytest.raises(UserError, match="joins equal sequences; leave --ranges out"):
+        written("x.h5", by_hash=True, include=(Pooling.ranges,), ranges=Path("x.tsv"))
     with pytest.raises(UserError, match="sequence-hash names entries of --format hdf5"):
         written("x.npz", by_hash=True, format=Format.npz)
 
