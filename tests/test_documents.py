@@ -184,7 +184,9 @@ def test_the_settings_of_training_in_documents_are_settings() -> None:
     assert len(typed) >= 8
     for settings in typed:
         plain = [setting.replace("$seed", "0") for setting in settings]
-        if "data=mixture" not in plain and not any(s.startswith("-") for s in plain):
+        # Of another package, and with files that do not exist.
+        others = {"data=mixture", "attention=mean_pooling"}
+        if not others.intersection(plain) and not any(s.startswith("-") for s in plain):
             compose(TrainConfig, plain)
 
 

@@ -113,12 +113,14 @@ PARTS: dict[str, dict[str, Any]] = {
 def models() -> list[Any]:
     """Every way to build a model with one mechanism; each way once with every other one."""
     orders = list(NormOrder)
-    found = list(product(["performer_relu"], Positions, orders, [False, True], ["plain"]))
-    ways = [(at, orders[n % len(orders)], n > 0, "plain") for n, at in enumerate(Positions)]
+    places = [at for at in Positions if at is not Positions.relative]
+    found = list(product(["performer_relu"], places, orders, [False, True], ["plain"]))
+    ways = [(at, orders[n % len(orders)], n > 0, "plain") for n, at in enumerate(places)]
     others = [attention for attention in RECURRENT if attention != "performer_relu"]
     found += [(attention, *way) for attention in others for way in ways]
     plain = (Positions.rotary, NormOrder.pre, False)
     found += [(name, *plain, "extras") for name in RECURRENT] + [("softmax", *plain, "imported")]
+    found.append(("softmax", Positions.relative, NormOrder.post, True, "plain"))
     fast = [("aft_conv", *plain, "extras"), ("performer_relu", *plain, "plain")]
     return slow_but(found, found[-1], *fast)
 
