@@ -124,8 +124,8 @@ def _effective(config: ModelConfig, name: str) -> Any:
         return value or _EPSILON[config.norm]
     if name == "max_length" and config.positions is not Positions.learned:
         return None
-    if name == "head_dim":
-        return config.width_of_head
+    if name == "head_dim" and value == config.model_dim // config.num_heads:
+        return None
     is_relative = config.positions is Positions.relative
     unused = {"relative_": not is_relative, "global_base": not config.global_every}
     return None if any(name.startswith(x) and unused[x] for x in unused) else value
