@@ -136,7 +136,8 @@ def _features(
     Convolutions get a list for each layer, of the features of all residues of each protein.
     """
     is_cnn, size, places = options.head == CNN, options.tokens_per_batch, targets.places
-    layers = list(options.layers) or list(range(model.num_layers + 1))
+    every = range(model.num_layers + 1)
+    layers = list(options.layers or (every[-1:] if is_cnn else every))
     if is_cnn:
         if places is None:
             raise UserError("--head cnn needs labels of residues; leave it out")
