@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from protlm.analysis.replacement import Mechanism, favor, with_attention
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
@@ -21,6 +20,7 @@ from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel, TokenBatch
 from protlm.system.errors import UserError
 from studies.estimates import UniformAttention
+from studies.replaced_attention import Mechanism, favor, with_attention
 
 SOFTMAX, UNIFORM, POSITIVE, OPTIMAL = "softmax", "uniform", "positive", "OPRF"
 CUMULATIVE, SINGLE = "error, blocks 1 to n replaced", "error, block n replaced"

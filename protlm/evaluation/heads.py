@@ -1,7 +1,6 @@
-"""Attention heads: what each attends to, the best alone at contacts, and the effect of each.
+"""Attention heads: what each attends to, and the best alone at contacts.
 
-Statistics as defined in `head_statistics`; clusters by the correlation of pooled maps; the effect
-of a head on predictions by mean ablation.
+Statistics as defined in `head_statistics`; clusters by the correlation of pooled maps.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,6 @@ import numpy as np
 from protlm.analysis.contact_regression import features
 from protlm.analysis.head_survey import head_clusters, head_distances, survey_heads
 from protlm.analysis.precision import left_out, percent, scores
-from protlm.analysis.replacement import ablate_heads
 from protlm.analysis.structures import Protein, ProteinChoice
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
@@ -38,7 +36,7 @@ class Heads(Evaluation):
     """Statistics of all heads over proteins, and the single head that predicts contacts best.
 
     The best head is chosen on `fit_structures` and scored on `structures`. Proteins are as for
-    `ProteinChoice`. Ablation takes a pass over the proteins for each head.
+    `ProteinChoice`.
     """
 
     needs_data = False
@@ -51,12 +49,11 @@ class Heads(Evaluation):
         sequences: str | None = None,
         max_proteins: int = 100,
         max_residues: int = 400,
-        ablate: bool = False,
         seed: int = 0,
     ) -> None:
         self.test = ProteinChoice(structures, max_proteins, max_residues, sequences)
         self.fit = ProteinChoice(fit_structures, max_proteins, max_residues, shipped="fit")
-        self.ablate, self.seed = ablate, seed
+        self.seed = seed
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns means over proteins by layer and head, and scores of the best head."""
@@ -73,9 +70,6 @@ class Heads(Evaluation):
                 labels = head_clusters(head_distances(survey.pooled), _CLUSTERS)
                 shape = survey.statistics["entropy"].shape[1:]
                 result["clusters"] = labels.reshape(shape).tolist()
-        if self.ablate:
-            fit = self.fit.read(model) if has_contacts else []
-            result["ablation"] = ablate_heads(model, proteins, fit, seed=self.seed)
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
@@ -140,8 +134,4 @@ def _caption(values: Mapping[str, Any], number: int) -> list[str]:
             ]
             place = f"{best['layer']}-{best['head']}"
             lines.append(f"best head alone, {who}, {place}, P@L: {', '.join(ranges)}")
-    if "ablation" in values:
-        worst = sorted(values["ablation"]["changes"], key=lambda x: -x["nats"]["mean"])[:3]
-        named = [f"{x['layer']}-{x['head']} {x['nats']['mean']:+.4f}" for x in worst]
-        lines.append(f"most costly heads, nats a residue without them: {', '.join(named)}")
     return lines

@@ -1,4 +1,4 @@
-"""Heads: statistics against their definitions, clusters, rollout, ablation, the evaluation."""
+"""Heads: statistics against their definitions, clusters, rollout, the evaluation."""
 
 import math
 from pathlib import Path
@@ -18,7 +18,7 @@ from protlm.analysis.head_survey import (
     head_precisions,
     rollout,
 )
-from protlm.analysis.replacement import masked_scores, mean_outputs, without_head
+from protlm.analysis.replacement import masked_scores
 from protlm.attention import names
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
@@ -40,7 +40,7 @@ def test_a_protein_without_a_pair_has_no_part_in_the_mean_of_a_head() -> None:
 
 @pytest.mark.parametrize(
     ("attention", "options"),
-    [*((name, {}) for name in names()), ("performer_softmax", {"normalizer": "rmsnorm"})],
+    [(name, {}) for name in names()],
 )
 def test_rollout_is_the_product_of_the_maps(attention: str, options: dict[str, Any]) -> None:
     model = small_model(attention, **options)
@@ -64,34 +64,6 @@ def test_rollout_is_the_product_of_the_maps(attention: str, options: dict[str, A
 def test_rollout_of_a_causal_model_sees_nothing_later() -> None:
     found = rollout(small_model("performer_relu", "causal"), SEQUENCES[0], 5)
     assert (found[:6] > 0).all() and (found[6:] == 0).all()
-
-
-@torch.inference_mode()
-def test_an_ablated_head_has_its_mean_output() -> None:
-    model = small_model("performer_relu")
-    before = model.hash
-    means_NHC = mean_outputs(model, SEQUENCES)
-    outputs = []
-    for sequence in SEQUENCES:
-        batch = model.tokenize([sequence])
-        maps = model.attention_maps(batch, [2])
-        inputs = dict(model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))
-        outputs.append((maps[2] @ inputs[2].v_BHLC)[0, 1])
-    expected = torch.cat(outputs).mean(dim=0)
-    torch.testing.assert_close(means_NHC[1, 1], expected, rtol=1e-9, atol=1e-12)
-
-    batch = model.tokenize(SEQUENCES[:2])
-    x = dict(model.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False))[2]
-    named = {"hidden_BLD": x.hidden_BLD, "mask_BL": batch.mask_BL, "causal": False}
-    intact_BHLC = model.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
-    logits_BLV = model(batch).logits_BLV
-    with without_head(model, 2, 2, means_NHC) as ablated:
-        out_BHLC = ablated.network.mechanism(2)(x.q_BHLK, x.k_BHLK, x.v_BHLC, **named)
-        assert not torch.equal(ablated(batch).logits_BLV, logits_BLV)
-    assert torch.equal(out_BHLC[:, 0], intact_BHLC[:, 0])
-    assert (out_BHLC[:, 1][batch.mask_BL] == means_NHC[1, 1]).all()
-    assert (out_BHLC[:, 1][~batch.mask_BL] == 0).all()
-    assert model.hash == before and torch.equal(model(batch).logits_BLV, logits_BLV)
 
 
 def test_pooled_maps_are_means_of_cells() -> None:
@@ -155,14 +127,12 @@ def test_scores_of_next_residues() -> None:
 
 
 @pytest.mark.slow
-def test_the_evaluation_reports_heads_contacts_and_ablations(
-    model: PretrainedModel, tmp_path: Path
-) -> None:
+def test_the_evaluation_reports_heads_and_contacts(model: PretrainedModel, tmp_path: Path) -> None:
     folders = {
         "structures": structure_folder(tmp_path, "test", 2),
         "fit_structures": structure_folder(tmp_path, "fit", 2),
     }
-    values, table = evaluated("heads", model, **folders, ablate=True)
+    values, table = evaluated("heads", model, **folders)
     layers, heads = model.num_layers, model.num_heads
     for who in ("model", "random_weights"):
         assert np.array(values[who]["entropy"]).shape == (layers, heads)
@@ -170,12 +140,8 @@ def test_the_evaluation_reports_heads_contacts_and_ablations(
         assert np.array(values[who]["contact_precision"]).shape == (layers, heads)
         assert set(values[who]["best_head"]["scores"]) == {"short", "medium", "long"}
     assert np.unique(values["clusters"]).tolist() == list(range(1, min(6, layers * heads) + 1))
-    changes = values["ablation"]["changes"]
-    assert len(changes) == layers * heads
-    assert all(x["nats"]["low"] <= x["nats"]["mean"] <= x["nats"]["high"] for x in changes)
-    assert {x["nats"]["mean"] for x in changes} != {0.0}
     assert len(table.rows) == min(16, layers * heads) + 2
-    assert "best head alone, model" in table.caption and "most costly heads" in table.caption
+    assert "best head alone, model" in table.caption
 
 
 def test_a_sequence_file_has_statistics_only(model: PretrainedModel, tmp_path: Path) -> None:

@@ -16,13 +16,7 @@ import torch
 from torch import Tensor
 
 from protlm.analysis.precision import left_out, mean_precision
-from protlm.analysis.replacement import (
-    FittedContacts,
-    compare_estimates,
-    favor,
-    masked_scores,
-    with_attention,
-)
+from protlm.analysis.replacement import masked_scores
 from protlm.analysis.structures import ProteinChoice
 from protlm.attention import Attention
 from protlm.attention.linearized.variance import SquareNorms, pair_sums
@@ -32,6 +26,7 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.model.selfattention import AttentionInputs
 from protlm.system.errors import UserError
 from protlm.system.terminal import watched
+from studies.replaced_attention import FittedContacts, compare_estimates, favor, with_attention
 
 NORM = "square_norm"
 _MEASURES = ("kl", "total_variation", "output_error", "bias", "deviation", "top_overlap")

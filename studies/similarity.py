@@ -12,16 +12,14 @@ from typing import Any, final
 import numpy as np
 
 from protlm.analysis.bootstrap import Metrics, draws
-from protlm.analysis.head_survey import PropertySums, check_threshold, property_sums, summed
 from protlm.analysis.structures import Protein, ProteinChoice
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.metrics import spearman
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.terminal import watched
+from studies.attended_pairs import MIN_ARCS, PropertySums, check_threshold, property_sums, summed
 
-# With fewer pairs above the threshold, a head does not count, as in the paper's code.
-MIN_ARCS = 100
 # What counts of attention: weights, weights divided by the frequency of the amino acid and
 # centered, or pairs above a threshold.
 _FORMS = ("weights", "divided", "threshold")

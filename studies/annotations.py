@@ -16,25 +16,21 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from protlm.analysis.dssp import HELIX, STRAND, secondary_structure
-from protlm.analysis.head_survey import (
-    LOWEST_P,
-    PropertySums,
-    check_threshold,
-    property_sums,
-    sign_flip_p_values,
-    summed,
-)
 from protlm.analysis.precision import MIN_SEPARATION
 from protlm.analysis.structures import Protein, ProteinChoice, longest_read
 from protlm.analysis.uniprot_features import BOND, SITES, AnnotatedProtein, read_annotated
 from protlm.data.vocabulary import STANDARD
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
-from protlm.evaluation.similarity import MIN_ARCS
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.terminal import watched
+from studies.attended_pairs import MIN_ARCS, PropertySums, check_threshold, property_sums, summed
 
 _RESIDUE_PROPERTIES = ("helix", "strand", *STANDARD)
 NAMES = ("contact", *_RESIDUE_PROPERTIES)
+# Random sign changes of a test, and the smallest p-value that they can give.
+FLIPS = 20_000
+LOWEST_P = 1 / (FLIPS + 1)
+_FLIPS_AT_ONCE = 100
 
 
 class _Pairs(NamedTuple):
@@ -190,6 +186,31 @@ def _by_property(
         }
         found[name] = {key: x.reshape(shape).tolist() for key, x in values.items()}
     return found
+
+
+def sign_flip_p_values(differences: np.ndarray, *, seed: int = 0) -> np.ndarray:
+    """Returns two-sided p-values for the heads of each property, [heads, properties].
+
+    The differences d are of each protein, [proteins, heads, properties]. The hypothesis is that
+    they are symmetric around 0. The signs of whole proteins are flipped at random, because the
+    pairs of one protein are not independent. The statistic of a head is |t| = |Σ d| / √Σ d², which
+    is compared with the largest of all heads after each of `FLIPS` flips (Westfall and Young 1993,
+    max-T). A p-value is therefore already corrected for the number of heads. None is below
+    `LOWEST_P`.
+    """
+    # Flips do not change Σ d². A head without differences has the statistic 0.
+    scale = np.sqrt(np.square(differences).sum(axis=0))
+    scaled = differences / np.where(scale > 0, scale, 1.0)
+    observed = np.abs(scaled.sum(axis=0))
+    flat = scaled.reshape(len(scaled), -1)
+    generator = np.random.default_rng(seed)
+    exceeded = np.zeros(observed.shape)
+    for _ in range(0, FLIPS, _FLIPS_AT_ONCE):
+        signs = generator.choice([-1.0, 1.0], size=(_FLIPS_AT_ONCE, len(flat)))
+        largest = np.abs(signs @ flat).reshape(-1, *observed.shape).max(axis=1)
+        # A sum with all signs unchanged must count in spite of its rounding.
+        exceeded += (largest[:, None] >= observed * (1 - 1e-9)).sum(axis=0)
+    return (exceeded + 1) / (FLIPS + 1)
 
 
 def _describe(group: _Group, result: dict[str, Any]) -> None:
