@@ -40,7 +40,6 @@ class AttentionFree(Attention):
 
     qk_norm = QueryKeyNorms.none
     takes_rotary: ClassVar[bool] = False
-    is_map_times_values = False
     map_meaning: ClassVar[str] = (
         "the weight of value j in output i before the gate, mean over the head's channels"
     )

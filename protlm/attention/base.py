@@ -89,8 +89,6 @@ class Attention(nn.Module, ABC):
     advice: ClassVar[str]
     # The meaning of entry (i, j) of a map.
     map_meaning: ClassVar[str] = "the weight of value j in output i"
-    # Whether outputs are the map times the values, of any width; an instance may override it.
-    is_map_times_values: bool = True
     # The longest input, in positions; None for no limit.
     max_length: int | None = None
 

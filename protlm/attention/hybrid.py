@@ -47,7 +47,6 @@ class Hybrid(Attention, Recurrent[HybridState]):
     """
 
     cost: ClassVar[str] = "L window K; in the other heads that of the linear mechanism"
-    is_map_times_values = False
     advice: ClassVar[str] = "long proteins: exact weights nearby and a map over all pairs"
     map_meaning: ClassVar[str] = (
         "the weight of value j in output i; in the other heads as in the linear mechanism"

@@ -189,7 +189,6 @@ class LongShort(Attention, Recurrent[LongShortState]):
     cost: ClassVar[str] = (
         "L ((2 window + rank) K + rank D); causal L ((window + rank memory / chunk) K + rank D)"
     )
-    is_map_times_values = False
     advice: ClassVar[str] = "long proteins: exact nearby, learned summaries of distant positions"
     map_meaning: ClassVar[str] = (
         "the weight of value j in output i, in the window and through the summaries; values are "

@@ -78,7 +78,6 @@ class Longformer(Attention, Recurrent[LongformerState]):
     matrices = ("query_global", "key_global", "value_global")
     per_layer_options: ClassVar[tuple[str, ...]] = ("window", "dilation", "dilated_heads")
     cost: ClassVar[str] = "L (window K + num_global D)"
-    is_map_times_values = False
     advice: ClassVar[str] = "long proteins whose exact local weights matter"
 
     def __init__(

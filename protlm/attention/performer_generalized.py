@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, final
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.features import NONLINEARITIES, GeneralizedFeatures
 from protlm.attention.linearized.gates import Decay
-from protlm.attention.linearized.normalization import Normalization, normalizer_of
+from protlm.attention.linearized.normalization import denominator
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
 from protlm.config.fields import above, at_least
 from protlm.system.errors import UserError
@@ -36,7 +36,6 @@ class PerformerGeneralized(Performer):
         antithetic: bool = False,
         projection: Annotated[str, RowSampling] = "orthogonal",
         row_norms: Annotated[str, RowNorms] = "chi",
-        normalizer: Annotated[str, Normalization] = "denominator",
         denominator_floor: Annotated[float | None, above(0)] = None,
         decay: Annotated[str, Decay] = "none",
         redraw_every: Annotated[int | None, at_least(1)] = None,
@@ -55,8 +54,8 @@ class PerformerGeneralized(Performer):
                 if num_features is None
                 else Projection(num_features, head_dim, projection, row_norms, antithetic)
             ),
-            normalizer=normalizer_of(
-                normalizer, floor=denominator_floor, is_positive=NONLINEARITIES[kernel].is_positive
+            normalizer=denominator(
+                denominator_floor, is_positive=NONLINEARITIES[kernel].is_positive
             ),
             redraw_every=redraw_every,
             seed=seed,

@@ -18,7 +18,7 @@ class PerformerRelu(Performer):
     As in the code released with the paper, x is scaled neither by K^(-1/4) nor by 1/√R: both would
     only change the size of ε relative to the features. Rows ω_r are orthogonal in blocks
     with chi(K) norms; without a projection, φ_r(x) = relu(x_r) + ε of the coordinates of the head.
-    `performer_generalized` has other kernels, projections and normalizers.
+    `performer_generalized` has other kernels and projections.
     """
 
     runtime_options: ClassVar[tuple[str, ...]] = ("backend",)

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, final
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.features import FeatureMapFactory, TrigonometricFeatures
 from protlm.attention.linearized.gates import Decay
-from protlm.attention.linearized.normalization import Normalization, normalizer_of
+from protlm.attention.linearized.normalization import denominator
 from protlm.attention.linearized.positive import PositiveFeatures, optimal_stretch
 from protlm.attention.linearized.selection import Backend
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
@@ -64,7 +64,6 @@ class PerformerSoftmax(Performer):
         optimal_for: Annotated[float | None, _OPTIMAL_FOR] = None,
         antithetic: bool = False,
         projection: Annotated[str, RowSampling] = "orthogonal",
-        normalizer: Annotated[str, Normalization] = "denominator",
         denominator_floor: Annotated[float | None, above(0)] = None,
         decay: Annotated[str, Decay] = "none",
         redraw_every: Annotated[int | None, at_least(1)] = 1000,
@@ -101,9 +100,7 @@ class PerformerSoftmax(Performer):
                 ),
                 antithetic=antithetic,
             ),
-            normalizer=normalizer_of(
-                normalizer, floor=denominator_floor, is_positive=not is_trigonometric
-            ),
+            normalizer=denominator(denominator_floor, is_positive=not is_trigonometric),
             redraw_every=redraw_every,
             seed=seed,
             backend=backend,

@@ -18,11 +18,10 @@ from protlm.attention.linearized.features import (
 )
 from protlm.attention.linearized.gated import GatedSums
 from protlm.attention.linearized.gates import Gate
-from protlm.attention.linearized.normalization import Denominator, Normalized, inverse_of_weight
+from protlm.attention.linearized.normalization import Normalized, denominator, inverse_of_weight
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, recomputed, upcast, zero_padding
 from protlm.attention.ops.projection import Projection, RowSampling
 from protlm.config.fields import above, at_least
-from protlm.system.errors import UserError
 
 
 def gated_means(
@@ -122,18 +121,11 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
     ) -> None:
         super().__init__()
         is_gaussian = kernel == RfaKernel.gaussian
-        if denominator_floor is None and is_gaussian:
-            raise UserError(
-                "attention.denominator_floor=null allows division by sums of weights that may be "
-                "negative or near 0 with attention.kernel=gaussian; type "
-                "attention.denominator_floor=0.1"
-            )
         self.supports_bidirectional = not gate
         # The products of ReLU features are sums over the rows; the kernel is their mean.
         unit = 1 if is_gaussian else num_features
-        self._normalizer = Denominator(
-            None if denominator_floor is None else denominator_floor * unit
-        )
+        floor = None if denominator_floor is None else denominator_floor * unit
+        self._normalizer = denominator(floor, is_positive=not is_gaussian)
         self.performer = Performer(
             feature_map=(
                 FourierFeatures

@@ -80,15 +80,12 @@ def visible_softmax(logits: Tensor, visible: Tensor) -> Tensor:
 
 
 def normalized(weights_BHLL: Tensor, given: Given) -> Tensor:
-    """Divides the weighted sums of the visible values by the sums of their weights, or their norm.
+    """Divides the weighted sums of the visible values by the sums of their weights.
 
-    By the options `normalizer` and `denominator_floor`, which some mechanisms have.
+    With the option `denominator_floor`, which some mechanisms have.
     """
     weights_BHLL = weights_BHLL * given.visible()
     sums_BHLC = weights_BHLL @ given.v_BHLC
-    if given.options.get("normalizer") == "rmsnorm":
-        divisor_BHL1 = sums_BHLC.square().mean(-1, keepdim=True)
-        return sums_BHLC / (divisor_BHL1 + (divisor_BHL1 == 0)).sqrt()
     totals_BHL1 = weights_BHLL.sum(-1, keepdim=True)
     if given.options.get("denominator_floor") is not None:
         totals_BHL1 = totals_BHL1.clamp(min=given.options["denominator_floor"])
@@ -106,14 +103,9 @@ def gated_mean(given: Given, exponents_BHLK: Tensor, bias_HLL: Tensor | float) -
     return given.q_BHLK.sigmoid() * torch.cat(means, dim=-1)
 
 
-def _has_means(options: Options) -> bool:
-    """An output norm is not linear in the values."""
-    return options.get("normalizer") != "rmsnorm"
-
-
 def _sums_to_one(options: Options) -> bool:
     """A floor under the denominator makes some rows smaller."""
-    return _has_means(options) and options.get("denominator_floor") is None
+    return options.get("denominator_floor") is None
 
 
 @dataclass(frozen=True)
@@ -159,7 +151,7 @@ def _decorator(finish: Callable[[Tensor, Given], Tensor]) -> Callable[..., Any]:
     def decorate(
         *cases: dict[str, Any],
         further: Sequence[dict[str, Any]] = (),
-        linear: Callable[[Options], bool] = _has_means,
+        linear: Callable[[Options], bool] = lambda _: True,
         sums_to_one: Callable[[Options], bool] = _sums_to_one,
     ) -> Callable[[Callable[[Given], Tensor]], Reference]:
         def register(formula: Callable[[Given], Tensor]) -> Reference:

@@ -95,7 +95,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         {"estimator": "regularized", "optimal_for": 2.0},
         "optimal_for=2.0 is fo",
     ),
-    ("performer_generalized", {**FLOOR, "normalizer": "rmsnorm"}, "denominator_floor=1.0 has no"),
     ("performer_generalized", {"kernel": "tanh"}, "denominator_floor=null allows division"),
     ("performer_generalized", {**FLOOR, "kernel": "cos", "antithetic": True}, "antithetic=true ha"),
     ("performer_generalized", {"num_features": None, "projection": "iid"}, "projection=iid needs"),

@@ -12,7 +12,7 @@ from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.gated import GatedSums
 from protlm.attention.linearized.gates import Decay, Gate, decays
-from protlm.attention.linearized.normalization import Denominator, Normalized, Normalizer
+from protlm.attention.linearized.normalization import Denominator, Normalized
 from protlm.attention.linearized.operands import key_features
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
 from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
@@ -25,6 +25,8 @@ from protlm.attention.ops.numerics import (
 )
 from protlm.attention.ops.projection import Projection
 from protlm.system.errors import UserError
+
+_BY_SUM = Denominator()
 
 
 class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
@@ -61,13 +63,12 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         feature_map: FeatureMapFactory,
         num_features: int,
         projection: Projection | None = None,
-        normalizer: Normalizer | None = None,
+        normalizer: Denominator = _BY_SUM,
         redraw_every: int | None = None,
         seed: int = 0,
         backend: str = Backend.torch,
     ) -> None:
         super().__init__()
-        normalizer = normalizer or Denominator()
         if redraw_every is not None and projection is None:
             raise UserError(
                 f"attention.redraw_every={redraw_every} needs a projection: set "
@@ -78,8 +79,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         self._feature_map = feature_map
         self._projection_rows = projection
         self._normalizer = normalizer
-        # Other normalizers depend on the values.
-        self.is_map_times_values = isinstance(normalizer, Denominator)
         self._seed = seed
         rows_RK = None if projection is None else projection.draw(seed, 0).float()
         first_map = feature_map(rows_RK)
@@ -88,8 +87,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         self.gate: Gate | None = None
         if backend == Backend.triton and not has_fused(first_map, normalizer):
             raise UserError(
-                "attention.backend=triton is for positive and ReLU features with "
-                "attention.normalizer=denominator; set attention.backend=auto"
+                "attention.backend=triton is for positive and ReLU features; set "
+                "attention.backend=auto"
             )
         self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
@@ -133,7 +132,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        """With a normalizer that depends on the values, the absolute entries of a row sum to 1."""
         hidden_BLD, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK)
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)

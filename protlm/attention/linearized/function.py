@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
 
 from protlm.attention.linearized.features import FeatureMap
-from protlm.attention.linearized.normalization import Normalizer
+from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.operands import Operands
 from protlm.attention.linearized.tiles import States, Tile, chunked, positions, tiles
 from protlm.attention.ops.numerics import no_autocast
@@ -36,7 +36,7 @@ class Weighting(NamedTuple):
     """What decides the weights: features, their normalizer, and whether keys have to be earlier."""
 
     feature_map: FeatureMap
-    normalizer: Normalizer
+    normalizer: Denominator
     causal: bool
 
 

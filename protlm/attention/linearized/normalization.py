@@ -1,8 +1,6 @@
-"""Normalizers, which map the sums [N | D] = [Σ_j w_ij v_j | Σ_j w_ij] to the output."""
+"""The normalizer, which maps the sums [N | D] = [Σ_j w_ij v_j | Σ_j w_ij] to the output."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, final
 
 import torch
@@ -12,22 +10,6 @@ from torch.autograd.function import once_differentiable
 from protlm.system.errors import UserError
 
 
-class Normalizer(ABC):
-    """Maps the sums, (B, H, L, C + 1), to outputs invariant to per-row scaling of the weights."""
-
-    @abstractmethod
-    def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the output, 0 for a row without weight, and a number for the gradient, BHL1."""
-
-    @abstractmethod
-    def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
-        """Returns the gradient of the sums, (B, H, L, C + 1)."""
-
-    @abstractmethod
-    def weights(self, weights_BHML: Tensor) -> Tensor:
-        """Normalizes rows of weights to rows of the map."""
-
-
 class Normalized(torch.autograd.Function):
     """`apply(sums, normalizer)` returns the output, with the gradient of the normalizer.
 
@@ -35,7 +17,7 @@ class Normalized(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, normalizer: Normalizer) -> Tensor:
+    def forward(ctx: Any, sums: Tensor, normalizer: "Denominator") -> Tensor:
         out_BHLC, saved_BHL1 = normalizer(sums)
         ctx.normalizer = normalizer
         ctx.save_for_backward(out_BHLC, saved_BHL1)
@@ -49,33 +31,19 @@ class Normalized(torch.autograd.Function):
         return ctx.normalizer.gradient(grad_outputs[0], *ctx.saved_tensors), None
 
 
-class Normalization(StrEnum):
-    """The names of the normalizers."""
-
-    denominator = "denominator"
-    rmsnorm = "rmsnorm"
-
-
-def normalizer_of(name: str, *, floor: float | None, is_positive: bool) -> Normalizer:
-    """Creates a normalizer; None for no floor under the denominator."""
-    given = f"attention.denominator_floor={'null' if floor is None else floor}"
-    if name == Normalization.rmsnorm:
-        if floor is not None:
-            raise UserError(
-                f"{given} has no effect with attention.normalizer=rmsnorm; set it to null"
-            )
-        return RootMeanSquare()
+def denominator(floor: float | None, *, is_positive: bool) -> "Denominator":
+    """Returns the normalizer with a floor, which weights that may be negative need."""
     if floor is None and not is_positive:
         raise UserError(
-            f"{given} allows division by sums of weights that may be negative or near 0 with "
-            "these features; set attention.denominator_floor=0.01, or attention.normalizer=rmsnorm"
+            "attention.denominator_floor=null allows division by sums of weights that may be "
+            "negative or near 0 with these features; set attention.denominator_floor=0.01"
         )
     return Denominator(floor)
 
 
 @final
 @dataclass(frozen=True)
-class Denominator(Normalizer):
+class Denominator:
     """The normalizer O = N / D, so that the weights of a row sum to 1; D is at least the floor.
 
     A floor is for weights that may be negative, whose sum D may be near 0. It is in units of
@@ -85,12 +53,13 @@ class Denominator(Normalizer):
     floor: float | None = None
 
     def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the output, 0 for a row without weight, and 1 / D for the gradient, BHL1."""
         inverse_BHL1 = self._inverse(sums[..., -1:])
         return sums[..., :-1] * inverse_BHL1, inverse_BHL1
 
     def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
         """Returns [dO / D | -(dO·O) / D]; a denominator at the floor is a constant."""
-        dsums = _sums_like(out_BHLC)
+        dsums = out_BHLC.new_empty(*out_BHLC.shape[:-1], out_BHLC.shape[-1] + 1)
         dnumerator_BHLC = dsums[..., :-1].copy_(dout_BHLC).mul_(saved_BHL1)
         ddenominator_BHL1 = -(dnumerator_BHLC * out_BHLC).sum(dim=-1, keepdim=True)
         if self.floor is not None:
@@ -100,46 +69,13 @@ class Denominator(Normalizer):
         return dsums
 
     def weights(self, weights_BHML: Tensor) -> Tensor:
+        """Normalizes rows of weights to rows of the map."""
         return weights_BHML * self._inverse(weights_BHML.sum(dim=-1, keepdim=True))
 
     def _inverse(self, weight_BHL1: Tensor) -> Tensor:
         if self.floor is not None:
             return weight_BHL1.clamp(min=self.floor).reciprocal()
         return inverse_of_weight(weight_BHL1)
-
-
-@final
-@dataclass(frozen=True)
-class RootMeanSquare(Normalizer):
-    """The normalizer O = N / √(mean_c N_c²), as in TransNormer, without a denominator.
-
-    Qin et al., arXiv 2210.10340, section 3.2. It has no gain, because an output projection follows.
-    """
-
-    def __call__(self, sums: Tensor) -> tuple[Tensor, Tensor]:
-        numerator_BHLC = sums[..., :-1]
-        # Divided by the largest entry of the row, because squares of small sums would underflow.
-        inverse_BHL1 = inverse_of_weight(numerator_BHLC.abs().amax(dim=-1, keepdim=True))
-        scaled_BHLC = numerator_BHLC * inverse_BHL1
-        mean_BHL1 = scaled_BHLC.square().mean(dim=-1, keepdim=True)
-        root_BHL1 = mean_BHL1.masked_fill(inverse_BHL1 == 0, torch.inf).rsqrt()
-        return scaled_BHLC * root_BHL1, inverse_BHL1 * root_BHL1
-
-    def gradient(self, dout_BHLC: Tensor, out_BHLC: Tensor, saved_BHL1: Tensor) -> Tensor:
-        """Returns the gradient of N, and 0 for D, on which the output does not depend."""
-        along_BHL1 = (dout_BHLC * out_BHLC).mean(dim=-1, keepdim=True)
-        dsums = _sums_like(out_BHLC)
-        dsums[..., :-1] = (dout_BHLC - out_BHLC * along_BHL1) * saved_BHL1
-        dsums[..., -1] = 0
-        return dsums
-
-    def weights(self, weights_BHML: Tensor) -> Tensor:
-        """Scales rows so that absolute weights sum to 1, since the norm depends on the values."""
-        return weights_BHML * inverse_of_weight(weights_BHML.abs().sum(dim=-1, keepdim=True))
-
-
-def _sums_like(out_BHLC: Tensor) -> Tensor:
-    return out_BHLC.new_empty(*out_BHLC.shape[:-1], out_BHLC.shape[-1] + 1)
 
 
 def inverse_of_weight(weight_BHL1: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch.compiler import assume_constant_result
 
 from protlm.attention.linearized.features import FeatureMap, GeneralizedFeatures
 from protlm.attention.linearized.function import LinearAttention, Weighting
-from protlm.attention.linearized.normalization import Denominator, Normalizer
+from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.positive import ExponentialFeatureMap, PositiveFeatures
 from protlm.system.errors import UserError
 
@@ -79,13 +79,13 @@ def is_hopper(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def has_fused(feature_map: FeatureMap, normalizer: Normalizer) -> bool:
+def has_fused(feature_map: FeatureMap, normalizer: Denominator) -> bool:
     """Returns whether there are fused kernels for these features and this normalizer."""
     return feature_map.has_fused and normalizer == Denominator()
 
 
 def chosen_attention(
-    backend: Backend, feature_map: FeatureMap, normalizer: Normalizer, case: Case
+    backend: Backend, feature_map: FeatureMap, normalizer: Denominator, case: Case
 ) -> Attend | None:
     """Returns attention by fused kernels, or None for PyTorch."""
     is_demanded = backend == Backend.triton

@@ -89,7 +89,7 @@ def row_estimates(
     """
     if estimator in KERNELS:
         name, scale = "performer_generalized", 1.0
-        options = {"kernel": estimator, "kernel_epsilon": 0.0, "normalizer": "rmsnorm"}
+        options = {"kernel": estimator, "kernel_epsilon": 0.0, "denominator_floor": 1.0}
     else:
         name, scale, options = "performer_softmax", DIM**0.25, ESTIMATORS[estimator]
     mechanism = performer(name, {**options, "projection": law}, num_features)

@@ -91,10 +91,9 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
         {"num_features": 20, "kernel": "gelu", "denominator_floor": 2.0},
         {"num_features": None, "kernel": "tanh", "denominator_floor": 2.0},
         {"num_features": 20, "kernel": "cos", "denominator_floor": 5.0},
-        {"num_features": 20, "kernel": "identity", "normalizer": "rmsnorm"},
-        {"num_features": None, "normalizer": "rmsnorm"},
+        {"num_features": 20, "kernel": "identity", "denominator_floor": 9.0},
         {"num_features": None, "kernel": "tanh", "denominator_floor": 2.0, "decay": "learned"},
-        {"num_features": 20, "kernel": "identity", "normalizer": "rmsnorm", "decay": "selective"},
+        {"num_features": 20, "kernel": "cos", "denominator_floor": 5.0, "decay": "selective"},
     ],
 )
 def performer_generalized(given: Given) -> Tensor:
@@ -118,8 +117,6 @@ SINES = {"estimator": "trigonometric"}
         {"num_features": 20, "estimator": "hyperbolic", "projection": "iid"},
         {"num_features": 20, "estimator": "regularized"},
         {"num_features": 40, **SINES, "denominator_floor": 20.0},
-        {"num_features": 40, **SINES, "normalizer": "rmsnorm"},
-        {"num_features": 20, "normalizer": "rmsnorm"},
         {"num_features": 40, **SINES, "denominator_floor": 20.0, "decay": "selective"},
     ],
 )
