@@ -53,13 +53,6 @@ ADAPTER, HEAD, MERGED = "adapter", "probe", "model"
 FROZEN = "frozen"
 _VALID_FRACTION = 0.15
 _FINETUNING = Kind("fine-tuning", "being trained", "--output")
-_LOSSES = {
-    Task.number: "mean_squares",
-    Task.one_class: "cross_entropy",
-    Task.several_classes: "binary_cross_entropy",
-    Task.residue_classes: "cross_entropy",
-    Task.residue_numbers: "mean_squares",
-}
 
 
 @dataclass(frozen=True)
@@ -237,7 +230,7 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
     module = LabelLearning(
         model.network,
         head,
-        loss=_LOSSES[work.labeled.targets.task],
+        task=work.labeled.targets.task,
         metric=_metric(work.labeled.targets.task),
         data=data,
         causal=model.causal,

@@ -23,6 +23,7 @@ from protlm.config import ScheduleConfig
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
+from protlm.downstream.tasks import Task
 from protlm.model.embedding import batches
 from protlm.model.objective import TargetSums
 from protlm.model.pooling import residue_means
@@ -207,7 +208,7 @@ class LabelLearning(Objective):
         network: ProteinLM,
         head: nn.Linear,
         *,
-        loss: str,
+        task: Task,
         metric: Metric,
         data: LabeledData,
         causal: bool,
@@ -221,7 +222,7 @@ class LabelLearning(Objective):
             seed=settings.seed,
         )
         self.head, self.metric = head, metric
-        self._loss, self._causal, self._settings = _LOSSES[loss], causal, settings
+        self._loss, self._causal, self._settings = _LOSSES[task], causal, settings
         self._valid = data.valid
         # The total training loss of the epoch, and its labels.
         self._epoch_sums = torch.zeros(2, dtype=torch.float64)
@@ -314,7 +315,9 @@ def _binary(outputs: Tensor, values: Tensor) -> Tensor:
 
 
 _LOSSES = {
-    "mean_squares": _mean_squares,
-    "cross_entropy": _cross_entropy,
-    "binary_cross_entropy": _binary,
+    Task.number: _mean_squares,
+    Task.one_class: _cross_entropy,
+    Task.several_classes: _binary,
+    Task.residue_classes: _cross_entropy,
+    Task.residue_numbers: _mean_squares,
 }

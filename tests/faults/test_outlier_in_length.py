@@ -15,6 +15,7 @@ from protlm.analysis.contact_regression import BYTES_PER_PAIR, ContactRegression
 from protlm.cli.main import app
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.downstream.tasks import Task
 from protlm.model import gibbs, memory
 from protlm.model.decoding import Sampling
 from protlm.system.errors import InputDataError
@@ -120,7 +121,7 @@ def test_a_step_in_several_passes_has_the_gradient_of_one(of_residues):
         module = LabelLearning(
             network,
             head,
-            loss="mean_squares",
+            task=Task.number,
             metric=Metric("x", lambda *_: 0.0),
             data=LabeledData(data, data, batch_size=6, seed=1),
             causal=False,
