@@ -98,7 +98,7 @@ def benchmark(
         "torch": torch.__version__,
         "the benchmark": name,
         "the files": [sha256_of(*sorted(task.files)) for task in found],
-        "--model": {model: _identity(one) for model, one in models.items()},
+        "--model": {model: one.identity for model, one in models.items()},
         "--toks-per-batch": options.probe.tokens_per_batch,
         "--seed": options.probe.seed,
         "--device": [one.device.type for one in models.values()],
@@ -139,16 +139,11 @@ def _screen(rows: Iterable[tuple]) -> Iterator[list[str]]:
             yield [head, f"{less.strip()} {baseline}" if less else name, f"{value}{interval}"]
 
 
-def _identity(model: PretrainedModel) -> str:
-    """Returns the hash of the weights, and what is computed with them."""
-    return f"{model.hash} {model.description}"
-
-
 def _content(
     task: Task, model: PretrainedModel, options: ProbeOptions, work: WorkFolder
 ) -> dict[str, Any]:
     """Returns the results of a task; those that are finished are read."""
-    name = hashlib.sha256(f"{task.name} {_identity(model)}".encode()).hexdigest()
+    name = hashlib.sha256(f"{task.name} {model.identity}".encode()).hexdigest()
     if not (path := work.path / f"{name}.json").exists():
         model.store = VectorStore(work.path, work.lock.check)
         try:
@@ -164,7 +159,7 @@ def _labels(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[s
     labeled = read_labeled(task.files[0], Room(model), task.reading, seed=options.seed)
     folds, targets = labeled.folds or {"": labeled.split}, labeled.targets
     found = probe_folds(model, labeled.sequences, targets, folds, options)
-    results = {fold: Result("", model.hash, labeled, one) for fold, one in found.items()}
+    results = {fold: Result("", model.identity, labeled, one) for fold, one in found.items()}
     result = next(iter(results.values()))
     if task.assay is None and (leaks := labeled.leakage.describe(len(labeled.split.test))):
         print(f"warning: {task.name}: {leaks}", file=sys.stderr)

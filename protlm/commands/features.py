@@ -30,7 +30,7 @@ def train_features(
     if typed["random_weights"] is not None:
         model = model.with_random_weights(typed["random_weights"])
     number = model.layer_number(layer, first=0)
-    settings = SparseSettings(model.hash, model.vocabulary.hash, number, **typed)
+    settings = SparseSettings(model.identity, model.vocabulary.hash, number, **typed)
     if settings.k > settings.latents:
         raise UserError(f"--k {settings.k} must be at most --latents {settings.latents}")
     stream = StateStream(model, number, open_split(data, "train", shuffled=True), settings.seed)

@@ -94,7 +94,7 @@ def finetune_labels(
     labeled = read_labeled(labels, room, reading, seed=seed, valid_fraction=_VALID_FRACTION)
     work = _Work(model, labeled, options)
     begun_with = {
-        "the model": model.hash,
+        "the model": model.identity,
         "the file of labels": sha256_of(labels),
         **_typed(options),
         **fingerprint(labeled),
@@ -102,7 +102,7 @@ def finetune_labels(
     with run_folder(output, begun_with, break_lock=options.break_lock) as lock:
         work = replace(work, lock=lock)
         found = _found(work, output)
-        result = Result(model_path.name, model.hash, labeled, found)
+        result = Result(model_path.name, model.identity, labeled, found)
         _write(work, result, output)
     print_result(result)
     print(output)
@@ -161,7 +161,7 @@ def _write(work: _Work, result: Result, output: Path) -> None:
     with complete_folder(output / HEAD, overwrite=True, check=check) as folder:
         write_result(folder, result, _probing(work))
         write_predictions(folder, result)
-        found = targets.task, targets.classes, model.num_layers, model.hash, head
+        found = targets.task, targets.classes, model.num_layers, model.identity, head
         write_probe(folder, Probe(*found, f"../{MERGED}"))
     weights = dict(model.network.state_dict())
     export(Checkpoint(output, model.description, weights), output / MERGED, check=check)

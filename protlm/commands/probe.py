@@ -76,8 +76,9 @@ def probe_labels(
             report=lambda name: progress.update(next(done), name),
         )
         progress.update(next(done))
+    identity = model.identity
     results = {
-        fold: Result(model_path.name, model.hash, _of_fold(labeled, fold), one)
+        fold: Result(model_path.name, identity, _of_fold(labeled, fold), one)
         for fold, one in found.items()
     }
     with complete_folder(output) as folder:
@@ -115,7 +116,7 @@ def _write(folder: Path, result: Result, options: ProbeOptions, name: str) -> No
     assert best.layer is not None
     write_result(folder, result, options)
     write_predictions(folder, result)
-    found = targets.task, targets.classes, best.layer, result.model_hash, best.fitted
+    found = targets.task, targets.classes, best.layer, result.identity, best.fitted
     write_probe(folder, Probe(*found, name))
 
 

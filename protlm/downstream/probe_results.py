@@ -39,7 +39,7 @@ class Result:
     """A probe with everything that it was fitted to and compared with."""
 
     model_name: str
-    model_hash: str
+    identity: str
     labeled: Labeled
     predictors: Mapping[str, Predictor]
 
@@ -131,7 +131,7 @@ def print_result(result: Result) -> None:
 
 def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
     """Writes the model and `content_of` as JSON."""
-    named = {"model": result.model_name, "model_hash": result.model_hash}
+    named = {"model": result.model_name, "identity": result.identity}
     write_json(folder / RESULTS, {**named, **content_of(result, options)})
 
 
@@ -222,7 +222,7 @@ class Probe:
     task: Task
     classes: list[str]
     layer: int
-    model_hash: str
+    identity: str
     fitted: LinearModel | nn.Sequential
     # The name of the model, or its path from the folder of the probe.
     model: str
@@ -245,10 +245,10 @@ class Probe:
 
     def check_model(self, model: PretrainedModel) -> None:
         """Refuses another model than the one that the probe was fitted on."""
-        if model.hash != self.model_hash:
+        if model.identity != self.identity:
             raise UserError(
-                f"the probe was fitted on a model with the hash {self.model_hash[:12]}, and this "
-                f"one has {model.hash[:12]}; give the same model: -m MODEL, or leave -m out"
+                "the probe was fitted on a model with other weights or settings; give the same "
+                "model: -m MODEL, or leave -m out"
             )
         head, width = self.fitted, model.description.model.model_dim
         own = len(head.weights) if isinstance(head, LinearModel) else head[0].in_channels

@@ -328,8 +328,7 @@ def embeddings(
         plain = copy(model)
         plain.store = None
         compute = partial(embeddings, plain, layers=layers, tokens_per_batch=tokens_per_batch)
-        of = f"{model.hash} {model.description} {layers}"
-        return model.store.means(of, sequences, compute)
+        return model.store.means(f"{model.identity} {layers}", sequences, compute)
     kind = Pooling.mean if places is None else Pooling.per_tok
     features = _Features(model, (kind,), tuple(layers))
     texts = residues_of(sequence[: model.max_residues] for sequence in sequences)

@@ -1,5 +1,7 @@
 """A trained model for use: from sequences to logits, hidden states and attention maps."""
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Self
@@ -103,6 +105,13 @@ class PretrainedModel:
     def hash(self) -> str:
         """The SHA-256 of the weights."""
         return weights_hash(self.network.state_dict())
+
+    @property
+    def identity(self) -> str:
+        """The SHA-256 of the weights and of what is computed with them."""
+        plain = {k: x for k, x in self.description.to_plain().items() if k != "source"}
+        text = f"{self.hash} {json.dumps(plain, sort_keys=True)}"
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def to(self, device: str | torch.device) -> Self:
         """Moves the weights to a device."""

@@ -29,7 +29,7 @@ ATOMS, WIDTH = 24, 16
 
 def settings_of(model: PretrainedModel | None = None, layer: int = 1, **changed) -> SparseSettings:
     """Settings of features of a layer, few and trained on few residues."""
-    hashes = (HASH, HASH) if model is None else (model.hash, model.vocabulary.hash)
+    hashes = (HASH, HASH) if model is None else (model.identity, model.vocabulary.hash)
     return SparseSettings(*hashes, layer, **{"latents": 32, "k": 4, "residues": 3000, **changed})
 
 
@@ -155,7 +155,7 @@ def test_other_models_layers_and_damaged_folders_are_refused(
     with pytest.raises(UserError, match="trained on the layer 1, and this is 2"):
         settings.check(model, 2)
     with pytest.raises(UserError, match="trained on the vocabulary"):
-        SparseSettings(model.hash, HASH, 1).check(model)
+        SparseSettings(model.identity, HASH, 1).check(model)
     with pytest.raises(InputDataError, match="protlm features train has written"):
         model.features(["MKV"], tmp_path)
     SparseAutoencoder(64, settings).write(tmp_path)

@@ -251,7 +251,7 @@ def test_another_model_and_damaged_probes_are_refused(
     probe_labels(labels, tiny_run, tmp_path / "p", OPTIONS, LabelOptions())
     fasta = tmp_path / "proteins.fasta"
     other = train_tiny(tmp_path / "other", "trainer.max_steps=2", "seed=3")
-    with pytest.raises(UserError, match="was fitted on a model with the hash"):
+    with pytest.raises(UserError, match="was fitted on a model with other weights"):
         predict(fasta, tmp_path / "p", other, tmp_path / "x.tsv")
     with pytest.raises(UserError, match=r"type: -o .*x\.csv"):
         predict(fasta, tmp_path / "p", tiny_run, tmp_path / "x.h5")

@@ -1,5 +1,6 @@
 """Probes: linear models and metrics against slow ones, choices, and planted labels."""
 
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -373,7 +374,7 @@ def saved(tmp_path: Path, numbers, model) -> Path:
     )
     folder = tmp_path / "probe"
     folder.mkdir()
-    write_probe(folder, Probe(Task.one_class, ["a", "b", "c"], 1, model.hash, fitted, "m"))
+    write_probe(folder, Probe(Task.one_class, ["a", "b", "c"], 1, model.identity, fitted, "m"))
     return folder
 
 
@@ -381,8 +382,12 @@ def test_probes_are_read_as_written(saved: Path, model) -> None:
     found = read_probe(saved)
     found.check_model(model)
     assert (found.task, found.classes, found.layer) == (Task.one_class, ["a", "b", "c"], 1)
-    with pytest.raises(UserError, match=r"was fitted on a model with the hash .* -m MODEL"):
+    with pytest.raises(UserError, match=r"was fitted on a model with other weights .* -m MODEL"):
         found.check_model(model.with_random_weights(0))
+    same_weights = copy(model)
+    same_weights.description = replace(model.description, attention="softmax")
+    with pytest.raises(UserError, match=r"other weights or settings"):
+        found.check_model(same_weights)
 
 
 def test_damaged_probes_are_refused(saved: Path, tmp_path: Path) -> None:

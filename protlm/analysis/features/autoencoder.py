@@ -41,7 +41,7 @@ class Sparsity(StrEnum):
 class SparseSettings:
     """What features are of, and how they are trained: `k` of the `latents` are active.
 
-    Hashes are those of the model, perhaps `with_random_weights` of a seed, and its vocabulary.
+    `model` is its identity, perhaps `with_random_weights` of a seed; `vocabulary` is a hash.
     """
 
     model: Sha256
@@ -57,7 +57,7 @@ class SparseSettings:
     def check(self, model: PretrainedModel, layer: int | None = None) -> None:
         """Refuses another model, vocabulary or layer than those of the training."""
         layer = self.layer if layer is None else layer
-        given = {"model": model.hash, "vocabulary": model.vocabulary.hash, "layer": layer}
+        given = {"model": model.identity, "vocabulary": model.vocabulary.hash, "layer": layer}
         for what, one in given.items():
             if one != (own := vars(self)[what]):
                 raise UserError(

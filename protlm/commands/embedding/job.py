@@ -190,8 +190,7 @@ class Job:
             "vocabulary": self.model.vocabulary.hash,
             # Of the sequences that were read from it.
             "the sequence file": hashlib.sha256(self._digests).hexdigest(),
-            "the model": self.model_hash,
-            "the description of the model": self.model.description.to_plain(),
+            "the model": self.model.identity,
             "the name of the model": self.name,
             "--include": [kind.value for kind in options.include],
             "--repr-layers": list(options.layers),
