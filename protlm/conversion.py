@@ -13,11 +13,10 @@ from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
 from protlm.data.vocabulary import vocabulary_of
 from protlm.loading import model_of
-from protlm.model.selfattention import BoundedNorm, FreeNorm, NormsByKind
+from protlm.model.selfattention import MECHANISM, BoundedNorm, FreeNorm, NormsByKind
 from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import UserError
 
-_MECHANISM = ".attention.mechanism."
 _BLOCK = re.compile(r"^blocks\.\d+\.")
 
 
@@ -47,7 +46,7 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     network = build_network(described.model, mechanism_of, seed=seed, vocabulary=words)
     old = _with_norms_of(network, found)
     new = network.state_dict()
-    kept = {n: v for n, v in old.items() if _MECHANISM not in n and n in new}
+    kept = {n: v for n, v in old.items() if MECHANISM not in n and n in new}
     _check_shapes(name, kept, new)
     network.load_state_dict(kept, strict=False)
     # Layers may share parameters, and the file format has no shared tensors.

@@ -11,11 +11,10 @@ import torch
 
 from protlm.analysis.contact_regression import apc
 from protlm.config.data import EMBED_TOKENS
-from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.data.vocabulary import STANDARD_TOKENS
 from protlm.model.pretrained import PretrainedModel
 
-_LETTERS = [VOCABULARY[letter] for letter in STANDARD]
-_NUM = len(_LETTERS)
+_NUM = len(STANDARD_TOKENS)
 # Bytes of the rows of the Jacobian that are held in memory, in two blocks.
 _MAX_BYTES = 1 << 29
 
@@ -92,7 +91,7 @@ class _Rows:
     def centered(self, positions: range) -> np.ndarray:
         """Returns J[i, a, j, b] for these i, with mean 0 over a, j and b, float32."""
         changed = self._tokens_1L.repeat(len(positions) * _NUM, 1)
-        letters = torch.tensor(_LETTERS, device=changed.device).repeat(len(positions))
+        letters = torch.tensor(STANDARD_TOKENS, device=changed.device).repeat(len(positions))
         places = torch.tensor(list(positions), device=changed.device).repeat_interleave(_NUM)
         places += self._model.vocabulary.start
         changed[torch.arange(len(changed)), places] = letters
@@ -111,4 +110,4 @@ class _Rows:
         mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
         with torch.autocast(tokens_BL.device.type, torch.bfloat16, enabled=self._bfloat16):
             out = self._model.network(tokens_BL, mask_BL, causal=self._model.causal)
-        return out.logits_BLV[:, self._residues, _LETTERS].float().cpu().numpy()
+        return out.logits_BLV[:, self._residues, STANDARD_TOKENS].float().cpu().numpy()

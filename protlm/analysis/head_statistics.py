@@ -20,7 +20,7 @@ MAX_SYMMETRY_RESIDUES = 2_048
 # The fraction of a row's mass within its bandwidth.
 _BAND_MASS = 0.8
 # Weights above this are rounding errors of 0.
-_NEGATIVE = -1e-6
+NEGATIVE = -1e-6
 _BLOCK_ENTRIES = 1 << 20
 
 
@@ -170,7 +170,7 @@ class HeadSums:
             "bandwidth": _histogram_median(self.bandwidths_HL),
             "column_entropy": torch.special.entr(self.columns_HL / counted_H1).sum(dim=1),
         }
-        is_distribution_H = (self.lowest_H >= _NEGATIVE) & (self.counted_H > 0)
+        is_distribution_H = (self.lowest_H >= NEGATIVE) & (self.counted_H > 0)
         return {name: x_H.where(is_distribution_H, torch.nan) for name, x_H in found.items()}
 
     def _symmetry(self) -> Tensor:

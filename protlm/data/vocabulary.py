@@ -192,6 +192,7 @@ def capitals(letters: str) -> str:
 VOCABULARY = Vocabulary(
     ("<cls>", "<pad>", "<eos>", "<unk>", *RESIDUES, ".", "-", "<null_1>", "<mask>")
 )
+STANDARD_TOKENS = [VOCABULARY[letter] for letter in STANDARD]
 
 
 def vocabulary_of(frame: Frame | None) -> Vocabulary:

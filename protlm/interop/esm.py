@@ -23,19 +23,18 @@ from protlm.interop.layout import (
     FAIRSEQ_LAYER,
     FAIRSEQ_NAMES,
     FIRST_NORMS,
+    FREQUENCY,
     Layout,
 )
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
 
-# The rotary frequencies, of which layers have copies.
-_FREQUENCY = "rotary.frequency"
 _EMBEDDING = "esm.embeddings.word_embeddings.weight"
 HUGGING_FACE_ESM = Layout(
     names={
         "embedding.weight": _EMBEDDING,
         "positions.table": "esm.embeddings.position_embeddings.weight",
-        _FREQUENCY: _FREQUENCY,
+        FREQUENCY: FREQUENCY,
         "embedding_norm.*": "esm.embeddings.layer_norm.*",
         "final_norm.*": "esm.encoder.emb_layer_norm_after.*",
         "head_transform.{dense,norm}.*": "lm_head.{dense,layer_norm}.*",
@@ -46,13 +45,13 @@ HUGGING_FACE_ESM = Layout(
     spellings=FIRST_NORMS,
     # Transformers 4 saved a table of positions that ESM-2 never used.
     unused=r"esm\.(embeddings\.position_(ids|embeddings\.weight)|pooler\..*|contact_head\..*)"
-    rf"|{_FREQUENCY}",
+    rf"|{FREQUENCY}",
     copies={"lm_head.decoder.weight": _EMBEDDING},
 )
 _FAIR_ESM = Layout(
     names={
         **FAIRSEQ_NAMES,
-        _FREQUENCY: _FREQUENCY,
+        FREQUENCY: FREQUENCY,
         "embedding_norm.*": "emb_layer_norm_before.*",
         "final_norm.*": "emb_layer_norm_after.*",
     },
@@ -132,7 +131,7 @@ class Esm(Family):
 
     def layout_of(self, source: Source) -> Layout:
         """Returns that of Hugging Face or of fair-esm, without what a model does not have."""
-        has_frequency = _FREQUENCY in source.tensors
+        has_frequency = FREQUENCY in source.tensors
         if _is_fair_esm(source):
             layout = _FAIR_ESM
             has_table = any(name.endswith("embed_positions.weight") for name in source.tensors)
@@ -149,7 +148,7 @@ class Esm(Family):
             has_norm = source.choice("emb_layer_norm_before", (False, True, None))
         absent = {
             "positions.table": not has_table,
-            _FREQUENCY: has_table or not has_frequency,
+            FREQUENCY: has_table or not has_frequency,
             "embedding_norm.*": not has_norm,
         }
         names = {ours: name for ours, name in layout.names.items() if not absent.get(ours)}
@@ -165,7 +164,7 @@ class Esm(Family):
             positions=Positions.learned if is_learned else Positions.rotary,
             embedding_norm="embedding_norm.weight" in weights,
             token_dropout=bool(has_dropout),
-            stored_frequencies=_FREQUENCY in weights,
+            stored_frequencies=FREQUENCY in weights,
         )
 
     def alphabet(self, source: Source) -> Sequence[str]:
@@ -215,7 +214,7 @@ def _with_one_frequency(source: Source) -> Source:
         raise InputDataError(f"{source.path} has other rotary frequencies in each layer")
     tensors = {name: value for name, value in source.tensors.items() if name not in copies}
     if found:
-        tensors[_FREQUENCY] = found[0].double()
+        tensors[FREQUENCY] = found[0].double()
     return replace(source, tensors=tensors)
 
 

@@ -18,6 +18,8 @@ from protlm.checkpoints.checks import check_numbers
 from protlm.interop.source import Source
 from protlm.system.errors import InputDataError
 
+# The rotary frequencies, of which layers may have copies.
+FREQUENCY = "rotary.frequency"
 # Names of tensors in a message.
 _MOST_NAMED = 4
 # The keys of sizes in the settings of Hugging Face.

@@ -5,13 +5,12 @@ from typing import final
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import CONFIG
 from protlm.interop.base import Family, ForeignModel
-from protlm.interop.layout import used_once
+from protlm.interop.layout import FREQUENCY, used_once
 from protlm.interop.source import Source
 
 # The name of the network in the classes of transformers.
 NETWORK = "network."
 # Frequencies are float64; transformers loads them in float32, which has their values.
-_FREQUENCY = "rotary.frequency"
 
 
 @final
@@ -22,6 +21,6 @@ class Protlm(Family):
         description = ModelDescription.parse(source.path / CONFIG, source.settings.get("protlm"))
         names = {n.removeprefix(NETWORK): n for n in source.tensors if n.startswith(NETWORK)}
         weights = used_once(source.path, source.tensors, names)
-        if _FREQUENCY in weights:
-            weights[_FREQUENCY] = weights[_FREQUENCY].double()
+        if FREQUENCY in weights:
+            weights[FREQUENCY] = weights[FREQUENCY].double()
         return ForeignModel(source.path, description, weights)

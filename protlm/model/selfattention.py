@@ -16,6 +16,8 @@ from protlm.config import ModelConfig, QueryKeyWidth
 from protlm.model.layers import Linear, ShortConvolution, is_plain, linear
 from protlm.model.positions import rotate
 
+# Part of the name of every weight of a mechanism.
+MECHANISM = ".attention.mechanism."
 # FAVOR+ estimates softmax well while |q̂|² + |k̂|² is below about 6, that is 3 for each.
 _LARGEST_NORM = math.sqrt(3.0)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from protlm.analysis.contact_regression import features
-from protlm.analysis.head_statistics import head_statistics, residue_rows, sink_mass
+from protlm.analysis.head_statistics import NEGATIVE, head_statistics, residue_rows, sink_mass
 from protlm.analysis.precision import MIN_SEPARATION, SEPARATIONS, precision_at
 from protlm.model.pretrained import PretrainedModel
 from protlm.report.page import check_size
@@ -21,8 +21,6 @@ from protlm.system.terminal import JobProgress
 
 _UNSIGNED, _SIGNED = 255, 127
 _ZERO_OF_SIGNED = 128
-# Weights above this, in units of the largest one, are rounding errors of 0.
-_NEGATIVE = -1e-6
 
 
 @final
@@ -44,7 +42,7 @@ class Codes:
         values = weights.astype(np.float64)
         scale = float(np.abs(values).max(initial=0.0))
         unit = values / (scale or 1.0)
-        is_signed = bool(unit.min(initial=0.0) < _NEGATIVE)
+        is_signed = bool(unit.min(initial=0.0) < NEGATIVE)
         if is_signed:
             codes = _ZERO_OF_SIGNED + np.sign(unit) * np.sqrt(np.abs(unit)) * _SIGNED
         else:

@@ -8,7 +8,7 @@ import numpy as np
 
 from protlm.analysis.dssp import secondary_structure
 from protlm.analysis.structures import Structure, contact_map
-from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.data.vocabulary import STANDARD, STANDARD_TOKENS
 from protlm.downstream.estimators import Predictor, Query
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.terminal import watched
@@ -75,7 +75,6 @@ def _coordinates(atoms_L3: np.ndarray) -> list[list[float] | None]:
     ]
 
 
-_LETTERS = [VOCABULARY[letter] for letter in STANDARD]
 _DECIMALS = 4
 
 
@@ -88,11 +87,11 @@ def predicted_distributions(model: PretrainedModel, sequence: str) -> np.ndarray
     """
     if model.causal:
         logits_LV = model(model.tokenize([sequence])).logits_BLV[0, model.vocabulary.before]
-        log_p_L20 = logits_LV.double().cpu()[:, _LETTERS].numpy()
+        log_p_L20 = logits_LV.double().cpu()[:, STANDARD_TOKENS].numpy()
     else:
         queries = [Query(sequence, position) for position in range(len(sequence))]
         found = Predictor(model).log_p(watched("predictions", queries))
-        log_p_L20 = np.stack([log_p_V[_LETTERS] for _, log_p_V in found])
+        log_p_L20 = np.stack([log_p_V[STANDARD_TOKENS] for _, log_p_V in found])
     p_L20 = np.exp(log_p_L20 - log_p_L20.max(axis=1, keepdims=True))
     return p_L20 / p_L20.sum(axis=1, keepdims=True)
 

@@ -21,7 +21,7 @@ from protlm.data.masking import IGNORE
 from protlm.model.block import Block
 from protlm.model.objective import TargetSums, target_sums
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.selfattention import SelfAttention
+from protlm.model.selfattention import MECHANISM, SelfAttention
 from protlm.system.errors import UserError
 from protlm.training import lora
 from protlm.training.launch import is_first_rank
@@ -32,8 +32,6 @@ _TEACHER, _ADAPTERS = "teacher", "adapters"
 _ADAPTED = ("query", "key", "value", "output")
 # The learning rate of experiment=linearize, for the few parameters of stage 1.
 _RATE_OF_STAGE_1 = 1e-2
-# Part of the name of every weight of a mechanism.
-_MECHANISM = ".attention.mechanism."
 
 
 class Distillation(LanguageModeling, ABC):
@@ -126,7 +124,7 @@ class AttentionTransfer(Distillation):
     def check_start(self, config: TrainConfig) -> None:
         own, taught = self.network.state_dict(), self.teacher.state_dict()
         # Two mechanisms may differ in the norms of queries and keys that they need.
-        common = [name for name in own if _MECHANISM not in name and name in taught]
+        common = [name for name in own if MECHANISM not in name and name in taught]
         for name in common:
             if not torch.equal(own[name], taught[name].to(own[name].device)):
                 raise UserError(
