@@ -22,7 +22,7 @@ from protlm.downstream.variants import is_mutant, parse_mutant, parse_sequence
 from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, embed_all
 from protlm.model.memory import Room
 from protlm.model.pooling import Pooling
-from protlm.model.pretrained import PretrainedModel
+from protlm.model.pretrained import PretrainedModel, numbers_of
 from protlm.model.transformer import num_parameters
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
 
@@ -90,7 +90,7 @@ class Model(PretrainedModel):
         [0, 2]
         """
         texts = sequences_of(sequences, "embed([sequence]), or embed_file(path)")
-        kind, numbers = _pooling(pooling), [layers] if isinstance(layers, int) else list(layers)
+        kind, numbers = _pooling(pooling), numbers_of(layers, self.num_layers)
         own = {layer: self.layer_number(layer, first=0) for layer in numbers}
         embedder = Embedder(self, (kind,), tuple(dict.fromkeys(own.values())))
         # Before the first of many batches; all in one batch would have the length of the longest.

@@ -262,8 +262,9 @@ def test_the_hash_is_that_of_tokens_and_frame() -> None:
     assert len({vocabulary_of(frame).hash for frame, *_ in FRAMES.values()}) == len(FRAMES)
 
 
-def test_encoders_predict_nothing(tmp_path: Path, run: Callable[..., str]) -> None:
-    model = saved(tmp_path / "m", "two", head=HeadKind.none)
+@pytest.mark.parametrize("kind", ["two", "no mask"])
+def test_encoders_predict_nothing(kind: str, tmp_path: Path, run: Callable[..., str]) -> None:
+    model = saved(tmp_path / "m", kind, head=HeadKind.none)
     assert model.embed(SEQUENCES).shape == (3, 16) and not model.predicts
     for command in ("score v.csv --wild-type w.fasta", "generate --start p.fasta"):
         assert "is an encoder without an output layer" in run(f"{command} -m m -o x.csv", code=2)

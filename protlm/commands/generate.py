@@ -12,6 +12,7 @@ from protlm.model.decoding import GeneratedSequence, Sampling
 from protlm.model.gibbs import Sweeps, resample
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ENCODER
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import check_output
 from protlm.system.terminal import watched
@@ -95,6 +96,8 @@ def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
 
 
 def _check_resamples(model: PretrainedModel, options: GenerateOptions) -> None:
+    if model.network.head is None:
+        raise UserError(ENCODER)
     if model.causal:
         raise UserError(
             "--start is for models that predict masked residues, and this one is causal; type "

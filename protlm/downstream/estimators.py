@@ -21,6 +21,7 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.variants import Variant
 from protlm.model.embedding import consecutive
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import ENCODER
 from protlm.system.errors import UserError
 from protlm.system.terminal import watched
 
@@ -48,6 +49,10 @@ class Predictor:
     model: PretrainedModel
     tokens_per_batch: int = TOKENS_PER_BATCH
     quiet: bool = False
+
+    def __post_init__(self) -> None:
+        if self.model.network.head is None:
+            raise UserError(ENCODER)
 
     def log_p(self, queries: Iterable[Query]) -> Iterator[tuple[Query, np.ndarray]]:
         """Yields each query, in order, with the log-probabilities of all tokens, float64 V."""

@@ -179,15 +179,15 @@ class PretrainedModel:
     def attention_maps(
         self,
         batch: TokenBatch,
-        layers: Iterable[int] | None = None,
-        heads: Iterable[int] | None = None,
+        layers: int | Iterable[int] | None = None,
+        heads: int | Iterable[int] | None = None,
     ) -> dict[int, Tensor]:
         """Returns exact maps, BHLL on the CPU, by layer as asked; by default all layers and heads.
 
         Raises:
             UserError: a layer or a head that does not exist.
         """
-        asked = range(1, self.num_layers + 1) if layers is None else list(layers)
+        asked = numbers_of(layers, self.num_layers)
         numbers = {layer: self.layer_number(layer, first=1) for layer in asked}
         blocks: dict[int, list[Tensor]] = {number: [] for number in numbers.values()}
         for number, _, map_BHML in self.attention_row_blocks(batch, asked, heads):
@@ -199,8 +199,8 @@ class PretrainedModel:
     def attention_row_blocks(
         self,
         batch: TokenBatch,
-        layers: Iterable[int] | None = None,
-        heads: Iterable[int] | None = None,
+        layers: int | Iterable[int] | None = None,
+        heads: int | Iterable[int] | None = None,
         *,
         block: int = 256,
     ) -> Iterator[tuple[int, slice, Tensor]]:
@@ -333,17 +333,23 @@ class PretrainedModel:
         return number
 
     def layers_and_heads(
-        self, layers: Iterable[int] | None = None, heads: Iterable[int] | None = None
+        self, layers: int | Iterable[int] | None = None, heads: int | Iterable[int] | None = None
     ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the numbers of layers and heads, from 1, each once; None is all."""
-        layers = range(1, self.num_layers + 1) if layers is None else layers
-        heads = range(1, self.num_heads + 1) if heads is None else heads
-        numbers = dict.fromkeys(self.layer_number(layer, first=1) for layer in layers)
-        chosen = tuple(dict.fromkeys(heads))
+        asked = numbers_of(layers, self.num_layers)
+        numbers = dict.fromkeys(self.layer_number(layer, first=1) for layer in asked)
+        chosen = tuple(dict.fromkeys(numbers_of(heads, self.num_heads)))
         for head in chosen:
             if not 1 <= head <= self.num_heads:
                 raise UserError(f"head {head} does not exist; this model has 1 to {self.num_heads}")
         return tuple(numbers), chosen
+
+
+def numbers_of(given: int | Iterable[int] | None, last: int) -> list[int]:
+    """Returns the numbers that are given, of one as of several; None is all, from 1 to `last`."""
+    if given is None:
+        return list(range(1, last + 1))
+    return [given] if isinstance(given, int) else list(given)
 
 
 def _check_tokens(batch: TokenBatch) -> None:

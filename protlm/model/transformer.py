@@ -26,6 +26,12 @@ from protlm.model.positions import PositionTable, RelativeBias, Rotary
 from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
 from protlm.system.errors import UserError
 
+# Why an encoder is refused.
+ENCODER = (
+    "this model is an encoder without an output layer, and this needs predictions of residues; "
+    "give a model that predicts them with -m MODEL"
+)
+
 
 @dataclass(frozen=True)
 class ModelOutput:
@@ -38,10 +44,7 @@ class ModelOutput:
     def logits_BLV(self) -> Tensor:  # noqa: N802
         """The logits; an encoder without an output layer has none, which is a `UserError`."""
         if self.logits is None:
-            raise UserError(
-                "this model is an encoder without an output layer, and this needs predictions of "
-                "residues; give a model that predicts them with -m MODEL"
-            )
+            raise UserError(ENCODER)
         return self.logits
 
 

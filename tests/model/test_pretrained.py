@@ -57,7 +57,7 @@ def test_maps_are_distributions_over_the_tokens(model):
 def test_chosen_heads_layers_and_blocks_are_parts_of_the_whole(model):
     batch = model.tokenize(SEQUENCES)
     whole = model.attention_maps(batch)
-    part = model.attention_maps(batch, layers=[-1], heads=[2])
+    part = model.attention_maps(batch, layers=-1, heads=2)
     assert set(part) == {-1}, "as it was asked for, like the hidden states"
     assert part[-1].equal(whole[2][:, [1]])
     assert model.attention_maps(batch, layers=[]) == {}
