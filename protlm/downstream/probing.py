@@ -71,15 +71,9 @@ def probe(
     targets: Targets,
     split: Split,
     options: ProbeOptions,
-    *,
-    report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Predictor]:
-    """Fits and tests the probe of the model, which is not trained, and of each baseline.
-
-    `report` gets the name of each predictor before its work.
-    """
-    folds = {"": split}
-    return probe_folds(model, sequences, targets, folds, options, report=report)[""]
+    """Fits and tests the probe of the model, which is not trained, and of each baseline."""
+    return probe_folds(model, sequences, targets, {"": split}, options)[""]
 
 
 def probe_folds(
@@ -91,7 +85,10 @@ def probe_folds(
     *,
     report: Callable[[str], None] = lambda _: None,
 ) -> dict[str, dict[str, Predictor]]:
-    """Does the work of `probe` for several splits of the same proteins, which are embedded once."""
+    """Does the work of `probe` for several splits of the same proteins, which are embedded once.
+
+    `report` gets the name of each predictor before its work.
+    """
     rows = {fold: _Rows(targets, split, options.seed) for fold, split in folds.items()}
     found: dict[str, dict[str, Predictor]] = {fold: {} for fold in folds}
     for name, features_of, layers in _features(model, sequences, targets, options):
