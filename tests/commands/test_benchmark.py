@@ -235,6 +235,9 @@ def test_averages_draw_proteins_in_pairs() -> None:
     assert found["proteins"] == 400 and one["value"] == pytest.approx(drawn.mean())
     assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * drawn.std() / 20, rel=0.1)
     assert [less[key] for key in ("value", "low", "high")] == pytest.approx([0.1] * 3)
+    # One protein has no interval.
+    found = average({"A0": figures["A0"]}, {"A0": Assay("M", "A0", "")}, seed=0)
+    assert found["by"]["random_weights"]["low"] is None
 
 
 def test_models_with_equal_weights_are_two(tiny_run: Path) -> None:
