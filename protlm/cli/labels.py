@@ -89,7 +89,6 @@ def probe(
     path, form = form_of(labels, header, label_columns, test_sets, splits, fold)
     reading = replace(reading, per_residue=per_residue, form=form)
     head = allowed_value("--head", head, LINEAR, CNN)
-    layers = layers or (["-1"] if head == CNN else None)
     options = ProbeOptions(numbers("--layers", layers) or (), toks_per_batch, seed, head)
     model = model_or_default(model)
     if dry_run:

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,11 @@ from protlm.data.tables import write_table
 from protlm.data.vocabulary import RESIDUES
 from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, table
 from protlm.downstream.estimators import Estimator, Predictor, default_estimator, score
-from protlm.downstream.examples import (
-    left_out_by_length,
-    read_examples,
-    read_labeled,
-    targets_from,
-)
+from protlm.downstream.examples import left_out_by_length, read_examples, read_labeled, targets_from
 from protlm.downstream.metrics import LABEL_METRICS, agreement, positions_of
 from protlm.downstream.probe_results import Result, content_of, mean_over
 from protlm.downstream.probing import MODEL, RANDOM, ProbeOptions, probe_folds
-from protlm.downstream.variants import Assay, VariantTable, read_variants
+from protlm.downstream.variants import VariantTable, read_variants
 from protlm.evaluation.base import compared
 from protlm.evaluation.contacts import Contacts
 from protlm.loading import load_model
@@ -91,7 +85,7 @@ def benchmark(
     said = {"missing": missing, "not known": unknown}
     notes = [f"{what}: {len(x):,} ({', '.join(x)[:_SHOWN]})" for what, x in said.items() if x]
     if options.dry_run:
-        _estimate(tasks, models, options.probe, notes)
+        _estimate(tasks, models, options.probe.tokens_per_batch, notes)
         return
     begun = {
         "protlm": __version__,
@@ -197,17 +191,14 @@ def _variants(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict
     log_p = {letter: math.log((wild_type.count(letter) + 1) / total) for letter in RESIDUES}
     sequences = (one.apply(wild_type) for one in found.variants)
     values["composition"] = np.array([sum(log_p[x] for x in one) for one in sequences])
-    places, is_clinical = positions_of(found.variants), found.is_clinical
+    places = positions_of(found.variants)
     measured = np.full(len(places), np.nan) if found.measured is None else found.measured
-    compare = partial(
-        agreement,
-        measured,
-        is_fit=found.is_fit,
-        positions=places,
-        seed=options.seed,
-        is_clinical=is_clinical,
-    )
-    scores = {who: one for who, some in values.items() if (one := compare(some))}
+    named = {"seed": options.seed, "is_clinical": found.is_clinical}
+    agreements = {
+        who: agreement(measured, some, found.is_fit, places, **named)
+        for who, some in values.items()
+    }
+    scores = {who: one for who, one in agreements.items() if one is not None}
     if not scores:
         raise InputDataError("the table has no measured scores in a column DMS_score")
     counts = {"variants": len(found.variants), "left_out": len(found.unscored)}
@@ -224,8 +215,7 @@ def _contacts(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict
     found |= {who: values[who]["long"][METRIC] for who in (RANDOM, NEAREST)}
     by = {who: {"value": x["mean"], "low": x["low"], "high": x["high"]} for who, x in found.items()}
     figure = {"metric": f"long-range {METRIC}", "proteins": over["count"], "by": by}
-    figure["complete"] = not values["left_out"]
-    return {**values, "figures": {"": figure}}
+    return {**values, "figures": {"": {**figure, "complete": not values["left_out"]}}}
 
 
 _RUN = {"labels": _labels, "variants": _variants, "contacts": _contacts}
@@ -235,64 +225,56 @@ def _figures(
     tasks: Sequence[Task], contents: Mapping[str, Any], seed: int
 ) -> dict[str, dict[str, Any]]:
     """Returns the figures of all test sets of all tasks, and averages over assays."""
-    found, groups, sizes = {}, dict[str, dict[str, Assay]](), dict[str, int]()
+    found, groups = {}, dict[str, list[Task]]()
     for task in tasks:
         for name, figure in contents[task.name]["figures"].items():
             found[f"{task.name}{name}"] = figure
         if task.assay is not None:
-            groups.setdefault(task.group, {})[task.name] = task.assay
-            sizes[task.group] = task.of
-    return found | {
-        group: {
-            **average({name: found[name] for name in assays}, assays, seed),
-            "complete": len(assays) == sizes[group],
-        }
-        for group, assays in groups.items()
-    }
+            groups.setdefault(task.group, []).append(task)
+    for group, some in groups.items():
+        assays = {one.name: one.assay for one in some if one.assay is not None}
+        mean = average({name: found[name] for name in assays}, assays, seed)
+        found[group] = {**mean, "complete": len(some) == some[0].of}
+    return found
 
 
 def _estimate(
-    tasks: Sequence[Task],
-    models: Mapping[str, PretrainedModel],
-    options: ProbeOptions,
-    notes: list[str],
+    tasks: Sequence[Task], models: Mapping[str, PretrainedModel], size: int, notes: list[str]
 ) -> None:
-    """Prints the proteins and residues of each task, and time and memory of the passes."""
-    rows, size = [], options.tokens_per_batch
+    """Prints the passes of each task, and the time and memory of each model."""
+    rows = []
     for name, model in models.items():
         room, seen, longest, total = Room(model), set[str](), 1, 0.0
         seconds = token_seconds(Embedder(model, (Pooling.mean,), (model.num_layers,)), size)
         for task in tasks:
-            sequences, passes = _passes(task, room, seen)
-            lengths = [length + model.vocabulary.num_around for length in passes]
+            residues = _passes(task, room, seen)
+            lengths = [length + model.vocabulary.num_around for length in residues]
             # The model, and random weights.
             time = 2 * sum(length * seconds(length) for length in lengths)
             longest, total = max(longest, *lengths, 0), total + time
-            counts = len(sequences), sum(map(len, sequences))
-            rows.append((task.name, name, *(f"{n:,}" for n in counts), f"{time:,.0f} s"))
+            counts = len(residues), sum(residues), round(time)
+            rows.append((task.name, name, *(f"{n:,}" for n in counts)))
         needs = readable_size(max(size // longest, 1) * room.needs(longest))
         free, time = readable_size(free_memory(model.device)), timedelta(seconds=round(total))
         notes.append(f"{name}: about {time} without the fits; {needs} of memory, {free} are free")
-    print_table(("task", "model", "proteins", "residues", "passes"), rows, notes)
+    print_table(("task", "model", "passes", "residues", "seconds"), rows, notes)
 
 
-def _passes(task: Task, room: Room, seen: set[str]) -> tuple[list[str], Iterable[int]]:
-    """Returns the proteins of a task, and the lengths of its passes, but for vectors in store."""
+def _passes(task: Task, room: Room, seen: set[str]) -> list[int]:
+    """Returns the residues of each pass of a task, but for mean vectors that others have `seen`."""
     if task.kind == "contacts":
-        sequences = [one.sequence for one in read_structures(task.files)]
-        return sequences, map(len, sequences)
+        return [len(one.sequence) for one in read_structures(task.files)]
     if task.kind == "variants":
         wild_type, table, estimator = _read_variants(task, room.model)
         if estimator.scores_indels:
             each = [len(one.apply(wild_type)) for one in table.variants]
-            return [wild_type], [n for n in each for _ in range(1 if room.model.causal else n)]
+            return [n for n in each for _ in range(1 if room.model.causal else n)]
         places = {one.position for variant in table.variants for one in variant.substitutions}
-        return [wild_type], [len(wild_type)] * len(places)
+        return [len(wild_type)] * len(places)
     proteins = read_examples(task.files[0], room, task.reading)
     targets_from(task.files[0], proteins, task.reading)
-    sequences = [one.sequence for one in proteins.examples]
-    if proteins.per_residue:
-        return sequences, map(len, sequences)
-    new = {*sequences} - seen
-    seen |= new
-    return sequences, map(len, new)
+    new = [one.sequence for one in proteins.examples]
+    if not proteins.per_residue:
+        new = [*{*new} - seen]
+        seen.update(new)
+    return [*map(len, new)]

@@ -6,7 +6,7 @@ ProteinGym. `published.tsv` has figures of known models, as they are printed and
 """
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from protlm.analysis.bootstrap import RESAMPLES, Metrics, draws
 from protlm.analysis.structures import structure_files
 from protlm.downstream.examples import LabelOptions
 from protlm.downstream.label_files import form_of
-from protlm.downstream.metrics import by_selection
+from protlm.downstream.metrics import by_selection, positions_of
 from protlm.downstream.probing import MODEL, RANDOM
 from protlm.downstream.tasks import Task as LabelTask
-from protlm.downstream.variants import Assay, read_reference
+from protlm.downstream.variants import Assay, parse_sequence, read_reference
 from protlm.system.errors import InputDataError, refuse_unknown
 
 LESS = " - "
@@ -104,19 +104,25 @@ def _of_assays(
     assays, tasks = read_reference(beside[0]), []
     for name, path in {_stem(path): path for path in reversed(found)}.items():
         if name in assays:
-            title, reading = f"{row['task']}/{name}", _reading(row, [str(path)], [])
-            files = [path, *beside]
-            tasks.append(Task(title, row["kind"], files, reading, assays[name], of=len(assays)))
+            title, assay = f"{row['task']}/{name}", assays[name]
+            files, reading = [path, *beside], _reading(row, [str(path)], [], assay.wild_type)
+            tasks.append(Task(title, row["kind"], files, reading, assay, of=len(assays)))
     lacking = len(assays) - len(tasks)
     return tasks, [f"{lacking:,} of {len(assays):,} tables of {row['task']}"] * bool(lacking)
 
 
-def _reading(row: Mapping[str, str], typed: list[str], sequences: list[Path]) -> LabelOptions:
+def _reading(
+    row: Mapping[str, str], typed: list[str], beside: list[Path], wild_type: str = ""
+) -> LabelOptions:
+    def positions(variants: Sequence[str]) -> list[int]:
+        return positions_of([parse_sequence(one, wild_type) for one in variants])[:, 0].tolist()
+
     header, fold, sets = row["header"] or None, row["fold"] or None, row["sets"].split()
     _, form = form_of(typed, header, None, sets, None, fold)
-    # Scores of assays, of which some have few values.
-    task = LabelTask.number if fold else None
-    return LabelOptions(next(iter(sequences), None), row["label"] or None, task, form=form)
+    # Scores of assays, of which some have few values; those of a position resemble each other.
+    task, cluster = (LabelTask.number, positions) if fold else (None, None)
+    label, apart, sequences = row["label"] or None, bool(row["apart"]), next(iter(beside), None)
+    return LabelOptions(sequences, label, task, cluster=cluster, form=form, apart=apart)
 
 
 def figure_of(scores: Mapping[str, Metrics], metric: str, proteins: int) -> dict[str, Any]:
@@ -142,7 +148,8 @@ def average(
         values = {name: np.nan if one is None else one for name, one in plain.items()}
         groups = [np.array(one) for one in by_selection(values, assays).values()]
         means = [one[np.stack([*draws(len(one), seed=seed)])].mean(axis=1) for one in groups]
-        means = means or [np.full(RESAMPLES, np.nan)]
+        if min(map(len, groups), default=0) < 2:
+            means = [np.full(RESAMPLES, np.nan)]
         value = float(np.mean([one.mean() for one in groups])) if groups else np.nan
         scores[who] = Metrics({first["metric"]: value}, np.mean(means, axis=0)[:, None])
     return figure_of(scores, first["metric"], len({one.protein for one in assays.values()}))

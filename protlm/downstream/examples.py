@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from protlm.data.relatives import MIN_SHARED, highest_shared_fractions
 from protlm.data.tables import read_clusters
-from protlm.downstream.label_files import SUFFIX, Form
+from protlm.downstream.label_files import FITTED, SUFFIX, Form
 from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
 from protlm.downstream.splits import (
     Leakage,
@@ -32,8 +33,6 @@ from protlm.system.errors import InputDataError, UserError
 from protlm.system.terminal import printable
 
 _MOST_NAMED = 20
-
-
 _LONGER, _UNFIT = "longer than", "that do not fit into the memory"
 
 
@@ -55,6 +54,8 @@ class LabelOptions:
     form: Form = field(default_factory=Form)
     # Longer proteins are left out, as those are that the model does not accept.
     longest: int | None = None
+    # Proteins to fit to that are relatives of one of the test are left out.
+    apart: bool = False
 
     @property
     def of_residues(self) -> bool | None:
@@ -119,7 +120,14 @@ def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProte
             print(printable(f"skipped {one.identifier}: {reason}"), file=sys.stderr)
     if all(refused):
         raise InputDataError(f"{path}: no protein fits into the memory; give shorter ones")
-    return found.only([not one for one in refused], _UNFIT)
+    found = found.only([not one for one in refused], _UNFIT)
+    if not reading.apart:
+        return found
+    is_fitted = [one.split in FITTED for one in found.examples]
+    tested = [one.sequence for one in found.examples if one.split not in FITTED]
+    shared = highest_shared_fractions([one.sequence for one in found.examples], tested)
+    kept = [*(~np.array(is_fitted) | (shared < MIN_SHARED))]
+    return found.only(kept, "to fit to that are relatives of one of the test")
 
 
 def left_out_by_length(reason: str) -> bool:

@@ -22,6 +22,7 @@ UNLABELED = "?"
 LIST = ";"
 # `pred` are proteins without labels, to be predicted.
 TRAIN, VALID, TEST, PRED = "train", "valid", "test", "pred"
+FITTED = (TRAIN, VALID)
 _SPLITS = {TRAIN: TRAIN, TEST: TEST, PRED: PRED}
 _SPLITS |= dict.fromkeys(["valid", "validation", "val", "dev"], VALID)
 # Columns as benchmarks and UniProt name them.

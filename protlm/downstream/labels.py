@@ -12,10 +12,9 @@ from protlm.data.records.record import accession, residues
 from protlm.data.tables import MISSING, read_text
 from protlm.data.vocabulary import capitals
 from protlm.downstream.label_files import (
+    FITTED,
     PRED,
-    TRAIN,
     UNLABELED,
-    VALID,
     Example,
     Form,
     fasta_rows,
@@ -160,7 +159,7 @@ def _distinct(examples: Sequence[Example], counts: Counter[str]) -> tuple[list[E
         other = kept.setdefault(key, one)
         if other is one:
             continue
-        to_fit, is_same = {one.split, other.split} & {TRAIN, VALID}, one.split == other.split
+        to_fit, is_same = {one.split, other.split} & {*FITTED}, one.split == other.split
         differs = (one.sequence, one.label, one.fold) != (other.sequence, other.label, other.fold)
         if differs or not (is_same or len(to_fit) == 1):
             same = one.identifier if one.is_named else f"the sequence of {other.identifier}"
@@ -171,6 +170,12 @@ def _distinct(examples: Sequence[Example], counts: Counter[str]) -> tuple[list[E
         if not is_same:
             both[one.identifier] = None
             kept[key] = other if one.split in to_fit else one
+    # Those of a file with identifiers and of one without them are compared by their sequences.
+    tested = {(one.sequence, one.is_named) for one in kept.values() if one.split not in FITTED}
+    for key, one in [*kept.items()]:
+        if one.split in FITTED and (one.sequence, not one.is_named) in tested:
+            both[kept.pop(key).identifier] = None
+            counts["that the test has too"] += 1
     return list(kept.values()), list(both)
 
 

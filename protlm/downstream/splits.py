@@ -7,7 +7,7 @@ import numpy as np
 
 from protlm.data.records.record import accession
 from protlm.data.relatives import MIN_SHARED, K, highest_shared_fractions
-from protlm.downstream.label_files import TEST, TRAIN, VALID, Example
+from protlm.downstream.label_files import FITTED, TEST, TRAIN, VALID, Example
 from protlm.system.errors import InputDataError
 
 TEST_FRACTION = 0.2
@@ -81,7 +81,7 @@ def split_of(examples: Sequence[Example], *, seed: int) -> Split:
             )
         given = np.where(held_out(groups, TEST_FRACTION, seed=seed), TEST, TRAIN)
     train, valid = (np.flatnonzero(given == name) for name in (TRAIN, VALID))
-    test = np.flatnonzero(~np.isin(given, [TRAIN, VALID]))
+    test = np.flatnonzero(~np.isin(given, FITTED))
     sets = {str(name): np.flatnonzero(given == name) for name in np.unique(given[test])}
     for name, rows in ((TRAIN, train), (TEST, test)):
         if not rows.size:

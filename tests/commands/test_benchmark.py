@@ -18,7 +18,7 @@ from protlm.commands.benchmark import BenchmarkOptions, benchmark
 from protlm.commands.embed import embed
 from protlm.commands.embedding.job import EmbedOptions
 from protlm.commands.probe import probe_labels
-from protlm.downstream.benchmarks import average, figure_of, rows_of
+from protlm.downstream.benchmarks import average, figure_of, find, rows_of
 from protlm.downstream.examples import LabelOptions
 from protlm.downstream.metrics import averages
 from protlm.downstream.probing import ProbeOptions
@@ -110,7 +110,7 @@ def test_flip_is_run_as_it_is_published(
     typed = ["benchmark", "flip", flip, "-m", "run", "-o", "out"]
     done = protlm_in_process(*typed, "--dry-run", cwd=workplace)
     assert done.returncode == 0 and not (workplace / "out").exists(), done.stderr
-    assert re.search(r"secondary_structure +run +18 +177 ", done.stdout)
+    assert re.search(r"secondary_structure +run +18 +177 +\d+ ", done.stdout)
     assert "18 of 18 rows are used, 159 of 177 residues; " in done.stderr
     assert "; masked: 18 by mask.fasta" in done.stderr
     done = protlm_in_process(*typed, cwd=workplace)
@@ -235,6 +235,9 @@ def test_averages_draw_proteins_in_pairs() -> None:
     assert found["proteins"] == 400 and one["value"] == pytest.approx(drawn.mean())
     assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * drawn.std() / 20, rel=0.1)
     assert [less[key] for key in ("value", "low", "high")] == pytest.approx([0.1] * 3)
+    # One protein has no interval.
+    found = average({"A0": figures["A0"]}, {"A0": Assay("M", "A0", "")}, seed=0)
+    assert found["by"]["random_weights"]["low"] is None
 
 
 def test_models_with_equal_weights_are_two(tiny_run: Path) -> None:
@@ -271,6 +274,37 @@ def test_several_test_sets_are_rows_of_their_own(tiny_run: Path, tmp_path: Path)
         (f"secondary_structure/{name}", "3") for name in names[2:6]
     }
     assert rows["secondary_structure/casp12", "ProtBert"]["value"] == "0.75"
+
+
+def test_relatives_of_casp_are_not_fitted_to(tiny_run: Path, tmp_path: Path) -> None:
+    """Nor are proteins of CASP itself, which has no identifiers."""
+    proteins = ["".join(RNG.choice(LETTERS, 40)) for _ in range(12)]
+    names, splits = [f"P{n}" for n in range(12)], tmp_path / "secondary_structure" / "splits"
+    heads = [f"{name} SET={'train' if n < 10 else 'test'}" for n, name in enumerate(names)]
+    fasta(splits / "sampled.fasta", heads, ["HEC" * 13 + "H"] * 12)
+    fasta(splits / "sequences.fasta", names, proteins)
+    texts = ["".join(RNG.choice(LETTERS, 30)), proteins[0], "W" * 20 + proteins[1][:20]]
+    for n, text in enumerate(texts):
+        row = f"{text},{('HHEC' * 10)[: len(text)]},{' '.join('1' * len(text))}"
+        write(tmp_path / f"CASP{12 + n}.csv", "input,dssp3,disorder", row)
+    options = BenchmarkOptions(tasks=("casp",))
+    benchmark("pbc", tmp_path, [tiny_run], tmp_path / "out", options)
+    found = json.loads((tmp_path / "out/results.json").read_text())
+    found = found["tasks"][tiny_run.name]["casp"]
+    assert found["in_train_or_valid_and_test"] == ["P0"]
+    relatives = "to fit to that are relatives of one of the test"
+    assert found["left_out"] == {"that the test has too": 1, relatives: 1}
+    assert found["proteins"] == {"train": 8, "valid": 0, "test": 5}
+    assert found["test_sets"] == {"CASP12": 1, "CASP13": 1, "CASP14": 1, "test": 2}
+
+
+def test_variants_of_a_position_are_drawn_together(gym: Path) -> None:
+    tasks = [task for task in find("proteingym", gym)[0] if task.group.startswith("fold")]
+    variants = [f"{x}KTAYIAKQRQISFVKSHFS{y}Q" for x, y in ("AR", "MW", "CR", "ML")]
+    for task in tasks:
+        assert task.reading.cluster is not None
+        assert task.reading.cluster(variants) == [0, 1, 0, 1]
+    assert len(tasks) == 3
 
 
 def test_mistakes_are_named(flip: Path, tiny_run: Path, tmp_path: Path) -> None:
