@@ -296,6 +296,8 @@ def inspect(
         str | None, option("The chain (mmCIF: auth_asym_id); default: the first protein chain.")
     ] = None,
     predictions: Annotated[bool, option("Predict every residue: one pass for each.")] = True,
+    features: Annotated[Path | None, option("Features of protlm features train, to show.")] = None,
+    description: Annotated[Path | None, option("Names, of protlm features describe.")] = None,
     device: Device = "auto",
 ) -> None:
     """Write one page that shows a model, or two, on a protein."""
@@ -308,6 +310,8 @@ def inspect(
         fits=tuple(fit or ()),
         chain=chain,
         predictions=predictions,
+        features=features,
+        description=description,
         device=device,
     )
     run(protein, model or [model_or_default(None)], output, options)
