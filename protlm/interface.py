@@ -303,7 +303,7 @@ class Model(PretrainedModel):
 
 
 def _pooling(name: str) -> Pooling:
-    allowed = [kind for kind in Pooling if kind is not Pooling.ranges]
+    allowed = [kind for kind in Pooling if kind not in (Pooling.ranges, Pooling.features)]
     refuse_unknown("pooling", name, allowed)
     return Pooling(name)
 

@@ -32,6 +32,7 @@ EXCEPTIONS = {
     "protlm/cli/use.py generate": "2026-11-21: a command's arguments are the flags people type",
     "protlm/cli/use.py score": "2026-11-22: a command's arguments are the flags people type",
     "protlm/cli/features.py train_features": "2026-11-27: a command's arguments are the flags",
+    "protlm/cli/features.py describe_features": "2026-11-27: a command's arguments are the flags",
     "protlm/cli/labels.py probe": "2026-11-22: a command's arguments are the flags people type",
     "protlm/cli/labels.py finetune": "2026-11-22: a command's arguments are the flags people type",
     "protlm/cli/labels.py benchmark": "2026-11-27: a command's arguments are the flags people type",

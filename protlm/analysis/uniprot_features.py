@@ -32,7 +32,17 @@ _KINDS = {
     "zinc_finger": ("ZN_FING", "zinc finger region"),
     "disulfide_bond": ("DISULFID", "disulfide bond"),
 }
-_NAME_OF = {kind: name for name, kinds in _KINDS.items() for kind in kinds}
+# Those that are no sites, and are read if they are asked for.
+_REGIONS = {
+    "domain": ("DOMAIN", "domain"),
+    "region": ("REGION", "region of interest"),
+    "motif": ("MOTIF", "short sequence motif"),
+    "coiled_coil": ("COILED", "coiled-coil region"),
+    "biased_composition": ("COMPBIAS", "compositionally biased region"),
+    "repeat": ("REPEAT", "repeat"),
+    **{name.lower(): (name, name.lower()) for name in ("HELIX", "STRAND", "TURN")},
+}
+_NAME_OF = {kind: name for name, kinds in (_KINDS | _REGIONS).items() for kind in kinds}
 BOND = "disulfide_bond"
 SITES = tuple(name for name in _KINDS if name != BOND)
 # Proteins that are drawn for one that is taken, at most; the others are relatives.
@@ -76,14 +86,17 @@ class Annotated(NamedTuple):
     rejected: dict[str, int]
 
 
-def read_annotated(path: Path, *, max_proteins: int, max_residues: int, seed: int) -> Annotated:
+def read_annotated(
+    path: Path, *, max_proteins: int, max_residues: int, seed: int, detailed: bool = False
+) -> Annotated:
     """Draws proteins that have one of the features at certain positions, without relatives.
 
     The proteins of the file, Swiss-Prot or UniProt XML, are ordered by a hash of the seed and their
     accessions, whatever their order in the file, and those `unrelated` to an earlier one are taken;
     after ten times `max_proteins` there are no more. Features of unknown or uncertain positions or
     of another isoform, and disulfide bonds to other chains, are left out. Warns of rejected
-    records.
+    records. With `detailed`, domains, regions and secondary structure are features too, and each
+    feature has also the name "binding_site: ATP", with the first words of its note.
     """
     left_out, tally = Counter[str](), Tally()
     places = count()
@@ -92,7 +105,7 @@ def read_annotated(path: Path, *, max_proteins: int, max_residues: int, seed: in
         next(places)
         return blake2b(f"{seed} {protein.accession}".encode(), digest_size=16).digest()
 
-    proteins = _proteins(path, max_residues, left_out, tally)
+    proteins = _proteins(path, max_residues, left_out, tally, detailed)
     # Holds no more proteins than it returns.
     drawn = nsmallest(_DRAWN * max_proteins, proteins, key=order)
     tally.warn_of_rejected(path)
@@ -108,7 +121,7 @@ def read_annotated(path: Path, *, max_proteins: int, max_residues: int, seed: in
 
 
 def _proteins(
-    path: Path, max_residues: int, left_out: Counter[str], tally: Tally
+    path: Path, max_residues: int, left_out: Counter[str], tally: Tally, detailed: bool
 ) -> Iterator[AnnotatedProtein]:
     with (
         SequenceFile(path, ReadOptions(features=True)) as file,
@@ -122,19 +135,19 @@ def _proteins(
         for block in file.blocks():
             for record in block.records(tally):
                 if len(record.sequence) <= max_residues:
-                    found = _usable(record.features or (), len(record.sequence), left_out)
+                    found = _usable(record.features or (), len(record.sequence), left_out, detailed)
                     if found:
                         yield AnnotatedProtein(record.identifier, record.sequence, found)
             progress.update(tally.records)
 
 
 def _usable(
-    features: tuple[Feature, ...], length: int, left_out: Counter[str]
+    features: tuple[Feature, ...], length: int, left_out: Counter[str], detailed: bool
 ) -> dict[str, list[tuple[int, int]]]:
     found: dict[str, list[tuple[int, int]]] = {}
-    for kind, first, last, on_isoform in features:
+    for kind, first, last, on_isoform, note in features:
         name = _NAME_OF.get(kind)
-        if name is None:
+        if name is None or (name in _REGIONS and not detailed):
             continue
         if on_isoform:
             left_out["on another isoform"] += 1
@@ -146,4 +159,6 @@ def _usable(
             left_out["disulfide bond to another chain"] += 1
         else:
             found.setdefault(name, []).append((first, last))
+            if note and detailed:
+                found.setdefault(f"{name}: {note.split(', ')[0]}", []).append((first, last))
     return found

@@ -34,3 +34,27 @@ def train_features(
     typed = {"latents": latents, "k": k, "residues": residues, "seed": seed, "sparsity": kind}
     typed["random_weights"] = random_weights
     run(model_or_default(model), data, output, typed, layer=layer, device=device)
+
+
+@features_app.command("describe")
+def describe_features(
+    features: Annotated[Path, typer.Argument(help="A folder of protlm features train.")],
+    annotations: Annotated[
+        Path, option("UniProt .dat or .xml, labels of residues, or a folder of structures.")
+    ],
+    output: Annotated[Path, option("The new folder of tables.", "--output", "-o")],
+    model: Model = None,
+    proteins: Annotated[Path | None, option("Sequences, for labels without sequences.")] = None,
+    random: Annotated[Path | None, option("Features of --random-weights: a control.")] = None,
+    max_proteins: Annotated[int, option("Proteins drawn, without relatives.")] = 1000,
+    max_residues: Annotated[int, option("Longer proteins are left out.")] = 1024,
+    permutations: Annotated[int, option("Exchanges of annotations, for chance.")] = 20,
+    seed: Annotated[int, option("Of the draw, the exchanges and the masks.")] = 0,
+    device: Device = "auto",
+) -> None:
+    """Name features by annotations, beside controls and chance."""
+    from protlm.commands.features import DescribeOptions
+    from protlm.commands.features import describe_features as run
+
+    options = DescribeOptions(random, max_proteins, max_residues, permutations, seed, device)
+    run(features, model_or_default(model), (annotations, proteins), output, options)

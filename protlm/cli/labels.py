@@ -71,6 +71,7 @@ def probe(
     fold: Annotated[str | None, option("Column of folds: each is the test once.")] = None,
     head: Head = "linear",
     layers: Layers = None,
+    features: Annotated[Path | None, option("Sparse features, to compare with states.")] = None,
     min_count: MinCount = 1,
     separator: Separator = ";",
     cluster_table: ClusterTable = None,
@@ -94,7 +95,7 @@ def probe(
     if dry_run:
         describe_labels(path, model, reading, device=device)
     else:
-        probe_labels(path, model, output, options, reading, device=device)
+        probe_labels(path, model, output, options, reading, features=features, device=device)
 
 
 def finetune(

@@ -33,7 +33,7 @@ def embed(
     output: Annotated[Path, option("The file to write, or the folder of --format pt.", *OUTPUT)],
     model: Model = None,
     include: Annotated[
-        list[str] | None, option("mean (default), max, std, cls (or bos), per_tok, ranges.")
+        list[str] | None, option("mean (default), max, std, cls, bos, per_tok, ranges, features.")
     ] = None,
     repr_layers: Annotated[
         list[str] | None, option("0: embedding; n: output of block n; -1: last (default); or all.")
@@ -51,6 +51,7 @@ def embed(
     ranges: Annotated[
         Path | None, option("TSV with the columns accession, first, last; for --include ranges.")
     ] = None,
+    features: Annotated[Path | None, option("Of features train; for --include features.")] = None,
     windows: Annotated[
         bool, option("Embed proteins that are too long in overlapping windows.", "--windows")
     ] = False,
@@ -86,6 +87,7 @@ def embed(
         device=device,
         duplicates=choice("--duplicates", duplicates, Duplicates),
         ranges=ranges,
+        features=features,
         windows=windows,
         format=choice("--format", format, Format),
         by_hash=allowed_value("--key", key, "identifier", "sequence-hash") != "identifier",
@@ -294,6 +296,8 @@ def inspect(
         str | None, option("The chain (mmCIF: auth_asym_id); default: the first protein chain.")
     ] = None,
     predictions: Annotated[bool, option("Predict every residue: one pass for each.")] = True,
+    features: Annotated[Path | None, option("Features of protlm features train, to show.")] = None,
+    description: Annotated[Path | None, option("Names, of protlm features describe.")] = None,
     device: Device = "auto",
 ) -> None:
     """Write one page that shows a model, or two, on a protein."""
@@ -306,6 +310,8 @@ def inspect(
         fits=tuple(fit or ()),
         chain=chain,
         predictions=predictions,
+        features=features,
+        description=description,
         device=device,
     )
     run(protein, model or [model_or_default(None)], output, options)

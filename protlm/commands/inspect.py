@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from protlm.analysis.contact_regression import SavedFit, read_fit
@@ -11,6 +11,7 @@ from protlm.data.records.proteins import one_protein
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import load_model
 from protlm.report.content import InspectedModel, page_content
+from protlm.report.features import read_inspected
 from protlm.report.page import assemble, check_size
 from protlm.report.protein import InspectedProtein
 from protlm.system.errors import UserError
@@ -22,13 +23,15 @@ _MOST_MODELS = 2
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """The settings of `protlm inspect`; each fit was fitted to one of the models."""
+    """The settings of `protlm inspect`: fits of one of the models, features of the first."""
 
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
     fits: tuple[Path, ...] = ()
     chain: str | None = None
     predictions: bool = True
+    features: Path | None = None
+    description: Path | None = None
     device: str = "auto"
 
 
@@ -43,8 +46,13 @@ def inspect(
         raise UserError(f"a page compares two models, and {len(model_paths)} are given with -m")
     protein = _read_protein(source, options.chain)
     fits = {path: read_fit(path) for path in options.fits}
+    if options.description is not None and options.features is None:
+        raise UserError("--description names the features of --features; type: --features SAE")
     models = [_load(path, fits, options) for path in model_paths]
     _check_fits(fits, models)
+    if options.features is not None:
+        sparse = read_inspected(options.features, options.description, models[0].model)
+        models[0] = replace(models[0], features=sparse)
     for one in models if options.predictions else ():
         if not one.model.predicts:
             print(f"{one.name} is an encoder: its page has no predictions", file=sys.stderr)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from protlm.analysis.features.autoencoder import read_features
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
@@ -41,8 +42,8 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.system.paths import check_output, complete_folder
 from protlm.system.terminal import JobProgress, printable
 
-# The model, random weights, and at most four baselines.
-_PREDICTORS = 6
+# The model, its features, random weights, and at most four baselines.
+_PREDICTORS = 7
 # Records whose outputs are in memory at a time.
 _WINDOW = 512
 
@@ -54,16 +55,18 @@ def probe_labels(
     options: ProbeOptions,
     reading: LabelOptions,
     *,
+    features: Path | None = None,
     device: str = "auto",
 ) -> Result:
     """Fits a probe and its baselines, prints the metrics, and writes the probe, a new folder.
 
-    Returns the result, or that of the first fold.
+    Returns the result, or that of the first fold; sparse `features` are compared with the states.
     """
     check_output(output)
     model = load_model(model_path, device=device)
     layers = dict.fromkeys(model.layer_number(layer, first=0) for layer in options.layers)
-    options = replace(options, layers=tuple(layers))
+    autoencoder = None if features is None else read_features(features).to(model.device)
+    options = replace(options, layers=tuple(layers), autoencoder=autoencoder)
     labeled = read_labeled(labels, Room(model), reading, seed=options.seed)
     with JobProgress("predictors", _PREDICTORS) as progress:
         done = count()

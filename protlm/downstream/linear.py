@@ -12,10 +12,12 @@ PENALTIES = {
     **dict.fromkeys(Task, (0.001, 0.01, 0.1, 1.0)),
     **dict.fromkeys([Task.number, Task.residue_numbers], (1.0, 10.0, 100.0, 1_000.0, 10_000.0)),
 }
-# Of sparse features, which are not scaled.
+# Of sparse features, of which only those of residues are scaled.
 SPARSE_PENALTIES = {
     **dict.fromkeys(Task, (0.1, 1.0, 10.0, 100.0)),
-    **dict.fromkeys([Task.number, Task.residue_numbers], (0.01, 0.1, 1.0, 10.0)),
+    Task.number: (0.01, 0.1, 1.0, 10.0),
+    Task.residue_classes: (1e-5, 1e-4, 0.001, 0.01),
+    Task.residue_numbers: (100.0, 1_000.0, 1e4, 1e5),
 }
 _MAX_ITERATIONS = 300
 _TOLERANCE = 1e-3

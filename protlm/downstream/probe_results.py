@@ -24,13 +24,14 @@ from protlm.downstream.convolution import convolutions, convolved
 from protlm.downstream.examples import Labeled
 from protlm.downstream.linear import LinearModel, probabilities
 from protlm.downstream.metrics import LABEL_METRICS
-from protlm.downstream.probing import MODEL, Predictor, ProbeOptions
+from protlm.downstream.probing import MODEL, SPARSE, Predictor, ProbeOptions
 from protlm.downstream.tasks import Task, missing_in_test
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import from_json, write_json
 from protlm.system.terminal import print_table
 
+_COMPARED = ("over_best_baseline", "over_sparse_features")
 RESULTS, PREDICTIONS = "results.json", "predictions.tsv"
 
 
@@ -47,14 +48,18 @@ class Result:
 def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]:
     """Returns all metrics, choices and intervals, undefined ones as None.
 
-    The model's first metric is compared with the highest of another predictor.
+    The model's first metric is compared with the highest of a baseline, and its sparse features'.
     """
     metric, scores = LABEL_METRICS[task][0], {name: one.scores for name, one in predictors.items()}
-    baselines = [name for name in scores if name != MODEL]
+    baselines = [name for name in scores if name not in (MODEL, SPARSE)]
     best = max(baselines, key=lambda name: np.nan_to_num(scores[name].values[metric], nan=-1))
-    over = scores[MODEL].less(scores[best], metric)
+    over = {
+        key: {"baseline": one, "metric": metric, **scores[MODEL].less(scores[one], metric)}
+        for key, one in zip(_COMPARED, (best, SPARSE), strict=True)
+        if one in scores
+    }
     return {
-        "over_best_baseline": {"baseline": best, "metric": metric, **over},
+        **over,
         "predictors": {
             name: {
                 "metrics": one.scores.to_plain(),
@@ -94,12 +99,13 @@ def metric_rows(scores: Mapping[str, Any], heading: str = "labels by") -> list[l
 
 
 def comparison(scores: Mapping[str, Any]) -> str:
-    """Returns a sentence on the model and the best baseline, of the value of `scores_of`."""
-    over = scores["over_best_baseline"]
-    value, low, high = (_digits(over[key], "+") for key in ("value", "low", "high"))
-    return (
-        f"{over['metric']} of the model less that of {over['baseline']}: {value} ({low} to {high})"
-    )
+    """Returns what the model is compared with, in words, of the value of `scores_of`."""
+    lines = []
+    for over in (scores[key] for key in _COMPARED if key in scores):
+        value, low, high = (_digits(over[key], "+") for key in ("value", "low", "high"))
+        than = f"{over['metric']} of the model less that of {over['baseline']}"
+        lines.append(f"{than}: {value} ({low} to {high})")
+    return "; ".join(lines)
 
 
 def _digits(value: float | None, sign: str = "") -> str:

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import vstack
 from torch import nn
 
 from protlm.analysis.bootstrap import MODEL, RANDOM, Metrics
+from protlm.analysis.features.autoencoder import SparseAutoencoder
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.convolution import convolved, fit_convolutions
@@ -26,7 +28,7 @@ from protlm.model.embedding import embeddings, forget
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 
-CONSTANT = "constant"
+CONSTANT, SPARSE = "constant", "sparse_features"
 LINEAR, CNN = "linear", "cnn"
 _HELD_OUT = 0.2
 # The penalty of the ridge regression by which the layer for classes of residues is chosen.
@@ -56,13 +58,15 @@ class Predictor:
 class ProbeOptions:
     """The settings of a probe; no layers means all, from 0, the embedding, to the last.
 
-    The head `cnn` is for labels of residues; for it, no layers means the last one.
+    The head `cnn` is for labels of residues; for it, no layers means the last one. The features of
+    an `autoencoder` are a predictor, too.
     """
 
     layers: tuple[int, ...] = ()
     tokens_per_batch: int = TOKENS_PER_BATCH
     seed: int = 0
     head: str = LINEAR
+    autoencoder: SparseAutoencoder | None = None
 
 
 def probe(
@@ -135,6 +139,10 @@ def _features(
     is_cnn, size, places = options.head == CNN, options.tokens_per_batch, targets.places
     every = range(model.num_layers + 1)
     layers = list(options.layers or (every[-1:] if is_cnn else every))
+    if (autoencoder := options.autoencoder) is not None:
+        autoencoder.settings.check(model)
+        if is_cnn:
+            raise UserError("--head cnn reads hidden states; leave --features out")
     if is_cnn:
         if places is None:
             raise UserError("--head cnn needs labels of residues; leave it out")
@@ -150,6 +158,9 @@ def _features(
         yield name, lambda _, states=states: divided(states), layers
         # Those of the next model are in other files.
         states.clear()
+    if autoencoder is not None:
+        found = _sparse_features(model, autoencoder, sequences, places, tokens_per_batch=size)
+        yield SPARSE, lambda _: [found], [autoencoder.settings.layer]
     if places is None:
         baselines = cache(lambda rows: protein_baselines(sequences, rows.fit))
         for name in ("composition", "three_mers", "length"):
@@ -159,6 +170,23 @@ def _features(
             features = residue_baseline(sequences, places, flank)
             yield name, lambda _, features=features: divided([features]), []
     yield CONSTANT, lambda _: [], []
+
+
+def _sparse_features(
+    model: PretrainedModel,
+    autoencoder: SparseAutoencoder,
+    sequences: Sequence[str],
+    places: Sequence[np.ndarray] | None,
+    *,
+    tokens_per_batch: int,
+) -> Any:
+    """Returns the features of residues, sparse [residues, n], or their means, [sequences, n]."""
+    every = places or [np.arange(len(one[: model.max_residues])) for one in sequences]
+    layers, size = [autoencoder.settings.layer], tokens_per_batch
+    (states,) = embeddings(model, sequences, layers=layers, tokens_per_batch=size, places=every)
+    parts = np.split(states, np.cumsum([*map(len, every)])[:-1])
+    found = (autoencoder.features_of(torch.from_numpy(one)) for one in parts)
+    return vstack([*found]) if places else np.stack([one.mean(axis=0) for one in found])
 
 
 def _probe(

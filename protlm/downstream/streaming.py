@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.sparse import issparse
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -27,14 +28,14 @@ def fit_residues(
     """Fits to some rows of features, [residues, D], which are standardized, with each penalty.
 
     It is λ of ridge regression, where classes are one-hot if the task is to predict numbers, or C
-    of classes: C · Σ cross-entropy + |w|² / 2 is minimized.
+    of classes: C · Σ cross-entropy + |w|² / 2 is minimized. Sparse features are densified by block.
     """
     size, one_hot = features.shape[1], np.eye(len(targets.classes))
     sums = np.zeros([1 + size + (len(one_hot) or 1)] * 2)
     for some in np.array_split(rows, len(rows) // _BLOCK + 1):
         y = targets.values[some]
         y = one_hot[y] if targets.classes else y[:, None]
-        both = np.hstack([np.ones((len(some), 1)), features[some], y])
+        both = np.hstack([np.ones((len(some), 1)), _dense(features[some]), y])
         sums += both.T @ both
     mean = sums[0, 1:] / len(rows)
     covariance = sums[1:, 1:] / len(rows) - np.outer(mean, mean)
@@ -55,6 +56,10 @@ def fit_residues(
         raw = weights / scale[:, None]
         found.append(LinearModel(raw, logits - mean @ raw))
     return found
+
+
+def _dense(features: Any) -> np.ndarray:
+    return features.toarray() if issparse(features) else features
 
 
 def _logistic(
@@ -86,7 +91,8 @@ def _logistic(
         for some in np.array_split(rows, len(rows) // _BLOCK + 1):
             weights, logits = model()
             weights = weights / scale[:, None]
-            states, bias = torch.from_numpy(features[some]).float(), logits - mean @ weights
+            states = torch.from_numpy(_dense(features[some])).float()
+            bias = logits - mean @ weights
             outputs = states @ weights.float() + bias.float()
             one = F.cross_entropy(outputs, labels[some], reduction="sum").double() / len(rows)
             one.backward()

@@ -13,7 +13,7 @@ class Pooling(StrEnum):
     """What is kept of a protein: statistics over residues, `<cls>`, each residue, or ranges.
 
     `cls` is the first token before the residues; `bos` is its other name, that of esm-extract.
-    `std` divides by the number of residues.
+    `std` divides by the number of residues; `features` are states for a sparse autoencoder.
     """
 
     mean = "mean"
@@ -23,14 +23,15 @@ class Pooling(StrEnum):
     bos = "bos"
     per_tok = "per_tok"
     ranges = "ranges"
+    features = "features"
 
     def num_rows(self, num_residues: int, num_ranges: int) -> int:
-        rows = {Pooling.per_tok: num_residues, Pooling.ranges: num_ranges}
-        return rows.get(self, 1)
+        rows = num_ranges if self is Pooling.ranges else num_residues
+        return rows if self.is_matrix else 1
 
     @property
     def is_matrix(self) -> bool:
-        return self in (Pooling.per_tok, Pooling.ranges)
+        return self in (Pooling.per_tok, Pooling.ranges, Pooling.features)
 
 
 def residue_means(hidden_BLD: Tensor, lengths_B: Tensor, start: int) -> Tensor:

@@ -12,6 +12,7 @@ from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
 from protlm.attention.layers import attention_label, meaning
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
+from protlm.report.features import InspectedFeatures
 from protlm.report.heads import STATISTICS, Codes, inspected_heads
 from protlm.report.protein import InspectedProtein, predictions_to_plain
 from protlm.system.errors import UserError
@@ -25,7 +26,7 @@ MAX_RESIDUES = 2_048
 class InspectedModel:
     """A model to inspect, and which of its layers and heads, numbered from 1.
 
-    The name is for the reader; the regression is the one that was fitted to the model, if any.
+    The name is for the reader; regression and features are those of the model, if there are any.
     """
 
     name: str
@@ -33,6 +34,7 @@ class InspectedModel:
     layers: Sequence[int]
     heads: Sequence[int]
     regression: ContactRegression | None = None
+    features: InspectedFeatures | None = None
 
 
 def page_content(
@@ -83,6 +85,7 @@ def page_content(
                     else None
                 ),
                 "contacts": _contacts(one.regression, one.model, protein),
+                "features": one.features and one.features.to_plain(one.model, protein.sequence),
             }
             for one in models
         ],

@@ -18,6 +18,7 @@ SCRIPTS = (
     "grid.js",
     "structure.js",
     "sequence.js",
+    "features.js",
     "logo.js",
     "tables.js",
     "export.js",

@@ -10,8 +10,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 
 import protlm
+from protlm.analysis.features.autoencoder import SparseAutoencoder
 from protlm.commands.embed import embed
 from protlm.commands.embedding.formats import parquet
 from protlm.commands.embedding.job import Dtype, EmbedOptions, Format
@@ -20,6 +22,8 @@ from protlm.model.embedding import windows
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import sha256_of
+from tests.analysis.test_features import settings_of
 from tests.fixtures.runs import RUN, Train
 
 SEQUENCES = {"a/b": "MKTAYIAKQRQISFVKSHFSRQ", "P2": "MKV", "P3": "ACDEFGHIKLMNPQRSTVWY"}
@@ -240,12 +244,13 @@ def test_poolings_are_statistics_of_the_residues(truth: dict[str, np.ndarray]) -
     # Spreadsheets put a byte order mark before the header.
     rows = "accession\tfirst\tlast\nP3\t1\t4\nP3\t20\t20\na/b\t2\t22\n"
     table.write_text(rows, encoding="utf-8-sig")
-    path = written("x.h5", include=tuple(Pooling), layers=(0, -1), ranges=table)
+    kinds = tuple(kind for kind in Pooling if kind is not Pooling.features)
+    path = written("x.h5", include=kinds, layers=(0, -1), ranges=table)
     spans = {"P3": [(0, 4), (19, 20)], "a/b": [(1, 22)], "P2": []}
     with h5py.File(path) as file:
         for name, residues in truth.items():
             entry = file[name.replace("/", "%2F")]
-            assert set(entry) == set(Pooling)
+            assert set(entry) == set(kinds)
             assert all(set(layers) == {"0", "2"} for layers in entry.values())
             close(entry["mean/2"][:], residues.mean(0))
             close(entry["max/2"][:], residues.max(0))
@@ -281,6 +286,27 @@ def test_impossible_ranges_are_refused(rows: str, says: str) -> None:
     table.write_text("name\tfrom\tto\n")
     with pytest.raises(InputDataError, match="has no column accession"):
         written("x.h5", include=(Pooling.ranges,), ranges=table)
+
+
+@pytest.mark.parametrize("include", [(Pooling.features,), (Pooling.mean, Pooling.features)])
+def test_sparse_features_are_rows_of_scipy(include: tuple[Pooling, ...]) -> None:
+    model = protlm.load(RUN)
+    Path("sae").mkdir()
+    SparseAutoencoder(64, settings_of(model)).write(Path("sae"))
+    path = written("x.h5", include=include, features=Path("sae"))
+    known = dict(zip(SEQUENCES, model.features(SEQUENCES.values(), "sae"), strict=True))
+    with h5py.File(path) as file:
+        assert file.attrs["features_hash"] == sha256_of(Path("sae/features.safetensors"))
+        assert np.atleast_1d(file.attrs["layer"]).tolist() == [2, 1][-len(include) :]
+        for name, one in known.items():
+            entry = file[name.replace("/", "%2F")]
+            entry = entry if len(include) == 1 else entry["features/1"]
+            arrays = tuple(entry[part][:] for part in ("data", "indices", "indptr"))
+            close(csr_array(arrays, shape=entry["data"].attrs["shape"]).toarray(), one.toarray())
+    with pytest.raises(UserError, match="type: --include features --features SAE"):
+        written("y.h5", features=Path("sae"))
+    with pytest.raises(UserError, match="--include features is for --format hdf5"):
+        written("y.npz", include=include, features=Path("sae"), format=Format.npz)
 
 
 def test_the_compute_dtype_changes_the_products(truth: dict[str, np.ndarray]) -> None:

@@ -19,6 +19,7 @@ from protlm.report import page
 from protlm.system.errors import UserError
 from tests.fixtures.commands import Command, run_page
 from tests.fixtures.runs import Train
+from tests.report.test_inspected_features import described
 from tests.small_models import shortest_structures
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
@@ -87,6 +88,19 @@ def test_predicted_contacts_are_those_of_the_fit() -> None:
     fit.write_text(json.dumps(stored | {"model_hash": "0" * 64}))
     with pytest.raises(UserError, match="was fitted to another model"):
         write(STRUCTURE, fits=(fit,))
+
+
+def test_sparse_features_are_of_the_first_model(tmp_path: Path, protlm_in_process: Command) -> None:
+    described(tmp_path, protlm.load("run"), {3: "helix"})
+    words = "inspect x.fasta -m run -m run -o page.html --features sae --description names"
+    done = protlm_in_process(*words.split(), "--no-predictions", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, second = (model["features"] for model in content()["models"])
+    assert (first["layer"], first["listed"][0]["name"]["concept"]) == (1, "helix")
+    assert second is None
+    Path("page.html").unlink()
+    with pytest.raises(UserError, match="--description names the features of --features"):
+        write(description=Path("names"))
 
 
 def test_a_page_that_mail_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ TABLE = """
 2 finetune x.tsv -m run -o o --lora-targets query -> --lora-targets query needs --lora RANK
 2 features train -m run --layer 1 --data data -o o --k 64 --latents 32 -> --k 64 & --latents 32
 2 features train -m run --layer 9 --data data -o o -> layer 9 does not exist
+3 features describe data -m run --annotations x.tsv -o o -> protlm features train has written
 2 probe x.tsv -o o --seed -1 -> --seed & -1 & at least 0
 2 probe x.tsv -o o --toks-per-batch 0 -> --toks-per-batch & 0 & at least 1
 2 finetune x.tsv -o o --devices 0 -> --devices & 0 & at least 1

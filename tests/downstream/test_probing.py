@@ -1,5 +1,6 @@
 """Probes: linear models and metrics against slow ones, choices, and planted labels."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,13 +19,14 @@ from protlm.downstream.linear import (
     trainable,
 )
 from protlm.downstream.metrics import LABEL_METRICS, label_scores
-from protlm.downstream.probe_results import Probe, read_probe, scores_of, write_probe
+from protlm.downstream.probe_results import Probe, comparison, read_probe, scores_of, write_probe
 from protlm.downstream.probing import CNN, CONSTANT, MODEL, ProbeOptions, probe, residue_baseline
 from protlm.downstream.splits import Split
 from protlm.downstream.tasks import Targets, Task, state_labels, state_targets
 from protlm.model.embedding import embeddings
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
+from tests.analysis.test_features import perfect, settings_of
 
 LETTERS = np.array(list("ACDEFGHIKLMNPQRSTVWY"))
 
@@ -336,6 +338,26 @@ def test_residue_labels_are_found(numbers, model, monkeypatch: pytest.MonkeyPatc
     # The layer has the least squared error on the proteins held out.
     by_layer = found[MODEL].by_layer
     assert found[MODEL].layer == max(by_layer, key=lambda x: by_layer[x])
+
+
+@pytest.mark.slow
+def test_sparse_features_are_probed_beside_the_states(numbers, model) -> None:
+    """Features that are each component, above and below 0, have what the states have."""
+    autoencoder = perfect(64, settings_of(model, 1, latents=128, k=128))
+    options = ProbeOptions(layers=(1,), autoencoder=autoencoder)
+    sequences, targets, split = planted_residues(numbers)
+    found = probe(model, sequences, targets, split, options)
+    assert found["sparse_features"].layer == 1
+    assert found["sparse_features"].scores.values["accuracy"] > 0.99
+    over = scores_of(found, targets.task)
+    assert over["over_best_baseline"]["baseline"] != "sparse_features"
+    assert re.findall("less that of ([a-z_]+)", comparison(over))[1:] == ["sparse_features"]
+    (states,) = embeddings(model, sequences, layers=[1])
+    means = Targets(Task.number, [], states[:, 0].astype(float), np.arange(30))
+    fitted = probe(model, sequences, means, split, options)["sparse_features"]
+    assert len(fitted.fitted.weights) == 128 and fitted.scores.values["R2"] > 0.5
+    with pytest.raises(UserError, match="--head cnn reads hidden states; leave --features out"):
+        probe(model, sequences, targets, split, replace(options, head=CNN))
 
 
 @pytest.mark.slow

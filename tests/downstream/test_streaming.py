@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from scipy.sparse import csr_array
 
 from protlm.downstream import convolution, streaming
 from protlm.downstream.convolution import convolutions, convolved, fit_convolutions
@@ -75,6 +76,16 @@ def test_features_of_files_and_letters(dtype: type) -> None:
     y = numbers.integers(3, size=200)
     one, other = (fit_residues(z, targets_of(y, 3), np.arange(200), [0.1])[0] for z in (x, x * 1.0))
     assert one.outputs(x) == pytest.approx(other.outputs(x), abs=1e-3)
+
+
+@pytest.mark.parametrize("classes", [0, 3])
+def test_sparse_rows_have_the_weights_of_dense_ones(classes: int) -> None:
+    numbers = np.random.default_rng(3)
+    x = numbers.random((200, 6)) * (numbers.random((200, 6)) < 0.2) * [1, 1, 1, 1, 1, 0]
+    y, rows = numbers.integers(classes or 9, size=200), np.arange(150)
+    targets = targets_of(y if classes else y * 1.0, classes)
+    one, other = (fit_residues(z, targets, rows, [1.0])[0] for z in (x, csr_array(x)))
+    assert one.outputs(x) == pytest.approx(other.outputs(csr_array(x)), abs=1e-5)
 
 
 def test_convolutions_are_their_formula() -> None:

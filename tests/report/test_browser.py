@@ -12,6 +12,7 @@ from protlm.commands.inspect import InspectOptions, inspect
 from protlm.report.page import SCRIPTS
 from tests.fixtures.browser import Browser
 from tests.fixtures.runs import Train
+from tests.report.test_inspected_features import described
 from tests.small_models import shortest_structures
 
 HOSTILE = "</script><script>window.broken=1</script><img/src=x/onerror=window.broken=2>\"'`&lt;"
@@ -315,3 +316,34 @@ def test_controls_have_names(page: Browser) -> None:
     controls = [x for x in nodes if not x.get("ignored") and x["role"]["value"] in kinds]
     assert len(controls) > 15
     assert [one for one in controls if not one.get("name", {}).get("value")] == []
+
+
+@pytest.mark.slow
+def test_a_sparse_feature_is_opened(tiny_run: Path, browser: Browser, tmp_path: Path) -> None:
+    """Its name is text, and it colors the sequence and marks the structure until it is closed."""
+    described(tmp_path, protlm.load(tiny_run), {3: HOSTILE})
+    options = InspectOptions(features=tmp_path / "sae", description=tmp_path / "names")
+    (structure,) = shortest_structures("test", 1)
+    inspect(structure, [tiny_run], tmp_path / "page.html", options)
+    browser.open(tmp_path / "page.html", width=390)
+    buttons = "[...document.querySelectorAll('#features button')]"
+    browser.evaluate(f"{buttons}[0].focus()")
+    browser.press("ArrowDown")
+    assert browser.evaluate(f"{buttons}.indexOf(document.activeElement)") == 1
+    browser.evaluate(f"{buttons}[0].click()")
+    browser.drawn()
+    reading = browser.evaluate("document.getElementById('feature-reading').textContent")
+    assert f"Feature 3: {HOSTILE}, F1 0.50 (95 % interval 0.40 to 0.60; by chance 0.10)" in reading
+    assert browser.evaluate("document.querySelectorAll('#feature-proteins li').length") == 2
+    values = browser.evaluate("Array.from(Features.activity(App.state.feature))")
+    letters = "[...document.querySelectorAll('.sequence-letters > span')]"
+    bright = f"{letters}.map((x) => x.style.backgroundColor === 'rgb(253, 231, 37)')"
+    assert browser.evaluate(bright).index(True) == int(np.argmax(values))
+    label = "document.getElementById('structure').ariaLabel"
+    assert f"with {np.count_nonzero(values)} active residues" in browser.evaluate(label)
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    browser.evaluate(f"{buttons}[0].click()")
+    browser.drawn()
+    assert "pairs" in browser.evaluate(label) and not browser.evaluate("window.broken")
+    assert browser.evaluate(f"{buttons}[0].getAttribute('aria-pressed')") == "false"
+    assert (browser.requests(), browser.faults()) == ([], [])

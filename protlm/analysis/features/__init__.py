@@ -1,1 +1,1 @@
-"""Sparse features of hidden states: how they are learned, what they cost, and what they are of."""
+"""Sparse features of hidden states: how they are learned, named, and what they cost."""

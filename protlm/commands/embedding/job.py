@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from protlm import __version__
+from protlm.analysis.features.autoencoder import FEATURES, read_features
 from protlm.commands.embedding.plan import Block, Plan, first_equal
 from protlm.config.data import EMBED_TOKENS
 from protlm.data.records import Record
@@ -70,6 +71,7 @@ class EmbedOptions:
     device: str = "auto"
     duplicates: Duplicates = Duplicates.error
     ranges: Path | None = None
+    features: Path | None = None
     windows: bool = False
     format: Format = Format.hdf5
     by_hash: bool = False
@@ -86,11 +88,11 @@ class EmbedOptions:
 
     def check(self) -> None:
         """Refuses settings that exclude each other, and what the format cannot hold."""
-        if (self.ranges is not None) != (Pooling.ranges in self.include):
-            raise UserError(
-                "--include ranges needs a table, and a table needs it; type: "
-                "--include ranges --ranges TABLE.tsv"
-            )
+        ranges = (Pooling.ranges, self.ranges, "TABLE.tsv")
+        for kind, given, path in (ranges, (Pooling.features, self.features, "SAE")):
+            if (given is not None) != (kind in self.include):
+                needed = f"--include {kind} --{kind} {path}"
+                raise UserError(f"a file of {kind} and its kind need each other; type: {needed}")
         ways = {"--shard": self.share, "--merge": self.merge, "--dry-run": self.dry_run}
         given = [flag for flag, value in ways.items() if value]
         if len(given) + (self.processes > 1) > 1:
@@ -106,6 +108,8 @@ class EmbedOptions:
             raise UserError("--key sequence-hash joins equal sequences; leave --ranges out")
         if self.format is Format.csv and not self.is_single:
             raise UserError(f"{form} has one vector for a protein: one --include, one layer")
+        if self.features is not None and self.format is not Format.hdf5:
+            raise UserError(f"--include features is for --format hdf5; {form} has no sparse rows")
         if matrices and self.format in (Format.parquet, Format.anndata, Format.csv):
             raise UserError(
                 f"{form} has one vector for a protein, and --include {matrices[0]} makes several; "
@@ -131,9 +135,16 @@ class Job:
             include=tuple(dict.fromkeys(options.include)),
             layers=tuple(dict.fromkeys(layers)),
         )
+        self.autoencoder, self.features_hash, self._own_layers = None, None, {}
+        if options.features is not None:
+            self.autoencoder = read_features(options.features).to(model.device)
+            self.autoencoder.settings.check(model)
+            self._own_layers = {Pooling.features: [self.autoencoder.settings.layer]}
+            self.features_hash = sha256_of(options.features / FEATURES.weights)
         include, dtype = self.options.include, options.compute_dtype.torch
         # Before the file is read, because it refuses what the model does not have.
-        self.embedder = Embedder(model, include, self.options.layers, dtype)
+        self.layers = tuple(dict.fromkeys(layer for _, layer in self.keys))
+        self.embedder = Embedder(model, include, self.layers, dtype)
         self.ranges = {} if options.ranges is None else _read_ranges(options.ranges)
         self._digests, self._names = bytearray(), list[str]()
         self.width = model.description.model.model_dim
@@ -150,7 +161,8 @@ class Job:
     @property
     def keys(self) -> list[Key]:
         """The arrays of a protein: kind and layer, in the order in which they are stored."""
-        return [(kind, layer) for kind in self.options.include for layer in self.options.layers]
+        options, own = self.options, self._own_layers
+        return [(kind, at) for kind in options.include for at in own.get(kind, options.layers)]
 
     def records(self) -> Iterator[tuple[int, Record]]:
         """Yields the records with their numbers, from 0."""
@@ -175,7 +187,7 @@ class Job:
         lengths = np.array(self.proteins.lengths, np.int64)
         if kind is Pooling.ranges:
             return np.array([len(self.ranges.get(name, ())) for name in self._names], np.int64)
-        return lengths if kind is Pooling.per_tok else np.ones_like(lengths)
+        return lengths if kind.is_matrix else np.ones_like(lengths)
 
     def ranges_of(self, record: Record) -> Ranges:
         """Returns the ranges of a protein in the table."""
@@ -200,6 +212,7 @@ class Job:
             "--duplicates": options.duplicates.value,
             "--windows": options.windows,
             "--ranges": None if ranges is None else sha256_of(ranges),
+            "--features": self.features_hash,
             "--device": self.model.device.type,
         }
 
@@ -211,21 +224,21 @@ class Job:
         return {
             "model_name": self.name,
             "model_hash": self.model_hash,
-            "layer": _unwrap_single(options.layers),
+            "layer": _unwrap_single(self.layers),
             "pooling": _unwrap_single([kind.value for kind in options.include]),
             "dtype": options.dtype.value,
             "compute_dtype": options.compute_dtype.value,
             "vocabulary_hash": self.model.vocabulary.hash,
             "protlm_version": __version__,
             **window,
+            **({"features_hash": self.features_hash} if self.features_hash else {}),
         }
 
     def _plan(self) -> Plan:
         digests = np.frombuffer(bytes(self._digests), np.uint8).reshape(-1, _DIGEST_BYTES)
         lengths = np.array(self.proteins.lengths, np.int64)
-        rows = np.sum([self.rows_of_all(kind) for kind in self.options.include], axis=0)
-        item = self.options.dtype.stored.itemsize
-        num_bytes = rows * (len(self.options.layers) * self.width * item)
+        rows = np.sum([self.rows_of_all(kind) for kind, _ in self.keys], axis=0)
+        num_bytes = rows * (self.width * self.options.dtype.stored.itemsize)
         tokens, around = self.options.tokens_per_batch, self.model.vocabulary.num_around
         return Plan(lengths, first_equal(digests), num_bytes, tokens, around=around)
 

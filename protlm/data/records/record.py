@@ -21,13 +21,14 @@ class Feature(NamedTuple):
     `kind` is that of the source: `BINDING` in flat files, `binding site` in XML. `first` and `last`
     are positions counted from 0, both included; None where the source has no certain position in
     this sequence: it is unknown, uncertain, beyond the end of a fragment, or `on_isoform`, in the
-    sequence of another isoform.
+    sequence of another isoform. `note` is the ligand of a binding site, or a description, or "".
     """
 
     kind: str
     first: int | None
     last: int | None
     on_isoform: bool = False
+    note: str = ""
 
 
 class Record(NamedTuple):

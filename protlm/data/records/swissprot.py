@@ -19,7 +19,8 @@ _FRAGMENT = re.compile(rb"\nDE   .*(?:Flags:.*\bFragments?;|\(Fragments?\))")
 _LENGTH = re.compile(rb"\nSQ   SEQUENCE +(\d{1,18}) AA;.*")
 # The first line of residues, or the end of an entry without residues.
 _BODY_END = re.compile(rb"\n(?:  |//)")
-_FEATURE = re.compile(rb"\nFT   (\S+) +(\S+)(.*)")
+_FEATURE = re.compile(rb"\nFT   (\S+) +(\S+)(.*)((?:\nFT {6}.*)*)")
+_NOTE = re.compile(rb'/(?:ligand|note)="([^"]*)"')
 _POSITION = re.compile(rb"[1-9]\d{0,8}")
 _DATABASES = {b"Reviewed": "sp", b"STANDARD": "sp"}
 
@@ -113,7 +114,7 @@ def _features(entry: bytes) -> tuple[Feature, ...]:
     Locations of another isoform begin with its name: `VARIANT P12345-2:47`.
     """
     found = []
-    for kind, location, rest in _FEATURE.findall(entry):
+    for kind, location, rest, lines in _FEATURE.findall(entry):
         first, is_range, last = location.partition(b"..")
         if not is_range:
             last = next(iter(rest.split()), first)
@@ -121,7 +122,9 @@ def _features(entry: bytes) -> tuple[Feature, ...]:
         if b":" in location:
             found.append(Feature(name, None, None, on_isoform=True))
         else:
-            found.append(Feature(name, _position(first), _position(last)))
+            words = _NOTE.search(re.sub(rb"\nFT +", b" ", lines))
+            note = words[1].decode("utf-8", "backslashreplace") if words else ""
+            found.append(Feature(name, _position(first), _position(last), note=note))
     return tuple(found)
 
 

@@ -207,7 +207,9 @@ def _features(entry: Any) -> tuple[Feature, ...]:
         if location is not None and not on_isoform:
             first = _position(location, "begin")
             last = _position(location, "end")
-        found.append(Feature(feature.get("type", ""), first, last, on_isoform))
+        ligand = _child(feature, "ligand")
+        note = feature.get("description", "") if ligand is None else _text(ligand, "name")
+        found.append(Feature(feature.get("type", ""), first, last, on_isoform, note))
     return tuple(found)
 
 

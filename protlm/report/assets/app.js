@@ -11,6 +11,7 @@ const App = (() => {
     model: models[0],
     head: null,
     compared: null,
+    feature: null,
     cursor: { row: 0, column: 0 },
     start: { row: 0, column: 0 },
     size: Data.length,
@@ -94,7 +95,7 @@ const App = (() => {
     Heatmap.draw(get("map"), view);
     get("reading").textContent = reading();
     Sequence.mark(state.cursor);
-    Structure.show(view.pairs, state.cursor);
+    Structure.show(view.pairs, state.cursor, state.feature && Features.activity(state.feature));
     if (state.model.predictions) {
       Logo.mark(state.cursor.column);
       get("logo-reading").textContent = Logo.reading(state.model.predictions, state.cursor.column);
@@ -135,6 +136,7 @@ const App = (() => {
       fillGrid();
       fillPrecision();
       fillLogo();
+      fillFeatures();
     }
     refresh();
   }
@@ -211,12 +213,45 @@ const App = (() => {
     get("compare").append(option("", "no other head"), ...heads);
     const colors = [option("received", "mean weight that a residue receives (last head opened)")];
     if (models.some((model) => model.predictions)) colors.push(option("entropy", "entropy of the prediction"));
+    if (models.some((model) => model.features)) colors.push(option("feature", "activity of the open sparse feature"));
     get("sequence-color").append(...colors);
     get("contacts-label").hidden = protein.structure === null;
     get("structure-section").hidden = protein.structure === null;
   }
 
+  function fillFeatures() {
+    const { features } = state.model;
+    get("features-section").hidden = !features;
+    state.feature = null;
+    if (!features) return;
+    const number = (n) => n.toLocaleString("en");
+    const named = features.is_described
+      ? "those with a name, other than a single amino acid, and the strongest others" : "the strongest";
+    get("features-note").textContent =
+      `${number(features.active)} of the ${number(features.latents)} features of layer ${features.layer} are active ` +
+      `here. These ${features.listed.length} are ${named}: where each is active, and its highest activity. Select one to open it, and again to ` +
+      "close it: it colors the sequence and marks the structure, in place of the pairs. Up and down arrows move " +
+      "between features.";
+    Features.fill(features, openFeature);
+    Features.mark(features, null);
+  }
+
+  function openFeature(feature) {
+    state.feature = feature === state.feature ? null : feature;
+    get("sequence-color").value = state.feature ? "feature" : "received";
+    Features.mark(state.model.features, state.feature);
+    colorSequence();
+    later();
+  }
+
   function colorSequence() {
+    if (get("sequence-color").value === "feature") {
+      const open = state.feature;
+      Sequence.color(open ? Features.activity(open) : new Float32Array(Data.length), open ? open.activity.scale : 1);
+      get("sequence-legend").textContent =
+        open ? `feature ${open.number}; dark: 0; bright: ${Data.number(open.activity.scale)}` : "no feature is open";
+      return;
+    }
     const byEntropy = get("sequence-color").value === "entropy" && state.model.predictions;
     const legend = get("sequence-legend");
     if (byEntropy) {
@@ -258,5 +293,5 @@ const App = (() => {
   }
 
   return { state, get, refresh, later, point, zoom, open, mostContactLike, setCompared, fillGrid, fillChoices, fillPrecision,
-    fillLogo, drawLogo, colorSequence, models, protein, getView: () => view };
+    fillLogo, fillFeatures, drawLogo, colorSequence, models, protein, getView: () => view };
 })();

@@ -97,6 +97,7 @@
   App.fillChoices();
   App.fillPrecision();
   App.fillLogo();
+  App.fillFeatures();
   Sequence.fill((position) => App.point(state.cursor.row, position));
   App.fillGrid();
   const first = App.mostContactLike(models[0]);

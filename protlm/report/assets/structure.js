@@ -8,7 +8,7 @@ const Structure = (() => {
   let turn = [1, 0, 0, 0, 1, 0, 0, 0, 1];
   let points = [];
   let radius = 1;
-  let view = { pairs: [], cursor: null };
+  let view = { pairs: [], cursor: null, activity: null };
   let spinning = false;
 
   function center() {
@@ -68,12 +68,29 @@ const Structure = (() => {
     for (const { i, z } of segments) {
       line(context, placed[i], placed[i + 1], chainColor(i, z), 3.5 + 2 * z, []);
     }
-    for (const [i, j] of view.pairs) {
+    if (view.activity) drawActivity(context, placed);
+    for (const [i, j] of view.activity ? [] : view.pairs) {
       if (!placed[i] || !placed[j]) continue;
       const near = isContact(i, j);
       line(context, placed[i], placed[j], Palettes.themed(near ? "accent" : "mark"), 1.6, near ? [] : [4, 4]);
     }
     if (view.cursor) drawCursor(context, placed);
+  }
+
+  /** Marks residues by discs, larger where a sparse feature is more active. */
+  function drawActivity(context, placed) {
+    const top = Math.max(...view.activity);
+    context.fillStyle = Palettes.themed("mark");
+    context.strokeStyle = Palettes.themed("text");
+    context.lineWidth = 1;
+    context.setLineDash([]);
+    placed.forEach((point, position) => {
+      if (!point || !view.activity[position]) return;
+      context.beginPath();
+      context.arc(point.x, point.y, 3 + (6 * view.activity[position]) / top, 0, 2 * Math.PI);
+      context.fill();
+      context.stroke();
+    });
   }
 
   function drawCursor(context, placed) {
@@ -126,11 +143,12 @@ const Structure = (() => {
     });
   }
 
-  /** Shows pairs of residues and the cross on the trace. */
-  function show(pairs, cursor) {
-    view = { pairs, cursor };
+  /** Shows pairs of residues, or the activity of a feature, and the cross on the trace. */
+  function show(pairs, cursor, activity) {
+    view = { pairs, cursor, activity };
     if (!structure) return;
-    const name = `C-alpha trace of ${Data.length} residues with ${pairs.length} pairs, the cross at ` +
+    const marked = activity ? `${activity.filter(Boolean).length} active residues` : `${pairs.length} pairs`;
+    const name = `C-alpha trace of ${Data.length} residues with ${marked}, the cross at ` +
       `${Data.residue(cursor.row)} and ${Data.residue(cursor.column)}`;
     canvas.setAttribute("aria-label", name);
     redraw();

@@ -1,6 +1,7 @@
 """HDF5 with a data set for each protein at the root, as UniProt's per-protein.h5.
 
-With several kinds or layers, the entry of a protein is a group with the data sets KIND/LAYER.
+With several kinds or layers, the entry of a protein is a group with the data sets KIND/LAYER. That
+of sparse features is a group with `data`, `indices` and `indptr`, as in SciPy's `csr_array`.
 """
 
 import hashlib
@@ -9,9 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.hdf5_output import ProteinFile, hdf5_file
+from protlm.model.pooling import Pooling
 from protlm.system.terminal import watched
 
 SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
@@ -33,15 +37,23 @@ def write(results: Results, output: Path) -> None:
                     continue
                 renamed[record.identifier] = protein.original_id
             own = replace(protein, record=record)
-            _add(entries, own, is_single=job.options.is_single, windows=job.options.windows)
+            _add(entries, own, job)
     if num_equal:
         print(f"{num_equal:,} records have the entry of an equal sequence", file=sys.stderr)
 
 
-def _add(file: ProteinFile, protein: Embedded, *, is_single: bool, windows: bool) -> None:
+def _add(file: ProteinFile, protein: Embedded, job: Job) -> None:
+    windows, is_single = job.options.windows, job.options.is_single
     attributes: dict[str, object] = {"windows": protein.num_windows} if windows else {}
     if protein.ranges:
         attributes["ranges"] = np.array(protein.ranges)
     for (kind, layer), values in protein.vectors.items():
         path = "" if is_single else f"{kind.value}/{layer}"
-        file.add(protein.record, path, attributes, data=values)
+        if kind is not Pooling.features or job.autoencoder is None:
+            file.add(protein.record, path, attributes, data=values)
+            continue
+        found = job.autoencoder.features_of(torch.tensor(values))
+        own = {**attributes, "shape": found.shape}
+        for name in ("data", "indices", "indptr"):
+            place = f"{path}/{name}".lstrip("/")
+            file.add(protein.record, place, own, data=getattr(found, name))
