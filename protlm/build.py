@@ -13,6 +13,7 @@ from protlm.attention.layers import option_differences, stored_options
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import (
+    Batching,
     DataConfig,
     MixtureConfig,
     Mode,
@@ -24,7 +25,7 @@ from protlm.config import (
 from protlm.config.composition import to_plain
 from protlm.data.batching.mixture import Mixture, integer_weights
 from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankBatches
-from protlm.data.batching.strategies import LengthBuckets, Packing
+from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins
 from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
@@ -201,6 +202,9 @@ def batching_strategy(
     size = (tokens_per_step or config.tokens_per_batch, config.max_length)
     if config.mode is Mode.concatenated:
         return Packing(*size, curriculum=curriculum)
+    if config.batching is Batching.packed:
+        row = config.tokens_per_row
+        return WholeProteins(*size, curriculum=curriculum, crop=config.crop, row=row)
     return LengthBuckets(*size, curriculum=curriculum, crop=config.crop)
 
 
@@ -209,14 +213,15 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
     from protlm.training.datamodule import SequenceData
 
     trainer = config.trainer
+    rule = batching_strategy(config.data, tokens_per_step=trainer.tokens_per_step)
     # The size of a step does not depend on the size of a micro-batch, which has whole rows.
-    longest = config.data.max_length
+    longest = rule.longest_row
     rows = max((trainer.tokens_per_step or 1) // longest, 1)
     micro_batches = -(-rows // max(config.data.tokens_per_batch // longest, 1))
     return SequenceData(
         train,
         valid,
-        rule=batching_strategy(config.data, tokens_per_step=trainer.tokens_per_step),
+        rule=rule,
         config=config.data,
         masking=masking_rule(config),
         seed=config.seed,

@@ -45,6 +45,8 @@ _USED_WITH = {
     "objective.random_prob": ("objective.name", ("masked",)),
     "objective.teacher_weight": ("objective.stage", ("logits",)),
     "data.crop": ("data.mode", ("sequences",)),
+    "data.batching": ("data.mode", ("sequences",)),
+    "data.tokens_per_row": ("data.batching", ("packed",)),
     "model.relative_buckets": ("model.positions", ("relative",)),
     "model.relative_distance": ("model.positions", ("relative",)),
     "logger.wandb_project": ("logger.wandb", ("offline", "online")),
