@@ -6,8 +6,11 @@ Names in a config or a checkpoint can only refer to modules of `protlm.attention
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from protlm.attention.layers import option_differences, stored_options
 from protlm.checkpoints import description as descriptions
@@ -24,8 +27,8 @@ from protlm.config import (
 )
 from protlm.config.composition import to_plain
 from protlm.data.batching.mixture import Mixture, integer_weights
-from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankBatches
-from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins
+from protlm.data.batching.plan import SPECIALS, BatchingStrategy, Curriculum, RankBatches
+from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins, fitting_lengths
 from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
@@ -34,6 +37,9 @@ from protlm.loading import load_model, read_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import InputDataError, UserError
+
+# A compiled model has a graph for each padded length, which fit those of so many samples.
+_MOST_LENGTHS, _LENGTHS_FROM = 10, 1 << 17
 
 if TYPE_CHECKING:
     from protlm.training.datamodule import SequenceData
@@ -214,6 +220,12 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
 
     trainer = config.trainer
     rule = batching_strategy(config.data, tokens_per_step=trainer.tokens_per_step)
+    if trainer.compile and type(rule) is LengthBuckets:
+        order = train.order(seed=config.seed)
+        samples = order.draw(0, np.arange(min(len(order), _LENGTHS_FROM))).samples
+        num_tokens = np.append(train.lengths_of(samples) + SPECIALS, rule.max_length)
+        lengths = fitting_lengths(num_tokens.clip(max=rule.max_length), _MOST_LENGTHS)
+        rule = replace(rule, lengths=lengths)
     # The size of a step does not depend on the size of a micro-batch, which has whole rows.
     longest = rule.longest_row
     rows = max((trainer.tokens_per_step or 1) // longest, 1)

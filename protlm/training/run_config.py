@@ -255,5 +255,8 @@ def _decisive(config: Mapping[Any, Any]) -> dict[str, Any]:
     if config["trainer"].get("tokens_per_step") is not None:
         # Then it is only the part of a step that is computed at a time.
         free.add("data.tokens_per_batch")
+    if config["data"].get("batching") == "packed" or config["data"]["mode"] == "concatenated":
+        # There are no padded lengths to compile for.
+        free.add("trainer.compile")
     flat = _flat({**config, "attention": options})
     return {name: value for name, value in flat.items() if name not in free}

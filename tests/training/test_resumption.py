@@ -114,6 +114,8 @@ LATER = [
     ("", "data.curriculum=[[0,32]]", "data.curriculum"),
     ("", "data.max_length=64", "data.max_length"),
     ("", "data.batching=packed", "data.batching=padded, not packed"),
+    # Which rows are in a batch depends on the padded lengths.
+    ("", "trainer.compile=true", "trainer.compile=false, not true"),
     ("", "objective.mask_fraction_range=[0.1,0.5]", "objective.mask_fraction_range"),
     ("", "trainer.tokens_per_step=4096", "trainer.tokens_per_step"),
     ("", "seed=7 model.token_dropout=true model.dropout=0.1", CHANGED),
