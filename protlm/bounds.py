@@ -57,9 +57,9 @@ class Bounds(NamedTuple):
         return self._make(x.pin_memory() if isinstance(x, Tensor) else x for x in self)
 
     def with_gaps(self, inputs: Sequence[Tensor], gap: int) -> tuple[Tensor, list[Tensor]]:
-        """Returns (..., L, K) with so many zeros around each segment, and first the new places.
+        """Returns the places of positions, L, in (..., L, K) with zeros around each segment.
 
-        The size depends on L and S alone.
+        Also returns the latter, whose size depends on L and S alone.
         """
         place_L = torch.arange(len(self.segment_L), device=self.segment_L.device)
         place_L = place_L + gap * (self.segment_L + 1)

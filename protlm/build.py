@@ -38,7 +38,7 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import InputDataError, UserError
 
-# A compiled model has a graph for each padded length, which fit those of so many samples.
+# Padded lengths of a compiled model, a graph for each, and samples whose lengths they fit.
 _MOST_LENGTHS, _LENGTHS_FROM = 10, 1 << 17
 
 if TYPE_CHECKING:
