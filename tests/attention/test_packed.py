@@ -71,14 +71,19 @@ def test_a_packed_protein_is_as_it_is_alone(case, causal):
 
 @pytest.mark.slow
 def test_errors_in_bfloat16_are_within_the_bound_of_the_contract(case, causal):
-    inputs = joined().to(torch.bfloat16).differentiable()
-    clean = inputs.to(torch.float64).differentiable()
-    mechanism, exact = case.create(), case.create().double()
-    out, expected = run(mechanism, inputs, causal=causal), one_by_one(exact, clean, causal=causal)
-    assert out.dtype == torch.bfloat16
-    found, wanted = gradients(out, inputs, mechanism), gradients(expected, clean, exact)
-    for one, other in zip([out, *found], [expected, *wanted], strict=True):
-        assert relative_error(one, other) <= 1e-2
+    """Or those of the proteins alone, where the gradients of few parameters cancel."""
+    clean = joined().to(torch.bfloat16).to(torch.float64).differentiable()
+    exact, results = case.create().double(), []
+    expected = one_by_one(exact, clean, causal=causal)
+    wanted = [expected, *gradients(expected, clean, exact)]
+    for compute in (run, one_by_one):
+        mechanism, inputs = case.create(), clean.to(torch.bfloat16).differentiable()
+        out = compute(mechanism, inputs, causal=causal)
+        assert out.dtype == torch.bfloat16
+        found = [out, *gradients(out, inputs, mechanism)]
+        results.append([relative_error(x, y) for x, y in zip(found, wanted, strict=True)])
+    for packed, alone in zip(*results, strict=True):
+        assert packed <= max(1e-2, 1.1 * alone)
 
 
 @HAS_FAR_KEYS
