@@ -6,13 +6,17 @@ Names in a config or a checkpoint can only refer to modules of `protlm.attention
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from protlm.attention.layers import option_differences, stored_options
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
 from protlm.config import (
+    Batching,
     DataConfig,
     MixtureConfig,
     Mode,
@@ -23,8 +27,8 @@ from protlm.config import (
 )
 from protlm.config.composition import to_plain
 from protlm.data.batching.mixture import Mixture, integer_weights
-from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankBatches
-from protlm.data.batching.strategies import LengthBuckets, Packing
+from protlm.data.batching.plan import SPECIALS, BatchingStrategy, Curriculum, RankBatches
+from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins, fitting_lengths
 from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
@@ -33,6 +37,9 @@ from protlm.loading import load_model, read_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import InputDataError, UserError
+
+# Padded lengths of a compiled model, a graph for each, and samples whose lengths they fit.
+_MOST_LENGTHS, _LENGTHS_FROM = 10, 1 << 17
 
 if TYPE_CHECKING:
     from protlm.training.datamodule import SequenceData
@@ -201,6 +208,9 @@ def batching_strategy(
     size = (tokens_per_step or config.tokens_per_batch, config.max_length)
     if config.mode is Mode.concatenated:
         return Packing(*size, curriculum=curriculum)
+    if config.batching is Batching.packed:
+        row = config.tokens_per_row
+        return WholeProteins(*size, curriculum=curriculum, crop=config.crop, row=row)
     return LengthBuckets(*size, curriculum=curriculum, crop=config.crop)
 
 
@@ -209,14 +219,21 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
     from protlm.training.datamodule import SequenceData
 
     trainer = config.trainer
+    rule = batching_strategy(config.data, tokens_per_step=trainer.tokens_per_step)
+    if trainer.compile and type(rule) is LengthBuckets:
+        order = train.order(seed=config.seed)
+        samples = order.draw(0, np.arange(min(len(order), _LENGTHS_FROM))).samples
+        num_tokens = np.append(train.lengths_of(samples) + SPECIALS, rule.max_length)
+        lengths = fitting_lengths(num_tokens.clip(max=rule.max_length), _MOST_LENGTHS)
+        rule = replace(rule, lengths=lengths)
     # The size of a step does not depend on the size of a micro-batch, which has whole rows.
-    longest = config.data.max_length
+    longest = rule.longest_row
     rows = max((trainer.tokens_per_step or 1) // longest, 1)
     micro_batches = -(-rows // max(config.data.tokens_per_batch // longest, 1))
     return SequenceData(
         train,
         valid,
-        rule=batching_strategy(config.data, tokens_per_step=trainer.tokens_per_step),
+        rule=rule,
         config=config.data,
         masking=masking_rule(config),
         seed=config.seed,

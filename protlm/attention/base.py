@@ -1,7 +1,7 @@
 """The interface of an attention mechanism, which mixes value vectors across positions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -9,8 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from protlm.attention.ops.numerics import accum_dtype
+from protlm.bounds import Bounds, taken
 from protlm.config.fields import Range
 from protlm.system.errors import UserError
+
+# The decorator, whose types lose the arguments of a method.
+not_compiled: Any = torch.compiler.disable
 
 
 def even(low: int) -> Range:
@@ -105,6 +109,24 @@ class Attention(nn.Module, ABC):
         scaled.
         """
 
+    # Lengths and numbers of proteins differ between batches.
+    @not_compiled
+    def forward_packed(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
+        """Returns the mixed values of packed proteins, of which none sees another, BHLC.
+
+        The heads are queries, keys and values. All tensors have one sample, the joined rows. The
+        default calls `mix` for padded rows of proteins of similar length.
+        """
+        places, parts = [], []
+        for place_BM, mask_BM in bounds.padded_rows():
+            given = *heads, context.hidden_BLD[:, None]
+            q, k, v, hidden_B1MD = (taken(x, place_BM) for x in given)
+            out_BHMC = self.mix(q, k, v, Context(hidden_B1MD[:, 0], mask_BM, context.causal))
+            places.append(place_BM[mask_BM])
+            parts.append(out_BHMC.transpose(0, 1)[:, mask_BM])
+        out_HLC = torch.zeros_like(heads[2][0])
+        return out_HLC.index_copy(1, torch.cat(places), torch.cat(parts, dim=1))[None]
+
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         """Returns some rows of the map, BHML, in float32 (float64 for float64 queries).
 
@@ -137,10 +159,14 @@ class Attention(nn.Module, ABC):
         hidden_BLD: Tensor,
         mask_BL: Tensor,
         causal: bool,
+        bounds: Bounds | None = None,
     ) -> Tensor:
-        """Returns the mixed values by `mix`; the other arguments are those of a `Context`."""
-        self._refuse_longer(mask_BL.shape[1])
-        return self.mix(q_BHLK, k_BHLK, v_BHLC, Context(hidden_BLD, mask_BL, causal))
+        """Returns the mixed values; the other arguments are those of a `Context`."""
+        context = Context(hidden_BLD, mask_BL, causal)
+        self._refuse_longer(mask_BL.shape[1] if bounds is None else bounds.longest)
+        if bounds is not None:
+            return self.forward_packed((q_BHLK, k_BHLK, v_BHLC), context, bounds)
+        return self.mix(q_BHLK, k_BHLK, v_BHLC, context)
 
     def attention_map(
         self,

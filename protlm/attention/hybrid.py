@@ -1,6 +1,6 @@
 """Hybrid heads: exact softmax in a window in some, a linear mechanism over everything in others."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, final
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from protlm.attention import create, mechanism, names, settings_within
 from protlm.attention.base import Attention, Context, Recurrent, State, even
+from protlm.bounds import Bounds
 from protlm.system.errors import UserError, one_of
 
 _LINEAR = "performer_relu"
@@ -93,10 +94,14 @@ class Hybrid(Attention, Recurrent[HybridState]):
         return {**options, "options": linear.stored_options(nested)} if nested else dict(options)
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        hidden_BLD, mask_BL, causal = context
-        local, others = zip(*(self._split(x) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
-        near = self.near(*local, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal)
-        far = self.linear(*others, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal)
+        return self.forward_packed((q_BHLK, k_BHLK, v_BHLC), context, None)
+
+    def forward_packed(
+        self, heads: Sequence[Tensor], context: Context, bounds: Bounds | None
+    ) -> Tensor:
+        local, others = zip(*map(self._split, heads), strict=True)
+        near = self.near(*local, **context._asdict(), bounds=bounds)
+        far = self.linear(*others, **context._asdict(), bounds=bounds)
         return torch.cat([near, far], dim=1)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:

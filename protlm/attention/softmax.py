@@ -1,7 +1,7 @@
 """Exact softmax attention: softmax(q kᵀ / √K) v (Vaswani et al., arXiv 1706.03762, eq. 1)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, final
 
@@ -19,6 +19,8 @@ from protlm.attention.ops.numerics import (
     visible_keys,
     zero_padding,
 )
+from protlm.attention.ops.varlen import varlen_softmax
+from protlm.bounds import Bounds
 
 # Initial capacity of a cache, in positions.
 _ROOM = 64
@@ -58,6 +60,12 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
             out = _biased(q, k, v, bias, scale=scale, causal=causal)
         out_BHLC = out[..., :num_values].to(v_BHLC.dtype)
         return out_BHLC if is_whole else zero_padding(out_BHLC, mask_BL)
+
+    def forward_packed(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
+        out_BHLC, window = None, (-1, 0) if context.causal else (-1, -1)
+        if self.logit_bias is None:
+            out_BHLC = varlen_softmax(heads, context.mask_BL, bounds, window)
+        return super().forward_packed(heads, context, bounds) if out_BHLC is None else out_BHLC
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         _, mask_BL, causal = context

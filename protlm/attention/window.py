@@ -1,5 +1,6 @@
 """Exact softmax in a sliding window, without global tokens (arXiv 2004.05150, section 3.1)."""
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, final
 
 import torch
@@ -9,6 +10,8 @@ from protlm.attention.base import Attention, Context, Recurrent, even
 from protlm.attention.ops.blocks import Window, window_softmax
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import softmax_weights, visible_keys, zero_padding
+from protlm.attention.ops.varlen import varlen_softmax
+from protlm.bounds import Bounds
 
 
 @final
@@ -30,12 +33,21 @@ class SlidingWindow(Attention, Recurrent[KeyValueCache]):
         self.window = window
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+        return self._mixed((q_BHLK, k_BHLK, v_BHLC), context, context.mask_BL)
+
+    def forward_packed(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
+        window = Window.of(self.window, causal=context.causal)
+        size = (window.before, window.after)
+        out_BHLC = varlen_softmax(heads, context.mask_BL, bounds, size)
+        if out_BHLC is not None:
+            return out_BHLC
+        return self._mixed(heads, context, bounds.segment_L[None] + 1)
+
+    def _mixed(self, heads: Sequence[Tensor], context: Context, keys_BL: Tensor) -> Tensor:
         _, mask_BL, causal = context
-        near = window_softmax(
-            *(zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC)),
-            keys_BL=mask_BL,
-            window=Window.of(self.window, causal=causal),
-        )
+        q, k, v = (zero_padding(x, mask_BL) for x in heads)
+        window = Window.of(self.window, causal=causal)
+        near = window_softmax(q, k, v, keys_BL=keys_BL, window=window)
         return zero_padding(near, mask_BL)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:

@@ -38,6 +38,7 @@ from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.system.paths import in_home, sample_dir, shipped
 from protlm.system.terminal import print_table
 from protlm.training.callbacks.monitor import Measurement
+from protlm.training.datamodule import SequenceData
 from protlm.training.launch import (
     check_trainer,
     is_first_rank,
@@ -194,7 +195,7 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
         if is_first_rank():
             write_config(run_dir, config)
             _print_start(config, checkpoint)
-            _print_summary(network, train_split, config)
+            _print_summary(network, data, config)
             _warn_of_few_sequences(valid_split)
         finished = run(
             module, data, settings=config, checkpoint=checkpoint, measurement=measurement, lock=lock
@@ -216,13 +217,13 @@ def _check(config: TrainConfig) -> None:
 
 def _warn_of_idle_devices(config: TrainConfig) -> None:
     devices = config.trainer.devices * config.trainer.num_nodes
-    rows = max(config.data.tokens_per_batch // config.data.max_length, 1)
+    longest = batching_strategy(config.data).longest_row
+    rows = max(config.data.tokens_per_batch // longest, 1)
     if rows < devices:
         warnings.warn(
             f"data.tokens_per_batch={config.data.tokens_per_batch} holds {rows} of the longest "
-            f"rows, data.max_length={config.data.max_length}, so some of the {devices} devices "
-            f"will wait for the others; type data.tokens_per_batch="
-            f"{devices * config.data.max_length}, or use fewer devices",
+            f"rows, of {longest} tokens, so some of the {devices} devices will wait for the "
+            f"others; type data.tokens_per_batch={devices * longest}, or use fewer devices",
             stacklevel=2,
         )
 
@@ -280,8 +281,8 @@ def _print_start(config: TrainConfig, checkpoint: Path | None) -> None:
     _print(f"{run_dir}: {run_is}; data {', '.join(map(str, sets))}; {', '.join(facts)}")
 
 
-def _print_summary(network: ProteinLM, train_split: Mixture, config: TrainConfig) -> None:
-    rule = batching_strategy(config.data, tokens_per_step=config.trainer.tokens_per_step)
+def _print_summary(network: ProteinLM, data: SequenceData, config: TrainConfig) -> None:
+    rule, train_split = data.rule, data.train
     epoch = forecast(train_split.lengths_of, train_split.order(seed=config.seed), rule)
     facts = [
         f"{num_parameters(network):,} parameters, {_layers(config)}",

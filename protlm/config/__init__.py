@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from protlm.config.data import (
+    Batching,
     Crop,
     DataConfig,
     EvaluationDataConfig,

@@ -12,6 +12,8 @@ EMBED_TOKENS, TOKENS_PER_BATCH = 4_096, 16_384
 Crop = StrEnum("Crop", ["prefix", "random"])
 # A row of a batch: one sequence, or several, joined by `<eos>`.
 Mode = StrEnum("Mode", ["sequences", "concatenated"])
+# Rows of one sequence, padded to lengths that batches share, or rows filled with sequences.
+Batching = StrEnum("Batching", ["padded", "packed"])
 # The samples of an epoch: every sequence, or one sequence from every cluster.
 Sampling = StrEnum("Sampling", ["uniform", "cluster"])
 # How shards are verified at the start: by hash, or by size alone.
@@ -64,6 +66,11 @@ class DataConfig(Checked):
     tokens_per_batch: int = setting(
         "padded size of a batch, over all devices together", 16_384, allowed=at_least(1)
     )
+    batching: Batching = setting(
+        "pads rows of one sequence, or fills rows with whole ones, which do not see each other",
+        Batching.padded,
+    )
+    tokens_per_row: int = setting("tokens of a packed row", 16_384, allowed=at_least(3))
     num_workers: int = setting(
         "loader processes of each rank", 0, allowed=at_least(0), decides=False
     )

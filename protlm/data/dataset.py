@@ -1,5 +1,6 @@
 """Conversion of planned batches to tensors of tokens and targets."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from protlm.bounds import Bounds
 from protlm.data.batching.plan import BatchPlan, Row, Sequences
 from protlm.data.masking import IGNORE, MaskingRule, corrupt
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
@@ -25,6 +27,7 @@ class Batch:
         after: epoch, samples and tokens of the progress after the whole batch.
         micro_batch: index of these rows among the micro-batches of the global batch.
         joined_N: the N samples of all rows, int64: more than one of a joined row, none of filler.
+        bounds: those of packed proteins; None for other rows.
     """
 
     tokens_BL: Tensor
@@ -34,10 +37,11 @@ class Batch:
     after: tuple[int, int, int]
     micro_batch: int = 0
     joined_N: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    bounds: Bounds | None = None
 
     def pin_memory(self) -> "Batch":
         """Returns the batch in page-locked memory, from which copies to a GPU do not wait."""
-        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+        tensors = {name: x for name, x in vars(self).items() if isinstance(x, Tensor | Bounds)}
         return replace(self, **{name: x.pin_memory() for name, x in tensors.items()})
 
 
@@ -65,12 +69,14 @@ class SequenceDataset(Dataset[Batch]):
         tokens_BL = np.full(shape, VOCABULARY.pad, dtype=np.int64)
         targets_BL = np.full(shape, IGNORE, dtype=np.int64)
         mask_BL = np.zeros(shape, dtype=bool)
-        rule = self._masking.at(plan.step)
+        rule, spans = self._masking.at(plan.step), list[tuple[int, int]]()
         for number, row in enumerate(plan.rows):
-            inputs, targets = self._read(row, rule)
-            tokens_BL[number, : len(inputs)] = inputs
-            targets_BL[number, : len(targets)] = targets
-            mask_BL[number, : len(inputs)] = True
+            end = 0
+            for inputs, targets in self._read(row, rule):
+                start, end = end, end + len(inputs)
+                tokens_BL[number, start:end], targets_BL[number, start:end] = inputs, targets
+                mask_BL[number, start:end] = True
+                spans.append((number * plan.length + start, number * plan.length + end))
         filled = [row for row in plan.rows if row is not None]
         return Batch(
             torch.from_numpy(tokens_BL),
@@ -80,15 +86,18 @@ class SequenceDataset(Dataset[Batch]):
             (plan.after.epoch, plan.after.samples, plan.after.tokens),
             plan.micro_batch,
             torch.tensor([n for row in filled for n in row.samples], dtype=torch.int64),
+            Bounds.of(spans, shape, longest=plan.longest) if plan.longest else None,
         )
 
-    def _read(self, row: Row | None, rule: MaskingRule) -> tuple[np.ndarray, np.ndarray]:
+    def _read(self, row: Row | None, rule: MaskingRule) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         if row is None:
-            return np.array([VOCABULARY.cls]), np.array([IGNORE])
-        tokens, rng = row.read(self._sequences, seed=self._seed)
-        if self._objective == "causal":
-            return tokens, np.append(tokens[1:], IGNORE)
-        return corrupt(tokens, VOCABULARY.is_residue[tokens], rule, rng)
+            yield np.array([VOCABULARY.cls]), np.array([IGNORE])
+            return
+        for tokens, rng in row.read(self._sequences, seed=self._seed):
+            if self._objective == "causal":
+                yield tokens, np.append(tokens[1:], IGNORE)
+            else:
+                yield corrupt(tokens, VOCABULARY.is_residue[tokens], rule, rng)
 
 
 def collate(

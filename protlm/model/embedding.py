@@ -21,7 +21,7 @@ from protlm.data.records import Record
 from protlm.data.records.in_memory import residues_of
 from protlm.data.records.proteins import Proteins
 from protlm.model.memory import Room
-from protlm.model.pooling import Pooling, pool, residue_means
+from protlm.model.pooling import Pooling, Ranges, pool
 from protlm.system.errors import UserError, is_full_memory
 from protlm.system.paths import complete_file, explain_os_error
 from protlm.system.terminal import JobProgress, printable
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from protlm.model.pretrained import PretrainedModel
 
 Vectors = dict[tuple[Pooling, int], Tensor]
-Ranges = Sequence[tuple[int, int]]
 T = TypeVar("T")
 # The number of records of a file that are sorted by length at a time, which bounds the memory.
 _WINDOW = 2_048
@@ -187,21 +186,14 @@ class Embedder:
     ) -> list[Vectors]:
         """Copies each kind and layer of a batch to the CPU at once."""
         found: list[Vectors] = [{} for _ in sequences]
+        lengths, start = [*map(len, sequences)], self.model.vocabulary.start
         for pooling in self.poolings:
+            counts = [pooling.num_rows(n, len(own)) for n, own in zip(lengths, spans, strict=True)]
             for layer, hidden_BLD in hidden.items():
-                pooled = self._rows(hidden_BLD, sequences, pooling, spans)
-                rows = [*map(torch.atleast_2d, pooled)]
-                copied = torch.cat(rows).cpu().split([len(row) for row in rows])
-                for vectors, values in zip(found, copied, strict=True):
+                pooled = pool(hidden_BLD, lengths, pooling, spans, start=start).cpu()
+                for vectors, values in zip(found, pooled.split(counts), strict=True):
                     vectors[pooling, layer] = values if pooling.is_matrix else values[0]
         return found
-
-    def _rows(
-        self, hidden_BLD: Tensor, sequences: Sequence[str], pooling: Pooling, spans: Sequence[Any]
-    ) -> list[Tensor]:
-        rows = zip(hidden_BLD, sequences, spans, strict=True)
-        start = self.model.vocabulary.start
-        return [pool(row_LD, len(one), pooling, span, start=start) for row_LD, one, span in rows]
 
     def _hidden(self, sequences: Sequence[str]) -> dict[int, Tensor]:
         limit = self.model.max_residues
@@ -295,21 +287,6 @@ def unless_full(compute: Callable[[], T]) -> T | None:
     return None
 
 
-@dataclass
-class _Features(Embedder):
-    """The means that the head of fine-tuning takes too, or the vectors of residues in `spans`."""
-
-    def _rows(
-        self, hidden_BLD: Tensor, sequences: Sequence[str], pooling: Pooling, spans: Sequence[Any]
-    ) -> list[Tensor]:
-        start = self.model.vocabulary.start
-        if pooling is Pooling.mean:
-            lengths_B = torch.tensor([*map(len, sequences)], device=hidden_BLD.device)
-            return [*residue_means(hidden_BLD.float(), lengths_B, start)]
-        rows = zip(hidden_BLD[:, start:], spans, strict=True)
-        return [row_LD[torch.as_tensor(places)].float() for row_LD, places in rows]
-
-
 def embeddings(
     model: "PretrainedModel",
     sequences: Sequence[str],
@@ -329,15 +306,16 @@ def embeddings(
         plain.store = None
         compute = partial(embeddings, plain, layers=layers, tokens_per_batch=tokens_per_batch)
         return model.store.means(f"{model.identity} {layers}", sequences, compute)
-    kind = Pooling.mean if places is None else Pooling.per_tok
-    features = _Features(model, (kind,), tuple(layers))
+    kind = Pooling.mean if places is None else Pooling.ranges
+    features = Embedder(model, (kind,), tuple(layers))
+    spans = places and [[(n + 1, n + 1) for n in own.tolist()] for own in places]
     texts = residues_of(sequence[: model.max_residues] for sequence in sequences)
     ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])
     shape = (int(ends[-1]), model.description.model.model_dim)
     in_memory = shape[0] * shape[1] * len(layers) <= _IN_MEMORY
     found = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
     with JobProgress("sequences embedded", len(texts), quiet=places is not None) as progress:
-        computed = embed_all(features, texts, tokens_per_batch, places, longest_first=True)
+        computed = embed_all(features, texts, tokens_per_batch, spans, longest_first=True)
         for row, vectors in computed:
             own = features.checked(vectors, f"a protein of {len(texts[row]):,} residues")
             for layer, states in zip(layers, found, strict=True):

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protlm.attention.ops.products import product, takes_onednn
+from protlm.bounds import Bounds
 from protlm.data.vocabulary import VOCABULARY
 
 # The mean fraction of `<mask>` tokens in the training of ESM: 80 % of 15 %.
@@ -82,12 +83,18 @@ class ShortConvolution(nn.Module):
         self.width = width
         self.weight = nn.Parameter(torch.zeros(model_dim, width))
 
-    def forward(self, x_BLD: Tensor, mask_BL: Tensor, *, causal: bool) -> Tensor:
+    def forward(
+        self, x_BLD: Tensor, mask_BL: Tensor, *, causal: bool, bounds: Bounds | None = None
+    ) -> Tensor:
         """Returns BLD; padded positions count as zeros, and are zeros in the output."""
         x_BLD = x_BLD.masked_fill(~mask_BL[..., None], 0)
-        before = self.width - 1 if causal else self.width // 2
-        padded = F.pad(x_BLD, (0, 0, before, self.width - 1 - before))
-        return (x_BLD + self._convolved(padded)).masked_fill(~mask_BL[..., None], 0)
+        before, gap = self.width - 1 if causal else self.width // 2, self.width - 1
+        if bounds is None:
+            out_BLD = self._convolved(F.pad(x_BLD, (0, 0, before, gap - before)))
+        else:
+            place_L, (spread,) = bounds.with_gaps([x_BLD], gap)
+            out_BLD = self._convolved(spread).index_select(1, place_L - before)
+        return (x_BLD + out_BLD).masked_fill(~mask_BL[..., None], 0)
 
     def step(self, recent_BMD: Tensor | None, x_B1D: Tensor) -> tuple[Tensor, Tensor]:
         """Processes the next causal position; `recent_BMD` has the width - 1 inputs before it.
@@ -129,15 +136,23 @@ class UnetSkips(nn.Module):
         return residual_BLD
 
 
-def drop_masked_tokens(x_BLD: Tensor, tokens_BL: Tensor, mask_BL: Tensor) -> Tensor:
+def drop_masked_tokens(
+    x_BLD: Tensor, tokens_BL: Tensor, mask_BL: Tensor, bounds: Bounds | None = None
+) -> Tensor:
     """Sets the embeddings of `<mask>` to 0, and scales a row by 0.88 / (1 - its fraction of it).
 
     Token dropout of ESM: Rives et al. (doi:10.1073/pnas.2016239118) describe the masking; the scale
-    is that of ESM-1b and ESM-2, which also have it at inference. Padding is not counted.
+    is that of ESM-1b and ESM-2, which also have it at inference. Padding is not counted. A packed
+    protein is scaled by its own fraction.
     """
     is_dropped_BL = (tokens_BL == VOCABULARY.mask) & mask_BL
-    num_tokens_B = mask_BL.sum(1).double()
+    counts_2BL = torch.stack([mask_BL, mask_BL & ~is_dropped_BL]).double()
+    if bounds is None:
+        num_tokens, num_left = counts_2BL.sum(2, keepdim=True)
+    else:
+        of_segments = counts_2BL.new_zeros(2, 1, len(bounds.cu_seqlens))
+        of_segments = of_segments.index_add(2, bounds.segment_L, counts_2BL)
+        num_tokens, num_left = of_segments.index_select(2, bounds.segment_L)
     # A row of nothing but `<mask>` has no embedding to scale.
-    num_left_B = (num_tokens_B - is_dropped_BL.sum(1)).clamp(min=1)
-    scale_B = ((1 - _IN_TRAINING) * num_tokens_B / num_left_B).to(x_BLD.dtype)
-    return x_BLD.masked_fill(is_dropped_BL[..., None], 0) * scale_B[:, None, None]
+    scale = ((1 - _IN_TRAINING) * num_tokens / num_left.clamp(min=1)).to(x_BLD.dtype)
+    return x_BLD.masked_fill(is_dropped_BL[..., None], 0) * scale[..., None]

@@ -2,11 +2,15 @@
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from protlm.attention.ops.numerics import accum_dtype
+
+Ranges: TypeAlias = Sequence[tuple[int, int]]
 
 
 class Pooling(StrEnum):
@@ -35,41 +39,60 @@ class Pooling(StrEnum):
 
 
 def residue_means(hidden_BLD: Tensor, lengths_B: Tensor, start: int) -> Tensor:
-    """Returns the means of a padded batch, BD; `pool` adds the residues in another order."""
-    lengths_B1 = lengths_B[:, None]
-    place_L = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)
-    is_residue_BL = (place_L >= start) & (place_L < lengths_B1 + start)
+    """Returns the means over the residues of a padded batch, BD."""
+    is_residue_BL1 = _is_residue(hidden_BLD, lengths_B, start)
     # In float16, the sum of a thousand residues can exceed the largest number.
-    total_BD = (hidden_BLD * is_residue_BL[..., None]).sum(1, dtype=accum_dtype(hidden_BLD))
-    return (total_BD / lengths_B1).to(hidden_BLD.dtype)
+    total_BD = (hidden_BLD * is_residue_BL1).sum(1, dtype=accum_dtype(hidden_BLD))
+    return (total_BD / lengths_B[:, None]).to(hidden_BLD.dtype)
 
 
 def pool(
-    hidden_LD: Tensor,
-    num_residues: int,
+    hidden_BLD: Tensor,
+    lengths: Sequence[int],
     pooling: Pooling,
-    ranges: Sequence[tuple[int, int]] = (),
+    ranges: Sequence[Ranges] = (),
     *,
     start: int = 1,
 ) -> Tensor:
-    """Returns the vectors of one protein in float32: (D,), or (rows, D) of a matrix.
+    """Returns the vectors of a batch in float32, [rows, D], those of its proteins in order.
 
-    The first residue is at position `start`.
-
-    Ranges are given by their first and last residue, counted from 1.
+    The number of operations does not depend on that of the proteins. The first residue is at
+    position `start`. Ranges are given by their first and last residue, counted from 1.
     """
     if pooling in (Pooling.cls, Pooling.bos):
-        return hidden_LD[0].float()
-    residues_LD = hidden_LD[start : num_residues + start].float()
+        return hidden_BLD[:, 0].float()
+    hidden_BLD, lengths_B = hidden_BLD.float(), torch.tensor(lengths, device=hidden_BLD.device)
     match pooling:
         case Pooling.mean:
-            return residues_LD.mean(0)
+            return residue_means(hidden_BLD, lengths_B, start)
         case Pooling.max:
-            return residues_LD.amax(0)
+            is_residue_BL1 = _is_residue(hidden_BLD, lengths_B, start)
+            return hidden_BLD.masked_fill(~is_residue_BL1, -torch.inf).amax(1)
         case Pooling.std:
-            return residues_LD.std(0, correction=0)
+            centered_BLD = hidden_BLD - residue_means(hidden_BLD, lengths_B, start)[:, None]
+            return residue_means(centered_BLD.square(), lengths_B, start).sqrt()
         case Pooling.ranges:
-            rows = [residues_LD[first - 1 : last].mean(0) for first, last in ranges]
-            return torch.stack(rows) if rows else residues_LD[:0]
+            return _range_means(hidden_BLD, ranges, start)
         case _:
-            return residues_LD
+            return hidden_BLD[_is_residue(hidden_BLD, lengths_B, start).squeeze(2)]
+
+
+def _is_residue(hidden_BLD: Tensor, lengths_B: Tensor, start: int) -> Tensor:
+    place_L1 = torch.arange(hidden_BLD.shape[1], device=hidden_BLD.device)[:, None] - start
+    return (place_L1 >= 0) & (place_L1 < lengths_B[:, None, None])
+
+
+def _range_means(hidden_BLD: Tensor, ranges: Sequence[Ranges], start: int) -> Tensor:
+    """Returns the means of segments of positions, which may overlap."""
+    places = [
+        np.arange(first, last + 1) + row * hidden_BLD.shape[1] + start - 1
+        for row, own in enumerate(ranges)
+        for first, last in own
+    ]
+    sizes = np.array([*map(len, places)], dtype=np.int64)
+    numbers = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([sizes[:0], *places]), sizes
+    segment, place, size = (torch.from_numpy(x).to(hidden_BLD.device) for x in numbers)
+    # Float64, so that the order of additions does not matter.
+    sums = hidden_BLD.new_zeros(len(sizes), hidden_BLD.shape[2], dtype=torch.float64)
+    sums.index_add_(0, segment, hidden_BLD.flatten(0, 1)[place].double())
+    return (sums / size[:, None]).float()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from protlm.attention import Attention
 from protlm.attention.ops.numerics import upcast
+from protlm.bounds import Bounds
 from protlm.config import ModelConfig, Positions
 from protlm.system.errors import UserError
 
@@ -40,15 +41,16 @@ class PositionTable(nn.Module):
         else:
             self.register_buffer("table", table_LD, persistent=False)
 
-    def forward(self, x_BLD: Tensor, *, start: int = 0) -> Tensor:
-        """Returns `x_BLD` with the table's rows of positions `start` to `start` + L - 1 added."""
-        end = start + x_BLD.shape[1]
+    def forward(self, x_BLD: Tensor, *, start: int = 0, bounds: Bounds | None = None) -> Tensor:
+        """Returns `x_BLD` with the rows of positions `start` to `start` + L - 1, or in proteins."""
+        end = start + x_BLD.shape[1] if bounds is None else bounds.longest
         if end > self.table.shape[0]:
             raise UserError(
                 f"{end} positions exceed the {self.table.shape[0]} of this model; "
                 "use shorter sequences, or a model with model.positions=rotary"
             )
-        return x_BLD + self.table[start:end].to(x_BLD.dtype)
+        rows = slice(start, end) if bounds is None else bounds.position_L
+        return x_BLD + self.table[rows].to(x_BLD.dtype)
 
 
 class Rotary(nn.Module):
@@ -66,11 +68,10 @@ class Rotary(nn.Module):
         self.frequency: Tensor
         self.register_buffer("frequency", frequency, persistent=stored)
 
-    def angles(self, start: int, end: int) -> tuple[Tensor, Tensor]:
-        """Returns cosines and sines of positions `start` to `end` - 1, each LK, float32."""
-        position = torch.arange(start, end, dtype=torch.float64, device=self.frequency.device)
+    def angles(self, position_L: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the cosines and sines of positions, each LK, float32."""
         # In float32 the angle at position 35,000 has an error of 1e-3.
-        angle_LK = (position[:, None] * self.frequency).repeat(1, 2)
+        angle_LK = (position_L[:, None].double() * self.frequency).repeat(1, 2)
         return angle_LK.cos().float(), angle_LK.sin().float()
 
 

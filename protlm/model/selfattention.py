@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from protlm.attention import Attention
 from protlm.attention.base import QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
+from protlm.bounds import Bounds
 from protlm.config import ModelConfig, QueryKeyWidth
 from protlm.model.layers import Linear, ShortConvolution, is_plain, linear
 from protlm.model.positions import rotate
@@ -103,13 +104,17 @@ class Tokens(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What all blocks of a pass have in common; a rotation is cosines and sines, each LK."""
+    """What all blocks of a pass have in common; a rotation is cosines and sines, each LK.
+
+    Bounds are those of packed proteins, whose rows are joined.
+    """
 
     tokens_BL: Tensor
     mask_BL: Tensor
     rotation: tuple[Tensor, Tensor] | None
     causal: bool
     global_rotation: tuple[Tensor, Tensor] | None = None
+    bounds: Bounds | None = None
 
 
 @dataclass(frozen=True)
@@ -191,7 +196,8 @@ class SelfAttention(nn.Module):
 
     def inputs(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
         if self.convolution is not None:
-            hidden_BLD = self.convolution(hidden_BLD, context.mask_BL, causal=context.causal)
+            _, mask_BL, _, causal, _, bounds = context
+            hidden_BLD = self.convolution(hidden_BLD, mask_BL, causal=causal, bounds=bounds)
         return self._projected(hidden_BLD, context)
 
     def _projected(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
@@ -223,7 +229,7 @@ class SelfAttention(nn.Module):
         mechanism, causal = self.mechanism, context.causal
         assert mechanism.supports_causal if causal else mechanism.supports_bidirectional
         x = self.inputs(hidden_BLD, context)
-        mixed_BHLC = mechanism(x.q_BHLK, x.k_BHLK, x.v_BHLC, **x.rest)
+        mixed_BHLC = mechanism(x.q_BHLK, x.k_BHLK, x.v_BHLC, **x.rest, bounds=context.bounds)
         return self._out(mixed_BHLC.transpose(1, 2), x.hidden_BLD)
 
     def step(

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from protlm.attention import Attention, create, settings_within
 from protlm.attention.base import SharesParameters, State
 from protlm.attention.layers import mechanisms_of
+from protlm.bounds import Bounds
 from protlm.config import HeadKind, ModelConfig, Norm, NormOrder, Positions
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
@@ -124,15 +125,22 @@ class ProteinLM(nn.Module):
         return len(self.blocks)
 
     def forward(
-        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, layers: Sequence[int] = ()
+        self,
+        tokens_BL: Tensor,
+        mask_BL: Tensor,
+        *,
+        causal: bool,
+        layers: Sequence[int] = (),
+        bounds: Bounds | None = None,
     ) -> ModelOutput:
         """Returns logits for every position, and the hidden states of layers.
 
         Layer 0 is the embedding, n the output of block n, and the last one that of the final norm,
-        as in ESM.
+        as in ESM. With bounds, the rows have packed proteins, each computed as if it were alone.
         """
-        wanted = {*layers, self.num_layers}
-        hidden = self.hidden_states(tokens_BL, mask_BL, causal=causal, layers=wanted)
+        context = self._context(tokens_BL, mask_BL, causal, 0 if bounds is None else bounds)
+        hidden = self._hidden_states(context, {*layers, self.num_layers})
+        hidden = {number: x.reshape(*mask_BL.shape, -1) for number, x in hidden.items()}
         asked = {layer: hidden[layer] for layer in hidden if layer in layers}
         return ModelOutput(self._logits(hidden[self.num_layers]), asked)
 
@@ -140,9 +148,10 @@ class ProteinLM(nn.Module):
         self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, layers: Collection[int]
     ) -> dict[int, Tensor]:
         """Returns the hidden states of `forward`, BLD; later blocks and the head are not run."""
-        hidden: dict[int, Tensor] = {}
-        context = self._context(tokens_BL, mask_BL, causal=causal)
-        x_BLD = self._enter(context)
+        return self._hidden_states(self._context(tokens_BL, mask_BL, causal), layers)
+
+    def _hidden_states(self, context: Context, layers: Collection[int]) -> dict[int, Tensor]:
+        hidden, x_BLD = dict[int, Tensor](), self._enter(context)
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             if number - 1 in layers:
@@ -206,9 +215,9 @@ class ProteinLM(nn.Module):
     def _enter(self, context: Context, start: int = 0) -> Tensor:
         x_BLD = self.embedding(context.tokens_BL)
         if self.token_dropout:
-            x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL)
+            x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL, context.bounds)
         if self.positions is not None:
-            x_BLD = self.positions(x_BLD, start=start)
+            x_BLD = self.positions(x_BLD, start=start, bounds=context.bounds)
         if self.embedding_norm is not None:
             x_BLD = self.embedding_norm(x_BLD)
         return self.dropout(x_BLD)
@@ -222,11 +231,19 @@ class ProteinLM(nn.Module):
             return self.head(x_BLD, self.embedding.weight)
         return self.head(x_BLD)
 
-    def _context(self, tokens_BL: Tensor, mask_BL: Tensor, causal: bool, start: int = 0) -> Context:
-        end = start + tokens_BL.shape[1]
-        rotation = None if self.rotary is None else self.rotary.angles(start, end)
-        other = None if self.global_rotary is None else self.global_rotary.angles(start, end)
-        return Context(tokens_BL, mask_BL, rotation, causal, other)
+    def _context(
+        self, tokens_BL: Tensor, mask_BL: Tensor, causal: bool, start: int | Bounds = 0
+    ) -> Context:
+        """Returns the context of rows from a position on, or of packed proteins, in one row."""
+        bounds = None if isinstance(start, int) else start
+        if isinstance(start, int):
+            position_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
+        else:
+            tokens_BL, mask_BL = tokens_BL.reshape(1, -1), mask_BL.reshape(1, -1)
+            position_L = start.position_L
+        rotation = None if self.rotary is None else self.rotary.angles(position_L)
+        other = None if self.global_rotary is None else self.global_rotary.angles(position_L)
+        return Context(tokens_BL, mask_BL, rotation, causal, other, bounds)
 
     def _skipped(self, x_BLD: Tensor, early: list[Tensor]) -> Tensor:
         """Returns the input of the next block, with its skip; `early` has the previous inputs."""

@@ -82,7 +82,7 @@ class Distillation(LanguageModeling, ABC):
 
     @torch.no_grad()
     def _teacher_logits(self, batch: Batch) -> Tensor:
-        return self.teacher(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
+        return self._logits(self.teacher, batch)
 
 
 @final
@@ -148,6 +148,8 @@ class AttentionTransfer(Distillation):
             for hook in hooks:
                 hook.remove()
         chosen_BL = batch.mask_BL & (batch.samples_B != FILLER)[:, None]
+        # The rows of packed proteins are joined.
+        chosen_BL = chosen_BL.view(calls[0][1].shape[:2])
         errors: list[Tensor] = []
         for attention, (inputs, output) in zip(_attentions(self.network), calls, strict=True):
             target, estimate = (_at(chosen_BL, x) for x in (output, attention(*inputs)))
@@ -210,7 +212,7 @@ class LogitDistillation(Distillation):
 
     def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
         taught_BLV = self._teacher_logits(batch)
-        logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
+        logits_BLV = self._logits(self.network, batch)
         sums = target_sums(logits_BLV, batch.targets_BL)
         chosen_BL = batch.targets_BL != IGNORE
         # Elsewhere both are uniform, and their divergence is 0.

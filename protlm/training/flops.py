@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
+from protlm.bounds import Bounds
 from protlm.model.transformer import ProteinLM
 
 # Dense bfloat16 TFLOP/s from the manufacturers' data sheets, by a part of torch's name of the
@@ -61,19 +62,21 @@ class ModelFlops:
         self._network, self._causal = network, causal
         self._counted: dict[int, int] = {}
 
-    def training(self, length: int, device: torch.device) -> int:
+    def training(self, length: int, device: torch.device, bounds: Bounds | None = None) -> int:
         """Returns the FLOPs of training on a row of `length` tokens, forward and backward.
 
-        The first call for a length runs one row through the network, on all ranks.
+        The first call for a length runs one row through the network, on all ranks; with bounds, the
+        rows of that batch, whose mean stands for those of all batches of packed proteins.
         """
         if length not in self._counted:
-            tokens_1L = torch.zeros(1, length, dtype=torch.int64, device=device)
-            mask_1L = torch.ones(1, length, dtype=torch.bool, device=device)
+            rows = 1 if bounds is None else len(bounds.segment_L) // length
+            tokens_BL = torch.zeros(rows, length, dtype=torch.int64, device=device)
+            mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
             counter = FlopCounterMode(display=False, custom_mapping=_more_counters(device))
             # Compiled kernels would not be counted.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
-                self._network(tokens_1L, mask_1L, causal=self._causal)
-            self._counted[length] = 3 * counter.get_total_flops()
+                self._network(tokens_BL, mask_BL, causal=self._causal, bounds=bounds)
+            self._counted[length] = 3 * counter.get_total_flops() // rows
         return self._counted[length]
 
 

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import DESCRIPTION
@@ -186,9 +186,13 @@ class LanguageModeling(Objective):
         return build_optimizer(self.network, self._optimizer)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
-        logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
+        logits_BLV = self._logits(self.network, batch)
         sums = target_sums(logits_BLV, batch.targets_BL)
         return sums.nats, sums
+
+    def _logits(self, network: nn.Module, batch: Batch) -> Tensor:
+        rows = batch.tokens_BL, batch.mask_BL
+        return network(*rows, causal=self.causal, bounds=batch.bounds).logits_BLV
 
     def on_fit_start(self) -> None:
         """Counts residue frequencies, the baseline of the validation loss."""
@@ -200,7 +204,7 @@ class LanguageModeling(Objective):
         self._validation = torch.zeros(6, dtype=torch.float64, device=self.device)
 
     def validation_step(self, batch: Batch, batch_index: int) -> None:
-        logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
+        logits_BLV = self._logits(self.network, batch)
         targets_BL = residues_only(batch.targets_BL)
         chosen = targets_BL != IGNORE
         sums = target_sums(logits_BLV, targets_BL)

@@ -45,6 +45,8 @@ _USED_WITH = {
     "objective.random_prob": ("objective.name", ("masked",)),
     "objective.teacher_weight": ("objective.stage", ("logits",)),
     "data.crop": ("data.mode", ("sequences",)),
+    "data.batching": ("data.mode", ("sequences",)),
+    "data.tokens_per_row": ("data.batching", ("packed",)),
     "model.relative_buckets": ("model.positions", ("relative",)),
     "model.relative_distance": ("model.positions", ("relative",)),
     "logger.wandb_project": ("logger.wandb", ("offline", "online")),
@@ -253,5 +255,8 @@ def _decisive(config: Mapping[Any, Any]) -> dict[str, Any]:
     if config["trainer"].get("tokens_per_step") is not None:
         # Then it is only the part of a step that is computed at a time.
         free.add("data.tokens_per_batch")
+    if config["data"].get("batching") == "packed" or config["data"]["mode"] == "concatenated":
+        # There are no padded lengths to compile for.
+        free.add("trainer.compile")
     flat = _flat({**config, "attention": options})
     return {name: value for name, value in flat.items() if name not in free}

@@ -253,7 +253,7 @@ def test_scaled_distances_of_rotated_vectors_depend_on_the_distance_of_positions
     distances = []
     for shift in (0, 1, 50):
         q, k = (
-            mechanism._scaled(rotate(x, *rotary.angles(p, p + 1)), mask_BL)
+            mechanism._scaled(rotate(x, *rotary.angles(torch.tensor([p]))), mask_BL)
             for x, p in ((q_BHLK, 3 + shift), (k_BHLK, 7 + shift))
         )
         distances.append((q - k).norm(dim=-1))

@@ -13,7 +13,13 @@ from torch.utils.data import DataLoader
 
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import BatchPlan, BatchStream, Curriculum, Progress, RankBatches
-from protlm.data.batching.strategies import LengthBuckets, PackedRow, Packing, SequenceRow
+from protlm.data.batching.strategies import (
+    LengthBuckets,
+    PackedRow,
+    Packing,
+    ProteinsRow,
+    SequenceRow,
+)
 from protlm.data.dataset import FILLER, Batch, SequenceDataset, collate
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import open_clusters, open_split
@@ -260,3 +266,25 @@ def test_every_pass_is_masked_differently(mixture):
     many = [rows for rows in seen.values() if len(rows) > 2 and sum(r != 1 for r in rows[0]) > 60]
     assert len(many) > 5
     assert all(len(set(rows)) == len(rows) for rows in many)
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_packed_proteins_are_those_of_padded_rows(reader, objective):
+    """Their tokens and targets; the rest is padding, and a filler row one token."""
+    data = dataset(reader, objective)
+    alone = [data[plan(sample)] for sample in (3, 4, 5)]
+    parts = plan(3, 4, 5).rows
+    rows = ProteinsRow(parts[:2]), ProteinsRow(parts[2:]), None
+    batch = data[BatchPlan(rows, 250, Progress(0, 3), longest=MAX_LENGTH)]
+    assert (batch.joined_N.tolist(), batch.samples_B.tolist()) == ([3, 4, 5], [3, 5, FILLER])
+    assert batch.mask_BL.shape == (3, 250) and batch.bounds is not None
+    *spans, filler = batch.bounds.spans.tolist()
+    for (start, end), one in zip(spans, alone, strict=True):
+        for name in ("tokens_BL", "targets_BL"):
+            found = getattr(batch, name).flatten()[start:end]
+            assert torch.equal(found, getattr(one, name)[one.mask_BL])
+    assert (
+        filler == [500, 501] and batch.mask_BL.sum() == sum(one.mask_BL.sum() for one in alone) + 1
+    )
+    assert not (batch.targets_BL != IGNORE)[~batch.mask_BL].any()
+    assert (batch.tokens_BL[~batch.mask_BL] == VOCABULARY.pad).all()

@@ -182,7 +182,7 @@ def test_the_training_split_is_not_masked_as_in_the_first_epoch(
     batch = next(iter(evaluated._batches(EvaluationData(*readers, 2048), None)))
     common = total = 0
     for sample, targets_L in zip(batch.samples_B.tolist(), batch.targets_BL, strict=True):
-        tokens, rng = SequenceRow(sample, 0, 10**6, "prefix").read(readers[0], seed=4)
+        ((tokens, rng),) = SequenceRow(sample, 0, 10**6, "prefix").read(readers[0], seed=4)
         _, first = corrupt(tokens, VOCABULARY.is_residue[tokens], evaluated.masking, rng)
         found = targets_L[: len(first)].numpy()
         assert is_train or (found == first).all()

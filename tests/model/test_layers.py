@@ -425,7 +425,7 @@ def test_rotation_and_its_gradient_are_those_of_the_formula(start):
     # The layout of the model: heads come out of one product, so that positions are not adjacent.
     x_BLHK = torch.randn(2, 5, 3, 8, dtype=torch.float64, generator=generator)
     weights = torch.randn(2, 3, 5, 8, dtype=torch.float64, generator=generator)
-    angles = Rotary(head_dim=8).angles(start, start + 5)
+    angles = Rotary(head_dim=8).angles(torch.arange(start, start + 5))
     results = []
     for turn in (lambda x: rotate(x, *angles), lambda x: by_pairs(x, start)):
         leaf = x_BLHK.clone().requires_grad_()
@@ -437,7 +437,7 @@ def test_rotation_and_its_gradient_are_those_of_the_formula(start):
 
 def test_a_rotation_in_pieces_is_equal_and_may_be_empty(monkeypatch):
     x_BHLK = torch.randn(2, 3, 11, 8, generator=torch.Generator().manual_seed(0))
-    angles = Rotary(head_dim=8).angles(7, 18)
+    angles = Rotary(head_dim=8).angles(torch.arange(7, 18))
     expected_BHLK = rotate(x_BHLK, *angles)
     # 4 positions of 48 numbers at a time, and 3 at the end; or less than one.
     for numbers in (200, 1):
@@ -448,7 +448,7 @@ def test_a_rotation_in_pieces_is_equal_and_may_be_empty(monkeypatch):
 
 def test_low_precision_is_kept_and_rounded_once():
     x_BHLK = torch.randn(1, 2, 9, 8, generator=torch.Generator().manual_seed(0))
-    angles = Rotary(head_dim=8).angles(100, 109)
+    angles = Rotary(head_dim=8).angles(torch.arange(100, 109))
     low_BHLK = x_BHLK.bfloat16()
     turned = rotate(low_BHLK, *angles)
     assert turned.dtype == torch.bfloat16
@@ -462,7 +462,7 @@ def test_stored_frequencies_are_those_of_the_file():
     rounded = rotary.frequency.half().float()
     assert not torch.equal(rounded.double(), rotary.frequency)
     rotary.load_state_dict({"frequency": rounded})
-    cos_LK, sin_LK = rotary.angles(5, 7)
+    cos_LK, sin_LK = rotary.angles(torch.arange(5, 7))
     angle = torch.tensor([5.0, 6.0], dtype=torch.float64)[:, None] * rounded.double()
     assert torch.equal(cos_LK, angle.cos().repeat(1, 2).float())
     assert torch.equal(sin_LK, angle.sin().repeat(1, 2).float())

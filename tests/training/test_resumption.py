@@ -42,6 +42,12 @@ DECAYING = (
 # The settings, and the step after which the run is killed. Names in braces are fixtures.
 RUNS = {
     "growing": ("data.curriculum=[[0,32],[100,64]] data.crop=random trainer.max_steps=8", 5),
+    "packed": ("data.batching=packed data.tokens_per_row=300 data.crop=random", 3),
+    "packed, clusters, growing": (
+        f"{CLUSTERS} data.batching=packed data.tokens_per_row=256 "
+        "data.curriculum=[[0,32],[100,64]] attention=hybrid objective=causal trainer.max_steps=12",
+        8,
+    ),
     "mixture": (f"data.crop=random {MIXTURE} trainer.max_steps=8", 5),
     "clusters, joined": (f"{CLUSTERS} {JOINED} trainer.max_steps=8", 5),
     "clusters, over epochs": (f"{CLUSTERS} data.crop=random trainer.max_steps=12", 8),
@@ -70,7 +76,7 @@ def filled(text: str, request: pytest.FixtureRequest) -> list[str]:
     return text.format(**named).split()
 
 
-@pytest.mark.parametrize("name", slow_but(RUNS, "average"))
+@pytest.mark.parametrize("name", slow_but(RUNS, "average", "packed"))
 def test_a_killed_run_is_continued_exactly(name, train, killed_after, request, tmp_path):
     """Everything in all checkpoints and in the log is that of an undisturbed run."""
     text, kill = RUNS[name]
@@ -107,6 +113,9 @@ LATER = [
     ("", "data.mode=concatenated", "data.mode"),
     ("", "data.curriculum=[[0,32]]", "data.curriculum"),
     ("", "data.max_length=64", "data.max_length"),
+    ("", "data.batching=packed", "data.batching=padded, not packed"),
+    # Which rows are in a batch depends on the padded lengths.
+    ("", "trainer.compile=true", "trainer.compile=false, not true"),
     ("", "objective.mask_fraction_range=[0.1,0.5]", "objective.mask_fraction_range"),
     ("", "trainer.tokens_per_step=4096", "trainer.tokens_per_step"),
     ("", "seed=7 model.token_dropout=true model.dropout=0.1", CHANGED),

@@ -136,6 +136,11 @@ TAUGHT = "objective=distillation attention=hedgehog objective.teacher={} model.i
 # Numbers of ranks and of micro-batches, for each thing that is learned.
 DIVIDED = {
     "masks": ("attention=softmax objective.mask_fraction=0.03", [(1, 1), (1, 4), (2, 2)]),
+    "packed": (
+        "data.batching=packed data.tokens_per_row=512 attention=hybrid model.convolution=5 "
+        "model.token_dropout=true",
+        [(1, 1), (1, 4), (2, 1), (3, 1)],
+    ),
     "attention": (f"{TAUGHT} optimizer.learning_rate=1e-2", [(1, 1), (2, 1)]),
     "logits": (f"{TAUGHT} objective.stage=logits optimizer.learning_rate=5e-3", [(1, 1), (2, 1)]),
 }

@@ -1,13 +1,22 @@
 """The base class of the Performers: linear attention with random features, and its map."""
 
 import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_compiling
 
-from protlm.attention.base import Attention, Context, QueryKeyNorms, RandomFeatures, Recurrent
+from protlm.attention.base import (
+    Attention,
+    Context,
+    QueryKeyNorms,
+    RandomFeatures,
+    Recurrent,
+    not_compiled,
+)
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.gated import GatedSums
@@ -24,9 +33,12 @@ from protlm.attention.ops.numerics import (
     zero_padding,
 )
 from protlm.attention.ops.projection import Projection
+from protlm.bounds import Bounds
 from protlm.system.errors import UserError
 
 _BY_SUM = Denominator()
+# The logarithm of a gate that lets nothing through, of which sums are exact.
+_CLOSED = -1024.0
 
 
 class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
@@ -118,15 +130,45 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             return fused(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         if self.gate is not None:
             log_gate_BHL1 = self.gate.logs(hidden_BLD, mask_BL)
-            values = F.pad(v_BHLC, (0, 1), value=1.0)
-            sums = GatedSums.apply(
-                q_BHLK, k_BHLK, values, log_gate_BHL1, mask_BL, feature_map, causal
-            )
-            out_BHLC = Normalized.apply(sums, self._normalizer)
-            assert isinstance(out_BHLC, Tensor)
-            return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
+            return self._gated((q_BHLK, k_BHLK, v_BHLC), log_gate_BHL1, mask_BL, causal)
         weighting = Weighting(feature_map, self._normalizer, causal)
         out_BHLC = LinearAttention.apply(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
+        assert isinstance(out_BHLC, Tensor)
+        return out_BHLC
+
+    def _gated(
+        self, heads: Sequence[Tensor], log_gate_BHL1: Tensor, mask_BL: Tensor, causal: bool
+    ) -> Tensor:
+        q_BHLK, k_BHLK, v_BHLC = heads
+        given = q_BHLK, k_BHLK, F.pad(v_BHLC, (0, 1), value=1.0), log_gate_BHL1, mask_BL
+        sums = GatedSums.apply(*given, self.feature_map(accum_dtype(q_BHLK)), causal)
+        out_BHLC = Normalized.apply(sums, self._normalizer)
+        assert isinstance(out_BHLC, Tensor)
+        return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
+
+    def forward_packed(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
+        """Closes gates between proteins in a compiled graph, which cannot depend on their bounds.
+
+        Exponential features, with a reference for each protein, and decays are not compiled.
+        """
+        if not is_compiling() or self.gate is not None or self._is_exponential:
+            return self._one_by_one(heads, context, bounds)
+        given = *heads, context.mask_BL[:, None, :, None]
+        place_L, (*spread, mask_B1M1) = bounds.with_gaps(given, 1)
+        log_gate_BHM1 = (~mask_B1M1 * _CLOSED).expand(-1, heads[0].shape[1], -1, -1)
+        out_BHMC = self._gated(spread, log_gate_BHM1, mask_B1M1[:, 0, :, 0], context.causal)
+        return out_BHMC.index_select(2, place_L)
+
+    @not_compiled
+    def _one_by_one(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
+        """Sums over the keys of each protein where they lie; on a GPU, or with a decay, in rows."""
+        if self.gate is not None or heads[0].device.type != "cpu":
+            return super().forward_packed(heads, context, bounds)
+        _refuse_float16(*heads)
+        feature_map = self.feature_map(accum_dtype(heads[0]))
+        weighting = Weighting(feature_map, self._normalizer, context.causal, bounds.spans)
+        # Spans have no padding.
+        out_BHLC = LinearAttention.apply(*heads, torch.ones_like(context.mask_BL), weighting)
         assert isinstance(out_BHLC, Tensor)
         return out_BHLC
 

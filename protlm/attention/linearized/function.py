@@ -24,7 +24,7 @@ from torch.compiler import is_compiling
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.operands import Operands
-from protlm.attention.linearized.tiles import States, Tile, chunked, positions, tiles
+from protlm.attention.linearized.tiles import Spans, States, Tile, chunked, positions, tiles
 from protlm.attention.ops.numerics import no_autocast
 from protlm.attention.ops.products import matrix_product, product
 
@@ -38,6 +38,7 @@ class Weighting(NamedTuple):
     feature_map: FeatureMap
     normalizer: Denominator
     causal: bool
+    spans: Spans = None
 
 
 class LinearAttention(torch.autograd.Function):
@@ -52,11 +53,12 @@ class LinearAttention(torch.autograd.Function):
         mask_BL: Tensor,
         weighting: Weighting,
     ) -> Tensor:
-        feature_map, normalizer, causal = weighting
+        feature_map, normalizer, causal, spans = weighting
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
         # torch.compile functionalizes in-place writes, and then loses the strides.
         strides = torch.contiguous_format if is_compiling() else torch.preserve_format
-        out_BHLC = torch.empty_like(v_BHLC, memory_format=strides)
+        # What is outside of spans stays 0.
+        out_BHLC = torch.zeros_like(v_BHLC, memory_format=strides)
         saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
 
         def write(tile: Tile, sums: Tensor) -> None:
@@ -65,7 +67,7 @@ class LinearAttention(torch.autograd.Function):
 
         # The state of a chunk, its gradient and their increments are as large as its features.
         num_features = feature_map.num_features(q_BHLK.shape[-1]) * (2 if causal else 1)
-        groups = list(tiles(q_BHLK, num_features=num_features))
+        groups = list(tiles(q_BHLK, num_features=num_features, spans=spans))
         references, states = [], []
         with no_autocast(v_BHLC):
             for group in groups:
@@ -86,10 +88,10 @@ class LinearAttention(torch.autograd.Function):
         (dout_BHLC,) = grad_outputs
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
-        feature_map, normalizer, causal = ctx.weighting
+        feature_map, normalizer, causal, _ = ctx.weighting
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
         references, states = rest[: len(ctx.groups)], rest[len(ctx.groups) :]
-        gradients = [torch.empty_like(x) for x in (q_BHLK, k_BHLK, v_BHLC)]
+        gradients = [torch.zeros_like(x) for x in (q_BHLK, k_BHLK, v_BHLC)]
 
         def dsums_of(tile: Tile) -> Tensor:
             out = tile.of(out_BHLC).to(operands.dtype)

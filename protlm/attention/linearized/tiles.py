@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -11,6 +13,8 @@ from torch.compiler import is_compiling
 from protlm.attention.ops.products import matrix_product
 
 CHUNK = 64
+# The first positions of packed proteins, and those after the last ones; None for whole rows.
+Spans: TypeAlias = np.ndarray | None
 # On a CPU the features of a tile stay in cache: at most a MiB of float32 per thread.
 _CPU_NUMBERS, _CPU_POSITIONS = 1 << 18, 1 << 11
 _GPU_NUMBERS, _GPU_POSITIONS = 1 << 26, 1 << 20
@@ -28,10 +32,10 @@ class Tile:
         return x[self.samples, self.heads, self.rows]
 
 
-def tiles(x_BHLK: Tensor, *, num_features: int) -> Iterator[list[Tile]]:
+def tiles(x_BHLK: Tensor, *, num_features: int, spans: Spans = None) -> Iterator[list[Tile]]:
     """Yields, for each group of sequences, the tiles of its positions from left to right.
 
-    Linear attention computes the R features of one tile at a time.
+    Linear attention computes the R features of one tile at a time. A packed protein is a group.
     """
     batch, heads, length, _ = x_BHLK.shape
     assert length > 0
@@ -42,15 +46,17 @@ def tiles(x_BHLK: Tensor, *, num_features: int) -> Iterator[list[Tile]]:
     else:
         numbers, positions = _GPU_NUMBERS, _GPU_POSITIONS
     positions = min(numbers // num_features, positions) // CHUNK * CHUNK
-    rows = _ranges(length, max(positions, CHUNK))
-    head_ranges = _ranges(heads, max(positions // length, 1))
-    for samples in _ranges(batch, max(positions // (length * heads), 1)):
-        for some_heads in head_ranges:
-            yield [Tile(samples, some_heads, some_rows) for some_rows in rows]
+    for start, end in [(0, length)] if spans is None else spans.tolist():
+        length = end - start
+        rows = _ranges(start, end, max(positions, CHUNK))
+        head_ranges = _ranges(0, heads, max(positions // length, 1))
+        for samples in _ranges(0, batch, max(positions // (length * heads), 1)):
+            for some_heads in head_ranges:
+                yield [Tile(samples, some_heads, some_rows) for some_rows in rows]
 
 
-def _ranges(total: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, total)) for start in range(0, total, size)]
+def _ranges(first: int, last: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, last)) for start in range(first, last, size)]
 
 
 def chunked(x_BHLR: Tensor) -> Tensor:

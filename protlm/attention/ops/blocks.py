@@ -120,7 +120,8 @@ def window_softmax(
 ) -> Tensor:
     """Computes softmax(q kᵀ / √K) v over the window of every query, in linear time and memory.
 
-    Keys and values are finite everywhere; windows see those of `keys_BL`, and all see `shared`.
+    Keys and values are finite everywhere; windows see those of `keys_BL`, and all see `shared`. If
+    `keys_BL` are numbers of segments, from 1, windows end with their segments.
     BHLC, in the dtype of the values; 0 for a query without visible keys.
     """
     if window.dilation > 1:
@@ -140,6 +141,8 @@ def window_softmax(
     )
     key = torch.arange(-before, size + after, device=q_BHLK.device)
     query_M1 = torch.arange(size, device=q_BHLK.device)[:, None]
+    if is_key.dtype != torch.bool:
+        is_key = is_key == to_blocks(keys_BL[:, None, :, None], size).mT
     visible = window.sees(key - query_M1) & is_key.mT
     if shared is not None:
         is_visible = to_blocks(shared.visible_BLP[:, None], size)

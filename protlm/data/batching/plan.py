@@ -119,27 +119,37 @@ class Sequences(Protocol):
     def __getitem__(self, sample: int, /) -> np.ndarray: ...
 
 
+Content: TypeAlias = tuple[np.ndarray, np.random.Generator]
+
+
 class Row(Protocol):
     """The content of a row of a batch: a pure function of the seed and the data position."""
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Numbers of the samples of the row: one, or those that overlap with a joined row."""
+        """Numbers of the samples of the row: one, or those that are packed or joined in it."""
         ...
 
-    def read(self, sequences: Sequences, *, seed: int) -> tuple[np.ndarray, np.random.Generator]:
-        """Returns its tokens with special tokens, int64, and its random number generator."""
+    def read(self, sequences: Sequences, *, seed: int) -> list[Content]:
+        """Returns its tokens with special tokens, int64, and its random number generator.
+
+        Packed proteins have their own.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """The rows of a batch over all ranks, padded to `length`; `num_tokens` are without padding."""
+    """The rows of a batch over all ranks, padded to `length`; `num_tokens` are without padding.
+
+    Packed proteins have at most `longest` tokens.
+    """
 
     rows: Sequence[Row]
     length: int
     num_tokens: int
     after: Progress
+    longest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,7 @@ class BatchPlan:
     after: Progress
     micro_batch: int = 0
     step: int = 0
+    longest: int | None = None
 
 
 @dataclass(frozen=True)
@@ -214,6 +225,10 @@ class BatchingStrategy(ABC):
 
     def num_batches(self, block: SampleBlock) -> int:
         return len(self.batches(block))
+
+    @property
+    def longest_row(self) -> int:
+        return self.max_length
 
     def row_length(self, seen: int) -> int:
         return self.curriculum.max_length(seen) or self.max_length
@@ -327,7 +342,7 @@ class BatchStream(Sampler[BatchPlan]):
         for number in self._share.numbers:
             rows: list[Row | None] = list(batch.rows[number::num_micro_batches])
             rows += [None] * (most - len(rows))
-            yield BatchPlan(tuple(rows), batch.length, after, number)
+            yield BatchPlan(tuple(rows), batch.length, after, number, longest=batch.longest)
 
 
 @final

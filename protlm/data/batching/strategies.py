@@ -1,14 +1,17 @@
 """Batches of rows: one sequence per row, in buckets of length, or sequences that are joined."""
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
+from protlm.bounds import most_proteins
 from protlm.data.batching.plan import (
     SPECIALS,
     BatchingStrategy,
+    Content,
     GlobalBatch,
     Progress,
     SampleBlock,
@@ -39,29 +42,31 @@ class SequenceRow:
     def samples(self) -> tuple[int, ...]:
         return (self.sample,)
 
-    def read(self, sequences: Sequences, *, seed: int) -> tuple[np.ndarray, np.random.Generator]:
+    def read(self, sequences: Sequences, *, seed: int) -> list[Content]:
         rng = row_rng(seed, self.repeat, self.sample)
         residues = sequences[self.sample]
         part = crop(len(residues), self.max_length - SPECIALS, self.crop, rng)
         end = [VOCABULARY.eos] * (part.stop == len(residues))
         parts = ([VOCABULARY.cls], residues[part], end)
         # An empty list would convert them to floating-point numbers.
-        return np.concatenate(parts, dtype=np.int64, casting="unsafe"), rng
+        return [(np.concatenate(parts, dtype=np.int64, casting="unsafe"), rng)]
 
 
-@final
 @dataclass(frozen=True)
 class LengthBuckets(BatchingStrategy):
     """Sorts the samples of a block by length, cuts them into batches, and shuffles the batches.
 
     No sample is dropped or repeated. `crop` is the part that is kept of samples that are longer
-    than `max_length`; there are sixteen padded lengths per doubling.
+    than `max_length`; there are sixteen padded lengths per doubling, or those of `lengths`.
     """
 
     crop: str = "prefix"
+    lengths: tuple[int, ...] = ()
 
     @cached_property
     def edges(self) -> np.ndarray:
+        if self.lengths:
+            return np.array(self.lengths)
         edges = [min(_FIRST_EDGE, self.max_length)]
         while edges[-1] < self.max_length:
             doubling = 1 << (edges[-1].bit_length() - 1)
@@ -76,8 +81,9 @@ class LengthBuckets(BatchingStrategy):
         batches = []
         for number in rng.permutation(len(cuts)):
             places, length = cuts[number]
-            consumed += len(places)
-            rows, useful = self._rows(block, places), int(num_tokens[places].sum())
+            all_places = np.hstack(places)
+            consumed += len(all_places)
+            rows, useful = self._rows(block, places), int(num_tokens[all_places].sum())
             batches.append(GlobalBatch(rows, length, useful, Progress(epoch, consumed)))
         return batches
 
@@ -88,13 +94,13 @@ class LengthBuckets(BatchingStrategy):
     def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
         return np.maximum(num_residues + SPECIALS - row_length, 0)
 
-    def _cuts(self, block: SampleBlock) -> list[tuple[np.ndarray, int]]:
-        """Returns the positions in the block of each batch, and the padded length of its rows."""
+    def _cuts(self, block: SampleBlock) -> list[tuple[Any, int]]:
+        """Returns the positions in the block of the rows of each batch, and their padded length."""
         # In descending order, only the last batch of a block can be far below the budget.
         longest_first = np.argsort(-block.num_residues, kind="stable")
         num_tokens = self._num_tokens(block)
         padded = np.minimum(self.edges[np.searchsorted(self.edges, num_tokens)], block.max_length)
-        cuts: list[tuple[np.ndarray, int]] = []
+        cuts: list[tuple[Any, int]] = []
         position = 0
         while position < len(longest_first):
             length = int(padded[longest_first[position]])
@@ -106,11 +112,107 @@ class LengthBuckets(BatchingStrategy):
     def _num_tokens(self, block: SampleBlock) -> np.ndarray:
         return np.minimum(block.num_residues + SPECIALS, block.max_length)
 
-    def _rows(self, block: SampleBlock, places: np.ndarray) -> list[SequenceRow]:
+    def _rows(self, block: SampleBlock, places: Any) -> list[Any]:
         drawn = zip(block.samples[places].tolist(), block.passes[places].tolist(), strict=True)
         return [
             SequenceRow(sample, repeat, block.max_length, self.crop) for sample, repeat in drawn
         ]
+
+
+@final
+@dataclass(frozen=True)
+class ProteinsRow:
+    """Whole proteins, end to end."""
+
+    proteins: tuple[SequenceRow, ...]
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        return tuple(protein.sample for protein in self.proteins)
+
+    def read(self, sequences: Sequences, *, seed: int) -> list[Content]:
+        return [one for row in self.proteins for one in row.read(sequences, seed=seed)]
+
+
+@final
+@dataclass(frozen=True)
+class WholeProteins(LengthBuckets):
+    """Fills rows with the samples of a block, end to end, and shuffles the batches.
+
+    Samples are taken in order while the longest one fits, and then the longest that fits. A row has
+    `row` tokens, or those of a batch if there are fewer, and room for the longest sample.
+    """
+
+    row: int = 16_384
+
+    @property
+    def longest_row(self) -> int:
+        return max(min(self.row, self.tokens_per_batch), self.max_length)
+
+    def batches(self, block: SampleBlock) -> list[GlobalBatch]:
+        return [replace(batch, longest=self.max_length) for batch in super().batches(block)]
+
+    def _cuts(self, block: SampleBlock) -> list[tuple[Any, int]]:
+        size = self.longest_row
+        rows = _filled(self._num_tokens(block).tolist(), size)
+        firsts = range(0, len(rows), max(self.tokens_per_batch // size, 1))
+        return [(rows[first : first + firsts.step], size) for first in firsts]
+
+    def _rows(self, block: SampleBlock, places: Any) -> list[Any]:
+        whole = super()._rows
+        return [ProteinsRow(tuple(whole(block, np.array(row)))) for row in places]
+
+
+def _filled(num_tokens: list[int], size: int) -> list[list[int]]:
+    """Returns the numbers of the proteins of each row."""
+    waiting: dict[int, list[int]] = {}
+    for number in reversed(range(len(num_tokens))):
+        waiting.setdefault(num_tokens[number], []).append(number)
+    lengths, rows, is_used = sorted(waiting), list[list[int]](), [False] * len(num_tokens)
+    first = 0
+    while lengths:
+        row, room = [], size
+        while lengths and lengths[0] <= room and len(row) < most_proteins(size):
+            while is_used[first]:
+                first += 1
+            longest = lengths[bisect_right(lengths, room) - 1]
+            length = num_tokens[first] if lengths[-1] <= room else longest
+            # The first of its length is also the first of all, if this is the length of that.
+            row.append(waiting[length].pop())
+            is_used[row[-1]] = True
+            room -= length
+            if not waiting[length]:
+                lengths.remove(length)
+        rows.append(row)
+    return rows
+
+
+def fitting_lengths(num_tokens: np.ndarray, number: int) -> tuple[int, ...]:
+    """Returns as many padded lengths, or fewer, with the least padding of rows of these lengths.
+
+    By dynamic programming: with n of them, rows of up to e tokens take the least sum of what rows
+    of up to d < e take with n - 1, and of e for each of the others.
+
+    >>> fitting_lengths(np.array([3, 4, 8, 8, 9]), 2)
+    (4, 9)
+    """
+    # Of more than 1,024 lengths, only some multiples are tried.
+    step = -(-int(num_tokens.max()) // 1024)
+    rounded = np.minimum(-(-num_tokens // step) * step, num_tokens.max())
+    edges, counts = np.unique(rounded, return_counts=True)
+    ends = np.cumsum(counts)
+    # Sizes of the rows from the edge of the column to that of the row, padded to this.
+    sizes = (ends[:, None] - np.append(0, ends[:-1])) * edges[:, None].astype(float)
+    sizes[np.triu_indices(len(edges), 1)] = np.inf
+    least, choices = sizes[:, 0], list[np.ndarray]()
+    for _ in range(min(number, len(edges)) - 1):
+        totals = sizes + np.append(np.inf, least[:-1])
+        choices.append(totals.argmin(1))
+        least = totals.min(1)
+    chosen = [len(edges) - 1]
+    for choice in reversed(choices):
+        chosen.append(int(choice[chosen[-1]]) - 1)
+    return tuple(edges[chosen[::-1]].tolist())
 
 
 @final
@@ -131,13 +233,13 @@ class PackedRow:
     skip: int
     num_tokens: int
 
-    def read(self, sequences: Sequences, *, seed: int) -> tuple[np.ndarray, np.random.Generator]:
+    def read(self, sequences: Sequences, *, seed: int) -> list[Content]:
         parts: list[np.ndarray | list[int]] = []
         for sample in self.samples:
             parts += [sequences[sample], [VOCABULARY.eos]]
         chunk = np.concatenate(parts)[self.skip : self.skip + self.num_tokens]
         rng = row_rng(seed, self.epoch, self.position, self.skip)
-        return np.concatenate(([VOCABULARY.cls], chunk)), rng
+        return [(np.concatenate(([VOCABULARY.cls], chunk)), rng)]
 
 
 @final

@@ -16,6 +16,7 @@ from protlm.attention.linearized.variance import (
     relative_error,
 )
 from protlm.attention.performer_softmax import LARGEST_OPTIMAL_FOR, Estimator, PerformerSoftmax
+from protlm.bounds import taken
 from protlm.checkpoints.description import ModelDescription
 from protlm.data.dataset import FILLER, Batch
 from protlm.model.transformer import ProteinLM
@@ -93,10 +94,14 @@ class WatchEstimates(LoopCallback):
         def look(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
             # Activation checkpointing runs the layer a second time in the backward pass.
             hook.remove()
-            q_BHLK, k_BHLK = inputs[:2]
+            rows: list[tuple[Tensor, ...]] = [(*inputs[:2], mask_BL)]
             with torch.no_grad():
-                sums_3H = pair_sums(q_BHLK, k_BHLK, mask_BL, causal=named["causal"])
-            self._sums[number] = sums_3H
+                if bounds := named["bounds"]:
+                    given = *inputs[:2], mask_BL.view(1, 1, -1, 1)
+                    parts = (([taken(x, at) for x in given], m) for at, m in bounds.padded_rows())
+                    rows = [(q, k, seen[:, 0, :, 0] & mask) for (q, k, seen), mask in parts]
+                sums = [pair_sums(*row, causal=named["causal"]) for row in rows]
+            self._sums[number] = torch.stack(sums).sum(0)
 
         hook = mechanism.register_forward_pre_hook(look, with_kwargs=True)
 

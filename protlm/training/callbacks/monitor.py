@@ -108,7 +108,8 @@ class Monitor(LoopCallback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         if self._flops is not None:
-            self._row_flops = self._flops.training(batch.tokens_BL.shape[1], pl_module.device)
+            length, device = batch.tokens_BL.shape[1], pl_module.device
+            self._row_flops = self._flops.training(length, device, batch.bounds)
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -199,7 +200,7 @@ class Monitor(LoopCallback):
         useful_BL = mask_BL & ~is_filler_B[:, None]
         num_samples = (~is_filler_B).sum()
         sizes = [
-            num_samples,
+            num_samples.new_full((), len(batch.joined_N)) if batch.bounds else num_samples,
             (useful_BL & ~is_special_BL).sum(),
             useful_BL.sum(),
             num_samples.new_full((), mask_BL.numel()),

@@ -1,7 +1,7 @@
 """Batches: complete, in buckets or packed, the same for any ranks, resumable; and forecasts."""
 
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain, combinations, islice
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from protlm.data.batching import plan as module
 from protlm.data.batching.mixture import Mixture, SampleOrder
 from protlm.data.batching.plan import BatchStream, Curriculum, Progress, RankBatches, forecast
-from protlm.data.batching.strategies import LengthBuckets, Packing
+from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins, fitting_lengths
 from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
@@ -23,6 +23,7 @@ STAGES = Curriculum([[0, 32], [70, 64], [200, 128]])
 RULES = {
     "sequences": LengthBuckets(1_000, 128, block=32),
     "concatenated": Packing(300, 128, block=32),
+    "packed": WholeProteins(600, 128, block=32, row=300),
     "one row to a batch": Packing(50, 128, block=10),
     "sequences, growing": LengthBuckets(1_000, 128, block=32, curriculum=STAGES),
     "concatenated, growing": Packing(300, 128, block=32, curriculum=STAGES),
@@ -331,8 +332,7 @@ def test_edges_are_ascending_up_to_the_maximum(max_length):
 
 @pytest.mark.parametrize("tokens_per_batch", [8_192, 16_384, 65_536, 131_072])
 def test_at_most_5_percent_of_the_sample_s_batches_is_padding(tokens_per_batch):
-    path = sample_dir() / "uniprot_sample.fasta.gz"
-    lengths = np.array([len(record.sequence) for record in read_records(path, Tally())])
+    lengths = sample_lengths()
     rule = LengthBuckets(tokens_per_batch, 1_024)
     order = SampleOrder([len(lengths)])
     padded = sum(len(plan.rows) * plan.length for plan in BatchStream(lengths.take, order, rule))
@@ -370,7 +370,7 @@ def test_rows_are_the_stream_of_each_block_cut_in_pieces(mixture, max_length, to
     for plan in plans:
         assert plan.length == max_length
         assert len(plan.rows) <= max(tokens_per_batch // max_length, 1)
-        found += [row.read(mixture, seed=0)[0].tolist() for row in plan.rows]
+        found += [row.read(mixture, seed=0)[0][0].tolist() for row in plan.rows]
         if plan.after.tokens == 0 and plan.after.samples % BLOCK == 0:
             blocks.append(found)
             found = []
@@ -397,8 +397,66 @@ def test_places_are_those_of_the_tokens(mixture):
 def test_rows_have_independent_random_numbers(mixture):
     plans = packed_plans(mixture, Packing(60, 30, block=BLOCK))
     rows = [row for plan in plans for row in plan.rows]
-    draws = {tuple(row.read(mixture, seed=0)[1].random(3)) for row in rows}
+    draws = {tuple(row.read(mixture, seed=0)[0][1].random(3)) for row in rows}
     assert len(draws) == len(rows)
-    assert tuple(rows[5].read(mixture, seed=0)[1].random(3)) in draws
+    assert tuple(rows[5].read(mixture, seed=0)[0][1].random(3)) in draws
     for row, seed in ((rows[5], 1), (replace(rows[5], epoch=1), 0)):
-        assert tuple(row.read(mixture, seed=seed)[1].random(3)) not in draws
+        assert tuple(row.read(mixture, seed=seed)[0][1].random(3)) not in draws
+
+
+def packed_rows(rule, lengths, seed=1):
+    order = SampleOrder([len(lengths)], seed=seed)
+    return [row for plan in BatchStream(lengths.take, order, rule) for row in plan.rows]
+
+
+def sample_lengths():
+    path = sample_dir() / "uniprot_sample.fasta.gz"
+    return np.array([len(record.sequence) for record in read_records(path, Tally())])
+
+
+def test_packed_rows_have_every_protein_once_and_are_full():
+    lengths = sample_lengths()
+    rows = packed_rows(WholeProteins(65_536, 1_024), lengths)
+    assert sorted(chain.from_iterable(row.samples for row in rows)) == list(range(len(lengths)))
+    sizes = [np.minimum(lengths[[*row.samples]] + 2, 1_024).sum() for row in rows]
+    assert max(sizes) <= 16_384
+    # All but one, the last of the epoch's block, which is shuffled.
+    assert sum(sorted(sizes)[1:]) >= 0.995 * 16_384 * (len(rows) - 1)
+    # A row has a mixture of lengths, not the longest ones.
+    means = [lengths[[*row.samples]].mean() for row in rows]
+    assert np.std(means) < 2 * lengths.std() / np.sqrt(36)
+
+
+def test_packed_rows_of_short_proteins_have_a_limited_number():
+    rows = packed_rows(WholeProteins(160, 100, row=160), np.full(95, 1))
+    assert sorted(len(row.samples) for row in rows) == [5] + [10] * 9
+    # A row has room for the longest protein, and no more than a batch otherwise.
+    assert WholeProteins(160, 100).longest_row == 160
+    assert WholeProteins(160, 1_000).longest_row == 1_000
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 5, 9])
+def test_fitting_lengths_have_the_least_padding(number):
+    lengths = np.random.default_rng(0).integers(3, 60, 12)
+
+    def padding(edges):
+        return sum(edges[np.searchsorted(edges, n)] - n for n in lengths)
+
+    found = fitting_lengths(lengths, number)
+    others = sorted(set(lengths.tolist()) - {lengths.max()})
+    best = min(padding([*some, lengths.max()]) for some in combinations(others, number - 1))
+    assert (padding(found), found[-1], len(found)) == (best, lengths.max(), number)
+    assert fitting_lengths(lengths, 99) == (*others, lengths.max())
+    # Of many lengths, multiples and the maximum.
+    many = fitting_lengths(np.arange(3, 10_001), 4)
+    assert many[-1] == 10_000 and np.abs(np.array(many) - [2_500, 5_000, 7_500, 10_000]).max() < 20
+
+
+@pytest.mark.parametrize(("max_length", "least"), [(512, 0.92), (1_024, 0.89)])
+def test_ten_lengths_suffice_for_the_sample(max_length, least):
+    lengths = sample_lengths()
+    edges = fitting_lengths(np.minimum(lengths + 2, max_length), 10)
+    rule, order = LengthBuckets(16_384, max_length, lengths=edges), SampleOrder([len(lengths)])
+    assert forecast(lengths.take, order, rule).useful_fraction >= least
+    plans = list(BatchStream(lengths.take, order, rule, share=RankBatches(1, 3, fill=True)))
+    assert len({(len(plan.rows), plan.length) for plan in plans}) <= 10

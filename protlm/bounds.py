@@ -1,0 +1,86 @@
+"""The proteins of packed rows: where each of them begins and ends."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# One protein for every 16 tokens, so that bounds have one size, and a compiled model one graph.
+_TOKENS_PER_PROTEIN = 16
+# Padded rows are at most 2^(1/4) times as long as their proteins.
+_LENGTHS_PER_DOUBLING = 4
+
+
+def most_proteins(size: int) -> int:
+    """Returns the most proteins of a row of some tokens."""
+    return max(size // _TOKENS_PER_PROTEIN, 1)
+
+
+class Bounds(NamedTuple):
+    """The proteins of packed rows, which are joined to one row of L positions.
+
+    They lie end to end, and the padding behind those of a row is divided into segments as well.
+
+    Attributes:
+        cu_seqlens: the bounds of S segments, int32; the last ones are L if there are fewer.
+        segment_L: the number of the segment of each position, int64.
+        position_L: the position within the segment, int64.
+        spans: the first position of each protein, and that after its last one; on the CPU.
+        longest: the most positions of a segment.
+    """
+
+    cu_seqlens: Tensor
+    segment_L: Tensor
+    position_L: Tensor
+    spans: np.ndarray
+    longest: int
+
+    @classmethod
+    def of(cls, spans: Sequence[tuple[int, int]], shape: tuple[int, int], *, longest: int) -> Self:
+        """Creates the bounds of rows of a shape from the spans of the proteins, in order."""
+        rows, length = shape
+        total, before, cuts = rows * length, 0, {0}
+        for start, end in [*spans, (total, total)]:
+            cuts.update(range(before, start, longest), (start, end))
+            before = end
+        room = rows * (most_proteins(length) + length // longest + 1)
+        bounds = np.full(room + 1, total, dtype=np.int32)
+        bounds[: len(cuts)] = sorted(cuts)
+        segment_L = np.repeat(np.arange(room), np.diff(bounds))
+        numbers = bounds, segment_L, np.arange(total) - bounds[segment_L]
+        ends, segment, position = map(torch.from_numpy, numbers)
+        return cls(ends, segment, position, np.array(spans), longest)
+
+    def pin_memory(self) -> Self:
+        return self._make(x.pin_memory() if isinstance(x, Tensor) else x for x in self)
+
+    def with_gaps(self, inputs: Sequence[Tensor], gap: int) -> tuple[Tensor, list[Tensor]]:
+        """Returns the places of positions, L, in (..., L, K) with zeros around each segment.
+
+        Also returns the latter, whose size depends on L and S alone.
+        """
+        place_L = torch.arange(len(self.segment_L), device=self.segment_L.device)
+        place_L = place_L + gap * (self.segment_L + 1)
+        room = len(place_L) + gap * len(self.cu_seqlens)
+        free = [x.new_zeros(*x.shape[:-2], room, x.shape[-1]) for x in inputs]
+        pairs = zip(free, inputs, strict=True)
+        return place_L, [zeros.index_copy(-2, place_L, x) for zeros, x in pairs]
+
+    def padded_rows(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yields the positions of B proteins of similar length, BL, and the mask of padding."""
+        kinds = np.ceil(_LENGTHS_PER_DOUBLING * np.log2(np.ptp(self.spans, axis=1)))
+        for kind in np.unique(kinds):
+            start_B1, end_B1 = np.split(self.spans[kinds == kind], 2, axis=1)
+            place_BL = start_B1 + np.arange((end_B1 - start_B1).max())
+            # Padding repeats the first position, and is masked.
+            both = np.where(place_BL < end_B1, place_BL, start_B1), place_BL < end_B1
+            place, mask = (torch.from_numpy(x).to(self.segment_L.device) for x in both)
+            yield place, mask
+
+
+def taken(x_1HLK: Tensor, place_BM: Tensor) -> Tensor:
+    """Returns padded rows of a joined one, BHMK."""
+    # The gradient of a selection is faster than that of an index.
+    return x_1HLK[0].index_select(1, place_BM.flatten()).unflatten(1, place_BM.shape).movedim(1, 0)

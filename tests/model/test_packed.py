@@ -1,0 +1,128 @@
+"""A network on packed proteins: each is as it is alone, and a compiled one has one graph."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from protlm.bounds import Bounds
+from protlm.data.vocabulary import VOCABULARY
+from protlm.model.transformer import ProteinLM
+from protlm.system.errors import UserError
+from protlm.training.callbacks.hooks import compile_blocks
+from protlm.training.flops import ModelFlops
+from tests.small_models import network_of
+
+# What torch's compiler does to the tensors and functions that it traces.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*autograd.function.Function.* should not be instantiated"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+SHAPE, LONGEST = (2, 150), 60
+Packed = tuple[Tensor, Tensor, Bounds]
+# What reaches over positions, or counts them.
+EXTRAS = {"convolution": 5, "token_dropout": True, "unet_skips": True, "value_embedding": True}
+POSITIONS = [{"positions": "learned"}, {"positions": "rotary", "global_every": 2}]
+NETWORKS = [("attention=hybrid", POSITIONS[1]), ("attention=softmax", POSITIONS[0])]
+
+
+def packed(seed: int, *, first: Tensor | None = None) -> Packed:
+    """Two rows of proteins of random lengths, a tenth of them masked, or with a given first one."""
+    rng, spans = np.random.default_rng(seed), []
+    tokens_BL = torch.full(SHAPE, VOCABULARY.pad)
+    for row, length in enumerate([SHAPE[1]] * SHAPE[0]):
+        end = 0
+        # A row is left with some padding.
+        while (start := end) + 20 < length:
+            own = torch.from_numpy(rng.integers(4, 24, rng.integers(3, LONGEST + 1)))
+            own[torch.from_numpy(rng.random(len(own)) < 0.1)] = VOCABULARY.mask
+            own = own if spans or first is None else first
+            end = min(start + len(own), length)
+            tokens_BL[row, start:end] = own[: end - start]
+            spans.append((row * length + start, row * length + end))
+    bounds = Bounds.of(spans, SHAPE, longest=LONGEST)
+    return tokens_BL, tokens_BL != VOCABULARY.pad, bounds
+
+
+def trained(settings: str, **model: object) -> ProteinLM:
+    """Parameters are far from 0, where convolutions and value embeddings start."""
+    network = network_of(settings, **model)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in network.parameters():
+        parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
+    return network
+
+
+def gradients(network: ProteinLM, logits: Tensor) -> list[Tensor]:
+    found = torch.autograd.grad(logits.logsumexp(-1).sum(), [*network.parameters()])
+    return [logits.detach(), *found]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("settings", "positions"), NETWORKS)
+def test_a_packed_protein_is_as_it_is_alone(settings, positions, causal):
+    network = trained(settings, **EXTRAS, **positions, num_layers=2).double()
+    tokens_BL, mask_BL, bounds = packed(0)
+    out = network(tokens_BL, mask_BL, causal=causal, layers=[0, 1], bounds=bounds)
+    flat, parts = tokens_BL.flatten(), []
+    for start, end in bounds.spans.tolist():
+        alone = flat[None, start:end], torch.ones(1, end - start, dtype=torch.bool)
+        parts.append(network(*alone, causal=causal, layers=[0, 1]))
+    assert out.hidden.keys() == {0, 1} and out.hidden[1].shape[:2] == SHAPE
+    for layer, hidden_BLD in out.hidden.items():
+        expected = torch.cat([one.hidden[layer][0] for one in parts])
+        torch.testing.assert_close(hidden_BLD[mask_BL], expected, rtol=1e-11, atol=1e-11)
+    expected = torch.cat([one.logits_BLV[0] for one in parts])
+    pairs = zip(
+        gradients(network, out.logits_BLV[mask_BL]), gradients(network, expected), strict=True
+    )
+    for found, wanted in pairs:
+        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(("settings", "positions"), NETWORKS)
+def test_no_protein_sees_its_neighbors(settings, positions):
+    network = trained(settings, **EXTRAS, **positions, num_layers=2)
+    first = torch.arange(40) % 20 + 4
+    outputs = []
+    for seed in range(3):
+        tokens_BL, mask_BL, bounds = packed(seed, first=first)
+        logits_BLV = network(tokens_BL, mask_BL, causal=False, bounds=bounds).logits_BLV
+        outputs.append(logits_BLV[0, : len(first)])
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", ["attention=hybrid", "attention=performer_relu"])
+def test_all_batches_of_packed_proteins_are_one_graph(settings):
+    plain, compiled = (trained(settings, convolution=5, num_layers=2) for _ in range(2))
+    counter = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    compile_blocks(compiled, backend=counter)
+    for seed in range(3):
+        tokens_BL, mask_BL, bounds = packed(seed)
+        results = []
+        for network in (plain, compiled):
+            out = network(tokens_BL, mask_BL, causal=False, bounds=bounds)
+            results.append(gradients(network, out.logits_BLV[mask_BL]))
+        for one, other in zip(*results, strict=True):
+            assert (one - other).norm() <= 1e-4 * one.norm()
+    assert counter.frame_count == 1
+    torch._dynamo.reset()
+
+
+def test_flops_are_those_of_the_proteins():
+    """Of their pairs too, unlike those of a row of as many tokens."""
+    network, device = network_of("attention=softmax"), torch.device("cpu")
+    *_, bounds = packed(0)
+    whole = ModelFlops(network, causal=False).training(SHAPE[1], device)
+    own = ModelFlops(network, causal=False)
+    assert 0.5 * whole < own.training(SHAPE[1], device, bounds) < whole
+
+
+def test_proteins_that_are_longer_than_a_table_are_refused():
+    tokens_BL, mask_BL, bounds = packed(0)
+    network = network_of(positions="learned", max_length=LONGEST - 1)
+    with pytest.raises(UserError, match="60 positions exceed the 59"):
+        network(tokens_BL, mask_BL, causal=False, bounds=bounds)
