@@ -100,12 +100,19 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
     compiled: list[tuple[str, Any]] = []
 
     def launch(kernel: Any, grid: tuple[int, ...]) -> Any:
-        return lambda *arguments, **options: compiled.append(
-            (_name(kernel, arguments), kernel.warmup(*arguments, grid=grid, **options))
-        )
+        def run(**arguments: Any) -> None:
+            features = "relu" if arguments["bias"] is None else "softmax"
+            name = f"{'causal' if causal else 'bidirectional'} {features}: {kernel.fn.__name__}"
+            # Causal sums are computed twice: of chunks, and before each of their blocks.
+            if arguments.get("states") is not None:
+                name += ", states"
+            compiled.append((name, kernel.warmup(grid=grid, **arguments)))
 
-    x = torch.zeros(1, 256, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
-    mask, rows_RK = torch.ones(1, 256, dtype=torch.bool), torch.zeros(128, width)
+        return run
+
+    # Long enough for two chunks.
+    x = torch.zeros(1, 512, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
+    mask, rows_RK = torch.ones(1, 512, dtype=torch.bool), torch.zeros(128, width)
     bias_R = rows_RK[:, 0].contiguous()
     hopper = mock.patch.object(blocks, "is_hopper", lambda _: card == "sm_90")
     with _target(card), hopper, mock.patch.object(JITFunction, "__getitem__", launch):
@@ -113,13 +120,6 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
             out_BHLC, *_ = attention(x, x, x, mask, rows_RK, bias, 1e-3, causal)
             out_BHLC.float().sum().backward()
     return compiled
-
-
-def _name(kernel: Any, arguments: Sequence[Any]) -> str:
-    mode = kernel.fn.__module__.rpartition(".")[2].partition("_")[0]
-    # Constants c are those of the softmax kernel.
-    bias = arguments[kernel.arg_names.index("bias")]
-    return f"{mode} {'relu' if bias is None else 'softmax'}: {kernel.fn.__name__}"
 
 
 @contextmanager
