@@ -91,6 +91,8 @@ class Attention(nn.Module, ABC):
     map_meaning: ClassVar[str] = "the weight of value j in output i"
     # Whether outputs are the map times the values, of any width; an instance may override it.
     is_map_times_values: bool = True
+    # Whether the host knows that the batch has no padding; the model sets it for each pass.
+    is_whole: bool = False
     # The longest input, in positions; None for no limit.
     max_length: int | None = None
 

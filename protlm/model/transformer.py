@@ -121,15 +121,21 @@ class ProteinLM(nn.Module):
         return len(self.blocks)
 
     def forward(
-        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, layers: Sequence[int] = ()
+        self,
+        tokens_BL: Tensor,
+        mask_BL: Tensor,
+        *,
+        causal: bool,
+        layers: Sequence[int] = (),
+        is_whole: bool = False,
     ) -> ModelOutput:
         """Returns logits for every position, and the hidden states of layers.
 
         Layer 0 is the embedding, n the output of block n, and the last one that of the final norm,
-        as in ESM.
+        as in ESM. With `is_whole`, the mask is true everywhere, which spares a GPU hiding padding.
         """
-        wanted = {*layers, self.num_layers}
-        hidden = self.hidden_states(tokens_BL, mask_BL, causal=causal, layers=wanted)
+        context = self._context(tokens_BL, mask_BL, causal, is_whole=is_whole)
+        hidden = self._hidden_states(context, {*layers, self.num_layers})
         asked = {layer: hidden[layer] for layer in hidden if layer in layers}
         return ModelOutput(self._logits(hidden[self.num_layers]), asked)
 
@@ -137,8 +143,10 @@ class ProteinLM(nn.Module):
         self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, layers: Collection[int]
     ) -> dict[int, Tensor]:
         """Returns the hidden states of `forward`, BLD; later blocks and the head are not run."""
+        return self._hidden_states(self._context(tokens_BL, mask_BL, causal), layers)
+
+    def _hidden_states(self, context: Context, layers: Collection[int]) -> dict[int, Tensor]:
         hidden: dict[int, Tensor] = {}
-        context = self._context(tokens_BL, mask_BL, causal=causal)
         x_BLD = self._enter(context)
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
@@ -219,7 +227,18 @@ class ProteinLM(nn.Module):
             return self.head(x_BLD, self.embedding.weight)
         return self.head(x_BLD)
 
-    def _context(self, tokens_BL: Tensor, mask_BL: Tensor, causal: bool, start: int = 0) -> Context:
+    def _context(
+        self,
+        tokens_BL: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+        start: int = 0,
+        *,
+        is_whole: bool = False,
+    ) -> Context:
+        # Not within a block, whose activations may be recomputed: a graph there sets nothing.
+        for number in range(1, self.num_layers + 1):
+            self.mechanism(number).is_whole = is_whole
         end = start + tokens_BL.shape[1]
         rotation = None if self.rotary is None else self.rotary.angles(start, end)
         other = None if self.global_rotary is None else self.global_rotary.angles(start, end)

@@ -186,7 +186,10 @@ class LanguageModeling(Objective):
         return build_optimizer(self.network, self._optimizer)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
-        logits_BLV = self.network(batch.tokens_BL, batch.mask_BL, causal=self.causal).logits_BLV
+        data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        assert isinstance(data, SequenceData)
+        given = batch.tokens_BL, batch.mask_BL
+        logits_BLV = self.network(*given, causal=self.causal, is_whole=data.is_whole).logits_BLV
         sums = target_sums(logits_BLV, batch.targets_BL)
         return sums.nats, sums
 
