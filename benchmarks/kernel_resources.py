@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,15 +100,9 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
     compiled: list[tuple[str, Any]] = []
 
     def launch(kernel: Any, grid: tuple[int, ...]) -> Any:
-        def run(**arguments: Any) -> None:
-            features = "relu" if arguments["bias"] is None else "softmax"
-            name = f"{'causal' if causal else 'bidirectional'} {features}: {kernel.fn.__name__}"
-            # Causal sums are computed twice: of chunks, and before each of their blocks.
-            if arguments.get("states") is not None:
-                name += ", states"
-            compiled.append((name, kernel.warmup(grid=grid, **arguments)))
-
-        return run
+        return lambda **arguments: compiled.append(
+            (_name(kernel, arguments, causal=causal), kernel.warmup(grid=grid, **arguments))
+        )
 
     # Long enough for two chunks.
     x = torch.zeros(1, 512, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
@@ -120,6 +114,14 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
             out_BHLC, *_ = attention(x, x, x, mask, rows_RK, bias, 1e-3, causal)
             out_BHLC.float().sum().backward()
     return compiled
+
+
+def _name(kernel: Any, arguments: Mapping[str, Any], *, causal: bool) -> str:
+    mode = "causal" if causal else "bidirectional"
+    features = "relu" if arguments["bias"] is None else "softmax"
+    # Causal sums are computed twice: of chunks, and before each of their blocks.
+    with_states = ", states" if arguments.get("states") is not None else ""
+    return f"{mode} {features}: {kernel.fn.__name__}{with_states}"
 
 
 @contextmanager

@@ -73,13 +73,13 @@ class Case(NamedTuple):
     @classmethod
     def read(cls, text: str) -> "Case":
         device, *rest = json.loads(text)
-        dtypes = (getattr(torch, name) for name in rest[:3])
+        dtypes = (getattr(torch, name.removeprefix("torch.")) for name in rest[:3])
         return cls(torch.device(device), *dtypes, *rest[3:])
 
     @property
     def text(self) -> str:
         """What `read` reads."""
-        return json.dumps([str(self.device), *self._dtypes, *self[4:]])
+        return json.dumps([x if isinstance(x, int | None) else str(x) for x in self])
 
     @property
     def label(self) -> str:
@@ -88,13 +88,8 @@ class Case(NamedTuple):
         return (
             f"{'causal' if self.causal else 'bidirectional'} "
             f"{'softmax' if self.is_exponential else 'ReLU'}, {features}, heads of "
-            f"{self.key_width} and {self.value_width}, {'/'.join(self._dtypes)}"
+            f"{self.key_width} and {self.value_width}, {'/'.join(map(str, self[1:4]))}"
         )
-
-    @property
-    def _dtypes(self) -> list[str]:
-        dtypes = self.query_dtype, self.key_dtype, self.value_dtype
-        return [str(dtype).removeprefix("torch.") for dtype in dtypes]
 
 
 @assume_constant_result

@@ -1,7 +1,7 @@
 """Small hooks into the loop, one class for each."""
 
 import faulthandler
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -282,7 +282,7 @@ def _weights(module: LightningModule) -> dict[str, Tensor]:
     return dict(module.get_submodule("network").named_parameters())
 
 
-def compile_model(network: ProteinLM, *, backend: str | Callable[..., Any] = "inductor") -> None:
+def compile_model(network: ProteinLM, *, backend: Any = "inductor") -> None:
     """Compiles the forward pass of the model in place; names in the state dict do not change.
 
     Shapes are not symbolic: batches have few shapes, and linear attention needs a known length to

@@ -103,12 +103,7 @@ def _ask_child(case: Case) -> tuple[str, bool]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
         done = subprocess.run(
-            command,
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=_SECONDS,
-            env=environment,
+            command, check=False, capture_output=True, text=True, timeout=_SECONDS, env=environment
         )
     except subprocess.TimeoutExpired:
         return f"their check did not end within {_SECONDS} s", False
