@@ -20,7 +20,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 def _pointers(x, head, num_heads, positions, length, columns, width):
     sample, head = (head // num_heads).to(tl.int64), head % num_heads
     start = x + (sample * length * num_heads + head) * width
-    rows = positions.to(tl.int64)[:, None] * (num_heads * width)
+    rows = (positions * num_heads).to(tl.int64)[:, None] * width
     return start + rows + columns[None, :]
 
 

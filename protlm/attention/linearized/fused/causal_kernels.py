@@ -80,15 +80,15 @@ def value_gradients(
     for start in range(0, R, BR):
         features = start + tl.arange(0, BR)
         w_block = load_matrix(w, 0, features, R, BK, K)
-        first = first_row(block, head, tl.num_programs(0), R)
-        ds_block = load_matrix(s, first, features, R, BC, C)
-        phi = key_features(
-            k_block, w_block, bias, epsilon, references, head, is_seen, features, R, K, PRECISE
-        )
         phi_q = _query_weights(
             q_block, w_block, bias, epsilon, references, head, total, features, R, PRECISE
         )
+        phi = key_features(
+            k_block, w_block, bias, epsilon, references, head, is_seen, features, R, K, PRECISE
+        )
         weights += multiply(phi, tl.trans(phi_q), dtype, PRECISE)
+        first = first_row(block, head, tl.num_programs(0), R)
+        ds_block = load_matrix(s, first, features, R, BC, C)
         dv_block += multiply(phi, ds_block, dtype, PRECISE)
     weights = tl.where(rows[:, None] <= rows[None, :], weights, 0.0)
     dout_block = load_rows(dout, head, num_heads, positions, length, is_seen, BC, C)

@@ -149,13 +149,15 @@ def sum_queries(
         place = head.to(tl.int64) * length + positions
         total = tl.load(totals + place, mask=is_seen, other=float("inf"))
         along_block = tl.load(along + place, mask=is_seen, other=0.0)
-        weights = project_transposed(q_block, w_block, PRECISE)
+        phi = project_transposed(q_block, w_block, PRECISE)
         if bias is None:
-            weights = (tl.maximum(weights, 0.0) + epsilon) / total[None, :]
+            phi = tl.maximum(phi, 0.0) + epsilon
+            weights, along_block = phi / total[None, :], along_block / total
         else:
-            weights = tl.exp2(weights + shift[:, None] - total[None, :])
+            phi = tl.exp2(phi + shift[:, None] - total[None, :])
+            weights = phi
         s_block += multiply(weights, dout_block, dout.dtype.element_ty, PRECISE)
-        z_block += tl.sum(weights * along_block[None, :], axis=1)
+        z_block += tl.sum(phi * along_block[None, :], axis=1)
     if states is None:
         first = first_row(chunk, head, all_heads, R)
         _store_row(s, z, first, features, s_block, z_block, R, BC, C)
@@ -202,7 +204,6 @@ def attend(
         w_block = load_matrix(w, 0, features, R, BK, K)
         first = first_row(block if CAUSAL else 0, head, tl.num_programs(0), R)
         s_block = load_matrix(s, first, features, R, BC, C)
-        z_block = load_numbers(z, first, features, 0.0, R)
         if CAUSAL:
             phi_k = key_features(
                 k_block, w_block, bias, epsilon, references, head, is_seen, features, R, K, PRECISE
@@ -223,6 +224,7 @@ def attend(
             highest = raised
         # Bidirectional exponents have z already.
         if CAUSAL or bias is None:
+            z_block = load_numbers(z, first, features, 0.0, R)
             total += tl.sum(phi * z_block[None, :], axis=1)
         else:
             total += tl.sum(phi, axis=1)
