@@ -160,8 +160,8 @@ def _causal(run: _Pass) -> _Four:
     grid.over_positions(shared_kernels.attend, run.arguments)
     # The states would take several times the memory of the inputs until the backward pass.
     nothing = run.v_BHLC.new_empty(0)
-    m_BHR = run.w_RK.new_empty(0) if references is None else references
-    return out_BHLC, totals_BHL, nothing, m_BHR
+    references = run.w_RK.new_empty(0) if references is None else references
+    return out_BHLC, totals_BHL, nothing, references
 
 
 def _first_exponents(k_BHLK: Tensor, mask_BL: Tensor, w_RK: Tensor) -> Tensor:
