@@ -1,5 +1,8 @@
 """Runs the steps of `benchmarks/gpu.sh` and writes the page with the results.
 
+With `kernels`, these are the comparisons of the fused kernels alone, in two minutes. A machine that
+is lent may take only so much: the sizes of the tree and of its packages are checked first.
+
 Each step is a process with its own timeout, because a step that fails or hangs must not end the
 others. Together they take less than nine minutes. The page reports failures too.
 """
@@ -25,7 +28,9 @@ from benchmarks.gpu_page import page_text
 from protlm.system.errors import UserError, exit_with_message
 from protlm.system.paths import check_output, complete_file
 
-MOST_SECONDS = 530.0
+MOST_SECONDS = {"kernels": 120.0, "all": 530.0}
+STEPS = {"kernels": ("machine", "kernels")}
+MOST_MIB = 60
 SECONDS_OF_A_LENGTH = 3.0
 # On a CPU, where the script is only tested, a step may take longer by this factor.
 PATIENCE_ON_A_CPU = 4
@@ -163,12 +168,37 @@ def all_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
     return steps
 
 
+def check_room(most_mib: float) -> None:
+    """Refuses a tree that, with the packages in build/peers, is larger than a machine takes."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Without git, all that is here is taken.
+    given = map(Path, done.stdout.split("\0")) if done.returncode == 0 else Path().rglob("*")
+    files = {path for path in (*given, *Path("build", "peers").rglob("*")) if path.is_file()}
+    sizes: dict[str, int] = {}
+    for path in files:
+        folder = "/".join(path.parts[:-1][:2]) or "."
+        sizes[folder] = sizes.get(folder, 0) + path.stat().st_size
+    total = sum(sizes.values()) / (1 << 20)
+    print(f"{total:.1f} MiB of {most_mib:.0f} in files", file=sys.stderr, flush=True)
+    if total > most_mib:
+        largest = sorted(sizes, key=lambda folder: -sizes[folder])[:3]
+        listed = ", ".join(f"{folder} {sizes[folder] / (1 << 20):.1f}" for folder in largest)
+        raise UserError(
+            f"the files have {total:.1f} MiB, more than {most_mib:.0f} (most in {listed}); leave "
+            "some out, or type --most-mib"
+        )
+
+
 def measure(arguments: argparse.Namespace) -> str:
     """Runs all steps, and writes the page after each, so that no result is lost."""
     patience = PATIENCE_ON_A_CPU if arguments.device == "cpu" else 1
-    end, outcomes, text = time.monotonic() + patience * arguments.seconds, dict[str, Outcome](), ""
+    seconds = arguments.seconds or MOST_SECONDS[arguments.purpose]
+    end, outcomes, text = time.monotonic() + patience * seconds, dict[str, Outcome](), ""
     with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
-        for steps in _turns(all_steps(arguments, Path(name))):
+        wanted = STEPS.get(arguments.purpose)
+        chosen = all_steps(arguments, Path(name))
+        for steps in _turns([step for step in chosen if wanted is None or step.label in wanted]):
             found = run(steps, end=end, patience=patience)
             for step, outcome in zip(steps, found, strict=True):
                 if outcome.failure:
@@ -190,9 +220,11 @@ def _turns(steps: Sequence[Step]) -> Iterator[list[Step]]:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description="Measure everything that needs a GPU.")
+    parser.add_argument("purpose", nargs="?", default="all", choices=tuple(MOST_SECONDS))
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the script")
-    parser.add_argument("--seconds", type=float, default=MOST_SECONDS, help="for all steps")
+    parser.add_argument("--seconds", type=float, help="for all steps")
+    parser.add_argument("--most-mib", type=float, default=MOST_MIB, help="that a machine takes")
     parser.add_argument("--page", type=Path, help="default: outputs/results-gpu.md")
     parsed = parser.parse_args(arguments)
     if parsed.page is None:
@@ -203,6 +235,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Runs all steps, and prints the page."""
     arguments = parse()
+    check_room(arguments.most_mib)
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise UserError(
             f"torch {torch.__version__} finds no GPU here; to test the script without one, type "

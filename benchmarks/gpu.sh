@@ -4,6 +4,7 @@
 # also looked for in build/peers.
 #
 #   benchmarks/gpu.sh                          on a machine with torch 2.10 or newer and CUDA
+#   benchmarks/gpu.sh kernels                  the comparisons of the fused kernels, in two minutes
 #   benchmarks/gpu.sh --device cpu --quick     to test the script
 set -euo pipefail
 

@@ -18,14 +18,14 @@ from torch import Tensor
 from benchmarks import harness
 from benchmarks.attention_passes import timed
 from benchmarks.harness import Pace, emulates_bfloat16, machine, take_turns
-from protlm.attention.linearized.selection import Case, failure
+from protlm.attention.linearized.selection import Case
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.objective import target_sums
 from protlm.model.transformer import build_network, num_parameters
-from protlm.training.callbacks.hooks import compile_blocks
+from protlm.training.callbacks.hooks import compile_model
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.optimization import build_optimizer
 
@@ -45,16 +45,22 @@ MODELS = {
 # Linear attention and its peer, exact attention, in otherwise equal models.
 ATTENTIONS = ("performer_relu", "softmax")
 _TARGETS = 0.15
-# The cases of fused kernels to check: dtype, channels of a head, features, causality.
-KERNELS = (
-    *((torch.bfloat16, *sizes, False) for sizes in ((64, 128), (64, 256), (24, 64), (128, 128))),
-    (torch.float32, 64, 128, False),
-    *((torch.bfloat16, *sizes, True) for sizes in ((64, 128), (64, 256), (24, 64))),
-    (torch.float32, 16, 64, True),
+# Softmax or ReLU, dtype, channels of a head, features or None for its coordinates, causality.
+KernelCase = tuple[str, torch.dtype, int, int | None, bool]
+_KINDS = (("ReLU", None), ("softmax", 256), ("softmax", 64))
+# The cases of fused kernels to check; those on which an assembler has failed come first.
+KERNELS: tuple[KernelCase, ...] = (
+    *(
+        (name, torch.bfloat16, width, rows, causal)
+        for causal in (True, False)
+        for width in (64, 32, 24)
+        for name, rows in _KINDS
+    ),
+    *((name, torch.bfloat16, 128, 128, False) for name in ("ReLU", "softmax")),
+    *((name, torch.float32, 64, 128, False) for name in ("ReLU", "softmax")),
+    *((name, torch.float32, 16, 64, True) for name in ("ReLU", "softmax")),
 )
-# Softmax or ReLU, and the same four.
-KernelCase = tuple[str, torch.dtype, int, int, bool]
-_MOST_COMPILERS = 8
+_SIDE_BY_SIDE = 14
 
 
 @dataclass(frozen=True)
@@ -104,25 +110,26 @@ def kernels(device: torch.device) -> None:
 
     Compiling them takes one processor about a minute, so several processes do it.
     """
-    cases = [(name, *sizes) for name in ("softmax", "ReLU") for sizes in KERNELS]
     # A CPU only tests the script.
     if device.type != "cuda":
-        for case in cases:
+        for case in KERNELS:
             _report(_kernel(case, "needs a GPU"))
         return
-    num_processes = min(_MOST_COMPILERS, len(os.sched_getaffinity(0)))
+    num_processes = min(_SIDE_BY_SIDE, len(os.sched_getaffinity(0)))
     spawn = multiprocessing.get_context("spawn")
     # After an illegal access a process can no longer use the card, so each case has its own.
     with ProcessPoolExecutor(num_processes, mp_context=spawn, max_tasks_per_child=1) as pool:
-        checked = [pool.submit(_checked, case, device) for case in cases]
-        for case, each in zip(cases, checked, strict=True):
+        checked = [pool.submit(_checked, case, device) for case in KERNELS]
+        for case, each in zip(KERNELS, checked, strict=True):
             error = each.exception()
             reason = f"{type(error).__name__}: {error}" if error else each.result()
             _report(_kernel(case, reason))
 
 
 def _checked(case: KernelCase, device: torch.device) -> str:
-    """Compares the fused kernels of a case with PyTorch in float64; returns what is wrong."""
+    """Compares the fused kernels of a case twice with PyTorch in float64; returns what is wrong."""
+    from protlm.attention.linearized.fused.check import failure
+
     name, dtype, width, features, causal = case
     return failure(
         Case(device, dtype, dtype, dtype, width, width, features, name == "softmax", causal)
@@ -135,7 +142,7 @@ def _kernel(case: KernelCase, reason: str) -> dict[str, Any]:
         "kernel": name,
         "values": str(dtype).removeprefix("torch."),
         "channels": width,
-        "features": features,
+        "features": features or width,
         "causal": causal,
         "failure": reason,
     }
@@ -186,7 +193,7 @@ class Trained:
         self._optimizer = build_optimizer(network, self._config.optimizer)
         self._length, self._device, self._peak = length, device, 0.0
         if compiled:
-            compile_blocks(network)
+            compile_model(network)
 
     def rows_that_fit(self, num_rows: int) -> int:
         """Returns a number of rows that fits into memory, halving it until a step succeeds."""

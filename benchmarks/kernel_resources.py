@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,12 +100,13 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
     compiled: list[tuple[str, Any]] = []
 
     def launch(kernel: Any, grid: tuple[int, ...]) -> Any:
-        return lambda *arguments, **options: compiled.append(
-            (_name(kernel, arguments), kernel.warmup(*arguments, grid=grid, **options))
+        return lambda **arguments: compiled.append(
+            (_name(kernel, arguments, causal=causal), kernel.warmup(grid=grid, **arguments))
         )
 
-    x = torch.zeros(1, 256, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
-    mask, rows_RK = torch.ones(1, 256, dtype=torch.bool), torch.zeros(128, width)
+    # Long enough for two chunks.
+    x = torch.zeros(1, 512, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
+    mask, rows_RK = torch.ones(1, 512, dtype=torch.bool), torch.zeros(128, width)
     bias_R = rows_RK[:, 0].contiguous()
     hopper = mock.patch.object(blocks, "is_hopper", lambda _: card == "sm_90")
     with _target(card), hopper, mock.patch.object(JITFunction, "__getitem__", launch):
@@ -115,11 +116,12 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
     return compiled
 
 
-def _name(kernel: Any, arguments: Sequence[Any]) -> str:
-    mode = kernel.fn.__module__.rpartition(".")[2].partition("_")[0]
-    # Constants c are those of the softmax kernel.
-    bias = arguments[kernel.arg_names.index("bias")]
-    return f"{mode} {'relu' if bias is None else 'softmax'}: {kernel.fn.__name__}"
+def _name(kernel: Any, arguments: Mapping[str, Any], *, causal: bool) -> str:
+    mode = "causal" if causal else "bidirectional"
+    features = "relu" if arguments["bias"] is None else "softmax"
+    # Causal sums are computed twice: of chunks, and before each of their blocks.
+    with_states = ", states" if arguments.get("states") is not None else ""
+    return f"{mode} {features}: {kernel.fn.__name__}{with_states}"
 
 
 @contextmanager

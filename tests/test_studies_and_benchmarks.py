@@ -39,7 +39,7 @@ SMALLEST = {
     "benchmarks.data --quick": "times as fast as Biopython",
     "benchmarks.embedding --quick --proteins 9 --lengths 40": "times as fast as EsmModel",
     "benchmarks.embedding_t5 --quick --proteins 9": "T5EncoderModel, median",
-    "benchmarks.gpu_step kernels --quick --device cpu": "needs a GPU",
+    "benchmarks.gpu kernels --quick --device cpu": "needs a GPU",
     "benchmarks.mechanisms --quick --lengths 16 --mechanisms softmax hybrid": "hybrid",
     "benchmarks.overhead --quick model=tiny data.max_length=64 schedule.warmup_steps=0": "adds",
     "benchmarks.synthetic_fasta proteins.fasta.gz --records 100": "",

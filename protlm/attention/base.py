@@ -93,6 +93,8 @@ class Attention(nn.Module, ABC):
     advice: ClassVar[str]
     # The meaning of entry (i, j) of a map.
     map_meaning: ClassVar[str] = "the weight of value j in output i"
+    # Whether the host knows that the batch has no padding; the model sets it for each pass.
+    is_whole: bool = False
     # The longest input, in positions; None for no limit.
     max_length: int | None = None
 

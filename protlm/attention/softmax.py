@@ -49,7 +49,7 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         num_values, scale = v_BHLC.shape[-1], 1 / math.sqrt(q_BHLK.shape[-1])
         # This would synchronize with a GPU, and break a compiled graph.
         may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
-        is_whole = may_look and bool(mask_BL.all())
+        is_whole = self.is_whole or (may_look and bool(mask_BL.all()))
         q, k, v = q_BHLK, k_BHLK, v_BHLC
         if not is_whole:
             q, k, v = _with_a_coordinate(*(zero_padding(x, mask_BL) for x in (q, k, v)), mask_BL)

@@ -1,5 +1,6 @@
 """`protlm doctor [FASTA] [-m MODEL]`: what works on this machine, and what would fail."""
 
+import importlib.util
 import json
 import os
 import platform
@@ -75,6 +76,7 @@ def _check_machine(report: Report, device: torch.device) -> None:
         "threads": torch.get_num_threads(),
         "available_memory_bytes": available_memory(),
         "disks": {str(folder): _disk(folder) for folder in folders},
+        "fused_kernels": _fused_kernels(device),
     }
     threads, processors = report.facts["threads"], report.facts["processors"]
     if threads > processors:
@@ -102,6 +104,16 @@ def _gpu(number: int) -> dict[str, str | int]:
     free, total = torch.cuda.mem_get_info(number)
     name = torch.cuda.get_device_name(number)
     return {"name": name, "total_bytes": total, "free_bytes": free}
+
+
+def _fused_kernels(device: torch.device) -> list[str] | str:
+    """Returns what their checks found on this device, with its present driver and versions."""
+    if importlib.util.find_spec("triton") is None:
+        return "not used, as the package triton is missing"
+    from protlm.attention.linearized.fused.check import kept_verdicts
+
+    found = [f"{one.case}: {one.fault or 'right'}" for one in kept_verdicts(device)]
+    return found or "checked when a GPU first needs them"
 
 
 def _disk(folder: Path) -> dict[str, int | bool]:

@@ -182,7 +182,7 @@ class TrainerConfig(Checked):
     activation_checkpointing: bool = setting(
         "recomputes activations in the backward pass instead of storing them", False
     )
-    compile: bool = setting("compiles the blocks, for ten padded lengths", False, decides=True)
+    compile: bool = setting("compiles the model, for ten padded lengths", False, decides=True)
     peak_tflops: float | None = setting(
         "peak TFLOP/s of a device, for the utilization, if the device is not in the table",
         None,

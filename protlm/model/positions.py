@@ -116,10 +116,13 @@ class RelativeBias(nn.Module):
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    """Rotates queries or keys, in float32 or above, and returns them in their dtype."""
-    rotated_BHLK = _Rotation.apply(x_BHLK, cos_LK, sin_LK)
-    assert isinstance(rotated_BHLK, Tensor)
-    return rotated_BHLK
+    """Rotates queries or keys, in float32 or above, and returns them in their dtype.
+
+    They are rotated as they are in memory, BLHK: a compiler would read across the heads of BHLK.
+    """
+    rotated_BLHK = _Rotation.apply(x_BHLK.transpose(1, 2), cos_LK[:, None], sin_LK[:, None])
+    assert isinstance(rotated_BLHK, Tensor)
+    return rotated_BLHK.transpose(1, 2)
 
 
 class _Rotation(torch.autograd.Function):
@@ -129,33 +132,39 @@ class _Rotation(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-        ctx.save_for_backward(cos_LK, sin_LK)
-        return _rotated(x_BHLK, cos_LK, sin_LK)
+    def forward(ctx: Any, x_BLHK: Tensor, cos_L1K: Tensor, sin_L1K: Tensor) -> Tensor:
+        ctx.save_for_backward(cos_L1K, sin_L1K)
+        return _rotated(x_BLHK, cos_L1K, sin_L1K)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (drotated_BHLK,) = grad_outputs
-        cos_LK, sin_LK = ctx.saved_tensors
-        return _rotated(drotated_BHLK, cos_LK, -sin_LK), None, None
+        (drotated_BLHK,) = grad_outputs
+        cos_L1K, sin_L1K = ctx.saved_tensors
+        return _rotated(drotated_BLHK, cos_L1K, -sin_L1K), None, None
 
 
-def _rotated(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    length = x_BHLK.shape[2]
-    size = max(_CHUNK * length // max(x_BHLK.numel(), 1), 1)
-    if size >= length or x_BHLK.device.type != "cpu" or torch.compiler.is_compiling():
-        return _rotated_at_once(x_BHLK, cos_LK, sin_LK)
-    rotated_BHLK = torch.empty_like(x_BHLK)
+def _rotated(x_BLHK: Tensor, cos_L1K: Tensor, sin_L1K: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        # Out of place: a compiler makes several kernels of slices that are changed.
+        (x, y), (cos, _), (sin, _) = (
+            each.chunk(2, dim=-1) for each in (upcast(x_BLHK), cos_L1K, sin_L1K)
+        )
+        return torch.cat([x * cos - y * sin, y * cos + x * sin], dim=-1).to(x_BLHK.dtype)
+    length = x_BLHK.shape[1]
+    size = max(_CHUNK * length // max(x_BLHK.numel(), 1), 1)
+    if size >= length or x_BLHK.device.type != "cpu":
+        return _rotated_at_once(x_BLHK, cos_L1K, sin_L1K)
+    rotated_BLHK = torch.empty_like(x_BLHK)
     for start in range(0, length, size):
         rows = slice(start, start + size)
-        rotated_BHLK[:, :, rows] = _rotated_at_once(x_BHLK[:, :, rows], cos_LK[rows], sin_LK[rows])
-    return rotated_BHLK
+        rotated_BLHK[:, rows] = _rotated_at_once(x_BLHK[:, rows], cos_L1K[rows], sin_L1K[rows])
+    return rotated_BLHK
 
 
-def _rotated_at_once(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    half = x_BHLK.shape[-1] // 2
-    upcast_BHLK = upcast(x_BHLK)
-    rotated_BHLK = upcast_BHLK * cos_LK
-    rotated_BHLK[..., :half].addcmul_(upcast_BHLK[..., half:], sin_LK[:, :half], value=-1)
-    rotated_BHLK[..., half:].addcmul_(upcast_BHLK[..., :half], sin_LK[:, half:])
-    return rotated_BHLK.to(x_BHLK.dtype)
+def _rotated_at_once(x_BLHK: Tensor, cos_L1K: Tensor, sin_L1K: Tensor) -> Tensor:
+    half = x_BLHK.shape[-1] // 2
+    upcast_BLHK = upcast(x_BLHK)
+    rotated_BLHK = upcast_BLHK * cos_L1K
+    rotated_BLHK[..., :half].addcmul_(upcast_BLHK[..., half:], sin_L1K[..., :half], value=-1)
+    rotated_BLHK[..., half:].addcmul_(upcast_BLHK[..., :half], sin_L1K[..., half:])
+    return rotated_BLHK.to(x_BLHK.dtype)

@@ -132,13 +132,16 @@ class ProteinLM(nn.Module):
         causal: bool,
         layers: Sequence[int] = (),
         bounds: Bounds | None = None,
+        is_whole: bool = False,
     ) -> ModelOutput:
         """Returns logits for every position, and the hidden states of layers.
 
         Layer 0 is the embedding, n the output of block n, and the last one that of the final norm,
         as in ESM. With bounds, the rows have packed proteins, each computed as if it were alone.
+        With `is_whole`, the mask is true everywhere, which spares a GPU hiding padding.
         """
-        context = self._context(tokens_BL, mask_BL, causal, 0 if bounds is None else bounds)
+        start = 0 if bounds is None else bounds
+        context = self._context(tokens_BL, mask_BL, causal, start, is_whole=is_whole)
         hidden = self._hidden_states(context, {*layers, self.num_layers})
         hidden = {number: x.reshape(*mask_BL.shape, -1) for number, x in hidden.items()}
         asked = {layer: hidden[layer] for layer in hidden if layer in layers}
@@ -151,7 +154,8 @@ class ProteinLM(nn.Module):
         return self._hidden_states(self._context(tokens_BL, mask_BL, causal), layers)
 
     def _hidden_states(self, context: Context, layers: Collection[int]) -> dict[int, Tensor]:
-        hidden, x_BLD = dict[int, Tensor](), self._enter(context)
+        hidden: dict[int, Tensor] = {}
+        x_BLD = self._enter(context)
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             if number - 1 in layers:
@@ -232,10 +236,20 @@ class ProteinLM(nn.Module):
         return self.head(x_BLD)
 
     def _context(
-        self, tokens_BL: Tensor, mask_BL: Tensor, causal: bool, start: int | Bounds = 0
+        self,
+        tokens_BL: Tensor,
+        mask_BL: Tensor,
+        causal: bool,
+        start: int | Bounds = 0,
+        *,
+        is_whole: bool = False,
     ) -> Context:
         """Returns the context of rows from a position on, or of packed proteins, in one row."""
         bounds = None if isinstance(start, int) else start
+        # Not within a block, whose activations may be recomputed: a graph there sets nothing.
+        # Packed proteins may be padded one by one.
+        for number in range(1, self.num_layers + 1):
+            self.mechanism(number).is_whole = is_whole and bounds is None
         if isinstance(start, int):
             position_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
         else:

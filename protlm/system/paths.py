@@ -39,6 +39,11 @@ def models_dir() -> Path:
     return shipped("models")
 
 
+def cache_dir() -> Path:
+    """Returns the user's folder for what can be found again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "protlm"
+
+
 def shipped(name: str) -> Path:
     """Returns a folder or a file: in `protlm` when installed, beside it in a checkout."""
     installed = _PACKAGE / name

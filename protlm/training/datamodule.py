@@ -111,6 +111,13 @@ class SequenceData(pl.LightningDataModule):
         self.config, self.masking, self.seed = config, masking, seed
         self.share = share
         self.progress = Progress()
+        # Whether the batch at hand has no padding.
+        self.is_whole = False
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Looks for padding while the host has the mask, and need not wait for a GPU."""
+        self.is_whole = bool(batch.mask_BL.all())
+        return batch
 
     def state_dict(self) -> dict[str, Any]:
         return asdict(self.progress) | {"fingerprint": self.train.fingerprint}

@@ -128,4 +128,5 @@ def fused_counters() -> dict[Any, Any]:
         sums = 2 * (math.prod(v) + math.prod(v[:-1]))
         return 2 * w[0] * (math.prod(q) + math.prod(k) + sums)
 
-    return {attention._opoverload.overloadpacket: operations}
+    operator: Any = attention
+    return {operator._opoverload.overloadpacket: operations}

@@ -186,13 +186,15 @@ class LanguageModeling(Objective):
         return build_optimizer(self.network, self._optimizer)
 
     def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
-        logits_BLV = self._logits(self.network, batch)
+        data = self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        assert isinstance(data, SequenceData)
+        logits_BLV = self._logits(self.network, batch, is_whole=data.is_whole)
         sums = target_sums(logits_BLV, batch.targets_BL)
         return sums.nats, sums
 
-    def _logits(self, network: nn.Module, batch: Batch) -> Tensor:
-        rows = batch.tokens_BL, batch.mask_BL
-        return network(*rows, causal=self.causal, bounds=batch.bounds).logits_BLV
+    def _logits(self, network: nn.Module, batch: Batch, *, is_whole: bool = False) -> Tensor:
+        rows, known = (batch.tokens_BL, batch.mask_BL), {"is_whole": is_whole}
+        return network(*rows, causal=self.causal, bounds=batch.bounds, **known).logits_BLV
 
     def on_fit_start(self) -> None:
         """Counts residue frequencies, the baseline of the validation loss."""

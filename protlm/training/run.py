@@ -28,7 +28,7 @@ from protlm.training.callbacks.hooks import (
     StallWatchdog,
     TrackDataProgress,
     ValidateLastStep,
-    compile_blocks,
+    compile_model,
 )
 from protlm.training.callbacks.monitor import DataWait, Measurement, MeasureModel, Monitor
 from protlm.training.callbacks.preemption import StopOnSignal
@@ -190,7 +190,7 @@ def _callbacks(
     if measurement is not None and config.measure_every is not None:
         callbacks.append(MeasureModel(measurement, every=config.measure_every))
     if config.compile:
-        compile_blocks(module.network)
+        compile_model(module.network)
         callbacks.append(RunEagerly(config.log_every if estimates.columns else None))
     return callbacks
 

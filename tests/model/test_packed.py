@@ -10,7 +10,7 @@ from protlm.bounds import Bounds
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import UserError
-from protlm.training.callbacks.hooks import compile_blocks
+from protlm.training.callbacks.hooks import compile_model
 from protlm.training.flops import ModelFlops
 from tests.small_models import network_of
 
@@ -99,7 +99,7 @@ def test_all_batches_of_packed_proteins_are_one_graph(settings):
     plain, compiled = (trained(settings, convolution=5, num_layers=2) for _ in range(2))
     counter = CompileCounterWithBackend("aot_eager")
     torch._dynamo.reset()
-    compile_blocks(compiled, backend=counter)
+    compile_model(compiled, backend=counter)
     for seed in range(3):
         tokens_BL, mask_BL, bounds = packed(seed)
         results = []

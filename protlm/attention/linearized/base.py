@@ -32,6 +32,7 @@ from protlm.attention.ops.numerics import (
     visible_keys,
     zero_padding,
 )
+from protlm.attention.ops.products import operand_dtype
 from protlm.attention.ops.projection import Projection
 from protlm.bounds import Bounds
 from protlm.system.errors import UserError
@@ -39,6 +40,8 @@ from protlm.system.errors import UserError
 _BY_SUM = Denominator()
 # The logarithm of a gate that lets nothing through, of which sums are exact.
 _CLOSED = -1024.0
+# Positions of all heads up to which two products in a graph are level with fused kernels (H200).
+_LEVEL = 1 << 18
 
 
 class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
@@ -96,6 +99,9 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         first_map = feature_map(rows_RK)
         self._is_exponential = isinstance(first_map, ExponentialFeatureMap)
         self._backend = Backend(backend)
+        # Whether a compiler may take two products, and fuse what is around them.
+        self._is_plain = not self._is_exponential and projection is None
+        self._is_plain &= has_fused(first_map, normalizer) and backend != Backend.triton
         self.gate: Gate | None = None
         if backend == Backend.triton and not has_fused(first_map, normalizer):
             raise UserError(
@@ -126,7 +132,12 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal)
         if self.gate is not None:
             case = case._replace(has_decay=True)
-        if fused := chosen_attention(self._backend, feature_map, self._normalizer, case):
+        fused = chosen_attention(self._backend, feature_map, self._normalizer, case)
+        is_level = fused is None or q_BHLK.shape[:-1].numel() <= _LEVEL
+        if self._is_plain and is_level and is_compiling() and not causal and self.gate is None:
+            _, _, epsilon = feature_map.fused_rows(q_BHLK)
+            return relu_attention(q_BHLK, k_BHLK, v_BHLC, mask_BL, epsilon)
+        if fused is not None:
             return fused(q_BHLK, k_BHLK, v_BHLC, mask_BL)
         if self.gate is not None:
             log_gate_BHL1 = self.gate.logs(hidden_BLD, mask_BL)
@@ -242,6 +253,24 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         rows_RK = self.projection
         return self._feature_map(None if rows_RK is None else rows_RK.to(dtype))
+
+
+def relu_attention(
+    q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, epsilon: float
+) -> Tensor:
+    """Returns bidirectional attention with φ(x) = relu(x) + ε, as operations for a compiler."""
+    dtype = operand_dtype(v_BHLC) or accum_dtype(v_BHLC)
+    with no_autocast(v_BHLC):
+        q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
+        phi_q_BHLK = upcast(q_BHLK).relu() + epsilon
+        phi_k_BHLK = zero_padding(upcast(k_BHLK).relu() + epsilon, mask_BL)
+        state_BHKC = phi_k_BHLK.mT.to(dtype) @ v_BHLC.to(dtype)
+        numerator_BHLC = upcast(phi_q_BHLK.to(dtype) @ state_BHKC)
+        weight_BHL1 = (phi_q_BHLK * phi_k_BHLK.sum(dim=2, keepdim=True)).sum(dim=-1, keepdim=True)
+        sums = torch.cat([numerator_BHLC, weight_BHL1], dim=-1)
+        out_BHLC = Normalized.apply(sums, Denominator())
+        assert isinstance(out_BHLC, Tensor)
+        return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
 
 def _refuse_float16(*inputs: Tensor) -> None:

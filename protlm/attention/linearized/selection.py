@@ -4,6 +4,7 @@ They are checked once for each device, dtype and size: they may not compile, or 
 """
 
 import importlib.util
+import json
 import os
 import warnings
 from collections.abc import Callable
@@ -14,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.compiler import assume_constant_result
 
-from protlm.attention.linearized.features import FeatureMap, GeneralizedFeatures
-from protlm.attention.linearized.function import LinearAttention, Weighting
+from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.normalization import Denominator
-from protlm.attention.linearized.positive import ExponentialFeatureMap, PositiveFeatures
+from protlm.attention.linearized.positive import ExponentialFeatureMap
 from protlm.system.errors import UserError
 
 # Maps queries, keys, values and the mask to outputs.
@@ -30,8 +30,6 @@ WIDEST = {
     True: {torch.bfloat16: 64, torch.float32: 16},
 }
 _NARROWEST_ON_HOPPER = 24
-# The first has to be right before the others are run: wrong kernels read other memory there.
-_BATCH, _HEADS, _LENGTHS = 2, 2, (330, 65, 64)
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Why fused kernels are not used in a case; an empty string if they are.
 _reasons: dict["Case", str] = {}
@@ -71,6 +69,27 @@ class Case(NamedTuple):
         num_rows = None if rows_RK is None else len(rows_RK)
         is_exponential = isinstance(feature_map, ExponentialFeatureMap)
         return cls(q_BHLK.device, *dtypes, *widths, num_rows, is_exponential, causal)
+
+    @classmethod
+    def read(cls, text: str) -> "Case":
+        device, *rest = json.loads(text)
+        dtypes = (getattr(torch, name.removeprefix("torch.")) for name in rest[:3])
+        return cls(torch.device(device), *dtypes, *rest[3:])
+
+    @property
+    def text(self) -> str:
+        """What `read` reads."""
+        return json.dumps([x if isinstance(x, int | None) else str(x) for x in self])
+
+    @property
+    def label(self) -> str:
+        """The case on any device, for people."""
+        features = "no projection" if self.num_rows is None else f"{self.num_rows} rows"
+        return (
+            f"{'causal' if self.causal else 'bidirectional'} "
+            f"{'softmax' if self.is_exponential else 'ReLU'}, {features}, heads of "
+            f"{self.key_width} and {self.value_width}, {'/'.join(map(str, self[1:4]))}"
+        )
 
 
 @assume_constant_result
@@ -160,68 +179,8 @@ def _reason(case: Case) -> str:
             f"card, and has {num_features}"
         )
     if _is_card(case.device):
-        return failure(case)
+        from protlm.attention.linearized.fused.check import verdict
+
+        return verdict(case)
     # The interpreter on a CPU is what the tests compare with float64.
     return "" if os.environ.get("TRITON_INTERPRET") == "1" else "they need a GPU"
-
-
-def failure(case: Case) -> str:
-    """Compares fused kernels with PyTorch in float64; returns what is wrong, or an empty string."""
-    exact = Weighting(_small_map(case, torch.float64), Denominator(), case.causal)
-    for length in _LENGTHS:
-        *inputs, cotangent_BHLC, mask_BL = _small_inputs(case, length)
-        try:
-            with torch.inference_mode(False), torch.enable_grad():
-                fused = fused_attention(_small_map(case, torch.float32), causal=case.causal)
-                found = _with_gradients(fused, inputs, cotangent_BHLC, mask_BL)
-                wanted = _with_gradients(
-                    lambda *x: LinearAttention.apply(*x, exact),
-                    [x.double() for x in inputs],
-                    cotangent_BHLC.double(),
-                    mask_BL,
-                )
-        except torch.OutOfMemoryError:
-            # Another batch may fit.
-            raise
-        except Exception as error:  # compilers raise errors of many kinds
-            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        pairs = zip(found, wanted, strict=True)
-        errors = [float((x.double() - y).norm() / y.norm()) for x, y in pairs]
-        tolerance = max(TOLERANCES[x.dtype] for x in inputs)
-        # NaN is not within the tolerance either.
-        if not all(error <= tolerance for error in errors):
-            return f"relative errors of {', '.join(f'{error:.1e}' for error in errors)}"
-    return ""
-
-
-def _small_map(case: Case, dtype: torch.dtype) -> FeatureMap:
-    generator = torch.Generator().manual_seed(0)
-    rows_RK = None
-    if case.num_rows is not None:
-        rows_RK = torch.randn(case.num_rows, case.key_width, generator=generator)
-        rows_RK = rows_RK.to(case.device, dtype)
-    if case.is_exponential:
-        return PositiveFeatures(rows_RK)
-    return GeneralizedFeatures(rows_RK, kernel="relu", epsilon=1e-3)
-
-
-def _small_inputs(case: Case, length: int) -> list[Tensor]:
-    generator, device = torch.Generator().manual_seed(1), case.device
-    dtypes = case.query_dtype, case.key_dtype, case.value_dtype, case.value_dtype
-    widths = case.key_width, case.key_width, case.value_width, case.value_width
-    drawn = [
-        torch.randn(_BATCH, length, _HEADS, width, generator=generator).to(device, dtype)
-        for dtype, width in zip(dtypes, widths, strict=True)
-    ]
-    mask_BL = torch.ones(_BATCH, length, dtype=torch.bool, device=device)
-    mask_BL[1, length // 3 :] = False
-    return [*(x.transpose(1, 2) for x in drawn), mask_BL]
-
-
-def _with_gradients(
-    attend: Callable[..., Tensor | None], inputs: list[Tensor], cotangent: Tensor, mask_BL: Tensor
-) -> list[Tensor]:
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    out = attend(*leaves, mask_BL)
-    assert isinstance(out, Tensor)
-    return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]

@@ -13,7 +13,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from protlm.attention.base import RandomFeatures
 from protlm.checkpoints.format import AVERAGE
 from protlm.data.batching.plan import Progress
-from protlm.model.block import Block
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import UserError
 from protlm.training.datamodule import SequenceData
@@ -283,23 +282,20 @@ def _weights(module: LightningModule) -> dict[str, Tensor]:
     return dict(module.get_submodule("network").named_parameters())
 
 
-def compile_blocks(network: ProteinLM, *, backend: str = "inductor") -> None:
-    """Compiles the forward pass of the blocks in place; names in the state dict do not change.
+def compile_model(network: ProteinLM, *, backend: Any = "inductor") -> None:
+    """Compiles the forward pass of the model in place; names in the state dict do not change.
 
-    Blocks of one mechanism have the same code, so that one graph serves all of them. Shapes are not
-    symbolic: batches have few shapes, and linear attention needs a known length to cut it into
-    tiles. Hooks of a block stay outside the graph.
+    Shapes are not symbolic: batches have few shapes, and linear attention needs a known length to
+    cut it into tiles. Hooks of the model itself stay outside the graph.
     """
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, _MOST_GRAPHS)
     limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _MOST_GRAPHS)
-    for block in network.blocks:
-        assert isinstance(block, Block)
-        block.forward = torch.compile(block.forward, dynamic=False, backend=backend)
+    network.forward = torch.compile(network.forward, dynamic=False, backend=backend)
 
 
 class RunEagerly(LoopCallback):
-    """Runs compiled blocks eagerly where a graph does not pay off.
+    """Runs a compiled model eagerly where a graph does not pay off.
 
     This applies to validation, which would need a second graph for each shape, and to the batches
     that callbacks inspect by hooks: of one step in `every`.

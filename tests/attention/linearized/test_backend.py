@@ -7,21 +7,27 @@ import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess, TimeoutExpired
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from protlm.attention import create
 from protlm.attention.linearized import selection
 from protlm.attention.linearized.function import LinearAttention, Weighting
+from protlm.attention.linearized.fused import check
 from protlm.attention.linearized.normalization import Denominator
+from protlm.commands.doctor import doctor
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.system.errors import UserError
 from tests.attention.cases import Inputs, make_inputs
 from tests.fixtures.commands import run_python
+from tests.fixtures.runs import weights_of
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
@@ -38,7 +44,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Replaces fused kernels, and pretends that the device is a card."""
 
     def replace(fused: Any) -> None:
-        monkeypatch.setattr(selection, "fused_attention", fused)
+        for module in (selection, check):
+            monkeypatch.setattr(module, "fused_attention", fused)
+        monkeypatch.setattr(check, "verdict", check.failure)
         monkeypatch.setattr(selection, "_is_card", lambda device: True)
         monkeypatch.setattr(selection, "_HAS_TRITON", True)
         monkeypatch.setenv("TRITON_INTERPRET", "1")  # there need not be a card
@@ -78,11 +86,11 @@ def test_kernels_that_agree_are_used(name, dtype, causal, stand_in):
     mechanism = create(name, {}, **SIZES)
     expected = run(name, {"backend": "torch"}, dtype, causal=causal)
     assert torch.equal(run(mechanism, None, dtype, causal=causal), expected)
-    assert calls == [causal] * 4, "three lengths of the check, one for the output"
+    assert calls == [causal] * 5, "four lengths of the check, one for the output"
     run(mechanism, None, dtype, causal=causal)
-    assert len(calls) == 5, "the check is made once"
+    assert len(calls) == 6, "the check is made once"
     run(mechanism, None, dtype, causal=not causal)
-    assert len(calls) == 9, "each mode has a check"
+    assert len(calls) == 11, "each mode has a check"
 
 
 def does_not_compile(feature_map: Any, *, causal: bool) -> Any:
@@ -108,6 +116,10 @@ WRONG = {
     "where the second block has one position": (
         wrong(lambda attend, q, *x: attend(q, *x) * (1 + 0.05 * (q.shape[2] == 65))),
         "relative errors of 5",
+    ),
+    "other in each run": (
+        wrong(lambda attend, *x: attend(*x) + 1e-6 * torch.rand(())),
+        "results differ between two runs at 64 positions",
     ),
     "not a number": (wrong(lambda attend, *x: torch.nan * attend(*x)), "nan"),
     "not compiled": (does_not_compile, "RuntimeError: PassManager::run failed;"),
@@ -217,7 +229,7 @@ def test_the_former_name_is_refused_with_the_new_one():
 @pytest.mark.parametrize("backend", ["auto", "triton"])
 def test_the_choice_does_not_break_a_graph(backend, stand_in, monkeypatch):
     stand_in(lambda feature_map, *, causal: lambda q, k, v, mask: v + 1)
-    monkeypatch.setattr(selection, "failure", lambda case: "")
+    monkeypatch.setattr(check, "verdict", lambda case: "")
     mechanism = create("performer_softmax", {"backend": backend}, **SIZES)
     compiled = torch.compile(mechanism, backend="eager", fullgraph=True)
     assert torch.equal(run(compiled), run(mechanism))
@@ -251,6 +263,125 @@ def test_a_full_memory_is_no_reason(stand_in):
     run("performer_relu")
 
 
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> selection.Case:
+    """A case whose verdict is kept in the folder of the test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sizes = torch.float32, 8, 8, None, False, True
+    return selection.Case(torch.device("cpu"), torch.float32, torch.float32, *sizes)
+
+
+@pytest.mark.slow
+def test_a_verdict_of_a_child_is_kept_for_its_card_and_versions(
+    checked, monkeypatch, capsys, tmp_path
+):
+    """Without a card the child finds that nothing can be launched."""
+    pytest.importorskip("triton")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    fault = check.verdict(checked)
+    assert fault.startswith("RuntimeError: ") and selection.Case.read(checked.text) == checked
+    monkeypatch.setattr(check, "_ask_child", lambda case: ("asked", False))
+    assert check.verdict(checked) == fault
+    doctor(None, None)
+    assert f"{checked.label}: {fault}" in " ".join(capsys.readouterr().out.split())
+    with monkeypatch.context() as other:
+        other.setattr(torch, "__version__", "2.99.0")
+        assert check.verdict(checked) == "asked" and not check.kept_verdicts(checked.device)
+    (kept,) = tmp_path.rglob("*.json")
+    kept.write_text("{}")
+    assert check.verdict(checked) == "asked"
+
+
+@pytest.mark.slow
+def test_a_run_whose_check_is_killed_trains_in_pytorch(checked, train, monkeypatch, tmp_path):
+    pytest.importorskip("triton")
+    settings = "attention=performer_relu", "attention.backend="
+    expected = weights_of(train("torch", *settings[:1], f"{settings[1]}torch"))
+    monkeypatch.setattr(selection, "_is_card", lambda device: True)
+    monkeypatch.setattr(selection, "_reasons", {})
+    # Python imports it when the child starts.
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.warns(UserWarning) as warned:
+        found = weights_of(train("auto", *settings[:1], f"{settings[1]}auto"))
+    (line,) = [str(one.message) for one in warned if "kernels" in str(one.message)]
+    assert "their check was killed by signal 9; attention runs in PyTorch" in line
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not check.kept_verdicts(checked.device), "the next process tries again"
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "errors", "expected"),
+    [
+        (0, 'a warning\n""\n', "", ("", True)),
+        (0, '"relative errors of 1"\n', "", ("relative errors of 1", True)),
+        (1, "", "Traceback\nImportError: x\n", ("their check ended with 1: ImportError: x", False)),
+        (-11, "", "", ("their check was killed by signal 11", False)),
+    ],
+)
+def test_the_end_of_a_child_is_said(code, printed, errors, expected, checked, monkeypatch):
+    ended = CompletedProcess([], code, printed, errors)
+    monkeypatch.setattr(check.subprocess, "run", lambda *_, **__: ended)
+    assert check._ask_child(checked) == expected
+
+
+@pytest.mark.parametrize("error", [TimeoutExpired("", 1), None])
+def test_a_child_that_hangs_or_finds_no_memory_is_no_verdict(error, checked, monkeypatch):
+    def run(*_: Any, **__: Any) -> Any:
+        if error is not None:
+            raise error
+        return CompletedProcess([], 1, "", "torch.OutOfMemoryError: CUDA out of memory.")
+
+    monkeypatch.setattr(check.subprocess, "run", run)
+    if error is not None:
+        assert check._ask_child(checked) == ("their check did not end within 300 s", False)
+        return
+    with pytest.raises(torch.OutOfMemoryError):
+        check._ask_child(checked)
+
+
+SUMS, STATES = ["s", "z"], ["states", "state_sums"]
+# What the kernels of each pass write, by causality.
+WRITTEN = {
+    False: [[SUMS, ["out", "totals"]], [["dq", "along"], SUMS, ["dk", "dv"]]],
+    True: [
+        [SUMS, STATES, ["out", "totals"]],
+        [SUMS, STATES, ["dq", "along"], SUMS, STATES, ["dv"], ["dk"]],
+    ],
+}
+
+
+@MODES
+def test_a_compiled_graph_launches_the_kernels_itself(causal, monkeypatch):
+    """Each node of the graph is a kernel, of which torch knows what it writes."""
+    pytest.importorskip("triton")
+    from benchmarks.kernel_resources import _target
+    from protlm.attention.linearized.fused.attention import attention
+
+    graphs: list[list[list[str]]] = []
+
+    def keep(graph: torch.fx.GraphModule, _: Any) -> Any:
+        nodes = [n for n in graph.graph.nodes if "tensors_to_clone" in n.kwargs]
+        graphs.append([n.kwargs["tensors_to_clone"] for n in nodes])
+        assert not any("protlm" in str(n.target) for n in graph.graph.nodes)
+        (out,) = graph.graph.find_nodes(op="output")
+        values = [None if n is None else n.meta["val"] for n in out.args[0]]
+
+        def zeros(*_: Tensor) -> list[Tensor | None]:
+            return [None if v is None else torch.zeros(v.shape) for v in values]
+
+        return make_boxed_func(zeros)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    q, k, v = (torch.randn(1, 4, 512, 64, requires_grad=True) for _ in range(3))
+    given = torch.ones(1, 512, dtype=torch.bool), torch.randn(32, 64), torch.randn(32), 0.0, causal
+    with _target("sm_90"):
+        operator: Any = attention
+        compiled = torch.compile(lambda *x: operator(*x, *given)[0], backend=backend)
+        compiled(q, k, v).sum().backward()
+    assert graphs == WRITTEN[causal]
+
+
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "gpu.md"
 # Of outputs, and of gradients: their sums over the values cancel in part, so that the roundings of
@@ -279,6 +410,8 @@ RUNS = [
     "performer_softmax bfloat16 bidirectional 16 16 257",
     "performer_softmax float32 bidirectional 16 16 520",
     "performer_relu float32 bidirectional 16 16 520",
+    "performer_softmax float32 causal 16 20 520",
+    "performer_relu float32 causal 16 0 520",
 ]
 
 
@@ -308,7 +441,7 @@ def test_kernels_fit_every_card_without_spills(card):
     rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
     titles = next(row for row in rows if row[-1] == "sm_100 |")
     found = usages(card)
-    assert len(found) == 54
+    assert len(found) == 62
     for key, usage in found.items():
         assert usage.spilled == 0, key
         assert usage.shared <= CARDS[card].shared, key
