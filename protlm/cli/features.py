@@ -53,8 +53,9 @@ def describe_features(
     device: Device = "auto",
 ) -> None:
     """Name features by annotations, beside controls and chance."""
-    from protlm.commands.features import DescribeOptions
     from protlm.commands.features import describe_features as run
 
-    options = DescribeOptions(random, max_proteins, max_residues, permutations, seed, device)
-    run(features, model_or_default(model), (annotations, proteins), output, options)
+    typed = {"max_proteins": max_proteins, "max_residues": max_residues, "seed": seed}
+    typed |= {"random": random, "permutations": permutations}
+    source = annotations, proteins
+    run(features, model_or_default(model), source, output, typed, device=device)

@@ -1,7 +1,7 @@
 """Sparse features of a layer: `protlm features train`, and `describe`, which names them."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,7 @@ import torch
 from scipy.sparse import issparse
 
 from protlm.analysis.features.autoencoder import SparseAutoencoder, SparseSettings, read_features
-from protlm.analysis.features.controls import components, neurons, positions
-from protlm.analysis.features.naming import Activities, Concepts, compare
+from protlm.analysis.features.naming import Activities, Concepts, column, compare
 from protlm.analysis.features.splice import splice_losses
 from protlm.analysis.features.training import BLOCK, StateStream, figures_of, train
 from protlm.analysis.structures import longest_read
@@ -22,6 +21,7 @@ from protlm.downstream.concepts import (
     RESIDUE,
     ConceptProtein,
     concepts_of,
+    positions,
     read_concepts,
     three_residues,
 )
@@ -81,86 +81,62 @@ def train_features(
     print(output)
 
 
-@dataclass(frozen=True)
-class DescribeOptions:
-    """The settings of `protlm features describe`; `random` has features of random weights."""
-
-    random: Path | None = None
-    max_proteins: int = 1000
-    max_residues: int = 1024
-    permutations: int = 20
-    seed: int = 0
-    device: str = "auto"
-
-
 def describe_features(
     folder: Path,
     model_path: Path,
     annotations: tuple[Path, Path | None],
     output: Path,
-    options: DescribeOptions,
+    typed: dict[str, Any],
+    *,
+    device: str,
 ) -> None:
     """Compares features and controls with concepts, and writes the pairs into a new folder.
 
     The annotations are a file of them, and one of the sequences that it lacks.
     """
     check_output(output)
-    trained = load_model(model_path, device=options.device)
-    folders = {FEATURES: folder, **({RANDOM: options.random} if options.random else {})}
-    known = {name: _known(read_features(one), trained) for name, one in folders.items()}
+    trained = load_model(model_path, device=device)
+    random, repeats, seed = typed.pop("random"), typed.pop("permutations"), typed["seed"]
+    known = {RANDOM: _known(random, trained)} if random else {}
     if RANDOM in known and known[RANDOM][1] is trained:
-        raise UserError(
-            f"{options.random} was not trained with --random-weights; give one that was"
-        )
-    proteins, left_out = read_concepts(
-        *annotations,
-        max_proteins=options.max_proteins,
-        max_residues=longest_read(trained, options.max_residues),
-        seed=options.seed,
-    )
+        raise UserError(f"{random} was not trained with --random-weights; give one that was")
+    autoencoder, model = known[FEATURES] = _known(folder, trained)
+    typed["max_residues"] = longest_read(trained, typed["max_residues"])
+    proteins, left_out = read_concepts(*annotations, **typed)
     concepts, rows, summary = concepts_of(proteins), list[dict[str, Any]](), {}
-    best = dict.fromkeys(concepts.names, 0.0)
     # Features are the last, after the controls that they have to exceed.
     for name, values in watched("predictors", _predictors(known, proteins, concepts)):
-        found = compare(values, concepts, options.permutations, seed=options.seed)
-        own = [{"predictor": name, **found.figures(*one, concepts)} for one in found.pairs()]
+        found = compare(values, concepts, repeats, seed=seed)
+        own = [{"predictor": name, **row} for row in found]
         columns = values.tocsc() if issparse(values) else values
         for row in own:
-            concept = row["concept"]
-            is_beyond = name == FEATURES and row["named"] and row["low"] > best[concept]
+            others = (x["F1"] for x in rows if x["concept"] == row["concept"])
+            is_beyond = name == FEATURES and row["named"] and row["low"] > max(others, default=0.0)
             row["beyond controls"] = is_beyond
-            row["examples"] = _examples(columns, row["feature"], proteins, concepts)
-            best[concept] = max(best[concept], row["F1"] if name != FEATURES else 0.0)
-        rows, summary[name] = rows + own, _counted(own, found.scores.f1.size)
-    autoencoder, model = known[FEATURES]
-    losses = None
-    if model.predicts:
-        texts = [one.sequence for one in proteins[1::2]][:_SPLICED]
-        losses = splice_losses(model, autoencoder, texts, seed=options.seed)
+            row["examples"] = _examples(column(columns, row["feature"]), proteins, concepts)
+        rows, summary[name] = rows + own, _counted(own)
+    texts = [one.sequence for one in proteins[1::2]][:_SPLICED]
+    losses = splice_losses(model, autoencoder, texts, seed=seed) if model.predicts else {}
     results = {"settings": to_json(autoencoder.settings), "proteins": len(proteins)}
     results |= {"residues": len(concepts.protein), "left_out": left_out}
     with complete_folder(output) as made:
-        cells = [
-            [str(x) if isinstance(x, str | int) else f"{x:.4f}" for x in row.values()]
-            for row in rows
-        ]
+        cells = ([f"{x:.4f}" if isinstance(x, float) else f"{x}" for x in r.values()] for r in rows)
         write_table(made / "names.tsv", rows[0], cells)
         write_json(made / "results.json", {**results, "predictors": summary, "splice": losses})
     lost = ", ".join(f"{number:,} {why}" for why, number in left_out.items()) or "nothing"
     notes = [f"{len(proteins):,} proteins, {len(concepts.protein):,} residues; left out: {lost}"]
-    for what, one in (losses or {}).items():
-        is_mean = isinstance(one, dict)
-        shown = "{mean:.3f} ({low:.3f} to {high:.3f})".format(**one) if is_mean else str(one)
-        notes.append(f"nats a masked residue, {what}: {shown}")
+    for what, one in losses.items():
+        is_loss = isinstance(one, dict)
+        shown = "{mean:.3f} nats ({low:.3f} to {high:.3f})".format(**one) if is_loss else str(one)
+        notes.append(f"masked residues, {what}: {shown}")
     table = [[name, *map(str, one.values())] for name, one in summary.items()]
     print_table(["predictor", *summary[FEATURES]], table, notes)
     print(output)
 
 
-def _known(
-    features: SparseAutoencoder, model: PretrainedModel
-) -> tuple[SparseAutoencoder, PretrainedModel]:
+def _known(folder: Path, model: PretrainedModel) -> tuple[SparseAutoencoder, PretrainedModel]:
     """Returns features with the model that they are of, perhaps with random weights."""
+    features = read_features(folder)
     seed = features.settings.random_weights
     model = model if seed is None else model.with_random_weights(seed)
     features.settings.check(model)
@@ -172,41 +148,44 @@ def _predictors(
     proteins: Sequence[ConceptProtein],
     concepts: Concepts,
 ) -> Iterator[tuple[str, Activities]]:
-    texts = [one.sequence for one in proteins]
-    every = [np.arange(len(one)) for one in texts]
-    yield "position", positions(every)
-    yield "three residues", three_residues(texts, concepts)
-    for name in sorted(known, key=[RANDOM, FEATURES].index):
-        features, model = known[name]
-        (states,) = embeddings(model, texts, layers=[features.settings.layer], places=every)
+    texts, places = [one.sequence for one in proteins], [one.places for one in proteins]
+    yield "position", positions(proteins)
+    yield "three residues", three_residues(proteins, concepts)
+    for name, (features, model) in known.items():
+        (states,) = embeddings(model, texts, layers=[features.settings.layer], places=places)
         if name == FEATURES:
-            yield "neurons", neurons(states)
-            yield "principal components", components(states)
+            yield "neurons", _both_signs(states)
+            axes = np.linalg.eigh(np.cov(states, rowvar=False, dtype=np.float32))[1]
+            yield "principal components", _both_signs(states @ axes)
         yield name, features.features_of(torch.from_numpy(states))
 
 
-def _counted(rows: Sequence[Mapping[str, Any]], tests: int) -> dict[str, int]:
+def _both_signs(states_LD: np.ndarray) -> np.ndarray:
+    """Returns each component above its mean, and below it, [residues, 2 D]."""
+    centered = states_LD - states_LD.mean(axis=0)
+    return np.concatenate([centered, -centered], axis=1)
+
+
+def _counted(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Counts names; single amino acids, which features of any model have, are left out."""
-    found = {"features x concepts": tests}
-    for what, flag in (("named", "named"), ("beyond controls", "beyond controls")):
-        own = [row for row in rows if row[flag] and not row["concept"].startswith(RESIDUE)]
-        for of in ("concept", "feature"):
-            found[f"{of}s {what}"] = len({row[of] for row in own})
-    return found
+    own = [row for row in rows if not row["concept"].startswith(RESIDUE)]
+    best = [row for row in own if row["chosen"]]
+    return {
+        "concepts": len(best),
+        "concepts named": sum(row["named"] for row in best),
+        "with F1 over 0.5": sum(row["named"] and row["F1"] > 0.5 for row in best),
+        "concepts beyond controls": sum(row["beyond controls"] for row in best),
+        "features named": len({row["feature"] for row in own if row["named"]}),
+    }
 
 
-def _examples(
-    values: Activities, number: int, proteins: Sequence[ConceptProtein], concepts: Concepts
-) -> str:
+def _examples(activity: np.ndarray, proteins: Sequence[ConceptProtein], concepts: Concepts) -> str:
     """Returns the proteins of highest activity, and the residue of each, from 1."""
-    column = values[:, [number]]
-    activity = (column.toarray() if issparse(column) else column)[:, 0]
-    starts = np.searchsorted(concepts.protein, np.arange(len(proteins)))
+    starts, found = np.searchsorted(concepts.protein, np.arange(len(proteins))), []
     highest = np.maximum.reduceat(activity, starts)
-    found = []
-    for place in np.argsort(-highest, kind="stable")[:_EXAMPLES]:
-        at = int(activity[starts[place] :][: len(proteins[place].sequence)].argmax())
-        if highest[place] > 0:
-            one = proteins[place]
-            found.append(f"{one.identifier} {one.sequence[at]}{at + 1} {highest[place]:.3g}")
+    for number in np.argsort(-highest, kind="stable")[:_EXAMPLES]:
+        one = proteins[number]
+        at = one.places[activity[starts[number] :][: len(one.places)].argmax()]
+        if highest[number] > 0:
+            found.append(f"{one.identifier} {one.sequence[at]}{at + 1} {highest[number]:.3g}")
     return "; ".join(found)

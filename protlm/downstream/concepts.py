@@ -23,21 +23,17 @@ from protlm.system.errors import InputDataError, UserError
 LEAST = 10
 RESIDUE = "residue "
 _HYDROPHOBIC = "ACFILMV"
-_MOTIFS = {
-    "CxxC": "C..C",
-    "GxGxxG": "G.G..G",
-    "P-loop": "[AG].{4}GK[ST]",
-    "sequon": "N[^P][ST][^P]",
-    "repeat of 4": r"(.)\2{3}",
-}
+_FROM_ENDS = (1, 2, 3, 5, 10, 20, 30, 50, 100)
+_MOTIFS = {"CxxC": "C..C", "GxGxxG": "G.G..G", "P-loop": "[AG].{4}GK[ST]"}
+_MOTIFS |= {"sequon": "N[^P][ST][^P]", "repeat of 4": r"(.)\2{3}"}
 
 
 class ConceptProtein(NamedTuple):
-    """A protein, which of its residues are annotated or labeled, and how: bool L by name."""
+    """A protein, its residues that are not masked, and which of these have concepts, by name."""
 
     identifier: str
     sequence: str
-    known_L: np.ndarray
+    places: np.ndarray
     present: Mapping[str, np.ndarray]
 
 
@@ -49,44 +45,50 @@ def read_concepts(
     The path is a flat file or XML of UniProt, a file of labels of residues, or a folder of
     structures, whose secondary structure is computed.
     """
+    left_out = Counter[str]()
     if path.is_dir():
-        rows = [(s.identifier, s.sequence, state_labels(s)) for s in read_folder(path)[0]]
-        left_out = Counter[str]()
-    else:
-        with ByteSource(path, "a file of annotations") as source:
-            start = next(source.blocks())
-        if start.startswith((b"ID   ", b"<")):
-            if sequences is not None:
-                raise UserError(f"{path} has the sequences of its entries; leave {sequences} out")
-            sizes = {"max_proteins": max_proteins, "max_residues": max_residues}
-            drawn = read_annotated(path, **sizes, seed=seed, detailed=True)
-            lost = {"relatives": drawn.num_drawn - len(drawn.proteins), **drawn.left_out}
-            return [_of_uniprot(one) for one in drawn.proteins], +Counter(lost)
-        found = read_labeled_proteins(path, sequences=sequences, per_residue=True)
-        rows = [(one.identifier, one.sequence, one.label) for one in found.examples]
-        left_out = Counter(found.left_out)
-    short = [row for row in rows if len(row[1]) <= max_residues]
-    order = np.random.default_rng(seed).permutation(len(short))
-    taken = unrelated((short[place][1] for place in order), limit=max_proteins)
-    if not taken:
-        raise InputDataError(
-            f"{path} has no protein of at most {max_residues} residues; give others"
+        found = _labeled(
+            [(s.identifier, s.sequence, state_labels(s)) for s in read_folder(path)[0]]
         )
+    elif _is_uniprot(path):
+        if sequences is not None:
+            raise UserError(f"{path} has the sequences of its entries; leave {sequences} out")
+        drawn = read_annotated(
+            path, max_proteins=max_proteins, max_residues=max_residues, seed=seed, detailed=True
+        )
+        undrawn = drawn.num_in_file - drawn.num_drawn
+        lost = {"not drawn": undrawn, "relatives": drawn.num_drawn - len(drawn.proteins)}
+        left_out.update(drawn.left_out | lost)
+        found = [_of_uniprot(one) for one in drawn.proteins]
+    else:
+        labeled = read_labeled_proteins(path, sequences=sequences, per_residue=True)
+        left_out.update(labeled.left_out)
+        found = _labeled([(one.identifier, one.sequence, one.label) for one in labeled.examples])
+    short = [one for one in found if len(one.sequence) <= max_residues]
+    order = np.random.default_rng(seed).permutation(len(short))
+    taken = unrelated((short[at].sequence for at in order), limit=max_proteins)
+    if not taken:
+        raise InputDataError(f"{path} has no protein of at most {max_residues} residues")
     drawn = taken[-1] + 1 if len(taken) == max_proteins else len(short)
-    left_out["longer"], left_out["not drawn"] = len(rows) - len(short), len(short) - drawn
-    left_out["relatives"] = drawn - len(taken)
-    return _labeled([short[order[place]] for place in taken]), +left_out
+    left_out.update({"longer": len(found) - len(short), "not drawn": len(short) - drawn})
+    kept = [short[order[at]] for at in taken]
+    masked = sum(len(one.sequence) - len(one.places) for one in kept)
+    left_out.update({"relatives": drawn - len(taken), "residues masked": masked})
+    return kept, +left_out
+
+
+def _is_uniprot(path: Path) -> bool:
+    with ByteSource(path, "a file of annotations") as source:
+        return next(source.blocks()).startswith((b"ID   ", b"<"))
 
 
 def _of_uniprot(protein: AnnotatedProtein) -> ConceptProtein:
-    present = {}
+    places, present = np.arange(len(protein.sequence)), {}
     for name, spans in protein.features.items():
-        present[name] = np.zeros(len(protein.sequence), dtype=bool)
-        for first, last in spans:
-            is_bond = name.startswith(BOND)
-            present[name][[first, last] if is_bond else slice(first, last + 1)] = True
-    known_L = np.ones(len(protein.sequence), dtype=bool)
-    return ConceptProtein(protein.accession, protein.sequence, known_L, present)
+        is_bond = name.startswith(BOND)
+        members = [[a, b] if is_bond else range(a, b + 1) for a, b in spans]
+        present[name] = np.isin(places, [x for one in members for x in one])
+    return ConceptProtein(protein.accession, protein.sequence, places, present)
 
 
 def _labeled(rows: Sequence[tuple[str, str, str]]) -> list[ConceptProtein]:
@@ -97,15 +99,12 @@ def _labeled(rows: Sequence[tuple[str, str, str]]) -> list[ConceptProtein]:
     if targets.task is Task.residue_numbers:
         low, high = np.quantile(targets.values, [0.2, 0.8])
         kinds = {"lowest fifth": targets.values <= low, "highest fifth": targets.values >= high}
-    found, start = [], 0
-    for (identifier, sequence, _), places in zip(rows, targets.places, strict=True):
-        known_L, end = np.isin(np.arange(len(sequence)), places), start + len(places)
-        present = {name: np.zeros(len(sequence), dtype=bool) for name in kinds}
-        for name, is_kind in kinds.items():
-            present[name][places] = is_kind[start:end]
-        found.append(ConceptProtein(identifier, sequence, known_L, present))
-        start = end
-    return found
+    ends = np.cumsum([len(places) for places in targets.places])[:-1]
+    present = zip(*(np.split(x, ends) for x in kinds.values()), strict=True)
+    return [
+        ConceptProtein(name, sequence, places, dict(zip(kinds, values, strict=True)))
+        for (name, sequence, _), places, values in zip(rows, targets.places, present, strict=True)
+    ]
 
 
 def contexts(sequence: str) -> dict[str, np.ndarray]:
@@ -116,37 +115,45 @@ def contexts(sequence: str) -> dict[str, np.ndarray]:
     found["hydrophobic"] = np.isin(letters, [*_HYDROPHOBIC])
     found["first 5"], found["last 5"] = places < 5, places >= len(sequence) - 5
     for name, motif in _MOTIFS.items():
-        found[name] = np.zeros(len(sequence), dtype=bool)
-        for match in re.finditer(f"(?=({motif}))", sequence):
-            found[name][match.start(1) : match.end(1)] = True
+        matches = re.finditer(f"(?=({motif}))", sequence)
+        found[name] = np.isin(places, [x for one in matches for x in range(*one.span(1))])
     return found
 
 
 def concepts_of(proteins: Sequence[ConceptProtein]) -> Concepts:
     """Returns the concepts that ten proteins or more of either half have."""
-    every = [{**one.present, **contexts(one.sequence)} for one in proteins]
+    every = [
+        {**one.present, **{name: x[one.places] for name, x in contexts(one.sequence).items()}}
+        for one in proteins
+    ]
     counts = [Counter(n for x in every[side::2] for n in x if x[n].any()) for side in (0, 1)]
-    names = [name for name in {**every[0], **counts[0]} if min(c[name] for c in counts) >= LEAST]
+    names = [name for name in counts[0] if min(one[name] for one in counts) >= LEAST]
     if not names:
         raise InputDataError(f"no concept is in {LEAST} of either half of {len(proteins)} proteins")
-    known, present, of_sequence = [], [], contexts("")
-    for one, having in zip(proteins, every, strict=True):
-        nothing = np.zeros(len(one.sequence), dtype=bool)
-        known.append(np.stack([one.known_L | (name in of_sequence) for name in names], axis=1))
-        present.append(np.stack([having.get(name, nothing) for name in names], axis=1))
-    protein = np.repeat(np.arange(len(proteins)), [len(one.sequence) for one in proteins])
-    return Concepts(names, np.concatenate(known), np.concatenate(present), protein)
+    present = [
+        np.stack([having.get(name, np.zeros(len(one.places), bool)) for name in names], axis=1)
+        for one, having in zip(proteins, every, strict=True)
+    ]
+    protein = np.repeat(np.arange(len(proteins)), [len(one.places) for one in proteins])
+    return Concepts(names, np.concatenate(present), protein)
 
 
-def three_residues(sequences: Sequence[str], concepts: Concepts) -> np.ndarray:
+def positions(proteins: Sequence[ConceptProtein]) -> np.ndarray:
+    """Returns whether residues are among the first or the last few of their protein."""
+    ends = [[one.places, len(one.sequence) - 1 - one.places] for one in proteins]
+    nearest = np.concatenate(ends, axis=1)
+    return np.concatenate([nearest < number for number in _FROM_ENDS]).T.astype(np.float32)
+
+
+def three_residues(proteins: Sequence[ConceptProtein], concepts: Concepts) -> np.ndarray:
     """Returns the probability of each concept from a residue and its neighbors, by naive Bayes.
 
     It is fitted to the half in which everything is chosen; [residues, concepts].
     """
-    places = [np.arange(len(one)) for one in sequences]
+    sequences, places = [one.sequence for one in proteins], [one.places for one in proteins]
     windows = residue_baseline(sequences, places, flank=1).astype(np.float32)
     rows = concepts.rows(0)
-    sides = [(concepts.known & x)[rows] for x in (concepts.present, ~concepts.present)]
+    sides = [x[rows] for x in (concepts.present, ~concepts.present)]
     rates = [(windows[rows].T @ x + 0.5) / (x.sum(axis=0) + 1) for x in sides]
     logits = windows @ np.log(rates[0] / rates[1]) + np.log(sides[0].sum(0) / (sides[1].sum(0) + 1))
     return 1 / (1 + np.exp(-logits))

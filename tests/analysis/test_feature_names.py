@@ -24,21 +24,17 @@ from tests.fixtures.commands import Command, read_table
 def test_figures_are_those_by_hand(make) -> None:
     """Proteins 0 and 2 choose the threshold 0.5; of 1 and 3, which are reported, 1 has it."""
     #            choose    reported            choose    reported
-    present = [1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0]
-    activity = [1, 1, 0.4, 0.4, 1, 0, 0, 0, 0, 0.4, 0, 0, 0.7, 0, 0, 0.7]
-    known = [1] * 15 + [0]
-    protein = np.repeat([0, 1, 2, 3], [4, 6, 2, 4])
-    columns = (np.array(x, bool)[:, None] for x in (known, present))
-    concepts = Concepts(["site"], *columns, protein)
-    values = make(np.array([activity, [0.0] * 16], np.float32).T)
-    found = compare(values, concepts, 1, seed=0)
-    assert found.scores.threshold[0, 0] == 2 and found.scores.chosen[0, 0] == 1
-    figures = found.figures(0, 0, concepts)
+    present = [1, 1, 0, 0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]
+    activity = [1, 1, 0.4, 0.4, 1, 0, 0, 0, 0, 0.4, 0, 0, 0.7, 0, 0]
+    protein = np.repeat([0, 1, 2, 3], [4, 6, 2, 3])
+    concepts = Concepts(["site"], np.array(present, bool)[:, None], protein)
+    values = make(np.array([activity, [0.0] * 15], np.float32).T)
+    (figures,) = compare(values, concepts, 1, seed=0)
     # One of four residues and of two runs; another active residue is in the protein without any.
     expected = {"precision": 1 / 2, "recall": 1 / 4, "recall of domains": 1 / 2}
-    expected |= {"F1": 1 / 3, "F1 of domains": 1 / 2, "threshold": 0.5}
+    expected |= {"F1": 1 / 3, "F1 of domains": 1 / 2, "threshold": 0.5, "feature": 0}
     assert {name: figures[name] for name in expected} == pytest.approx(expected)
-    assert found.scores.f1[1, 0] == 0
+    assert figures["chosen"] and (figures["concept"], figures["named"]) == ("site", False)
 
 
 def test_names_are_beyond_chance() -> None:
@@ -48,38 +44,46 @@ def test_names_are_beyond_chance() -> None:
     size, place = len(protein), np.concatenate([np.arange(n) for n in np.bincount(protein)])
     random = [rng.random(size) < rate for rate in (0.1, 0.1, 0.7)]
     present = np.stack([*random, place < 5], axis=1)
-    names = ["marked", "unmarked", "common", "first 5"]
-    concepts = Concepts(names, np.ones_like(present), present, protein)
+    concepts = Concepts(["marked", "unmarked", "common", "first 5"], present, protein)
     noise = (rng.random((30, size)) < 0.1) * rng.random((30, size))
     marks = present[:, 0] & (rng.random(size) < 0.9)
     values = np.stack([marks, np.ones(size), np.zeros(size), place < 5, *noise], axis=1)
-    found = compare(values, concepts, 20, seed=0)
-    best = [found.figures(*one, concepts) for one in found.pairs()]
-    (site,) = [x for x in best if x["named"]]
-    assert (site["concept"], site["feature"]) == ("marked", 0)
-    assert site["low"] < site["F1"] < site["high"] < 1
-    assert found.scores.f1[1, 2] > 0.7 and found.scores.f1[3, 3] == 1
-    assert found.bar[1] > found.scores.f1[:, 1].max()
+    site, unmarked, common, first = compare(values, concepts, 20, seed=0)
+    assert [x["named"] for x in (site, unmarked, common, first)] == [True, False, False, False]
+    assert site["chosen"] and site["low"] < site["F1"] < site["high"] < 1
+    found = [(x["concept"], x["feature"]) for x in (site, common, first)]
+    assert found == [("marked", 0), ("common", 1), ("first 5", 3)]
+    assert common["F1"] > 0.7 and first["F1"] == 1 <= first["by chance"]
+
+
+def test_a_name_is_what_is_furthest_from_chance() -> None:
+    """Not the more common concept, whose F1 is higher by chance."""
+    rng = np.random.default_rng(0)
+    protein = np.repeat(np.arange(40), 50)
+    rare = rng.random(2000) < 0.05
+    present = np.stack([rng.random(2000) < 0.8, rare], axis=1)
+    values = (rare | (rng.random(2000) < 0.15))[:, None].astype(np.float32)
+    found = compare(values, Concepts(["common", "rare"], present, protein), 20, seed=0)
+    assert [(x["concept"], x["named"]) for x in found] == [("common", False), ("rare", True)]
 
 
 def test_annotations_are_exchanged_between_proteins_of_a_half() -> None:
-    """Each protein has those of another of its half, from the first, as far as both go."""
+    """Each protein has those of another of its half, from both of its termini."""
     lengths = np.array([9, 8, 5, 8, 9, 7])
     protein = np.repeat(np.arange(6), lengths)
-    present = np.eye(len(protein), dtype=bool)
-    concepts = Concepts([""] * len(protein), np.ones_like(present), present, protein)
+    concepts = Concepts([""] * len(protein), np.eye(len(protein), dtype=bool), protein)
     found = concepts.exchanged(np.random.default_rng(1))
     starts, seen = np.cumsum(lengths) - lengths, []
     for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-        rows = np.arange(start, start + length)
-        other = protein[found.present[start].argmax()]
-        both = min(length, lengths[other])
-        assert other % 2 == number % 2
-        assert found.known[rows, 0].tolist() == [True] * both + [False] * (length - both)
-        sources = np.argwhere(found.present[rows])
-        assert sources.tolist() == [[n, starts[other] + n] for n in range(both)]
+        sources = found.present[start : start + length].argmax(axis=1)
+        other = protein[sources[0]]
+        assert other != number and other % 2 == number % 2
+        half = -(-length // 2)
+        first = [starts[other] + n for n in range(half)]
+        last = [starts[other] + lengths[other] - n for n in range(length - half, 0, -1)]
+        assert sources.tolist() == first + last
         seen.append(other)
-    assert sorted(seen) == list(range(6)) != seen
+    assert sorted(seen) == list(range(6))
 
 
 @pytest.mark.parametrize("layer", [0, 1, 2])
@@ -125,10 +129,10 @@ def test_labels_without_relatives(labels: str, tmp_path: Path) -> None:
     rows = "".join(f"P{n}\t{one}\t{labels}\n" for n, one in enumerate([*sequences, sequences[0]]))
     path.write_text(f"identifier\tsequence\tlabel\n{rows}")
     found, left_out = read_concepts(path, None, max_proteins=9, max_residues=60, seed=0)
-    assert len(found) == 3 and left_out == {"relatives": 1}
-    assert found[0].known_L.tolist() == [True, True, False] * 20
+    assert len(found) == 3 and left_out == {"relatives": 1, "residues masked": 60}
+    assert found[0].places.tolist() == [n for n in range(60) if n % 3 < 2]
     second, first = (found[0].present[name].tolist() for name in sorted(found[0].present))
-    assert (first, second) == ([True, False, False] * 20, [False, True, False] * 20)
+    assert (first, second) == ([True, False] * 20, [False, True] * 20)
 
 
 @pytest.mark.slow

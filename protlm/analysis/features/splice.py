@@ -48,12 +48,13 @@ def splice_losses(
         "zero": torch.zeros_like,
     }
     found: dict[str, Any] = {}
+    layer, settings = autoencoder.settings.layer, model.description.model
     for name, change in changes.items():
-        with spliced(model, autoencoder.settings.layer, change):
+        with spliced(model, layer, change):
             scores = masked_scores(model, sequences, seed=seed)
         found[name] = ratio_interval(scores.nats, scores.targets, seed=seed)
     intact, reconstructed, mean = (found[x]["mean"] for x in ("intact", "reconstructed", "mean"))
-    settings = model.description.model
-    bypasses = [x for x in ("unet_skips", "value_embedding") if getattr(settings, x)]
+    past = {"unet_skips": range(1, model.num_layers), "value_embedding": range(model.num_layers)}
+    bypasses = [x for x, layers in past.items() if getattr(settings, x) and layer in layers]
     recovered = (mean - reconstructed) / (mean - intact) if mean != intact else None
     return {**found, "recovered": recovered, "bypasses": bypasses}
