@@ -12,7 +12,7 @@ from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.loading import load_model
 from protlm.plots import reconstruction, save_figure
-from protlm.system.errors import UserError, interrupt_explained
+from protlm.system.errors import UserError
 from protlm.system.json_file import write_json
 from protlm.system.paths import complete_folder
 from protlm.system.terminal import JobProgress, print_table
@@ -40,8 +40,7 @@ def train_features(
     begun_with = {**asdict(settings), "the data": stream.split.fingerprint}
     autoencoder = SparseAutoencoder(model.description.model.model_dim, settings).to(model.device)
     folder = unfinished(output)
-    advice = f"the same command continues after the last block of residues, from {folder}"
-    with interrupt_explained(advice), work_folder(folder, begun_with, _TRAINING) as work:
+    with work_folder(folder, begun_with, _TRAINING) as work:
         with JobProgress("residues", settings.residues) as progress:
             train(autoencoder, stream, folder / "state.ckpt", progress.update)
         lengths = measured.split.length_counts()
