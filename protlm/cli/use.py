@@ -23,7 +23,6 @@ from protlm.cli.options import (
     option,
 )
 from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
-from protlm.system.errors import UserError
 
 
 def embed(
@@ -102,15 +101,7 @@ def embed(
 
 def generate(
     output: Annotated[Path, new_output("x.fasta or x.fasta.gz; - prints.")],
-    model: Annotated[
-        Path | None,
-        option(
-            "A run, a .ckpt file, an exported model or a shipped model's name: causal, or "
-            "masked with --start.",
-            "--model",
-            "-m",
-        ),
-    ] = None,
+    model: Model = None,
     prefix: Annotated[str, option("Residues at the start of every sequence.")] = "",
     number: Annotated[
         int | None, option("Number of sequences; default: 10, or one for each of --start.")
@@ -137,11 +128,6 @@ def generate(
     device: Device = "auto",
 ) -> None:
     """Sample proteins from a causal or a masked model and write them as FASTA."""
-    if model is None:
-        raise UserError(
-            "no causal model comes with protlm; type -m MODEL, or, to begin with sequences and a "
-            "masked one: -m hybrid-6m --start SEQUENCES.fasta"
-        )
     from protlm.commands.generate import GenerateOptions
     from protlm.commands.generate import generate as run
     from protlm.model.decoding import Sampling
@@ -160,7 +146,7 @@ def generate(
         start=start,
         sweeps=Sweeps(**typed) if typed else None,
     )
-    run(model, output, options)
+    run(model_or_default(model), output, options)
 
 
 def score(

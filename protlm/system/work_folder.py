@@ -113,7 +113,8 @@ class WorkFolder:
         if is_held:
             if not is_kept and not self._others():
                 _clear(self.path)
-            if not self.is_quiet and (is_kept or isinstance(sys.exception(), KeyboardInterrupt)):
+            is_silent = self.is_quiet or self.is_published
+            if not is_silent and (is_kept or isinstance(sys.exception(), KeyboardInterrupt)):
                 kept = f"finished parts are kept in {self.path}: the same command continues"
                 message = kept if is_kept else "no part is finished: the same command starts over"
                 print(printable(message), file=sys.stderr)
