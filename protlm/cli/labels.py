@@ -16,6 +16,7 @@ from protlm.cli.options import (
     allowed_value,
     choice,
     model_or_default,
+    new_output,
     numbers,
     option,
 )
@@ -58,7 +59,7 @@ Cluster = Annotated[bool, option("Make the clusters with MMseqs2, at 30 % identi
 
 def probe(
     labels: Files,
-    output: Annotated[Path, option("The new folder of the probe.", *OUTPUT)],
+    output: Annotated[Path, new_output("The new folder of the probe.")],
     model: Model = None,
     sequences: Sequences = None,
     label: Column = None,
@@ -93,7 +94,7 @@ def probe(
     options = ProbeOptions(numbers("--layers", layers) or (), toks_per_batch, seed, head)
     model = model_or_default(model)
     if dry_run:
-        describe_labels(path, model, reading, device=device)
+        describe_labels(path, model, reading, seed=seed, device=device)
     else:
         probe_labels(path, model, output, options, reading, features=features, device=device)
 
@@ -187,7 +188,7 @@ def benchmark(
 def predict(
     fasta: SequenceFile,
     probe: Annotated[Path, option("A folder of protlm probe.", "--probe", "-p")],
-    output: Annotated[Path, option("x.tsv or x.csv.", *OUTPUT)],
+    output: Annotated[Path, new_output("x.tsv or x.csv.")],
     model: ProbeModel = None,
     toks_per_batch: Annotated[int, option("Tokens per batch.")] = TOKENS_PER_BATCH,
     device: Device = "auto",

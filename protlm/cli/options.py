@@ -1,20 +1,45 @@
 """The options that several commands share, and how their values are read."""
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.models import OptionInfo
 
 from protlm.config.fields import above, at_least
-from protlm.system.errors import UserError
+from protlm.system.errors import UserError, did_you_mean
+from protlm.system.paths import check_output, existing_file
 
 
 def option(text: str, *names: str) -> OptionInfo:
     """Returns an option with its help text; without names, it is called like the argument."""
     return typer.Option(*names, help=text)
+
+
+def _checked(check: Callable[[Path], object]) -> Callable[[Any], Any]:
+    """Returns what checks the paths that are typed, before anything heavy is imported."""
+
+    def checked(typed: Any) -> Any:
+        for path in [typed] if isinstance(typed, Path) else typed or ():
+            if path != Path("-"):
+                check(path)
+        return typed
+
+    return checked
+
+
+def input_files(text: str, what: str = "a sequence file") -> Any:
+    """Returns an argument of files that must exist."""
+    return typer.Argument(help=text, callback=_checked(lambda path: existing_file(path, what)))
+
+
+def new_output(text: str) -> OptionInfo:
+    """Returns the option of an output that must not exist; a folder may take several tables."""
+    check = _checked(lambda path: None if path.is_dir() else check_output(path))
+    return typer.Option(*OUTPUT, help=text, callback=check)
 
 
 # The numbers that options allow, in all commands that have them.
@@ -42,7 +67,7 @@ Layers = Annotated[list[str] | None, option("From 1; -1 is the last. Default: al
 Heads = Annotated[list[str] | None, option("From 1. Default: all.")]
 # One output has these names in all commands.
 OUTPUT = ("--output", "--out", "-o")
-Output = Annotated[Path, option("The HDF5 file to write.", *OUTPUT)]
+Output = Annotated[Path, new_output("The HDF5 file to write.")]
 Device = Annotated[str, option("auto, cpu, cuda (or gpu), cuda:1, ...")]
 Duplicates = Annotated[
     str,
@@ -52,7 +77,7 @@ Duplicates = Annotated[
     ),
 ]
 SequenceFile = Annotated[
-    Path, typer.Argument(help="A sequence file, plain or gzip; - reads standard input.")
+    Path, input_files("A sequence file, plain or gzip; - reads standard input.")
 ]
 EmbeddingDtype = Annotated[str, option("float32, float16 or bfloat16.")]
 BreakLock = Annotated[
@@ -71,7 +96,8 @@ Choice = TypeVar("Choice", bound=StrEnum)
 def allowed_value(flag: str, value: str, *allowed: str) -> str:
     """Returns the value of an option if it is one of the allowed ones."""
     if value not in allowed:
-        raise UserError(f"{flag} {value} is not one of {', '.join(allowed)}")
+        meant = did_you_mean(value, {name: name for name in allowed})
+        raise UserError(f"{flag} {value} is not one of {', '.join(allowed)}{meant}")
     return value
 
 

@@ -3,10 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from protlm.cli.options import (
-    OUTPUT,
     BreakLock,
     Device,
     Duplicates,
@@ -19,7 +16,9 @@ from protlm.cli.options import (
     SlurmSettings,
     allowed_value,
     choice,
+    input_files,
     model_or_default,
+    new_output,
     numbers,
     option,
 )
@@ -28,9 +27,9 @@ from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
 
 def embed(
     sources: Annotated[
-        list[Path], typer.Argument(help="Sequence files, plain or gzip; - reads standard input.")
+        list[Path], input_files("Sequence files, plain or gzip; - reads standard input.")
     ],
-    output: Annotated[Path, option("The file to write, or the folder of --format pt.", *OUTPUT)],
+    output: Annotated[Path, new_output("The file to write, or the folder of --format pt.")],
     model: Model = None,
     include: Annotated[
         list[str] | None, option("mean (default), max, std, cls, bos, per_tok, ranges, features.")
@@ -103,16 +102,8 @@ def embed(
 
 
 def generate(
-    model: Annotated[
-        Path,
-        option(
-            "A run, a .ckpt file, an exported model or a shipped model's name: causal, or "
-            "masked with --start.",
-            "--model",
-            "-m",
-        ),
-    ],
-    output: Annotated[Path, option("x.fasta or x.fasta.gz; - prints.", *OUTPUT)],
+    output: Annotated[Path, new_output("x.fasta or x.fasta.gz; - prints.")],
+    model: Model = None,
     prefix: Annotated[str, option("Residues at the start of every sequence.")] = "",
     number: Annotated[
         int | None, option("Number of sequences; default: 10, or one for each of --start.")
@@ -157,15 +148,15 @@ def generate(
         start=start,
         sweeps=Sweeps(**typed) if typed else None,
     )
-    run(model, output, options)
+    run(model_or_default(model), output, options)
 
 
 def score(
     variants: Annotated[
         list[Path],
-        typer.Argument(help="Tables with the column mutant (A1P:D2N) or mutated_sequence."),
+        input_files("Tables with the column mutant (A1P:D2N) or mutated_sequence.", "a table"),
     ],
-    output: Annotated[Path, option("x.csv or x.tsv; or a folder, for several tables.", *OUTPUT)],
+    output: Annotated[Path, new_output("x.csv or x.tsv; or a folder, for several tables.")],
     model: Model = None,
     wild_type: Annotated[
         Path | None, option("A sequence file of one protein, the wild type.")
@@ -174,6 +165,7 @@ def score(
         Path | None,
         option("In place of --wild-type: ProteinGym's reference file (DMS_id, target_seq)."),
     ] = None,
+    label: Annotated[str, option("Column of the measured scores.")] = "DMS_score",
     estimator: Annotated[
         list[str] | None,
         option(
@@ -206,6 +198,7 @@ def score(
     options = ScoreOptions(
         wild_type=wild_type,
         reference=reference,
+        label=label,
         estimators=tuple(choice("--estimator", name, Estimator) for name in estimator or ()),
         first_residue=first_residue,
         skip_invalid=skip_invalid,
@@ -247,9 +240,7 @@ def attention(
 
 
 def contacts(
-    proteins: Annotated[
-        list[Path], typer.Argument(help="Files of proteins, or PDB or mmCIF structures.")
-    ],
+    proteins: Annotated[list[Path], input_files("Files of proteins, or PDB or mmCIF structures.")],
     output: Output,
     model: Model = None,
     fit: Annotated[
@@ -280,9 +271,9 @@ def contacts(
 
 def inspect(
     protein: Annotated[
-        Path, typer.Argument(help="A sequence file of one protein, or a PDB or mmCIF structure.")
+        Path, input_files("A sequence file of one protein, or a PDB or mmCIF structure.")
     ],
-    output: Annotated[Path, option("The HTML page to write.", *OUTPUT)],
+    output: Annotated[Path, new_output("The HTML page to write.")],
     model: Annotated[
         list[Path] | None,
         option("As for protlm attention; give it twice for two models.", "--model", "-m"),

@@ -66,6 +66,7 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
             _draw(model, next(iter(proteins)), layers, heads, options.figure)
             written.append(options.figure)
     proteins.report("mapped")
+    print(*filter(None, (output, options.figure)), sep="\n")
 
 
 def _check_figure(proteins: Proteins, figure: Path | None) -> None:

@@ -39,7 +39,7 @@ from protlm.model.memory import Room
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import benchmark_figure, save_figure
-from protlm.system.errors import InputDataError, UserError, interrupt_explained, refuse_unknown
+from protlm.system.errors import InputDataError, UserError, refuse_unknown
 from protlm.system.json_file import read_json, write_json
 from protlm.system.memory import free_memory, readable_size
 from protlm.system.paths import check_output, sha256_of
@@ -62,7 +62,6 @@ class BenchmarkOptions:
     break_lock: bool = False
 
 
-@interrupt_explained("the same command continues after the last task that is finished")
 def benchmark(
     name: str, folder: Path, paths: Sequence[Path], output: Path, options: BenchmarkOptions
 ) -> None:

@@ -92,7 +92,7 @@ def contacts(
     if saved_fit is not None:
         print(f"fit saved: --fit {saved_fit} uses it again", file=sys.stderr)
     print_table(("protein", "residues", "long-range P@L", "by chance"), rows)
-    print(output)
+    print(output, *written, sep="\n")
 
 
 def _predict(

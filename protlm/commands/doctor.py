@@ -171,17 +171,17 @@ def _check_input(report: Report, path: Path, model: PretrainedModel) -> None:
 
 def _faults(path: Path, proteins: Proteins) -> Iterator[str]:
     for reason, number in proteins.tally.rejected.items():
-        yield f"{number:,} records of {path} are rejected: {reason}"
+        yield f"rejected records of {path}: {number:,}, {reason}"
     if proteins.skipped:
         identifier, reason = proteins.skipped[0]
         yield (
-            f"{len(proteins.skipped):,} proteins are too long for the model and are skipped, for "
-            f"instance {identifier}: {reason}"
+            f"proteins that are too long for the model, and skipped: {len(proteins.skipped):,}, "
+            f"for instance {identifier}: {reason}"
         )
     if proteins.renamed:
         yield (
-            f"{len(proteins.renamed):,} identifiers of {path} are repeated; type --duplicates "
-            "first or --duplicates suffix"
+            f"repeated identifiers of {path}: {len(proteins.renamed):,}; type --duplicates first "
+            "or --duplicates suffix"
         )
 
 

@@ -21,7 +21,7 @@ from protlm.commands.embedding.results import EMBEDDING, Blocks, Results, comput
 from protlm.commands.outputs import check_suffix
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import pick_device
-from protlm.system.errors import InputDataError, OutputError, UserError, interrupt_explained
+from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.memory import readable_size
 from protlm.system.paths import beside, check_output, explain_os_error
 from protlm.system.shares import Executor, Share, Submission, here
@@ -53,26 +53,23 @@ def embed(
     check_output(output)
     files = [sources] if isinstance(sources, Path) else [*sources]
     _check_shares(files, options, submission)
-    paths, folder = (files, model_path, output), unfinished(output)
+    paths = (files, model_path, output)
     # Jobs of this machine are its processes.
     with_jobs = submission is not None and submission.executor is not Executor.LOCAL
-    with interrupt_explained(
-        f"the same command continues after the last block of batches finished in {folder}"
-    ):
-        if submission is not None and with_jobs:
-            submission.run(partial(embed, *paths), _shares(options), _job_folder(output))
-            # The machine that submits jobs need not have their devices.
-            options = replace(options, processes=1, merge=True, device="cpu")
-        job = Job(files, model_path, options)
-        if options.dry_run:
-            _estimate(job, output)
-        else:
-            _check_space(job, output)
-            with opened(job, output, _fingerprint(job, output)) as blocks:
-                if not options.merge:
-                    _compute(job, blocks, partial(_compute_beside_others, *paths))
-                if options.share is None:
-                    _write(job, blocks, output, form)
+    if submission is not None and with_jobs:
+        submission.run(partial(embed, *paths), _shares(options), _job_folder(output))
+        # The machine that submits jobs need not have their devices.
+        options = replace(options, processes=1, merge=True, device="cpu")
+    job = Job(files, model_path, options)
+    if options.dry_run:
+        _estimate(job, output)
+    else:
+        _check_space(job, output)
+        with opened(job, output, _fingerprint(job, output)) as blocks:
+            if not options.merge:
+                _compute(job, blocks, partial(_compute_beside_others, *paths))
+            if options.share is None:
+                _write(job, blocks, output, form)
     if with_jobs:
         shutil.rmtree(_job_folder(output))
 
@@ -200,3 +197,4 @@ def _write(job: Job, blocks: Blocks, output: Path, form: Any) -> None:
     form.write(results, output)
     job.proteins.report("embedded", further=results.too_large)
     blocks.work.is_published = True
+    print(output)

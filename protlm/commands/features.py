@@ -29,7 +29,7 @@ from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import reconstruction, save_figure
-from protlm.system.errors import UserError, interrupt_explained
+from protlm.system.errors import UserError
 from protlm.system.json_file import to_json, write_json
 from protlm.system.paths import check_output, complete_folder
 from protlm.system.terminal import JobProgress, print_table, watched
@@ -60,8 +60,7 @@ def train_features(
     begun_with = {**asdict(settings), "the data": stream.split.fingerprint}
     autoencoder = SparseAutoencoder(model.description.model.model_dim, settings).to(model.device)
     folder = unfinished(output)
-    advice = f"the same command continues after the last block of residues, from {folder}"
-    with interrupt_explained(advice), work_folder(folder, begun_with, _TRAINING) as work:
+    with work_folder(folder, begun_with, _TRAINING) as work:
         with JobProgress("residues", settings.residues) as progress:
             train(autoencoder, stream, folder / "state.ckpt", progress.update)
         lengths = measured.split.length_counts()

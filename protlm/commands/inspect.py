@@ -66,7 +66,8 @@ def inspect(
     check_size(len(page))
     with complete_file(output) as temporary:
         temporary.write_bytes(page)
-    print(f"{output}: {len(page) / 1e6:.1f} MB")
+    print(f"the page has {len(page) / 1e6:.1f} MB", file=sys.stderr)
+    print(output)
 
 
 def _read_protein(source: Path, chain: str | None) -> InspectedProtein:

@@ -13,16 +13,11 @@ from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.data.tables import check_table_output, write_table
-from protlm.downstream.examples import (
-    Labeled,
-    LabelOptions,
-    read_examples,
-    read_labeled,
-    targets_from,
-)
+from protlm.downstream.examples import Labeled, LabelOptions, read_labeled
 from protlm.downstream.probe_results import (
     Probe,
     Result,
+    described,
     name_of_model,
     output_cells,
     output_columns,
@@ -100,11 +95,13 @@ def probe_labels(
 
 
 def describe_labels(
-    labels: Path, model_path: Path, reading: LabelOptions, *, device: str = "auto"
+    labels: Path, model_path: Path, reading: LabelOptions, *, seed: int, device: str = "auto"
 ) -> None:
     """Prints what `probe_labels` would read."""
     model = load_model(model_path, device=device)
-    targets_from(labels, read_examples(labels, Room(model), reading), reading)
+    labeled = read_labeled(labels, Room(model), reading, seed=seed)
+    of = f", in the first of {len(labeled.folds)} folds" if labeled.folds else ""
+    print(f"{described(labeled)}{of}")
 
 
 def _of_fold(labeled: Labeled, fold: str) -> Labeled:
@@ -154,6 +151,7 @@ def predict(
 
     write_table(output, [*names, *output_columns(probe.classes)], rows())
     proteins.report("predicted")
+    print(output)
 
 
 def _rows(

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from protlm.downstream.estimators import (
     default_estimator,
     score,
 )
-from protlm.downstream.metrics import METRICS, Agreement, agreement, averages, positions_of
+from protlm.downstream.metrics import METRICS, Agreement, agreement, averages, caution, positions_of
 from protlm.downstream.variants import (
     Assay,
     Substitution,
@@ -40,8 +39,6 @@ from protlm.system.json_file import write_json
 from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import print_table, printable
 
-# The top 10 % of fewer variants has none.
-_FEW_VARIANTS = 10
 # Parts of the names that people give to measured scores.
 _LIKELY = re.compile("dms|score|fitness|measured", re.IGNORECASE)
 
@@ -55,6 +52,7 @@ class ScoreOptions:
 
     wild_type: Path | None = None
     reference: Path | None = None
+    label: str = "DMS_score"
     estimators: tuple[Estimator, ...] = ()
     first_residue: int = 1
     skip_invalid: bool = False
@@ -85,7 +83,7 @@ class Result:
     agreement: Agreement | None
 
 
-@interrupt_explained("complete tables are kept; type the command again with the other ones")
+@interrupt_explained("tables named as complete are kept; the others start over")
 def score_variants(
     sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
 ) -> None:
@@ -122,7 +120,7 @@ def score_variants(
     _print_results(results, means)
     if options.json is not None:
         _write_json(options.json, results, means, model_hash=predictor.model.hash)
-    print(output)
+    print(*filter(None, (output, options.json)), sep="\n")
 
 
 @interrupt_explained("nothing was written; the same command starts again")
@@ -169,7 +167,7 @@ def scan_protein(
     print(f"{estimator}: {found.definition}")
     if found.perplexity is not None:
         print(f"perplexity of the wild type: {found.perplexity:.2f}")
-    print(output)
+    print(*filter(None, (output, options.figure)), sep="\n")
 
 
 def _predictor(model_path: Path, options: ScoreOptions) -> tuple[Predictor, list[Estimator]]:
@@ -205,7 +203,7 @@ def _outputs(sources: Sequence[Path], output: Path) -> dict[Path, Path]:
 
 def _refuse_sequences(sources: Sequence[Path]) -> None:
     for source in sources:
-        with source.open("rb") if source.is_file() else BytesIO() as file:
+        with source.open("rb") as file:
             if file.read(1) == b">":
                 raise UserError(
                     f"{source} is a sequence file, not a table of variants; type: protlm score "
@@ -240,8 +238,8 @@ def _read(
     source: Path, assays: Mapping[str, Assay], options: ScoreOptions
 ) -> tuple[str, VariantTable]:
     wild_type = assays[_name(source)].wild_type
-    first, skip = options.first_residue, options.skip_invalid
-    table = read_variants(source, wild_type, first_residue=first, skip_invalid=skip)
+    first, skip, label = options.first_residue, options.skip_invalid, options.label
+    table = read_variants(source, wild_type, first_residue=first, skip_invalid=skip, label=label)
     return wild_type, table
 
 
@@ -298,9 +296,13 @@ def _report_table(source: Path, table: VariantTable) -> None:
     if table.unscored:
         text = f"{table.describe_unscored(source)}; rows left unscored: {len(table.unscored):,}"
         print(printable(text), file=sys.stderr)
+    for note in table.notes:
+        print(printable(f"{source}: {note}"), file=sys.stderr)
     likely = " or ".join(filter(_LIKELY.search, table.columns))
-    if likely and "DMS_score" not in table.columns:
-        text = f"{source} has no column DMS_score to compare with; if {likely} is that, rename it"
+    if likely and table.measured is None:
+        text = (
+            f"{source} has no column DMS_score to compare with; if {likely} is that, type --label"
+        )
         print(printable(text), file=sys.stderr)
 
 
@@ -327,10 +329,8 @@ def _averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Aver
 def _print_results(results: Sequence[Result], means: Averages) -> None:
     rows = [_row(result) for result in results]
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    notes = []
-    if any(one.agreement and one.agreement.num_variants < _FEW_VARIANTS for one in results):
-        few = f"fewer than {_FEW_VARIANTS} measured variants: NDCG is undefined, other metrics are"
-        notes.append(f"{few} uncertain, and intervals too narrow")
+    counts = [one.agreement.num_variants for one in results if one.agreement]
+    notes = caution(min(counts), "measured variants") if counts else []
     notes += [f"{estimator}: {text}" for estimator, text in _definitions(results).items()]
     for (metric, estimator), mean in means.items():
         shown = [f"{name} {value:.3f}" for name, value in mean.values.items() if name]

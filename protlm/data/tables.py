@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from protlm.data.records.source import ByteSource, text_lines
+from protlm.data.records.source import ByteSource, as_utf8, text_lines
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import check_output, complete_file, existing_file
 from protlm.system.terminal import printable
@@ -61,7 +61,7 @@ def read_text(path: Path, what: str) -> str:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputDataError(
             f"{path}, line {line}: it cannot be read as {what}, since byte {error.start + 1:,} is "
-            f"not UTF-8; if it was saved as Latin-1, type: iconv -f CP1252 -t UTF-8 {path.name}"
+            f"not UTF-8; if it was saved as Latin-1, type: {as_utf8(path, 'CP1252')}"
         ) from None
 
 

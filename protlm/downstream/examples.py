@@ -162,6 +162,8 @@ def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -
     for what, counts in said.items():
         if counts:
             parts.append(f"{what}: " + ", ".join(f"{n:,} {why}" for why, n in counts.items()))
+    if not targets.classes:
+        parts.append(f"from {targets.values.min():g} to {targets.values.max():g}")
     commas = sum("," in label for label in labels)
     if proteins.in_both:
         both = ", ".join(proteins.in_both[:_MOST_NAMED])

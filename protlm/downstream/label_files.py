@@ -15,6 +15,7 @@ from pathlib import Path
 
 from protlm.data.tables import MISSING, number_of, read_table
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
+from protlm.system.paths import existing_file
 from protlm.system.terminal import printable
 
 UNLABELED = "?"
@@ -80,17 +81,16 @@ def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
     given = [one for one in (*form.columns, form.fold, form.column) if one is not None]
     names = (*_NAMES, *_SEQUENCES, *_LABELS, *_OTHERS, *given)
     columns, lines = read_table(path, "a table of labels", names)
-    shown, lost = ", ".join(columns)[:200], [one for one in given if one not in columns]
+    lost = [one for one in given if one not in columns]
     label = form.column or next((name for name in _LABELS if name in columns), None)
-    if lost or not (label or form.columns):
-        raise InputDataError(
-            f"{path} has the columns {shown}, not {lost[0] if lost else 'label'}; choose the "
-            "column of the labels: --label COLUMN"
-        )
     name = next((name for name in _NAMES if name in columns), None)
     found = [name for name in _SEQUENCES if name in columns]
-    if not (name or found):
-        raise InputDataError(f"{path} has the columns {shown}; add a column identifier or sequence")
+    if (is_lost := lost or not (label or form.columns)) or not (name or found):
+        # As they are in the file.
+        shown = ", ".join(read_table(path, "a table of labels")[0])[:200]
+        advice = f", not {lost[0] if lost else 'label'}; choose the column of the labels: --label"
+        advice = f"{advice} COLUMN" if is_lost else "; add a column identifier or sequence"
+        raise InputDataError(f"{path} has the columns {shown}{advice}")
     if len(found) > 1 and found[0] != _SEQUENCES[0]:
         raise InputDataError(
             f"{path} has the columns {' and '.join(found)}; rename that of the sequences to "
@@ -213,6 +213,10 @@ def form_of(
     if header is not None:
         refuse_unknown("--labels", header, ["header", "location"])
     (split, path), *others = named_files(files, several=len(files) > 1)
+    for one in (path, *(other for _, other in others)):
+        # A folder may be LMDB, which has its own refusal.
+        if not one.is_dir():
+            existing_file(one, "a file of labels")
     lists = tuple(named_files(splits or [], several=True)), split, tuple(others)
     return path, Form(None, tuple(columns or ()), header, fold, tuple(test_sets or ()), *lists)
 

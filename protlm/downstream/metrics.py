@@ -26,6 +26,8 @@ from protlm.downstream.variants import Assay, Variant
 
 METRICS = ("Spearman", "AUC", "MCC", "NDCG", "top recall")
 _TOP = 0.1
+# The top 10 % of fewer variants has none.
+_FEW = 10
 # Rows times resamples that are in memory at a time.
 _CELLS = 2_000_000
 # Fewer resamples of a large assay, whose intervals are narrow.
@@ -46,6 +48,12 @@ class Agreement(Metrics):
     def metric(self) -> str:
         """The metric that has an interval and is averaged."""
         return "AUC" if self.classes == "clinical" else "Spearman"
+
+
+def caution(number: int, what: str) -> list[str]:
+    """Returns a sentence if metrics are those of a few of `what`."""
+    few = f"fewer than {_FEW} {what}: metrics are uncertain, and intervals too narrow"
+    return [few] if number < _FEW else []
 
 
 def positions_of(variants: Sequence[Variant]) -> np.ndarray:

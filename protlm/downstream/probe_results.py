@@ -23,7 +23,7 @@ from protlm.data.tables import write_rows
 from protlm.downstream.convolution import convolutions, convolved
 from protlm.downstream.examples import Labeled
 from protlm.downstream.linear import LinearModel, probabilities
-from protlm.downstream.metrics import LABEL_METRICS
+from protlm.downstream.metrics import LABEL_METRICS, caution
 from protlm.downstream.probing import MODEL, SPARSE, Predictor, ProbeOptions
 from protlm.downstream.tasks import Task, missing_in_test
 from protlm.model.pretrained import PretrainedModel
@@ -103,13 +103,22 @@ def comparison(scores: Mapping[str, Any]) -> str:
     lines = []
     for over in (scores[key] for key in _COMPARED if key in scores):
         value, low, high = (_digits(over[key], "+") for key in ("value", "low", "high"))
+        includes = None not in (over["low"], over["high"]) and over["low"] <= 0 <= over["high"]
         than = f"{over['metric']} of the model less that of {over['baseline']}"
-        lines.append(f"{than}: {value} ({low} to {high})")
+        lines.append(f"{than}: {value} ({low} to {high}{', which includes 0' * includes})")
     return "; ".join(lines)
 
 
 def _digits(value: float | None, sign: str = "") -> str:
     return "undefined" if value is None else f"{value:{sign}.3f}"
+
+
+def described(labeled: Labeled) -> str:
+    """Returns the task, and the number of proteins of each split."""
+    targets = labeled.targets
+    classes = f" of {len(targets.classes)} classes" if targets.classes else ""
+    sides = ", ".join(f"{n:,} {side}" for side, n in labeled.split.sides().items() if n)
+    return f"task: {targets.task}{classes}; proteins: {sides}"
 
 
 def print_result(result: Result) -> None:
@@ -118,9 +127,10 @@ def print_result(result: Result) -> None:
     task = targets.task
     scores = scores_of(result.predictors, task)
     headings, *rows = metric_rows(scores)
-    classes = f" of {len(targets.classes)} classes" if targets.classes else ""
-    sides = ", ".join(f"{n:,} {side}" for side, n in labeled.split.sides().items() if n)
-    notes = [f"task: {task}{classes}; proteins: {sides}", comparison(scores)]
+    test, are_two = labeled.split.test, task is Task.one_class and len(targets.classes) == 2
+    counts = np.bincount(targets.values[targets.rows_of(test)], minlength=2) if are_two else []
+    few = caution(min([len(test), *counts]), f"test proteins{' of a class' * are_two}")
+    notes = [described(labeled), comparison(scores), *few]
     if left_out := labeled.proteins.left_out:
         notes.append("left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items()))
     for name, rows_of_set in labeled.split.test_sets.items():

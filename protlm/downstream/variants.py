@@ -10,7 +10,8 @@ columns `DMS_id` and `target_seq`.
 import re
 import warnings
 from collections import Counter
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ _HGVS = re.compile(r"(?ai)(?:(?:NP_|XP_|ENSP)[0-9.]+:)?P\.(\[[^][]*\]|[^][;:]*)"
 # Those of Enrich2 and MaveDB, synonymous variants among them, and others that people write.
 _WILD_TYPES = ("=", "_WT", "_SY", "WT", "WILD TYPE", "WILD-TYPE", "WILDTYPE", "SYNONYMOUS")
 _CLINICAL = {"benign": "1", "pathogenic": "0"}
+_MUTANT_ADVICE = "name one of them mutant (A1P:D2N) or mutated_sequence"
 _ADVICE = "give the wild type of these variants, or --first-residue (in Python: first_residue=)"
 
 
@@ -160,6 +162,10 @@ def parse_sequence(sequence: str, wild_type: str) -> Variant:
 
 
 _MOST_LISTED = 5
+# Names of the column `mutant` in other programs' tables, when there is no mutated_sequence.
+_MUTANTS = ("hgvs_pro", "variant", "mutation")
+# Rows on which other numbers of the first residue are tried.
+_TRIED = 500
 
 
 class _RejectedError(InputDataError):
@@ -182,6 +188,8 @@ class VariantTable:
     scored: list[int]
     unscored: list[str]
     is_clinical: bool = False
+    # What a column was taken for, and what the metrics leave out.
+    notes: list[str] = field(default_factory=list)
 
     def describe_unscored(self, path: Path) -> str:
         """Returns the number of rows that are not scored, with the first lines and reasons."""
@@ -196,22 +204,34 @@ class VariantTable:
 
 
 def read_variants(
-    path: Path, wild_type: str, *, first_residue: int = 1, skip_invalid: bool = False
+    path: Path,
+    wild_type: str,
+    *,
+    first_residue: int = 1,
+    skip_invalid: bool = False,
+    label: str = "DMS_score",
 ) -> VariantTable:
     """Reads a table of variants, comma- or tab-separated, plain or gzip.
 
-    Rows that cannot be scored are refused, or left out with `skip_invalid`.
+    Rows that cannot be scored are refused, or left out with `skip_invalid`. `label` is the column
+    of measured scores.
     """
-    names = ("mutant", "mutated_sequence", "DMS_score", "DMS_score_bin", "DMS_bin_score")
+    names = ("mutant", "mutated_sequence", "DMS_score", "DMS_score_bin", "DMS_bin_score", *_MUTANTS)
     columns, lines = read_table(path, "a table of variants", names)
-    if not {"mutant", "mutated_sequence"} & set(columns):
-        raise InputDataError(
-            f"{path} has the columns {', '.join(columns)[:200]}; name one of them mutant (A1P:D2N) "
-            "or mutated_sequence; of MaveDB, rename hgvs_pro to mutant and score to DMS_score"
-        )
-    table, invalid, numbers = VariantTable(columns, [], [], None, None, [], []), 0, []
+    table = VariantTable(columns, [], [], None, None, [], [])
+    invalid, numbers, mutants = 0, [], list[str]()
+    own = next((name for name in ("mutant", *_MUTANTS) if name in columns), None)
+    own = "mutant" if "mutated_sequence" in columns else own
+    is_lost = label not in (*columns, "DMS_score")
+    if own is None or is_lost:
+        advice = f"--label {label} is not one of them" if is_lost else _MUTANT_ADVICE
+        raise InputDataError(f"{path} has the columns {', '.join(columns)[:200]}; {advice}")
+    if own != "mutant":
+        table.notes.append(f"mutants from the column {own}")
     for line, row in lines:
         cells = dict(zip(columns, row, strict=True))
+        cells["mutant"] = cells.get(own, "")
+        mutants.append(cells["mutant"])
         try:
             table.variants.append(_variant(cells, wild_type, first_residue))
             table.scored.append(len(table.rows))
@@ -222,14 +242,18 @@ def read_variants(
         numbers.append(line)
     if not table.rows:
         raise InputDataError(f"{path} has no variants; give a table with a row for each variant")
-    if not table.variants or (invalid and not skip_invalid):
+    are_most = 2 * invalid > len(table.rows)
+    other = _other_number(mutants[:_TRIED], wild_type, first_residue) if are_most else ""
+    if not table.variants or other or (invalid and not skip_invalid):
         skip = "correct this, or type --skip-invalid to leave their scores empty"
         advice = skip if table.variants else "give a table whose mutants fit the wild type"
-        raise InputDataError(f"{table.describe_unscored(path)}; {advice}")
-    if "DMS_score" not in columns and "DMS_bin_score" in columns:
-        scores = _numbers(path, table, numbers, "DMS_bin_score")
+        raise InputDataError(f"{table.describe_unscored(path)}; {other or advice}")
+    if label not in columns and "DMS_bin_score" in columns:
+        scores = _once(path, table, numbers, "DMS_bin_score")
         return replace(table, measured=scores, is_fit=scores == 1, is_clinical=True)
-    scores, bins = (_numbers(path, table, numbers, name) for name in ("DMS_score", "DMS_score_bin"))
+    scores, bins = _once(path, table, numbers, label), None
+    if label == "DMS_score":
+        bins = _numbers(path, table, numbers, "DMS_score_bin")
     if scores is None or bins is None:
         return replace(table, measured=scores)
     missing = np.flatnonzero(np.isnan(bins) & ~np.isnan(scores))
@@ -240,6 +264,48 @@ def read_variants(
             "median"
         )
     return replace(table, measured=scores, is_fit=bins > 0)
+
+
+def _other_number(mutants: list[str], wild_type: str, first_residue: int) -> str:
+    """Returns the advice to type another number of the first residue, if nearly all rows fit it."""
+
+    def fits(text: str, shift: int) -> bool:
+        with suppress(InputDataError):
+            return bool(parse_mutant(text, wild_type, first_residue=first_residue + shift))
+        return False
+
+    number, _, shift = max(
+        (sum(fits(one, shift) for one in mutants), -abs(shift), shift) for shift in range(-50, 51)
+    )
+    if not shift or number < max(2, 0.9 * len(mutants)):
+        return ""
+    return (
+        f"{number:,} of {len(mutants):,} rows fit with --first-residue {first_residue + shift}: "
+        "type it; without it, rows that fit by chance would be scored as other variants"
+    )
+
+
+def _once(path: Path, table: VariantTable, lines: list[int], name: str) -> np.ndarray | None:
+    """Returns a column as `_numbers` does, NaN for the wild type and for repeated variants."""
+    if (values := _numbers(path, table, lines, name)) is None:
+        return None
+    seen: dict[object, int] = {}
+    left_out = []
+    for row in np.flatnonzero(~np.isnan(values)).tolist():
+        changed = (x[1:] for x in table.variants[row].substitutions if x.mutant != x.wild_type)
+        variant = table.variants[row].indel or frozenset(changed)
+        first = seen.setdefault(variant, row)
+        if variant and values[first] != values[row]:
+            raise InputDataError(
+                f"{path}, line {lines[table.scored[row]]}: {name} is {values[row]:g}, and in line "
+                f"{lines[table.scored[first]]}, of the same variant, {values[first]:g}; keep one"
+            )
+        left_out += [row] if first != row or not variant else []
+    values[left_out] = np.nan
+    if left_out:
+        what = "of the wild type, synonymous or repeated"
+        table.notes.append(f"rows {what}, which the metrics leave out: {len(left_out):,}")
+    return values
 
 
 def _variant(cells: dict[str, str], wild_type: str, first_residue: int) -> Variant:

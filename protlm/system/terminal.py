@@ -17,6 +17,8 @@ from rich.table import Column, Table
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 # Wider than any row; rows are not padded to it.
 _UNBOUNDED = 1 << 20
+# Of tables in a pipe or a file; longer cells continue in the next line.
+_PIPE_WIDTH = 100
 _PLAIN_SECONDS = 5.0
 # A table of at most this number of lines becomes one of columns if it is too wide.
 _FEW = 4
@@ -63,19 +65,19 @@ def print_table(
     columns: Iterable[str], rows: Iterable[Iterable[str]], notes: Iterable[str] = ()
 ) -> None:
     """Prints a table on standard output, and lines below it."""
-    out = console()
+    out = console(pipe_width=_PIPE_WIDTH)
     table = [[*columns], *([printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    if out.is_terminal and sum(widths) + 2 * len(widths) > out.width and len(table) <= _FEW:
+    if sum(widths) + 2 * len(widths) > out.width and len(table) <= _FEW:
         table = [list(cells) for cells in zip(*table, strict=True)]
     # No name is cut, however narrow a terminal is.
     kept = [Column(escape(name), overflow="fold") for name in table[0]]
-    shown = Table(*kept, box=SIMPLE, collapse_padding=out.is_terminal)
+    shown = Table(*kept, box=SIMPLE, collapse_padding=True)
     for row in table[1:]:
         shown.add_row(*map(escape, row))
     out.print(shown)
     for note in notes:
-        out.print(printable(note), highlight=False, markup=False)
+        out.print(printable(note), highlight=False, markup=False, soft_wrap=not out.is_terminal)
 
 
 class JobProgress:

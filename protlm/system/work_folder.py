@@ -113,8 +113,10 @@ class WorkFolder:
         if is_held:
             if not is_kept and not self._others():
                 _clear(self.path)
-            elif is_kept and not self.is_quiet:
-                message = f"finished parts are kept in {self.path}: the same command continues"
+            is_silent = self.is_quiet or self.is_published
+            if not is_silent and (is_kept or isinstance(sys.exception(), KeyboardInterrupt)):
+                kept = f"finished parts are kept in {self.path}: the same command continues"
+                message = kept if is_kept else "no part is finished: the same command starts over"
                 print(printable(message), file=sys.stderr)
         self.lock.release()
         for folder in (self._locked, self.path):

@@ -58,7 +58,8 @@ def test_layers_and_heads_are_chosen() -> None:
         )
 
 
-def test_a_figure_shows_one_protein() -> None:
+def test_a_figure_shows_one_protein(capsys: pytest.CaptureFixture[str]) -> None:
     FASTA.write_text(f">P1\n{SEQUENCE}\n")
     attention_maps(FASTA, RUN, Path("maps.h5"), MapOptions(figure=Path("maps.png")))
+    assert capsys.readouterr().out == "maps.h5\nmaps.png\n"
     assert Path("maps.png").read_bytes().startswith(b"\x89PNG")

@@ -47,9 +47,9 @@ def test_what_would_fail_is_listed(
     assert report["facts"]["model"]["max_residues"] == 126
     found = "\n".join(report["problems"])
     for words in (
-        r"1 records of .*x\.fasta are rejected",
-        "1 proteins are too long for the model and are skipped, for instance P3: 600 residues",
-        "1 identifiers of .* are repeated; type --duplicates first",
+        r"rejected records of .*x\.fasta: 1, ",
+        "too long for the model, and skipped: 1, for instance P3: 600 residues",
+        "repeated identifiers of .*: 1; type --duplicates first",
         r"the longest protein: 4 residues need about \S+ [kM]B of memory, and 1\.0 kB are free on",
     ):
         assert re.search(words, found), words

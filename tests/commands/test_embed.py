@@ -189,7 +189,7 @@ def test_a_long_list_of_skipped_records_is_cut(capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().err
     assert "1024 records: 1 embedded, 1023 skipped" in printed
     assert printed.count("skipped P1") == 20 and "and 1,003 more" in printed
-    assert "1,023 records have the identifier of an earlier one" in printed
+    assert "records with the identifier of an earlier one: 1,023" in printed
     assert "--duplicates header takes the whole header" in printed
 
 
@@ -276,7 +276,7 @@ def test_the_examples_of_the_page_run(
     monkeypatch.chdir(place)
     (place / "p.fasta").rename(place / "proteins.fasta")
     done = protlm_in_process("embed", "proteins.fasta", "-o", "embeddings.h5", cwd=place)
-    assert done.returncode == 0, done.stderr
+    assert (done.returncode, done.stdout) == (0, "embeddings.h5\n"), done.stderr
     names: dict[str, object] = {}
     for block in blocks("python"):
         exec(compile(block.replace("proteins.fasta.gz", "proteins.fasta"), "page", "exec"), names)

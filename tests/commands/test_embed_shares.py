@@ -25,9 +25,7 @@ from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import (
-    ExitCode,
     InputDataError,
-    InterruptedJobError,
     OutputError,
     UserError,
 )
@@ -165,13 +163,13 @@ def test_ctrl_c_says_how_to_continue(
 ) -> None:
     with monkeypatch.context() as patch:
         at_block(patch, 0, interrupt)
-        with pytest.raises(InterruptedJobError, match="the same command continues") as caught:
+        with pytest.raises(KeyboardInterrupt):
             embedded()
-    assert caught.value.exit_code == ExitCode.INTERRUPTED
     # Nothing was finished, and nothing is left.
     assert files() == {"x.fasta"}
-    disturb(3, interrupt, InterruptedJobError)
-    assert "kept in" not in capsys.readouterr().err
+    assert "no part is finished: the same command starts over" in capsys.readouterr().err
+    disturb(3, interrupt, KeyboardInterrupt)
+    assert f"kept in {PARTIAL}: the same command continues" in capsys.readouterr().err
     monkeypatch.setattr(estimate, "_pass", lambda job, sequences: 1.0)
     for name in ("out.h5", "other.h5"):
         embedded(name, dry_run=True)

@@ -18,6 +18,9 @@ FILES = {
     "folder/v.csv": "mutant\nM1A\n",
     "scored.csv": "mutant,masked-marginals\nM1A,1\n",
     "wrong.csv": "mutant\nM1A\nA2P\n",
+    "zero.csv": "mutant\nM0A\nT2A\nY4F\n",
+    "other_value.csv": "mutant,DMS_score\nK2R,1\nM1A,0\nk2r,2\n",
+    "utf16.csv": "m\0u\0t\0a\0n\0t\0\n\0",
     "indel.csv": "mutated_sequence\nMKT\n",
     "other.csv": "DMS_id,target_seq\nother,MKT\n",
     "labels.tsv": "identifier\tsequence\tlabel\tsplit\n"
@@ -25,7 +28,7 @@ FILES = {
 }
 # The exit code, the arguments, and the words of the sentence.
 TABLE = """
-2 finetune x.tsv -m run -o o --lora-targets query -> --lora-targets query needs --lora RANK
+2 finetune labels.tsv -m run -o o --lora-targets query -> --lora-targets query needs --lora RANK
 2 features train -m run --layer 1 --data data -o o --k 64 --latents 32 -> --k 64 & --latents 32
 2 features train -m run --layer 9 --data data -o o -> layer 9 does not exist
 3 features describe data -m run --annotations x.tsv -o o -> protlm features train has written
@@ -77,7 +80,13 @@ TABLE = """
 2 embed x.fasta -m run -o o.h5 --format npz -> is a NumPy archive, not .h5; type: -o o.npz
 2 embed x.fasta -m run -o o.npz -> type: -o o.h5, or: --format npz
 2 embed x.fasta -m run -o o.pt --format pt -> is a folder of .pt files, not .pt
-3 embed none.fasta -m run -o o.h5 -> none.fasta
+3 embed none.fasta -m none -o o.h5 -> none.fasta: no such file
+3 score v.csv none.csv -m none -o s --wild-type x.fasta -> none.csv: no such file
+3 probe none.tsv -m none -o o -> none.tsv: no such file
+4 attention x.fasta -m none -o v.csv -> v.csv exists already
+4 inspect x.fasta -m none -o v.csv -> v.csv exists already
+4 probe labels.tsv -m none -o v.csv -> v.csv exists already
+2 generate -o g.fasta -> only a causal model & generate -m MODEL --start SEQUENCES.fasta
 3 embed x.fasta -m none -o o.h5 -> none
 3 embed x.fasta -m hybird-6m -o o.h5 -> hybird-6m: no such model (did you mean hybrid-6m?); give
 3 embed x.fasta -m broken -o o.h5 -> step-00000004.ckpt
@@ -93,11 +102,12 @@ TABLE = """
 2 generate -m run -o o.fasta --prefix MK1 -> --prefix & '1' at residue 3
 3 score none.csv -m run -o o.csv --wild-type x.fasta -> none.csv
 2 score x.fasta -m run -o o.csv --wild-type x.fasta -> --scan & --wild-type x.fasta
-2 score x.csv -m run -o o.csv --estimator esm -> esm & masked-marginals
+2 score v.csv -m run -o o.csv --estimator esm -> esm & masked-marginals
+2 score v.csv -m run -o o.csv --estimator masked_marginal -> (did you mean masked-marginals?)
 2 score x.fasta --scan -m run -o o.h5 -> o.csv
 2 score x.fasta --scan -m run -o o.csv --estimator causal-likelihood -> masked model & marginals
-2 score x.fasta y.fasta --scan -m run -o o.csv -> one sequence file
-2 score x.csv -m run -o o.csv --figure o.png -> --scan
+2 score x.fasta two.fasta --scan -m run -o o.csv -> one sequence file
+2 score v.csv -m run -o o.csv --figure o.png -> --scan
 3 data verify none -> none
 2 data export data --split tset -> tset & test
 3 prepare none.fasta --out o -> none.fasta
@@ -162,6 +172,14 @@ TABLE = """
 2 score v.csv -m run -o s --wild-type x.fasta --reference other.csv -> both are given
 3 score v.csv -m run -o s --wild-type two.fasta -> has 2 proteins; give a file of one protein
 3 score v.csv -m run -o s --reference other.csv -> has no row with the DMS_id v
+3 score zero.csv -m run -o s.csv --wild-type x.fasta --skip-invalid \
+    -> 3 of 3 rows fit with --first-residue 0 & by chance
+3 score other_value.csv -m run -o s.csv --wild-type x.fasta \
+    -> other_value.csv, line 4: DMS_score is 2, and in line 2, of the same variant, 1
+3 score v.csv -m run -o s.csv --wild-type x.fasta --label fit -> mutant; --label fit is not one
+3 probe uniprot.tsv -m run -o p -> Entry, Reviewed, Sequence, not label
+3 score utf16.csv -m run -o s.csv --wild-type x.fasta \
+    -> iconv -f UTF-16 -t UTF-8 utf16.csv > utf16.utf8.csv
 3 score v.csv wrong.csv -m run -o s --wild-type x.fasta -> wrong.csv, line 3: A2P: position 2 of
 2 score v.csv indel.csv -m run -o s --wild-type x.fasta -> indel.csv: --estimator masked-marg
 2 score v.csv -m none -o s.csv --json ./s.csv --wild-type x.fasta -> would write the same file

@@ -70,7 +70,8 @@ def test_a_probe_and_its_predictions(
     assert printed.endswith(f"{folder}\n")
     assert "class of 2 classes (membrane, nucleus); 6 of 6 rows are used; 50.0% are" in said
     assert "task: class of 2 classes; proteins: 4 train, 2 test" in printed
-    assert "accuracy of the model less that of" in printed
+    assert "accuracy of the model less that of" in printed and ", which includes 0" in printed
+    assert "fewer than 10 test proteins of a class: metrics are uncertain" in printed
     assert "the split leaks: of 2 test" in printed
     results = json.loads((folder / "results.json").read_text())
     assert set(results["predictors"]) == {
@@ -134,7 +135,9 @@ def test_folds_and_their_mean(
     (tmp_path / "assay.csv").write_text(f"mutated_sequence,DMS_score,fold_random_5\n{body}")
     typed = ["--label", "DMS_score", "--fold", "fold_random_5", "-m", tiny_run, "-o", "p"]
     done = protlm_in_process("probe", "assay.csv", *typed, "--dry-run", cwd=tmp_path)
-    assert "task: number; 12 of 12 rows" in done.stderr and not (tmp_path / "p").exists()
+    assert "task: number; 12 of 12 rows are used; from " in done.stderr
+    assert "proteins: 8 train, 4 test, in the first of 3 folds" in done.stdout
+    assert not (tmp_path / "p").exists()
     done = protlm_in_process("probe", "assay.csv", *typed, "--layers", "1", cwd=tmp_path)
     assert done.returncode == 0 and "mean of 3 folds by" in done.stdout
     mean = json.loads((tmp_path / "p" / "results.json").read_text())

@@ -63,7 +63,7 @@ def test_scores_are_added_as_columns(capsys: pytest.CaptureFixture[str]) -> None
     printed = capsys.readouterr().out
     assert printed.endswith("new/scores.tsv\n")
     assert "Spearman" in printed and "sum over M of log p(y_i | x\\i)" in printed
-    assert "fewer than 10 measured variants: NDCG is undefined" in printed
+    assert "fewer than 10 measured variants: metrics are uncertain" in printed
     rows, before = read_table("new/scores.tsv"), read_table("A_2020.csv")
     assert list(rows[0]) == [*before[0], *asked]
     assert [{name: row[name] for name in before[0]} for row in rows] == before

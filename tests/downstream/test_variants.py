@@ -79,8 +79,11 @@ WRONG = {
         "several columns of the name DMS_score, mutant;",
     ),
     "an unknown residue": ("mutant\nM1A\nK2X\n", "line 3: K replaced by X has no score"),
-    "no column": ("variant,score\nM1A,1\n", "columns variant, score; name one of them mutant"),
-    "a table of MaveDB": ("hgvs_pro,score\np.Met1Ala,1\n", "rename hgvs_pro to mutant and score"),
+    "no column": ("name,score\nM1A,1\n", "columns name, score; name one of them mutant"),
+    "other values": (
+        "mutant,DMS_score\nK2R,1\nk2r,2\n",
+        "line 3: DMS_score is 2, and in line 2, of",
+    ),
     "no row that fits": ("mutant\nA2P\na3p\n", "K, not A; line 3: a3p: position 3 of the wild"),
     "no row": ("mutant\n", "has no variants"),
     "an empty row": ("mutant,x\n,1\n", "line 2: there is neither a mutant nor"),
@@ -113,6 +116,27 @@ def test_notations_of_laboratories(tmp_path: Path) -> None:
         table = read_variants(written(tmp_path, "\n".join(["mutant", *notations])), WILD_TYPE)
         expected = parse_mutant(meant, WILD_TYPE) if meant else Variant()
         assert table.variants == [expected] * len(notations) and not table.unscored
+
+
+@pytest.mark.parametrize("name", ["hgvs_pro", "Variant", "mutation"])
+def test_the_metrics_leave_out_the_wild_type_and_repeated_variants(name, tmp_path: Path) -> None:
+    rows = "p.Met1Ala,1\np.Lys2=,2\n_wt,5\nK2R,3\nk2r,3\n"
+    table = read_variants(written(tmp_path, f"{name},score\n{rows}"), WILD_TYPE, label="score")
+    assert len(table.variants) == 5 and table.measured is not None
+    np.testing.assert_array_equal(table.measured, [1, np.nan, np.nan, 3, np.nan])
+    assert table.notes[0] == f"mutants from the column {name.lower()}"
+    assert table.notes[1].startswith("rows of the wild type, synonymous or repeated, ")
+    assert table.notes[1].endswith(": 3")
+
+
+@pytest.mark.parametrize(("first", "shift"), [(1, -1), (1, 1), (30, -30)])
+def test_another_number_of_the_first_residue_is_named(
+    first: int, shift: int, tmp_path: Path
+) -> None:
+    rows = [f"{one}{first + shift + n}W" for n, one in enumerate(WILD_TYPE)]
+    path = written(tmp_path, "\n".join(["mutant", *rows]))
+    with pytest.raises(InputDataError, match=f"fit with --first-residue {first + shift}: type it"):
+        read_variants(path, WILD_TYPE, first_residue=first, skip_invalid=True)
 
 
 def test_all_rows_that_cannot_be_scored_are_named_or_skipped(tmp_path: Path) -> None:

@@ -341,4 +341,6 @@ def test_embeddings_have_identifiers_of_any_length_and_letters(how, tiny_run, tm
     assert (came[2][0], came[5][0]) == ("a%00b", "a%2Fb")
     assert came[6:] == [("P1", "P1"), *again]
     bad = [(b"bad", b"character that is not a letter, line 17")]
-    assert skipped == (bad if again else [*bad, (b"P1", b"repeated at line 15")])
+    assert skipped == (
+        bad if again else [*bad, (b"P1", b"repeated at line 15 with another sequence")]
+    )

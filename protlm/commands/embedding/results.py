@@ -117,12 +117,7 @@ def opened(
     folder = unfinished(output)
     with work_folder(folder, fingerprint, EMBEDDING, break_lock=break_lock, share=name) as work:
         work.is_quiet = quiet
-        try:
-            yield Blocks(output, job.plan, work, name)
-        except KeyboardInterrupt:
-            # The command says itself how to continue.
-            work.is_quiet = True
-            raise
+        yield Blocks(output, job.plan, work, name)
 
 
 def compute(job: Job, blocks: Blocks, share: Share, *, quiet: bool = False) -> int:

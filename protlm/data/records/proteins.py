@@ -143,10 +143,8 @@ class Proteins:
         if out > _MOST_LISTED:
             print(f"and {out - _MOST_LISTED:,} more", file=sys.stderr)
         if repeated := sum(reason.startswith(_REPEATED) for _, reason in self.skipped):
-            print(
-                f"{repeated:,} records have the identifier of an earlier one; {_FIRST_WORD}",
-                file=sys.stderr,
-            )
+            message = f"records with the identifier of an earlier one: {repeated:,}; {_FIRST_WORD}"
+            print(message, file=sys.stderr)
 
     def _too_long(self, length: int) -> str | None:
         if self.max_residues is not None and length > self.max_residues:
@@ -155,9 +153,13 @@ class Proteins:
 
     def _records(self, skipped: list[tuple[str, str]], tally: Tally) -> Iterator[Record]:
         seen: Counter[str] = Counter()
+        # Hashes of the sequences of identifiers that may be repeated.
+        hashes: dict[str, int] = {}
         for file, record in self._read(tally):
             seen[record.identifier] += 1
             count = seen[record.identifier]
+            is_first, own = self.duplicates is Duplicates.first, hash(record.sequence)
+            is_other = is_first and hashes.setdefault(record.identifier, own) != own
             if reason := self._too_long(len(record.sequence)):
                 skipped.append((record.identifier, reason))
             elif count == 1:
@@ -169,9 +171,10 @@ class Proteins:
                 seen[name] += 1
                 self.renamed[name] = record.identifier
                 yield record._replace(identifier=name)
-            elif self.duplicates is Duplicates.first:
+            elif is_first:
                 of = f" of {file}" if len(self._files) > 1 else ""
-                skipped.append((record.identifier, f"{_REPEATED} {record.line}{of}"))
+                other = " with another sequence" if is_other else ""
+                skipped.append((record.identifier, f"{_REPEATED} {record.line}{of}{other}"))
             else:
                 first = "" if self.duplicates is Duplicates.header else f" or first; {_FIRST_WORD}"
                 records = self._read(Tally())

@@ -5,6 +5,7 @@ The raw bytes are hashed while they are read, so that one pass also computes the
 
 import hashlib
 import io
+import shlex
 import sys
 import zlib
 from collections.abc import Iterator
@@ -63,8 +64,7 @@ class ByteSource:
         # In UTF-16 without a mark, every other byte of ASCII letters is zero.
         if start.startswith(_UTF16_MARKS) or start[:2].count(0) == 1:
             raise InputDataError(
-                f"{self.name}, line 1: the text is UTF-16; type: "
-                f"iconv -f UTF-16 -t UTF-8 {path.name}"
+                f"{self.name}, line 1: the text is UTF-16; type: {as_utf8(path, 'UTF-16')}"
             )
         self.has_mark = start.startswith(_UTF8_MARK)
         self._start = bytes(start.removeprefix(_UTF8_MARK))
@@ -183,6 +183,12 @@ def text_lines(path: Path, what: str) -> Iterator[str]:
                 )
         if rest:
             yield rest.decode("utf-8", "surrogateescape")
+
+
+def as_utf8(path: Path, encoding: str) -> str:
+    """Returns the command that converts a text to UTF-8, beside it."""
+    files = [shlex.quote(str(one)) for one in (path, path.with_suffix(f".utf8{path.suffix}"))]
+    return f"iconv -f {encoding} -t UTF-8 {' > '.join(files)}"
 
 
 def with_unix_line_ends(blocks: Iterator[bytes]) -> Iterator[bytes]:
