@@ -244,7 +244,7 @@ def _supports(kind: type[Attention], *, causal: bool) -> bool:
 
 def _prepare_sample_if_missing(directory: Path) -> None:
     """Makes the default data set, so that a bare `protlm train` runs anywhere."""
-    if directory.absolute() != Path(SAMPLE_DATA).absolute() or directory.exists():
+    if directory.absolute() != SAMPLE_DATA.absolute() or directory.exists():
         return
     from protlm.data_prep import prepare, split
 

@@ -31,7 +31,7 @@ from protlm.training.schedule import check_schedule, fitting_warmup
 
 _WARMUP = "schedule.warmup_steps"
 _LISTED = 5
-SAMPLE_DATA = "data/uniprot_sample"
+SAMPLE_DATA = Path("data/uniprot_sample")
 # The setting that decides whether a setting is used, and the values with which it is.
 _USED_WITH = {
     "optimizer.momentum": ("optimizer.name", ("muon",)),
@@ -87,7 +87,7 @@ def check_run(typed: Sequence[str], from_file: Sequence[str]) -> None:
     data = compose_run(typed, from_file).data
     for directory in (data.dir, data.valid_dir, *(part.dir for part in data.mixture)):
         # The sample is made when it is needed.
-        if directory not in (None, SAMPLE_DATA):
+        if directory is not None and Path(directory).absolute() != SAMPLE_DATA.absolute():
             read_manifest(Path(directory))
 
 
