@@ -26,6 +26,7 @@ from protlm.config import (
     TrainConfig,
 )
 from protlm.config.composition import to_plain
+from protlm.config.fields import as_typed
 from protlm.data.batching.mixture import Mixture, integer_weights
 from protlm.data.batching.plan import SPECIALS, BatchingStrategy, Curriculum, RankBatches
 from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins, fitting_lengths
@@ -95,7 +96,7 @@ def _architecture_differences(
     if asked.pop("name") == found.attention:
         options = option_differences(found.attention, found.attention_options, asked)
         for name, *values in options:
-            there, here = map(descriptions.as_typed, values)
+            there, here = map(as_typed, values)
             settings.append((f"attention.{name}", there, here))
     return settings
 
@@ -247,7 +248,7 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
 
 def masking_rule(config: TrainConfig) -> MaskingRule | None:
     """Returns the masking of training, or None for the causal objective."""
-    from protlm.training.optimization import decay_steps
+    from protlm.training.schedule import decay_steps
 
     objective, max_steps = config.objective, config.trainer.max_steps
     if objective.name is Objective.causal:

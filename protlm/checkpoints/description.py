@@ -4,7 +4,6 @@ A matching SHA-256 shows that a file is unchanged, not who wrote it. Values are 
 such as `${oc.env:TOKEN}` are never resolved.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Self
 
 from protlm.checkpoints.checks import not_usable
 from protlm.config import Frame, ModelConfig, Norm, Objective, Positions
+from protlm.config.fields import as_typed
 from protlm.system.errors import InputDataError, UserError, one_of
 from protlm.system.json_file import Count, from_json, to_json
 
@@ -129,8 +129,3 @@ def _effective(config: ModelConfig, name: str) -> Any:
     is_relative = config.positions is Positions.relative
     unused = {"relative_": not is_relative, "global_base": not config.global_every}
     return None if any(name.startswith(x) and unused[x] for x in unused) else value
-
-
-def as_typed(value: Any) -> str:
-    """Returns a value as it is typed after `model.NAME=`, which Hydra reads without quotes."""
-    return json.dumps(value).replace('"', "")

@@ -52,6 +52,8 @@ _SEVERAL = {
     "--tasks": r"[^-].*",
 }
 _MAY_BE_EMPTY = ("--prefix", "--label")
+# Flags of other commands, and the settings of `protlm evaluate` that they are.
+_SETTINGS = {"-m": "checkpoint", "--model": "checkpoint", "-o": "output", "--output": "output"}
 _HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
@@ -80,14 +82,19 @@ app.command()(prepare)
 def train(context: typer.Context) -> None:
     """Train a model or continue a run: protlm train [key=value ...]."""
     from protlm.config import TrainConfig
-    from protlm.config.composition import TRAIN_FLAGS, check_arguments
+    from protlm.config.composition import OWN_FLAGS, TRAIN_FLAGS, check_arguments
     from protlm.config.settings import print_help
+    from protlm.config.settings_file import with_file
+    from protlm.training.run_config import check_run
 
-    # Names are checked in a moment, without torch.
+    # What needs no torch is checked in a moment.
     if {"-h", "--help"} & set(context.args):
         print_help(TrainConfig)
         return
     check_arguments(context.args, TrainConfig, TRAIN_FLAGS)
+    typed, settings = with_file([one for one in context.args if one not in OWN_FLAGS])
+    if not any(one.startswith("-") for one in typed):
+        check_run(typed, settings)
     # Launchers start the other ranks as `python -m MAIN_MODULE ARGUMENTS`, so the main module has
     # to be the one that trains.
     sys.stdout.flush()
@@ -97,9 +104,28 @@ def train(context: typer.Context) -> None:
 @app.command(context_settings=_HYDRA)
 def evaluate(context: typer.Context) -> None:
     """Evaluate a model: protlm evaluate checkpoint=RUN [...]."""
-    from protlm.commands.evaluate import run
+    from protlm.config import EvaluateConfig
+    from protlm.config.composition import compose, data_dir_of, through_hydra
+    from protlm.config.settings import print_help
+    from protlm.data.shards.data_set import check_splits
 
-    run(["--help" if one == "-h" else one for one in context.args])
+    def run(config: EvaluateConfig) -> None:
+        check_splits(data_dir_of(config), config.split)
+        # This imports torch, which takes seconds.
+        from protlm.commands.evaluate import evaluate
+
+        evaluate(config)
+
+    rest = iter(context.args)
+    typed = [f"{_SETTINGS[one]}={next(rest, '')}" if one in _SETTINGS else one for one in rest]
+    if empty := {"checkpoint=", "output="} & {*typed}:
+        raise UserError(f"{min(empty)} has no value; type one")
+    if {"-h", "--help"} & {*typed}:
+        print_help(EvaluateConfig)
+    elif any(one.startswith("-") for one in typed):
+        through_hydra(EvaluateConfig, typed, run)
+    else:
+        run(compose(EvaluateConfig, typed))
 
 
 app.command()(embed)
@@ -194,6 +220,10 @@ def _check_values(arguments: list[str]) -> None:
                 f"the value of {flag or before}" if (flag or before)[:1] == "-" else "an argument"
             )
             raise UserError(f"{where} is empty, like a shell variable that is not set; type one")
+        if flag == "--shard":
+            from protlm.system.shares import Share
+
+            Share.parse(value)
         if flag in RANGES:
             with suppress(ValueError):
                 number = int(value) if value.lstrip("+-").isdigit() else float(value)

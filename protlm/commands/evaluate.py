@@ -8,8 +8,7 @@ from typing import Any
 from protlm import __version__, evaluation
 from protlm.checkpoints.format import announced_default
 from protlm.config import EvaluateConfig
-from protlm.config.composition import RUN_CONFIG, compose, read_run_config, through_hydra, to_plain
-from protlm.config.settings import print_help
+from protlm.config.composition import RUN_CONFIG, data_dir_of, to_plain
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, read_manifest
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
@@ -24,16 +23,6 @@ from protlm.system.terminal import print_table, printable
 _TEST_SPLITS = ("test", "test_iid")
 
 
-def run(arguments: list[str]) -> None:
-    """Runs the command with what was typed after its name."""
-    if "--help" in arguments:
-        print_help(EvaluateConfig)
-    elif any(argument.startswith("-") for argument in arguments):
-        through_hydra(EvaluateConfig, arguments, evaluate)
-    else:
-        evaluate(compose(EvaluateConfig, arguments))
-
-
 @interrupt_explained("nothing was written; the same command starts again")
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates a model; prints tables, and writes what it returns as JSON if asked to."""
@@ -44,10 +33,10 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if not evaluations:
         raise UserError("evaluation=[] is empty; type for instance evaluation=[masked,causal]")
     each = [made for made in evaluations.values() if made.needs_data]
-    written = Path(config.checkpoint or "") / RUN_CONFIG
-    if each and config.checkpoint and config.data.dir is None and written.is_file():
-        config.data.dir = read_run_config(written)["data"]["dir"]
-        print(printable(f"data.dir={config.data.dir}, as in {written}"), file=sys.stderr)
+    if each and (found := data_dir_of(config)) != config.data.dir:
+        config.data.dir = found
+        written = Path(config.checkpoint or "") / RUN_CONFIG
+        print(printable(f"data.dir={found}, as in {written}"), file=sys.stderr)
     splits = _splits(config) if each else []
     outputs = [output, *(made.output_of(split) for made in each for split in splits)]
     for one in filter(None, outputs):

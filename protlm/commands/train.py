@@ -24,9 +24,9 @@ from protlm.build import (
 from protlm.checkpoints.format import all_checkpoints
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import Objective, TrainConfig
-from protlm.config.composition import compose, key_of, through_hydra, to_plain
+from protlm.config.composition import OWN_FLAGS, compose, key_of, through_hydra, to_plain
 from protlm.config.settings import print_help
-from protlm.config.settings_file import settings_of
+from protlm.config.settings_file import with_file
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS, forecast
 from protlm.data.records.proteins import one_protein
@@ -35,7 +35,7 @@ from protlm.downstream.training_scores import AssayScores, StructureScores
 from protlm.model.transformer import ProteinLM, build_network, num_parameters
 from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
-from protlm.system.paths import in_home, sample_dir, shipped
+from protlm.system.paths import sample_dir, shipped
 from protlm.system.terminal import print_table
 from protlm.training.callbacks.monitor import Measurement
 from protlm.training.datamodule import SequenceData
@@ -47,32 +47,32 @@ from protlm.training.launch import (
     resolved_accelerator,
     resolved_precision,
 )
-from protlm.training.optimization import check_schedule
 from protlm.training.run import Finished, find_checkpoint, last_step
 from protlm.training.run import train as run
 from protlm.training.run_config import (
+    SAMPLE_DATA,
     compose_run,
     refuse_another_run,
     refuse_unused,
     with_fitting_warmup,
     write_config,
 )
+from protlm.training.schedule import check_schedule
 
 # Exit codes of runs that ended in the same way on all ranks.
 _CLEAN = (ExitCode.OK, ExitCode.PREEMPTED)
 # The loss of fewer validation sequences is worth a warning.
 _FEW_SEQUENCES = 30
-_SAMPLE_DATA = Path("data/uniprot_sample")
-# The flags that are not Hydra's.
-_OWN_FLAGS = ("--debug", "--break-lock")
+# What is typed for the composed settings, which are resolved.
+_SHOWS = {"--cfg", "job", "--cfg=job", "--resolve"}
 
 
 def main() -> None:
     """Runs the command with the arguments of this process."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     arguments = sys.argv[1:]
-    debug, break_lock = (flag in arguments for flag in _OWN_FLAGS)
-    arguments = [argument for argument in arguments if argument not in _OWN_FLAGS]
+    debug, break_lock = (flag in arguments for flag in OWN_FLAGS)
+    arguments = [argument for argument in arguments if argument not in OWN_FLAGS]
     flags = {argument for argument in arguments if argument.startswith("-")}
     try:
         # Hydra's flags print; a run does not, and must not end when the reader of its output ends.
@@ -88,34 +88,19 @@ def main() -> None:
 
 
 def _run(arguments: list[str], *, break_lock: bool) -> None:
-    typed, file = _without_file(arguments)
+    typed, settings = with_file(arguments)
     flags = {argument for argument in typed if argument.startswith("-")}
-    settings = [] if file is None else settings_of(file, typed)
     if "--help" in flags:
         print_help(TrainConfig)
     elif flags & {"-m", "--multirun"}:
         _sweep(typed, settings, flags, break_lock=break_lock)
-    elif flags == {"--cfg"} and typed[typed.index("--cfg") + 1 :][:1] == ["job"]:
-        typed = [one for one in typed if one not in ("--cfg", "job")]
+    elif flags and flags <= _SHOWS and _SHOWS & {*typed} - {"--cfg", "--resolve"}:
+        typed = [one for one in typed if one not in _SHOWS]
         print(OmegaConf.to_yaml(to_plain(compose_run(typed, settings))), end="")
     elif flags:
         through_hydra(TrainConfig, [*settings, *typed], train)
     else:
         train(compose_run(typed, settings), break_lock=break_lock)
-
-
-def _without_file(arguments: list[str]) -> tuple[list[str], Path | None]:
-    """Returns the arguments without `--config FILE`, and the file."""
-    for number, argument in enumerate(arguments):
-        flag, equals, value = argument.partition("=")
-        if flag == "--config":
-            rest = arguments[number + 1 :]
-            if not equals:
-                value, rest = (rest or [""])[0], rest[1:]
-            if not value:
-                raise UserError("--config needs a file; type --config FILE.yaml")
-            return [*arguments[:number], *rest], Path(in_home(value))
-    return arguments, None
 
 
 def _sweep(typed: list[str], settings: list[str], flags: set[str], *, break_lock: bool) -> None:
@@ -136,7 +121,10 @@ def _sweep(typed: list[str], settings: list[str], flags: set[str], *, break_lock
         _refuse_devices(config)
         refuse_unused(typed, to_plain(config), swept=set(swept))
         runs.append(Path(config.run_dir))
-        train(with_fitting_warmup(config, typed), break_lock=break_lock)
+        with_fitting_warmup(config, [*settings, *typed])
+        if len(runs) > 1:
+            config.schedule.notice = ""
+        train(config, break_lock=break_lock)
 
     through_hydra(TrainConfig, [*settings, *typed], train_one)
     print_table(("run", "step", "validation loss", "accuracy"), map(_last_validation, runs))
@@ -257,7 +245,7 @@ def _supports(kind: type[Attention], *, causal: bool) -> bool:
 
 def _prepare_sample_if_missing(directory: Path) -> None:
     """Makes the default data set, so that a bare `protlm train` runs anywhere."""
-    if directory.absolute() != _SAMPLE_DATA.absolute() or directory.exists():
+    if directory.absolute() != SAMPLE_DATA.absolute() or directory.exists():
         return
     from protlm.data_prep import prepare, split
 
@@ -279,6 +267,8 @@ def _print_start(config: TrainConfig, checkpoint: Path | None) -> None:
         f"steps of {tokens_of_step(config):,} tokens",
     ]
     _print(f"{run_dir}: {run_is}; data {', '.join(map(str, sets))}; {', '.join(facts)}")
+    if config.schedule.notice:
+        _print(f"protlm: warning: {config.schedule.notice}")
 
 
 def _print_summary(network: ProteinLM, data: SequenceData, config: TrainConfig) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from protlm.config.fields import classes_in
-from protlm.system.errors import UserError, one_of
+from protlm.system.errors import UserError, did_you_mean, one_of
 from protlm.system.paths import conf_dir
 
 T = TypeVar("T")
@@ -50,16 +50,23 @@ def options_file(group: str, name: str) -> Path:
     return Path(spec.origin).parent.joinpath(*inner[:-1], f"{name}.yaml")
 
 
+def refuse_unknown_choice(group: str, name: str, names: list[str]) -> None:
+    """Refuses a name that a group cannot be set to."""
+    if name not in names:
+        hint = did_you_mean(name, {one: f"{group}={one}" for one in names})
+        own = "; one of your own is found when its package is installed (docs/extend.md)"
+        raise UserError(
+            f"{group}={name} does not exist{hint}; there are: {one_of(names)}"
+            f"{own if group in _OPEN else ''}"
+        )
+
+
 def class_of(group: str, name: str, base: type[T], names: list[str]) -> type[T]:
     """Returns the class of a mechanism or an evaluation that is shipped or added.
 
     The name comes from a config or a checkpoint: it must not reach any module but these.
     """
-    if name not in names:
-        raise UserError(
-            f"{group}={name} does not exist; there are: {one_of(names)}; one of your own is found "
-            "when its package is installed (docs/extend.md)"
-        )
+    refuse_unknown_choice(group, name, names)
     entry = added(group).get(name)
     module = f"protlm.{group}.{name}" if entry is None else entry.module
     try:

@@ -16,14 +16,15 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from protlm.config import EvaluateConfig, TrainConfig
-from protlm.config.choices import added, choices, options_file
+from protlm.config.choices import added, choices, options_file, refuse_unknown_choice
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.system.paths import conf_dir, existing_file, in_home
 
-_FLAGS_WITH_VALUE = ("--cfg", "--package", "--info", "--config")
-# Flags of `protlm train` that are not Hydra's.
+_FLAGS_WITH_VALUE = ("--cfg", "--info", "--config")
+# Flags of `protlm train` that are not Hydra's; the first two stay out of settings.
+OWN_FLAGS = ("--debug", "--break-lock")
 TRAIN_FLAGS = ("--config", "--break-lock", "--debug")
-HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--package", "--info", "--multirun", "-m")
+HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--info", "--multirun", "-m")
 # Settings that are paths: their values are taken as they were typed.
 PATHS = {
     "run_dir",
@@ -43,6 +44,7 @@ _LARGEST = 1 << 20
 _DEEPEST = 32
 # "a.b=1 c.d=2" in one argument: a value and, after a space, another key.
 _TWO_SETTINGS = re.compile(r"[^\s=]+=[^\s'\"\[{]*\s+[\w.]+=")
+_NUMBERS = {"Float": "a number, e.g. 1e-3", "Integer": "a whole number, e.g. 8"}
 _SECTIONS = ("attention", "data", "model", "objective", "optimizer", "trainer")
 Config = TypeVar("Config", TrainConfig, EvaluateConfig)
 
@@ -75,7 +77,7 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
 
     register_schemas()
     for override in overrides:
-        _check(override, schema)
+        check_setting(override, schema)
         if key_of(override).startswith("hydra"):
             raise UserError(
                 f"{override} has no effect without --multirun; a file of settings is read by "
@@ -90,7 +92,8 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
     return _with_home(config)
 
 
-def _check(argument: str, schema: type) -> None:
+def check_setting(argument: str, schema: type) -> None:
+    """Refuses the name of a setting or of a choice that does not exist."""
     if "=" not in argument and not argument.startswith("~"):
         is_model = schema is EvaluateConfig
         advice = f"type checkpoint={argument}" if is_model else "settings are written key=value"
@@ -119,20 +122,29 @@ def _check_key(key: str, schema: type) -> None:
         known = {one.name: one.type for one in fields(here)}
         if part not in known and not (not walked and part in ("experiment", "hydra")):
             hint = did_you_mean(part, {name: ".".join([*walked, name]) for name in known})
-            where = ".".join(walked) or "the config"
-            raise UserError(f"{key} is not a setting{hint}; {where} has: {one_of(list(known))}")
+            listed = f"; {'.'.join(walked) or 'the config'} has: {one_of(list(known))}"
+            raise UserError(f"{key} is not a setting{hint or listed}")
         here = known.get(part)
         walked.append(part)
 
 
 def _check_choice(group: str, value: str) -> None:
     known = choices(group)
+    if group == "hydra.launcher":
+        group, known = "hydra/launcher", _launchers()
     for name in re.findall(r"[^][\s,'\"]+", value) if known and "${" not in value else ():
-        if name not in known:
-            hint = did_you_mean(name, {choice: f"{group}={choice}" for choice in known})
-            raise UserError(f"{group}={name} does not exist{hint}; there are: {one_of(known)}")
+        refuse_unknown_choice(group, name, known)
         if name in added(group):
             _store_options(group, name)
+
+
+def _launchers() -> list[str]:
+    """Returns what can start the runs of a sweep, by the plugins of Hydra that are installed."""
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
+    Plugins.instance()
+    return [Path(name).stem for name in ConfigStore.instance().list("hydra/launcher")]
 
 
 def _store_options(group: str, name: str) -> None:
@@ -143,7 +155,7 @@ def _store_options(group: str, name: str) -> None:
     try:
         content = load_yaml(path, f"the options of {group}={name}")
     except (ValueError, yaml.YAMLError) as error:
-        raise InputDataError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise InputDataError(f"{path} cannot be read: {reason_of(error)}") from error
     ConfigStore.instance().store(name, content, group)
 
 
@@ -153,7 +165,7 @@ def check_arguments(arguments: Sequence[str], schema: type, own_flags: Sequence[
     for before, argument in zip(["", *arguments], arguments, strict=False):
         if not argument.startswith("-"):
             if before not in _FLAGS_WITH_VALUE:
-                _check(argument, schema)
+                check_setting(argument, schema)
         elif argument.split("=")[0] not in known:
             name = "train" if schema is TrainConfig else "evaluate"
             raise UserError(
@@ -180,7 +192,10 @@ def through_hydra(
 
     # In a sweep a comma separates runs.
     is_sweep = bool({"-m", "--multirun"} & set(arguments))
-    sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for one in arguments]
+    # Hydra's parser takes settings in one place only: here before the flags with their values.
+    pairs = zip(["", *arguments], arguments, strict=False)
+    ordered = sorted(pairs, key=lambda two: two[1][:1] == "-" or two[0] in _FLAGS_WITH_VALUE)
+    sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for _, one in ordered]
     # What --info logs may lose its reader: `| head`.
     logging.raiseExceptions = False
     # Errors are raised here, and reported in one sentence.
@@ -279,6 +294,8 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     causes = [o for o in overrides if key_of(o).split(".")[-1] == named]
     # The key of an element of a list is part of the value.
     causes = causes or [o for o in overrides if named and named in o]
+    if causes and (kind := re.search("could not be converted to (Float|Integer)", text)):
+        return f"{causes[0]} must be {_NUMBERS[kind[1]]}"
     if causes and "is not in struct" in text:
         return _not_there(key_of(causes[0]), getattr(error.__cause__, "parent_node", None))
     return f"{causes[0]}: {text}" if causes else text
@@ -315,13 +332,28 @@ def read_run_config(path: Path) -> dict[Any, Any]:
     except InputDataError:
         raise
     except Exception as error:
-        reason = str(error).strip().split("\n", 1)[0][:200]
         raise InputDataError(
-            f"{path} cannot be read as the config of a run: {reason}; restore it, or choose "
-            "another run_dir="
+            f"{path} cannot be read as the config of a run: {reason_of(error)}; restore it, or "
+            "choose another run_dir="
         ) from error
     assert isinstance(before, dict)
     return before
+
+
+def reason_of(error: Exception) -> str:
+    """Returns why a file of settings cannot be read, with the line if YAML says it."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        # What YAML says of a tab is that no token starts with it.
+        what = "a tab; indent with blanks" if "\\t" in str(error.problem) else error.problem
+        return f"line {error.problem_mark.line + 1}: {what}"
+    return str(error).strip().split("\n", 1)[0][:300]
+
+
+def data_dir_of(config: EvaluateConfig) -> str | None:
+    """Returns the data set of an evaluation: unless it has one, that of the run."""
+    written = Path(config.checkpoint or "", RUN_CONFIG)
+    is_of_run = config.checkpoint and config.data.dir is None and written.is_file()
+    return read_run_config(written)["data"]["dir"] if is_of_run else config.data.dir
 
 
 def load_yaml(path: Path, role: str) -> Any:

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -27,7 +28,7 @@ _LARGEST = 2**63
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting allows.
+    """The numbers, or the names, that a setting allows.
 
     >>> 0 in at_least(0, below=1), 1 in at_least(0, below=1), str(at_least(0, below=1))
     (True, False, 'at least 0 and below 1')
@@ -48,7 +49,7 @@ class Range:
 
 
 def _is_too_large(value: float) -> bool:
-    return math.isinf(value) if isinstance(value, float) else abs(value) >= _LARGEST
+    return abs(value) >= _LARGEST if isinstance(value, int) else value in (math.inf, -math.inf)
 
 
 def at_least(low: float, *, below: float | None = None, at_most: float | None = None) -> Range:
@@ -114,3 +115,8 @@ def check_types(kind: type, options: Mapping[str, Any], *, section: str) -> None
             given = "null" if value is None else value
             allowed = " or ".join(_TYPE_NAMES[one] for one in types)
             raise UserError(f"{section}.{option}={given} must be {allowed}")
+
+
+def as_typed(value: Any) -> str:
+    """Returns a value as it is typed after `model.NAME=`, which Hydra reads without quotes."""
+    return json.dumps(value).replace('"', "")

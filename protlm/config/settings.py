@@ -88,7 +88,8 @@ def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
         "machine; --debug shows tracebacks.\n"
         f"Examples: {shipped('docs/train.md')}"
         if is_train
-        else "Flags: --cfg job prints the composed settings; --debug shows tracebacks."
+        else "Flags: -m MODEL and -o FILE are checkpoint=MODEL and output=FILE; --cfg job prints\n"
+        "the composed settings; --debug shows tracebacks."
     )
 
 

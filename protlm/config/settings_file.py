@@ -8,8 +8,25 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from protlm.config.composition import PATHS, key_of, load_yaml
-from protlm.system.errors import InputDataError
+from protlm.config import TrainConfig
+from protlm.config.composition import PATHS, check_setting, key_of, load_yaml, reason_of
+from protlm.system.errors import InputDataError, UserError
+from protlm.system.paths import in_home
+
+
+def with_file(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the arguments without `--config FILE`, and the settings of the file."""
+    for number, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag == "--config":
+            rest = arguments[number + 1 :]
+            if not equals:
+                value, rest = (rest or [""])[0], rest[1:]
+            if not value:
+                raise UserError("--config needs a file; type --config FILE.yaml")
+            typed = [*arguments[:number], *rest]
+            return typed, settings_of(Path(in_home(value)), typed)
+    return [*arguments], []
 
 
 def settings_of(path: Path, arguments: Sequence[str]) -> list[str]:
@@ -24,11 +41,12 @@ def settings_of(path: Path, arguments: Sequence[str]) -> list[str]:
         content = OmegaConf.to_container(loaded)
         assert isinstance(content, dict)
         found = [*_choices(content), *_values(content)]
+        for one in found:
+            check_setting(one, TrainConfig)
     except InputDataError:
         raise
     except Exception as error:
-        reason = str(error).strip().split("\n", 1)[0][:200]
-        raise InputDataError(f"{path} cannot be read as settings: {reason}") from error
+        raise InputDataError(f"{path} cannot be read as settings: {reason_of(error)}") from error
     typed = set(map(key_of, arguments))
     return [one for one in found if not {key_of(one), key_of(one).split(".")[0]} & typed]
 

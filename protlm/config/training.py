@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protlm.config.fields import Checked, above, at_least, setting
+from protlm.config.fields import Checked, Range, above, at_least, setting
 from protlm.system.errors import UserError
 
 # The prediction task: masked residues, or the next residue.
@@ -22,6 +22,7 @@ BestMetric = StrEnum("BestMetric", ["valid_loss", "valid_accuracy"])
 OnSaveError = StrEnum("OnSaveError", ["warn", "stop"])
 # Whether Weights & Biases is used, and whether it may use the network.
 WandbMode = StrEnum("WandbMode", ["off", "offline", "online"])
+_PRECISIONS = ("auto", "32-true", "bf16-mixed")
 
 
 @dataclass
@@ -119,6 +120,8 @@ class ScheduleConfig(Checked):
     """Linear warm-up, then a learning rate that ends at a fraction of its peak."""
 
     _section = "schedule."
+    # Says that the warm-up was shortened to fit into the run.
+    notice = ""
 
     name: Schedule = setting("learning rate after the warm-up", Schedule.constant)
     warmup_steps: int = setting("steps from 0 to the peak, linearly", 0, allowed=at_least(0))
@@ -177,6 +180,11 @@ class TrainerConfig(Checked):
         "`bf16-mixed` where the processor has bfloat16 products and `32-true` elsewhere; or one "
         "of the two",
         "auto",
+        allowed=Range(
+            f"one of {', '.join(_PRECISIONS)}; float16 and bfloat16 weights are not precise enough "
+            "for a Performer's features",
+            lambda value: value in _PRECISIONS,
+        ),
         decides=True,
     )
     activation_checkpointing: bool = setting(

@@ -297,7 +297,7 @@ class PretrainedModel:
             raise UserError(
                 "this model predicts masked residues, and only a causal model generates sequences; "
                 "train one: protlm train objective=causal run_dir=RUN; or sample from this one: "
-                "protlm generate -m MODEL --start SEQUENCES.fasta"
+                "add --start SEQUENCES.fasta to this command"
             )
         if found := cannot_decode(self.description.attention_config, self.num_layers):
             known = [n for n in attention.names() if issubclass(attention.mechanism(n), Recurrent)]

@@ -30,7 +30,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _SHARED, _LITTLE = Path("/dev/shm"), 64 << 20  # noqa: S108
 # The prefix that torch's loader adds to the message of a worker's exception.
 _OF_A_WORKER = re.compile(r"Caught \w+ in DataLoader worker.*\n[\w.]+Error: (.*)", re.DOTALL)
-PRECISIONS = ("auto", "32-true", "bf16-mixed")
 # Sums are float64, which Apple's GPUs do not support.
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda")
 # Ranks per processor: more than one is useful only to test a launch.
@@ -54,6 +53,12 @@ def check_launch(config: TrainerConfig) -> None:
                 f"device of a rank; type: sbatch --ntasks-per-node={config.devices}"
             )
         _check_processes("srun", "SLURM_NTASKS", "SLURM_NNODES", config)
+    elif config.num_nodes > 1 and "NODE_RANK" not in os.environ:
+        raise UserError(
+            f"trainer.num_nodes={config.num_nodes} needs processes on each machine; type there "
+            f"torchrun --nnodes={config.num_nodes} --nproc-per-node={config.devices} ..., as in "
+            f"{shipped('docs/cluster.md')}, or sbatch {shipped('slurm/train.sbatch')} ..."
+        )
 
 
 def _check_processes(launcher: str, processes: str, nodes: str, config: TrainerConfig) -> None:
@@ -161,12 +166,7 @@ def loader_errors_explained(num_workers: int, size_fault: Callable[[], str]) -> 
 
 
 def check_trainer(config: TrainerConfig) -> None:
-    """Rejects settings that cannot work, before anything is read."""
-    if config.precision not in PRECISIONS:
-        raise UserError(
-            f"trainer.precision={config.precision} is not one of {', '.join(PRECISIONS)}; "
-            "float16 and bfloat16 weights are not precise enough for a Performer's features"
-        )
+    """Rejects settings that do not fit this machine, or the processes that were started."""
     if config.accelerator not in ACCELERATORS:
         raise UserError(
             f"trainer.accelerator={config.accelerator} is not one of {', '.join(ACCELERATORS)}"

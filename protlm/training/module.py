@@ -20,7 +20,8 @@ from protlm.data.masking import IGNORE
 from protlm.model.objective import TargetSums, residues_only, target_sums
 from protlm.model.transformer import ProteinLM
 from protlm.training.datamodule import SequenceData
-from protlm.training.optimization import build_optimizer, rate_factor
+from protlm.training.optimization import build_optimizer
+from protlm.training.schedule import rate_factor
 
 
 class ValidationSums(NamedTuple):

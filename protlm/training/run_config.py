@@ -4,16 +4,12 @@ A run continues with its stored settings. Of those that decide what is learned, 
 with another value.
 """
 
-import sys
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from protlm.attention.layers import stored_options
-from protlm.checkpoints.description import as_typed
-from protlm.checkpoints.format import CHECKPOINTS
 from protlm.config import TrainConfig
 from protlm.config.choices import choices
 from protlm.config.composition import (
@@ -25,15 +21,17 @@ from protlm.config.composition import (
     read_run_config,
     to_plain,
 )
+from protlm.config.fields import as_typed
 from protlm.config.settings import may_change
+from protlm.data.shards.manifest import read_manifest
 from protlm.system.errors import OutputError, UserError, one_of
 from protlm.system.lock import LOCK
 from protlm.system.paths import check_output, complete_file, explain_os_error
-from protlm.training.launch import check_trainer, is_first_rank
-from protlm.training.optimization import check_schedule, fitting_warmup
+from protlm.training.schedule import check_schedule, fitting_warmup
 
 _WARMUP = "schedule.warmup_steps"
 _LISTED = 5
+SAMPLE_DATA = Path("data/uniprot_sample")
 # The setting that decides whether a setting is used, and the values with which it is.
 _USED_WITH = {
     "optimizer.momentum": ("optimizer.name", ("muon",)),
@@ -80,11 +78,19 @@ def compose_run(typed: Sequence[str], from_file: Sequence[str] = ()) -> TrainCon
     settings |= {name: now[name] for name in now if name in given or name == "run_dir"}
     nested = _nested(settings)
     config = from_plain(nested, TrainConfig)
-    # A value that is possible in no run is not a difference.
-    check_trainer(config.trainer)
     _refuse_differences(run_dir, stored, nested)
     refuse_unused(typed, nested)
+    check_schedule(config.schedule, max_steps=config.trainer.max_steps, is_continued=True)
     return config
+
+
+def check_run(typed: Sequence[str], from_file: Sequence[str]) -> None:
+    """Refuses what can be refused without torch, whose import takes seconds."""
+    data = compose_run(typed, from_file).data
+    for directory in (data.dir, data.valid_dir, *(part.dir for part in data.mixture)):
+        # The sample is made when it is needed.
+        if directory is not None and Path(directory).absolute() != SAMPLE_DATA.absolute():
+            read_manifest(Path(directory))
 
 
 def _new_config(arguments: Sequence[str], typed: Sequence[str]) -> TrainConfig:
@@ -116,7 +122,7 @@ def refuse_unused(
 
 
 def with_fitting_warmup(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
-    """Shortens a warm-up that was not typed and does not fit into the run, and reports it."""
+    """Shortens a warm-up that was not typed and does not fit into the run, and notes it."""
     if _WARMUP in map(key_of, arguments):
         return config
     schedule, max_steps = config.schedule, config.trainer.max_steps
@@ -125,13 +131,10 @@ def with_fitting_warmup(config: TrainConfig, arguments: Sequence[str]) -> TrainC
     except UserError:
         before = schedule.warmup_steps
         schedule.warmup_steps = fitting_warmup(schedule, max_steps=max_steps)
-        if is_first_rank():
-            print(
-                f"{_WARMUP}={before} does not fit into trainer.max_steps={max_steps}; "
-                f"using {_WARMUP}={schedule.warmup_steps}",
-                file=sys.stderr,
-                flush=True,
-            )
+        schedule.notice = (
+            f"{_WARMUP}={before} does not fit into trainer.max_steps={max_steps}; "
+            f"using {_WARMUP}={schedule.warmup_steps}"
+        )
     return config
 
 
@@ -148,6 +151,8 @@ def write_config(run_dir: Path, config: TrainConfig) -> None:
             section[name] = str(Path(section[name]).absolute())
     with complete_file(run_dir / RUN_CONFIG, overwrite=True) as temporary:
         OmegaConf.save(plain, temporary)
+    from protlm.checkpoints.format import CHECKPOINTS
+
     try:
         (run_dir / CHECKPOINTS).mkdir(exist_ok=True)
     except OSError as error:
@@ -216,24 +221,16 @@ def _flat(config: Mapping[Any, Any]) -> dict[str, Any]:
 def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for name, value in flat.items():
-        section, _, key = name.partition(".")
-        if key:
-            nested.setdefault(section, {})[key] = value
-        else:
-            nested[section] = value
+        *sections, key = name.split(".", 1)
+        (nested.setdefault(sections[0], {}) if sections else nested)[key] = value
     return nested
 
 
 def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[Any, Any]) -> None:
-    was, asked = _decisive(before), _decisive(now)
+    was, asked = _decisive(before, now), _decisive(now, before)
     differing = [name for name in {**was, **asked} if was.get(name) != asked.get(name)]
     if not differing:
         return
-    if "attention.name" in differing:
-        # The options of two mechanisms cannot be compared.
-        differing = [
-            n for n in differing if n == "attention.name" or n.split(".")[0] != "attention"
-        ]
     # The most telling first.
     differing.sort(key=lambda name: not name.endswith(".name"))
     listed = [
@@ -249,8 +246,17 @@ def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[A
     )
 
 
-def _decisive(config: Mapping[Any, Any]) -> dict[str, Any]:
-    options = stored_options(str(config["attention"]["name"]), config["attention"])
+def _decisive(config: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns the settings that decide what is learned, of attention those that can differ."""
+    options, than = config["attention"], other["attention"]
+    if options["name"] != than["name"]:
+        # The options of two mechanisms cannot be compared.
+        options = {"name": options["name"]}
+    elif options != than:
+        # This imports torch, which takes seconds.
+        from protlm.attention.layers import stored_options
+
+        options = stored_options(str(options["name"]), options)
     free = may_change()
     if config["trainer"].get("tokens_per_step") is not None:
         # Then it is only the part of a step that is computed at a time.

@@ -94,7 +94,7 @@ TABLE = """
 4 embed x.fasta -m run -o x.fasta/o.h5 -> x.fasta
 2 attention x.fasta -m run -o o.h5 --layers 9 -> 9
 3 contacts none.pdb -m run -o o.h5 -> none.pdb
-2 generate -m run -o o.fasta -> objective=causal
+2 generate -m run -o o.fasta -> objective=causal & add --start SEQUENCES.fasta to this command
 4 generate -m run -o x.fasta -> x.fasta
 3 generate -m none -o o.fasta -> none
 2 generate -m run -o o.fasta --temperature -1 -> -1
@@ -137,14 +137,14 @@ TABLE = """
 2 train data.dir=data data.train_split=tran run_dir=o -> tran & train
 2 train trainer.accumulate_grad_batches=3 data.dir=data run_dir=run -> run_dir
 2 train --max-steps 5 -> --max-steps & key=value
-2 evaluate -m runs/x -> type checkpoint=runs/x
-2 evaluate -m hybrid-6m data.dir=data -> type checkpoint=hybrid-6m
+3 evaluate -m none data.dir=data -o o.json -> none: no such model
 2 train 'trainer.max_steps=5 run_dir=x' -> 5 run_dir=x' & two settings & without quotes
 2 evaluate ./run -> checkpoint=./run
 3 checkpoint info x.fasta -> x.fasta & .ckpt
 3 contacts x.fasta -m run -o o.h5 --fit none -> none
 2 train trainer.accelerator=cpu trainer.devices=9999 run_dir=o -> trainer.devices=9999 & processors
 2 train trainer.accelerator=gpu trainer.devices=99 -> GPUs
+2 train trainer.num_nodes=2 data.dir=data run_dir=o -> torchrun --nnodes=2 & slurm/train.sbatch
 2 train model.num_layers=0 run_dir=o -> model.num_layers=0
 2 evaluate checkpoint=run data.dir=data 'split=[]' -> split
 4 train data.dir=data run_dir=x.fasta -> x.fasta

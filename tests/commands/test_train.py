@@ -18,7 +18,6 @@ from protlm.config.settings_file import settings_of
 from protlm.data.shards.manifest import read_manifest
 from protlm.loading import load_model
 from protlm.system.errors import InputDataError, UserError
-from protlm.training.optimization import rate_factor
 from protlm.training.run_config import (
     _USED_WITH,
     compose_run,
@@ -26,6 +25,7 @@ from protlm.training.run_config import (
     refuse_unused,
     write_config,
 )
+from protlm.training.schedule import rate_factor
 from tests.fixtures.commands import Command
 from tests.fixtures.runs import Train
 from tests.marks import slow_but
@@ -193,11 +193,16 @@ def test_what_train_refuses(typed: str, message: str, protlm_in_process: Command
 def test_a_sweep_ends_with_a_table_and_a_run_says_how_it_begins(
     tiny_settings: list[str], protlm_in_process: Command
 ) -> None:
-    swept = ["--multirun", *tiny_settings, "seed=1,2", "run_dir=m-${seed}", "trainer.max_steps=2"]
+    Path("mine.yaml").write_text("trainer: {max_steps: 2}")
+    settings = [one for one in tiny_settings if "_steps" not in one]
+    swept = ["--config=mine.yaml", "--multirun", *settings, "seed=1,2", "run_dir=m-${seed}"]
     done = protlm_in_process("train", *swept, cwd=Path())
     assert done.returncode == 0, done.stderr
     started = r"m-\d: new run; data .*; cpu, 1 threads, precision .*, steps of [\d,]+ tokens"
     assert len(re.findall(started, done.stderr)) == 2
+    assert re.findall(r"\nprotlm: warning: (.*) does not fit", done.stderr) == [
+        "schedule.warmup_steps=20"
+    ]
     assert re.search(r"m-1 +2 +\d\.\d{4} .*\n +m-2 +2 ", done.stdout), done.stdout
     shown = protlm_in_process("train", "run_dir=m-2", "--cfg", "job", cwd=Path())
     assert yaml.safe_load(shown.stdout) == yaml.safe_load(Path("m-2/config.yaml").read_text())
@@ -243,13 +248,13 @@ def test_options_of_the_stored_mechanism_may_be_typed_alone(
 
 
 @pytest.mark.slow
-def test_a_warmup_that_was_not_typed_is_shortened(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warmup_that_was_not_typed_is_shortened() -> None:
     new = "run_dir=run"
-    assert compose_run([new, "trainer.max_steps=30"]).schedule.warmup_steps == 20
-    assert capsys.readouterr().err == ""
-    assert compose_run([new, "trainer.max_steps=20"]).schedule.warmup_steps == 2
+    schedule = compose_run([new, "trainer.max_steps=30"]).schedule
+    assert (schedule.warmup_steps, schedule.notice) == (20, "")
+    schedule = compose_run([new, "trainer.max_steps=20"]).schedule
     message = "schedule.warmup_steps=20 does not fit into trainer.max_steps=20; using "
-    assert capsys.readouterr().err == f"{message}schedule.warmup_steps=2\n"
+    assert (schedule.warmup_steps, schedule.notice) == (2, f"{message}schedule.warmup_steps=2")
     schedule = compose_run([new, "schedule=wsd", "trainer.max_steps=50"]).schedule
     assert (schedule.warmup_steps, schedule.decay_fraction) == (5, 0.2)
     typed = compose_run([new, "schedule.warmup_steps=20", "trainer.max_steps=20"])

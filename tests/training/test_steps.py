@@ -36,11 +36,9 @@ from protlm.training.optimization import (
     ParameterKinds,
     adamw,
     build_optimizer,
-    check_schedule,
-    fitting_warmup,
-    rate_factor,
     with_half_life,
 )
+from protlm.training.schedule import check_schedule, fitting_warmup, rate_factor
 from tests.fixtures.commands import run_python
 from tests.fixtures.runs import Train, rows_of, weights_of
 from tests.small_models import network_of

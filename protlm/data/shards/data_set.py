@@ -151,6 +151,13 @@ def _index(directory: Path, manifest: Manifest, split: str) -> ClusterIndex:
     return ClusterIndex(directory / entry.file, entry, num_sequences)
 
 
+def check_splits(directory: str | None, splits: object) -> None:
+    """Refuses splits, or one, that a data set lacks, if it is there."""
+    if directory is not None and (Path(directory) / MANIFEST).is_file():
+        for split in splits if isinstance(splits, list) else filter(None, [splits]):
+            _manifest_with(Path(directory), str(split))
+
+
 def _manifest_with(directory: Path, split: str) -> Manifest:
     manifest = read_manifest(directory)
     if split not in manifest.splits:
