@@ -86,7 +86,7 @@ TABLE = """
 4 attention x.fasta -m none -o v.csv -> v.csv exists already
 4 inspect x.fasta -m none -o v.csv -> v.csv exists already
 4 probe labels.tsv -m none -o v.csv -> v.csv exists already
-2 generate -o g.fasta -> only a causal model & generate -m MODEL --start SEQUENCES.fasta
+2 generate -o g.fasta -> only a causal model & add --start SEQUENCES.fasta to this command
 3 embed x.fasta -m none -o o.h5 -> none
 3 embed x.fasta -m hybird-6m -o o.h5 -> hybird-6m: no such model (did you mean hybrid-6m?); give
 3 embed x.fasta -m broken -o o.h5 -> step-00000004.ckpt
