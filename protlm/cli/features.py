@@ -42,7 +42,7 @@ def describe_features(
     annotations: Annotated[
         Path, option("UniProt .dat or .xml, labels of residues, or a folder of structures.")
     ],
-    output: Annotated[Path, option("The new folder of tables.", "--output", "-o")],
+    output: Annotated[Path, option("The new folder of tables.", *OUTPUT)],
     model: Model = None,
     proteins: Annotated[Path | None, option("Sequences, for labels without sequences.")] = None,
     random: Annotated[Path | None, option("Features of --random-weights: a control.")] = None,

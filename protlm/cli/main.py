@@ -14,7 +14,7 @@ from protlm import __version__
 from protlm.cli.data import checkpoint_app, data_app, prepare
 from protlm.cli.features import features_app
 from protlm.cli.labels import benchmark, finetune, predict, probe
-from protlm.cli.options import RANGES, Device, Model, model_or_default, option
+from protlm.cli.options import OUTPUT, RANGES, Device, Model, model_or_default, option
 from protlm.cli.use import attention, contacts, embed, generate, inspect, score
 from protlm.system import interruption
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
@@ -53,7 +53,7 @@ _SEVERAL = {
 }
 _MAY_BE_EMPTY = ("--prefix", "--label")
 # Flags of other commands, and the settings of `protlm evaluate` that they are.
-_SETTINGS = {"-m": "checkpoint", "--model": "checkpoint", "-o": "output", "--output": "output"}
+_SETTINGS = dict.fromkeys(("-m", "--model"), "checkpoint") | dict.fromkeys(OUTPUT, "output")
 _HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 

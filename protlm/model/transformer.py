@@ -143,7 +143,8 @@ class ProteinLM(nn.Module):
         start = 0 if bounds is None else bounds
         context = self._context(tokens_BL, mask_BL, causal, start, is_whole=is_whole)
         hidden = self._hidden_states(context, {*layers, self.num_layers})
-        hidden = {number: x.reshape(*mask_BL.shape, -1) for number, x in hidden.items()}
+        if bounds is not None:
+            hidden = {number: x.reshape(*mask_BL.shape, -1) for number, x in hidden.items()}
         asked = {layer: hidden[layer] for layer in hidden if layer in layers}
         return ModelOutput(self._logits(hidden[self.num_layers]), asked)
 

@@ -22,6 +22,7 @@ def rows_of(hidden_LD: Tensor, length: int, pooling: Pooling, ranges: Any) -> Te
         Pooling.max: lambda: residues_LD.amax(0)[None],
         Pooling.std: lambda: residues_LD.std(0, correction=0)[None],
         Pooling.per_tok: lambda: residues_LD,
+        Pooling.features: lambda: residues_LD,
         Pooling.ranges: lambda: torch.stack([residues_LD[a - 1 : b].mean(0) for a, b in ranges]),
     }
     return rows.get(pooling, lambda: hidden_LD[:1])()
