@@ -79,7 +79,7 @@ def test_the_sample_comes_back_whole(
 
 def test_ctrl_c_while_training_starts_is_silent(tmp_path: Path) -> None:
     started = subprocess.Popen(
-        [sys.executable, "-m", "protlm", "train", "run_dir=o"],
+        [sys.executable, "-m", "protlm", "train", "run_dir=o", "seed=1"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stderr=subprocess.PIPE,
@@ -87,6 +87,7 @@ def test_ctrl_c_while_training_starts_is_silent(tmp_path: Path) -> None:
     )
     # Until the command has replaced the process that was started.
     while ".train" not in Path(f"/proc/{started.pid}/cmdline").read_text():
+        assert started.poll() is None
         time.sleep(0.02)
     time.sleep(0.3)
     started.send_signal(signal.SIGINT)
