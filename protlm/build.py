@@ -229,6 +229,12 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
         rule = replace(rule, lengths=lengths)
     # The size of a step does not depend on the size of a micro-batch, which has whole rows.
     longest = rule.longest_row
+    size = config.data.tokens_per_batch
+    if longest > max(size, rule.max_length):
+        raise UserError(
+            f"rows of data.tokens_per_row={longest} do not fit into data.tokens_per_batch={size}; "
+            f"type data.tokens_per_row={size}"
+        )
     rows = max((trainer.tokens_per_step or 1) // longest, 1)
     micro_batches = -(-rows // max(config.data.tokens_per_batch // longest, 1))
     return SequenceData(

@@ -48,7 +48,9 @@ RANGES = {
     **dict.fromkeys(["--toks-per-batch", "--batch-size", "--shard-residues"], at_least(1)),
     **dict.fromkeys(["--max-length", "--top-k", "--sweeps", "--epochs", "--patience"], at_least(1)),
     **dict.fromkeys(["--lora", "--devices", "--latents", "--k", "--residues"], at_least(1)),
-    **dict.fromkeys(["--permutations", "--max-proteins", "--max-residues"], at_least(1)),
+    **dict.fromkeys(["--max-proteins", "--max-residues"], at_least(1)),
+    # Fewer bound what can be in excess of their mean, and so the 95 % quantile.
+    "--permutations": at_least(20),
     "--learning-rate": above(0),
     "--number": at_least(1, at_most=10**8),
     "--processes": at_least(1, at_most=1_000),

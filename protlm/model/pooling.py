@@ -84,6 +84,8 @@ def _is_residue(hidden_BLD: Tensor, lengths_B: Tensor, start: int) -> Tensor:
 
 def _range_means(hidden_BLD: Tensor, ranges: Sequence[Ranges], start: int) -> Tensor:
     """Returns the means of segments of positions, which may overlap."""
+    # Beyond its row is another protein.
+    assert all(last + start <= hidden_BLD.shape[1] for own in ranges for _, last in own)
     places = [
         np.arange(first, last + 1) + row * hidden_BLD.shape[1] + start - 1
         for row, own in enumerate(ranges)

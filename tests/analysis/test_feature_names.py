@@ -153,7 +153,7 @@ def test_the_command_describes(
     (workplace / "labels.fasta").write_text(rows)
     describe = f"features describe sae -m run --annotations labels.fasta --proteins {tiny_fasta}"
     assert "--random-weights" in run(f"{describe} --random sae -o names", 2)
-    shown = run(f"{describe} --random random --permutations 3 -o names")
+    shown = run(f"{describe} --random random --permutations 20 -o names")
     results = json.loads((workplace / "names" / "results.json").read_text())
     assert len(results["predictors"]) == 6 and "left out" in shown and results["splice"]
     table = read_table(workplace / "names" / "names.tsv")

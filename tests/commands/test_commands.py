@@ -85,11 +85,10 @@ def test_ctrl_c_while_training_starts_is_silent(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    # Until the command has replaced the process that was started.
-    while ".train" not in Path(f"/proc/{started.pid}/cmdline").read_text():
+    # Until the program that trains, which replaces the one that was started, imports PyTorch.
+    while "libtorch" not in Path(f"/proc/{started.pid}/maps").read_text():
         assert started.poll() is None
         time.sleep(0.02)
-    time.sleep(0.3)
     started.send_signal(signal.SIGINT)
     told = started.communicate(timeout=60)[1]
     assert started.returncode == 130, told

@@ -314,7 +314,8 @@ def test_a_run_whose_check_is_killed_trains_in_pytorch(checked, train, monkeypat
     ("code", "printed", "errors", "expected"),
     [
         (0, 'a warning\n""\n', "", ("", True)),
-        (0, '"relative errors of 1"\n', "", ("relative errors of 1", True)),
+        (0, '"errors at 64 positions"\n', "", ("errors at 64 positions", True)),
+        (0, '"OSError: x"\n', "", ("OSError: x", False)),
         (1, "", "Traceback\nImportError: x\n", ("their check ended with 1: ImportError: x", False)),
         (-11, "", "", ("their check was killed by signal 11", False)),
     ],

@@ -98,7 +98,8 @@ def _here(device: torch.device) -> str:
 
 def _ask_child(case: Case) -> tuple[str, bool]:
     """Returns what is wrong, and whether the child found it rather than ended by it."""
-    command = [sys.executable, "-m", __name__, case.text]
+    # Without the working folder, whose modules might hide others.
+    command = [sys.executable, "-P", "-m", __name__, case.text]
     # It finds protlm where this process has found it.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
@@ -108,7 +109,9 @@ def _ask_child(case: Case) -> tuple[str, bool]:
     except subprocess.TimeoutExpired:
         return f"their check did not end within {_SECONDS} s", False
     if done.returncode == 0:
-        return str(json.loads(done.stdout.splitlines()[-1])), True
+        fault = str(json.loads(done.stdout.splitlines()[-1]))
+        # An error, of a compiler or a driver, may be the machine's, and mended tomorrow.
+        return fault, not fault or fault.endswith("positions")
     if "out of memory" in done.stderr:
         # Another batch may fit.
         raise torch.OutOfMemoryError(f"no memory for the check of {case.label}")
