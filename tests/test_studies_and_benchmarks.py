@@ -4,7 +4,6 @@ What it computes has a test only where a number on a page depends on it, and not
 """
 
 import importlib
-import itertools
 import math
 import sys
 from argparse import Namespace
@@ -21,11 +20,10 @@ from benchmarks import attention_contenders, harness, roofline
 from benchmarks.attention_passes import Case, standard_normal_inputs
 from benchmarks.harness import QUICK, Comparison, Ratio, take_turns
 from benchmarks.mechanism_costs import traced
-from protlm.analysis.contact_regression import apc
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
 from protlm.attention import names
 from studies import twin_tables
-from studies.alignments import GAP, Alignment, FactoredAttention, inverse_covariance, potts
+from studies.alignments import GAP, Alignment, FactoredAttention
 from studies.settings import keep_settings
 from tests.fixtures.commands import run_here
 
@@ -162,33 +160,6 @@ def test_the_page_has_all_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (f"\n| {' | '.join(row)} |" for row in rows)
     for text in (roofline.table(roofline.TITLES, roofline.predictions()), titles, *lines):
         assert text in page, "type: python -m benchmarks.roofline; copy its tables"
-
-
-@pytest.mark.slow
-def test_an_indirect_coupling_of_the_potts_model_is_weaker_than_the_direct_ones() -> None:
-    """Columns 1, 4 and 7 are a chain: 1 and 7 correlate only through 4."""
-    generator = np.random.default_rng(0)
-    columns_BL = generator.integers(4, size=(3000, 9))
-    for target, source in ((4, 1), (7, 4)):
-        copied = generator.random(len(columns_BL)) < 0.8
-        columns_BL[copied, target] = columns_BL[copied, source]
-    scores_LL = potts(columns_BL)
-    rest = np.triu(np.ones((9, 9), dtype=bool), 1)
-    rest[[1, 4], [4, 7]] = False
-    assert min(scores_LL[1, 4], scores_LL[4, 7]) > 3 * scores_LL[rest].max()
-
-
-def test_the_inverse_covariance_is_its_formula() -> None:
-    """Residue by residue in float64; n rows have the ridge 4.5 / sqrt(n)."""
-    columns_BL = np.random.default_rng(0).integers(21, size=(50, 4))
-    onehot_BC = np.array([[row[i] == v for i in range(4) for v in range(21)] for row in columns_BL])
-    centered_BC = onehot_BC - onehot_BC.mean(axis=0)
-    covariance = centered_BC.T @ centered_BC / 49 + 4.5 / math.sqrt(50) * np.eye(4 * 21)
-    inverse = np.linalg.inv(covariance)
-    norms_LL = np.zeros((4, 4))
-    for i, j in itertools.permutations(range(4), 2):
-        norms_LL[i, j] = 2 * np.linalg.norm(inverse[21 * i : 21 * i + 20, 21 * j : 21 * j + 20])
-    np.testing.assert_allclose(inverse_covariance(columns_BL), apc(norms_LL), atol=1e-9)
 
 
 def test_factored_attention_and_its_loss_are_their_formulas() -> None:
