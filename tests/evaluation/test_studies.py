@@ -1,7 +1,6 @@
-"""The evaluations of studies: one run each, and what the figures on their pages depend on."""
+"""The evaluations of studies: one run each."""
 
 import json
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,14 @@ import torch
 from protlm.analysis.replacement import masked_scores
 from protlm.analysis.structures import ProteinChoice
 from protlm.data.records.swissprot import WRONG_LENGTH
-from protlm.data.vocabulary import STANDARD
 from protlm.evaluation.base import NO_SPLIT, Evaluation, ResultTable
 from protlm.model.pretrained import PretrainedModel
 from studies import attended_pairs
 from studies.ablation import Ablation
-from studies.annotations import Annotations, sign_flip_p_values
-from studies.attended_pairs import property_sums, summed
+from studies.annotations import Annotations
 from studies.favor_vs_softmax import FavorVsSoftmax
-from studies.replaced_attention import compare_estimates, favor, with_attention
-from studies.similarity import Similarity, blosum62, correlation_with_blosum
+from studies.replaced_attention import favor, with_attention
+from studies.similarity import Similarity
 from tests.data.test_relatives import random_sequences
 from tests.evaluation.test_annotations import entry
 from tests.small_models import small_model, structure_folder
@@ -32,120 +29,6 @@ def measured(made: Evaluation, model: PretrainedModel) -> tuple[dict[str, Any], 
     table = made.table({NO_SPLIT: values})
     assert {len(row) for row in table.rows} == {len(table.columns)}
     return values, table
-
-
-def random_map(seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(2, 12, 30, generator=generator, dtype=torch.float64).softmax(-1)
-
-
-def test_measures_are_those_of_a_loop_over_rows() -> None:
-    exact, draws = random_map(0), [random_map(1), random_map(2)]
-    values = torch.randn(2, 30, 4, dtype=torch.float64)
-    found = compare_estimates(exact, draws, values)
-    for head in range(2):
-        rows = [(a, b) for draw in draws for a, b in zip(exact[head], draw[head], strict=True)]
-        kl = [(a * (a / b).log()).sum().item() for a, b in rows]
-        variation = [0.5 * (a - b).abs().sum().item() for a, b in rows]
-        tops = [
-            (set(a.topk(10).indices.tolist()), set(b.topk(10).indices.tolist())) for a, b in rows
-        ]
-        assert found["kl"][head].item() == pytest.approx(np.median(kl))
-        assert found["total_variation"][head].item() == pytest.approx(np.median(variation))
-        quantile = np.quantile(variation, 0.95)
-        assert found["total_variation_95"][head].item() == pytest.approx(quantile)
-        overlap = np.mean([len(a & b) / 10 for a, b in tops])
-        assert found["top_overlap"][head].item() == pytest.approx(overlap)
-        out = exact[head] @ values[head]
-        errors = [((d[head] @ values[head] - out).norm() / out.norm()).item() ** 2 for d in draws]
-        assert found["output_error"][head].item() == pytest.approx(np.mean(errors) ** 0.5)
-
-
-LENGTH = len(PROTEIN := "MKTAYIAKQRQISFVK")
-
-
-def test_sums_are_those_of_a_loop_over_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = small_model("performer_relu")
-    generator = np.random.default_rng(0)
-    maps = generator.dirichlet(np.full(LENGTH, 0.3), size=(2, 2, LENGTH))
-
-    def blocks(*_: object) -> list[tuple[int, list[torch.Tensor]]]:
-        padded = torch.nn.functional.pad(torch.from_numpy(maps), (1, 1))
-        return [(n, list(map_HML.split(5, dim=1))) for n, map_HML in enumerate(padded, start=1)]
-
-    monkeypatch.setattr(attended_pairs, "residue_rows", blocks)
-    f = generator.random((2, LENGTH, LENGTH)) < 0.3
-    known = generator.random((LENGTH, LENGTH)) < 0.8
-    found = property_sums(model, PROTEIN, f, known, threshold=0.3)
-    pairs = [(i, j) for i in range(LENGTH) for j in range(LENGTH) if known[i, j]]
-    for head, a in enumerate(maps.reshape(4, LENGTH, LENGTH)):
-        assert found.total[head] == pytest.approx(sum(a[p] for p in pairs))
-        assert found.total_arcs[head] == sum(a[p] >= 0.3 for p in pairs)
-        for k in range(2):
-            assert found.observed[head, k] == pytest.approx(sum(a[p] * f[k][p] for p in pairs))
-            assert found.observed_arcs[head, k] == sum(a[p] >= 0.3 and f[k][p] for p in pairs)
-            expected = 0.0
-            for d in range(LENGTH):
-                at = [p for p in pairs if abs(p[0] - p[1]) == d]
-                if at:
-                    expected += sum(a[p] for p in at) * np.mean([f[k][p] for p in at])
-            assert found.expected[head, k] == pytest.approx(expected)
-    assert summed([found, found]).total == pytest.approx(2 * found.total)
-
-
-def test_blosum62_is_in_the_order_of_the_vocabulary() -> None:
-    matrix = blosum62()
-    assert np.array_equal(matrix, matrix.T)
-    for a, b, expected in (("W", "W", 11), ("D", "E", 2), ("F", "Y", 3), ("C", "W", -2)):
-        assert matrix[STANDARD.index(a), STANDARD.index(b)] == expected
-
-
-def planted(sign: float) -> np.ndarray:
-    """Fractions of 40 heads whose correlations between amino acids are linear in BLOSUM62."""
-    correlations = sign * 0.02 * blosum62()
-    np.fill_diagonal(correlations, 1.0)
-    factor = np.linalg.cholesky(correlations)
-    # Orthonormal vectors over the heads, each of mean 0.
-    noise = np.random.default_rng(0).normal(size=(40, 20))
-    basis, _ = np.linalg.qr(noise - noise.mean(axis=0))
-    return 0.05 + 0.01 * basis @ factor.T
-
-
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_a_constructed_similarity_has_the_known_correlation(sign: float) -> None:
-    found = correlation_with_blosum(planted(sign), None)
-    assert found["pearson"] == pytest.approx(sign)
-    # Rounding breaks the ties of BLOSUM62 at random.
-    assert sign * found["spearman"] > 0.9
-    # Too few heads have no correlation.
-    assert np.isnan(correlation_with_blosum(planted(sign)[:2], None)["pearson"])
-
-
-def test_division_by_the_background_removes_the_profile_that_heads_share() -> None:
-    """Attention in proportion to frequency, more in some heads, makes all amino acids similar."""
-    background = np.random.default_rng(1).dirichlet(np.full(20, 5.0))
-    shared = np.linspace(0.5, 1.5, 40)[:, None] * background
-    confounded = background * (planted(1.0) - 0.05) + 0.1 * shared
-    raw = correlation_with_blosum(confounded, None)["pearson"]
-    assert correlation_with_blosum(confounded * 7, None)["pearson"] == pytest.approx(raw)
-    divided = correlation_with_blosum(confounded, background)["pearson"]
-    assert divided > 0.9
-    assert raw < divided
-
-
-def test_corrected_p_values_are_those_of_all_assignments() -> None:
-    """Seven proteins have 128 assignments of signs, enumerated here."""
-    differences = np.random.default_rng(3).normal(0.5, size=(7, 5, 2))
-    signs = np.array(list(product([-1.0, 1.0], repeat=7)))
-    t = differences.sum(axis=0) / np.sqrt((differences**2).sum(axis=0))
-    for place in range(2):
-        flipped = signs @ differences[:, :, place]
-        flipped = np.abs(flipped / np.sqrt((differences[:, :, place] ** 2).sum(axis=0)))
-        expected = (flipped.max(axis=1)[:, None] >= np.abs(t[:, place]) * (1 - 1e-9)).mean(axis=0)
-        found = sign_flip_p_values(differences)[:, place]
-        # Five standard deviations of a frequency in 20,000 draws.
-        bound = 5 * np.sqrt(expected * (1 - expected) / 20_000) + 1e-4
-        assert (np.abs(found - expected) <= bound).all()
 
 
 def test_features_are_measured_on_the_proteins_that_have_them(
