@@ -238,21 +238,3 @@ def test_a_published_file_has_the_numbers_of_the_page(
     assert total("masked") == int(masked.strip().replace(",", "") or 0)
     assert total("left out") == int(left_out.strip().replace(",", "") or 0)
     assert not (tmp_path / "probe").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="the folder of PROTLM_DATA has no benchmarks")
-def test_proteins_of_both_sides_are_named_and_pairs_refused(
-    protlm_in_process: Command, tmp_path: Path
-) -> None:
-    splits = DATA / "bind" / "splits"
-    rest = ("-o", tmp_path / "probe", "--dry-run")
-    done = protlm_in_process(
-        *("probe", splits / "one_vs_many.fasta.gz", "--sequences", splits / "sequences.fasta.gz"),
-        *rest,
-        cwd=tmp_path,
-    )
-    assert "33 identical to an earlier one, 13 that the test has too; 13 in train" in done.stderr
-    assert "the test only: P01887, Q9KQN0, Q05097" in done.stderr
-    done = protlm_in_process("probe", DATA / "bt" / "ppi.fasta.gz", *rest, cwd=tmp_path)
-    assert done.returncode == 3 and "INTERACTOR=; pairs are not read" in done.stderr
