@@ -19,7 +19,7 @@ from protlm.cli import main as cli
 from protlm.cli.main import _spread
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import UserError
-from protlm.system.paths import check_output, sample_dir
+from protlm.system.paths import check_output
 from protlm.system.terminal import JobProgress, print_table
 from tests.fixtures.commands import Command
 
@@ -52,29 +52,6 @@ def test_an_unwritable_output_is_4(workplace: Path, protlm_in_process: Command) 
     assert done.returncode == 4, done.stderr
     assert "locked/data cannot be written" in done.stderr
     assert list(locked.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_the_sample_comes_back_whole(
-    protlm_command: Command, protlm_in_process: Command, tmp_path: Path
-) -> None:
-    sample = sample_dir()
-    arguments = ["--split-table", sample / "uniprot_sample.splits.tsv.gz", "--out", "D"]
-    made = protlm_command("prepare", sample / "uniprot_sample.fasta.gz", *arguments, cwd=tmp_path)
-    assert made.returncode == 0, made.stderr
-    assert protlm_in_process("data", "verify", "D", cwd=tmp_path).returncode == 0
-    assert protlm_in_process("data", "info", "D", cwd=tmp_path).returncode == 0
-    exported = protlm_in_process("data", "export", "D", cwd=tmp_path)
-    (tmp_path / "back.fasta").write_text(exported.stdout)
-
-    from protlm.data.records import Tally, read_records
-
-    def sequences(path: Path) -> dict[str, str]:
-        return {r.identifier: r.sequence for r in read_records(path, Tally())}
-
-    whole = sequences(sample / "uniprot_sample.fasta.gz")
-    assert len(whole) == 12_373
-    assert sequences(tmp_path / "back.fasta") == whole
 
 
 def test_ctrl_c_while_training_starts_is_silent(tmp_path: Path) -> None:
