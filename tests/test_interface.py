@@ -16,8 +16,6 @@ from torch import Tensor
 import protlm
 from protlm import interface, loading
 from protlm.commands.contacts import ContactOptions, contacts
-from protlm.commands.embed import embed
-from protlm.commands.embedding.job import EmbedOptions
 from protlm.data.records import Record
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.interface import Model
@@ -43,21 +41,6 @@ def test_vectors_are_those_of_each_sequence(model: Model, tokens_per_batch: int)
     for one, truth in zip(residues[-1], states, strict=True):
         torch.testing.assert_close(one, truth, atol=1e-5, rtol=1e-5)
     assert model.embed([]).shape == (0, 64)
-
-
-@pytest.mark.slow
-def test_a_file_has_the_vectors_of_the_command(
-    model: Model, tiny_fasta: Path, tiny_run: Path, tmp_path: Path
-) -> None:
-    embed(tiny_fasta, tiny_run, tmp_path / "out.h5", EmbedOptions())
-    proteins = model.embed_file(tiny_fasta)
-    with h5py.File(tmp_path / "out.h5") as file:
-        names = []
-        for record, vector in proteins:
-            names.append(record.identifier)
-            np.testing.assert_allclose(vector, file[record.identifier][:], atol=1e-5)
-        assert names == list(file)
-    assert len(proteins) == len(names)
 
 
 def test_every_record_of_a_file_is_yielded_or_skipped(
