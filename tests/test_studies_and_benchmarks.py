@@ -7,7 +7,6 @@ import importlib
 import math
 import sys
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from packaging.requirements import Requirement
 
-from benchmarks import attention_contenders, harness, roofline
+from benchmarks import attention_contenders, roofline
 from benchmarks.attention_passes import Case, standard_normal_inputs
-from benchmarks.harness import QUICK, Comparison, Ratio, take_turns
 from benchmarks.mechanism_costs import traced
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
 from protlm.attention import names
@@ -98,30 +96,6 @@ def test_peers_are_pinned_and_stay_out_of_the_lock() -> None:
     assert {str(peer.specifier)[:2] for peer in peers} == {"=="}
     locked = {requirement.name for requirement in requirements(ROOT / "requirements.lock")}
     assert {peer.name for peer in peers} & {*locked, "torch", "triton"} == set()
-
-
-def test_contenders_take_turns_and_a_ratio_is_the_median_within_rounds() -> None:
-    calls: list[str] = []
-
-    def contender(name: str) -> float:
-        calls.append(name)
-        return float(len(calls))
-
-    def broken() -> float:
-        raise RuntimeError("no kernel for this dtype\nand more")
-
-    pace = harness.Pace(seconds=0.0, fewest=8, most=9)
-    held = take_turns("x", {name: partial(contender, name) for name in "abc"}, pace)
-    rounds = [calls[start : start + 3] for start in range(0, len(calls), 3)]
-    assert all(sorted(each) == [*"abc"] for each in rounds) and len(rounds) == 1 + 8
-    assert len({tuple(each) for each in rounds[1:]}) > 2
-    # The first run of each is not counted.
-    assert {len(costs) for costs in held.costs.values()} == {8}
-    held = take_turns("x", {"broken": broken, "sound": lambda: 1.0}, QUICK)
-    assert held.left_out == {"broken": "failed: no kernel for this dtype"}
-    # The ratio of the medians would be 4.
-    held = Comparison("x", costs={"ours": [1.0, 2.0, 1.0], "peer": [3.0, 4.0, 30.0]})
-    assert held.speed("ours", "peer") == Ratio(3.0, 2.0, 30.0)
 
 
 @pytest.mark.parametrize("causal", [False, True])
