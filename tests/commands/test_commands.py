@@ -73,18 +73,6 @@ def test_ctrl_c_while_training_starts_is_silent(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_export_and_use_of_an_exported_folder(
-    workplace: Path, protlm_command: Command, protlm_in_process: Command
-) -> None:
-    for typed in ("checkpoint export run -o model", "checkpoint verify model"):
-        assert protlm_in_process(*typed.split(), cwd=workplace).returncode == 0
-    done = protlm_command("embed", "x.fasta", "-m", "model", "-o", "o.h5", cwd=workplace)
-    assert done.returncode == 0, done.stderr
-    told = protlm_in_process("checkpoint", "info", "model", cwd=workplace).stdout
-    assert "performer_relu" in told and "86,497" in told
-
-
 def test_one_flag_takes_several_values() -> None:
     together = "--repr-layers 0 -1 --include mean bos x.fasta"
     apart = "--repr-layers 0 --repr-layers -1 --include mean --include bos x.fasta"
