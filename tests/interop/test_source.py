@@ -2,12 +2,9 @@
 
 import argparse
 import json
-import os
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,17 +19,8 @@ from protlm.interop.esmc import Esmc
 from protlm.interop.layout import used_once
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
+from tests.faults.test_damaged_checkpoints import Malicious
 from tests.interop.families import ESM, ESMC_LIBRARY, FAIR_ESM, FAIR_ESM_1B, FAMILIES
-
-
-class Malicious:
-    """Unpickling it creates a file."""
-
-    def __init__(self, canary: Path) -> None:
-        self.canary = canary
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return os.system, (f"touch {self.canary}",)
 
 
 def test_protlm_s_own_models_are_not_foreign(tiny_run, tmp_path):

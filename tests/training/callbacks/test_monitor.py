@@ -15,7 +15,6 @@ import torch
 import yaml
 from pytorch_lightning.loggers.logger import DummyLogger
 from scipy.stats import spearmanr
-from torch import Tensor
 
 from benchmarks.pretended_cuda import PretendedCuda
 from protlm.analysis.structures import structure_files
@@ -37,6 +36,7 @@ from protlm.training.callbacks.monitor import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.loggers import COLUMNS, CsvFile, make_loggers
 from protlm.training.module import LanguageModeling
+from tests.attention.linearized.test_random_features import brute_force
 from tests.fixtures.commands import run_python
 from tests.fixtures.runs import rows_of, weights_of
 from tests.small_models import network_of, small_model
@@ -405,15 +405,6 @@ SOUND = ("attention=performer_softmax", "model.qk_norm=true")
 UNBOUNDED = ("attention=performer_softmax", "trainer.log_every=1")
 
 
-def brute_force(q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
-    """Returns the mean |q̂ + k̂|² over the real pairs of all sequences, one per head."""
-    norms = []
-    for row, length in enumerate(mask.sum(1).tolist()):
-        pairs = q[row, :, :length, None] + k[row, :, None, :length]
-        norms.append(pairs.square().sum(-1).flatten(1) / q.shape[-1] ** 0.5)
-    return torch.cat(norms, dim=1).mean(dim=1)
-
-
 @pytest.mark.slow
 @torch.no_grad()
 def test_the_log_has_the_norms_and_errors_of_the_batch(train, look_at):
@@ -430,7 +421,7 @@ def test_the_log_has_the_norms_and_errors_of_the_batch(train, look_at):
         inputs = network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=False)
         assert len(row) == 1 + 2 * 3
         for number, x in inputs:
-            norm = brute_force(x.q_BHLK, x.k_BHLK, batch.mask_BL).max().item()
+            norm = brute_force(x.q_BHLK, x.k_BHLK, batch.mask_BL, 1, causal=False).max().item()
             error = math.sqrt(math.expm1(norm) / 256)
             assert row[f"square_norm_layer_{number}"] == pytest.approx(norm, rel=1e-4)
             assert row[f"relative_error_layer_{number}"] == pytest.approx(error, rel=1e-3)
