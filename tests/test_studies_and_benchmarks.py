@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from packaging.requirements import Requirement
 
-from benchmarks import attention_contenders, roofline
-from benchmarks.attention_passes import Case, standard_normal_inputs
+from benchmarks import roofline
 from benchmarks.mechanism_costs import traced
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
 from protlm.attention import names
@@ -96,14 +95,6 @@ def test_peers_are_pinned_and_stay_out_of_the_lock() -> None:
     assert {str(peer.specifier)[:2] for peer in peers} == {"=="}
     locked = {requirement.name for requirement in requirements(ROOT / "requirements.lock")}
     assert {peer.name for peer in peers} & {*locked, "torch", "triton"} == set()
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_softmax_and_its_peer_compute_the_same(causal: bool) -> None:
-    case = Case(causal, 33, "fp32", torch.device("cpu"))
-    *vectors, _ = standard_normal_inputs(case)
-    exact = attention_contenders.sdpa(case)(*vectors)
-    torch.testing.assert_close(attention_contenders.ours("softmax", case)(*vectors), exact)
 
 
 def test_operations_are_those_of_the_formulas() -> None:
