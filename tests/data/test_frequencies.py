@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from protlm.data.frequencies import Trigram, count_residues, frequencies, posterior
-from protlm.data.masking import IGNORE, MaskingRule, corrupt, row_rng
+from protlm.data.masking import MaskingRule
 from protlm.data.vocabulary import RESIDUES, VOCABULARY
 
 PROTEINS = [
@@ -84,25 +84,6 @@ def test_the_posterior_of_a_mask_alone_is_the_frequencies(tokens: list[np.ndarra
     frequency_V = frequencies(count_residues(tokens))
     for rule in (None, MaskingRule(mask_prob=1, random_prob=0)):
         assert (posterior(frequency_V, rule) == frequency_V).all()
-
-
-@pytest.mark.parametrize("rule", RULES, ids=str)
-def test_the_loss_on_a_corrupted_sample_is_the_expected_one(
-    rule: MaskingRule, tokens: list[np.ndarray]
-) -> None:
-    """Residues drawn from f and corrupted as in training: the mean loss is H(target | input)."""
-    frequency_V, rng = frequencies(count_residues(tokens)), row_rng(0, 0, 0)
-    drawn = rng.choice(len(VOCABULARY), size=400_000, p=frequency_V)
-    inputs, targets = corrupt(drawn, np.ones(len(drawn), bool), rule, rng)
-    chosen = targets != IGNORE
-    losses = -np.log(posterior(frequency_V, rule)[inputs[chosen], targets[chosen]])
-    joint_VV = by_counting_cases(frequency_V, rule)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        surprise_VV = -np.log(joint_VV / joint_VV.sum(1, keepdims=True))
-    is_possible_VV = joint_VV > 0
-    expected = (joint_VV[is_possible_VV] * surprise_VV[is_possible_VV]).sum()
-    z = (losses.mean() - expected) / max(losses.std() / np.sqrt(len(losses)), 1e-12)
-    assert abs(z) < 4
 
 
 def triples(*, causal: bool) -> Counter[tuple[int, int, int]]:
