@@ -137,14 +137,6 @@ def slow_fmax(logits: np.ndarray, labels: np.ndarray) -> float:
     return float(best)
 
 
-def test_fmax_of_a_case_by_hand() -> None:
-    """At 0.5, two of three chosen classes are right, and all that are known are chosen."""
-    logits = np.array([[9.0, 9, -9], [-9, 9, -9], [-9, -9, -9]])
-    labels = np.array([[True, False, False], [False, True, False], [False, False, False]])
-    found = label_scores(logits, labels, np.arange(3), Task.several_classes).values["Fmax"]
-    assert found == pytest.approx(2 * 0.75 / 1.75)
-
-
 @pytest.mark.parametrize("num_labels", [2, 3, 5, 6])
 def test_metrics_of_classes_without_labels_are_those_of_scikit_learn(num_labels: int, numbers):
     from sklearn import metrics
