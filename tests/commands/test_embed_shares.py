@@ -24,11 +24,7 @@ from protlm.commands.embedding.results import EMBEDDING, Blocks, Results
 from protlm.model.embedding import Embedder
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import (
-    InputDataError,
-    OutputError,
-    UserError,
-)
+from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.system.shares import Executor, ProcessDiedError, Share, Submission
 from protlm.system.work_folder import BEGUN

@@ -10,13 +10,7 @@ import pytest
 from protlm.data.tables import MISSING
 from protlm.downstream.examples import LabelOptions, targets_from
 from protlm.downstream.label_files import Example, Form
-from protlm.downstream.splits import (
-    cluster_names,
-    held_out,
-    leakage,
-    split_of,
-    with_clusters,
-)
+from protlm.downstream.splits import cluster_names, held_out, leakage, split_of, with_clusters
 from protlm.downstream.tasks import Task, missing_in_test, targets_of
 from protlm.system.errors import InputDataError, UserError
 from tests.data.test_relatives import random_sequences

@@ -38,10 +38,7 @@ def test_a_protein_without_a_pair_has_no_part_in_the_mean_of_a_head() -> None:
     assert survey.means()["contact_precision"].tolist() == [[1 / 7] * 2]
 
 
-@pytest.mark.parametrize(
-    ("attention", "options"),
-    [(name, {}) for name in names()],
-)
+@pytest.mark.parametrize(("attention", "options"), [(name, {}) for name in names()])
 def test_rollout_is_the_product_of_the_maps(attention: str, options: dict[str, Any]) -> None:
     model = small_model(attention, **options)
     maps = model.attention_maps(model.tokenize(SEQUENCES[:1]))

@@ -10,12 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from protlm.checkpoints.format import (
-    AVERAGE,
-    checkpoint_name,
-    step_of,
-    weights_hash,
-)
+from protlm.checkpoints.format import AVERAGE, checkpoint_name, step_of, weights_hash
 from protlm.checkpoints.validations import best_checkpoints
 from protlm.commands.checkpoint import export
 from protlm.config import BestMetric
