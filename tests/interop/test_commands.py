@@ -21,7 +21,7 @@ from tests.interop.example import WIDTH, published
 from tests.interop.families import ESM, FAIR_ESM, FAMILIES
 from tests.interop.test_families import assert_same
 from tests.interop.test_saved import QUERY, pair, write_adapter
-from tests.small_models import shortest_structures
+from tests.small_models import shortest_structures, structure_folder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
 
