@@ -27,8 +27,8 @@ POSITIONS = [{"positions": "learned"}, {"positions": "rotary", "global_every": 2
 NETWORKS = [("attention=hybrid", POSITIONS[1]), ("attention=softmax", POSITIONS[0])]
 
 
-def packed(seed: int) -> Packed:
-    """Two rows of proteins of random lengths, a tenth of them masked."""
+def packed(seed: int, *, first: Tensor | None = None) -> Packed:
+    """Two rows of proteins of random lengths, a tenth of them masked, or with a given first one."""
     rng, spans = np.random.default_rng(seed), []
     tokens_BL = torch.full(SHAPE, VOCABULARY.pad)
     for row, length in enumerate([SHAPE[1]] * SHAPE[0]):
@@ -37,6 +37,7 @@ def packed(seed: int) -> Packed:
         while (start := end) + 20 < length:
             own = torch.from_numpy(rng.integers(4, 24, rng.integers(3, LONGEST + 1)))
             own[torch.from_numpy(rng.random(len(own)) < 0.1)] = VOCABULARY.mask
+            own = own if spans or first is None else first
             end = min(start + len(own), length)
             tokens_BL[row, start:end] = own[: end - start]
             spans.append((row * length + start, row * length + end))

@@ -110,7 +110,7 @@ def _ask_child(case: Case) -> tuple[str, bool]:
         return f"their check did not end within {_SECONDS} s", False
     if done.returncode == 0:
         fault = str(json.loads(done.stdout.splitlines()[-1]))
-        # An error, of a compiler or a driver, may be the machine's, and mended tomorrow.
+        # An error of a compiler or a driver may not come from the kernels.
         return fault, not fault or fault.endswith("positions")
     if "out of memory" in done.stderr:
         # Another batch may fit.
