@@ -1,5 +1,6 @@
 """The options that several commands share, and how their values are read."""
 
+import os
 import re
 from collections.abc import Callable
 from enum import StrEnum
@@ -38,7 +39,9 @@ def input_files(text: str, what: str = "a sequence file") -> Any:
 
 def new_output(text: str) -> OptionInfo:
     """Returns the option of an output that must not exist; a folder may take several tables."""
-    check = _checked(lambda path: None if path.is_dir() else check_output(path))
+    # That of `Path` raises an error if the name is too long.
+    is_folder = os.path.isdir
+    check = _checked(lambda path: None if is_folder(path) else check_output(path))
     return typer.Option(*OUTPUT, help=text, callback=check)
 
 

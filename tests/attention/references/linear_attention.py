@@ -90,10 +90,10 @@ KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
         {"num_features": None, "kernel": "square_relu", "kernel_epsilon": 0.25},
         {"num_features": 20, "kernel": "gelu", "denominator_floor": 2.0},
         {"num_features": None, "kernel": "tanh", "denominator_floor": 2.0},
-        {"num_features": 20, "kernel": "cos", "denominator_floor": 5.0},
-        {"num_features": 20, "kernel": "identity", "denominator_floor": 9.0},
+        {"num_features": 20, "kernel": "cos", "denominator_floor": 30.0},
+        {"num_features": 20, "kernel": "identity", "denominator_floor": 60.0},
         {"num_features": None, "kernel": "tanh", "denominator_floor": 2.0, "decay": "learned"},
-        {"num_features": 20, "kernel": "cos", "denominator_floor": 5.0, "decay": "selective"},
+        {"num_features": 20, "kernel": "cos", "denominator_floor": 30.0, "decay": "selective"},
     ],
 )
 def performer_generalized(given: Given) -> Tensor:
