@@ -91,6 +91,9 @@ def test_no_protein_sees_its_neighbors(settings, positions):
         logits_BLV = network(tokens_BL, mask_BL, causal=False, bounds=bounds).logits_BLV
         outputs.append(logits_BLV[0, : len(first)])
     assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
+    # Whole rows do not say that their proteins need no padding.
+    whole = network(tokens_BL, mask_BL, causal=False, bounds=bounds, is_whole=True)
+    assert torch.equal(whole.logits_BLV[mask_BL], logits_BLV[mask_BL])
 
 
 @pytest.mark.slow
