@@ -162,7 +162,7 @@ def test_the_commands_take_an_encoder(tmp_path: Path, run: Callable[..., str]):
     assert protlm.load(tmp_path / "tuned" / "model").vocabulary == model.vocabulary
     assert "has no predictions" in run("inspect w.fasta -m m -o x.html")
     for command, message in (
-        ("score v.csv --wild-type w.fasta -m m -o s.csv", "this model has no <mask>"),
+        ("score v.csv --wild-type w.fasta -m m -o s.csv", "an encoder without an output layer"),
         ("embed p.fasta -m m -o f.h5 --compute-dtype float16", "ends at 65,504"),
         ("checkpoint convert m --attention performer_relu -o n", "PerformerRelu has no logits for"),
     ):
