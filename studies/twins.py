@@ -63,8 +63,8 @@ COMMON = (
     "trainer.log_every=50",
     "trainer.keep_checkpoints=100",
 )
-RATES = (1.5e-3, 3e-3, 6e-3)
-RATE_STEPS = 600
+RATES = (3e-3, 6e-3, 1.2e-2)
+RATE_STEPS = 300
 OBJECTIVES = {"masked": "mask_only", "causal": "causal"}
 SOFTMAX = "softmax"
 # The settings of each mechanism.
