@@ -95,9 +95,11 @@ def in_order(sequences: Sequence[str]) -> Iterator[list[str]]:
         yield some
 
 
-def by_length(sequences: Sequence[str]) -> Iterator[list[str]]:
+def by_length(
+    sequences: Sequence[str], tokens_per_batch: int = _TOKENS_PER_BATCH
+) -> Iterator[list[str]]:
     """Yields the batches of `protlm embed`."""
-    for some in batches([len(one) for one in sequences], _TOKENS_PER_BATCH):
+    for some in batches([len(one) for one in sequences], tokens_per_batch):
         yield [sequences[index] for index in some]
 
 
@@ -108,9 +110,10 @@ def esm_means(
     sequences: Sequence[str],
 ) -> list[Tensor]:
     """Returns the mean over the residues of each sequence, as users of `EsmModel` compute it."""
-    found = []
+    found, device = [], next(model.parameters()).device
     for some in batched(sequences):
-        tokens_BL, mask_BL = collate([VOCABULARY.encode(one) for one in some])
+        both = collate([VOCABULARY.encode(one) for one in some])
+        tokens_BL, mask_BL = (x.to(device) for x in both)
         hidden_BLD = model(input_ids=tokens_BL, attention_mask=mask_BL.long()).last_hidden_state
         found += [hidden_BLD[row, 1 : len(one) + 1].mean(0) for row, one in enumerate(some)]
     return found

@@ -1,7 +1,8 @@
 """Runs the steps of `benchmarks/gpu.sh` and writes the page with the results.
 
-With `kernels`, these are the comparisons of the fused kernels alone, in two minutes. A machine that
-is lent may take only so much: the sizes of the tree and of its packages are checked first.
+With `kernels`, these are the comparisons of the fused kernels alone, in two minutes; with `speed`,
+the rates of training, attention and embedding beside their peers. A machine that is lent may take
+only so much: the sizes of the tree and of its packages are checked first.
 
 Each step is a process with its own timeout, because a step that fails or hangs must not end the
 others. Together they take less than nine minutes. The page reports failures too.
@@ -28,14 +29,15 @@ from benchmarks.gpu_page import page_text
 from protlm.system.errors import UserError, exit_with_message
 from protlm.system.paths import check_output, complete_file
 
-MOST_SECONDS = {"kernels": 120.0, "all": 530.0}
-STEPS = {"kernels": ("machine", "kernels")}
+MOST_SECONDS = {"kernels": 120.0, "speed": 330.0, "all": 530.0}
 MOST_MIB = 60
 SECONDS_OF_A_LENGTH = 3.0
 # On a CPU, where the script is only tested, a step may take longer by this factor.
 PATIENCE_ON_A_CPU = 4
 LENGTHS, QUICK_LENGTHS = (1024, 8192, 32_768), (64, 128)
 MODELS, QUICK_MODELS = ("5.9M", "paper_36", "133M"), ("tiny",)
+FORMS = ("hybrid-6m", "hybrid-6m packed", "EsmForMaskedLM 6M", "142M")
+QUICK_FORMS = FORMS[:2]
 
 
 @dataclass(frozen=True)
@@ -137,21 +139,36 @@ def run(steps: Sequence[Step], *, end: float, patience: float) -> list[Outcome]:
             each.kill()
 
 
-def all_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
-    """Returns the steps: machine, kernels, resume, attention in each mode, training of each model.
+def chosen_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
+    """Returns the steps of the purpose; `folder` is for their files."""
+    quick = ("--quick",) if arguments.quick else ()
+    options = ("--device", arguments.device, *quick)
+    steps = [Step("machine", ("benchmarks.gpu_step", "machine", *options), 40)]
+    if arguments.purpose == "speed":
+        return [*steps, *speed_steps(options, arguments.quick)]
+    steps.append(Step("kernels", ("benchmarks.gpu_step", "kernels", *options), 90, is_timed=False))
+    return steps if arguments.purpose == "kernels" else [*steps, *more_steps(arguments, folder)]
 
-    Args:
-        arguments: the command line.
-        folder: a folder for files of the steps.
-    """
+
+def speed_steps(options: tuple[str, ...], quick: bool) -> Iterator[Step]:
+    """Yields the steps of `speed`: graphs are compiled side by side before they are timed."""
+    forms = QUICK_FORMS if quick else FORMS
+    for form in forms:
+        given = ("benchmarks.gpu_rates", "training", form, *options, "--warm")
+        yield Step(f"compilation, {form}", given, 150, is_timed=False)
+    for form in forms:
+        given = ("benchmarks.gpu_rates", "training", form, *options)
+        yield Step(f"rate, {form}", given, 45)
+    for kind in ("attention", "embedding"):
+        yield Step(f"rates, {kind}", ("benchmarks.gpu_rates", kind, *options), 60)
+
+
+def more_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
+    """Returns the further steps of `all`: resume, attention in each mode, training of models."""
     quick = ("--quick",) if arguments.quick else ()
     options = ("--device", arguments.device, *quick)
     lengths = ("--lengths", *map(str, QUICK_LENGTHS if arguments.quick else LENGTHS))
-    steps = [
-        Step("machine", ("benchmarks.gpu_step", "machine", *options), 40),
-        Step("kernels", ("benchmarks.gpu_step", "kernels", *options), 90, is_timed=False),
-        Step("resume", ("benchmarks.gpu_resume", *options), 90, is_timed=False),
-    ]
+    steps = [Step("resume", ("benchmarks.gpu_resume", *options), 90, is_timed=False)]
     for mode in ("bidirectional",) if arguments.quick else ("bidirectional", "causal"):
         output = folder / f"{mode}.json"
         files = ("--json", str(output), "--figure", str(folder / f"{mode}.png"))
@@ -196,9 +213,7 @@ def measure(arguments: argparse.Namespace) -> str:
     seconds = arguments.seconds or MOST_SECONDS[arguments.purpose]
     end, outcomes, text = time.monotonic() + patience * seconds, dict[str, Outcome](), ""
     with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
-        wanted = STEPS.get(arguments.purpose)
-        chosen = all_steps(arguments, Path(name))
-        for steps in _turns([step for step in chosen if wanted is None or step.label in wanted]):
+        for steps in _turns(chosen_steps(arguments, Path(name))):
             found = run(steps, end=end, patience=patience)
             for step, outcome in zip(steps, found, strict=True):
                 if outcome.failure:

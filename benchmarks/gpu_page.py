@@ -17,6 +17,12 @@ _TRAINING = (
     *("model", "attention", "parameters", "L", "tokens of a step", "tokens/s"),
     *("times as fast as softmax", "TFLOP/s", "MFU", "of the measured products", "peak, GB"),
 )
+# The titles of rates, and how the labels of their steps begin.
+_RATES = {
+    "Training steps, tokens a second": "rate, ",
+    "Attention, a pass": "rates, attention",
+    "Mean vectors": "rates, embedding",
+}
 _ATTENTION = ("contender", "L", "ms", "times as fast as SDPA", "peak bytes")
 
 
@@ -36,6 +42,17 @@ def page_text(found: Mapping[str, Found]) -> str:
         lines += ["", "## Fused kernels", "", *_kernel_lines(*found["kernels"])]
     if "resume" in found:
         lines += ["", "## Resume", "", _resume_line(*found["resume"])]
+    for title, prefix in _RATES.items():
+        if own := [one for label, one in found.items() if label.startswith(prefix)]:
+            rows = [row for results, _ in own for row in results]
+            names = list(dict.fromkeys(name for row in rows for name in row))
+            cells = [[_cell(row.get(name)) for name in names] for row in rows]
+            notes = [
+                f"- {label} {why}"
+                for label, (_, why) in found.items()
+                if why and label.startswith(prefix)
+            ]
+            lines += ["", f"## {title}", "", *_table(names, cells), *notes]
     for label, (results, failure) in found.items():
         if label.startswith("training "):
             model = label.removeprefix("training ")
@@ -131,6 +148,12 @@ def _attention_lines(results: Sequence[Mapping[str, Any]], failure: str) -> list
         lines += [f"One sequence, 8 heads of 64, {group}.", "", *_table(_ATTENTION, rows), ""]
         lines += [f"- {name}: {why}" for name, why in left_out.items()]
     return lines
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return "" if value is None else str(value)
 
 
 def _percent(share: float | None) -> str:

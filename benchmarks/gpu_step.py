@@ -209,7 +209,7 @@ class Trained:
 
     def steps_of(self, num_rows: int) -> Callable[[], float]:
         """Returns a function that runs one optimizer step and returns its seconds."""
-        tokens_BL, targets_BL = _random_rows(num_rows, self._length, self._device)
+        tokens_BL, targets_BL = random_rows(num_rows, self._length, self._device)
         mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
 
         def step() -> None:
@@ -247,7 +247,7 @@ class Trained:
         }
 
 
-def _random_rows(num_rows: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def random_rows(num_rows: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns tokens and targets of random residues; a seventh of them are targets."""
     generator = torch.Generator().manual_seed(0)
     residues = torch.from_numpy(VOCABULARY.residues.astype("int64"))

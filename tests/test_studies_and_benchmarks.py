@@ -14,8 +14,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from packaging.requirements import Requirement
+from safetensors.torch import load_file
 
-from benchmarks import roofline
+from benchmarks import gpu_product, roofline
 from benchmarks.mechanism_costs import traced
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
 from protlm.attention import names
@@ -35,6 +36,7 @@ SMALLEST = {
     "benchmarks.embedding --quick --proteins 9 --lengths 40": "times as fast as EsmModel",
     "benchmarks.embedding_t5 --quick --proteins 9": "T5EncoderModel, median",
     "benchmarks.gpu kernels --quick --device cpu": "needs a GPU",
+    "benchmarks.gpu speed --quick --device cpu": "| hybrid-6m packed |",
     "benchmarks.mechanisms --quick --lengths 16 --mechanisms softmax hybrid": "hybrid",
     "benchmarks.overhead --quick model=tiny data.max_length=64 schedule.warmup_steps=0": "adds",
     "benchmarks.synthetic_fasta proteins.fasta.gz --records 100": "",
@@ -73,6 +75,24 @@ def test_the_smallest_setting_runs(
         done = run_here(importlib.import_module(name).main, words, tmp_path)
     assert done.returncode == 0, done.stderr
     assert SMALLEST[command] in done.stdout
+
+
+def test_shards_of_weights_are_small_and_make_the_model_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_product, "MOST_BYTES", 1000)
+    weights = {str(n): torch.full((50,), n, dtype=torch.bfloat16) for n in range(9)}
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    gpu_product.shard(weights, parts)
+    files = sorted(parts.glob("*.safetensors"))
+    assert len(files) == 3 and all(file.stat().st_size < 1000 for file in files)
+    gpu_product.join(parts, tmp_path / "model")
+    found = load_file(tmp_path / "model" / gpu_product.WEIGHTS)
+    assert all(torch.equal(found[name], weight) for name, weight in weights.items())
+    files[1].unlink()
+    with pytest.raises(FileNotFoundError):
+        gpu_product.join(parts, tmp_path / "other")
 
 
 def test_results_of_other_settings_are_refused(tmp_path: Path) -> None:
