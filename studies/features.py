@@ -37,7 +37,7 @@ def counts(folders: list[Path]) -> str:
 
 def concepts(folders: list[Path], of_sequence: bool) -> str:
     """Returns a table of F1 by concept and predictor, of those of the sequence alone or others."""
-    table, plain = [["concept", "by chance"]], contexts("")
+    table, plain = [["concept", "to exceed"]], contexts("")
     for folder in folders:
         best = [row for row in rows_of(folder) if row["chosen"] == "True"]
         table[0] = [*table[0][:2], *dict.fromkeys(row["predictor"] for row in best)]

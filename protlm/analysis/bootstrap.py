@@ -35,15 +35,12 @@ def ratio_interval(
     """Returns Σ totals / Σ counts over proteins, with its interval over proteins.
 
     Counts are 1 by default, which makes the ratio a mean; `count` is the number of proteins. For a
-    paired comparison, the totals are differences of two totals.
+    paired comparison of one denominator, the totals are differences of two totals.
     """
-    totals = np.asarray(totals, dtype=np.float64)
-    counts = np.ones(len(totals)) if counts is None else np.asarray(counts, dtype=np.float64)
-    drawn = np.stack([*draws(len(totals), seed=seed)])
-    sums, sizes = totals[drawn].sum(axis=1), counts[drawn].sum(axis=1)
-    low, high = bounds(sums[sizes > 0] / sizes[sizes > 0])
-    mean = float(totals.sum() / counts.sum())
-    return {"mean": mean, "low": low, "high": high, "count": len(totals)}
+    counts = np.ones(len(totals)) if counts is None else counts
+    found = ratio_of("mean", totals, counts, seed=seed)
+    low, high = found.interval("mean")
+    return {**found.values, "low": low, "high": high, "count": len(totals)}
 
 
 @dataclass(frozen=True)
@@ -73,6 +70,15 @@ class Metrics:
 
     def _column(self, name: str) -> np.ndarray:
         return self.resampled[:, list(self.values).index(name)]
+
+
+def ratio_of(name: str, totals: np.ndarray, counts: np.ndarray, *, seed: int = 0) -> Metrics:
+    """Returns Σ totals / Σ counts over proteins; all ratios have the same draws."""
+    both = np.array([totals, counts], dtype=np.float64)
+    drawn = np.stack([np.arange(len(totals)), *draws(len(totals), seed=seed)])
+    sums, sizes = both[:, drawn].sum(axis=2)
+    found = np.divide(sums, sizes, out=np.full(len(sums), np.nan), where=sizes > 0)
+    return Metrics({name: float(found[0])}, found[1:, None])
 
 
 def plain_interval(value: float, low: float, high: float) -> dict[str, float | None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from protlm.analysis.bootstrap import bounds, draws
+from protlm.analysis.bootstrap import bounds, ratio_of
 from protlm.data.tables import write_table
 from protlm.model.objective import perplexity
 
@@ -77,17 +77,12 @@ def most_frequent(groups: Sequence[str]) -> list[str]:
 def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict[str, list[float]]:
     """Returns 95 % intervals of the model's accuracy and perplexity, by resampling whole groups."""
     _, numbers = np.unique(np.array(group_of), return_inverse=True)
-    totals = np.stack(
-        [np.bincount(numbers, values) for values in (sums.nats, sums.correct, sums.targets)]
-    )
-    found = [totals[:, drawn].sum(axis=1) for drawn in draws(totals.shape[1], seed=seed)]
-    nats, correct, targets = np.array(found).T
-    there = targets > 0
-    perplexities = np.exp(np.minimum(nats[there] / targets[there], 700.0))
-    return {
-        "accuracy": [*bounds(correct[there] / targets[there])],
-        "perplexity": [*bounds(perplexities)],
-    }
+    kinds = sums.nats, sums.correct, sums.targets
+    nats, correct, targets = (np.bincount(numbers, values) for values in kinds)
+    drawn = ratio_of("nats", nats, targets, seed=seed).resampled
+    accuracy = ratio_of("accuracy", correct, targets, seed=seed).interval("accuracy")
+    perplexity = bounds(np.exp(np.minimum(drawn, 700.0)))
+    return {"accuracy": [*accuracy], "perplexity": [*perplexity]}
 
 
 def by_group(sums: SequenceSums, group_of: Sequence[str]) -> dict[str, Any]:

@@ -9,7 +9,12 @@ import numpy as np
 import torch
 from scipy.sparse import issparse
 
-from protlm.analysis.features.autoencoder import SparseAutoencoder, SparseSettings, read_features
+from protlm.analysis.features.autoencoder import (
+    FEATURES,
+    SparseAutoencoder,
+    SparseSettings,
+    read_features,
+)
 from protlm.analysis.features.naming import Activities, Concepts, column, compare
 from protlm.analysis.features.splice import splice_losses
 from protlm.analysis.features.training import BLOCK, StateStream, figures_of, train
@@ -30,12 +35,12 @@ from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import reconstruction, save_figure
 from protlm.system.errors import UserError
-from protlm.system.json_file import to_json, write_json
-from protlm.system.paths import check_output, complete_folder
+from protlm.system.json_file import write_json
+from protlm.system.paths import check_output, complete_folder, sha256_of
 from protlm.system.terminal import JobProgress, print_table, watched
 from protlm.system.work_folder import Kind, refuse_finished, unfinished, work_folder
 
-FEATURES, RANDOM = "features", "features of random weights"
+SPARSE, RANDOM = "features", "features of random weights"
 # Proteins whose masked residues are predicted, and those that are listed for each feature.
 _SPLICED, _EXAMPLES = 200, 5
 _TRAINING = Kind("training of features", "being trained", "--output")
@@ -99,26 +104,27 @@ def describe_features(
     known = {RANDOM: _known(random, trained)} if random else {}
     if RANDOM in known and known[RANDOM][1] is trained:
         raise UserError(f"{random} was not trained with --random-weights; give one that was")
-    autoencoder, model = known[FEATURES] = _known(folder, trained)
+    autoencoder, model = known[SPARSE] = _known(folder, trained)
     typed["max_residues"] = longest_read(trained, typed["max_residues"])
     proteins, left_out = read_concepts(*annotations, **typed)
     concepts, rows, summary = concepts_of(proteins), list[dict[str, Any]](), {}
     # Features are the last, after the controls that they have to exceed.
     for name, values in watched("predictors", _predictors(known, proteins, concepts)):
-        found = compare(values, concepts, repeats, seed=seed)
-        own = [{"predictor": name, **row} for row in found]
+        own = [{"predictor": name, **row} for row in compare(values, concepts, repeats, seed=seed)]
         columns = values.tocsc() if issparse(values) else values
         for row in own:
-            others = (x["F1"] for x in rows if x["concept"] == row["concept"])
-            is_beyond = name == FEATURES and row["named"] and row["low"] > max(others, default=0.0)
-            row["beyond controls"] = is_beyond
+            others = (x["F1 of draws"] for x in rows if x["concept"] == row["concept"])
+            exceeds = (row["F1 of draws"].less(one, "F1")["low"] > 0 for one in others)
+            row["beyond controls"] = name == SPARSE and row["named"] and all(exceeds)
             row["examples"] = _examples(column(columns, row["feature"]), proteins, concepts)
         rows, summary[name] = rows + own, _counted(own)
     texts = [one.sequence for one in proteins[1::2]][:_SPLICED]
     losses = splice_losses(model, autoencoder, texts, seed=seed) if model.predicts else {}
-    results = {"settings": to_json(autoencoder.settings), "proteins": len(proteins)}
-    results |= {"residues": len(concepts.protein), "left_out": left_out}
+    results = {"features": sha256_of(folder / FEATURES.weights), "left_out": left_out}
+    results |= {"proteins": len(proteins), "residues": len(concepts.protein)}
     with complete_folder(output) as made:
+        for row in rows:
+            del row["F1 of draws"]
         cells = ([f"{x:.4f}" if isinstance(x, float) else f"{x}" for x in r.values()] for r in rows)
         write_table(made / "names.tsv", rows[0], cells)
         write_json(made / "results.json", {**results, "predictors": summary, "splice": losses})
@@ -129,7 +135,7 @@ def describe_features(
         shown = "{mean:.3f} nats ({low:.3f} to {high:.3f})".format(**one) if is_loss else str(one)
         notes.append(f"masked residues, {what}: {shown}")
     table = [[name, *map(str, one.values())] for name, one in summary.items()]
-    print_table(["predictor", *summary[FEATURES]], table, notes)
+    print_table(["predictor", *summary[SPARSE]], table, notes)
     print(output)
 
 
@@ -152,7 +158,7 @@ def _predictors(
     yield "three residues", three_residues(proteins, concepts)
     for name, (features, model) in known.items():
         (states,) = embeddings(model, texts, layers=[features.settings.layer], places=places)
-        if name == FEATURES:
+        if name == SPARSE:
             yield "neurons", _both_signs(states)
             axes = np.linalg.eigh(np.cov(states, rowvar=False, dtype=np.float32))[1]
             yield "principal components", _both_signs(states @ axes)

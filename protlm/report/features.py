@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from protlm.analysis.features.autoencoder import SparseAutoencoder, read_features
+from protlm.analysis.features.autoencoder import FEATURES, SparseAutoencoder, read_features
 from protlm.data.tables import number_of, places_of, read_table
 from protlm.downstream.concepts import RESIDUE
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
 from protlm.report.heads import Codes
 from protlm.system.errors import InputDataError, UserError
-from protlm.system.json_file import read_json, to_json
+from protlm.system.json_file import read_json
+from protlm.system.paths import sha256_of
 
 _MOST, _LONGEST_TEXT = 40, 1_000
 # What is read of the table of `protlm features describe`.
@@ -63,7 +64,7 @@ def read_inspected(
     if description is None:
         return InspectedFeatures(autoencoder, None)
     made = read_json(description / "results.json", "results of protlm features describe")
-    if made.get("settings") != to_json(autoencoder.settings):
+    if made.get("features") != sha256_of(folder / FEATURES.weights):
         raise UserError(f"{description} describes other features than {folder}; give theirs")
     path, names = description / "names.tsv", dict[int, dict[str, Any]]()
     columns, rows = read_table(path, "a table of names")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.analysis.bootstrap import ratio_interval
+from protlm.analysis.bootstrap import draws, ratio_interval, ratio_of
 from protlm.analysis.head_statistics import MAX_OFFSET, head_statistics, residue_rows, sink_mass
 from protlm.analysis.head_survey import (
     HeadSurvey,
@@ -98,6 +98,18 @@ def test_ratios_and_their_intervals() -> None:
     found = ratio_interval(np.array([1.0, 3.0]), np.array([2.0, 4.0]))
     assert (found["mean"], found["low"], found["high"], found["count"]) == (4 / 6, 0.5, 0.75, 2)
     assert ratio_interval(np.full(5, 2.0)) == {"mean": 2.0, "low": 2.0, "high": 2.0, "count": 5}
+
+
+def test_ratios_are_compared_on_the_same_proteins() -> None:
+    """One that is better on every protein is so on every draw, where intervals overlap."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(10, 50, 40)
+    hits = rng.integers(0, sizes)
+    one, other = (ratio_of("F1", hits, x) for x in (sizes, sizes + 5))
+    drawn = np.stack([*draws(40, seed=0)])
+    assert one.resampled[:, 0] == pytest.approx(hits[drawn].sum(1) / sizes[drawn].sum(1))
+    assert (one.less(other, "F1")["low"] or 0) > 0
+    assert one.interval("F1")[0] < other.values["F1"]
 
 
 def test_scores_of_masked_residues() -> None:

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import protlm
-from protlm.analysis.features.autoencoder import SparseAutoencoder
+from protlm.analysis.features.autoencoder import SparseAutoencoder, read_features
 from protlm.data.tables import write_table
 from protlm.model.pretrained import PretrainedModel
 from protlm.report.features import read_inspected
 from protlm.system.errors import InputDataError, UserError
-from protlm.system.json_file import to_json, write_json
+from protlm.system.json_file import write_json
+from protlm.system.paths import sha256_of
 from tests.analysis.test_features import settings_of
 
 SEQUENCE = "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
@@ -25,7 +26,8 @@ def described(folder: Path, model: PretrainedModel, concepts: dict[int, str], f1
     for name in ("sae", "names"):
         (folder / name).mkdir()
     autoencoder.write(folder / "sae")
-    write_json(folder / "names" / "results.json", {"settings": to_json(autoencoder.settings)})
+    made = {"features": sha256_of(folder / "sae" / "features.safetensors")}
+    write_json(folder / "names" / "results.json", made)
     end = (f1, "0.4", "0.6", "0.1", "True", "False", "P1 K2 3.1; P2 L5 2.0")
     rows = [("features", concept, str(number), *end) for number, concept in concepts.items()]
     # Those below have a lower figure, another predictor, or are not above chance.
@@ -60,6 +62,9 @@ def test_names_of_other_features_and_damaged_tables_are_refused(model, tmp_path:
         read_inspected(sae, None, model.with_random_weights(3))
     with pytest.raises(InputDataError, match=r"names\.tsv, line 2: a number is missing"):
         read_inspected(sae, names, model)
-    (names / "results.json").write_text('{"settings": {}}')
+    # Of the same settings, and other weights.
+    other = read_features(sae)
+    other.mean.add_(1)
+    other.write(tmp_path)
     with pytest.raises(UserError, match="describes other features than"):
-        read_inspected(sae, names, model)
+        read_inspected(tmp_path, names, model)

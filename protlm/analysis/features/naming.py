@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.sparse import csr_array, issparse
 
-from protlm.analysis.bootstrap import ratio_interval
+from protlm.analysis.bootstrap import ratio_of
 
 # A NumPy array, [residues, features], or a sparse one of SciPy.
 Activities = Any
@@ -65,11 +65,11 @@ def compare(
 
     Returns the figures of the feature that is chosen for each concept, and of all features with a
     name: the concept at which F1 is furthest above the bar in the half for choosing, if it is above
-    the bar in the other half too. The bar is of chance: the whole choice is repeated with
-    exchanged annotations, and the best F1 of all features taken. The bar is its mean plus as many
-    standard deviations as the 95 % quantile, over repeats, of the largest excess among all concepts
-    (max T of Westfall and Young 1993), so that in 19 of 20 tables no name is by chance. It is at
-    least the F1 of every residue.
+    the bar in the other half too. `F1 of draws` is for paired comparisons. The bar is of chance:
+    the whole choice is repeated with exchanged annotations, and the best F1 of all features taken.
+    The bar is its mean plus as many standard deviations as the 95 % quantile, over repeats, of the
+    largest excess among all concepts (max T of Westfall and Young 1993), so that in 19 of 20 tables
+    no name is by chance. It is at least the F1 of every residue.
     """
     levels = _levels(values, concepts.rows(0))
     halves = [levels[concepts.rows(side)] for side in (0, 1)]
@@ -95,12 +95,12 @@ def compare(
     return rows
 
 
-def _figures(active: np.ndarray, concepts: Concepts, place: int) -> dict[str, float]:
+def _figures(active: np.ndarray, concepts: Concepts, place: int) -> dict[str, Any]:
     """Returns the figures of active residues of the reported half, with F1 over proteins."""
     rows = concepts.rows(1)
     present, protein = concepts.present[rows, place], concepts.protein[rows]
     both = present & active
-    f1 = ratio_interval(*(np.bincount(protein, x)[1::2] for x in (2 * both, 1 * present + active)))
+    f1 = ratio_of("F1", *(np.bincount(protein, x)[1::2] for x in (2 * both, 1 * present + active)))
     goes_on = np.append(False, present[:-1] & (protein[1:] == protein[:-1]))
     domain = np.cumsum(present & ~goes_on)
     precision = float(both.sum() / max(active.sum(), 1))
@@ -108,7 +108,8 @@ def _figures(active: np.ndarray, concepts: Concepts, place: int) -> dict[str, fl
     found = {"precision": precision, "recall": float(both.sum() / present.sum())}
     f1_of_domains = 2 * precision * of_domains / max(precision + of_domains, 1e-12)
     found |= {"recall of domains": of_domains, "F1 of domains": f1_of_domains}
-    return found | {"F1": f1["mean"], "low": f1["low"], "high": f1["high"]}
+    low, high = f1.interval("F1")
+    return found | {**f1.values, "low": low, "high": high, "F1 of draws": f1}
 
 
 def _levels(values: Activities, chosen: np.ndarray) -> Activities:
