@@ -54,7 +54,6 @@ _SEVERAL = {
 _MAY_BE_EMPTY = ("--prefix", "--label")
 # Flags of other commands, and the settings of `protlm evaluate` that they are.
 _SETTINGS = dict.fromkeys(("-m", "--model"), "checkpoint") | dict.fromkeys(OUTPUT, "output")
-_HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def _print_version(requested: bool) -> None:
@@ -78,31 +77,32 @@ def _options(
 app.command()(prepare)
 
 
-@app.command(context_settings=_HYDRA)
-def train(context: typer.Context) -> None:
+@app.command()
+def train(arguments: list[str]) -> None:
     """Train a model or continue a run: protlm train [key=value ...]."""
     from protlm.config import TrainConfig
     from protlm.config.composition import OWN_FLAGS, TRAIN_FLAGS, check_arguments
     from protlm.config.settings import print_help
+
+    # What needs no torch is checked in a moment, and names and flags without numpy.
+    if {"-h", "--help"} & set(arguments):
+        print_help(TrainConfig)
+        return
+    check_arguments(arguments, TrainConfig, TRAIN_FLAGS)
     from protlm.config.settings_file import with_file
     from protlm.training.run_config import check_run
 
-    # What needs no torch is checked in a moment.
-    if {"-h", "--help"} & set(context.args):
-        print_help(TrainConfig)
-        return
-    check_arguments(context.args, TrainConfig, TRAIN_FLAGS)
-    typed, settings = with_file([one for one in context.args if one not in OWN_FLAGS])
+    typed, settings = with_file([one for one in arguments if one not in OWN_FLAGS])
     if not any(one.startswith("-") for one in typed):
         check_run(typed, settings)
     # Launchers start the other ranks as `python -m MAIN_MODULE ARGUMENTS`, so the main module has
     # to be the one that trains.
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "protlm.train", *context.args])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "protlm.train", *arguments])  # noqa: S606
 
 
-@app.command(context_settings=_HYDRA)
-def evaluate(context: typer.Context) -> None:
+@app.command()
+def evaluate(arguments: list[str]) -> None:
     """Evaluate a model: protlm evaluate checkpoint=RUN [...]."""
     from protlm.config import EvaluateConfig
     from protlm.config.composition import compose, data_dir_of, through_hydra
@@ -116,7 +116,7 @@ def evaluate(context: typer.Context) -> None:
 
         evaluate(config)
 
-    rest = iter(context.args)
+    rest = iter(arguments)
     typed = [f"{_SETTINGS[one]}={next(rest, '')}" if one in _SETTINGS else one for one in rest]
     if empty := {"checkpoint=", "output="} & {*typed}:
         raise UserError(f"{min(empty)} has no value; type one")
@@ -181,13 +181,17 @@ def main() -> NoReturn:
 
 def _run(arguments: list[str]) -> None:
     """Parses the arguments and runs the command; raises usage errors as `UserError`."""
-    if arguments[:1] not in (["train"], ["evaluate"]):
-        arguments = [*map(_in_home, arguments)]
+    # Hydra reads the arguments of these two.
+    run = {"train": train, "evaluate": evaluate}.get(arguments[0] if arguments else "")
+    arguments = arguments if run else [*map(_in_home, arguments)]
     if arguments in ([], ["data"], ["checkpoint"], ["features"]):
         arguments = [*arguments, "--help"]
     # Raises an error if it was removed, where torch would end the process.
     Path.cwd()
     _check_values(arguments)
+    if run:
+        run(arguments[1:])
+        return
     try:
         code = app(_spread(arguments), prog_name="protlm", standalone_mode=False)
     except TyperException as error:
