@@ -16,6 +16,7 @@ from protlm.cli.features import features_app
 from protlm.cli.labels import benchmark, finetune, predict, probe
 from protlm.cli.options import OUTPUT, RANGES, Device, Model, model_or_default, option
 from protlm.cli.use import attention, contacts, embed, generate, inspect, score
+from protlm.commands.outputs import check_figure_output
 from protlm.system import interruption
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
 from protlm.system.paths import in_home, shipped
@@ -214,7 +215,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _check_values(arguments: list[str]) -> None:
-    """Refuses empty arguments, which would be read as the current folder, and bad numbers."""
+    """Refuses empty arguments, which would be read as the current folder, and bad values."""
     for before, argument in zip(["", *arguments], arguments, strict=False):
         flag, equals, value = argument.partition("=")
         if argument and not (equals and flag.startswith("--")):
@@ -228,6 +229,8 @@ def _check_values(arguments: list[str]) -> None:
             from protlm.system.shares import Share
 
             Share.parse(value)
+        if flag == "--figure":
+            check_figure_output(Path(value))
         if flag in RANGES:
             with suppress(ValueError):
                 number = int(value) if value.lstrip("+-").isdigit() else float(value)

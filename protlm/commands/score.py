@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protlm.commands.outputs import check_figure_output
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records.proteins import one_protein
 from protlm.data.tables import check_table_output, is_table, write_table
@@ -135,8 +134,6 @@ def scan_protein(
         )
     check_table_output(output)
     _check_outputs([output], options.figure, "--figure")
-    if options.figure is not None:
-        check_figure_output(options.figure)
     protein = one_protein(sources[0])
     wild_type = protein.sequence
     predictor, estimators = _predictor(model_path, options)
