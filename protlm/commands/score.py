@@ -91,7 +91,7 @@ def score_variants(
     outputs = _outputs(sources, output)
     if options.figure is not None:
         raise UserError("--figure draws the table of --scan; add --scan, or leave --figure out")
-    _check_outputs([output, *outputs.values()], options.json, "--json")
+    _check_outputs([output, *outputs.values()], options.json)
     assays = _assays(sources, options)
     predictor, estimators = _predictor(model_path, options)
     for source in sources:
@@ -133,7 +133,6 @@ def scan_protein(
             "--json; type: protlm score PROTEIN.fasta --scan -m MODEL -o SCORES.csv"
         )
     check_table_output(output)
-    _check_outputs([output], options.figure, "--figure")
     protein = one_protein(sources[0])
     wild_type = protein.sequence
     predictor, estimators = _predictor(model_path, options)
@@ -278,11 +277,11 @@ def _write_scores(path: Path, table: VariantTable, found: Mapping[Estimator, Sco
     write_table(path, [*table.columns, *found], rows)
 
 
-def _check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> None:
+def _check_outputs(outputs: Sequence[Path], other: Path | None) -> None:
     if other is not None and other.resolve() in [path.resolve() for path in outputs]:
         raise UserError(
-            f"{option} {other} and -o {outputs[0]} would write the same file; give {option} "
-            "another name"
+            f"--json {other} and -o {outputs[0]} would write the same file; give --json another "
+            "name"
         )
     files = outputs if len(outputs) == 1 else outputs[1:]
     for path in [*files, *([] if other is None else [other])]:

@@ -10,6 +10,7 @@ from tests.marks import slow_but
 
 FILES = {
     "two.fasta": ">P1\nMKTAYIAK\n>P2\nMKTAYIAK\n",
+    "old.png": "",
     "twice.fasta": ">P1\nMKTAYIAK\n>P1\nMKTAYIAK\n",
     "uniprot.tsv": "Entry\tReviewed\tSequence\nP1\treviewed\tMKTAYIAK\n",
     "again.fasta": ">P1\nMKTAYIAKQRQISFVKSHFSRQ\n",
@@ -185,8 +186,8 @@ TABLE = """
 2 score v.csv -m none -o s.csv --json ./s.csv --wild-type x.fasta -> would write the same file
 2 score v.csv -m none -o s --json s/v.csv --wild-type x.fasta -> would write the same file
 2 score v.csv -m none -o s --json s --wild-type x.fasta -> would write the same file
-2 score x.fasta --scan -m none -o s.csv --figure ./s.csv -> --figure & would write the same file
 2 score x.fasta --scan -m none -o s.csv --figure s.jpg -> s.jpg is not a figure & --figure s.png
+4 score x.fasta --scan -m none -o s.csv --figure old.png -> old.png exists already
 3 score x.fasta --scan -m none -o s.csv --figure s.PDF -> none: no such model
 4 score v.csv -m run -o wrong.csv --wild-type x.fasta -> wrong.csv exists already
 2 score scored.csv -m run -o s.csv --wild-type x.fasta -> already has a column masked-marginals
