@@ -87,7 +87,7 @@ TABLE = """
 4 attention x.fasta -m none -o v.csv -> v.csv exists already
 4 inspect x.fasta -m none -o v.csv -> v.csv exists already
 4 probe labels.tsv -m none -o v.csv -> v.csv exists already
-2 generate -o g.fasta -> only a causal model & add --start SEQUENCES.fasta to this command
+2 generate -o g.fasta -> only a causal model & generate --start SEQUENCES.fasta
 3 embed x.fasta -m none -o o.h5 -> none
 3 embed x.fasta -m hybird-6m -o o.h5 -> hybird-6m: no such model (did you mean hybrid-6m?); give
 3 embed x.fasta -m broken -o o.h5 -> step-00000004.ckpt
@@ -95,7 +95,7 @@ TABLE = """
 4 embed x.fasta -m run -o x.fasta/o.h5 -> x.fasta
 2 attention x.fasta -m run -o o.h5 --layers 9 -> 9
 3 contacts none.pdb -m run -o o.h5 -> none.pdb
-2 generate -m run -o o.fasta -> objective=causal & add --start SEQUENCES.fasta to this command
+2 generate -m run -o o.fasta -> objective=causal & generate --start SEQUENCES.fasta
 4 generate -m run -o x.fasta -> x.fasta
 3 generate -m none -o o.fasta -> none
 2 generate -m run -o o.fasta --temperature -1 -> -1
