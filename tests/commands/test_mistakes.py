@@ -11,6 +11,7 @@ from tests.marks import slow_but
 FILES = {
     "two.fasta": ">P1\nMKTAYIAK\n>P2\nMKTAYIAK\n",
     "old.png": "",
+    "book.xlsx": "PK\3\4",
     "twice.fasta": ">P1\nMKTAYIAK\n>P1\nMKTAYIAK\n",
     "uniprot.tsv": "Entry\tReviewed\tSequence\nP1\treviewed\tMKTAYIAK\n",
     "again.fasta": ">P1\nMKTAYIAKQRQISFVKSHFSRQ\n",
@@ -179,6 +180,7 @@ TABLE = """
     -> other_value.csv, line 4: DMS_score is 2, and in line 2, of the same variant, 1
 3 score v.csv -m run -o s.csv --wild-type x.fasta --label fit -> mutant; --label fit is not one
 3 probe uniprot.tsv -m run -o p -> Entry, Reviewed, Sequence, not label
+3 probe book.xlsx -m run -o p -> book.xlsx is an Excel workbook or a zip archive; save a sheet as
 3 score utf16.csv -m run -o s.csv --wild-type x.fasta \
     -> iconv -f UTF-16 -t UTF-8 utf16.csv > utf16.utf8.csv
 3 score v.csv wrong.csv -m run -o s --wild-type x.fasta -> wrong.csv, line 3: A2P: position 2 of
