@@ -102,9 +102,12 @@ class Model(PretrainedModel):
         result = {}
         for layer, number in own.items():
             tensors = [one[kind, number] for one in vectors]
-            some = tensors if as_torch else [tensor.numpy() for tensor in tensors]
-            result[layer] = some if kind.is_matrix else _stack(some, self.width)
-        return result[layers] if isinstance(layers, int) else result
+            if kind.is_matrix:
+                result[layer] = tensors if as_torch else [tensor.numpy() for tensor in tensors]
+                continue
+            stacked = torch.stack(tensors) if tensors else torch.zeros(0, self.width)
+            result[layer] = stacked if as_torch else stacked.numpy()
+        return result if isinstance(layers, Iterable) else result[layers]
 
     @property
     def width(self) -> int:
@@ -306,12 +309,6 @@ def _pooling(name: str) -> Pooling:
     allowed = [kind for kind in Pooling if kind not in (Pooling.ranges, Pooling.features)]
     refuse_unknown("pooling", name, allowed)
     return Pooling(name)
-
-
-def _stack(some: list, width: int) -> np.ndarray | Tensor:
-    if not some:
-        return np.zeros((0, width), np.float32)
-    return torch.stack(some) if isinstance(some[0], Tensor) else np.stack(some)
 
 
 def _masks(sequence: str) -> list[int]:

@@ -175,7 +175,10 @@ def test_mistakes_are_one_sentence(model: Model, causal_run: Path) -> None:
         model.score("MKV", "K2R")
     with pytest.raises(UserError, match=r"write predict_masked\(\[sequence\]\)"):
         model.predict_masked("M<mask>V")
-    wrong: Any = ["MKV"]
+    wrong: Any = "all"
+    with pytest.raises(UserError, match="'all' is not a number, nor a list of numbers"):
+        model.embed(["MKV"], layers=wrong)
+    wrong = ["MKV"]
     for call in (
         lambda: model(wrong),
         lambda: model.hidden_states(wrong, [0]),
@@ -269,6 +272,8 @@ def test_letters_are_read_as_in_a_file_and_a_pair_needs_a_list(model: Model) -> 
 
 
 def test_iterators_of_layers_and_heads_are_read_once(model: Model) -> None:
+    one: Any = np.int64(1)
+    assert model.embed([], one, as_torch=True).shape == (0, model.width)
     batch = model.tokenize(["MKV"])
     assert set(model(batch, iter([0, -1])).hidden) == set(model.hidden_states(batch, iter([0, -1])))
     expected = model.attention_maps(batch, [1, -1], [2])

@@ -16,6 +16,7 @@ from protlm.cli.features import features_app
 from protlm.cli.labels import benchmark, finetune, predict, probe
 from protlm.cli.options import OUTPUT, RANGES, Device, Model, model_or_default, option
 from protlm.cli.use import attention, contacts, embed, generate, inspect, score
+from protlm.commands.outputs import check_figure_output
 from protlm.system import interruption
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
 from protlm.system.paths import in_home, shipped
@@ -54,7 +55,6 @@ _SEVERAL = {
 _MAY_BE_EMPTY = ("--prefix", "--label")
 # Flags of other commands, and the settings of `protlm evaluate` that they are.
 _SETTINGS = dict.fromkeys(("-m", "--model"), "checkpoint") | dict.fromkeys(OUTPUT, "output")
-_HYDRA = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def _print_version(requested: bool) -> None:
@@ -78,31 +78,32 @@ def _options(
 app.command()(prepare)
 
 
-@app.command(context_settings=_HYDRA)
-def train(context: typer.Context) -> None:
+@app.command()
+def train(arguments: list[str]) -> None:
     """Train a model or continue a run: protlm train [key=value ...]."""
     from protlm.config import TrainConfig
     from protlm.config.composition import OWN_FLAGS, TRAIN_FLAGS, check_arguments
     from protlm.config.settings import print_help
+
+    # What needs no torch is checked in a moment, and names and flags without numpy.
+    if {"-h", "--help"} & set(arguments):
+        print_help(TrainConfig)
+        return
+    check_arguments(arguments, TrainConfig, TRAIN_FLAGS)
     from protlm.config.settings_file import with_file
     from protlm.training.run_config import check_run
 
-    # What needs no torch is checked in a moment.
-    if {"-h", "--help"} & set(context.args):
-        print_help(TrainConfig)
-        return
-    check_arguments(context.args, TrainConfig, TRAIN_FLAGS)
-    typed, settings = with_file([one for one in context.args if one not in OWN_FLAGS])
+    typed, settings = with_file([one for one in arguments if one not in OWN_FLAGS])
     if not any(one.startswith("-") for one in typed):
         check_run(typed, settings)
     # Launchers start the other ranks as `python -m MAIN_MODULE ARGUMENTS`, so the main module has
     # to be the one that trains.
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "protlm.train", *context.args])  # noqa: S606
+    os.execv(sys.executable, [sys.executable, "-m", "protlm.train", *arguments])  # noqa: S606
 
 
-@app.command(context_settings=_HYDRA)
-def evaluate(context: typer.Context) -> None:
+@app.command()
+def evaluate(arguments: list[str]) -> None:
     """Evaluate a model: protlm evaluate checkpoint=RUN [...]."""
     from protlm.config import EvaluateConfig
     from protlm.config.composition import compose, data_dir_of, through_hydra
@@ -116,7 +117,7 @@ def evaluate(context: typer.Context) -> None:
 
         evaluate(config)
 
-    rest = iter(context.args)
+    rest = iter(arguments)
     typed = [f"{_SETTINGS[one]}={next(rest, '')}" if one in _SETTINGS else one for one in rest]
     if empty := {"checkpoint=", "output="} & {*typed}:
         raise UserError(f"{min(empty)} has no value; type one")
@@ -181,13 +182,17 @@ def main() -> NoReturn:
 
 def _run(arguments: list[str]) -> None:
     """Parses the arguments and runs the command; raises usage errors as `UserError`."""
-    if arguments[:1] not in (["train"], ["evaluate"]):
-        arguments = [*map(_in_home, arguments)]
+    # Hydra reads the arguments of these two.
+    run = {"train": train, "evaluate": evaluate}.get(arguments[0] if arguments else "")
+    arguments = arguments if run else [*map(_in_home, arguments)]
     if arguments in ([], ["data"], ["checkpoint"], ["features"]):
         arguments = [*arguments, "--help"]
     # Raises an error if it was removed, where torch would end the process.
     Path.cwd()
     _check_values(arguments)
+    if run:
+        run(arguments[1:])
+        return
     try:
         code = app(_spread(arguments), prog_name="protlm", standalone_mode=False)
     except TyperException as error:
@@ -210,7 +215,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _check_values(arguments: list[str]) -> None:
-    """Refuses empty arguments, which would be read as the current folder, and bad numbers."""
+    """Refuses empty arguments, which would be read as the current folder, and bad values."""
     for before, argument in zip(["", *arguments], arguments, strict=False):
         flag, equals, value = argument.partition("=")
         if argument and not (equals and flag.startswith("--")):
@@ -224,6 +229,8 @@ def _check_values(arguments: list[str]) -> None:
             from protlm.system.shares import Share
 
             Share.parse(value)
+        if flag == "--figure":
+            check_figure_output(Path(value))
         if flag in RANGES:
             with suppress(ValueError):
                 number = int(value) if value.lstrip("+-").isdigit() else float(value)

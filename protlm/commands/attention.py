@@ -7,7 +7,7 @@ import numpy as np
 
 from protlm.attention.layers import attention_label
 from protlm.commands.hdf5_output import ProteinFile, entry_bytes, protein_file
-from protlm.commands.outputs import check_figure_output, check_hdf5_output
+from protlm.commands.outputs import check_hdf5_output
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model
@@ -44,8 +44,6 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     `first_residue` is the position of the first residue, from 0.
     """
     check_hdf5_output(output)
-    if options.figure is not None:
-        check_figure_output(options.figure)
     model = load_model(model_path, device=options.device)
     layers, heads = model.layers_and_heads(options.layers, options.heads)
     longest, refuse = model.max_residues, Room(model).refusal

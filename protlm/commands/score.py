@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protlm.commands.outputs import check_figure_output
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records.proteins import one_protein
 from protlm.data.tables import check_table_output, is_table, write_table
@@ -92,7 +91,7 @@ def score_variants(
     outputs = _outputs(sources, output)
     if options.figure is not None:
         raise UserError("--figure draws the table of --scan; add --scan, or leave --figure out")
-    _check_outputs([output, *outputs.values()], options.json, "--json")
+    _check_outputs([output, *outputs.values()], options.json)
     assays = _assays(sources, options)
     predictor, estimators = _predictor(model_path, options)
     for source in sources:
@@ -134,9 +133,6 @@ def scan_protein(
             "--json; type: protlm score PROTEIN.fasta --scan -m MODEL -o SCORES.csv"
         )
     check_table_output(output)
-    _check_outputs([output], options.figure, "--figure")
-    if options.figure is not None:
-        check_figure_output(options.figure)
     protein = one_protein(sources[0])
     wild_type = protein.sequence
     predictor, estimators = _predictor(model_path, options)
@@ -281,11 +277,11 @@ def _write_scores(path: Path, table: VariantTable, found: Mapping[Estimator, Sco
     write_table(path, [*table.columns, *found], rows)
 
 
-def _check_outputs(outputs: Sequence[Path], other: Path | None, option: str) -> None:
+def _check_outputs(outputs: Sequence[Path], other: Path | None) -> None:
     if other is not None and other.resolve() in [path.resolve() for path in outputs]:
         raise UserError(
-            f"{option} {other} and -o {outputs[0]} would write the same file; give {option} "
-            "another name"
+            f"--json {other} and -o {outputs[0]} would write the same file; give --json another "
+            "name"
         )
     files = outputs if len(outputs) == 1 else outputs[1:]
     for path in [*files, *([] if other is None else [other])]:

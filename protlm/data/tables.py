@@ -55,6 +55,8 @@ def read_text(path: Path, what: str) -> str:
                     f"{path} expands to over {len(content) >> 20:,} MiB, too much for {what}; "
                     "divide it, or give another file"
                 )
+    if content.startswith(b"PK\x03\x04"):
+        raise InputDataError(f"{path} is an Excel workbook or a zip archive; save a sheet as CSV")
     try:
         return content.decode()
     except UnicodeDecodeError as error:

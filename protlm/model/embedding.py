@@ -308,7 +308,7 @@ def embeddings(
         return model.store.means(f"{model.identity} {layers}", sequences, compute)
     kind = Pooling.mean if places is None else Pooling.ranges
     features = Embedder(model, (kind,), tuple(layers))
-    spans = places and [[(n + 1, n + 1) for n in own.tolist()] for own in places]
+    spans = places and [np.stack([own + 1, own + 1], axis=1) for own in places]
     texts = residues_of(sequence[: model.max_residues] for sequence in sequences)
     ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])
     shape = (int(ends[-1]), model.description.model.model_dim)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from protlm.attention.ops.numerics import accum_dtype
 
-Ranges: TypeAlias = Sequence[tuple[int, int]]
+Ranges: TypeAlias = Sequence[tuple[int, int]] | np.ndarray
 
 
 class Pooling(StrEnum):
@@ -84,15 +84,14 @@ def _is_residue(hidden_BLD: Tensor, lengths_B: Tensor, start: int) -> Tensor:
 
 def _range_means(hidden_BLD: Tensor, ranges: Sequence[Ranges], start: int) -> Tensor:
     """Returns the means of segments of positions, which may overlap."""
+    width = hidden_BLD.shape[1]
+    spans = [np.asarray(own, np.int64).reshape(-1, 2) + start - 1 for own in ranges]
     # Beyond its row is another protein.
-    assert all(last + start <= hidden_BLD.shape[1] for own in ranges for _, last in own)
-    places = [
-        np.arange(first, last + 1) + row * hidden_BLD.shape[1] + start - 1
-        for row, own in enumerate(ranges)
-        for first, last in own
-    ]
-    sizes = np.array([*map(len, places)], dtype=np.int64)
-    numbers = np.repeat(np.arange(len(sizes)), sizes), np.concatenate([sizes[:0], *places]), sizes
+    assert all((own < width).all() for own in spans)
+    firsts, lasts = np.concatenate([own + row * width for row, own in enumerate(spans)]).T
+    sizes = lasts - firsts + 1
+    places = np.arange(sizes.sum()) + np.repeat(lasts + 1 - np.cumsum(sizes), sizes)
+    numbers = np.repeat(np.arange(len(sizes)), sizes), places, sizes
     segment, place, size = (torch.from_numpy(x).to(hidden_BLD.device) for x in numbers)
     # Float64, so that the order of additions does not matter.
     sums = hidden_BLD.new_zeros(len(sizes), hidden_BLD.shape[2], dtype=torch.float64)

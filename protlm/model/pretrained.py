@@ -4,7 +4,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from operator import index
+from typing import Self, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -297,7 +298,7 @@ class PretrainedModel:
             raise UserError(
                 "this model predicts masked residues, and only a causal model generates sequences; "
                 "train one: protlm train objective=causal run_dir=RUN; or sample from this one: "
-                "add --start SEQUENCES.fasta to this command"
+                "protlm generate --start SEQUENCES.fasta"
             )
         if found := cannot_decode(self.description.attention_config, self.num_layers):
             known = [n for n in attention.names() if issubclass(attention.mechanism(n), Recurrent)]
@@ -347,9 +348,11 @@ class PretrainedModel:
 
 def numbers_of(given: int | Iterable[int] | None, last: int) -> list[int]:
     """Returns the numbers that are given, of one as of several; None is all, from 1 to `last`."""
-    if given is None:
-        return list(range(1, last + 1))
-    return [given] if isinstance(given, int) else list(given)
+    given = range(1, last + 1) if given is None else given
+    try:
+        return [index(given)] if isinstance(given, SupportsIndex) else [*map(index, given)]
+    except TypeError:
+        raise UserError(f"{given!r} is not a number, nor a list of numbers") from None
 
 
 def _check_tokens(batch: TokenBatch) -> None:

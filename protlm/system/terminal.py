@@ -160,10 +160,8 @@ class JobProgress:
         return f"{rate:,.0f}/s" if rate >= 10 else f"{rate:.2g}/s"
 
     def _time_left(self) -> str:
-        first, start = self._first, self._start
-        if self._warm is not None and self._done > self._warm[0]:
-            # The first piece of the work, which starts everything, takes longer.
-            first, start = self._warm
+        # The first piece of the work, which starts everything, takes longer.
+        first, start = self._warm or (self._done, 0.0)
         done, left = self._done - first, (self._total or 0) - self._done
         if done <= 0 or left <= 0:
             return ""

@@ -184,12 +184,16 @@ def test_progress_has_a_rate_and_the_time_left(
     monkeypatch.setattr("time.monotonic", lambda: 1_000.0)
     with JobProgress("residues", 3_000, done=1_000) as progress:
         monkeypatch.setattr("time.monotonic", lambda: 1_010.0)
-        progress.update(1_500)
+        progress.update(1_100)
         monkeypatch.setattr("time.monotonic", lambda: 1_020.0)
+        progress.update(2_000)
+        monkeypatch.setattr("time.monotonic", lambda: 1_040.0)
         progress.update(3_000)
+    # The first piece, which starts everything, says nothing about the others.
     assert capsys.readouterr().err.splitlines() == [
-        "residues 1,500/3,000  50/s  0:00:30 left",
-        "residues 3,000/3,000  100/s",
+        "residues 1,100/3,000  10/s",
+        "residues 2,000/3,000  50/s  0:00:11 left",
+        "residues 3,000/3,000  50/s",
     ]
 
 

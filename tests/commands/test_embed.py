@@ -187,7 +187,7 @@ def test_a_long_list_of_skipped_records_is_cut(capsys: pytest.CaptureFixture[str
     write(*["P1"] * 1_024)
     embed(FASTA, RUN, OUTPUT, EmbedOptions(duplicates=Duplicates.first))
     printed = capsys.readouterr().err
-    assert "1024 records: 1 embedded, 1023 skipped" in printed
+    assert "1,024 records: 1 embedded, 1,023 skipped" in printed
     assert printed.count("skipped P1") == 20 and "and 1,003 more" in printed
     assert "records with the identifier of an earlier one: 1,023" in printed
     assert "--duplicates header takes the whole header" in printed

@@ -170,7 +170,7 @@ def test_entries_are_named_as_biotrainer_names_them(
 ) -> None:
     FASTA.write_text(FASTA.read_text() + f">again\n{SEQUENCES['P2']}\n")
     path = written("x.h5", by_hash=True, include=(Pooling.per_tok,))
-    assert "1 records have the entry of an equal sequence" in capsys.readouterr().err
+    assert "records with the entry of an equal sequence: 1" in capsys.readouterr().err
     with h5py.File(path) as file:
         assert len(file) == 3
         for name, sequence in SEQUENCES.items():

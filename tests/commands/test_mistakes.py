@@ -10,6 +10,8 @@ from tests.marks import slow_but
 
 FILES = {
     "two.fasta": ">P1\nMKTAYIAK\n>P2\nMKTAYIAK\n",
+    "old.png": "",
+    "book.xlsx": "PK\3\4",
     "twice.fasta": ">P1\nMKTAYIAK\n>P1\nMKTAYIAK\n",
     "uniprot.tsv": "Entry\tReviewed\tSequence\nP1\treviewed\tMKTAYIAK\n",
     "again.fasta": ">P1\nMKTAYIAKQRQISFVKSHFSRQ\n",
@@ -86,7 +88,7 @@ TABLE = """
 4 attention x.fasta -m none -o v.csv -> v.csv exists already
 4 inspect x.fasta -m none -o v.csv -> v.csv exists already
 4 probe labels.tsv -m none -o v.csv -> v.csv exists already
-2 generate -o g.fasta -> only a causal model & add --start SEQUENCES.fasta to this command
+2 generate -o g.fasta -> only a causal model & generate --start SEQUENCES.fasta
 3 embed x.fasta -m none -o o.h5 -> none
 3 embed x.fasta -m hybird-6m -o o.h5 -> hybird-6m: no such model (did you mean hybrid-6m?); give
 3 embed x.fasta -m broken -o o.h5 -> step-00000004.ckpt
@@ -94,7 +96,7 @@ TABLE = """
 4 embed x.fasta -m run -o x.fasta/o.h5 -> x.fasta
 2 attention x.fasta -m run -o o.h5 --layers 9 -> 9
 3 contacts none.pdb -m run -o o.h5 -> none.pdb
-2 generate -m run -o o.fasta -> objective=causal & add --start SEQUENCES.fasta to this command
+2 generate -m run -o o.fasta -> objective=causal & generate --start SEQUENCES.fasta
 4 generate -m run -o x.fasta -> x.fasta
 3 generate -m none -o o.fasta -> none
 2 generate -m run -o o.fasta --temperature -1 -> -1
@@ -178,6 +180,7 @@ TABLE = """
     -> other_value.csv, line 4: DMS_score is 2, and in line 2, of the same variant, 1
 3 score v.csv -m run -o s.csv --wild-type x.fasta --label fit -> mutant; --label fit is not one
 3 probe uniprot.tsv -m run -o p -> Entry, Reviewed, Sequence, not label
+3 probe book.xlsx -m run -o p -> book.xlsx is an Excel workbook or a zip archive; save a sheet as
 3 score utf16.csv -m run -o s.csv --wild-type x.fasta \
     -> iconv -f UTF-16 -t UTF-8 utf16.csv > utf16.utf8.csv
 3 score v.csv wrong.csv -m run -o s --wild-type x.fasta -> wrong.csv, line 3: A2P: position 2 of
@@ -185,8 +188,8 @@ TABLE = """
 2 score v.csv -m none -o s.csv --json ./s.csv --wild-type x.fasta -> would write the same file
 2 score v.csv -m none -o s --json s/v.csv --wild-type x.fasta -> would write the same file
 2 score v.csv -m none -o s --json s --wild-type x.fasta -> would write the same file
-2 score x.fasta --scan -m none -o s.csv --figure ./s.csv -> --figure & would write the same file
 2 score x.fasta --scan -m none -o s.csv --figure s.jpg -> s.jpg is not a figure & --figure s.png
+4 score x.fasta --scan -m none -o s.csv --figure old.png -> old.png exists already
 3 score x.fasta --scan -m none -o s.csv --figure s.PDF -> none: no such model
 4 score v.csv -m run -o wrong.csv --wild-type x.fasta -> wrong.csv exists already
 2 score scored.csv -m run -o s.csv --wild-type x.fasta -> already has a column masked-marginals

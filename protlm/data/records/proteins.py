@@ -129,15 +129,15 @@ class Proteins:
 
     def report(self, done: str, *, further: Sequence[tuple[str, str]] = ()) -> None:
         """Prints on standard error how many records were used, changed and skipped."""
-        rejected = [f"{n} {reason}" for reason, n in sorted(self.tally.rejected.items())]
-        changed = [f"{n} {reason}" for reason, n in sorted(self.tally.changed.items())]
         used = len(self) - len(further)
         out = self.num_records - used
         of = f" of {len(self._files)} files" if len(self._files) > 1 else ""
-        print(f"{self.num_records} records{of}: {used} {done}, {out} skipped", file=sys.stderr)
-        for label, parts in (("rejected", rejected), ("changed", changed)):
-            if parts:
-                print(f"{label}: {', '.join(parts)}", file=sys.stderr)
+        word = "record" if self.num_records == 1 else "records"
+        print(f"{self.num_records:,} {word}{of}: {used:,} {done}, {out:,} skipped", file=sys.stderr)
+        for label, found in (("rejected", self.tally.rejected), ("changed", self.tally.changed)):
+            if found:
+                listed = ", ".join(f"{n} {reason}" for reason, n in sorted(found.items()))
+                print(f"{label}: {listed}", file=sys.stderr)
         for identifier, reason in [*self.without_entry(), *further][:_MOST_LISTED]:
             print(printable(f"skipped {identifier}: {reason}"), file=sys.stderr)
         if out > _MOST_LISTED:

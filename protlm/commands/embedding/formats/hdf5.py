@@ -39,7 +39,7 @@ def write(results: Results, output: Path) -> None:
             own = replace(protein, record=record)
             _add(entries, own, job)
     if num_equal:
-        print(f"{num_equal:,} records have the entry of an equal sequence", file=sys.stderr)
+        print(f"records with the entry of an equal sequence: {num_equal:,}", file=sys.stderr)
 
 
 def _add(file: ProteinFile, protein: Embedded, job: Job) -> None:
