@@ -23,6 +23,13 @@ def operand_dtype(x: Tensor) -> torch.dtype | None:
     return torch.bfloat16 if x.is_cuda and x.dtype == torch.bfloat16 else None
 
 
+def cpu_multiplies_bfloat16() -> bool:
+    """Returns whether the processor has products of bfloat16, and need not emulate them."""
+    # torch has no public name for these. A build without them has no bfloat16 kernels.
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
+
+
 def product(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, dtype: torch.dtype | None = None
 ) -> Tensor:
