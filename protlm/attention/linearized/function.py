@@ -1,7 +1,8 @@
 """Linear attention O_i = φ(q_i) Σ_j φ(k_j)ᵀ[v_j | 1], normalized (arXiv 2009.14794, eq. 4 and B.1).
 
-Features are computed a tile at a time, and recomputed in the backward pass. A state is a sum of
-[v | 1]ᵀφ(k) over keys, (C + 1, R) for each head. In bidirectional attention it is over all of them.
+Features are computed a tile at a time, and recomputed in the backward pass, except exponentials in
+bfloat16 on a CPU, which are kept. A state is a sum of [v | 1]ᵀφ(k) over keys, (C + 1, R) for each
+head. In bidirectional attention it is over all of them.
 
 In causal attention, the weights within a chunk of 64 positions are a masked 64×64 product; between
 chunks, there are prefix sums, the states, of which only those before each tile are kept. Nothing is
