@@ -18,6 +18,7 @@ from pytorch_lightning.plugins.environments import (
 )
 from pytorch_lightning.strategies import DDPStrategy, Strategy
 
+from protlm.attention.ops.products import cpu_multiplies_bfloat16
 from protlm.config import TrainerConfig
 from protlm.system.errors import InputDataError, LostRankError, OutputError, UserError
 from protlm.system.lock import FolderLock
@@ -211,7 +212,7 @@ def resolved_precision(name: str, accelerator: str) -> str:
     >>> resolved_precision("32-true", "cpu")
     '32-true'
     """
-    if name == "bf16-mixed" and accelerator == "cpu" and not _cpu_multiplies_bfloat16():
+    if name == "bf16-mixed" and accelerator == "cpu" and not cpu_multiplies_bfloat16():
         warnings.warn(
             "trainer.precision=bf16-mixed: this processor has no bfloat16 products and emulates "
             "them, about six times slower than float32; type trainer.precision=auto",
@@ -220,11 +221,5 @@ def resolved_precision(name: str, accelerator: str) -> str:
     if name != "auto":
         return name
     if accelerator == "cpu":
-        return "bf16-mixed" if _cpu_multiplies_bfloat16() else "32-true"
+        return "bf16-mixed" if cpu_multiplies_bfloat16() else "32-true"
     return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-
-
-def _cpu_multiplies_bfloat16() -> bool:
-    # torch has no public name for these. A build without them has no bfloat16 kernels.
-    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)

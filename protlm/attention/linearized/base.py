@@ -230,7 +230,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
                 # The sums decay with the reference.
                 if self.gate is not None:
                     reference_BH1R.add_(self._log_gate(hidden_BD) / math.log(2))
-                logits_BH1R, _ = feature_map.key_logits(k_BH1K)
+                logits_BH1R = feature_map.key_logits(k_BH1K)
                 highest_BH1R = torch.maximum(logits_BH1R, reference_BH1R)
                 sums.mul_((reference_BH1R - highest_BH1R).exp2_())
                 reference_BH1R.copy_(highest_BH1R)

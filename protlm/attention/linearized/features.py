@@ -133,7 +133,10 @@ class GeneralizedFeatures(FeatureMap):
         projected_BHLR = k_BHLK if rows_RK is None else product(k_BHLK, rows_RK)
 
         def pullback(dphi_BHLR: Tensor) -> Tensor:
-            dprojected_BHLR = self._nonlinearity.gradient(dphi_BHLR, projected_BHLR)
+            df_BHLR = dphi_BHLR.to(projected_BHLR.dtype)
+            dprojected_BHLR = self._nonlinearity.gradient(df_BHLR, projected_BHLR).to(
+                dphi_BHLR.dtype
+            )
             return dprojected_BHLR if rows_RK is None else product(dprojected_BHLR, rows_RK.mT)
 
         return Features(self._nonlinearity.value(projected_BHLR).add_(self._epsilon), pullback)

@@ -1,7 +1,8 @@
 """Linear attention O_i = φ(q_i) Σ_j φ(k_j)ᵀ[v_j | 1], normalized (arXiv 2009.14794, eq. 4 and B.1).
 
-Features are computed a tile at a time, and recomputed in the backward pass. A state is a sum of
-[v | 1]ᵀφ(k) over keys, (C + 1, R) for each head. In bidirectional attention it is over all of them.
+Features are computed a tile at a time, and recomputed in the backward pass, except exponentials in
+bfloat16 on a CPU, which are kept. A state is a sum of [v | 1]ᵀφ(k) over keys, (C + 1, R) for each
+head. In bidirectional attention it is over all of them.
 
 In causal attention, the weights within a chunk of 64 positions are a masked 64×64 product; between
 chunks, there are prefix sums, the states, of which only those before each tile are kept. Nothing is
@@ -54,7 +55,8 @@ class LinearAttention(torch.autograd.Function):
         weighting: Weighting,
     ) -> Tensor:
         feature_map, normalizer, causal, spans = weighting
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=True)
+        operands.keeps &= any(ctx.needs_input_grad)
         # torch.compile functionalizes in-place writes, and then loses the strides.
         strides = torch.contiguous_format if is_compiling() else torch.preserve_format
         # What is outside of spans stays 0.
@@ -67,7 +69,8 @@ class LinearAttention(torch.autograd.Function):
 
         # The state of a chunk, its gradient and their increments are as large as its features.
         num_features = feature_map.num_features(q_BHLK.shape[-1]) * (2 if causal else 1)
-        groups = list(tiles(q_BHLK, num_features=num_features, spans=spans))
+        size = operands.value_dtype.itemsize if operands.rounds_on_cpu else 4
+        groups = list(tiles(q_BHLK, num_features=num_features, size=size, spans=spans))
         references, states = [], []
         with no_autocast(v_BHLC):
             for group in groups:
@@ -89,7 +92,7 @@ class LinearAttention(torch.autograd.Function):
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
         feature_map, normalizer, causal, _ = ctx.weighting
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=True)
         references, states = rest[: len(ctx.groups)], rest[len(ctx.groups) :]
         gradients = [torch.zeros_like(x) for x in (q_BHLK, k_BHLK, v_BHLC)]
 
@@ -104,6 +107,7 @@ class LinearAttention(torch.autograd.Function):
             if number > 0:
                 operands.clear_padding(tile.of(gradients[number]), tile)
 
+        operands.kept = states if operands.keeps else None
         compute = _causal_gradients if causal else _bidirectional_gradients
         with no_autocast(out_BHLC):
             for group, reference in zip(reversed(ctx.groups), reversed(references), strict=True):
@@ -120,8 +124,8 @@ def _bidirectional(
         state = operands.add_keys(state, tile)
     for tile in group:
         phi = operands.queries(tile).phi_BHLR
-        write(tile, product(phi, state, dtype=operands.product_dtype))
-    return [state]
+        write(tile, product(phi, state, dtype=operands.product_dtype).to(operands.dtype))
+    return [*operands.kept_for_backward(), state]
 
 
 def _bidirectional_gradients(
@@ -136,15 +140,26 @@ def _bidirectional_gradients(
     state = states.pop()
     dstate = torch.zeros_like(state)
     for tile in group:
-        dsums = dsums_of(tile)
+        dsums = dsums_of(tile).to(operands.value_dtype)
         phi, pullback = operands.queries(tile)
-        dstate += multiply(dsums.mT.contiguous(), phi.mT)
+        columns = dsums.mT if operands.rounds_on_cpu else dsums.mT.contiguous()
+        dstate += multiply(columns, phi.mT)
         write(tile, 0, pullback(multiply(dsums, state.mT)))
-    dvalues, dones = dstate[..., :-1, :], dstate[..., -1, :]
     for tile in group:
         phi, pullback = operands.keys(tile)
+        relative = operands.relative(dstate)
+        dvalues, dones = relative[..., :-1, :].to(operands.value_dtype), relative[..., -1, :]
         write(tile, 2, multiply(phi, dvalues))
         write(tile, 1, pullback(multiply(operands.values(tile), dvalues.mT, dones)))
+
+
+def _within_chunks(operands: Operands) -> Callable[..., Tensor]:
+    """Returns the product of weights with values, and of gradients, in float32 on a CPU.
+
+    They are of one value, or 0, where a position sees one key: a rounded result would not be.
+    """
+    dtype = None if operands.rounds_on_cpu else operands.product_dtype
+    return partial(matrix_product, dtype=dtype)
 
 
 def _causal(
@@ -152,18 +167,19 @@ def _causal(
 ) -> list[Tensor]:
     """Computes the sums of a group; returns the states before its tiles but the first."""
     dtype = operands.product_dtype
-    multiply, prefix, states = partial(matrix_product, dtype=dtype), States(), []
+    multiply, within = partial(matrix_product, dtype=dtype), _within_chunks(operands)
+    prefix, states = States(), []
     for tile in group:
-        if prefix.last is not None:
-            # The next tile overwrites it.
-            states.append(prefix.last.clone())
+        # The next tile overwrites it.
+        entering = [] if prefix.last is None else [prefix.last.clone()]
         phi_k = chunked(operands.keys(tile, causal=True).phi_BHLR)
         phi_q = chunked(operands.queries(tile).phi_BHLR)
-        values = chunked(operands.values_and_ones(tile))
+        values = chunked(operands.values_and_ones(tile).to(operands.dtype))
         before = prefix.add_products(values.mT, phi_k, dtype=dtype)
         weights = multiply(phi_q, phi_k.mT).tril_()
-        sums = multiply(weights, values, onto=multiply(phi_q, before.mT))
+        sums = within(weights, values, onto=multiply(phi_q, before.mT))
         write(tile, positions(sums, tile))
+        states += [*operands.kept_for_backward(), *entering]
     return states
 
 
@@ -176,21 +192,22 @@ def _causal_gradients(
 ) -> None:
     """Computes the tiles from right to left, carrying the gradient of the state."""
     dtype = operands.product_dtype
-    multiply = partial(matrix_product, dtype=dtype)
+    multiply, within = partial(matrix_product, dtype=dtype), _within_chunks(operands)
     prefix, suffix = States(), States(reverse=True)
     for tile in reversed(group):
         prefix.last = states.pop() if tile is not group[0] else None
-        phi_k, key_pullback = operands.keys(tile, causal=True)
         phi_q, query_pullback = operands.queries(tile)
-        given = phi_q, phi_k, operands.values_and_ones(tile), dsums_of(tile)
+        phi_k, key_pullback = operands.keys(tile, causal=True)
+        given = phi_q, phi_k, operands.values_and_ones(tile).to(operands.dtype), dsums_of(tile)
         phi_q, phi_k, values, dsums = (chunked(x) for x in given)
         before = prefix.add_products(values.mT, phi_k, dtype=dtype)
         dafter = suffix.add_products(dsums.mT, phi_q, dtype=dtype)
         weights = multiply(phi_q, phi_k.mT).tril_()
-        dweights = multiply(dsums, values.mT).tril_()
+        dweights = within(dsums, values.mT).tril_()
         dphi_q = multiply(dweights, phi_k, onto=multiply(dsums, before))
         dphi_k = multiply(dweights.mT, phi_q, onto=multiply(values, dafter))
-        dvalues = multiply(weights.mT, dsums, onto=multiply(phi_k, dafter.mT))
-        write(tile, 0, query_pullback(positions(dphi_q, tile)))
-        write(tile, 1, key_pullback(positions(dphi_k, tile)))
+        dvalues = within(weights.mT, dsums, onto=multiply(phi_k, dafter.mT))
+        dphi_q, dphi_k = (positions(x, tile).to(operands.value_dtype) for x in (dphi_q, dphi_k))
+        write(tile, 0, query_pullback(dphi_q))
+        write(tile, 1, key_pullback(dphi_k))
         write(tile, 2, positions(dvalues, tile)[..., :-1])

@@ -12,23 +12,27 @@ finite. Keys of trained models are not cut (docs/decisions/0019); a cut one has 
 
 import math
 import warnings
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from protlm.attention.linearized.features import FeatureMap, Features, Pullback
+from protlm.attention.linearized.features import FeatureMap, Features
 from protlm.attention.linearized.positive import ExponentialFeatureMap, exponential, logit_floor
 from protlm.attention.linearized.tiles import Tile
 from protlm.attention.ops.numerics import accum_dtype
-from protlm.attention.ops.products import operand_dtype, product
+from protlm.attention.ops.products import may_round_on_cpu, operand_dtype, product
 
 
 class Operands:
     """Queries, keys and values with their mask and feature map.
 
     Its methods return contiguous tensors in `dtype`: float32, or float64 for float64 queries.
-    Operands of products of features, states and values are rounded to `product_dtype`.
+    Operands of products of features, states and values are rounded to `product_dtype`. With
+    `rounds_on_cpu` they are on a CPU, too: values, and features without a projection, are then
+    `value_dtype`, bfloat16. Features that are exponentials, half of the time, are kept for the
+    backward pass there, if `keeps` stays true; that pass sets `kept`, from which they are taken.
     `reference_BH1R` is that of the group of tiles at hand; None before its first keys, and for
     features without one.
     """
@@ -40,6 +44,8 @@ class Operands:
         v_BHLC: Tensor,
         mask_BL: Tensor,
         feature_map: FeatureMap,
+        *,
+        rounds_on_cpu: bool = False,
     ) -> None:
         assert mask_BL.dtype == torch.bool, f"the mask must be bool, not {mask_BL.dtype}"
         self._q_BHLK, self._k_BHLK, self._v_BHLC = q_BHLK, k_BHLK, v_BHLC
@@ -49,29 +55,73 @@ class Operands:
         may_look = mask_BL.device.type == "cpu" and not is_compiling()
         self._is_whole = may_look and bool(mask_BL.all())
         self.dtype = accum_dtype(q_BHLK)
-        self.product_dtype = operand_dtype(v_BHLC)
+        # Sums of other weights than positive ones cancel.
+        self.rounds_on_cpu = rounds_on_cpu and feature_map.has_fused and may_round_on_cpu(v_BHLC)
+        # On a CPU, what is rounded anyway is not cast to float32 before.
+        self.value_dtype = v_BHLC.dtype if self.rounds_on_cpu else self.dtype
+        self.product_dtype = self.value_dtype if self.rounds_on_cpu else operand_dtype(v_BHLC)
+        is_projected = feature_map.projection_RK is not None
+        self._vector_dtype = self.dtype if is_projected else self.value_dtype
+        self.keeps = self.rounds_on_cpu and isinstance(feature_map, ExponentialFeatureMap)
+        self._kept_keys: list[Tensor] = []
+        self._kept_queries: list[Tensor] = []
+        self.kept: list[Tensor] | None = None
         self.reference_BH1R: Tensor | None = None
 
     def queries(self, tile: Tile) -> Features:
         """Computes the features of queries, after the keys that they see."""
-        return self._feature_map.queries(self._take(self._q_BHLK, tile), self.reference_BH1R)
+        feature_map = self._feature_map
+        if self.kept is not None and isinstance(feature_map, ExponentialFeatureMap):
+            return exponential(self.kept.pop(), feature_map.query_pullback)
+        phi, pullback = feature_map.queries(self._take(self._q_BHLK, tile), self.reference_BH1R)
+        return Features(self._keep(phi, self._kept_queries), pullback)
 
     def keys(self, tile: Tile, *, causal: bool = False) -> Features:
         """Computes the features of keys: if not causal, after all keys were added."""
         feature_map = self._feature_map
         if not isinstance(feature_map, ExponentialFeatureMap):
             return feature_map.keys(self._take(self._k_BHLK, tile))
-        logits, pullback = self._logits(feature_map, tile)
+        k_BHMK = self._take(self._k_BHLK, tile)
+        pullback = partial(feature_map.key_pullback, k_BHLK=k_BHMK)
+        if self.kept is not None:
+            return exponential(self.kept.pop(), pullback)
+        logits = self._logits(feature_map, k_BHMK, tile)
         if causal:
             self.reference_BH1R = self._first_reference(logits, tile)
         assert self.reference_BH1R is not None
         logits.sub_(self.reference_BH1R)
-        return exponential(_cut(logits) if causal else logits, pullback)
+        phi = (_cut(logits) if causal else logits).exp2_()
+        return exponential(self._keep(phi, self._kept_keys) if causal else phi, pullback)
+
+    def relative(self, dstate: Tensor) -> Tensor:
+        """Returns the gradient of the state in units of the features of keys that were just taken.
+
+        Kept ones are relative to the reference when their tile was added, and not to the last one.
+        """
+        if self.kept is None or self.reference_BH1R is None:
+            return dstate
+        return dstate * (self.kept.pop() - self.reference_BH1R).exp2_()
+
+    def kept_for_backward(self) -> list[Tensor]:
+        """Returns what was kept since the last call, in reverse: keys, and then queries.
+
+        The backward pass takes it from the end: queries first, from the first tile on.
+        """
+        kept = [*reversed(self._kept_keys), *reversed(self._kept_queries)]
+        self._kept_keys, self._kept_queries = [], []
+        return kept
+
+    def _keep(self, phi: Tensor, kept: list[Tensor]) -> Tensor:
+        if self.keeps:
+            phi = phi.to(self.value_dtype)
+            kept.append(phi)
+        return phi
 
     def raise_reference(self, tile: Tile) -> None:
         """Raises the reference to the largest logits of a tile, where features have one."""
         if isinstance(self._feature_map, ExponentialFeatureMap):
-            highest = self._logits(self._feature_map, tile)[0].amax(dim=-2, keepdim=True)
+            k_BHMK = self._take(self._k_BHLK, tile)
+            highest = self._logits(self._feature_map, k_BHMK, tile).amax(dim=-2, keepdim=True)
             reference = self.reference_BH1R
             self.reference_BH1R = highest if reference is None else highest.maximum(reference)
 
@@ -79,23 +129,28 @@ class Operands:
         """Adds [v | 1]ᵀφ(k) of a tile to the state, (B, H, C + 1, R), in place."""
         feature_map = self._feature_map
         if isinstance(feature_map, ExponentialFeatureMap):
-            logits, _ = self._logits(feature_map, tile)
+            logits = self._logits(feature_map, self._take(self._k_BHLK, tile), tile)
             highest = logits.amax(dim=-2, keepdim=True)
             if state is not None and self.reference_BH1R is not None:
                 highest = torch.maximum(highest, self.reference_BH1R)
                 state.mul_((self.reference_BH1R - highest).exp2_())
             self.reference_BH1R = highest
-            phi = logits.sub_(highest).exp2_()
+            phi = self._keep(logits.sub_(highest).exp2_(), self._kept_keys)
+            if self.keeps:
+                self._kept_keys.append(highest)
         else:
             phi = feature_map.keys(self._take(self._k_BHLK, tile)).phi_BHLR
-        # Contiguous, since a product over positions would copy it anyway.
-        values = self._with_ones(tile, transposed=True)
-        self.clear_padding(values.mT, tile)
+        if self.rounds_on_cpu:
+            values = self.values_and_ones(tile).mT
+        else:
+            # Contiguous, since a product over positions would copy it anyway.
+            values = self._with_ones(tile, transposed=True)
+            self.clear_padding(values.mT, tile)
         increment = product(values, phi.mT, dtype=self.product_dtype)
-        return increment if state is None else state.add_(increment)
+        return increment.to(self.dtype) if state is None else state.add_(increment)
 
     def values(self, tile: Tile) -> Tensor:
-        return self._take(self._v_BHLC, tile)
+        return self._take(self._v_BHLC, tile, dtype=self.value_dtype)
 
     def values_and_ones(self, tile: Tile) -> Tensor:
         """Returns [v | 1], and [0 | 0] at padding; the column of ones yields the sum of weights."""
@@ -112,27 +167,27 @@ class Operands:
             return x_BHMK.index_fill_(2, padding_BM[0].nonzero()[:, 0], value)
         return x_BHMK.masked_fill_(padding_BM[:, None, :, None], value)
 
-    def _take(self, x: Tensor, tile: Tile) -> Tensor:
-        x_BHMK = tile.of(x)
+    def _take(self, x: Tensor, tile: Tile, *, dtype: torch.dtype | None = None) -> Tensor:
+        x_BHMK, dtype = tile.of(x), dtype or self._vector_dtype
         if self._is_whole:
-            return x_BHMK.to(self.dtype).contiguous()
-        copy_BHMK = x_BHMK.new_empty(x_BHMK.shape, dtype=self.dtype).copy_(x_BHMK)
+            return x_BHMK.to(dtype).contiguous()
+        copy_BHMK = x_BHMK.new_empty(x_BHMK.shape, dtype=dtype).copy_(x_BHMK)
         return self.clear_padding(copy_BHMK, tile)
 
     def _with_ones(self, tile: Tile, *, transposed: bool) -> Tensor:
         v_BHMC = tile.of(self._v_BHLC)
         *leading, rows, width = v_BHMC.shape
         shape = (width + 1, rows) if transposed else (rows, width + 1)
-        values = v_BHMC.new_empty(*leading, *shape, dtype=self.dtype)
+        values = v_BHMC.new_empty(*leading, *shape, dtype=self.value_dtype)
         by_rows = values.mT if transposed else values
         # Casting and transposing in one copy is several times slower on a CPU.
-        by_rows[..., :-1] = v_BHMC.to(self.dtype) if transposed else v_BHMC
+        by_rows[..., :-1] = v_BHMC.to(self.value_dtype) if transposed else v_BHMC
         by_rows[..., -1] = 1
         return values
 
-    def _logits(self, feature_map: ExponentialFeatureMap, tile: Tile) -> tuple[Tensor, Pullback]:
-        logits, pullback = feature_map.key_logits(self._take(self._k_BHLK, tile))
-        return self.clear_padding(logits, tile, value=logit_floor(logits.dtype)), pullback
+    def _logits(self, feature_map: ExponentialFeatureMap, k_BHMK: Tensor, tile: Tile) -> Tensor:
+        logits = feature_map.key_logits(k_BHMK)
+        return self.clear_padding(logits, tile, value=logit_floor(logits.dtype))
 
     def _first_reference(self, logits: Tensor, tile: Tile) -> Tensor:
         """Returns the logits of the first keys; the floor for a sample of padding so far."""
@@ -152,7 +207,7 @@ def key_features(
     """Computes the features of whole sequences of keys, BHLR, and their reference, BH1R."""
     if not isinstance(feature_map, ExponentialFeatureMap):
         return feature_map.keys(k_BHLK).phi_BHLR, None
-    logits_BHLR, _ = feature_map.key_logits(k_BHLK)
+    logits_BHLR = feature_map.key_logits(k_BHLK)
     logits_BHLR.masked_fill_(~mask_BL[:, None, :, None], logit_floor(k_BHLK.dtype))
     highest_BH1R = logits_BHLR.amax(dim=-2, keepdim=True)
     reference_BH1R = _first_of(logits_BHLR, mask_BL) if causal else highest_BH1R

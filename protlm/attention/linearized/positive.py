@@ -6,6 +6,7 @@ Zhang et al., arXiv 2402.04347.
 
 import math
 from abc import abstractmethod
+from functools import partial
 from typing import ClassVar, final
 
 import torch
@@ -27,33 +28,39 @@ class ExponentialFeatureMap(FeatureMap):
     2^(key logit - reference) · 2^(query logit + reference) does not depend on the reference, which
     therefore has no gradient. By default `queries` and `keys` have no reference.
 
-    Logits are log₂ φ, and come with the pullback of ln φ.
+    Logits are log₂ φ, and their pullbacks those of ln φ.
     """
 
     @abstractmethod
-    def query_logits(
-        self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None
-    ) -> tuple[Tensor, Pullback]:
+    def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
         """Computes the logits of queries, plus the reference."""
 
     @abstractmethod
-    def key_logits(self, k_BHLK: Tensor) -> tuple[Tensor, Pullback]:
+    def key_logits(self, k_BHLK: Tensor) -> Tensor:
         """Computes the logits of keys."""
+
+    @abstractmethod
+    def query_pullback(self, dlogit_BHLR: Tensor) -> Tensor:
+        """Returns the gradient of queries from that of ln φ."""
+
+    @abstractmethod
+    def key_pullback(self, dlogit_BHLR: Tensor, k_BHLK: Tensor) -> Tensor:
+        """Returns the gradient of keys from that of ln φ."""
 
     def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
         """The largest feature of each query is 1."""
-        logits_BHLR, pullback = self.query_logits(q_BHLK, reference_BH1R)
+        logits_BHLR = self.query_logits(q_BHLK, reference_BH1R)
         # The maximum cancels in the normalized output, and therefore has no gradient.
         logits_BHLR.sub_(logits_BHLR.amax(dim=-1, keepdim=True))
-        return exponential(logits_BHLR, pullback)
+        return exponential(logits_BHLR.exp2_(), self.query_pullback)
 
     def keys(self, k_BHLK: Tensor) -> Features:
-        return exponential(*self.key_logits(k_BHLK))
+        phi_BHLR = self.key_logits(k_BHLK).exp2_()
+        return exponential(phi_BHLR, partial(self.key_pullback, k_BHLK=k_BHLK))
 
 
-def exponential(logits_BHLR: Tensor, pullback: Pullback) -> Features:
-    """Exponentiates logits in place."""
-    phi_BHLR = logits_BHLR.exp2_()
+def exponential(phi_BHLR: Tensor, pullback: Pullback) -> Features:
+    """Returns features that are exponentials, given the pullback of their logarithm."""
     return Features(phi_BHLR, lambda dphi_BHLR: pullback(dphi_BHLR.mul_(phi_BHLR)))
 
 
@@ -101,34 +108,27 @@ class PositiveFeatures(ExponentialFeatureMap):
         """Returns w and c: φq_r φk_r is 2^(w_r·(q + k) + c_r), up to factors of query and key."""
         return self._log2_scaled_RK.contiguous(), self._query_bias_R + self._key_bias_R, 0.0
 
-    def query_logits(
-        self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None
-    ) -> tuple[Tensor, Pullback]:
+    def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
         bias_R = self._query_bias_R
         if reference_BH1R is None:
-            logits_BHLR = product(q_BHLK, self._log2_scaled_RK, bias_R)
-        elif reference_BH1R.shape[:2] == (1, 1):
+            return product(q_BHLK, self._log2_scaled_RK, bias_R)
+        if reference_BH1R.shape[:2] == (1, 1):
             # Most tiles on a CPU have one head; the product then adds the reference at no cost.
-            logits_BHLR = product(q_BHLK, self._log2_scaled_RK, bias_R + reference_BH1R[0, 0, 0])
-        else:
-            logits_BHLR = product(q_BHLK, self._log2_scaled_RK).add_(bias_R + reference_BH1R)
+            return product(q_BHLK, self._log2_scaled_RK, bias_R + reference_BH1R[0, 0, 0])
+        return product(q_BHLK, self._log2_scaled_RK).add_(bias_R + reference_BH1R)
 
-        def pullback(dlogit_BHLR: Tensor) -> Tensor:
-            return product(dlogit_BHLR, self._scaled_RK.mT)
-
-        return logits_BHLR, pullback
-
-    def key_logits(self, k_BHLK: Tensor) -> tuple[Tensor, Pullback]:
+    def key_logits(self, k_BHLK: Tensor) -> Tensor:
         logits_BHLR = product(k_BHLK, self._log2_scaled_RK, self._key_bias_R)
         half_square_BHL1 = k_BHLK.square().sum(dim=-1, keepdim=True) * (self._head_dim**-0.5 / 2)
-        logits_BHLR.sub_(half_square_BHL1 * _LOG2_E)
+        return logits_BHLR.sub_(half_square_BHL1 * _LOG2_E)
 
-        def pullback(dlogit_BHLR: Tensor) -> Tensor:
-            dlogit_BHL1 = dlogit_BHLR.sum(dim=-1, keepdim=True)
-            dk_BHLK = product(dlogit_BHLR, self._scaled_RK.mT)
-            return dk_BHLK.addcmul_(k_BHLK, dlogit_BHL1, value=-(self._head_dim**-0.5))
+    def query_pullback(self, dlogit_BHLR: Tensor) -> Tensor:
+        return product(dlogit_BHLR, self._scaled_RK.mT)
 
-        return logits_BHLR, pullback
+    def key_pullback(self, dlogit_BHLR: Tensor, k_BHLK: Tensor) -> Tensor:
+        dlogit_BHL1 = dlogit_BHLR.sum(dim=-1, keepdim=True, dtype=k_BHLK.dtype)
+        dk_BHLK = product(dlogit_BHLR, self._scaled_RK.mT).to(k_BHLK.dtype)
+        return dk_BHLK.addcmul_(k_BHLK, dlogit_BHL1, value=-(self._head_dim**-0.5))
 
 
 def optimal_stretch(head_dim: int, square_norm: float) -> float:
@@ -151,19 +151,17 @@ class ExponentialPairs(ExponentialFeatureMap):
 
     features_per_row: ClassVar[int] = 2
 
-    def query_logits(
-        self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None
-    ) -> tuple[Tensor, Pullback]:
-        logits_BHLR, pullback = self.key_logits(q_BHLK)
-        if reference_BH1R is not None:
-            logits_BHLR.add_(reference_BH1R)
-        return logits_BHLR, pullback
+    def query_logits(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Tensor:
+        logits_BHLR = self.key_logits(q_BHLK)
+        return logits_BHLR if reference_BH1R is None else logits_BHLR.add_(reference_BH1R)
 
-    def key_logits(self, k_BHLK: Tensor) -> tuple[Tensor, Pullback]:
+    def key_logits(self, k_BHLK: Tensor) -> Tensor:
         scaled_BHLK = k_BHLK * _LOG2_E
+        return torch.cat([scaled_BHLK, -scaled_BHLK], dim=-1)
 
-        def pullback(dlogit_BHLR: Tensor) -> Tensor:
-            plus_BHLK, minus_BHLK = dlogit_BHLR.chunk(2, dim=-1)
-            return plus_BHLK - minus_BHLK
+    def query_pullback(self, dlogit_BHLR: Tensor) -> Tensor:
+        plus_BHLK, minus_BHLK = dlogit_BHLR.chunk(2, dim=-1)
+        return plus_BHLK - minus_BHLK
 
-        return torch.cat([scaled_BHLK, -scaled_BHLK], dim=-1), pullback
+    def key_pullback(self, dlogit_BHLR: Tensor, k_BHLK: Tensor) -> Tensor:
+        return self.query_pullback(dlogit_BHLR)

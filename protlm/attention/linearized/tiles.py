@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from protlm.attention.ops.numerics import accum_dtype
 from protlm.attention.ops.products import matrix_product
 
 CHUNK = 64
@@ -32,17 +33,20 @@ class Tile:
         return x[self.samples, self.heads, self.rows]
 
 
-def tiles(x_BHLK: Tensor, *, num_features: int, spans: Spans = None) -> Iterator[list[Tile]]:
+def tiles(
+    x_BHLK: Tensor, *, num_features: int, size: int = 4, spans: Spans = None
+) -> Iterator[list[Tile]]:
     """Yields, for each group of sequences, the tiles of its positions from left to right.
 
-    Linear attention computes the R features of one tile at a time. A packed protein is a group.
+    Linear attention computes the R features of one tile at a time, of `size` bytes each on a CPU. A
+    packed protein is a group.
     """
     batch, heads, length, _ = x_BHLK.shape
     assert length > 0
     if x_BHLK.device.type == "cpu":
         # torch.compile cannot ask for the number of threads.
         threads = 1 if torch.compiler.is_compiling() else torch.get_num_threads()
-        numbers, positions = _CPU_NUMBERS * threads, _CPU_POSITIONS * threads
+        numbers, positions = (n * threads * 4 // size for n in (_CPU_NUMBERS, _CPU_POSITIONS))
     else:
         numbers, positions = _GPU_NUMBERS, _GPU_POSITIONS
     positions = min(numbers // num_features, positions) // CHUNK * CHUNK
@@ -91,20 +95,25 @@ class States:
         """
         is_plain = x.device.type == "cpu" and not is_compiling()
         # Tiles of several sequences are short, and do not fit the layout of the buffer.
-        if is_plain and dtype is None and x.shape[:2] == (1, 1):
-            return self._one_after_the_other(x[0, 0], y[0, 0])
+        if is_plain and x.shape[:2] == (1, 1):
+            return self._one_after_the_other(x[0, 0], y[0, 0], dtype)
         products = x @ y if dtype is None else matrix_product(x, y, dtype=dtype)
         return self._cumulative(products, is_plain=is_plain)
 
-    def _one_after_the_other(self, x: Tensor, y: Tensor) -> Tensor:
+    def _one_after_the_other(self, x: Tensor, y: Tensor, dtype: torch.dtype | None) -> Tensor:
         """Adds the sums to the products in place, in a buffer that tiles share; for a CPU."""
         if self._buffer is None or len(self._buffer) <= len(x):
-            self._buffer = x.new_empty(len(x) + 1, x.shape[1], y.shape[2])
+            shape = len(x) + 1, x.shape[1], y.shape[2]
+            self._buffer = torch.empty(shape, dtype=accum_dtype(x))
         sums = self._buffer[: len(x) + 1]
         first, *others = reversed(sums.unbind()) if self._reverse else sums.unbind()
         # Before the products, which may overwrite the last sum.
         first.copy_(torch.zeros_like(first) if self.last is None else self.last[0, 0])
-        torch.bmm(x, y, out=sums[:-1] if self._reverse else sums[1:])
+        products = sums[:-1] if self._reverse else sums[1:]
+        if dtype is None:
+            torch.bmm(x, y, out=products)
+        else:
+            products.copy_(matrix_product(x, y, dtype=dtype))
         for one in others:
             first = one.add_(first)
         self.last = first[None, None]

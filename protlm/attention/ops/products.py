@@ -17,10 +17,26 @@ _SMALL, _SHORT = 1 << 21, 512
 def operand_dtype(x: Tensor) -> torch.dtype | None:
     """Returns the dtype to round operands to: bfloat16 for bfloat16 inputs on CUDA, or None.
 
-    Tensor cores multiply bfloat16 some ten times as fast as float32 is multiplied without them. A
-    CPU has no products of bfloat16 with a float32 result in torch.
+    Tensor cores multiply bfloat16 some ten times as fast as float32 is multiplied without them.
     """
     return torch.bfloat16 if x.is_cuda and x.dtype == torch.bfloat16 else None
+
+
+def may_round_on_cpu(x: Tensor) -> bool:
+    """Returns whether a tensor is bfloat16 on a processor that multiplies it.
+
+    Products are twice as fast as in float32 there. Their sums are float32, but torch has no product
+    that returns these: results are bfloat16.
+    """
+    is_taken = x.dtype == torch.bfloat16 and _is_plain_on_cpu(x)
+    return is_taken and _has_onednn() and cpu_multiplies_bfloat16()
+
+
+def cpu_multiplies_bfloat16() -> bool:
+    """Returns whether the processor has products of bfloat16, and need not emulate them."""
+    # torch has no public name for these. A build without them has no bfloat16 kernels.
+    probes = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, probe, lambda: False)() for probe in probes)
 
 
 def product(
@@ -28,12 +44,12 @@ def product(
 ) -> Tensor:
     """Returns x wᵀ, (..., M, N), plus a bias, (N) or (..., N).
 
-    w is (N, K), the same for every leading index of x, or (..., N, K); with a dtype only the
-    latter, on CUDA: the operands are rounded to it, and sums, bias and result are float32.
+    w is (N, K), the same for every leading index of x, or (..., N, K). With a dtype, which x may
+    have, operands are rounded to it. The result is float32 on CUDA, where w is (..., N, K), and of
+    that dtype on a CPU.
     """
-    if dtype is not None:
-        out = _rounded_product(x, w.mT, dtype)
-        return out if bias is None else out.add_(bias[..., None, :])
+    if dtype is not None or x.dtype == torch.bfloat16:
+        return _rounded_product(x, w.mT, dtype or x.dtype, bias)
     if takes_onednn(x) and not _are_small(x, w):
         return _onednn_product(x, w, bias)
     out = torch.matmul(x, w.mT)
@@ -45,7 +61,7 @@ def matrix_product(
 ) -> Tensor:
     """Returns x y for each leading index, added to `onto` in place; `dtype` as in `product`."""
     if dtype is not None:
-        out = _rounded_product(x, y, dtype)
+        out = _rounded_product(x, y, dtype).to(torch.float32)
         return out if onto is None else onto.add_(out)
     leading = x.shape[:-2]
     x, y = x.flatten(0, -3), y.flatten(0, -3)
@@ -54,19 +70,35 @@ def matrix_product(
     return onto.flatten(0, -3).baddbmm_(x, y).unflatten(0, leading)
 
 
-def _rounded_product(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+def _rounded_product(
+    x: Tensor, y: Tensor, dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:
     leading = x.shape[:-2]
-    x, y = x.to(dtype).flatten(0, -3), y.to(dtype).flatten(0, -3)
-    # Without `out_dtype` the sums would be rounded as well.
-    return torch.bmm(x, y, out_dtype=torch.float32).unflatten(0, leading)
+    x, y = x.to(dtype), y.to(dtype)
+    if x.device.type != "cpu":
+        # Without `out_dtype` the sums would be rounded as well.
+        out = torch.bmm(x.flatten(0, -3), y.flatten(0, -3), out_dtype=torch.float32)
+        out = out.unflatten(0, leading)
+    elif y.shape[:-2].numel() > 1:
+        out = x @ y
+    elif x.is_contiguous():
+        # The bias is not rounded.
+        return _onednn_product(x, y.mT, bias)
+    else:
+        # A batch of one would take another kernel.
+        out = (x.flatten(0, -2) @ y.view(y.shape[-2:])).unflatten(0, x.shape[:-1])
+    return out if bias is None else out.add_(bias[..., None, :])
 
 
 def takes_onednn(x: Tensor) -> bool:
     """Returns whether oneDNN is to multiply this tensor, in the place of what torch takes."""
+    return x.dtype == torch.float32 and _is_plain_on_cpu(x) and _has_onednn() and _is_amd()
+
+
+def _is_plain_on_cpu(x: Tensor) -> bool:
     # torch's compiler and its tracer have no form for the bare operator.
     is_tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
-    is_plain = x.device.type == "cpu" and not (is_tracing or torch.compiler.is_compiling())
-    return is_plain and x.dtype == torch.float32 and _has_onednn() and _is_amd()
+    return x.device.type == "cpu" and not (is_tracing or torch.compiler.is_compiling())
 
 
 def _are_small(x: Tensor, w: Tensor) -> bool:

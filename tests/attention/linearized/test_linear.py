@@ -22,7 +22,9 @@ from benchmarks.pretended_cuda import PretendedCuda
 from protlm.attention import create
 from protlm.attention.base import RandomFeatures
 from protlm.attention.linearized import operands
+from protlm.attention.linearized import tiles as tile_sizes
 from protlm.attention.linearized.operands import largest_rise
+from protlm.attention.linearized.positive import PositiveFeatures
 from protlm.attention.ops import products
 from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.system.errors import UserError
@@ -121,12 +123,14 @@ def rounds_operands(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     """Rounds operands as tensor cores do; holds the dtypes of the products so far."""
     seen: list[torch.dtype] = []
 
-    def emulated(x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
+    def emulated(x: Tensor, y: Tensor, dtype: torch.dtype, bias: Tensor | None = None) -> Tensor:
         seen.append(dtype)
         # Products of bfloat16 are exact in float32.
-        return x.to(dtype).float() @ y.to(dtype).float()
+        out = x.to(dtype).float() @ y.to(dtype).float()
+        return out if bias is None else out + bias[..., None, :]
 
     monkeypatch.setattr(operands, "operand_dtype", lambda _: torch.bfloat16)
+    monkeypatch.setattr(operands, "may_round_on_cpu", lambda _: False)
     monkeypatch.setattr(products, "_rounded_product", emulated)
     return seen
 
@@ -151,6 +155,53 @@ def test_the_future_has_no_influence(performer, rounds_operands):
     assert not torch.equal(before, after)
 
 
+@pytest.fixture
+def multiplies_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a processor without bfloat16 products emulate them; tiles have 64 positions."""
+    monkeypatch.setattr(products, "cpu_multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(tile_sizes, "_CPU_POSITIONS", 32)
+
+
+def rising(length: int) -> Inputs:
+    """Keys whose logits rise from tile to tile, and one sample that begins with padding."""
+    inputs = make_inputs(length)
+    rise_L1 = torch.linspace(0.5, 2, length, dtype=torch.float64)[:, None]
+    mask_BL = inputs.mask_BL.clone()
+    mask_BL[0, :70] = False
+    return inputs._replace(k_BHLK=inputs.k_BHLK * rise_L1, mask_BL=mask_BL).to(torch.bfloat16)
+
+
+@pytest.mark.portable
+@pytest.mark.usefixtures("multiplies_bfloat16")
+def test_errors_of_bfloat16_products_on_a_cpu_are_within_the_bound(performer, causal):
+    for inputs in (make_inputs(LENGTH).to(torch.bfloat16), rising(LENGTH)):
+        out, dq, dk, dv, *_ = errors(performer, causal, inputs)
+        assert max(out, dv) <= 1e-2 and max(dq, dk) <= 2e-2
+
+
+@pytest.mark.parametrize("has", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["performer_relu", "performer_softmax", "linear"])
+@MODES
+def test_a_cpu_rounds_what_it_multiplies(name, causal, has, monkeypatch):
+    """Where the processor has products of bfloat16, and weights are of softmax or ReLU features."""
+    monkeypatch.setattr(products, "cpu_multiplies_bfloat16", lambda: has)
+    mechanism = create(name, {}, **SIZES)
+    inputs = make_inputs(LENGTH).to(torch.bfloat16).differentiable()
+    with Products() as made:
+        inputs.run(mechanism, causal=causal).sum().backward()
+    assert (torch.bfloat16 in {operand for operand, _ in made.made}) == (has and name != "linear")
+
+
+@pytest.mark.usefixtures("multiplies_bfloat16")
+@MODES
+def test_a_cpu_keeps_rounded_exponentials_for_the_backward_pass(causal, monkeypatch):
+    inputs = make_inputs(LENGTH).to(torch.bfloat16).differentiable()
+    out = inputs.run(create("performer_softmax", {}, **SIZES), causal=causal)
+    for name in ("query_logits", "key_logits"):
+        monkeypatch.delattr(PositiveFeatures, name)
+    assert all(x.any() for x in torch.autograd.grad(out.sin().sum(), inputs[:3]))
+
+
 class Products(TorchDispatchMode):
     """Records the dtypes of the operands and the result of each product of matrices."""
 
@@ -161,7 +212,7 @@ class Products(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.overloadpacket.__name__.strip("_")
-        if name in {"mm", "bmm", "addmm", "baddbmm"}:
+        if name in {"mm", "bmm", "addmm", "baddbmm", "linear_pointwise"}:
             operands = args[1 if "add" in name else 0 :][:2]
             assert operands[0].dtype == operands[1].dtype
             self.made[operands[0].dtype, out.dtype] += 1
