@@ -37,12 +37,16 @@ def input_files(text: str, what: str = "a sequence file") -> Any:
     return typer.Argument(help=text, callback=_checked(lambda path: existing_file(path, what)))
 
 
-def new_output(text: str) -> OptionInfo:
-    """Returns the option of an output that must not exist; a folder may take several tables."""
+def new_output(text: str, *, takes_folder: bool = False) -> OptionInfo:
+    """Returns the option of an output that must not exist, unless a folder takes several tables."""
     # That of `Path` raises an error if the name is too long.
     is_folder = os.path.isdir
-    check = _checked(lambda path: None if is_folder(path) else check_output(path))
-    return typer.Option(*OUTPUT, help=text, callback=check)
+
+    def check(path: Path) -> None:
+        if not (takes_folder and is_folder(path)):
+            check_output(path)
+
+    return typer.Option(*OUTPUT, help=text, callback=_checked(check))
 
 
 # The numbers that options allow, in all commands that have them.

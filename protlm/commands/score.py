@@ -133,8 +133,8 @@ def scan_protein(
             "--scan takes one sequence file, the wild type, without --wild-type, --reference and "
             "--json; type: protlm score PROTEIN.fasta --scan -m MODEL -o SCORES.csv"
         )
-    check_table_output(output)
     _check_outputs([output], options.figure, "--figure")
+    check_table_output(output)
     if options.figure is not None:
         check_figure_output(options.figure)
     protein = one_protein(sources[0])
