@@ -59,6 +59,10 @@ RANGES = {
     # Fewer bound what can be in excess of their mean, and so the 95 % quantile.
     "--permutations": at_least(20),
     "--learning-rate": above(0),
+    **dict.fromkeys(["--min-shared", "--cluster-identity"], above(0, at_most=1)),
+    "--mask-fraction": above(0, at_most=1),
+    "--max-reject-rate": at_least(0, at_most=1),
+    "--workers": at_least(1, at_most=256),
     "--number": at_least(1, at_most=10**8),
     "--processes": at_least(1, at_most=1_000),
     "--first-residue": at_least(-(10**9), at_most=10**9),

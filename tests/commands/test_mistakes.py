@@ -99,6 +99,8 @@ TABLE = """
 3 data leakage none -> none & protlm prepare
 2 data leakage data --min-shared 50 -> 50 & 1
 2 prepare x.fasta --out o --workers 0 -> --workers 0
+2 prepare x.fasta --out o --max-reject-rate nan -> --max-reject-rate nan & at most 1
+2 generate --start x.fasta -o o --mask-fraction 0 -> --mask-fraction 0 & above 0 and at most 1
 2 prepare x.fasta --out o --min-length 9 --max-length 3 -> --min-length 9 & --max-length 3
 3 prepare x.fasta --out o --organism 9606 -> none of the 1 records is left & organism
 2 prepare x.fasta --out o --executor pbs -> pbs & slurm & local

@@ -233,7 +233,6 @@ WRONG: list[tuple[Any, str, list[float]]] = [
     (Sampling, "temperature", [-0.1, np.nan, np.inf]),
     (Sampling, "top_k", [0]),
     (Sampling, "top_p", [0.0, 1.5, np.nan]),
-    (Sweeps, "mask_fraction", [0.0, 1.5]),
 ]
 
 
