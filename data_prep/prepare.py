@@ -121,7 +121,8 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
     end = Place(len(plan.sources))
     if start == end:
         return
-    reading = replace(options.reading, origins=options.selection.needs_origins)
+    origins = options.selection.no_fragments or bool(options.selection.organisms)
+    reading = replace(options.reading, origins=origins)
     reader = SourceReader(plan.sources, reading, start, entries)
     known = None
     if options.deduplicate:
