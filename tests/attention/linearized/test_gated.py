@@ -52,20 +52,6 @@ def test_no_factor_and_length_underflows_or_drifts(name, length, factor, decay, 
     assert bias <= 1e-4
 
 
-@MODES
-@DECAYS
-def test_the_weakest_decay_is_none(decay, causal):
-    _, mechanism = decaying(decay, 0.8)
-    assert mechanism.gate is not None
-    mechanism.gate.bias.data.fill_(100.0)
-    inputs = make_inputs(300).without_padding()
-    expected = inputs.run(find_case("performer_relu").create().double(), causal=causal)
-    # Gates are at most 1 - 3.1e-7, and weights sum to 1.
-    atol = 2 * 300 * 3.1e-7 * float(inputs.v_BHLC.abs().max())
-    found = inputs.run(mechanism.double(), causal=causal)
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
-
-
 def test_decays_of_pairs_are_powers_of_the_distance():
     log_gate_BHL1 = torch.full((1, 1, 600, 1), math.log(0.999))
     distance_LL = (torch.arange(600)[:, None] - torch.arange(600)).abs()

@@ -414,17 +414,6 @@ def test_antithetic_rows_mirror_the_others(sampling):
     assert torch.equal(rows, torch.cat([half, -half]))
 
 
-@LAWS
-def test_a_draw_is_a_pure_function_of_seed_and_index(sampling):
-    projection = Projection(20, DIM, sampling=sampling)
-    rows = projection.draw(3, 7)
-    assert rows.shape == (20, DIM) and rows.dtype == torch.float64
-    assert torch.equal(rows, projection.draw(3, 7))
-    for seed, index in [(3, 8), (4, 7), (7, 3), (4, 6)]:
-        others = projection.draw(seed, index)
-        assert not torch.isin(rows.norm(dim=1), others.norm(dim=1)).any()
-
-
 def test_draws_are_those_of_earlier_versions():
     expected = [
         [0.839103246279, 0.820187479817],
