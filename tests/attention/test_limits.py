@@ -178,19 +178,6 @@ def test_modes_and_the_longest_input_of_a_hybrid_are_those_of_the_mechanism(monk
     assert create("hybrid", {}, **SIZES).max_length == 99
 
 
-def test_a_hybrid_suggests_suitable_mechanisms_alone():
-    with pytest.raises(UserError) as error:
-        create("hybrid", {"mechanism": "softmax"}, **SIZES)
-    offered = str(error.value).split("there are: ")[1].split(", ")
-    assert {"performer_relu", "performer_softmax"} <= set(offered)
-    assert not {"softmax", "hybrid", "longformer"} & set(offered)
-
-
-def test_the_settings_of_the_mechanism_can_be_typed():
-    config = compose(TrainConfig, ["attention=hybrid", "+attention.options.num_features=64"])
-    assert config.attention["options"] == {"num_features": 64}
-
-
 LENGTH = 300
 
 
