@@ -49,10 +49,6 @@ class Selection:
         if not all(organism.strip() for organism in self.organisms):
             raise UserError("--organism '' is empty; give a name or a number: 9606")
 
-    @property
-    def needs_origins(self) -> bool:
-        return self.no_fragments or bool(self.organisms)
-
     def select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
         """Yields the selected records, and counts the others as filtered."""
         return records if self == Selection() else self._select(records, tally)

@@ -60,8 +60,6 @@ def leakage(directory: Path, options: LeakageOptions) -> dict[str, SplitLeakage]
     Memory is bounded by 50,000 sketches of each held-out split and 32 bytes for each of its
     sequences.
     """
-    if not 0 < options.min_shared <= 1:
-        raise UserError(f"--min-shared {options.min_shared} must be above 0 and at most 1")
     if options.json is not None:
         check_output(options.json)
     if options.mmseqs:

@@ -13,7 +13,7 @@ from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import Counts, Manifest, ShardEntry, read_manifest
 from protlm.data.shards.writer import write_clusters
 from protlm.system.errors import UserError
-from protlm.system.paths import check_output, complete_folder
+from protlm.system.paths import complete_folder
 from protlm.system.terminal import printable
 from protlm.system.work_folder import difference
 
@@ -26,7 +26,6 @@ def merge(parts: Sequence[Path], out: Path) -> Report:
     Sequences that occur in two parts are kept in both. Clusters are kept if all parts have those
     of the same table.
     """
-    check_output(out)
     if len({os.path.realpath(part) for part in parts}) != len(parts) or not parts:
         raise UserError("give the data sets to merge, each once: protlm data merge A B --out DIR")
     manifests = _mergeable(parts, verify="full")

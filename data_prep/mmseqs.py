@@ -150,10 +150,6 @@ class Clustering:
     reading: ReadOptions = field(default_factory=ReadOptions)
     break_lock: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 < self.identity <= 1:
-            raise UserError(f"--cluster-identity {self.identity} must be above 0 and at most 1")
-
 
 def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) -> Path:
     """Writes the cluster table next to `out`, or returns the table of an earlier run.

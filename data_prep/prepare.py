@@ -29,8 +29,6 @@ from .sources import STANDARD_INPUT, Place, SourceReader, check_formats, find_so
 from .split import HashSplit, SplitRule, TableSplit
 from .work_folder import DATA_SET, BuildFolder, Plan, build_folder
 
-_MAX_WORKERS = 256
-
 
 @dataclass(frozen=True)
 class PrepareOptions:
@@ -54,14 +52,6 @@ class PrepareOptions:
     restart: bool = False
     break_lock: bool = False
     is_share: bool = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.workers <= _MAX_WORKERS:
-            raise UserError(f"--workers {self.workers} must be between 1 and {_MAX_WORKERS}")
-        if not 0 <= self.max_reject_rate <= 1:
-            raise UserError(f"--max-reject-rate {self.max_reject_rate} must be between 0 and 1")
-        if self.shard_residues < 1:
-            raise UserError(f"--shard-residues {self.shard_residues} must be at least 1")
 
     def settings(self) -> dict[str, Any]:
         """Returns the settings that the result depends on, by flag."""
@@ -131,7 +121,8 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
     end = Place(len(plan.sources))
     if start == end:
         return
-    reading = replace(options.reading, origins=options.selection.needs_origins)
+    origins = options.selection.no_fragments or bool(options.selection.organisms)
+    reading = replace(options.reading, origins=origins)
     reader = SourceReader(plan.sources, reading, start, entries)
     known = None
     if options.deduplicate:

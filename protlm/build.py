@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from protlm.attention.layers import option_differences, stored_options
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
@@ -28,8 +26,8 @@ from protlm.config import (
 from protlm.config.composition import to_plain
 from protlm.config.fields import as_typed
 from protlm.data.batching.mixture import Mixture, integer_weights
-from protlm.data.batching.plan import SPECIALS, BatchingStrategy, Curriculum, RankBatches
-from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins, fitting_lengths
+from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankBatches
+from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins
 from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
@@ -39,8 +37,8 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM
 from protlm.system.errors import InputDataError, UserError
 
-# Padded lengths of a compiled model, a graph for each, and samples whose lengths they fit.
-_MOST_LENGTHS, _LENGTHS_FROM = 10, 1 << 17
+# Padded lengths of a compiled model, a graph for each.
+_COMPILED_LENGTHS = 10
 
 if TYPE_CHECKING:
     from protlm.training.datamodule import SequenceData
@@ -222,11 +220,7 @@ def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "Sequ
     trainer = config.trainer
     rule = batching_strategy(config.data, tokens_per_step=trainer.tokens_per_step)
     if trainer.compile and type(rule) is LengthBuckets:
-        order = train.order(seed=config.seed)
-        samples = order.draw(0, np.arange(min(len(order), _LENGTHS_FROM))).samples
-        num_tokens = np.append(train.lengths_of(samples) + SPECIALS, rule.max_length)
-        lengths = fitting_lengths(num_tokens.clip(max=rule.max_length), _MOST_LENGTHS)
-        rule = replace(rule, lengths=lengths)
+        rule = replace(rule, even=_COMPILED_LENGTHS)
     # The size of a step does not depend on the size of a micro-batch, which has whole rows.
     longest = rule.longest_row
     size = config.data.tokens_per_batch

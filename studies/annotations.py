@@ -242,18 +242,35 @@ def _structure_groups(proteins: Sequence[Protein]) -> list[_Group]:
     return [_Group(("contact",), contacts), _Group(_RESIDUE_PROPERTIES, residues)]
 
 
+def _is_site(protein: AnnotatedProtein) -> np.ndarray:
+    """Returns which residues belong to features of each of `SITES`, bool [sites, L]."""
+    found = np.zeros((len(SITES), len(protein.sequence)), dtype=bool)
+    for row, name in zip(found, SITES, strict=True):
+        for first, last in protein.features.get(name, ()):
+            row[first : last + 1] = True
+    return found
+
+
+def _bonds(protein: AnnotatedProtein) -> np.ndarray:
+    """Returns which pairs of residues a disulfide bond connects, bool LL, symmetric."""
+    found_LL = np.zeros((len(protein.sequence),) * 2, dtype=bool)
+    for pair in protein.features.get(BOND, ()):
+        found_LL[pair, pair[::-1]] = True
+    return found_LL
+
+
 def _feature_groups(proteins: Sequence[AnnotatedProtein]) -> list[_Group]:
     """Returns the sites of the residue attended to, and the bonds; only those that occur."""
-    is_used = np.array([p.is_site().any(axis=1) for p in proteins]).sum(axis=0) > 0
+    is_used = np.array([_is_site(p).any(axis=1) for p in proteins]).sum(axis=0) > 0
     groups = []
     if is_used.any():
         sites = [
-            _to_residue(x.sequence, x.is_site()[is_used], np.ones(len(x.sequence), dtype=bool))
+            _to_residue(x.sequence, _is_site(x)[is_used], np.ones(len(x.sequence), dtype=bool))
             for x in proteins
         ]
         groups.append(_Group(list(compress(SITES, is_used)), sites))
     bonds = [
-        _Pairs(x.sequence, x.bonds()[None], np.ones((len(x.sequence),) * 2, dtype=bool))
+        _Pairs(x.sequence, _bonds(x)[None], np.ones((len(x.sequence),) * 2, dtype=bool))
         for x in proteins
         if BOND in x.features
     ]

@@ -8,8 +8,6 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from protlm.data.records import Feature, ReadOptions, SequenceFile, Tally
 from protlm.data.relatives import unrelated
 from protlm.system.errors import InputDataError
@@ -55,21 +53,6 @@ class AnnotatedProtein(NamedTuple):
     accession: str
     sequence: str
     features: dict[str, list[tuple[int, int]]]
-
-    def is_site(self) -> np.ndarray:
-        """Returns which residues belong to features of each of `SITES`, bool [sites, L]."""
-        found = np.zeros((len(SITES), len(self.sequence)), dtype=bool)
-        for row, name in zip(found, SITES, strict=True):
-            for first, last in self.features.get(name, ()):
-                row[first : last + 1] = True
-        return found
-
-    def bonds(self) -> np.ndarray:
-        """Returns which pairs of residues a disulfide bond connects, bool LL, symmetric."""
-        found_LL = np.zeros((len(self.sequence),) * 2, dtype=bool)
-        for pair in self.features.get(BOND, ()):
-            found_LL[pair, pair[::-1]] = True
-        return found_LL
 
 
 class Annotated(NamedTuple):

@@ -89,7 +89,9 @@ class BigBird(Attention):
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
         _, mask_BL, causal = context
         q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
-        num_blocks_B = self._num_blocks(mask_BL)
+        # Blocks up to the last true position.
+        number_L = torch.arange(1, mask_BL.shape[1] + 1, device=mask_BL.device)
+        num_blocks_B = -(-(mask_BL * number_L).amax(dim=1) // self.block_size)
         tokens = self._global_tokens(mask_BL, num_blocks_B, causal=causal)
         out = SelectedBlocksAttention.apply(
             *(to_blocks(x, self.block_size) for x in (q_BHLK, k_BHLK, v_BHLC)),
@@ -115,11 +117,6 @@ class BigBird(Attention):
         if causal:
             return FixedBlocks(first=first, last=0, before=window - 1, after=0)
         return FixedBlocks(first=first, last=first, before=window // 2, after=window // 2)
-
-    def _num_blocks(self, mask_BL: Tensor) -> Tensor:
-        """Returns the number of blocks up to the last true position."""
-        number_L = torch.arange(1, mask_BL.shape[1] + 1, device=mask_BL.device)
-        return ((mask_BL * number_L).amax(dim=1) + self.block_size - 1) // self.block_size
 
     def _global_tokens(
         self, mask_BL: Tensor, num_blocks_B: Tensor, *, causal: bool

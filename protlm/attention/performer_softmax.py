@@ -71,8 +71,10 @@ class PerformerSoftmax(Performer):
         seed: int = 0,
     ) -> None:
         is_trigonometric = estimator == Estimator.trigonometric
+        feature_map: FeatureMapFactory = PositiveFeatures
         if is_trigonometric:
             _check_trigonometric(num_features, antithetic)
+            feature_map = TrigonometricFeatures
         elif denominator_floor is not None:
             raise UserError(
                 f"attention.denominator_floor={denominator_floor} has no use with "
@@ -85,11 +87,12 @@ class PerformerSoftmax(Performer):
                 f"attention.optimal_for={optimal_for} is for positive features of N(0, I) rows, "
                 f"not for attention.estimator={estimator}; set attention.optimal_for=null"
             )
+        if optimal_for is not None:
+            stretch = optimal_stretch(head_dim, optimal_for)
+            feature_map = partial(PositiveFeatures, stretch=stretch)
         antithetic = antithetic or estimator == Estimator.hyperbolic
         super().__init__(
-            feature_map=(
-                TrigonometricFeatures if is_trigonometric else _positive(head_dim, optimal_for)
-            ),
+            feature_map=feature_map,
             num_features=num_features,
             projection=Projection(
                 num_features=num_features // 2 if is_trigonometric else num_features,
@@ -110,12 +113,6 @@ class PerformerSoftmax(Performer):
         self.is_trigonometric = is_trigonometric
         self.antithetic = antithetic
         self.optimal_for = optimal_for
-
-
-def _positive(head_dim: int, optimal_for: float | None) -> FeatureMapFactory:
-    if optimal_for is None:
-        return PositiveFeatures
-    return partial(PositiveFeatures, stretch=optimal_stretch(head_dim, optimal_for))
 
 
 def _check_trigonometric(num_features: int, antithetic: bool) -> None:

@@ -136,10 +136,6 @@ class Tile:
     def size(self) -> int:
         return self.hidden_SML.shape[1]
 
-    @property
-    def slots_before(self) -> slice:
-        return slice(self.slots.start - self.size, self.slots.stop - self.size)
-
     def own(self, x: Tensor) -> Tensor:
         """Gathers the rows of x in the chunks, (S, M, width)."""
         return x.index_select(0, self.positions[self.size :]).unflatten(0, (-1, self.size))
@@ -368,6 +364,7 @@ def _write_gradients(in_slots: list[Tensor], tile: Tile, rows: _Rows) -> None:
     weights_SML.masked_fill_(tile.hidden_SML, 0)
     dlogits_SML = (dout_SMC @ tile.seen(rows.v).mT).sub_(tile.own(rows.mean)).mul_(weights_SML)
     dq[tile.slots] = (dlogits_SML @ tile.seen(rows.k)).flatten(0, 1)
+    before = slice(tile.slots.start - tile.size, tile.slots.stop - tile.size)
     for gradient, by_key in ((dk, dlogits_SML.mT @ q_SMK), (dv, weights_SML.mT @ dout_SMC)):
         gradient[tile.slots] = by_key[:, tile.size :].flatten(0, 1)
-        gradient[tile.slots_before] += by_key[:, : tile.size].flatten(0, 1)
+        gradient[before] += by_key[:, : tile.size].flatten(0, 1)

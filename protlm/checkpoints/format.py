@@ -80,11 +80,6 @@ def find_model(path: Path) -> Path:
     return named[0] if named and not path.exists() else path
 
 
-def similar_model(path: Path) -> str:
-    """Returns a question that suggests the shipped model of a similar name, or ""."""
-    return did_you_mean(str(path), {folder.name: folder.name for folder in shipped_models()})
-
-
 @dataclass(frozen=True)
 class Checkpoint:
     """A model as it was read: its file or folder, its description and its weights."""
@@ -198,8 +193,9 @@ def sweep(run_dir: Path) -> None:
 def load_training(path: Path) -> dict[str, Any]:
     """Verifies and loads a training checkpoint: plain containers and tensors."""
     if not path.exists():
+        hint = did_you_mean(str(path), {folder.name: folder.name for folder in shipped_models()})
         raise InputDataError(
-            f"{path}: no such model{similar_model(path)}; give a run folder, a .ckpt file, "
+            f"{path}: no such model{hint}; give a run folder, a .ckpt file, "
             "an exported folder, the downloaded folder or file of another program's model, its "
             "name OWNER/MODEL on the Hugging Face Hub, or a name that protlm models lists"
         )

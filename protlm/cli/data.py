@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from protlm.cli.options import OUTPUT, BreakLock, SlurmSettings, allowed_value, choice, option
+from protlm.cli.options import (
+    OUTPUT,
+    BreakLock,
+    SlurmSettings,
+    allowed_value,
+    choice,
+    new_output,
+    option,
+)
 from protlm.system.errors import UserError
 
 data_app = typer.Typer(help="Verify, describe, merge or export prepared data sets.")
@@ -112,7 +120,7 @@ def prepare(
 @data_app.command("merge")
 def data_merge(
     parts: Annotated[list[Path], typer.Argument(help="Data sets, in the order of the result.")],
-    out: Annotated[Path, option("The folder of the new data set.", *OUTPUT)],
+    out: Annotated[Path, new_output("The folder of the new data set.")],
 ) -> None:
     """Merge data sets that were split by the same rule."""
     from protlm.data_prep import merge
@@ -139,9 +147,7 @@ def data_info(directory: Path) -> None:
 @data_app.command("export")
 def data_export(
     directory: Path,
-    output: Annotated[
-        Path | None, option("x.fasta or x.fasta.gz; default: print.", *OUTPUT)
-    ] = None,
+    output: Annotated[Path | None, new_output("x.fasta or x.fasta.gz; default: print.")] = None,
     split: Annotated[list[str] | None, option("A split; repeatable. Default: all.")] = None,
 ) -> None:
     """Write the sequences as FASTA."""
@@ -187,7 +193,7 @@ def checkpoint_verify(path: Path) -> None:
 @checkpoint_app.command("export")
 def checkpoint_export(
     path: Path,
-    output: Annotated[Path, option("The folder to write.", *OUTPUT)],
+    output: Annotated[Path, new_output("The folder to write.")],
     dtype: Annotated[
         str | None, option("float32, or bfloat16, which is half as large; only of protlm's format.")
     ] = None,
@@ -213,7 +219,7 @@ def checkpoint_export(
 @checkpoint_app.command("import")
 def checkpoint_import(
     source: Path,
-    output: Annotated[Path, option("The folder to write.", *OUTPUT)],
+    output: Annotated[Path, new_output("The folder to write.")],
     base: Annotated[Path | None, option("The model that an adapter of PEFT was made for.")] = None,
 ) -> None:
     """Convert a foreign model to model.safetensors and config.json; docs/interop.md lists them."""
@@ -226,7 +232,7 @@ def checkpoint_import(
 def checkpoint_convert(
     model: Path,
     attention: Annotated[str, option("The new mechanism; docs/mechanisms.md.")],
-    output: Annotated[Path, option("The folder to write.", *OUTPUT)],
+    output: Annotated[Path, new_output("The folder to write.")],
     settings: Annotated[
         list[str] | None, option("OPTION=VALUE of the new mechanism.", "--set")
     ] = None,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from protlm.cli.options import OUTPUT, Device, Model, choice, model_or_default, option
+from protlm.cli.options import OUTPUT, Device, Model, choice, model_or_default, new_output, option
 
 features_app = typer.Typer(help="Learn sparse features of a layer, and name them.")
 
@@ -42,7 +42,7 @@ def describe_features(
     annotations: Annotated[
         Path, option("UniProt .dat or .xml, labels of residues, or a folder of structures.")
     ],
-    output: Annotated[Path, option("The new folder of tables.", *OUTPUT)],
+    output: Annotated[Path, new_output("The new folder of tables.")],
     model: Model = None,
     proteins: Annotated[Path | None, option("Sequences, for labels without sequences.")] = None,
     random: Annotated[Path | None, option("Features of --random-weights: a control.")] = None,

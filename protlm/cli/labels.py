@@ -164,7 +164,7 @@ def benchmark(
     folder: Annotated[
         Path, typer.Argument(help="A folder of its published files; of contacts, structures.")
     ],
-    output: Annotated[Path, option("The new folder of results.", *OUTPUT)],
+    output: Annotated[Path, new_output("The new folder of results.")],
     model: Annotated[
         list[Path] | None, option("As for protlm probe; give it again to compare.", "--model", "-m")
     ] = None,

@@ -37,12 +37,16 @@ def input_files(text: str, what: str = "a sequence file") -> Any:
     return typer.Argument(help=text, callback=_checked(lambda path: existing_file(path, what)))
 
 
-def new_output(text: str) -> OptionInfo:
-    """Returns the option of an output that must not exist; a folder may take several tables."""
+def new_output(text: str, *, takes_folder: bool = False) -> OptionInfo:
+    """Returns the option of an output that must not exist, unless a folder takes several tables."""
     # That of `Path` raises an error if the name is too long.
     is_folder = os.path.isdir
-    check = _checked(lambda path: None if is_folder(path) else check_output(path))
-    return typer.Option(*OUTPUT, help=text, callback=check)
+
+    def check(path: Path) -> None:
+        if not (takes_folder and is_folder(path)):
+            check_output(path)
+
+    return typer.Option(*OUTPUT, help=text, callback=_checked(check))
 
 
 # The numbers that options allow, in all commands that have them.
@@ -55,6 +59,10 @@ RANGES = {
     # Fewer bound what can be in excess of their mean, and so the 95 % quantile.
     "--permutations": at_least(20),
     "--learning-rate": above(0),
+    **dict.fromkeys(["--min-shared", "--cluster-identity"], above(0, at_most=1)),
+    "--mask-fraction": above(0, at_most=1),
+    "--max-reject-rate": at_least(0, at_most=1),
+    "--workers": at_least(1, at_most=256),
     "--number": at_least(1, at_most=10**8),
     "--processes": at_least(1, at_most=1_000),
     "--first-residue": at_least(-(10**9), at_most=10**9),

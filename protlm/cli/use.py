@@ -156,7 +156,9 @@ def score(
         list[Path],
         input_files("Tables with the column mutant (A1P:D2N) or mutated_sequence.", "a table"),
     ],
-    output: Annotated[Path, new_output("x.csv or x.tsv; or a folder, for several tables.")],
+    output: Annotated[
+        Path, new_output("x.csv or x.tsv; or a folder, for several tables.", takes_folder=True)
+    ],
     model: Model = None,
     wild_type: Annotated[
         Path | None, option("A sequence file of one protein, the wild type.")

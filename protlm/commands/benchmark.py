@@ -42,7 +42,7 @@ from protlm.plots import benchmark_figure, save_figure
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
 from protlm.system.json_file import read_json, write_json
 from protlm.system.memory import free_memory, readable_size
-from protlm.system.paths import check_output, sha256_of
+from protlm.system.paths import sha256_of
 from protlm.system.terminal import print_table
 from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 
@@ -66,7 +66,6 @@ def benchmark(
     name: str, folder: Path, paths: Sequence[Path], output: Path, options: BenchmarkOptions
 ) -> None:
     """Runs tasks on each model, and writes results.json, .tsv and .png to a new folder."""
-    check_output(output)
     found, missing, unknown = find(name, folder)
     asked = {*options.tasks}
     for one in asked - {task.name for task in found}:

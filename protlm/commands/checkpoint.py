@@ -84,7 +84,6 @@ def export(path: Path, output: Path, dtype: str = "float32") -> None:
     """Writes a model to a new folder; `bfloat16` rounds parameters, not buffers."""
     if dtype not in ("float32", "bfloat16"):
         raise UserError(f"--dtype {dtype} is not one of float32, bfloat16")
-    check_output(output)
     found = read_model(path)
     parameters = [name for name, _ in model_of(found).network.named_parameters()]
     rounded = parameters if dtype == "bfloat16" else []
@@ -94,7 +93,6 @@ def export(path: Path, output: Path, dtype: str = "float32") -> None:
 
 def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) -> None:
     """Writes a folder that Hugging Face transformers loads; `fit` is the contact head of an ESM."""
-    check_output(output)
     found = read_model(path)
     # The weights are compared with the description.
     model = model_of(found)
@@ -127,7 +125,6 @@ def import_model(path: Path, output: Path, base: Path | None = None) -> None:
 
     An adapter of PEFT is merged into its `base`, by default the one that it names.
     """
-    check_output(output)
     path = interop.local_path(path)
     if not interop.is_foreign(path):
         raise InputDataError(
@@ -168,7 +165,6 @@ def convert_model(
     path: Path, output: Path, *, attention: str, settings: Sequence[str], seed: int | None
 ) -> None:
     """Writes a model with another mechanism, whose settings are OPTION=VALUE, to a new folder."""
-    check_output(output)
     found = read_model(path)
     try:
         done = convert(found, _mechanism(attention, settings), seed=seed)

@@ -12,7 +12,6 @@ from protlm.data.shards import data_set as shards
 from protlm.data.shards.manifest import Manifest, read_manifest
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError, UserError, one_of
-from protlm.system.paths import check_output
 from protlm.system.terminal import console, printable
 
 _QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
@@ -81,9 +80,6 @@ def _splits_table(directory: Path, manifest: Manifest) -> Table:
 def export(directory: Path, output: Path | None, splits: Sequence[str]) -> None:
     """Writes the sequences as FASTA; None and `-` print it, and no splits means all."""
     output = output or STANDARD_OUTPUT
-    if output != STANDARD_OUTPUT:
-        # Before the shards are hashed, which takes long.
-        check_output(output)
     there = sorted(read_manifest(directory).splits)
     for split in splits:
         if split not in there:

@@ -69,7 +69,11 @@ def _check_machine(report: Report, device: torch.device) -> None:
     has_affinity = hasattr(os, "sched_getaffinity")
     folders = (Path.cwd(), Path(tempfile.gettempdir()))
     report.facts = {
-        "versions": _versions(),
+        "versions": {
+            "protlm": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in _PACKAGES},
+        },
         "device": str(device),
         "gpus": [_gpu(number) for number in range(torch.cuda.device_count())],
         "processors": len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count(),
@@ -93,11 +97,6 @@ def _check_machine(report: Report, device: torch.device) -> None:
             report.problems.append(
                 f"{folder} has {disk['free_bytes'] / _GB:.2f} GB left; free some space"
             )
-
-
-def _versions() -> dict[str, str]:
-    found = {"protlm": __version__, "python": platform.python_version()}
-    return found | {name: metadata.version(name) for name in _PACKAGES}
 
 
 def _gpu(number: int) -> dict[str, str | int]:

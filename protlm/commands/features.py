@@ -36,7 +36,7 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.plots import reconstruction, save_figure
 from protlm.system.errors import UserError
 from protlm.system.json_file import write_json
-from protlm.system.paths import check_output, complete_folder, sha256_of
+from protlm.system.paths import complete_folder, sha256_of
 from protlm.system.terminal import JobProgress, print_table, watched
 from protlm.system.work_folder import Kind, refuse_finished, unfinished, work_folder
 
@@ -98,7 +98,6 @@ def describe_features(
 
     The annotations are a file of them, and one of the sequences that it lacks.
     """
-    check_output(output)
     trained = load_model(model_path, device=device)
     random, repeats, seed = typed.pop("random"), typed.pop("permutations"), typed["seed"]
     known = {RANDOM: _known(random, trained)} if random else {}

@@ -14,7 +14,6 @@ from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ENCODER
 from protlm.system.errors import InputDataError, UserError
-from protlm.system.paths import check_output
 from protlm.system.terminal import watched
 
 _NUMBER = 10
@@ -40,9 +39,6 @@ class GenerateOptions:
 
 def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
     """Writes sampled proteins as FASTA; headers contain how they were sampled."""
-    is_printed = output == STANDARD_OUTPUT
-    if not is_printed:
-        check_output(output)
     if options.start is None and options.sweeps is not None:
         raise UserError("--sweeps and --mask-fraction need sequences; type --start SEQUENCES.fasta")
     model = load_model(model_path, device=options.device)
@@ -50,7 +46,7 @@ def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
     records = sampled(model, options)
     with fasta_file(output) as file:
         file.writelines(records)
-    if not is_printed:
+    if output != STANDARD_OUTPUT:
         print(output)
 
 

@@ -15,7 +15,7 @@ from protlm.report.features import read_inspected
 from protlm.report.page import assemble, check_size
 from protlm.report.protein import InspectedProtein
 from protlm.system.errors import UserError
-from protlm.system.paths import check_output, complete_file
+from protlm.system.paths import complete_file
 
 _SUFFIXES = (".html", ".htm")
 _MOST_MODELS = 2
@@ -41,7 +41,6 @@ def inspect(
     """Writes the page of one protein, by one model or two."""
     if output.suffix.lower() not in _SUFFIXES:
         raise UserError(f"{output}: the output is an HTML page; type: -o {output.stem}.html")
-    check_output(output)
     if len(model_paths) > _MOST_MODELS:
         raise UserError(f"a page compares two models, and {len(model_paths)} are given with -m")
     protein = _read_protein(source, options.chain)

@@ -34,7 +34,7 @@ from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.paths import check_output, complete_folder
+from protlm.system.paths import complete_folder
 from protlm.system.terminal import JobProgress, printable
 
 # The model, its features, random weights, and at most four baselines.
@@ -57,7 +57,6 @@ def probe_labels(
 
     Returns the result, or that of the first fold; sparse `features` are compared with the states.
     """
-    check_output(output)
     model = load_model(model_path, device=device)
     layers = dict.fromkeys(model.layer_number(layer, first=0) for layer in options.layers)
     autoencoder = None if features is None else read_features(features).to(model.device)

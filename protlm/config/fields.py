@@ -61,8 +61,10 @@ def at_least(low: float, *, below: float | None = None, at_most: float | None = 
     return Range(f"at least {low}", lambda value: value >= low)
 
 
-def above(low: float) -> Range:
-    """Returns the range (low, ∞)."""
+def above(low: float, *, at_most: float | None = None) -> Range:
+    """Returns the range (low, ∞) or (low, at_most]."""
+    if at_most is not None:
+        return Range(f"above {low} and at most {at_most}", lambda value: low < value <= at_most)
     return Range(f"above {low}", lambda value: value > low)
 
 

@@ -13,7 +13,7 @@ from typing import IO
 
 from protlm.data.records.source import ByteSource, as_utf8, text_lines
 from protlm.system.errors import InputDataError, UserError
-from protlm.system.paths import check_output, complete_file, existing_file
+from protlm.system.paths import complete_file, existing_file
 from protlm.system.terminal import printable
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -112,7 +112,6 @@ def is_table(output: Path) -> bool:
 
 def check_table_output(output: Path) -> None:
     """Refuses a name that is not that of a table."""
-    check_output(output)
     if not is_table(output):
         raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.csv')}")
 

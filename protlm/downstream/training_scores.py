@@ -40,13 +40,10 @@ class StructureScores:
             for features_HLL, contacts_LL in examples(model, self._test)
         )
         short, long = (contacts[name]["P@L"]["mean"] for name in ("short", "long"))
-        values = (short, long, self._secondary_structure(model))
-        return dict(zip(self.columns, values, strict=True))
-
-    def _secondary_structure(self, model: PretrainedModel) -> float:
         sequences, targets, split = state_targets(self._fit, self._test)
         (states,) = embeddings(model, sequences, layers=[model.num_layers], places=targets.places)
-        return probe_features(states, targets, split).scores.values["accuracy"]
+        structure = probe_features(states, targets, split).scores.values["accuracy"]
+        return dict(zip(self.columns, (short, long, structure), strict=True))
 
 
 @final

@@ -19,7 +19,6 @@ from protlm.data.dataset import collate
 from protlm.model.decoding import STANDARD_TOKENS, Sampling, draw
 from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
-from protlm.system.errors import UserError
 
 
 @final
@@ -33,13 +32,6 @@ class Sweeps:
 
     number: int = 10
     mask_fraction: float = 0.1
-
-    def __post_init__(self) -> None:
-        if not 0 < self.mask_fraction <= 1:
-            raise UserError(
-                f"--mask-fraction {self.mask_fraction} must be above 0 and at most 1, for instance "
-                "0.1"
-            )
 
 
 @torch.inference_mode()

@@ -88,16 +88,6 @@ def linformer(sharing: str, *, projected_length: int = 10, max_length: int = LEN
     return create("linformer", options, **SIZES, max_length=max_length).double()
 
 
-def test_a_shorter_input_uses_the_first_columns_alone():
-    mechanism = linformer("heads")
-    inputs = make_inputs(15)
-    before = inputs.run(mechanism, causal=False)
-    with torch.no_grad():
-        for projection in mechanism.parameters():
-            projection[..., 15:] = torch.nan
-    assert torch.equal(inputs.run(mechanism, causal=False), before)
-
-
 # A mechanism, its options and length, its parameters that are drawn, and their standard deviation.
 DRAWN = [
     ("linformer", {"projected_length": 100, "sharing": "heads"}, 4000, "key_projection", 0.1),

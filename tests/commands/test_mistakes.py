@@ -35,23 +35,11 @@ TABLE = """
 2 features train -m run --layer 9 --data data -o o -> layer 9 does not exist
 3 features describe data -m run --annotations x.tsv -o o -> protlm features train has written
 2 probe x.tsv -o o --seed -1 -> --seed & -1 & at least 0
-2 probe x.tsv -o o --toks-per-batch 0 -> --toks-per-batch & 0 & at least 1
-2 finetune x.tsv -o o --devices 0 -> --devices & 0 & at least 1
-2 finetune x.tsv -o o --epochs 0 -> --epochs & 0 & at least 1
-2 finetune x.tsv -o o --lora 0 -> --lora & 0 & at least 1
-2 finetune x.tsv -o o --learning-rate 0 -> --learning-rate & 0 & above 0
-2 generate -m run -o o --number 0 -> --number & 0 & at least 1
-2 generate -m run -o o --batch-size 0 -> --batch-size & 0 & at least 1
-2 generate -m run -o o --sweeps 0 -> --sweeps & 0 & at least 1
-2 generate -m run -o o --seed -1 -> --seed & -1 & at least 0
 2 probe x.tsv -o o --seed 18446744073709551616 -> --seed & 184467440737 & below 2^63
 2 finetune x.tsv -o o --learning-rate inf -> --learning-rate & inf & below 2^63
 2 finetune x.tsv -o o --learning-rate nan -> --learning-rate & nan & above 0
-2 probe x.tsv -o o --min-count -1 -> --min-count & -1 & at least 0
 2 generate -m run -o o --number 1000000000000000000000000000000 -> --number & 100000000000
-2 generate -m run -o o --top-k -3 -> --top-k & -3 & at least 1
 2 embed x.fasta -o o.h5 --processes 1000000000 -> --processes & 1000000000 & 1000
-2 score x.csv -o o.csv --first-residue 1000000000000000000000000000000 -> --first-residue & 100000
 2 embed x.fasta -m '' -o o.h5 -> the value of -m is empty
 2 prepare x.fasta --out data -o '' -> the value of -o is empty
 2 embed x.fasta --output= -> the value of --output is empty
@@ -72,12 +60,9 @@ TABLE = """
 2 embed - -m run -o o.h5 --executor local --processes 2 -> --executor reads the sequences several
 2 embed - -m run -o o.h5 --processes 2 -> --processes reads the sequences several times
 2 embed x.fasta -m run -o o.h5 --dtype bfloat16 -> --format hdf5 has no bfloat16
-2 embed x.fasta -m run -o o.npz --format npz --dtype bfloat16 -> npz has no bfloat16
 2 embed x.fasta -m run -o o.parquet --format parquet --dtype bfloat16 -> parquet has no bfloat16
 2 embed x.fasta -m run -o o.parquet --format parquet --include mean per_tok -> --format ragged
-2 embed x.fasta -m run -o o.h5ad --format anndata --include mean per_tok -> --format ragged
 2 embed x.fasta -m run -o o.h5ad -> is an HDF5 file, not .h5ad & or: --format anndata
-2 embed x.fasta -m run -o o.parquet -> is an HDF5 file, not .parquet; type: -o o.h5
 2 embed x.fasta -m run -o o.csv -> the output is an HDF5 file, not .csv; type: -o o.h5
 2 embed x.fasta -m run -o o.h5 --format npz -> is a NumPy archive, not .h5; type: -o o.npz
 2 embed x.fasta -m run -o o.npz -> type: -o o.h5, or: --format npz
@@ -85,9 +70,7 @@ TABLE = """
 3 embed none.fasta -m none -o o.h5 -> none.fasta: no such file
 3 score v.csv none.csv -m none -o s --wild-type x.fasta -> none.csv: no such file
 3 probe none.tsv -m none -o o -> none.tsv: no such file
-4 attention x.fasta -m none -o v.csv -> v.csv exists already
 4 inspect x.fasta -m none -o v.csv -> v.csv exists already
-4 probe labels.tsv -m none -o v.csv -> v.csv exists already
 2 generate -o g.fasta -> only a causal model & generate --start SEQUENCES.fasta
 3 embed x.fasta -m none -o o.h5 -> none
 3 embed x.fasta -m hybird-6m -o o.h5 -> hybird-6m: no such model (did you mean hybrid-6m?); give
@@ -95,14 +78,11 @@ TABLE = """
 4 embed x.fasta -m run -o x.fasta -> x.fasta
 4 embed x.fasta -m run -o x.fasta/o.h5 -> x.fasta
 2 attention x.fasta -m run -o o.h5 --layers 9 -> 9
-3 contacts none.pdb -m run -o o.h5 -> none.pdb
 2 generate -m run -o o.fasta -> objective=causal & generate --start SEQUENCES.fasta
 4 generate -m run -o x.fasta -> x.fasta
-3 generate -m none -o o.fasta -> none
 2 generate -m run -o o.fasta --temperature -1 -> -1
 2 generate -m run -o o.fasta --top-p 0 -> top-p 0
 2 generate -m run -o o.fasta --prefix MK1 -> --prefix & '1' at residue 3
-3 score none.csv -m run -o o.csv --wild-type x.fasta -> none.csv
 2 score x.fasta -m run -o o.csv --wild-type x.fasta -> --scan & --wild-type x.fasta
 2 score v.csv -m run -o o.csv --estimator esm -> esm & masked-marginals
 2 score v.csv -m run -o o.csv --estimator masked_marginal -> (did you mean masked-marginals?)
@@ -121,6 +101,8 @@ TABLE = """
 3 data leakage none -> none & protlm prepare
 2 data leakage data --min-shared 50 -> 50 & 1
 2 prepare x.fasta --out o --workers 0 -> --workers 0
+2 prepare x.fasta --out o --max-reject-rate nan -> --max-reject-rate nan & at most 1
+2 generate --start x.fasta -o o --mask-fraction 0 -> --mask-fraction 0 & above 0 and at most 1
 2 prepare x.fasta --out o --min-length 9 --max-length 3 -> --min-length 9 & --max-length 3
 3 prepare x.fasta --out o --organism 9606 -> none of the 1 records is left & organism
 2 prepare x.fasta --out o --executor pbs -> pbs & slurm & local
@@ -166,10 +148,7 @@ TABLE = """
 2 evaluate checkpoint=hybrid-6m -> data.dir=DIR
 3 evaluate checkpoint=broken data.dir=data split=test output=o.json -> step-00000004.ckpt
 3 embed unusable.fasta -m run -o o.h5 -> unusable.fasta: none of the 2 & 2: digit, line 3
-3 attention unusable.fasta -m run -o o.h5 -> unusable.fasta: none of the 2 & 2: digit, line 3
-3 contacts unusable.fasta -m run -o o.h5 -> unusable.fasta: none of the 2 & 2: digit, line 3
 3 inspect unusable.fasta -m run -o o.html -> unusable.fasta: none of the 2 & 2: digit, line 3
-3 score unusable.fasta -m run --scan -o o.csv -> unusable.fasta: none of the 2 & 2: digit, line 3
 2 score v.csv -m run -o s -> neither is given
 2 score v.csv -m run -o s --wild-type x.fasta --reference other.csv -> both are given
 3 score v.csv -m run -o s --wild-type two.fasta -> has 2 proteins; give a file of one protein
@@ -201,7 +180,6 @@ TABLE = """
 2 generate -m causal -o g.fasta --sweeps 2 -> need sequences; type --start
 2 attention x.fasta -m run -o m.h5 --heads 3 -> head 3 does not exist
 2 attention two.fasta -m run -o m.h5 --figure m.png -> --figure draws one protein
-2 attention x.fasta -m run -o m.h5 --figure m.jpg -> m.jpg is not a figure by its name
 2 attention x.fasta -m run -o m.h5 --dtype bfloat16 -> bfloat16 is not one of float32, float16
 2 contacts x.fasta -m run -o c.h5 --figure c.jpg -> c.jpg is not a figure by its name
 2 contacts x.fasta -m run -o c.h5 --chain Z -> --chain Z needs a PDB or mmCIF file; x.fasta is
@@ -211,8 +189,6 @@ TABLE = """
 2 inspect x.fasta -m run -o p.html --chain A -> --chain A & PDB or mmCIF file
 2 inspect x.fasta -m run -m run -m run -o p.html -> compares two models, and 3 are given
 3 inspect two.fasta -m run -o p.html -> has 2 proteins, and a page shows one
-3 inspect twice.fasta -m run -o p.html -> has 2 proteins, and a page shows one
-3 score v.csv -m run -o s --wild-type twice.fasta -> has 2 proteins; give a file of one protein
 3 score twice.fasta -m run --scan -o s.csv -> has 2 proteins; give a file of one protein
 3 contacts twice.fasta -m run -o c.h5 -> twice.fasta, line 3: the identifier P1 & --duplicates
 3 embed uniprot.tsv -m run -o o.h5 -> this is a table & $3}' TABLE > SEQUENCES.fasta
@@ -237,8 +213,6 @@ TABLE = """
 2 checkpoint export run -o new --format onnx -> --format onnx is not one of hf, protlm
 2 checkpoint export run -o new --format hf --dtype bfloat16 -> bfloat16 needs --format protlm
 2 checkpoint export run -o new --fit x.json -> --fit needs --format hf
-3 data info none -> none & protlm prepare
-3 data export none -> none & protlm prepare
 4 data export data -o x.fasta -> x.fasta exists already
 2 finetune labels.tsv -m run -o new --lora 1000000000 -> --lora 1000000000 must be at most 64
 2 finetune labels.tsv -m run -o new --devices 9999 -> --devices 9999: this machine has

@@ -257,17 +257,6 @@ def test_a_row_does_not_depend_on_its_batch(mixture):
     assert rows(rule) == rows(replace(rule, tokens_per_batch=1_300))
 
 
-def test_every_pass_is_masked_differently(mixture):
-    rule = LengthBuckets(500, 300, block=15)
-    seen = {}
-    for batch in load(mixture, rule, "masked", num_batches=100):
-        for sample, tokens_L in zip(batch.samples_B.tolist(), batch.tokens_BL, strict=True):
-            seen.setdefault(sample, []).append(tuple(tokens_L.tolist()))
-    many = [rows for rows in seen.values() if len(rows) > 2 and sum(r != 1 for r in rows[0]) > 60]
-    assert len(many) > 5
-    assert all(len(set(rows)) == len(rows) for rows in many)
-
-
 @pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_packed_proteins_are_those_of_padded_rows(reader, objective):
     """Their tokens and targets; the rest is padding, and a filler row one token."""

@@ -164,9 +164,6 @@ def test_duplicate_names_are_rejected_before_clustering(install_mmseqs, out, tmp
 
 
 def test_invalid_clusterings_are_rejected(out, tmp_path, monkeypatch):
-    for identity in (0, -1, 1.5, float("nan")):
-        with pytest.raises(UserError, match="--cluster-identity"):
-            Clustering(identity)
     with pytest.raises(UserError, match="standard input"):
         cluster_sources([TINY, Path("-")], out, Clustering())
     with pytest.raises(InputDataError, match=r"none\.fasta"):

@@ -16,7 +16,6 @@ from protlm.data.records.fasta import FastaBlock
 from protlm.data.shards.data_set import open_split, verify
 from protlm.data.shards.manifest import Counts, read_manifest
 from protlm.data_prep.encode import Selection
-from protlm.data_prep.prepare import PrepareOptions
 from protlm.data_prep.report import read_rejected, write_rejected
 from protlm.data_prep.sources import find_sources, list_files, refuse_inside
 from protlm.data_prep.split import HashSplit, TableSplit
@@ -264,16 +263,6 @@ def test_invalid_paths_are_rejected(build, out, tmp_path):
     for sources, told in (([], "protlm prepare SOURCE"), ([missing], "no such file")):
         with pytest.raises(UserError, match=told):
             build(sources, out)
-
-
-IMPOSSIBLE = [("max_reject_rate", value) for value in (1.5, -0.1, float("nan"))]
-IMPOSSIBLE += [("shard_residues", 0), ("workers", 0), ("workers", 257)]
-
-
-@pytest.mark.parametrize(("name", "value"), IMPOSSIBLE)
-def test_impossible_settings_are_rejected(name, value):
-    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}"):
-        PrepareOptions(**{name: value})
 
 
 def peak(out: Path, records: int, workers: int) -> int:

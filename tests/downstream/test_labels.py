@@ -167,12 +167,9 @@ TAKEN: dict[str, tuple] = {
     "ten whole numbers": (cycle(*map(str, range(10))), 10),
     "eleven whole numbers": (cycle(*map(str, range(11))), Task.number),
     "numbers and a word": (cycle("0", "1", "unknown"), 3),
-    "integers and a word": (cycle("1", "2", "mixed"), 3),
     "a bound": (cycle("0", "1", ">1"), 3),
-    "decimals and a word": (cycle("5.5", "7.4", "mixed"), 3),
     "helices": (cycle("7 TM", "12 TM", "1 TM", "2 TM"), 4),
     "signs": (cycle("+", "-"), 2),
-    "several signs": (cycle("++", "-", "+-", "+++"), 4),
     "none": (cycle("none", "ATP"), 2),
     "commas in a name": (cycle(CELL, "Nucleus"), 2),
     "brackets": (cycle("[2Fe-2S]", "heme"), 2),
@@ -183,7 +180,6 @@ TAKEN: dict[str, tuple] = {
     "peptides, whole numbers": ([str(n * 9_973 + 100_000) for n in range(80)], Task.number, 6),
     "peptides, classes": (cycle("positive", "negative"), 2, 8),
     "peptides, classes of their length": (cycle("binder", "nobind", "strong"), 3, 6),
-    "peptides, classes of two words": (cycle("T cell", "B cell"), 2, 2),
     "dipeptides": (cycle("10", "20"), 2, 2),
 }
 
@@ -244,7 +240,6 @@ REFUSED: dict[str, tuple] = {
     **{a: ([a.replace("7", str(n)) for n in range(100, 180)], b) for a, b in MEANT.items()},
     "mostly bounds": ([NUMBERS[n] if n % 5 < 2 else ">9" for n in range(80)], "line 4: '>9' is"),
     "lists of pandas": (cycle("['a', 'b']", "['a']"), "is a list as programs write it"),
-    "lists of numpy": (cycle("[0.1 0.2]", "[0.3 0.4]"), "is a list as programs write it"),
     "lists of numbers": (cycle("0.5;0.7", "0.1;0.2"), "are lists of numbers; give one for each"),
     "a class each": ([f"c{n}" for n in range(80)], "80 labels would be 80 classes"),
     "nearly a class each": ([f"c{min(n, 60)}" for n in range(80)], "80 labels would be 61 classes"),

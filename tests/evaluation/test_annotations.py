@@ -4,10 +4,9 @@ import gzip
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from protlm.analysis.uniprot_features import BOND, SITES, read_annotated
+from protlm.analysis.uniprot_features import BOND, read_annotated
 from protlm.system.errors import InputDataError
 from tests.data.test_relatives import random_sequences
 
@@ -49,10 +48,7 @@ def test_sites_and_bonds_are_at_their_positions(tmp_path: Path) -> None:
     )
     found = read_annotated(path, max_proteins=10, max_residues=100, seed=0)
     (protein,) = found.proteins
-    sites = dict(zip(SITES, protein.is_site(), strict=True))
-    assert np.flatnonzero(sites["binding_site"]).tolist() == [2, 3, 4, 8]
-    assert not any(sites[name].any() for name in SITES if name != "binding_site")
-    assert np.argwhere(protein.bonds()).tolist() == [[5, 10], [10, 5]]
+    assert protein.features == {"binding_site": [(2, 4), (8, 8)], BOND: [(5, 10)]}
     assert found.left_out == {
         "on another isoform": 1,
         "unknown or uncertain position": 3,

@@ -1,4 +1,4 @@
-"""Heads: statistics against their definitions, clusters, rollout, the evaluation."""
+"""Heads: statistics against their definitions, clusters, the evaluation."""
 
 import math
 from pathlib import Path
@@ -16,12 +16,10 @@ from protlm.analysis.head_survey import (
     head_clusters,
     head_distances,
     head_precisions,
-    rollout,
 )
 from protlm.analysis.replacement import masked_scores
-from protlm.attention import names
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError
 from tests.rounding import error_bound
 from tests.small_models import evaluated, small_model, structure_folder
 
@@ -36,31 +34,6 @@ def test_a_protein_without_a_pair_has_no_part_in_the_mean_of_a_head() -> None:
     assert np.isnan(found[0]).all() and found[1] == [1 / 7] * 2
     survey = HeadSurvey({}, np.array(found)[:, None])
     assert survey.means()["contact_precision"].tolist() == [[1 / 7] * 2]
-
-
-@pytest.mark.parametrize(("attention", "options"), [(name, {}) for name in names()])
-def test_rollout_is_the_product_of_the_maps(attention: str, options: dict[str, Any]) -> None:
-    model = small_model(attention, **options)
-    maps = model.attention_maps(model.tokenize(SEQUENCES[:1]))
-    length = len(SEQUENCES[0]) + 2
-    if attention in ("linformer", "nystromformer"):
-        with pytest.raises(UserError, match=f"rows of the maps of attention={attention} are not"):
-            rollout(model, SEQUENCES[0], 7)
-        return
-    product = torch.eye(length, dtype=torch.float64)
-    for layer in range(1, model.num_layers + 1):
-        mixed = 0.5 * (maps[layer][0].double().mean(dim=0) + torch.eye(length))
-        product = mixed / mixed.sum(dim=1, keepdim=True) @ product
-    for position in (0, 7, length - 1):
-        found = rollout(model, SEQUENCES[0], position)
-        torch.testing.assert_close(found, product[position], rtol=1e-9, atol=1e-12)
-        assert found.sum().item() == pytest.approx(1)
-        assert found.min() >= 0
-
-
-def test_rollout_of_a_causal_model_sees_nothing_later() -> None:
-    found = rollout(small_model("performer_relu", "causal"), SEQUENCES[0], 5)
-    assert (found[:6] > 0).all() and (found[6:] == 0).all()
 
 
 def test_pooled_maps_are_means_of_cells() -> None:

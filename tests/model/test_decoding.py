@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from protlm.attention import mechanism, names
 from protlm.attention.base import Recurrent
@@ -19,7 +18,6 @@ from protlm.model.positions import rotate
 from protlm.model.selfattention import BoundedNorm, FreeNorm
 from protlm.model.transformer import DecodingState, ModelOutput, ProteinLM
 from protlm.system.errors import UserError
-from tests.attention.cases import num_elements
 from tests.marks import slow_but
 from tests.model.test_transformer import EXTRAS, trained
 from tests.rounding import condition_of, error_bound
@@ -153,26 +151,6 @@ def test_float64_is_not_rounded_in_between():
         torch.testing.assert_close(normed_BHLK, x_BHLK, rtol=1e-12, atol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", ["softmax", "performer_relu"])
-def test_the_work_of_a_step_does_not_grow(attention):
-    model = network(attention, positions=Positions.rotary, **PARTS["extras"])
-    tokens_BL, state = example(70), None
-    work, sizes = [], []
-    for start, end in ((0, 3), (3, 30), (30, 70)):
-        state, _ = stepped(model, tokens_BL[:, start : end - 1], state)
-        with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-            state, _ = model.step(state, tokens_BL[:, end - 1])
-        work.append(counter.get_total_flops())
-        sizes.append(sum(num_elements(block) for block in state.blocks))
-    assert work[0] > 0
-    if attention == "softmax":
-        # The cache grows by blocks.
-        assert sizes[0] <= sizes[1] < sizes[2]
-    else:
-        assert len(set(work)) == len(set(sizes)) == 1
-
-
 def test_more_positions_than_the_table_has_are_a_user_error():
     model = network(positions=Positions.learned, max_length=16)
     stepped(model, example(16))
@@ -233,7 +211,6 @@ WRONG: list[tuple[Any, str, list[float]]] = [
     (Sampling, "temperature", [-0.1, np.nan, np.inf]),
     (Sampling, "top_k", [0]),
     (Sampling, "top_p", [0.0, 1.5, np.nan]),
-    (Sweeps, "mask_fraction", [0.0, 1.5]),
 ]
 
 

@@ -27,8 +27,8 @@ POSITIONS = [{"positions": "learned"}, {"positions": "rotary", "global_every": 2
 NETWORKS = [("attention=hybrid", POSITIONS[1]), ("attention=softmax", POSITIONS[0])]
 
 
-def packed(seed: int, *, first: Tensor | None = None) -> Packed:
-    """Two rows of proteins of random lengths, a tenth of them masked, or with a given first one."""
+def packed(seed: int) -> Packed:
+    """Two rows of proteins of random lengths, a tenth of them masked."""
     rng, spans = np.random.default_rng(seed), []
     tokens_BL = torch.full(SHAPE, VOCABULARY.pad)
     for row, length in enumerate([SHAPE[1]] * SHAPE[0]):
@@ -37,7 +37,6 @@ def packed(seed: int, *, first: Tensor | None = None) -> Packed:
         while (start := end) + 20 < length:
             own = torch.from_numpy(rng.integers(4, 24, rng.integers(3, LONGEST + 1)))
             own[torch.from_numpy(rng.random(len(own)) < 0.1)] = VOCABULARY.mask
-            own = own if spans or first is None else first
             end = min(start + len(own), length)
             tokens_BL[row, start:end] = own[: end - start]
             spans.append((row * length + start, row * length + end))
@@ -73,27 +72,15 @@ def test_a_packed_protein_is_as_it_is_alone(settings, positions, causal):
     for layer, hidden_BLD in out.hidden.items():
         expected = torch.cat([one.hidden[layer][0] for one in parts])
         torch.testing.assert_close(hidden_BLD[mask_BL], expected, rtol=1e-11, atol=1e-11)
+    # Whole rows do not say that their proteins need no padding.
+    whole = network(tokens_BL, mask_BL, causal=causal, bounds=bounds, is_whole=True)
+    assert torch.equal(whole.logits_BLV[mask_BL], out.logits_BLV[mask_BL])
     expected = torch.cat([one.logits_BLV[0] for one in parts])
     pairs = zip(
         gradients(network, out.logits_BLV[mask_BL]), gradients(network, expected), strict=True
     )
     for found, wanted in pairs:
         torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize(("settings", "positions"), NETWORKS)
-def test_no_protein_sees_its_neighbors(settings, positions):
-    network = trained(settings, **EXTRAS, **positions, num_layers=2)
-    first = torch.arange(40) % 20 + 4
-    outputs = []
-    for seed in range(3):
-        tokens_BL, mask_BL, bounds = packed(seed, first=first)
-        logits_BLV = network(tokens_BL, mask_BL, causal=False, bounds=bounds).logits_BLV
-        outputs.append(logits_BLV[0, : len(first)])
-    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
-    # Whole rows do not say that their proteins need no padding.
-    whole = network(tokens_BL, mask_BL, causal=False, bounds=bounds, is_whole=True)
-    assert torch.equal(whole.logits_BLV[mask_BL], logits_BLV[mask_BL])
 
 
 @pytest.mark.slow

@@ -160,6 +160,15 @@ def test_validation_always_has_one_sequence_per_row(tiny_data):
             assert torch.equal(one.targets_BL, other.targets_BL)
 
 
+def test_packed_rows_that_a_batch_does_not_hold_are_refused(tiny_data):
+    """As a step of several batches would have room for them."""
+    packed = ("data.batching=packed", "trainer.tokens_per_step=4096")
+    told = r"data\.tokens_per_row=1025 do not fit into data\.tokens_per_batch=1024; type .*=1024$"
+    with pytest.raises(UserError, match=told):
+        build(tiny_data, *packed, "data.tokens_per_row=1025")
+    build(tiny_data, *packed, "data.tokens_per_row=1024")
+
+
 def test_devices_without_a_row_cause_a_warning(train, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 9)
     settings = ["trainer.devices=9", "data.max_length=128", "data.dir=null"]

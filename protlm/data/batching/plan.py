@@ -277,13 +277,12 @@ class BatchStream(Sampler[BatchPlan]):
         return batches * self._share.micro_batches
 
     def __iter__(self) -> Iterator[BatchPlan]:
+        """Yields the plans of an epoch, or those of a run, whose steps count from its beginning."""
         if self._num_batches is None:
-            return self._epoch(self._start)
+            yield from self._epoch(self._start)
+            return
         left = self._num_batches - self._done
-        return self._with_steps(islice(self._epochs(), left * self._share.micro_batches))
-
-    def _with_steps(self, plans: Iterator[BatchPlan]) -> Iterator[BatchPlan]:
-        """Sets the optimizer steps, counted from the beginning of the run."""
+        plans = islice(self._epochs(), left * self._share.micro_batches)
         for number, plan in enumerate(plans):
             batch = self._done + number // self._share.micro_batches
             yield replace(plan, step=batch // self._share.batches_per_step)

@@ -57,16 +57,17 @@ class LengthBuckets(BatchingStrategy):
     """Sorts the samples of a block by length, cuts them into batches, and shuffles the batches.
 
     No sample is dropped or repeated. `crop` is the part that is kept of samples that are longer
-    than `max_length`; there are sixteen padded lengths per doubling, or those of `lengths`.
+    than `max_length`; there are sixteen padded lengths per doubling, or as many as `even`, evenly
+    spaced.
     """
 
     crop: str = "prefix"
-    lengths: tuple[int, ...] = ()
+    even: int = 0
 
     @cached_property
     def edges(self) -> np.ndarray:
-        if self.lengths:
-            return np.array(self.lengths)
+        if self.even:
+            return np.arange(1, self.even + 1) * self.max_length // self.even
         edges = [min(_FIRST_EDGE, self.max_length)]
         while edges[-1] < self.max_length:
             doubling = 1 << (edges[-1].bit_length() - 1)
@@ -185,34 +186,6 @@ def _filled(num_tokens: list[int], size: int) -> list[list[int]]:
                 lengths.remove(length)
         rows.append(row)
     return rows
-
-
-def fitting_lengths(num_tokens: np.ndarray, number: int) -> tuple[int, ...]:
-    """Returns as many padded lengths, or fewer, with the least padding of rows of these lengths.
-
-    By dynamic programming: with n of them, rows of up to e tokens take the least sum of what rows
-    of up to d < e take with n - 1, and of e for each of the others.
-
-    >>> fitting_lengths(np.array([3, 4, 8, 8, 9]), 2)
-    (4, 9)
-    """
-    # Of more than 1,024 lengths, only some multiples are tried.
-    step = -(-int(num_tokens.max()) // 1024)
-    rounded = np.minimum(-(-num_tokens // step) * step, num_tokens.max())
-    edges, counts = np.unique(rounded, return_counts=True)
-    ends = np.cumsum(counts)
-    # Sizes of the rows from the edge of the column to that of the row, padded to this.
-    sizes = (ends[:, None] - np.append(0, ends[:-1])) * edges[:, None].astype(float)
-    sizes[np.triu_indices(len(edges), 1)] = np.inf
-    least, choices = sizes[:, 0], list[np.ndarray]()
-    for _ in range(min(number, len(edges)) - 1):
-        totals = sizes + np.append(np.inf, least[:-1])
-        choices.append(totals.argmin(1))
-        least = totals.min(1)
-    chosen = [len(edges) - 1]
-    for choice in reversed(choices):
-        chosen.append(int(choice[chosen[-1]]) - 1)
-    return tuple(edges[chosen[::-1]].tolist())
 
 
 @final

@@ -43,7 +43,10 @@ class ByteSource:
         self.num_bytes, self._size, self._digest = 0, 0, hashlib.sha256()
         self._ignore_trailing_garbage = ignore_trailing_garbage
         if path == STANDARD_INPUT:
-            self.name, self._raw = "standard input", _standard_input()
+            # A process may be started without standard input.
+            if sys.stdin is None:
+                raise InputDataError("standard input is closed; give the path of a file")
+            self.name, self._raw = "standard input", io.FileIO(sys.stdin.fileno(), closefd=False)
         else:
             self.name = str(path)
             self._raw = existing_file(path, what).open("rb", buffering=0)
@@ -204,13 +207,6 @@ def with_unix_line_ends(blocks: Iterator[bytes]) -> Iterator[bytes]:
         yield whole.removesuffix(b"\r").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if held:
         yield b"\n"
-
-
-def _standard_input() -> Any:
-    # A process may be started without standard input.
-    if sys.stdin is None:
-        raise InputDataError("standard input is closed; give the path of a file")
-    return io.FileIO(sys.stdin.fileno(), closefd=False)
 
 
 def fast_zlib() -> ModuleType:

@@ -4,6 +4,7 @@ Attention in PyTorch stands in for fused kernels where their choice is tested.
 """
 
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -324,9 +325,16 @@ def test_a_run_whose_check_is_killed_trains_in_pytorch(checked, train, monkeypat
     ],
 )
 def test_the_end_of_a_child_is_said(code, printed, errors, expected, checked, monkeypatch):
-    ended = CompletedProcess([], code, printed, errors)
-    monkeypatch.setattr(check.subprocess, "run", lambda *_, **__: ended)
+    commands = list[list[str]]()
+
+    def run(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        return CompletedProcess(command, code, printed, errors)
+
+    monkeypatch.setattr(check.subprocess, "run", run)
     assert check._ask_child(checked) == expected
+    # Modules of the working folder would hide others.
+    assert commands == [[sys.executable, "-P", "-m", check.__name__, checked.text]]
 
 
 @pytest.mark.parametrize("error", [TimeoutExpired("", 1), None])

@@ -9,8 +9,8 @@ from protlm.attention import create
 from protlm.attention.linearized import gated
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.gates import Gate, decays
-from tests.attention.cases import Case, Inputs, find_case, make_inputs
-from tests.attention.test_contract import gradients, relative_error, steps
+from tests.attention.cases import Case, find_case, make_inputs
+from tests.attention.test_contract import gradients, relative_error
 from tests.marks import slow_but
 
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
@@ -50,64 +50,6 @@ def test_no_factor_and_length_underflows_or_drifts(name, length, factor, decay, 
     assert max(errors) <= 2e-5
     # A sum over all positions, of either sign.
     assert bias <= 1e-4
-
-
-@DECAYS
-@FACTORS
-@pytest.mark.parametrize("name", NAMES)
-def test_steps_are_the_causal_forward_after_many_chunks(name, factor, decay):
-    _, mechanism = decaying(decay, factor, name)
-    inputs = make_inputs(300).without_padding()
-    _, out = steps(mechanism.double(), inputs)
-    torch.testing.assert_close(out, inputs.run(mechanism, causal=True), rtol=1e-10, atol=1e-10)
-
-
-@MODES
-@DECAYS
-def test_padding_is_not_a_distance(decay, causal):
-    """The outputs of residues around padding are those of the residues alone."""
-    _, mechanism = decaying(decay, 0.8)
-    inputs = make_inputs(200)
-    out = inputs.run(mechanism.double(), causal=causal)
-    for sample, mask_L in enumerate(inputs.mask_BL):
-        own = slice(sample, sample + 1)
-        heads = [x[own, :, mask_L] for x in inputs[:3]]
-        hidden_BLD = inputs.hidden_BLD[own, mask_L]
-        alone = Inputs(*heads, hidden_BLD, torch.ones(hidden_BLD.shape[:2], dtype=torch.bool))
-        found = alone.run(mechanism, causal=causal)
-        torch.testing.assert_close(out[own, :, mask_L], found, rtol=1e-12, atol=1e-12)
-
-
-@DECAYS
-def test_reading_backward_reverses_the_outputs(decay):
-    _, mechanism = decaying(decay, 0.8)
-    inputs = make_inputs(150)
-    backward = Inputs(*(x.flip(-2) for x in inputs[:4]), inputs.mask_BL.flip(-1))
-    out = backward.run(mechanism.double(), causal=False).flip(-2)
-    torch.testing.assert_close(out, inputs.run(mechanism, causal=False), rtol=1e-12, atol=1e-12)
-
-
-@DECAYS
-def test_causal_weights_are_those_of_earlier_keys(decay):
-    _, mechanism = decaying(decay, 0.8)
-    inputs = make_inputs(150).without_padding()
-    both, causal = (inputs.map_of(mechanism.double(), causal=causal) for causal in (False, True))
-    earlier = both.tril()
-    torch.testing.assert_close(earlier / earlier.sum(-1, keepdim=True), causal)
-
-
-@MODES
-@DECAYS
-def test_the_weakest_decay_is_none(decay, causal):
-    _, mechanism = decaying(decay, 0.8)
-    assert mechanism.gate is not None
-    mechanism.gate.bias.data.fill_(100.0)
-    inputs = make_inputs(300).without_padding()
-    expected = inputs.run(find_case("performer_relu").create().double(), causal=causal)
-    # Gates are at most 1 - 3.1e-7, and weights sum to 1.
-    atol = 2 * 300 * 3.1e-7 * float(inputs.v_BHLC.abs().max())
-    found = inputs.run(mechanism.double(), causal=causal)
-    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
 def test_decays_of_pairs_are_powers_of_the_distance():

@@ -180,16 +180,6 @@ def test_orthogonal_rows_have_less_variance_than_iid_rows(estimator):
     assert orthogonal < 0.95 * iid
 
 
-@pytest.mark.slow
-def test_the_variance_of_orthogonal_rows_is_below_the_bound_of_theorem_2():
-    z2 = 1.0
-    x, y = vectors(z2)
-    draws = block_estimates("positive", "orthogonal", x, y, 5 * FEATURES)
-    found = relative_variance(draws, expected_kernel("positive", x, y)).mean()
-    iid = math.exp(z2) * (1 - math.exp(-z2)) / DIM
-    assert found < iid - 2 * (DIM - 1) / (DIM * (DIM + 2)) * (1 - math.exp(-z2 / 2)) ** 2
-
-
 @pytest.mark.parametrize("dim", [64, 512])
 def test_key_features_without_a_reference_are_bounded(dim):
     feature_map = PositiveFeatures(Projection(256, dim).draw(seed=5, index=0).float())
@@ -424,17 +414,6 @@ def test_antithetic_rows_mirror_the_others(sampling):
     assert torch.equal(rows, torch.cat([half, -half]))
 
 
-@LAWS
-def test_a_draw_is_a_pure_function_of_seed_and_index(sampling):
-    projection = Projection(20, DIM, sampling=sampling)
-    rows = projection.draw(3, 7)
-    assert rows.shape == (20, DIM) and rows.dtype == torch.float64
-    assert torch.equal(rows, projection.draw(3, 7))
-    for seed, index in [(3, 8), (4, 7), (7, 3), (4, 6)]:
-        others = projection.draw(seed, index)
-        assert not torch.isin(rows.norm(dim=1), others.norm(dim=1)).any()
-
-
 def test_draws_are_those_of_earlier_versions():
     expected = [
         [0.839103246279, 0.820187479817],
@@ -449,19 +428,3 @@ def test_draws_are_those_of_earlier_versions():
 def test_heads_of_width_one_have_rows_of_either_sign(sampling):
     rows = Projection(100, 1, sampling=sampling, row_norms=RowNorms.sqrt_dim).draw(0, 0)
     assert rows.unique().tolist() == [-1, 1]
-
-
-def test_padding_does_not_set_the_scale_of_large_keys():
-    """The logits of keys of zeros in the padding would be far above those of real keys."""
-    mechanism = protlm.attention.create(
-        "performer_softmax", {}, num_heads=2, head_dim=16, model_dim=32, max_length=64
-    )
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 2, 40, 16) * scale for scale in (1, 24, 1))
-    longer = [torch.cat([x, torch.zeros(1, 2, 24, 16)], dim=2) for x in (q, k, v)]
-    found = [
-        mechanism(*one, hidden_BLD=torch.zeros(1, n, 32), mask_BL=mask_BL, causal=False)
-        for one, n in (((q, k, v), 40), (longer, 64))
-        for mask_BL in [torch.arange(n)[None] < 40]
-    ]
-    torch.testing.assert_close(found[1][:, :, :40], found[0], rtol=1e-4, atol=1e-4)

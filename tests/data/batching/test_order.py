@@ -210,19 +210,6 @@ def test_the_first_members_are_spread_evenly(size):
         assert abs(same - len(items) / size) < 5 * (len(items) / size * (1 - 1 / size)) ** 0.5
 
 
-def test_seeds_and_data_sets_draw_differently(opened):
-    split, index, _ = opened([3] * 40)
-
-    def samples(seed):
-        order = SampleOrder([len(split)] * 2, seed=seed, clusters=[index] * 2)
-        drawn = np.sort(order.draw(0, np.arange(len(order))).samples)
-        return [(part % len(split)).tolist() for part in np.split(drawn, 2)]
-
-    (first, second), again, other = map(samples, (0, 0, 1))
-    assert again == [first, second]
-    assert first != second and first != other[0]
-
-
 @pytest.mark.parametrize("has_clusters", [False, True])
 def test_a_mixture_draws_by_its_shares_and_each_pass_takes_everything_once(opened, has_clusters):
     """Sequences, or clusters by one of their sequences."""

@@ -1,7 +1,7 @@
 """Batches: complete, in buckets or packed, the same for any ranks, resumable; and forecasts."""
 
 from dataclasses import replace
-from itertools import chain, combinations, islice
+from itertools import chain, islice
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ import pytest
 from protlm.data.batching import plan as module
 from protlm.data.batching.mixture import Mixture, SampleOrder
 from protlm.data.batching.plan import BatchStream, Curriculum, Progress, RankBatches, forecast
-from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins, fitting_lengths
+from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins
 from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
@@ -435,28 +435,10 @@ def test_packed_rows_of_short_proteins_have_a_limited_number():
     assert WholeProteins(160, 1_000).longest_row == 1_000
 
 
-@pytest.mark.parametrize("number", [1, 2, 3, 5, 9])
-def test_fitting_lengths_have_the_least_padding(number):
-    lengths = np.random.default_rng(0).integers(3, 60, 12)
-
-    def padding(edges):
-        return sum(edges[np.searchsorted(edges, n)] - n for n in lengths)
-
-    found = fitting_lengths(lengths, number)
-    others = sorted(set(lengths.tolist()) - {lengths.max()})
-    best = min(padding([*some, lengths.max()]) for some in combinations(others, number - 1))
-    assert (padding(found), found[-1], len(found)) == (best, lengths.max(), number)
-    assert fitting_lengths(lengths, 99) == (*others, lengths.max())
-    # Of many lengths, multiples and the maximum.
-    many = fitting_lengths(np.arange(3, 10_001), 4)
-    assert many[-1] == 10_000 and np.abs(np.array(many) - [2_500, 5_000, 7_500, 10_000]).max() < 20
-
-
 @pytest.mark.parametrize(("max_length", "least"), [(512, 0.92), (1_024, 0.89)])
 def test_ten_lengths_suffice_for_the_sample(max_length, least):
     lengths = sample_lengths()
-    edges = fitting_lengths(np.minimum(lengths + 2, max_length), 10)
-    rule, order = LengthBuckets(16_384, max_length, lengths=edges), SampleOrder([len(lengths)])
+    rule, order = LengthBuckets(16_384, max_length, even=10), SampleOrder([len(lengths)])
     assert forecast(lengths.take, order, rule).useful_fraction >= least
     plans = list(BatchStream(lengths.take, order, rule, share=RankBatches(1, 3, fill=True)))
     assert len({(len(plan.rows), plan.length) for plan in plans}) <= 10
