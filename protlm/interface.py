@@ -313,11 +313,9 @@ def _pooling(name: str) -> Pooling:
 
 def _masks(sequence: str) -> list[int]:
     """Returns the positions of the masks, from 1."""
-    parts = sequence.split(_MASK)
-    if len(parts) == 1:
+    if _MASK not in sequence:
         raise InputDataError(f"{sequence[:50]} has no {_MASK}; write it in place of a residue")
-    ends = np.cumsum([len(part) + 1 for part in parts[:-1]])
-    return ends.tolist()
+    return np.cumsum([len(part) + 1 for part in sequence.split(_MASK)[:-1]]).tolist()
 
 
 def _letters(p_V: Tensor) -> dict[str, float]:

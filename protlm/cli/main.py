@@ -220,10 +220,8 @@ def _check_values(arguments: list[str]) -> None:
         flag, equals, value = argument.partition("=")
         if argument and not (equals and flag.startswith("--")):
             flag, value = before, argument
-        elif not value and (flag or before) not in _MAY_BE_EMPTY:
-            where = (
-                f"the value of {flag or before}" if (flag or before)[:1] == "-" else "an argument"
-            )
+        elif not value and (name := flag or before) not in _MAY_BE_EMPTY:
+            where = f"the value of {name}" if name[:1] == "-" else "an argument"
             raise UserError(f"{where} is empty, like a shell variable that is not set; type one")
         if flag == "--shard":
             from protlm.system.shares import Share

@@ -84,7 +84,7 @@ def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
         seed=options.seed,
         batch_size=options.batch_size,
     )
-    new = dict(watched("generating", found, total=number))
+    new = dict(found)
     return [
         resampled_record(index + 1, record.identifier, record.sequence, new[index])
         for index, record in enumerate(starts)

@@ -283,8 +283,7 @@ def _check_outputs(outputs: Sequence[Path], other: Path | None) -> None:
             f"--json {other} and -o {outputs[0]} would write the same file; give --json another "
             "name"
         )
-    files = outputs if len(outputs) == 1 else outputs[1:]
-    for path in [*files, *([] if other is None else [other])]:
+    for path in [*outputs[1:], *([] if other is None else [other])]:
         check_output(path)
 
 

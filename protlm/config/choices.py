@@ -54,11 +54,10 @@ def refuse_unknown_choice(group: str, name: str, names: list[str]) -> None:
     """Refuses a name that a group cannot be set to."""
     if name not in names:
         hint = did_you_mean(name, {one: f"{group}={one}" for one in names})
-        own = "; one of your own is found when its package is installed (docs/extend.md)"
-        raise UserError(
-            f"{group}={name} does not exist{hint}; there are: {one_of(names)}"
-            f"{own if group in _OPEN else ''}"
-        )
+        own = {"experiment": "; for settings of your own type --config FILE"}.get(group, "")
+        if group in _OPEN:
+            own = "; one of your own is found when its package is installed (docs/extend.md)"
+        raise UserError(f"{group}={name} does not exist{hint}; there are: {one_of(names)}{own}")
 
 
 def class_of(group: str, name: str, base: type[T], names: list[str]) -> type[T]:

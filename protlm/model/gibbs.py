@@ -19,6 +19,7 @@ from protlm.data.dataset import collate
 from protlm.model.decoding import STANDARD_TOKENS, Sampling, draw
 from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
+from protlm.system.terminal import JobProgress
 
 
 @final
@@ -53,15 +54,18 @@ def resample(
     network = copy.deepcopy(network).double().eval()
     words = network.vocabulary
     lengths = [len(start) for start in starts]
-    for indices in batches(lengths, TOKENS_PER_BATCH, batch_size, around=words.num_around):
-        chains = [_Chain(words.encode(starts[n]), seed, n, sweeps) for n in indices]
-        tokens_BL, mask_BL = collate([chain.start for chain in chains], vocabulary=words)
-        tokens_BL = tokens_BL.to(network.embedding.weight.device)
-        mask_BL = mask_BL.to(tokens_BL.device)
-        for _ in range(sweeps.number):
-            _sweep(network, chains, tokens_BL, mask_BL, sampling)
-        for index, chain, tokens_L in zip(indices, chains, tokens_BL.cpu().numpy(), strict=True):
-            yield index, words.decode(tokens_L[words.start :][: len(chain.start)])
+    divided = [*batches(lengths, TOKENS_PER_BATCH, batch_size, around=words.num_around)]
+    with JobProgress("sweeps", len(divided) * sweeps.number) as progress:
+        for indices in divided:
+            chains = [_Chain(words.encode(starts[n]), seed, n, sweeps) for n in indices]
+            tokens_BL, mask_BL = collate([chain.start for chain in chains], vocabulary=words)
+            tokens_BL = tokens_BL.to(network.embedding.weight.device)
+            mask_BL = mask_BL.to(tokens_BL.device)
+            for _ in range(sweeps.number):
+                _sweep(network, chains, tokens_BL, mask_BL, sampling)
+                progress.advance(1)
+            for index, tokens_L in zip(indices, tokens_BL.cpu().numpy(), strict=True):
+                yield index, words.decode(tokens_L[words.start :][: lengths[index]])
 
 
 class _Chain:

@@ -88,12 +88,12 @@ def _range_means(hidden_BLD: Tensor, ranges: Sequence[Ranges], start: int) -> Te
     spans = [np.asarray(own, np.int64).reshape(-1, 2) + start - 1 for own in ranges]
     # Beyond its row is another protein.
     assert all((own < width).all() for own in spans)
-    firsts, lasts = np.concatenate([own + row * width for row, own in enumerate(spans)]).T
-    sizes = lasts - firsts + 1
-    places = np.arange(sizes.sum()) + np.repeat(lasts + 1 - np.cumsum(sizes), sizes)
-    numbers = np.repeat(np.arange(len(sizes)), sizes), places, sizes
-    segment, place, size = (torch.from_numpy(x).to(hidden_BLD.device) for x in numbers)
+    joined = np.concatenate([own + row * width for row, own in enumerate(spans)])
+    first, last = torch.from_numpy(joined).to(hidden_BLD.device).T
+    size = last - first + 1
+    segment = torch.arange(len(size), device=size.device).repeat_interleave(size)
+    place = torch.arange(len(segment), device=size.device) + (last + 1 - size.cumsum(0))[segment]
     # Float64, so that the order of additions does not matter.
-    sums = hidden_BLD.new_zeros(len(sizes), hidden_BLD.shape[2], dtype=torch.float64)
+    sums = hidden_BLD.new_zeros(len(size), hidden_BLD.shape[2], dtype=torch.float64)
     sums.index_add_(0, segment, hidden_BLD.flatten(0, 1)[place].double())
     return (sums / size[:, None]).float()

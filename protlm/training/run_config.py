@@ -23,7 +23,6 @@ from protlm.config.composition import (
 )
 from protlm.config.fields import as_typed
 from protlm.config.settings import may_change
-from protlm.data.shards.manifest import read_manifest
 from protlm.system.errors import OutputError, UserError, one_of
 from protlm.system.lock import LOCK
 from protlm.system.paths import check_output, complete_file, explain_os_error
@@ -87,6 +86,8 @@ def compose_run(typed: Sequence[str], from_file: Sequence[str] = ()) -> TrainCon
 def check_run(typed: Sequence[str], from_file: Sequence[str]) -> None:
     """Refuses what can be refused without torch, whose import takes seconds."""
     data = compose_run(typed, from_file).data
+    from protlm.data.shards.manifest import read_manifest
+
     for directory in (data.dir, data.valid_dir, *(part.dir for part in data.mixture)):
         # The sample is made when it is needed.
         if directory is not None and Path(directory).absolute() != SAMPLE_DATA.absolute():
