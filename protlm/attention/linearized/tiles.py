@@ -38,8 +38,7 @@ def tiles(
 ) -> Iterator[list[Tile]]:
     """Yields, for each group of sequences, the tiles of its positions from left to right.
 
-    Linear attention computes the R features of one tile at a time, of `size` bytes each on a CPU. A
-    packed protein is a group.
+    A tile's R features, of `size` bytes each, are computed together. A packed protein is a group.
     """
     batch, heads, length, _ = x_BHLK.shape
     assert length > 0

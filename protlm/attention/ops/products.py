@@ -28,8 +28,7 @@ def may_round_on_cpu(x: Tensor) -> bool:
     Products are twice as fast as in float32 there. Their sums are float32, but torch has no product
     that returns these: results are bfloat16.
     """
-    is_taken = x.dtype == torch.bfloat16 and _is_plain_on_cpu(x)
-    return is_taken and _has_onednn() and cpu_multiplies_bfloat16()
+    return x.dtype == torch.bfloat16 and _is_plain_on_cpu(x) and cpu_multiplies_bfloat16()
 
 
 def cpu_multiplies_bfloat16() -> bool:
@@ -81,7 +80,7 @@ def _rounded_product(
         out = out.unflatten(0, leading)
     elif y.shape[:-2].numel() > 1:
         out = x @ y
-    elif x.is_contiguous():
+    elif x.is_contiguous() and _has_onednn(dtype):
         # The bias is not rounded.
         return _onednn_product(x, y.mT, bias)
     else:
@@ -127,8 +126,10 @@ def _linear(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
 
 
 @cache
-def _has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def _has_onednn(dtype: torch.dtype = torch.float32) -> bool:
+    has = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    # Not for emulated products.
+    return has and (dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache
