@@ -24,7 +24,7 @@ from torch.compiler import is_compiling
 
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.normalization import Denominator
-from protlm.attention.linearized.operands import Operands
+from protlm.attention.linearized.operands import Operands, rounds_on_cpu
 from protlm.attention.linearized.tiles import Spans, States, Tile, chunked, positions, tiles
 from protlm.attention.ops.numerics import no_autocast
 from protlm.attention.ops.products import matrix_product, product
@@ -55,7 +55,9 @@ class LinearAttention(torch.autograd.Function):
         weighting: Weighting,
     ) -> Tensor:
         feature_map, normalizer, causal, spans = weighting
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=True)
+        # The backward pass takes what was kept, wherever it runs.
+        ctx.rounds = rounds = rounds_on_cpu(feature_map, q_BHLK, v_BHLC)
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=rounds)
         operands.keeps &= any(ctx.needs_input_grad)
         # torch.compile functionalizes in-place writes, and then loses the strides.
         strides = torch.contiguous_format if is_compiling() else torch.preserve_format
@@ -92,7 +94,8 @@ class LinearAttention(torch.autograd.Function):
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
         feature_map, normalizer, causal, _ = ctx.weighting
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=True)
+        rounds = ctx.rounds
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=rounds)
         references, states = rest[: len(ctx.groups)], rest[len(ctx.groups) :]
         gradients = [torch.zeros_like(x) for x in (q_BHLK, k_BHLK, v_BHLC)]
 

@@ -25,6 +25,13 @@ from protlm.attention.ops.numerics import accum_dtype
 from protlm.attention.ops.products import may_round_on_cpu, operand_dtype, product
 
 
+def rounds_on_cpu(feature_map: FeatureMap, q_BHLK: Tensor, v_BHLC: Tensor) -> bool:
+    """Returns whether operands of products are rounded on a CPU."""
+    # Sums of other weights than positive ones cancel.
+    is_rounded = accum_dtype(q_BHLK) == torch.float32 and feature_map.has_fused
+    return is_rounded and may_round_on_cpu(v_BHLC)
+
+
 class Operands:
     """Queries, keys and values with their mask and feature map.
 
@@ -55,8 +62,7 @@ class Operands:
         may_look = mask_BL.device.type == "cpu" and not is_compiling()
         self._is_whole = may_look and bool(mask_BL.all())
         self.dtype = accum_dtype(q_BHLK)
-        # Sums of other weights than positive ones cancel.
-        self.rounds_on_cpu = rounds_on_cpu and feature_map.has_fused and may_round_on_cpu(v_BHLC)
+        self.rounds_on_cpu = rounds_on_cpu
         # On a CPU, what is rounded anyway is not cast to float32 before.
         self.value_dtype = v_BHLC.dtype if self.rounds_on_cpu else self.dtype
         self.product_dtype = self.value_dtype if self.rounds_on_cpu else operand_dtype(v_BHLC)
