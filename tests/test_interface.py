@@ -277,7 +277,7 @@ def test_iterators_of_layers_and_heads_are_read_once(model: Model) -> None:
     batch = model.tokenize(["MKV"])
     assert set(model(batch, iter([0, -1])).hidden) == set(model.hidden_states(batch, iter([0, -1])))
     expected = model.attention_maps(batch, [1, -1], [2])
-    found = model.attention_maps(batch, iter([1, -1]), iter([2]))
+    found = model.attention_maps(batch, iter([1, -1]), np.array([2]))
     assert expected.keys() == found.keys()
     assert all(found[layer].equal(map_BHLL) for layer, map_BHLL in expected.items())
 

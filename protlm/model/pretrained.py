@@ -3,9 +3,10 @@
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
-from typing import Self, SupportsIndex
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -349,8 +350,11 @@ class PretrainedModel:
 def numbers_of(given: int | Iterable[int] | None, last: int) -> list[int]:
     """Returns the numbers that are given, of one as of several; None is all, from 1 to `last`."""
     given = range(1, last + 1) if given is None else given
+    # A whole array has an index by its type, but only one of a single number has it.
+    with suppress(TypeError):
+        return [index(given)]  # type: ignore[arg-type]
     try:
-        return [index(given)] if isinstance(given, SupportsIndex) else [*map(index, given)]
+        return [*map(index, given)]  # type: ignore[arg-type]
     except TypeError:
         raise UserError(f"{given!r} is not a number, nor a list of numbers") from None
 
