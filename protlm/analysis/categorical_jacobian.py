@@ -13,8 +13,12 @@ from protlm.analysis.contact_regression import apc
 from protlm.config.data import EMBED_TOKENS
 from protlm.data.vocabulary import STANDARD_TOKENS
 from protlm.model.pretrained import PretrainedModel
+from protlm.system.errors import UserError
+from protlm.system.memory import free_memory, readable_size
 
 _NUM = len(STANDARD_TOKENS)
+# In float32, and the tokens of all changed sequences.
+_BYTES_PER_PAIR = 4 * _NUM**2 + 8 * _NUM
 
 
 def jacobian_contacts(
@@ -26,6 +30,12 @@ def jacobian_contacts(
     A causal model predicts a residue from those before it, so that only the half of the Jacobian
     with i < j is nonzero.
     """
+    needed, free = _BYTES_PER_PAIR * len(sequence) ** 2, free_memory(torch.device("cpu"))
+    if needed > free:
+        raise UserError(
+            f"the Jacobian of {len(sequence):,} residues needs {readable_size(needed)} of memory, "
+            f"and {readable_size(free)} are free; type a smaller evaluation.jacobian.max_residues"
+        )
     rows = _jacobian(model, sequence, bfloat16=bfloat16)
     for axis in range(4):
         rows -= rows.mean(axis=axis, keepdims=True)
