@@ -133,6 +133,8 @@ def scan_protein(
             "--json; type: protlm score PROTEIN.fasta --scan -m MODEL -o SCORES.csv"
         )
     check_table_output(output)
+    # One of several tables may be a folder.
+    check_output(output)
     protein = one_protein(sources[0])
     wild_type = protein.sequence
     predictor, estimators = _predictor(model_path, options)
