@@ -74,9 +74,9 @@ class Metrics:
 
 def ratio_of(name: str, totals: np.ndarray, counts: np.ndarray, *, seed: int = 0) -> Metrics:
     """Returns Σ totals / Σ counts over proteins; all ratios have the same draws."""
-    both = np.array([totals, counts], dtype=np.float64)
+    both = [np.asarray(x, dtype=np.float64) for x in (totals, counts)]
     drawn = np.stack([np.arange(len(totals)), *draws(len(totals), seed=seed)])
-    sums, sizes = both[:, drawn].sum(axis=2)
+    sums, sizes = (x[drawn].sum(axis=1) for x in both)
     found = np.divide(sums, sizes, out=np.full(len(sums), np.nan), where=sizes > 0)
     return Metrics({name: float(found[0])}, found[1:, None])
 
