@@ -19,6 +19,7 @@ _TRAINING = (
 )
 # The titles of rates, and how the labels of their steps begin.
 _RATES = {
+    "Compilation": "compilation, ",
     "Training steps, tokens a second": "rate, ",
     "Attention, a pass": "rates, attention",
     "Mean vectors": "rates, embedding",
@@ -43,16 +44,13 @@ def page_text(found: Mapping[str, Found]) -> str:
     if "resume" in found:
         lines += ["", "## Resume", "", _resume_line(*found["resume"])]
     for title, prefix in _RATES.items():
-        if own := [one for label, one in found.items() if label.startswith(prefix)]:
-            rows = [row for results, _ in own for row in results]
-            names = list(dict.fromkeys(name for row in rows for name in row))
-            cells = [[_cell(row.get(name)) for name in names] for row in rows]
-            notes = [
-                f"- {label} {why}"
-                for label, (_, why) in found.items()
-                if why and label.startswith(prefix)
-            ]
-            lines += ["", f"## {title}", "", *_table(names, cells), *notes]
+        own = {label: one for label, one in found.items() if label.startswith(prefix)}
+        rows = [row for results, _ in own.values() for row in results]
+        names = list(dict.fromkeys(name for row in rows for name in row))
+        cells = [[_cell(row.get(name)) for name in names] for row in rows]
+        notes = [f"- {label}: {why}" for label, (_, why) in own.items() if why]
+        if rows or notes:
+            lines += ["", f"## {title}", "", *(_table(names, cells) if rows else []), "", *notes]
     for label, (results, failure) in found.items():
         if label.startswith("training "):
             model = label.removeprefix("training ")

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -28,15 +29,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from protlm.checkpoints.checks import write_sums
-from protlm.checkpoints.format import latest, step_of
+from protlm.checkpoints.format import newest_whole, step_of
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data.vocabulary import VOCABULARY
-from protlm.system.errors import ExitCode, exit_with_message
+from protlm.system.errors import ExitCode, InputDataError, exit_with_message
 from protlm.system.paths import beside, check_output, complete_file
 
 MOST_BYTES = 15 << 20
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-# The seconds between two looks for a checkpoint, and those that the last export may take.
+# The seconds between two looks for a checkpoint, and those for the last step and its export.
 _PAUSE, _EXPORT = 5.0, 40.0
 
 
@@ -88,18 +89,28 @@ def product(packed: Path, out: Path, seconds: float, settings: Sequence[str]) ->
     data = unpack(packed, run.parent)
     command = [sys.executable, "-m", "protlm.train", "experiment=swissprot_gpu"]
     command += [f"data.dir={data}", f"run_dir={run}", *settings]
-    exported = _step(out)
     with subprocess.Popen(command) as training:
-        while training.poll() is None:
-            if time.monotonic() > end - _EXPORT:
-                training.terminate()
-                training.wait()
-            checkpoint = latest(run)
-            if checkpoint is not None and step_of(checkpoint) > exported:
-                exported = step_of(checkpoint)
-                export(checkpoint, out, exported)
-            time.sleep(min(_PAUSE, max(seconds / 100, 0.05)))
+        try:
+            while training.poll() is None and time.monotonic() < end - _EXPORT:
+                # A checkpoint may be half there.
+                with suppress(InputDataError):
+                    export_new(run, out)
+                with suppress(subprocess.TimeoutExpired):
+                    training.wait(_PAUSE)
+            training.terminate()
+            training.wait(_EXPORT / 2)
+        finally:
+            # Without effect if it has ended.
+            training.kill()
+    export_new(run, out)
     return 0 if training.returncode == ExitCode.PREEMPTED else training.returncode
+
+
+def export_new(run: Path, out: Path) -> None:
+    """Exports the last checkpoint of a run, unless its set is there."""
+    checkpoint, _ = newest_whole(run)
+    if checkpoint is not None and step_of(checkpoint) > _step(out):
+        export(checkpoint, out, step_of(checkpoint))
 
 
 def _step(out: Path) -> int:
@@ -170,12 +181,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     running = actions.add_parser("product", help="train, and export at each checkpoint")
     running.add_argument("packed", type=Path)
     running.add_argument("--seconds", type=float, default=530.0)
-    running.add_argument("settings", nargs=argparse.REMAINDER, help="of protlm train, last")
     joining = actions.add_parser("join", help="make a model of shards")
     joining.add_argument("shards", type=Path)
     for each in (packing, running, joining):
         each.add_argument("-o", "--output", type=Path, required=True)
-    return parser.parse_args(arguments)
+    given, settings = parser.parse_known_args(arguments)
+    # Those of protlm train may stand between the options.
+    if wrong := [one for one in settings if given.action != "product" or "=" not in one]:
+        parser.error(f"{wrong[0]} is no option of {given.action}, nor a setting of protlm train")
+    given.settings = settings
+    return given
 
 
 def main() -> None:

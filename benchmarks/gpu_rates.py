@@ -69,7 +69,7 @@ class Form:
 HYBRID = ("model=medium_8", "attention=hybrid")
 _142M = ("model=paper_36", "model.num_layers=29", "model.num_heads=10", "model.model_dim=640")
 # The sizes of hybrid-6m, and those of 142 M parameters.
-_SMALL = Sizes(num_layers=8, model_dim=256, num_heads=4, feedforward_dim=688)
+_SMALL = Sizes(num_layers=8, model_dim=256, num_heads=4, feedforward_dim=912)
 _LARGE = Sizes(num_layers=29, model_dim=640, num_heads=10, feedforward_dim=2560)
 FORMS = {
     "hybrid-6m": Form(HYBRID),

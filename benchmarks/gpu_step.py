@@ -5,10 +5,9 @@ python -m benchmarks.gpu_step machine | kernels | training --device cuda [...]
 
 import argparse
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,10 +114,8 @@ def kernels(device: torch.device) -> None:
         for case in KERNELS:
             _report(_kernel(case, "needs a GPU"))
         return
-    num_processes = min(_SIDE_BY_SIDE, len(os.sched_getaffinity(0)))
-    spawn = multiprocessing.get_context("spawn")
-    # After an illegal access a process can no longer use the card, so each case has its own.
-    with ProcessPoolExecutor(num_processes, mp_context=spawn, max_tasks_per_child=1) as pool:
+    # Each is compared in a process of its own, and the verdict kept for the steps that follow.
+    with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(os.sched_getaffinity(0)))) as pool:
         checked = [pool.submit(_checked, case, device) for case in KERNELS]
         for case, each in zip(KERNELS, checked, strict=True):
             error = each.exception()
@@ -128,10 +125,10 @@ def kernels(device: torch.device) -> None:
 
 def _checked(case: KernelCase, device: torch.device) -> str:
     """Compares the fused kernels of a case twice with PyTorch in float64; returns what is wrong."""
-    from protlm.attention.linearized.fused.check import failure
+    from protlm.attention.linearized.fused.check import verdict
 
     name, dtype, width, features, causal = case
-    return failure(
+    return verdict(
         Case(device, dtype, dtype, dtype, width, width, features, name == "softmax", causal)
     )
 
