@@ -23,7 +23,7 @@ from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import pick_device
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.memory import readable_size
-from protlm.system.paths import beside, explain_os_error
+from protlm.system.paths import beside, check_output, explain_os_error
 from protlm.system.shares import Executor, Share, Submission, here
 from protlm.system.terminal import printable
 from protlm.system.work_folder import read_begun, refuse_other, unfinished
@@ -50,6 +50,8 @@ def embed(
     named = _FORMAT_OF.get(output.suffix.lower())
     otherwise = None if named is None else f"--format {named}"
     check_suffix(output, form.SUFFIXES, form.WHAT, otherwise=otherwise)
+    # A job, too, may find that the output is there.
+    check_output(output)
     files = [sources] if isinstance(sources, Path) else [*sources]
     _check_shares(files, options, submission)
     paths = (files, model_path, output)
