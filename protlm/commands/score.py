@@ -132,9 +132,9 @@ def scan_protein(
             "--scan takes one sequence file, the wild type, without --wild-type, --reference and "
             "--json; type: protlm score PROTEIN.fasta --scan -m MODEL -o SCORES.csv"
         )
-    check_table_output(output)
-    # One of several tables may be a folder.
+    # One of several tables may be in a folder.
     check_output(output)
+    check_table_output(output)
     protein = one_protein(sources[0])
     wild_type = protein.sequence
     predictor, estimators = _predictor(model_path, options)
