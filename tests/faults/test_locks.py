@@ -95,9 +95,13 @@ def test_a_lock_is_taken_over_or_explained_and_broken_on_request(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_count_of_restarts_that_is_no_number_is_none(monkeypatch, tmp_path):
+def test_a_count_of_restarts_that_is_no_number_is_none(in_job, monkeypatch, tmp_path):
     monkeypatch.setenv("SLURM_RESTART_COUNT", "x")
-    locked(tmp_path)
+    # Of another step of the first start.
+    (tmp_path / LOCK).write_text(json.dumps({**JOB, "restart": 0}))
+    with pytest.raises(OutputError, match="is locked by process 1 on elsewhere"):
+        locked(tmp_path)
+    locked(tmp_path, break_lock=True)
     assert json.loads((tmp_path / LOCK).read_text())["restart"] == 0
 
 
