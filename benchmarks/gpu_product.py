@@ -188,7 +188,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     given, settings = parser.parse_known_args(arguments)
     # Those of protlm train may stand between the options.
     if wrong := [one for one in settings if given.action != "product" or "=" not in one]:
-        parser.error(f"{wrong[0]} is no option of {given.action}, nor a setting of protlm train")
+        parser.error(f"{wrong[0]} is not an option of {given.action} or a setting of train")
     given.settings = settings
     return given
 

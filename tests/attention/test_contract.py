@@ -73,19 +73,12 @@ def test_output_and_gradients_without_padding_are_the_reference(case, causal):
 
 @pytest.mark.portable
 @pytest.mark.parametrize(
-    ("dtype", "bound", "bound_of_gradients"),
-    [
-        (torch.float32, 1e-5, 1e-5),
-        # Those of the fused kernels, too.
-        pytest.param(torch.bfloat16, 1e-2, 2e-2, marks=pytest.mark.slow),
-    ],
+    ("dtype", "bound"),
+    [(torch.float32, 1e-5), pytest.param(torch.bfloat16, 1e-2, marks=pytest.mark.slow)],
     ids=["fp32", "bf16"],
 )
-def test_errors_are_within_the_bound_of_the_dtype(
-    any_case, causal, dtype, bound, bound_of_gradients
-):
-    out, *of_gradients = errors(any_case, causal, make_inputs(257).to(dtype))
-    assert out <= bound and max(of_gradients) <= bound_of_gradients
+def test_errors_are_within_the_bound_of_the_dtype(any_case, causal, dtype, bound):
+    assert max(errors(any_case, causal, make_inputs(257).to(dtype))) <= bound
 
 
 def test_a_mechanism_in_bfloat16_has_the_shape_and_the_dtype_of_the_values(case, causal):
