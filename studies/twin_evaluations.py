@@ -13,8 +13,15 @@ from studies.twin_tables import Column
 LENGTH = 512
 # The folder of a run's evaluations in that of the run.
 EVALUATED = "evaluated"
+# The last of them.
+LAST = "sample_families"
 SAMPLE, FAMILIES = ("test_iid", "test_remote_homolog", "test_ood_cluster"), "test_ood_family"
 SAMPLE_GROUPS = sample_dir() / "uniprot_sample.splits.tsv.gz"
+
+
+def is_evaluated(run: Path) -> bool:
+    """Whether a run has been trained and evaluated on all splits."""
+    return (run / EVALUATED / f"{LAST}.json").exists()
 
 
 def evaluate(run: Path, objective: str, given: argparse.Namespace) -> None:
@@ -24,7 +31,7 @@ def evaluate(run: Path, objective: str, given: argparse.Namespace) -> None:
         ("test", given.test, iid, given.groups, "cluster30"),
         ("test_families", given.test, [FAMILIES], given.groups, "pfam_family"),
         ("sample", given.sample, SAMPLE, SAMPLE_GROUPS, "cluster30"),
-        ("sample_families", given.sample, [FAMILIES], SAMPLE_GROUPS, "pfam_family"),
+        (LAST, given.sample, [FAMILIES], SAMPLE_GROUPS, "pfam_family"),
     ):
         folder = run / EVALUATED
         output, sums = folder / f"{name}.json", folder / f"{name}.tsv"

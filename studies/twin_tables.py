@@ -172,7 +172,9 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def log(folder: Path) -> list[dict[str, str]]:
-    """The log of a run."""
+    """The log of a run, or nothing."""
+    if not (folder / "metrics.csv").exists():
+        return []
     with (folder / "metrics.csv").open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 

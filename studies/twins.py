@@ -7,8 +7,9 @@ For each objective and seed, models that differ in their attention see the same 
 start from the same weights where shapes agree, and have the same extras. All keep the peak of the
 learning rate, and decay over the last 40 % of their steps. Those of `--longer` are trained once
 more with the first seed, from the same stable phase, for the wall time that softmax took, where
-their step is faster. Finished runs are not repeated, and interrupted ones continue. Before all,
-each mechanism runs short, masked, at several learning rates, and keeps the one with the lowest
+their step is faster. Interrupted runs continue, and finished ones are not repeated: of these, the
+log and the evaluations are enough, so that a study may go on on another machine. Before all, each
+mechanism runs short, masked, at several learning rates, and keeps the one with the lowest
 validation loss, for its causal models too. With `--rate`, all take this rate.
 
 Wall times are sums over the steps in the log, so nothing else may run at the same time; otherwise
@@ -35,7 +36,7 @@ from protlm.plots import save_figure
 from protlm.system.errors import one_of
 from studies.runs import end_by_signal, run, side_by_side
 from studies.settings import keep_settings
-from studies.twin_evaluations import EVALUATED, LENGTH, columns, evaluate
+from studies.twin_evaluations import EVALUATED, LENGTH, columns, evaluate, is_evaluated
 from studies.twin_tables import (
     LONGER,
     curves,
@@ -64,7 +65,7 @@ COMMON = (
     "trainer.keep_checkpoints=100",
 )
 RATES = (3e-3, 6e-3, 1.2e-2)
-RATE_STEPS = 300
+RATE_STEPS = 200
 OBJECTIVES = {"masked": "mask_only", "causal": "causal"}
 SOFTMAX = "softmax"
 # The settings of each mechanism.
@@ -140,7 +141,8 @@ def best_rates(given: argparse.Namespace) -> dict[str, float]:
         for name in given.mechanisms
         for rate in RATES
     }
-    side_by_side(lambda key: train(runs[key], given, steps, key[1]), runs, given.jobs)
+    missing = [key for key, arm in runs.items() if last_step(arm, given) < steps]
+    side_by_side(lambda key: train(runs[key], given, steps, key[1]), missing, given.jobs)
     best: dict[str, float] = {}
     for name in given.mechanisms:
         losses: dict[float, float] = {}
@@ -205,8 +207,9 @@ def pairs_with_softmax(
 
 
 def last_step(arm: Arm, given: argparse.Namespace) -> int:
-    """Returns the number of steps of a complete run."""
-    return int(log(arm.folder(given.out))[-1]["step"])
+    """Returns the last step in the log of a run; 0 without a log."""
+    rows = log(arm.folder(given.out))
+    return int(rows[-1]["step"]) if rows else 0
 
 
 def draw(given: argparse.Namespace, done: list[Arm]) -> None:
@@ -310,7 +313,8 @@ def main(command_line: Sequence[str] | None = None) -> None:
     rates, done = best_rates(given), list(arms(given))
 
     def work(arm: Arm) -> None:
-        train(arm, given, given.steps, rates[arm.attention])
+        if not is_evaluated(arm.folder(given.out)):
+            train(arm, given, given.steps, rates[arm.attention])
         evaluate(arm.folder(given.out), arm.objective, given)
 
     side_by_side(work, done, given.jobs)
