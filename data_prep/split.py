@@ -3,7 +3,6 @@
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, final
 
@@ -59,17 +58,10 @@ class HashSplit(SplitRule):
 
     def side_of(self, digest: bytes) -> str:
         """Returns `train`, `valid` or `test`, by the first 8 bytes of a hash."""
-        if digest >= self._end_of_test:
+        place = int.from_bytes(digest[:8]) / 2**64
+        if place >= self.valid_fraction + self.test_fraction:
             return TRAIN
-        return VALID if digest < self._end_of_valid else TEST
-
-    @cached_property
-    def _end_of_valid(self) -> bytes:
-        return _first_place(self.valid_fraction)
-
-    @cached_property
-    def _end_of_test(self) -> bytes:
-        return _first_place(self.valid_fraction + self.test_fraction)
+        return VALID if place < self.valid_fraction else TEST
 
     def split_of(self, record: Record, digest: bytes) -> str:
         return self.side_of(digest)
@@ -80,19 +72,6 @@ class HashSplit(SplitRule):
             "valid_fraction": self.valid_fraction,
             "test_fraction": self.test_fraction,
         }
-
-
-def _first_place(fraction: float) -> bytes:
-    """Returns the smallest 8 bytes, big-endian, whose value divided by 2^64 is >= `fraction`."""
-    # By bisection with the same rounded division that compares a number with the fraction.
-    low, high = 0, 2**64 - 1
-    while low < high:
-        middle = (low + high) // 2
-        if middle / 2**64 < fraction:
-            low = middle + 1
-        else:
-            high = middle
-    return low.to_bytes(8, "big")
 
 
 @final
