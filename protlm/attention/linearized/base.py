@@ -51,8 +51,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     The recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32. For
     features that are exponentials it has one more row, the largest logit of each feature so far,
-    which is the reference of the sums. Only `mix` is differentiable; maps, features and steps are
-    not. `projection` is None for features without one.
+    which is the reference of the sums. Only `mix` is differentiable; maps and steps are not.
+    `projection` is None for features without one.
 
     With a decay, the weight of key j for query i is multiplied by the gates that lie between them,
     the query's own included and the key's left out:
@@ -203,16 +203,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             if self.gate is not None:
                 weights_BHML *= decays(self.gate.logs(hidden_BLD, mask_BL), rows)
             return self._normalizer.weights(weights_BHML.masked_fill(hidden_keys_B1ML, 0))
-
-    @torch.no_grad()
-    def query_features(self, q_BHLK: Tensor) -> Tensor:
-        """Returns φ(q), BHLR, without a reference, up to a factor per query; at least float32."""
-        return self.feature_map(accum_dtype(q_BHLK)).queries(upcast(q_BHLK)).phi_BHLR
-
-    @torch.no_grad()
-    def key_features(self, k_BHLK: Tensor) -> Tensor:
-        """Returns φ(k), BHLR, without a reference; at least float32."""
-        return self.feature_map(accum_dtype(k_BHLK)).keys(upcast(k_BHLK)).phi_BHLR
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         batch, heads, width = v_BHC.shape
