@@ -176,9 +176,9 @@ def _refuse_changed_sources(path: Path, plan: Plan) -> None:
             )
 
 
-def _lost(path: Path) -> InputDataError:
+def _lost(path: Path, reason: str = "") -> InputDataError:
     return InputDataError(
-        f"{path} was finished, and is missing or damaged now: the build cannot be resumed; "
+        f"{path} was finished, and is missing or damaged now{reason}: the build cannot be resumed; "
         "type the same command with --restart"
     )
 
@@ -190,10 +190,7 @@ def _read_segment(path: Path) -> Segment:
             raise ValueError("its SHA-256 does not match")
         return from_json(Segment, content["content"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputDataError(
-            f"{path} is missing or damaged ({error}): the build cannot be resumed; type the same "
-            "command with --restart"
-        ) from error
+        raise _lost(path, f" ({error})") from error
 
 
 def _hash(fields: dict[str, Any]) -> str:
