@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from protlm.data.records import Record
-from protlm.data.shards.manifest import is_split_name
+from protlm.data.shards.manifest import SPLIT_NAME
 from protlm.data.tables import excerpt, places_of, read_rows
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sha256_of
@@ -106,7 +106,7 @@ def _read_splits(path: Path) -> dict[str, str]:
                 f"{place}: {len(fields)} fields, not {len(columns)}, in {excerpt(fields)}"
             )
         accession, split = fields[accession_column], fields[split_column]
-        if not is_split_name(split):
+        if not SPLIT_NAME.fullmatch(split):
             raise InputDataError(
                 f"{place}: {split!r:.80} is not a valid split name; use small letters, digits and _"
             )
