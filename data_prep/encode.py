@@ -51,9 +51,6 @@ class Selection:
 
     def select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
         """Yields the selected records, and counts the others as filtered."""
-        return records if self == Selection() else self._select(records, tally)
-
-    def _select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
         taxa = {int(organism) for organism in self.organisms if organism.isdecimal()}
         names = tuple(o.casefold() for o in self.organisms if not o.isdecimal())
         for record in records:

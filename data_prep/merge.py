@@ -8,16 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from protlm.data.records import MAX_LISTED
+from protlm.data.records import Tally
 from protlm.data.shards.data_set import open_split
-from protlm.data.shards.manifest import Counts, Manifest, ShardEntry, read_manifest
-from protlm.data.shards.writer import write_clusters
+from protlm.data.shards.manifest import Manifest, ShardEntry, read_manifest
 from protlm.system.errors import UserError
 from protlm.system.paths import complete_folder
 from protlm.system.terminal import printable
 from protlm.system.work_folder import difference
 
-from .report import Report, read_rejected, write_rejected
+from .report import Report, conclude, read_rejected
 
 
 def merge(parts: Sequence[Path], out: Path) -> Report:
@@ -95,18 +94,13 @@ def _mergeable(parts: Sequence[Path], *, verify: str) -> list[Manifest]:
 def _merge(parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path) -> Report:
     splits, table = _link(parts, manifests, directory), _table(manifests[0])
     is_one_table = all(_table(manifest) == table for manifest in manifests)
-    merged = Manifest(
-        splits=splits,
-        sources=tuple(source for manifest in manifests for source in manifest.sources),
-        counts=_sum([manifest.counts for manifest in manifests]),
-        split_rule=manifests[0].split_rule,
-        clusters=write_clusters(directory, splits, table) if table and is_one_table else None,
-    )
-    merged.write(directory)
-    report = Report.of(merged)
-    report.write(directory)
-    write_rejected(directory, _rejected(parts))
-    return report
+    sources = tuple(source for manifest in manifests for source in manifest.sources)
+    totals = Tally()
+    for part, manifest in zip(parts, manifests, strict=True):
+        counts = {kind: Counter(some) for kind, some in manifest.counts.by_kind().items()}
+        totals.add(Tally(manifest.counts.records, **counts, listed=read_rejected(part)))
+    rule = manifests[0].split_rule
+    return conclude(directory, splits, sources, totals, rule, table if is_one_table else None)
 
 
 def _link(
@@ -126,20 +120,3 @@ def _link(
                     shutil.copyfile(part / shard.file, directory / file)
                 entries.append(replace(shard, file=file))
     return {split: tuple(splits[split]) for split in sorted(splits)}
-
-
-def _sum(counts: Sequence[Counts]) -> Counts:
-    kinds: dict[str, Counter[str]] = {}
-    for one in counts:
-        for kind, by_reason in one.by_kind().items():
-            kinds.setdefault(kind, Counter()).update(by_reason)
-    return Counts(sum(one.records for one in counts), **{kind: dict(kinds[kind]) for kind in kinds})
-
-
-def _rejected(parts: Sequence[Path]) -> dict[str, list[tuple[str, str, int]]]:
-    merged: dict[str, list[tuple[str, str, int]]] = {}
-    for part in parts:
-        for reason, records in read_rejected(part).items():
-            listed = merged.setdefault(reason, [])
-            listed += records[: MAX_LISTED - len(listed)]
-    return merged

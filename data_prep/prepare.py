@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protlm.data.records import ReadOptions, Tally
-from protlm.data.shards.manifest import MANIFEST, Counts, Manifest, ShardEntry
-from protlm.data.shards.writer import write_clusters
+from protlm.data.shards.manifest import MANIFEST, ShardEntry
 from protlm.system.errors import UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.shares import Submission, in_order
@@ -23,7 +22,7 @@ from .encode import Encoder, Selection
 from .families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, refuse_empty_hold_out
 from .merge import merge_into
 from .mmseqs import Clustering, cluster_sources
-from .report import Report, refuse_too_many_rejects, warn_of_rejects, write_rejected
+from .report import Report, conclude, refuse_too_many_rejects, warn_of_rejects
 from .segments import OpenSegment
 from .sources import STANDARD_INPUT, Place, SourceReader, check_formats, find_sources, refuse_inside
 from .split import HashSplit, SplitRule, TableSplit
@@ -184,15 +183,7 @@ def _conclude(work: BuildFolder, plan: Plan) -> Report:
     for split in sorted({split for segment in segments for split in segment.shards}):
         splits[split] = tuple(s.shards[split] for s in segments if split in s.shards)
     sources = tuple(entry for segment in segments for entry in segment.sources)
-    kinds = (totals.rejected, totals.filtered, totals.changed, totals.noted)
-    counts = Counts(totals.records, *map(dict, kinds))
-    clusters = plan.clusters and write_clusters(work.data, splits, plan.clusters)
-    manifest = Manifest(splits, sources, counts, plan.split_rule, clusters)
-    manifest.write(work.data)
-    report = Report.of(manifest)
-    report.write(work.data)
-    write_rejected(work.data, totals.listed)
-    return report
+    return conclude(work.data, splits, sources, totals, plan.split_rule, plan.clusters)
 
 
 @dataclass(frozen=True)

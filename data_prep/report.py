@@ -14,7 +14,8 @@ from rich.table import Table
 from protlm.data.records import Tally
 from protlm.data.records.record import GAP, NUL
 from protlm.data.shards.data_set import REJECTED, REPORT
-from protlm.data.shards.manifest import Counts, Manifest, SourceEntry
+from protlm.data.shards.manifest import Counts, Manifest, ShardEntry, SourceEntry
+from protlm.data.shards.writer import write_clusters
 from protlm.system.errors import InputDataError
 from protlm.system.terminal import console, printable
 
@@ -78,19 +79,16 @@ class Report:
     def print(self) -> None:
         """Prints the table, and a warning for each empty split, on standard error."""
         console(stderr=True).print(self.table())
-        for sentence in self.empty_splits():
-            print(f"protlm: warning: {sentence}", file=sys.stderr)
-
-    def empty_splits(self) -> list[str]:
-        """Describes each split that has a fraction of the sequences and received none."""
         fractions = self.split_rule.get("otherwise", self.split_rule)
         number = sum(split.sequences for split in self.splits.values())
-        return [
-            f"split {split} is empty: {number:,} sequences at --{split}-fraction {fraction}; "
-            f"to have one, prepare them again with a larger --{split}-fraction"
-            for split in (VALID, TEST)
-            if (fraction := fractions.get(f"{split}_fraction", 0)) and split not in self.splits
-        ]
+        for split in (VALID, TEST):
+            if (fraction := fractions.get(f"{split}_fraction", 0)) and split not in self.splits:
+                print(
+                    f"protlm: warning: split {split} is empty: {number:,} sequences at "
+                    f"--{split}-fraction {fraction}; to have one, prepare them again with a larger "
+                    f"--{split}-fraction",
+                    file=sys.stderr,
+                )
 
     def table(self) -> Table:
         table = Table("", "records", "residues", box=None)
@@ -106,6 +104,29 @@ class Report:
         for family in self.families_without_records:
             table.add_row(f"no record: of the held-out family {family}", "0", "")
         return table
+
+
+def conclude(
+    directory: Path,
+    splits: dict[str, tuple[ShardEntry, ...]],
+    sources: tuple[SourceEntry, ...],
+    totals: Tally,
+    split_rule: dict[str, Any],
+    table: tuple[str, str] | None,
+) -> Report:
+    """Writes what a data set has beside its shards, and returns its report.
+
+    `table` is the name and the SHA-256 of the table whose clusters its shards have, if any.
+    """
+    kinds = (totals.rejected, totals.filtered, totals.changed, totals.noted)
+    counts = Counts(totals.records, *map(dict, kinds))
+    clusters = table and write_clusters(directory, splits, table)
+    manifest = Manifest(splits, sources, counts, split_rule, clusters)
+    manifest.write(directory)
+    report = Report.of(manifest)
+    report.write(directory)
+    write_rejected(directory, totals.listed)
+    return report
 
 
 def write_rejected(directory: Path, listed: Mapping[str, Sequence[tuple[str, str, int]]]) -> None:

@@ -42,21 +42,16 @@ class OpenSegment:
     def add(self, block: EncodedBlock) -> None:
         self.tally.add(block.tally)
         if self._known is not None:
-            block = self._without_duplicates(block, self._known)
+            is_new = self._known.add(block.digests)
+            self._first_seen.append(block.digests[is_new])
+            if num_copies := len(is_new) - int(np.count_nonzero(is_new)):
+                self.tally.filtered[DUPLICATE] += num_copies
+                block = block.keep(is_new)
         for split, packed in block.splits.items():
             if len(packed):
                 self._splits.setdefault(split, []).append(packed)
         self._num_sequences += len(block.members)
         self._num_residues += block.num_residues
-
-    def _without_duplicates(self, block: EncodedBlock, known: DigestSet) -> EncodedBlock:
-        is_new = known.add(block.digests)
-        self._first_seen.append(block.digests[is_new])
-        num_copies = len(is_new) - int(np.count_nonzero(is_new))
-        if not num_copies:
-            return block
-        self.tally.filtered[DUPLICATE] += num_copies
-        return block.keep(is_new)
 
     def write(self, work: BuildFolder, end: Place, sources: Sequence[SourceEntry]) -> None:
         """Writes a shard for each split that has a sequence, and then the journal's entry.

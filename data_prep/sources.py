@@ -150,7 +150,7 @@ class SourceReader:
                     raise _changed(source)
                 if place.blocks > skipped and not is_finished:
                     yield place, block
-            entry = SourceEntry(source.name, file.num_bytes, file.sha256)
+            entry = SourceEntry(source.name, file.source.num_bytes, file.source.sha256)
         if place.blocks < skipped or (is_finished and entry != self.entries[number]):
             raise _changed(source)
         source.refuse_change()

@@ -3,12 +3,11 @@
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, final
 
 from protlm.data.records import Record
-from protlm.data.shards.manifest import is_split_name
+from protlm.data.shards.manifest import SPLIT_NAME
 from protlm.data.tables import excerpt, places_of, read_rows
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sha256_of
@@ -59,17 +58,10 @@ class HashSplit(SplitRule):
 
     def side_of(self, digest: bytes) -> str:
         """Returns `train`, `valid` or `test`, by the first 8 bytes of a hash."""
-        if digest >= self._end_of_test:
+        place = int.from_bytes(digest[:8]) / 2**64
+        if place >= self.valid_fraction + self.test_fraction:
             return TRAIN
-        return VALID if digest < self._end_of_valid else TEST
-
-    @cached_property
-    def _end_of_valid(self) -> bytes:
-        return _first_place(self.valid_fraction)
-
-    @cached_property
-    def _end_of_test(self) -> bytes:
-        return _first_place(self.valid_fraction + self.test_fraction)
+        return VALID if place < self.valid_fraction else TEST
 
     def split_of(self, record: Record, digest: bytes) -> str:
         return self.side_of(digest)
@@ -80,19 +72,6 @@ class HashSplit(SplitRule):
             "valid_fraction": self.valid_fraction,
             "test_fraction": self.test_fraction,
         }
-
-
-def _first_place(fraction: float) -> bytes:
-    """Returns the smallest 8 bytes, big-endian, whose value divided by 2^64 is >= `fraction`."""
-    # By bisection with the same rounded division that compares a number with the fraction.
-    low, high = 0, 2**64 - 1
-    while low < high:
-        middle = (low + high) // 2
-        if middle / 2**64 < fraction:
-            low = middle + 1
-        else:
-            high = middle
-    return low.to_bytes(8, "big")
 
 
 @final
@@ -127,7 +106,7 @@ def _read_splits(path: Path) -> dict[str, str]:
                 f"{place}: {len(fields)} fields, not {len(columns)}, in {excerpt(fields)}"
             )
         accession, split = fields[accession_column], fields[split_column]
-        if not is_split_name(split):
+        if not SPLIT_NAME.fullmatch(split):
             raise InputDataError(
                 f"{place}: {split!r:.80} is not a valid split name; use small letters, digits and _"
             )

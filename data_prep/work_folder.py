@@ -20,8 +20,8 @@ from protlm.data.records import Tally
 from protlm.data.shards.manifest import ShardEntry, SourceEntry
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError
-from protlm.system.json_file import Sha256, from_json, to_json
-from protlm.system.paths import check_output, complete_file
+from protlm.system.json_file import Sha256, from_json, to_json, write_json
+from protlm.system.paths import check_output
 from protlm.system.terminal import printable
 from protlm.system.work_folder import Kind, WorkFolder, read_begun, unfinished, work_folder
 
@@ -65,10 +65,8 @@ class Journal:
 
     def append(self, segment: Segment) -> None:
         """Writes the entry of the next segment, whose shards are complete."""
-        fields = to_json(segment)
-        with complete_file(self._folder / _NAME.format(len(self.segments))) as temporary:
-            content = json.dumps({"sha256": _hash(fields), "content": fields})
-            temporary.write_text(content + "\n", encoding="utf-8")
+        path, fields = self._folder / _NAME.format(len(self.segments)), to_json(segment)
+        write_json(path, {"sha256": _hash(fields), "content": fields})
         self.segments.append(segment)
 
 
@@ -178,9 +176,9 @@ def _refuse_changed_sources(path: Path, plan: Plan) -> None:
             )
 
 
-def _lost(path: Path) -> InputDataError:
+def _lost(path: Path, reason: str = "") -> InputDataError:
     return InputDataError(
-        f"{path} was finished, and is missing or damaged now: the build cannot be resumed; "
+        f"{path} was finished, and is missing or damaged now{reason}: the build cannot be resumed; "
         "type the same command with --restart"
     )
 
@@ -192,10 +190,7 @@ def _read_segment(path: Path) -> Segment:
             raise ValueError("its SHA-256 does not match")
         return from_json(Segment, content["content"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputDataError(
-            f"{path} is missing or damaged ({error}): the build cannot be resumed; type the same "
-            "command with --restart"
-        ) from error
+        raise _lost(path, f" ({error})") from error
 
 
 def _hash(fields: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
 """The interface of an attention mechanism, which mixes value vectors across positions."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -180,30 +180,13 @@ class Attention(nn.Module, ABC):
         causal: bool,
         rows: slice | None = None,
     ) -> Tensor:
-        """Returns the map, BHLL, or a block of its rows; see `map_meaning` for its entries."""
+        """Returns the map, BHLL, or a block of its rows, BHML, where L×L would not fit in memory.
+
+        See `map_meaning` for its entries.
+        """
         self._refuse_longer(mask_BL.shape[1])
         rows = slice(None) if rows is None else rows
         return self.map_rows(q_BHLK, k_BHLK, Context(hidden_BLD, mask_BL, causal), rows)
-
-    def attention_rows(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        block: int = 256,
-    ) -> Iterator[tuple[slice, Tensor]]:
-        """Yields the map in blocks of rows, BHML, where L×L would not fit in memory.
-
-        Memory is B × H × block × L; the other arguments are those of `attention_map`.
-        """
-        length = q_BHLK.shape[2]
-        for start in range(0, length, block):
-            rows = slice(start, min(start + block, length))
-            rest = {"hidden_BLD": hidden_BLD, "mask_BL": mask_BL, "causal": causal}
-            yield rows, self.attention_map(q_BHLK, k_BHLK, **rest, rows=rows)
 
     def _refuse_longer(self, length: int) -> None:
         if self.max_length is not None and length > self.max_length:

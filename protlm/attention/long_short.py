@@ -25,21 +25,6 @@ from protlm.config.fields import at_least
 _LEAST_BLOCK = 64
 
 
-def summary_weights(scores_BHLP: Tensor, mask_BL: Tensor, chunk: int) -> Tensor:
-    """Computes the weights of positions in the P summaries of their chunk, BHSMP: a softmax.
-
-    Padding has zero weight; an all-padding chunk is weighted uniformly.
-    """
-    floor = torch.finfo(scores_BHLP.dtype).min
-    scores_BHLP = scores_BHLP.masked_fill(~mask_BL[:, None, :, None], floor)
-    return to_blocks(scores_BHLP, chunk, value=floor).softmax(dim=3)
-
-
-def summaries(x_BHLK: Tensor, weights_BHSMP: Tensor) -> Tensor:
-    """Computes weighted means of the positions of every chunk, BHSPK; `x_BHLK` is 0 at padding."""
-    return weights_BHSMP.mT @ to_blocks(x_BHLK, weights_BHSMP.shape[3])
-
-
 @final
 @dataclass(frozen=True)
 class Pattern:
@@ -313,8 +298,14 @@ class LongShort(Attention, Recurrent[LongShortState]):
         return Pattern.segments(length, self.window)
 
     def _summary_weights(self, hidden_BLD: Tensor, mask_BL: Tensor, pattern: Pattern) -> Tensor:
-        scores = self._scores(hidden_BLD.masked_fill(~mask_BL[..., None], 0))
-        return summary_weights(scores.transpose(1, 2), mask_BL, pattern.chunk)
+        """Computes the weights of positions in the P summaries of their chunk, BHSMP: a softmax.
+
+        Padding has zero weight; an all-padding chunk is weighted uniformly.
+        """
+        scores = self._scores(hidden_BLD.masked_fill(~mask_BL[..., None], 0)).transpose(1, 2)
+        floor = torch.finfo(scores.dtype).min
+        scores = scores.masked_fill(~mask_BL[:, None, :, None], floor)
+        return to_blocks(scores, pattern.chunk, value=floor).softmax(dim=3)
 
     def _scores(self, hidden: Tensor) -> Tensor:
         """Computes x W_p, (..., H, P), in float32 or float64."""
@@ -325,9 +316,13 @@ class LongShort(Attention, Recurrent[LongShortState]):
         return scores.unflatten(-1, (self._num_heads, self.rank))
 
     def _far_and_near(self, x_BHLK: Tensor, weights_BHSMP: Tensor) -> _FarAndNear:
-        """Returns keys or values of summaries, BHSPK, and positions, BHLK, each normalized."""
+        """Returns keys or values of summaries, BHSPK, and positions, BHLK, each normalized.
+
+        Summaries are means of the positions of a chunk; those are 0 at padding.
+        """
         x_BHLK = upcast(x_BHLK)
-        far_BHSPK = summaries(x_BHLK, weights_BHSMP.to(x_BHLK.dtype))
+        x_BHSMK = to_blocks(x_BHLK, weights_BHSMP.shape[3])
+        far_BHSPK = weights_BHSMP.to(x_BHLK.dtype).mT @ x_BHSMK
         return _normalized(far_BHSPK, self.far_norm), _normalized(x_BHLK, self.near_norm)
 
 

@@ -330,7 +330,7 @@ class _ChunkedSoftmax(torch.autograd.Function):
         gradients[2] += torch.where(is_alone, dout, 0)
         with no_autocast(out):
             of_rows = (log_total, dout, (dout * out).sum(dim=-1, keepdim=True))
-            rows = _Rows(q, k, v, *(F.pad(x, (0, 0, 0, 1)) for x in of_rows))
+            rows = [q, k, v, *(F.pad(x, (0, 0, 0, 1)) for x in of_rows)]
             in_slots = [x.new_zeros(rounds.num_slots, x.shape[-1]) for x in (q, k, v)]
             for index, slots in enumerate(rounds.slots):
                 for tile in tiles(rounds, index, causal=ctx.causal, width=v.shape[-1]):
@@ -341,29 +341,20 @@ class _ChunkedSoftmax(torch.autograd.Function):
         return dq, dk, dv, None, None, None, None
 
 
-class _Rows(NamedTuple):
-    """The tensors that the gradient needs, by position: (N + 1, width), the last row 0."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    log_total: Tensor
-    dout: Tensor
-    # The mean of dout·v_j with the weights of the row.
-    mean: Tensor
-
-
-def _write_gradients(in_slots: list[Tensor], tile: Tile, rows: _Rows) -> None:
+def _write_gradients(in_slots: list[Tensor], tile: Tile, rows: list[Tensor]) -> None:
     """Writes the gradients of queries, keys and values in the slots of a tile.
 
     Those of keys and values are complete when the next tile has added the part of its first chunk.
+    `rows` are queries, keys, values, logarithms of totals, the gradient of the output, and its mean
+    product with the values, all (N + 1, width), the last row 0.
     """
+    q, k, v, log_total, dout, mean = rows
     dq, dk, dv = in_slots
-    q_SMK, dout_SMC = tile.own(rows.q), tile.own(rows.dout)
-    weights_SML = tile.logits(rows.q, rows.k).sub_(tile.own(rows.log_total)).exp_()
+    q_SMK, dout_SMC = tile.own(q), tile.own(dout)
+    weights_SML = tile.logits(q, k).sub_(tile.own(log_total)).exp_()
     weights_SML.masked_fill_(tile.hidden_SML, 0)
-    dlogits_SML = (dout_SMC @ tile.seen(rows.v).mT).sub_(tile.own(rows.mean)).mul_(weights_SML)
-    dq[tile.slots] = (dlogits_SML @ tile.seen(rows.k)).flatten(0, 1)
+    dlogits_SML = (dout_SMC @ tile.seen(v).mT).sub_(tile.own(mean)).mul_(weights_SML)
+    dq[tile.slots] = (dlogits_SML @ tile.seen(k)).flatten(0, 1)
     before = slice(tile.slots.start - tile.size, tile.slots.stop - tile.size)
     for gradient, by_key in ((dk, dlogits_SML.mT @ q_SMK), (dv, weights_SML.mT @ dout_SMC)):
         gradient[tile.slots] = by_key[:, tile.size :].flatten(0, 1)

@@ -184,8 +184,9 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             )
         gate_BH11 = self.gate(hidden_BD[:, None], mask_B1)
         with no_autocast(v_BHC):
-            phi_q_BH1R = self.performer.query_features(q_BH1K)
-            keys = F.pad(self.performer.key_features(k_BH1K), (0, 1), value=1.0)
+            feature_map = self.performer.feature_map(state.dtype)
+            phi_q_BH1R, _ = feature_map.queries(q_BH1K)
+            keys = F.pad(feature_map.keys(k_BH1K).phi_BHLR, (0, 1), value=1.0)
             values = F.pad(v_BHC.to(state.dtype), (0, 1), value=1.0)[..., None]
             written = values * torch.sigmoid(-gate_BH11)
             state.mul_(torch.sigmoid(gate_BH11)).addcmul_(written, keys)

@@ -217,9 +217,11 @@ class PretrainedModel:
         for number, x in inputs:
             if number in wanted:
                 mechanism = self.network.mechanism(number)
-                rows = mechanism.attention_rows(x.q_BHLK, x.k_BHLK, **x.rest, block=block)
-                for where, map_BHML in rows:
-                    yield number, where, map_BHML[:, chosen]
+                length = batch.tokens_BL.shape[1]
+                for start in range(0, length, block):
+                    rows = slice(start, min(start + block, length))
+                    map_BHML = mechanism.attention_map(x.q_BHLK, x.k_BHLK, **x.rest, rows=rows)
+                    yield number, rows, map_BHML[:, chosen]
             if number == max(wanted, default=number):
                 return
 

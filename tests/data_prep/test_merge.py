@@ -10,10 +10,9 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from protlm.data.records.record import accession
+from protlm.data.records.record import Tally, accession
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import read_manifest
-from protlm.data_prep import merge as merging
 from protlm.data_prep import prepare as module
 from protlm.data_prep.clusters import ClusterSplit, ClusterTable, name_hash
 from protlm.data_prep.encode import UNLISTED
@@ -161,7 +160,7 @@ def test_a_build_does_not_resume_with_another_table(made, table, tmp_path, monke
         raise InputDataError("stopped")
 
     with monkeypatch.context() as patch, pytest.raises(InputDataError, match="stopped"):
-        patch.setattr("protlm.data_prep.prepare.write_clusters", fail)
+        patch.setattr("protlm.data_prep.report.write_clusters", fail)
         made(out, table, **options)
     assert (tmp_path / "data.partial").is_dir()
     for other in (None, tmp_path / "other.tsv"):
@@ -306,7 +305,7 @@ def test_a_damaged_part_is_rejected(parts, tmp_path, file, how):
 
 
 def test_lists_stay_bounded(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr(merging, "MAX_LISTED", 1)
+    monkeypatch.setattr(Tally, "max_listed", 1)
     merge(parts, tmp_path / "data")
     rows = (tmp_path / "data" / "rejected.tsv").read_text().splitlines()
     assert [row.split("\t")[0] for row in rows[1:]] == ["digit", "gap"]

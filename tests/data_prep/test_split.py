@@ -26,19 +26,6 @@ def test_the_hash_is_a_number_between_0_and_1():
             assert rule.split_of(record(name), bytes([first]) + last * 15) == split
 
 
-@pytest.mark.parametrize("fraction", [0, 2**-60, 0.01, 0.1, 1 / 3, 0.5, 0.999, 1 - 2**-53])
-def test_split_borders_agree_with_rounded_numbers(fraction):
-    """As floating-point numbers, some thousand hashes may be rounded to one value."""
-    rules = {"valid": HashSplit(fraction, 0), "test": HashSplit(0, fraction)}
-    middle = int(fraction * 2**64)
-    for place in {0, 1, 2**64 - 1, *range(middle - 3_000, middle + 3_000, 7)}:
-        if 0 <= place < 2**64:
-            for name, rule in rules.items():
-                expected = name if place / 2**64 < fraction else "train"
-                for rest in (b"", b"\0" * 8, b"\xff" * 8):
-                    assert rule.side_of(place.to_bytes(8, "big") + rest) == expected
-
-
 @pytest.mark.parametrize("fractions", [(-0.1, 0), (0, 1), (0.5, 0.5), (float("nan"), 0)])
 def test_invalid_fractions_are_rejected(fractions):
     with pytest.raises(UserError, match="valid_fraction"):

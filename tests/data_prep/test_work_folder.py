@@ -44,7 +44,7 @@ def test_a_round_trip_changes_nothing(tmp_path):
     first = tmp_path / "journal" / "segment-00000.json"
     assert set(json.loads(first.read_text())) == {"sha256", "content"}
     first.unlink()
-    with pytest.raises(InputDataError, match=r"segment-00000\.json is missing"):
+    with pytest.raises(InputDataError, match=r"segment-00000\.json was finished, and is missing"):
         Journal(tmp_path / "journal")
 
 
@@ -62,7 +62,7 @@ def test_a_flipped_bit_in_any_byte_of_an_entry_is_found(tmp_path):
             assert Journal(tmp_path).segments == SEGMENTS
             meant_the_same += 1
         except InputDataError as error:
-            assert f"{path} is missing or damaged" in str(error)
+            assert f"{path} was finished, and is missing or damaged" in str(error)
             assert "--restart" in str(error)
     # White space, and the case of hexadecimal escapes.
     assert meant_the_same < 0.02 * len(content)

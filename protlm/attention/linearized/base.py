@@ -22,9 +22,10 @@ from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.gated import GatedSums
 from protlm.attention.linearized.gates import Decay, Gate, decays
 from protlm.attention.linearized.normalization import Denominator, Normalized
-from protlm.attention.linearized.operands import key_features
+from protlm.attention.linearized.operands import Operands
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
 from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
+from protlm.attention.linearized.tiles import Tile
 from protlm.attention.ops.numerics import (
     accum_dtype,
     no_autocast,
@@ -38,6 +39,7 @@ from protlm.bounds import Bounds
 from protlm.system.errors import UserError
 
 _BY_SUM = Denominator()
+_WHOLE = Tile(*[slice(None)] * 3)
 # The logarithm of a gate that lets nothing through, of which sums are exact.
 _CLOSED = -1024.0
 # Positions of all heads up to which two products in a graph are level with fused kernels (H200).
@@ -49,8 +51,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     The recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32. For
     features that are exponentials it has one more row, the largest logit of each feature so far,
-    which is the reference of the sums. Only `mix` is differentiable; maps, features and steps are
-    not. `projection` is None for features without one.
+    which is the reference of the sums. Only `mix` is differentiable; maps and steps are not.
+    `projection` is None for features without one.
 
     With a decay, the weight of key j for query i is multiplied by the gates that lie between them,
     the query's own included and the key's left out:
@@ -187,27 +189,20 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         hidden_BLD, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK)
-        q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
+        q_BHMK = zero_padding(q_BHLK, mask_BL)[:, :, rows]
         hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
         with no_autocast(q_BHLK):
             feature_map = self.feature_map(accum_dtype(q_BHLK))
-            k_BHLK = k_BHLK.to(accum_dtype(q_BHLK))
-            phi_k_BHLR, reference_BH1R = key_features(feature_map, k_BHLK, mask_BL, causal=causal)
-            phi_q_BHMR, _ = feature_map.queries(upcast(q_BHMK), reference_BH1R)
+            # Maps have no values.
+            operands = Operands(q_BHLK, k_BHLK, k_BHLK, mask_BL, feature_map)
+            if not causal:
+                operands.raise_reference(_WHOLE)
+            phi_k_BHLR, _ = operands.keys(_WHOLE, causal=causal)
+            phi_q_BHMR, _ = feature_map.queries(upcast(q_BHMK), operands.reference_BH1R)
             weights_BHML = phi_q_BHMR @ phi_k_BHLR.mT
             if self.gate is not None:
                 weights_BHML *= decays(self.gate.logs(hidden_BLD, mask_BL), rows)
             return self._normalizer.weights(weights_BHML.masked_fill(hidden_keys_B1ML, 0))
-
-    @torch.no_grad()
-    def query_features(self, q_BHLK: Tensor) -> Tensor:
-        """Returns φ(q), BHLR, without a reference, up to a factor per query; at least float32."""
-        return self.feature_map(accum_dtype(q_BHLK)).queries(upcast(q_BHLK)).phi_BHLR
-
-    @torch.no_grad()
-    def key_features(self, k_BHLK: Tensor) -> Tensor:
-        """Returns φ(k), BHLR, without a reference; at least float32."""
-        return self.feature_map(accum_dtype(k_BHLK)).keys(upcast(k_BHLK)).phi_BHLR
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         batch, heads, width = v_BHC.shape

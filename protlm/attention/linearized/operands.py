@@ -207,19 +207,6 @@ class Operands:
         return torch.where(is_padding, first_BH1R, reference_BH1R)
 
 
-def key_features(
-    feature_map: FeatureMap, k_BHLK: Tensor, mask_BL: Tensor, *, causal: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Computes the features of whole sequences of keys, BHLR, and their reference, BH1R."""
-    if not isinstance(feature_map, ExponentialFeatureMap):
-        return feature_map.keys(k_BHLK).phi_BHLR, None
-    logits_BHLR = feature_map.key_logits(k_BHLK)
-    logits_BHLR.masked_fill_(~mask_BL[:, None, :, None], logit_floor(k_BHLK.dtype))
-    highest_BH1R = logits_BHLR.amax(dim=-2, keepdim=True)
-    reference_BH1R = _first_of(logits_BHLR, mask_BL) if causal else highest_BH1R
-    return _cut(logits_BHLR.sub_(reference_BH1R)).exp2_(), reference_BH1R
-
-
 def largest_rise(dtype: torch.dtype) -> float:
     """Returns the largest logit above that of the first key: half the exponent range of a dtype."""
     return math.log2(torch.finfo(dtype).max) / 2

@@ -1,11 +1,9 @@
 """A mixture of data sets: numbered consecutively, and interleaved by weights."""
 
 import hashlib
-from bisect import bisect_right
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import reduce
-from itertools import accumulate
 from math import gcd, lcm
 from typing import NamedTuple, final
 
@@ -79,20 +77,14 @@ class SampleOrder:
         for number in range(len(self._sizes)):
             for repeat in np.unique(passes[numbers == number]).tolist():
                 here = (numbers == number) & (passes == repeat)
-                items = self._pass(number, repeat)[rows[here]]
+                items, key = rows[here], {"seed": self.seed, "stream": number}
+                if self._shuffle:
+                    items = EpochOrder(int(self._sizes[number]), epoch=repeat, **key)[items]
                 if self._clusters is not None:
-                    items = self._members(number, repeat, items)
+                    starts = hashed(items, **key)
+                    items = self._clusters[number].members(items, starts, repeat)
                 samples[here] = self._firsts[number] + items
         return Draw(samples, passes)
-
-    def _members(self, number: int, repeat: int, clusters: np.ndarray) -> np.ndarray:
-        assert self._clusters is not None
-        starts = hashed(clusters, seed=self.seed, stream=number)
-        return self._clusters[number].members(clusters, starts, repeat)
-
-    def _pass(self, number: int, repeat: int) -> EpochOrder:
-        size = int(self._sizes[number])
-        return EpochOrder(size, seed=self.seed, epoch=repeat, stream=number, shuffle=self._shuffle)
 
 
 def round_robin(shares: Sequence[int]) -> np.ndarray:
@@ -139,7 +131,7 @@ def integer_weights(weights: Sequence[float]) -> list[int]:
 
 
 @final
-class Mixture:
+class Mixture(SplitReader):
     """The sequences of several splits, numbered consecutively, with `shares` as their weights.
 
     With clusters, these and a member of each are drawn in place of sequences.
@@ -151,31 +143,9 @@ class Mixture:
         shares: Sequence[int] | None = None,
         clusters: Sequence[ClusterIndex] | None = None,
     ) -> None:
+        super().__init__([shard for split in splits for shard in split.shards])
         self._splits, self._shares = tuple(splits), tuple(shares or [1] * len(splits))
         self._clusters = None if clusters is None else tuple(clusters)
-        self._ends = list(accumulate(len(split) for split in splits))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, sample: int) -> np.ndarray:
-        number = bisect_right(self._ends, sample)
-        return self._splits[number][sample - self._first(number)]
-
-    def size_fault(self) -> str:
-        return next(filter(None, (split.size_fault() for split in self._splits)), "")
-
-    def identifier(self, sample: int) -> str:
-        number = bisect_right(self._ends, sample)
-        return self._splits[number].identifier(sample - self._first(number))
-
-    def lengths_of(self, samples: np.ndarray) -> np.ndarray:
-        lengths = np.empty(len(samples), dtype=np.int64)
-        numbers = np.searchsorted(self._ends, samples, side="right")
-        for number, split in enumerate(self._splits):
-            here = numbers == number
-            lengths[here] = split.lengths_of(samples[here] - self._first(number))
-        return lengths
 
     def order(self, *, seed: int) -> SampleOrder:
         sizes = [len(split) for split in self._splits]
@@ -197,6 +167,3 @@ class Mixture:
             return parts[0]
         lines = [f"{share} {part}" for share, part in zip(self._shares, parts, strict=True)]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-    def _first(self, number: int) -> int:
-        return self._ends[number - 1] if number else 0

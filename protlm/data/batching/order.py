@@ -19,10 +19,8 @@ _MIN_HALF_BITS = 3
 class EpochOrder:
     """A permutation of `range(num_samples)`, a pure function of (seed, epoch, stream)."""
 
-    def __init__(
-        self, num_samples: int, *, seed: int, epoch: int, stream: int = 0, shuffle: bool = True
-    ) -> None:
-        self._num_samples, self._shuffle = num_samples, shuffle
+    def __init__(self, num_samples: int, *, seed: int, epoch: int, stream: int = 0) -> None:
+        self._num_samples = num_samples
         half_bits = max((max(num_samples - 1, 1).bit_length() + 1) // 2, _MIN_HALF_BITS)
         self._half_bits = np.uint64(half_bits)
         self._half_mask = np.uint64((1 << half_bits) - 1)
@@ -32,11 +30,9 @@ class EpochOrder:
     def __getitem__(self, positions: np.ndarray) -> np.ndarray:
         """Returns the samples at these positions of the epoch, int64."""
         assert np.all((positions >= 0) & (positions < self._num_samples))
-        samples = np.array(positions, dtype=np.uint64)
-        if self._shuffle:
-            samples = self._encipher(samples)
-            while np.any(is_outside := samples >= np.uint64(self._num_samples)):
-                samples[is_outside] = self._encipher(samples[is_outside])
+        samples = self._encipher(positions.astype(np.uint64))
+        while np.any(is_outside := samples >= np.uint64(self._num_samples)):
+            samples[is_outside] = self._encipher(samples[is_outside])
         return samples.astype(np.int64)
 
     def _encipher(self, values: np.ndarray) -> np.ndarray:

@@ -22,6 +22,8 @@ _KNOWN = "protlm reads FASTA, Swiss-Prot flat files (.dat) and UniProt XML, plai
 class SequenceFile:
     """An open file of proteins: FASTA, Swiss-Prot flat file or UniProt XML, plain or gzip.
 
+    `source` has the number and the hash of its raw bytes, complete after the last block.
+
     >>> from protlm.system.paths import sample_dir
     >>> tally = Tally()
     >>> with SequenceFile(sample_dir() / "uniprot_tiny.fasta.gz") as file:
@@ -32,31 +34,21 @@ class SequenceFile:
 
     def __init__(self, path: Path, options: ReadOptions = STRICT) -> None:
         self._options = options
-        self._source = ByteSource(
+        self.source = ByteSource(
             path, "a sequence file", ignore_trailing_garbage=options.ignore_trailing_garbage
         )
         try:
-            self._stream = with_unix_line_ends(self._source.blocks())
+            self._stream = with_unix_line_ends(self.source.blocks())
             self._start, self._line = self._beginning()
             self._layout = self._recognized()
         except BaseException:
-            self._source.close()
+            self.source.close()
             raise
 
     @property
     def format(self) -> str:
         """`fasta`, `swissprot` or `xml`."""
         return self._layout.block.format
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the file in hexadecimal; complete after the last block."""
-        return self._source.sha256
-
-    @property
-    def num_bytes(self) -> int:
-        """Number of raw bytes that were read; all of them after the last block."""
-        return self._source.num_bytes
 
     def blocks(self) -> Iterator[Block]:
         """Yields the file once, in blocks of whole records of about 4 MiB.
@@ -69,7 +61,7 @@ class SequenceFile:
         is_first = True
         for found in cut(stream, layout.marker, max_record=layout.max_record):
             yield layout.block(
-                self._source.name,
+                self.source.name,
                 line,
                 found.data,
                 layout,
@@ -77,7 +69,7 @@ class SequenceFile:
                 is_first=is_first,
                 is_last=found.is_last,
                 is_cut=found.is_cut,
-                has_mark=is_first and self._source.has_mark,
+                has_mark=is_first and self.source.has_mark,
             )
             line, is_first = line + found.num_lines, False
 
@@ -85,7 +77,7 @@ class SequenceFile:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._source.close()
+        self.source.close()
 
     def _beginning(self) -> tuple[bytes, int]:
         """Returns the first bytes after leading white space, and their line number."""
@@ -99,7 +91,7 @@ class SequenceFile:
         return start, line
 
     def _recognized(self) -> RecordFormat:
-        name, start = self._source.name, self._start
+        name, start = self.source.name, self._start
         if not start:
             raise InputDataError(f"{name}, line 1: the file is empty; {_KNOWN}")
         layout = (

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from reprlib import repr as short_repr
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 from Bio.Seq import MutableSeq, Seq, UndefinedSequenceError
 from Bio.SeqRecord import SeqRecord
@@ -17,11 +17,6 @@ from protlm.system.errors import InputDataError, UserError
 Letters: TypeAlias = str | Seq | MutableSeq | SeqRecord | Record
 # A pair is a name, which is ignored, and its sequence.
 SequenceLike: TypeAlias = Letters | tuple[object, Letters]
-
-
-@runtime_checkable
-class _Array(Protocol):
-    ndim: int
 
 
 def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
@@ -46,7 +41,7 @@ def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
 
 def sequences_of(given: Iterable[SequenceLike], call: str, name: str = "sequence") -> list[str]:
     """Returns the letters of each sequence; an error suggests `call` instead."""
-    is_table = isinstance(given, _Array) and given.ndim != 1
+    is_table = getattr(given, "ndim", 1) != 1
     is_table |= isinstance(given, Mapping | set | frozenset)
     if is_table or isinstance(given, Letters | bytes) or not isinstance(given, Iterable):
         raise UserError(

@@ -97,7 +97,9 @@ class ByteSource:
         try:
             # A pipe returns the available bytes, and a non-blocking pipe without any returns None.
             while len(data) < size and (block := self._raw.read(size - len(data))) != b"":
-                data += block or self._wait()
+                if block is None:
+                    select([self._raw], [], [])
+                data += block or b""
         except OSError as error:
             raise InputDataError(
                 f"{self.name} cannot be read: {error.strerror or error}"
@@ -105,10 +107,6 @@ class ByteSource:
         self.num_bytes += len(data)
         self._digest.update(data)
         return data
-
-    def _wait(self) -> bytes:
-        select([self._raw], [], [])
-        return b""
 
     def _plain(self, data: bytes) -> Iterator[bytes]:
         while data:

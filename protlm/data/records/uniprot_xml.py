@@ -15,6 +15,8 @@ from protlm.system.errors import InputDataError
 
 # TrEMBL and Swiss-Prot have entries of some megabytes.
 _MAX_ENTRY = 64 << 20
+# What precedes the root's start tag, or a document type: instructions and comments.
+_PROLOG = re.compile(rb"(?:\s|<\?.*?(?:\?>|\Z)|<!--.*?(?:-->|\Z))*+", re.DOTALL)
 _ROOT = re.compile(rb"<((?:[\w.-]+:)?)([\w.-]+)((?:[^<>\"']|\"[^\"<]*\"|'[^'<]*')*)>")
 _ENCODING = re.compile(rb"<\?xml[^>]*\bencoding\s*=\s*[\"']([^\"']*)")
 _ACCESSION = re.compile(rb"<(?:[\w.-]+:)?accession[^<>]*>\s*([^\s<]+)")
@@ -87,7 +89,8 @@ def xml_layout(start: bytes, source: str) -> RecordFormat | None:
     """Returns the structure of a UniProt XML file, or None if the file has another format."""
     if not start.startswith(b"<"):
         return None
-    place = _root_begin(start)
+    before = _PROLOG.match(start)
+    place = before.end() if before else 0
     root = _ROOT.match(start, place)
     if start[place:].lower().startswith(b"<!doctype html"):
         raise InputDataError(f"{source}, line 1: this is {_REFUSED[b'html']}")
@@ -120,20 +123,6 @@ def xml_layout(start: bytes, source: str) -> RecordFormat | None:
         head=root[0],
         tail=b"</" + prefix + b"uniprot>",
     )
-
-
-def _root_begin(start: bytes) -> int:
-    """Returns the position of the root's start tag, or of a document type before it."""
-    place = 0
-    while True:
-        place += len(start[place:]) - len(start[place:].lstrip())
-        for opening, closing in ((b"<?", b"?>"), (b"<!--", b"-->")):
-            if start.startswith(opening, place):
-                end = start.find(closing, place)
-                place = len(start) if end < 0 else end + len(closing)
-                break
-        else:
-            return place
 
 
 def _entries(document: bytes) -> Iterator[Any]:

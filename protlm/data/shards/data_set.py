@@ -26,18 +26,16 @@ REPORT, REJECTED = "report.json", "rejected.tsv"
 
 
 class SplitReader:
-    """Random access to the sequences of one split.
+    """Random access to the sequences of a split.
 
     Shards are mapped into memory on first use. The most recently used ones stay mapped, up to half
     of the file descriptors of the process (512 of the usual 1,024; `ulimit -n`).
     """
 
-    def __init__(
-        self, directory: Path, shards: Sequence[ShardEntry], *, shuffled: bool = False
-    ) -> None:
-        self._shards, self._shuffled = tuple(shards), shuffled
-        self._paths = [directory / shard.file for shard in shards]
-        counts = np.array([shard.sequences for shard in shards], dtype=np.int64)
+    def __init__(self, shards: Sequence[tuple[Path, ShardEntry, bool]]) -> None:
+        # Of each its path, its entry, and whether it is read in random order.
+        self.shards = tuple(shards)
+        counts = np.array([entry.sequences for _, entry, _ in shards], dtype=np.int64)
         self._ends: list[int] = np.cumsum(counts).tolist()
 
     def __len__(self) -> int:
@@ -55,7 +53,8 @@ class SplitReader:
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the hashes of the shards, in order; identifies the data of a position."""
-        return hashlib.sha256("\n".join(s.sha256 for s in self._shards).encode()).hexdigest()
+        hashes = "\n".join(entry.sha256 for _, entry, _ in self.shards)
+        return hashlib.sha256(hashes.encode()).hexdigest()
 
     def lengths_of(self, samples: np.ndarray) -> np.ndarray:
         """Returns the lengths of these sequences, int64; reads only their offsets."""
@@ -73,7 +72,7 @@ class SplitReader:
     def length_counts(self) -> np.ndarray:
         """Counts the sequences with 0, 1, 2, ... residues, int64; reads all offsets."""
         totals = np.zeros(1, dtype=np.int64)
-        for number in range(len(self._shards)):
+        for number in range(len(self.shards)):
             counts = np.bincount(self._shard(number).lengths(slice(None)), minlength=len(totals))
             counts[: len(totals)] += totals
             totals = counts
@@ -81,7 +80,8 @@ class SplitReader:
 
     def size_fault(self) -> str:
         """Returns why a shard cannot match the manifest by its size, or an empty string."""
-        return next(filter(None, map(size_fault, self._paths, self._shards)), "")
+        faults = (size_fault(path, entry) for path, entry, _ in self.shards)
+        return next(filter(None, faults), "")
 
     def _first(self, number: int) -> int:
         return self._ends[number - 1] if number else 0
@@ -93,7 +93,7 @@ class SplitReader:
         return self._shard(number), index - self._first(number)
 
     def _shard(self, number: int) -> MappedShard:
-        return _mapped(self._paths[number], self._shards[number], self._shuffled)
+        return _mapped(*self.shards[number])
 
 
 def _most_maps() -> int:
@@ -123,7 +123,7 @@ def open_split(
             raise InputDataError(
                 f"{fault}; see: protlm data verify {directory}; or make the data set again"
             )
-    return SplitReader(directory, manifest.splits[split], shuffled=shuffled)
+    return SplitReader([(directory / one.file, one, shuffled) for one in manifest.splits[split]])
 
 
 def open_clusters(directory: Path, split: str, *, verify: str = "full") -> ClusterIndex:

@@ -17,11 +17,12 @@ FORMAT = "protlm-shards"
 FORMAT_VERSION = 1
 MANIFEST, MANIFEST_SHA256 = "manifest.json", "manifest.json.sha256"
 
-_SPLIT = re.compile(r"[a-z0-9_]{1,64}")
+# It becomes the name of a folder.
+SPLIT_NAME = re.compile(r"[a-z0-9_]{1,64}")
 # A path from the manifest must not lead out of the folder.
 _ShardFile = Annotated[str, re.compile(r"[a-z0-9_]{1,64}/shard-[0-9]{5,8}\.h5")]
 _IndexFile = Annotated[str, re.compile(r"[a-z0-9_]{1,64}/clusters\.h5")]
-_Split = Annotated[str, _SPLIT]
+_Split = Annotated[str, SPLIT_NAME]
 _Counts = dict[str, Count]
 
 
@@ -109,15 +110,6 @@ class Manifest:
         # As `sha256sum --check` reads it.
         (directory / MANIFEST_SHA256).write_bytes(f"{digest}  {MANIFEST}\n".encode())
         (directory / MANIFEST).write_bytes(text.encode())
-
-
-def is_split_name(name: str) -> bool:
-    """Returns whether a name is valid for a split; it becomes the name of a folder.
-
-    >>> is_split_name("test_iid"), is_split_name("../test")
-    (True, False)
-    """
-    return _SPLIT.fullmatch(name) is not None
 
 
 def read_manifest(directory: Path) -> Manifest:

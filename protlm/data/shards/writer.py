@@ -232,9 +232,3 @@ class _MetadataFile(io.RawIOBase):
     def truncate(self, size: int | None = None, /) -> int:
         self.size = self._position if size is None else size
         return self.size
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True

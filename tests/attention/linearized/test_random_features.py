@@ -64,7 +64,8 @@ def products(mechanism: Performer, q_B11K: Tensor, k_B11K: Tensor) -> Tensor:
 
     The features of a query lack a factor, which cancels in outputs: see `PositiveFeatures`.
     """
-    features = mechanism.query_features(q_B11K) * mechanism.key_features(k_B11K)
+    feature_map = mechanism.feature_map(q_B11K.dtype)
+    features = feature_map.queries(q_B11K).phi_BHLR * feature_map.keys(k_B11K).phi_BHLR
     assert mechanism.projection is not None
     rows_RK = mechanism.projection.to(q_B11K.dtype)
     if not isinstance(mechanism, PerformerSoftmax):

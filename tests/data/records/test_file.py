@@ -272,7 +272,7 @@ def test_a_pipe_that_gives_a_byte_at_a_time_is_read_whole(content, is_blocking):
             with SequenceFile(Path("-")) as file:
                 (block,) = file.blocks()
                 assert block.data == b">a\nMKV\n" * 9
-                assert file.sha256 == hashlib.sha256(content).hexdigest()
+                assert file.source.sha256 == hashlib.sha256(content).hexdigest()
     finally:
         os.dup2(saved, 0)
         writer.join()

@@ -381,8 +381,8 @@ def test_blocks_are_hashed_picklable_and_the_same_for_any_line_end(tmp_path, sma
         (tmp_path / "proteins").write_bytes(raw)
         with SequenceFile(tmp_path / "proteins") as file:
             found.append(list(file.blocks()))
-            assert file.sha256 == hashlib.sha256(raw).hexdigest()
-            assert file.num_bytes == len(raw)
+            assert file.source.sha256 == hashlib.sha256(raw).hexdigest()
+            assert file.source.num_bytes == len(raw)
     blocks = found[0]
     assert len(blocks) > 2
     assert all(one == blocks for one in [*found, pickle.loads(pickle.dumps(blocks))])

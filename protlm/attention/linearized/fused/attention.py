@@ -20,7 +20,6 @@ from protlm.attention.linearized.fused.blocks import (
     causal_blocks,
 )
 
-_Three = tuple[Tensor, Tensor, Tensor]
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
