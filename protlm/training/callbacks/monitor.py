@@ -131,17 +131,9 @@ class Monitor(LoopCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModeling)
-        sums = pl_module.validation_sums()
+        metrics = pl_module.validation_metrics()
         # A validation that a signal interrupted is repeated by the resumed run.
-        if sums.num_targets and not trainer.should_stop:
-            metrics = {
-                "valid_loss": sums.nats / sums.num_targets,
-                "valid_accuracy": sums.correct / sums.num_targets,
-                "valid_perplexity": perplexity(sums.nats, sums.num_targets),
-                "valid_unigram_loss": sums.unigram_nats / sums.num_targets,
-            }
-            if sums.num_ends:
-                metrics["valid_end_loss"] = sums.end_nats / sums.num_ends
+        if metrics and not trainer.should_stop:
             log(trainer, metrics)
             self._progress.print(f"step {trainer.global_step:,}: {_validation_in_short(metrics)}")
         self.exclude(time.perf_counter() - self._validation_start)
