@@ -61,19 +61,10 @@ class ModelDescription:
 
     def to_plain(self) -> dict[str, Any]:
         """Returns the plain values that are stored in checkpoints and `config.json`."""
+        plain = {"format": FORMAT, **to_json(self), "attention": self.attention_config}
         # The origin of the first weights is not part of the architecture.
-        model = {k: value for k, value in to_json(self.model).items() if k != "init_from"}
-        plain = {
-            "format": FORMAT,
-            "vocabulary": self.vocabulary,
-            "objective": self.objective.value,
-            "model": model,
-            "attention": self.attention_config,
-            "seed": self.seed,
-            "max_length": self.max_length,
-        }
-        further = {"source": self.source and dict(self.source), "frame": to_json(self.frame)}
-        return plain | {key: value for key, value in further.items() if value is not None}
+        del plain["attention_options"], plain["model"]["init_from"]
+        return {key: value for key, value in plain.items() if value is not None}
 
     @classmethod
     def parse(cls, path: Path, stored: object) -> Self:
