@@ -140,11 +140,6 @@ def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) 
             f"{path} has weights of width {embedding.shape[1]}, and its settings say "
             f"{config.model_dim}; get both again from one place"
         )
-    if config.head_dim is None and config.model_dim % config.num_heads:
-        raise InputDataError(
-            f"{path} has settings of {config.num_heads} heads, which do not divide its width, "
-            f"{config.model_dim}; get it again"
-        )
     if config.has_position_table and config.max_length * config.model_dim > _limit(weights):
         raise _misfit(path, f"model.max_length={config.max_length} needs too much memory")
 

@@ -73,11 +73,6 @@ class ProteinLM(nn.Module):
         self, config: ModelConfig, *, vocabulary: Vocabulary, mechanism: Callable[[int], Attention]
     ) -> None:
         super().__init__()
-        if config.head_dim is None and config.model_dim % config.num_heads:
-            raise UserError(
-                f"model.model_dim={config.model_dim} is not a multiple of "
-                f"model.num_heads={config.num_heads}; choose one that is, or model.head_dim=WIDTH"
-            )
         vocab_size, pad = len(vocabulary), vocabulary.pad
         self.vocabulary = vocabulary
         self.activation_checkpointing = False
