@@ -37,7 +37,7 @@ from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.system.paths import sample_dir, shipped
 from protlm.system.terminal import print_table
-from protlm.training.callbacks.monitor import Measurement
+from protlm.training.callbacks.monitor import MeasureModel
 from protlm.training.datamodule import SequenceData
 from protlm.training.launch import (
     check_trainer,
@@ -318,20 +318,19 @@ def cannot_generate(config: TrainConfig) -> str:
     return f"{found} cannot generate; docs/mechanisms.md lists those that can"
 
 
-def _measurement(network: ProteinLM, config: TrainConfig) -> Measurement | None:
+def _measurement(network: ProteinLM, config: TrainConfig) -> MeasureModel | None:
     trainer = config.trainer
-    if trainer.measure_every is None:
+    if (every := trainer.measure_every) is None:
         return None
     structures = StructureScores()
     if trainer.measure_assay is None or trainer.measure_wild_type is None:
-        return Measurement(structures, structures.columns)
+        return MeasureModel(structures, structures.columns, every=every)
     limit = config.model.max_length - SPECIALS if _has_limit(network, config) else None
     wild_type = one_protein(Path(trainer.measure_wild_type)).sequence
     causal = config.objective.name is Objective.causal
     assay = AssayScores(Path(trainer.measure_assay), wild_type, causal=causal, max_residues=limit)
-    return Measurement(
-        lambda model: {**structures(model), **assay(model)}, (*structures.columns, *assay.columns)
-    )
+    columns = (*structures.columns, *assay.columns)
+    return MeasureModel(lambda model: {**structures(model), **assay(model)}, columns, every=every)
 
 
 def _finish(run_dir: Path, finished: Finished) -> None:

@@ -30,7 +30,7 @@ from protlm.training.callbacks.hooks import (
     ValidateLastStep,
     compile_model,
 )
-from protlm.training.callbacks.monitor import DataWait, Measurement, MeasureModel, Monitor
+from protlm.training.callbacks.monitor import DataWait, MeasureModel, Monitor
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.callbacks.save_checkpoints import (
     SaveCheckpoints,
@@ -124,13 +124,13 @@ def train(
     *,
     settings: TrainConfig,
     checkpoint: Path | None,
-    measurement: Measurement | None = None,
+    measurement: MeasureModel | None = None,
     lock: FolderLock | None = None,
 ) -> Finished:
     """Trains until `trainer.max_steps` or until a signal, and saves a final checkpoint.
 
-    It continues from the checkpoint of `find_checkpoint`. A measurement is made every
-    `trainer.measure_every` steps. Before each checkpoint the first rank checks its lock.
+    It continues from the checkpoint of `find_checkpoint`. Before each checkpoint the first rank
+    checks its lock.
     """
     run_dir, config, data_wait = Path(settings.run_dir), settings.trainer, DataWait()
     recorded = {**to_plain(settings), "data_fingerprint": data.train.fingerprint}
@@ -164,7 +164,7 @@ def _callbacks(
     data: SequenceData,
     settings: TrainConfig,
     data_wait: DataWait,
-    measurement: Measurement | None,
+    measurement: MeasureModel | None,
 ) -> list[Callback]:
     config, run_dir = settings.trainer, Path(settings.run_dir)
     estimates = WatchEstimates(module.network, every=config.log_every)
@@ -187,8 +187,8 @@ def _callbacks(
         ),
         WriteHistory(run_dir),
     ]
-    if measurement is not None and config.measure_every is not None:
-        callbacks.append(MeasureModel(measurement, every=config.measure_every))
+    if measurement is not None:
+        callbacks.append(measurement)
     if config.compile:
         compile_model(module.network)
         callbacks.append(RunEagerly(config.log_every if estimates.columns else None))
