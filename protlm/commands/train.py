@@ -47,7 +47,7 @@ from protlm.training.launch import (
     resolved_accelerator,
     resolved_precision,
 )
-from protlm.training.run import Finished, find_checkpoint, last_step
+from protlm.training.run import find_checkpoint, last_step
 from protlm.training.run import train as run
 from protlm.training.run_config import (
     SAMPLE_DATA,
@@ -185,13 +185,13 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
             _print_start(config, checkpoint)
             _print_summary(network, data, config)
             _warn_of_few_sequences(valid_split)
-        finished = run(
+        step, code = run(
             module, data, settings=config, checkpoint=checkpoint, measurement=measurement, lock=lock
         )
         if is_first_rank():
-            _finish(run_dir, finished)
-    if finished.exit_code:
-        sys.exit(finished.exit_code)
+            _finish(run_dir, step, code)
+    if code:
+        sys.exit(code)
 
 
 def _check(config: TrainConfig) -> None:
@@ -333,14 +333,14 @@ def _measurement(network: ProteinLM, config: TrainConfig) -> MeasureModel | None
     return MeasureModel(lambda model: {**structures(model), **assay(model)}, columns, every=every)
 
 
-def _finish(run_dir: Path, finished: Finished) -> None:
-    if finished.exit_code:
-        _print(f"stopped after step {finished.step}; the same command continues {run_dir}")
+def _finish(run_dir: Path, step: int, code: ExitCode) -> None:
+    if code:
+        _print(f"stopped after step {step}; the same command continues {run_dir}")
         return
     rows = read_metrics(run_dir / METRICS)
     if rows:
         save_figure(loss_curve(rows), run_dir / "loss.png", overwrite=True)
-    _print(f"{run_dir} is complete at step {finished.step}")
+    _print(f"{run_dir} is complete at step {step}")
 
 
 def _print(text: str) -> None:
