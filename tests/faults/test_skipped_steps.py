@@ -28,6 +28,7 @@ from tests.marks import slow_but
 
 # What a step changes: the weights, the state of the optimizer, the schedule and the average.
 LEARNED = ("state_dict.", "optimizer_states.", "lr_schedulers.", "average.")
+LEARNED += ("callbacks.AverageWeights.",)
 PLAIN = ("trainer.checkpoint_every=1", "trainer.keep_checkpoints=100", "trainer.ema_decay=0.9")
 SETTINGS = (*PLAIN, "schedule=cosine", "schedule.warmup_steps=2")
 
