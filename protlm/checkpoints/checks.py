@@ -1,6 +1,5 @@
 """Checks of untrusted files: their SHA-256, in `sha256sum` format, and their weights before use."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -162,22 +161,12 @@ class LimitedMemory(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _FACTORIES:
-            self._left -= _num_values(func, args, kwargs)
+            # Tensors on this device have a size and no memory.
+            sized = {key: value for key, value in kwargs.items() if key != "generator"}
+            self._left -= func(*args, **{**sized, "device": "meta"}).numel()
             if self._left < 0:
                 raise _misfit(self._path, "a setting is far larger than the weights")
         return func(*args, **kwargs)
-
-
-def _num_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Returns an upper estimate of the size of a new tensor."""
-    given = [*args, *(kwargs[key] for key in ("size", "end", "steps", "n") if key in kwargs)]
-    shapes = [value for value in given if isinstance(value, list | tuple)]
-    if shapes:
-        return math.prod(int(size) for size in shapes[0])
-    numbers = [abs(int(value)) for value in given if isinstance(value, int | float)]
-    if func in (torch.arange, torch.linspace):
-        return max(numbers, default=0)
-    return math.prod(numbers)
 
 
 def check_numbers(path: Path, weights: Mapping[str, Tensor]) -> None:
