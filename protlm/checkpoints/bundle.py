@@ -8,7 +8,7 @@ import ast
 import copy
 import importlib.util
 from collections.abc import Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,6 @@ class _Module:
     def __init__(self, name: str) -> None:
         spec = importlib.util.find_spec(name)
         assert spec is not None and spec.origin is not None, f"{name} is not a module"
-        self.name = name
         self.statements = ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body
 
     @cached_property
@@ -65,7 +64,7 @@ class Bundle:
 
     def __init__(self, roots: Iterable[Name], replaced: Mapping[Name, Name]) -> None:
         self._replaced = replaced
-        self._modules: dict[str, _Module] = {}
+        self._module = cache(_Module)
         # In an order in which every module follows those that it imports.
         self._order: list[str] = []
         self._placed: set[str] = set()
@@ -131,11 +130,6 @@ class Bundle:
             elif isinstance(node, ast.arg):
                 assert new(node.arg) == node.arg, f"{module}: {node.arg} has two meanings"
         return ast.unparse(statement)
-
-    def _module(self, name: str) -> _Module:
-        if name not in self._modules:
-            self._modules[name] = _Module(name)
-        return self._modules[name]
 
     def _add(self, name: Name) -> None:
         if name in self._used:

@@ -1,6 +1,5 @@
 """Checks of untrusted files: their SHA-256, in `sha256sum` format, and their weights before use."""
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -140,11 +139,6 @@ def check_sizes(path: Path, config: ModelConfig, weights: Mapping[str, Tensor]) 
             f"{path} has weights of width {embedding.shape[1]}, and its settings say "
             f"{config.model_dim}; get both again from one place"
         )
-    if config.head_dim is None and config.model_dim % config.num_heads:
-        raise InputDataError(
-            f"{path} has settings of {config.num_heads} heads, which do not divide its width, "
-            f"{config.model_dim}; get it again"
-        )
     if config.has_position_table and config.max_length * config.model_dim > _limit(weights):
         raise _misfit(path, f"model.max_length={config.max_length} needs too much memory")
 
@@ -167,22 +161,12 @@ class LimitedMemory(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _FACTORIES:
-            self._left -= _num_values(func, args, kwargs)
+            # Tensors on this device have a size and no memory.
+            sized = {key: value for key, value in kwargs.items() if key != "generator"}
+            self._left -= func(*args, **{**sized, "device": "meta"}).numel()
             if self._left < 0:
                 raise _misfit(self._path, "a setting is far larger than the weights")
         return func(*args, **kwargs)
-
-
-def _num_values(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int:
-    """Returns an upper estimate of the size of a new tensor."""
-    given = [*args, *(kwargs[key] for key in ("size", "end", "steps", "n") if key in kwargs)]
-    shapes = [value for value in given if isinstance(value, list | tuple)]
-    if shapes:
-        return math.prod(int(size) for size in shapes[0])
-    numbers = [abs(int(value)) for value in given if isinstance(value, int | float)]
-    if func in (torch.arange, torch.linspace):
-        return max(numbers, default=0)
-    return math.prod(numbers)
 
 
 def check_numbers(path: Path, weights: Mapping[str, Tensor]) -> None:

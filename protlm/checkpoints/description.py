@@ -12,15 +12,11 @@ from typing import Annotated, Any, Self
 from protlm.checkpoints.checks import not_usable
 from protlm.config import Frame, ModelConfig, Norm, Objective, Positions
 from protlm.config.fields import as_typed
-from protlm.system.errors import InputDataError, UserError, one_of
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import Count, from_json, to_json
 
 # The version of the stored form.
 FORMAT = 1
-# Where a model came from: an imported one, and one whose attention was replaced.
-_IMPORTED, _CONVERTED = ("family", "sha256"), ("converted_from", "converted_hash")
-_SOURCES = [set(_IMPORTED), set(_CONVERTED), {*_IMPORTED, *_CONVERTED}]
-_FURTHER = {"contacts_sha256", "license", "class", "adapter_sha256"}
 # Settings of the model that belong to training or to the use of memory.
 _SAME_FUNCTION = ("init_from", "dropout", "feedforward_chunk")
 # The epsilon of norms whose setting is null.
@@ -61,19 +57,10 @@ class ModelDescription:
 
     def to_plain(self) -> dict[str, Any]:
         """Returns the plain values that are stored in checkpoints and `config.json`."""
+        plain = {"format": FORMAT, **to_json(self), "attention": self.attention_config}
         # The origin of the first weights is not part of the architecture.
-        model = {k: value for k, value in to_json(self.model).items() if k != "init_from"}
-        plain = {
-            "format": FORMAT,
-            "vocabulary": self.vocabulary,
-            "objective": self.objective.value,
-            "model": model,
-            "attention": self.attention_config,
-            "seed": self.seed,
-            "max_length": self.max_length,
-        }
-        further = {"source": self.source and dict(self.source), "frame": to_json(self.frame)}
-        return plain | {key: value for key, value in further.items() if value is not None}
+        del plain["attention_options"], plain["model"]["init_from"]
+        return {key: value for key, value in plain.items() if value is not None}
 
     @classmethod
     def parse(cls, path: Path, stored: object) -> Self:
@@ -92,20 +79,9 @@ class ModelDescription:
         if isinstance(model := stored.get("model"), dict):
             values["model"] = {**_DEFAULTS, **model}
         try:
-            found = from_json(cls, values)
+            return from_json(cls, values)
         except (ValueError, UserError) as error:
             raise not_usable(path, str(error)) from error
-        _check_source(path, found.source)
-        return found
-
-
-def _check_source(path: Path, source: Mapping[str, str] | None) -> None:
-    if source is None:
-        return
-    keys = set(source) - (_FURTHER if "sha256" in source else set())
-    if keys not in _SOURCES:
-        allowed = f"{one_of(list(_IMPORTED))}; {one_of(list(_CONVERTED))}; or all of them"
-        raise not_usable(path, f"source={source!r:.60} must have {allowed}")
 
 
 def differences(found: ModelConfig, asked: ModelConfig) -> list[tuple[str, str, str]]:

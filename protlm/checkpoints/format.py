@@ -50,13 +50,7 @@ def shipped_models() -> list[Path]:
 
 def default_model() -> Path:
     """Returns the folder of the shipped model that commands use where none is named."""
-    folder = models_dir() / DEFAULT
-    if (folder / CARD).is_file():
-        return folder
-    raise InputDataError(
-        f"{DEFAULT} is not installed with protlm; name a model with -m MODEL "
-        "(evaluate: checkpoint=MODEL)"
-    )
+    return models_dir() / DEFAULT
 
 
 def announced_default(option: str) -> Path:

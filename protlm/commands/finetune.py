@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from protlm import __version__
-from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.format import Checkpoint, export
 from protlm.downstream.examples import Labeled, LabelOptions, read_labeled
 from protlm.downstream.linear import LinearModel, fit, trainable
@@ -241,7 +240,6 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
         return code
     with complete_folder(output / ADAPTER, overwrite=True, check=work.check) as folder:
         lora.save_adapters(model.network, folder)
-        write_sums(folder)
     lora.merge_adapters(model.network)
     return code
 

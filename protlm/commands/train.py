@@ -37,7 +37,7 @@ from protlm.plots import loss_curve, save_figure
 from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
 from protlm.system.paths import sample_dir, shipped
 from protlm.system.terminal import print_table
-from protlm.training.callbacks.monitor import Measurement
+from protlm.training.callbacks.monitor import MeasureModel
 from protlm.training.datamodule import SequenceData
 from protlm.training.launch import (
     check_trainer,
@@ -47,7 +47,7 @@ from protlm.training.launch import (
     resolved_accelerator,
     resolved_precision,
 )
-from protlm.training.run import Finished, find_checkpoint, last_step
+from protlm.training.run import find_checkpoint, last_step
 from protlm.training.run import train as run
 from protlm.training.run_config import (
     SAMPLE_DATA,
@@ -185,13 +185,13 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
             _print_start(config, checkpoint)
             _print_summary(network, data, config)
             _warn_of_few_sequences(valid_split)
-        finished = run(
+        step, code = run(
             module, data, settings=config, checkpoint=checkpoint, measurement=measurement, lock=lock
         )
         if is_first_rank():
-            _finish(run_dir, finished)
-    if finished.exit_code:
-        sys.exit(finished.exit_code)
+            _finish(run_dir, step, code)
+    if code:
+        sys.exit(code)
 
 
 def _check(config: TrainConfig) -> None:
@@ -318,30 +318,29 @@ def cannot_generate(config: TrainConfig) -> str:
     return f"{found} cannot generate; docs/mechanisms.md lists those that can"
 
 
-def _measurement(network: ProteinLM, config: TrainConfig) -> Measurement | None:
+def _measurement(network: ProteinLM, config: TrainConfig) -> MeasureModel | None:
     trainer = config.trainer
-    if trainer.measure_every is None:
+    if (every := trainer.measure_every) is None:
         return None
     structures = StructureScores()
     if trainer.measure_assay is None or trainer.measure_wild_type is None:
-        return Measurement(structures, structures.columns)
+        return MeasureModel(structures, structures.columns, every=every)
     limit = config.model.max_length - SPECIALS if _has_limit(network, config) else None
     wild_type = one_protein(Path(trainer.measure_wild_type)).sequence
     causal = config.objective.name is Objective.causal
     assay = AssayScores(Path(trainer.measure_assay), wild_type, causal=causal, max_residues=limit)
-    return Measurement(
-        lambda model: {**structures(model), **assay(model)}, (*structures.columns, *assay.columns)
-    )
+    columns = (*structures.columns, *assay.columns)
+    return MeasureModel(lambda model: {**structures(model), **assay(model)}, columns, every=every)
 
 
-def _finish(run_dir: Path, finished: Finished) -> None:
-    if finished.exit_code:
-        _print(f"stopped after step {finished.step}; the same command continues {run_dir}")
+def _finish(run_dir: Path, step: int, code: ExitCode) -> None:
+    if code:
+        _print(f"stopped after step {step}; the same command continues {run_dir}")
         return
     rows = read_metrics(run_dir / METRICS)
     if rows:
         save_figure(loss_curve(rows), run_dir / "loss.png", overwrite=True)
-    _print(f"{run_dir} is complete at step {finished.step}")
+    _print(f"{run_dir} is complete at step {step}")
 
 
 def _print(text: str) -> None:

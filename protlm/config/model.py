@@ -132,6 +132,11 @@ class ModelConfig(Checked):
                 f"model.convolution={self.convolution} must be an odd number of positions, 3 to "
                 "31; type model.convolution=5, or null for none"
             )
+        if self.head_dim is None and self.model_dim % self.num_heads:
+            raise UserError(
+                f"model.model_dim={self.model_dim} is not a multiple of "
+                f"model.num_heads={self.num_heads}; choose one that is, or model.head_dim=WIDTH"
+            )
         if 4 * self.relative_distance <= self.relative_buckets:
             raise UserError(
                 f"model.relative_distance={self.relative_distance} must be more than a quarter of "

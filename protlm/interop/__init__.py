@@ -6,7 +6,6 @@
 
 import pkgutil
 import re
-from dataclasses import replace
 from pathlib import Path
 
 from protlm.config.fields import classes_in
@@ -15,9 +14,6 @@ from protlm.interop.base import Family, ForeignModel, unwrapped
 from protlm.interop.hub import local_path
 from protlm.interop.source import is_foreign, read_source
 from protlm.system.errors import InputDataError, UserError, one_of
-
-# Bytes of a number in single precision.
-_SINGLE = 4
 
 __all__ = ["Family", "ForeignModel", "is_foreign", "local_path", "names", "read"]
 
@@ -55,11 +51,8 @@ def read(path: Path, base: Path | None = None) -> ForeignModel:
     if adapter is not None:
         source = unwrapped(merged(source, adapter, family), family)
     try:
-        found = family().translate(source)
+        return family().translate(source)
     except InputDataError:
         raise
     except UserError as error:
         raise InputDataError(f"{path} describes an impossible model: {error}") from error
-    # Half precision is a format for files here; the network has float32.
-    weights = {n: v.float() if v.itemsize < _SINGLE else v for n, v in found.weights.items()}
-    return replace(found, weights=weights)

@@ -24,21 +24,18 @@ class E1(Family):
             "embedding.weight": "model.embed_tokens.weight",
             "types": "model.embed_seq_id.weight",
             "final_norm.weight": "model.norm.weight",
-            "head_transform.dense.*": "mlm_head.0.*",
-            "head_transform.norm.*": "mlm_head.2.*",
+            "head_transform.{dense,norm}.*": "mlm_head.{0,2}.*",
             "head.*": "mlm_head.3.*",
         },
         layers="model.layers.",
         layer={
-            "attention_norm.weight": "norm_attn_norm.input_layernorm.weight",
-            "attention.query.weight": "norm_attn_norm.self_attn.q_proj.weight",
-            "attention.key.weight": "norm_attn_norm.self_attn.k_proj.weight",
-            "attention.value.weight": "norm_attn_norm.self_attn.v_proj.weight",
-            "attention.output.weight": "norm_attn_norm.self_attn.o_proj.weight",
-            "feedforward_norm.weight": "norm_attn_norm.post_attention_layernorm.weight",
-            "feedforward.gate.weight": "ffn.mlp.w1.weight",
-            "feedforward.up.weight": "ffn.mlp.w3.weight",
-            "feedforward.down.weight": "ffn.mlp.w2.weight",
+            "{attention,feedforward}_norm.weight": (
+                "norm_attn_norm.{input,post_attention}_layernorm.weight"
+            ),
+            "attention.{query,key,value,output}.weight": (
+                "norm_attn_norm.self_attn.{q,k,v,o}_proj.weight"
+            ),
+            "feedforward.{gate,up,down}.weight": "ffn.mlp.{w1,w3,w2}.weight",
         },
         sizes={
             **HUGGING_FACE,

@@ -53,36 +53,27 @@ def download(name: str) -> Path:
     """
     try:
         import huggingface_hub
-        from huggingface_hub import constants
-        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
-        from huggingface_hub.utils import validate_repo_id
+        from huggingface_hub import constants, errors
     except ImportError:
         raise UserError(
             f"{name} does not exist here, and models of the Hugging Face Hub need the package "
             "huggingface_hub; type: pip install 'protlm[hf]'"
         ) from None
     try:
-        validate_repo_id(name)
-    except ValueError:
-        raise UserError(
-            f"{name:.60} does not exist here, and cannot be a name of the Hugging Face Hub, which "
-            "has at most 96 letters, digits, '-', '_' and '.'; give a folder or OWNER/MODEL"
-        ) from None
-    if constants.HF_HUB_OFFLINE:
-        return _cached(name, "HF_HUB_OFFLINE is set")
-    try:
+        if constants.HF_HUB_OFFLINE:
+            return _cached(name, "HF_HUB_OFFLINE is set")
         info = huggingface_hub.HfApi().model_info(name, files_metadata=True)
         files = _announced(name, info)
         # With a commit as its revision, the cache would not know it as the newest one.
         found = huggingface_hub.snapshot_download(name, allow_patterns=files)
     except UserError:
         raise
-    except GatedRepoError:
+    except errors.GatedRepoError:
         raise InputDataError(
             f"{name} is gated: accept its conditions on https://huggingface.co/{name}, then type: "
             "hf auth login"
         ) from None
-    except RepositoryNotFoundError:
+    except (errors.RepositoryNotFoundError, errors.HFValidationError):
         raise InputDataError(
             f"{name} does not exist here, and is not a model of the Hugging Face Hub; if it is "
             "private, type: hf auth login"

@@ -189,11 +189,10 @@ def _write_tokenizer(folder: Path, frame: Frame | None, *, has_code: bool) -> No
         auto = {"AutoTokenizer": [None, f"{_MODULE}.{_TOKENIZER}"]}
         settings |= {"tokenizer_class": _TOKENIZER, "auto_map": auto}
         settings |= {"padding_side": "right", "model_input_names": ["input_ids", "attention_mask"]}
-        write_json(folder / "tokenizer_config.json", settings)
-        return
-    (folder / ALPHABET).write_text("\n".join(VOCABULARY.tokens) + "\n", encoding="utf-8")
-    write_json(folder / "special_tokens_map.json", _SPECIAL)
-    settings["tokenizer_class"] = "EsmTokenizer"
+    else:
+        (folder / ALPHABET).write_text("\n".join(VOCABULARY.tokens) + "\n", encoding="utf-8")
+        write_json(folder / "special_tokens_map.json", _SPECIAL)
+        settings["tokenizer_class"] = "EsmTokenizer"
     write_json(folder / "tokenizer_config.json", settings)
 
 

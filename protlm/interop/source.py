@@ -36,8 +36,6 @@ _CONTACTS = "-contact-regression"
 _ESM_C = "sequence_head.0.weight"
 # A file beside the index.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-# A description of a model, or the index of its parts, is smaller than this, in bytes.
-_MOST_JSON = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -238,7 +236,7 @@ def _plain(settings: argparse.Namespace) -> dict[str, Any]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return read_json(path, "the description of a model", most=_MOST_JSON)
+    return read_json(path, "the description of a model")
 
 
 def _safetensors(files: list[Path]) -> dict[str, Tensor]:

@@ -10,8 +10,9 @@ from torch.utils.checkpoint import checkpoint
 from protlm.attention import Attention
 from protlm.attention.base import State
 from protlm.config import Activation, ModelConfig, Norm, NormOrder
+from protlm.data.vocabulary import Vocabulary
 from protlm.model.layers import Linear
-from protlm.model.selfattention import AttentionInputs, Context, SelfAttention, Tokens
+from protlm.model.selfattention import AttentionInputs, Context, SelfAttention
 
 
 class FeedForward(nn.Module):
@@ -74,10 +75,12 @@ def norm_layer(config: ModelConfig, norm: Norm | None = None) -> nn.Module:
 class Block(nn.Module):
     """Attention, then feed-forward: x + f(norm x), or norm(x + f(x)) with the norm after."""
 
-    def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:
+    def __init__(
+        self, config: ModelConfig, mechanism: Attention, vocabulary: Vocabulary, layer: int
+    ) -> None:
         super().__init__()
         self.attention_norm = norm_layer(config)
-        self.attention = SelfAttention(config, mechanism, tokens)
+        self.attention = SelfAttention(config, mechanism, vocabulary, layer)
         self.feedforward_norm = norm_layer(config)
         self.feedforward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)

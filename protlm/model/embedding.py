@@ -47,10 +47,8 @@ def batches(
 ) -> Iterator[list[int]]:
     """Returns the indices of sequences in batches of similar length, within a number of tokens.
 
-    Each has `around` tokens beside its residues.
-
-    A sequence that is longer is a batch by itself. The batches depend on nothing but the arguments.
-    They have `most` sequences, if it is given, or fewer.
+    A sequence has `around` tokens beside its residues; a longer one is a batch by itself. Batches
+    depend on nothing but the arguments, and have at most `most` sequences, if it is given.
 
     >>> list(batches([3, 8, 4], tokens_per_batch=12))
     [[0, 2], [1]]

@@ -32,27 +32,18 @@ def residues_only(targets_BL: Tensor) -> Tensor:
 
 
 def target_sums(logits_BLV: Tensor, targets_BL: Tensor) -> TargetSums:
-    """Computes cross-entropy and accuracy at the targets, in float32."""
-    # A GPU would be waited for until it has counted the targets.
-    return (_sums_everywhere if logits_BLV.is_cuda else _sums_at_targets)(logits_BLV, targets_BL)
+    """Computes cross-entropy and accuracy at the targets, in float32.
 
-
-def _sums_at_targets(logits_BLV: Tensor, targets_BL: Tensor) -> TargetSums:
-    """Computes the softmax only at positions with a target, usually 15 % of them if masked."""
-    chosen = targets_BL != IGNORE
-    logits = logits_BLV[chosen].float()
-    targets = targets_BL[chosen]
-    nats = F.cross_entropy(logits, targets, reduction="sum")
-    correct = (logits.argmax(-1) == targets).sum()
-    return TargetSums(nats, correct, chosen.sum())
-
-
-def _sums_everywhere(logits_BLV: Tensor, targets_BL: Tensor) -> TargetSums:
-    """Computes the softmax at all positions; the shapes do not depend on the targets."""
+    The softmax is computed only at positions with a target, usually 15 % of them if masked; on a
+    GPU, which would be waited for until it has counted them, at all positions.
+    """
     chosen_BL = targets_BL != IGNORE
-    # Values at other positions, NaN included, have no influence.
-    logits = logits_BLV.float().masked_fill(~chosen_BL[..., None], 0).flatten(0, 1)
-    targets = targets_BL.flatten()
+    if logits_BLV.is_cuda:
+        # Values at other positions, NaN included, have no influence.
+        logits = logits_BLV.float().masked_fill(~chosen_BL[..., None], 0).flatten(0, 1)
+        targets = targets_BL.flatten()
+    else:
+        logits, targets = logits_BLV[chosen_BL].float(), targets_BL[chosen_BL]
     nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
     correct = (logits.argmax(-1) == targets).sum()
     return TargetSums(nats, correct, chosen_BL.sum())

@@ -14,6 +14,7 @@ from protlm.attention.base import QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
 from protlm.bounds import Bounds
 from protlm.config import ModelConfig, QueryKeyWidth
+from protlm.data.vocabulary import Vocabulary
 from protlm.model.layers import Linear, ShortConvolution, is_plain, linear
 from protlm.model.positions import rotate
 
@@ -95,14 +96,6 @@ _NORMS: Mapping[QueryKeyNorms, Callable[..., nn.Module]] = {
 }
 
 
-class Tokens(NamedTuple):
-    """The size of the vocabulary, the padding token, and the number of the layer, from 1."""
-
-    vocab_size: int
-    pad: int
-    layer: int = 1
-
-
 class Context(NamedTuple):
     """What all blocks of a pass have in common; a rotation is cosines and sines, each LK.
 
@@ -169,10 +162,12 @@ class SelfAttention(nn.Module):
       linear attention (TransNormer, arXiv 2210.10340, section 3.2).
     """
 
-    def __init__(self, config: ModelConfig, mechanism: Attention, tokens: Tokens) -> None:
+    def __init__(
+        self, config: ModelConfig, mechanism: Attention, vocabulary: Vocabulary, layer: int = 1
+    ) -> None:
         super().__init__()
         self.clip, every = config.qkv_clip, config.global_every
-        self.is_global = every > 0 and tokens.layer % every == 0
+        self.is_global = every > 0 and layer % every == 0
         dim, self.num_heads = config.model_dim, config.num_heads
         inner = self.num_heads * config.width_of_head
         bias, shared = config.attention_bias, mechanism.shares_query_key
@@ -185,7 +180,7 @@ class SelfAttention(nn.Module):
         width = config.convolution
         self.convolution = ShortConvolution(model_dim=dim, width=width) if width else None
         self.value_embedding = (
-            ValueEmbedding(tokens.vocab_size, inner, padding_idx=tokens.pad)
+            ValueEmbedding(len(vocabulary), inner, padding_idx=vocabulary.pad)
             if config.value_embedding
             else None
         )

@@ -24,7 +24,7 @@ from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
 from protlm.model.positions import PositionTable, RelativeBias, Rotary
-from protlm.model.selfattention import AttentionInputs, Context, Tokens, ValueEmbedding
+from protlm.model.selfattention import AttentionInputs, Context, ValueEmbedding
 from protlm.system.errors import UserError
 
 # Why an encoder is refused.
@@ -73,15 +73,10 @@ class ProteinLM(nn.Module):
         self, config: ModelConfig, *, vocabulary: Vocabulary, mechanism: Callable[[int], Attention]
     ) -> None:
         super().__init__()
-        if config.head_dim is None and config.model_dim % config.num_heads:
-            raise UserError(
-                f"model.model_dim={config.model_dim} is not a multiple of "
-                f"model.num_heads={config.num_heads}; choose one that is, or model.head_dim=WIDTH"
-            )
-        vocab_size, pad = len(vocabulary), vocabulary.pad
+        vocab_size = len(vocabulary)
         self.vocabulary = vocabulary
         self.activation_checkpointing = False
-        self.embedding = nn.Embedding(vocab_size, config.model_dim, padding_idx=pad)
+        self.embedding = nn.Embedding(vocab_size, config.model_dim, padding_idx=vocabulary.pad)
         self.positions = PositionTable(config) if config.has_position_table else None
         self.token_dropout = config.token_dropout
         self.embedding_norm = norm_layer(config) if config.embedding_norm else None
@@ -94,7 +89,7 @@ class ProteinLM(nn.Module):
             self.relative = RelativeBias(config)
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
-            Block(config, mechanism(number), Tokens(vocab_size, pad, number + 1))
+            Block(config, mechanism(number), vocabulary, number + 1)
             for number in range(config.num_layers)
         )
         if self.relative is not None:

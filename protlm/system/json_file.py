@@ -32,14 +32,14 @@ Sha256 = Annotated[str, re.compile(r"[0-9a-f]{64}")]
 T = TypeVar("T")
 
 
-def read_json(path: Path, what: str, *, most: int = _MOST) -> dict[str, Any]:
+def read_json(path: Path, what: str) -> dict[str, Any]:
     """Reads a JSON file that contains an object."""
     existing_file(path, what)
     try:
         with path.open("rb") as file:
-            content = file.read(most + 1)
-        if len(content) > most:
-            raise ValueError(f"it has more than {most:,} bytes")
+            content = file.read(_MOST + 1)
+        if len(content) > _MOST:
+            raise ValueError(f"it has more than {_MOST:,} bytes")
         found = json.loads(content)
     except RecursionError:
         raise InputDataError(f"{path} is not {what}: {_TOO_DEEP}") from None

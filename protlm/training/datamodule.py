@@ -40,11 +40,6 @@ ENDLESS = 1_000_000_000
 _COUNTED = 16_384
 
 
-def _identity(batch: Any) -> Any:
-    # The data set returns whole batches.
-    return batch
-
-
 def _start_forkserver() -> None:
     """Starts the process that loader workers are forked from, with the run's signals blocked.
 
@@ -201,8 +196,8 @@ class SequenceData(pl.LightningDataModule):
         return DataLoader(
             dataset,
             sampler=stream,
+            # The data set returns whole batches.
             batch_size=None,
-            collate_fn=_identity,
             num_workers=num_workers,
             multiprocessing_context="forkserver" if num_workers else None,
             worker_init_fn=_end_with_run,

@@ -176,11 +176,8 @@ class LogitDistillation(Distillation):
         rank = config.objective.lora_rank
         self._has_adapters = rank is not None
         if rank is None:
-            rate, is_adamw = (
-                config.optimizer.learning_rate,
-                config.optimizer.name is Optimizer.adamw,
-            )
-            if rate >= _RATE_OF_STAGE_1 and is_adamw and is_first_rank():
+            rate, optimizer = config.optimizer.learning_rate, config.optimizer.name
+            if rate >= _RATE_OF_STAGE_1 and optimizer is Optimizer.adamw and is_first_rank():
                 warnings.warn(
                     f"optimizer.learning_rate={rate} suits stage 1, and is high for all weights; "
                     "type for instance optimizer.learning_rate=1e-4",

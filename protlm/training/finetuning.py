@@ -184,12 +184,12 @@ def finetune(
             [LightningEnvironment()],
         )
         device = next(module.parameters()).device
-        finished = fit(module.train(), data, run)
+        _, code = fit(module.train(), data, run)
         leave_other_ranks()
         # Lightning leaves the weights on the CPU.
         module.to(device)
-        if finished.exit_code:
-            return finished.exit_code
+        if code:
+            return code
     (best,) = best_checkpoints(folder, BestMetric.valid_loss, 1)
     module.load_state_dict(load_training(best)["state_dict"])
     return ExitCode.OK

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from protlm.checkpoints.checks import Artifact
 from protlm.system.errors import UserError
-from protlm.system.json_file import write_json
 
 TARGETS = ("query", "key", "value")
-WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
+_ADAPTERS = Artifact("adapter.safetensors", "adapter.json", "LoRA adapters", "finetune")
 # The factor α / r.
 _SCALE = 2.0
 # Part of the names of W, A and B in the state of a network with adapters.
@@ -66,16 +66,12 @@ def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
 
 
 def save_adapters(network: nn.Module, folder: Path) -> None:
-    """Writes A and B of each layer, `LAYER.A` and `LAYER.B`, and the scale."""
-    from safetensors.torch import save
-
+    """Writes A and B of each layer, `LAYER.A` and `LAYER.B`, the scale, and checksums."""
     arrays = {}
     for name, _, adapter in _adapted(network):
         for part, value in (("A", adapter.A), ("B", adapter.B)):
             arrays[f"{name}.{part}"] = value.detach().cpu().contiguous()
-    (folder / WEIGHTS).write_bytes(save(arrays))
-    content = {"format": 1, "weight": "W + scale * B @ A", "scale": _SCALE}
-    write_json(folder / CONFIG, content)
+    _ADAPTERS.write(folder, arrays, {"weight": "W + scale * B @ A", "scale": _SCALE})
 
 
 def merge_adapters(network: nn.Module) -> None:

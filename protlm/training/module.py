@@ -5,7 +5,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 import pytorch_lightning as pl
@@ -17,25 +17,11 @@ from protlm.checkpoints.format import DESCRIPTION
 from protlm.config import OptimizerConfig, ScheduleConfig, TrainConfig
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
-from protlm.model.objective import TargetSums, residues_only, target_sums
+from protlm.model.objective import TargetSums, perplexity, residues_only, target_sums
 from protlm.model.transformer import ProteinLM
 from protlm.training.datamodule import SequenceData
 from protlm.training.optimization import build_optimizer
 from protlm.training.schedule import rate_factor
-
-
-class ValidationSums(NamedTuple):
-    """Sums over the residues that are targets of a validation, and over the ends of sequences.
-
-    `unigram_nats` is the loss of residue frequencies on the same targets, from the same inputs.
-    """
-
-    nats: float
-    correct: float
-    num_targets: float
-    unigram_nats: float
-    end_nats: float
-    num_ends: float
 
 
 class Objective(pl.LightningModule, ABC):
@@ -217,8 +203,23 @@ class LanguageModeling(Objective):
         parts = sums.stacked(), unigram_nats[None], ends.stacked()[[0, 2]]
         self._validation += torch.cat(parts)
 
-    def validation_sums(self) -> ValidationSums:
-        return ValidationSums(*self.all_ranks(self._validation).tolist())
+    def validation_metrics(self) -> dict[str, float]:
+        """Returns means over the residues that are targets, and over the ends of sequences.
+
+        `valid_unigram_loss` is that of residue frequencies on the same targets and inputs. Without
+        targets there are no means.
+        """
+        sums = self.all_ranks(self._validation).tolist()
+        nats, correct, num_targets, unigram_nats, end_nats, num_ends = sums
+        if not num_targets:
+            return {}
+        metrics = {
+            "valid_loss": nats / num_targets,
+            "valid_accuracy": correct / num_targets,
+            "valid_perplexity": perplexity(nats, num_targets),
+            "valid_unigram_loss": unigram_nats / num_targets,
+        }
+        return metrics | ({"valid_end_loss": end_nats / num_ends} if num_ends else {})
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[DESCRIPTION] = self.description.to_plain()

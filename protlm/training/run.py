@@ -30,7 +30,7 @@ from protlm.training.callbacks.hooks import (
     ValidateLastStep,
     compile_model,
 )
-from protlm.training.callbacks.monitor import DataWait, Measurement, MeasureModel, Monitor
+from protlm.training.callbacks.monitor import DataWait, MeasureModel, Monitor
 from protlm.training.callbacks.preemption import StopOnSignal
 from protlm.training.callbacks.save_checkpoints import (
     SaveCheckpoints,
@@ -77,14 +77,6 @@ class Run:
         return (of_start or step > 0) and is_due and not is_validated(self.folder, step)
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The last step and the exit code of a run."""
-
-    step: int
-    exit_code: ExitCode
-
-
 def last_step(checkpoint: Path | None) -> int:
     """Returns the step of a checkpoint, or 0 without one."""
     return 0 if checkpoint is None else step_of(checkpoint)
@@ -124,13 +116,13 @@ def train(
     *,
     settings: TrainConfig,
     checkpoint: Path | None,
-    measurement: Measurement | None = None,
+    measurement: MeasureModel | None = None,
     lock: FolderLock | None = None,
-) -> Finished:
+) -> tuple[int, ExitCode]:
     """Trains until `trainer.max_steps` or until a signal, and saves a final checkpoint.
 
-    It continues from the checkpoint of `find_checkpoint`. A measurement is made every
-    `trainer.measure_every` steps. Before each checkpoint the first rank checks its lock.
+    It continues from the checkpoint of `find_checkpoint`. Before each checkpoint the first rank
+    checks its lock. Returns the last step, and the exit code.
     """
     run_dir, config, data_wait = Path(settings.run_dir), settings.trainer, DataWait()
     recorded = {**to_plain(settings), "data_fingerprint": data.train.fingerprint}
@@ -164,7 +156,7 @@ def _callbacks(
     data: SequenceData,
     settings: TrainConfig,
     data_wait: DataWait,
-    measurement: Measurement | None,
+    measurement: MeasureModel | None,
 ) -> list[Callback]:
     config, run_dir = settings.trainer, Path(settings.run_dir)
     estimates = WatchEstimates(module.network, every=config.log_every)
@@ -187,20 +179,20 @@ def _callbacks(
         ),
         WriteHistory(run_dir),
     ]
-    if measurement is not None and config.measure_every is not None:
-        callbacks.append(MeasureModel(measurement, every=config.measure_every))
+    if measurement is not None:
+        callbacks.append(measurement)
     if config.compile:
         compile_model(module.network)
         callbacks.append(RunEagerly(config.log_every if estimates.columns else None))
     return callbacks
 
 
-def fit(module: Objective, data: pl.LightningDataModule, run: Run) -> Finished:
+def fit(module: Objective, data: pl.LightningDataModule, run: Run) -> tuple[int, ExitCode]:
     """Trains, from a checkpoint or from the start, until `max_steps`, a callback or a signal."""
     config, step = run.config, last_step(run.checkpoint)
     lacks_validation = run.lacks_validation(step, of_start=module.keeps_start)
     if step >= config.max_steps and not lacks_validation:
-        return Finished(step, ExitCode.OK)
+        return step, ExitCode.OK
     # Hides Lightning's notices about devices and its products.
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     stop = StopOnSignal()
@@ -222,7 +214,7 @@ def fit(module: Objective, data: pl.LightningDataModule, run: Run) -> Finished:
     step = trainer.global_step
     is_cut_off = trainer.should_stop and run.lacks_validation(step, of_start=module.keeps_start)
     is_complete = not is_cut_off and (step >= config.max_steps or not stop.received)
-    return Finished(step, ExitCode.OK if is_complete else stop.exit_code)
+    return step, ExitCode.OK if is_complete else stop.exit_code
 
 
 def _trainer(module: Objective, run: Run, callbacks: list[Callback]) -> pl.Trainer:

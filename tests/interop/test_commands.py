@@ -117,16 +117,11 @@ def test_an_interrupted_import_leaves_no_contact_head(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["esm"]
 
 
-CONVERTED = {"license": "MIT", "converted_from": "softmax", "converted_hash": "0"}
-
-
-@pytest.mark.parametrize(
-    "source", [3, {}, {"family": "esm"}, {"family": "esm", "sha256": 1}, CONVERTED]
-)
+@pytest.mark.parametrize("source", [3, {"family": "esm", "sha256": 1}])
 def test_an_impossible_source_in_a_description_is_refused(source, tmp_path):
     plain = protlm.load(ESM.save(tmp_path / "esm")).description.to_plain()
     assert ModelDescription.parse(tmp_path, plain).to_plain() == plain
-    with pytest.raises(InputDataError, match=r"source.* must (have family, sha256|be an? )"):
+    with pytest.raises(InputDataError, match=r"source.* must be an? "):
         ModelDescription.parse(tmp_path, plain | {"source": source})
 
 

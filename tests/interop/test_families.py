@@ -302,7 +302,7 @@ SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("esm2", {"position_embedding_type": "relative"}, "reads models with .*'absolute' or 'rotary'"),
     ("esm2", {"position_embedding_type": "absolute"}, "lacks 1 tensor .*position_embeddings.wei"),
     ("esm2", {"num_hidden_layers": 3}, "the weights of 2 layers, and its settings say 3"),
-    ("esm2", {"num_attention_heads": 5}, "settings of 5 heads, which do not divide its width, 32"),
+    ("esm2", {"num_attention_heads": 5}, r"model_dim=32 is not a multiple of model\.num_heads=5"),
     ("esm2", {"num_attention_heads": 8}, "contact head for other than the 16 heads"),
     ("esm2", {"max_position_embeddings": 2}, r"model describes an impossible model: model\.max"),
     ("esm2", {"intermediate_size": 10**9}, "far larger than the weights"),
@@ -332,7 +332,7 @@ SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("e1", {"clip_qkv": None}, "clip_qkv=None must be a whole number above 0"),
     ("e1", {"rope_theta_within_seq": 20_000}, "rope_theta_within_seq=20000 is not supported"),
     ("e1", {"gated_mlp": False}, "gated_mlp=False is not supported"),
-    ("amplify", {"num_attention_heads": 5}, "settings of 5 heads, which do not divide its width"),
+    ("amplify", {"num_attention_heads": 5}, r"not a multiple of model\.num_heads=5"),
 ]
 
 

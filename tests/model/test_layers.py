@@ -22,7 +22,7 @@ from protlm.model.block import FeedForward
 from protlm.model.layers import Linear, ShortConvolution, drop_masked_tokens
 from protlm.model.memory import TensorMemory
 from protlm.model.positions import Rotary, rotate
-from protlm.model.selfattention import BoundedNorm, Context, SelfAttention, Tokens, WidthNorm
+from protlm.model.selfattention import BoundedNorm, Context, SelfAttention, WidthNorm
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from protlm.training.lora import add_adapters
@@ -265,7 +265,7 @@ CONTEXT = Context(ONES_BL, ONES_BL.bool(), None, causal=False)
 def sublayer_of(name: str, **changes: Any) -> SelfAttention:
     mechanism = create(name, {}, num_heads=2, head_dim=4, model_dim=8, max_length=16)
     torch.manual_seed(0)
-    return SelfAttention(ModelConfig(**SUBLAYER, **changes), mechanism, Tokens(33, 1))
+    return SelfAttention(ModelConfig(**SUBLAYER, **changes), mechanism, VOCABULARY)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -384,9 +384,9 @@ def test_exact_heads_of_a_hybrid_can_look_at_one_key_and_the_others_keep_their_n
     options = {"local_heads": 1, "window": 512, "mechanism": linear}
     mechanism = create("hybrid", options, num_heads=4, head_dim=16, model_dim=64, max_length=300)
     config = ModelConfig(num_layers=1, num_heads=4, model_dim=64, feedforward_dim=8, qk_norm=True)
-    layer = SelfAttention(config, mechanism, Tokens(33, 1)).double()
+    layer = SelfAttention(config, mechanism, VOCABULARY).double()
     plain = create(linear, {}, num_heads=4, head_dim=16, model_dim=64, max_length=300)
-    alone = SelfAttention(config, plain, Tokens(33, 1)).double()
+    alone = SelfAttention(config, plain, VOCABULARY).double()
     torch.manual_seed(0)
     hidden_BLD = torch.randn(1, 257, 64, dtype=torch.float64)
     ones_BL = torch.ones(1, 257, dtype=torch.int64)

@@ -14,6 +14,7 @@ import pytest
 from protlm.analysis.contact_regression import read_fit
 from protlm.config.composition import read_run_config
 from protlm.data.alphabet import read_alphabet
+from protlm.system import json_file
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import Count, from_json, read_json, to_json
 
@@ -42,12 +43,14 @@ def test_deep_nesting_is_one_sentence(text, name, tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_not_an_object_of_a_moderate_size_is_refused(tmp_path):
+def test_what_is_not_an_object_of_a_moderate_size_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     path.write_text('{"a": [{"b": 1}]}')
     assert read_json(path, "a file") == {"a": [{"b": 1}]}
-    with pytest.raises(InputDataError, match="is not JSON: it has more than 16 bytes"):
-        read_json(path, "a file", most=16)
+    with monkeypatch.context() as patch:
+        patch.setattr(json_file, "_MOST", 16)
+        with pytest.raises(InputDataError, match="is not JSON: it has more than 16 bytes"):
+            read_json(path, "a file")
     for text in ("[1]", "null", "", "{", "9" * 5_000):
         path.write_text(text)
         with pytest.raises(InputDataError, match=r"is not (JSON|a file): "):

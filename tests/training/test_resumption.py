@@ -16,7 +16,7 @@ from protlm.checkpoints.format import Checkpoint, export
 from protlm.config import Activation, NormOrder, Positions, TrainConfig
 from protlm.config.composition import compose
 from protlm.model.transformer import build_network
-from protlm.system.errors import InputDataError, UserError
+from protlm.system.errors import UserError
 from tests.fixtures.data_sets import prepare_tiny
 from tests.fixtures.ranks import assert_same_run
 from tests.fixtures.runs import saved
@@ -260,11 +260,6 @@ def test_options_of_the_same_attention_are_compared(tmp_path):
     message = r"\(attention.redraw_every=null, .* is 1000\); type: attention.red"
     with pytest.raises(UserError, match=message):
         initialized(own, tmp_path / "redraw_every=null")
-
-
-def test_a_missing_model_is_named(tiny_run):
-    with pytest.raises(InputDataError, match="nothing"):
-        initialized(protlm.load(tiny_run).description, tiny_run / "nothing")
 
 
 @pytest.mark.slow

@@ -24,7 +24,6 @@ from protlm.config import (
 )
 from protlm.config.composition import compose
 from protlm.data.masking import IGNORE
-from protlm.model import objective
 from protlm.model.objective import target_sums
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
@@ -259,20 +258,21 @@ def test_gradients_are_clipped_but_logged_unclipped(train, look_at):
     assert len(rows) == 4 and min(row["gradient_norm"] for row in rows) > 0.02
 
 
-@pytest.mark.parametrize("function", [target_sums, objective._sums_everywhere])
-def test_loss_is_a_total_over_targets(function):
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_loss_is_a_total_over_targets(on_gpu, monkeypatch):
     """Also as a GPU computes it, at all positions; others have no influence, NaN included."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", on_gpu)
     generator = torch.Generator().manual_seed(0)
     logits_BLV = torch.randn(2, 5, 33, generator=generator, dtype=torch.float64)
     logits_BLV[1, 3:] = math.nan
     targets_BL = torch.full((2, 5), IGNORE)
-    nothing = function(logits_BLV, targets_BL)
+    nothing = target_sums(logits_BLV, targets_BL)
     assert (nothing.nats, nothing.count) == (0, 0)
     best = int(logits_BLV[0, 2].argmax())
     places = ((0, 1, 7), (0, 2, best), (1, 0, 9))
     for b, i, token in places:
         targets_BL[b, i] = token
-    sums = function(logits_BLV.requires_grad_(), targets_BL)
+    sums = target_sums(logits_BLV.requires_grad_(), targets_BL)
     (gradient_BLV,) = torch.autograd.grad(sums.nats, logits_BLV)
     nats, expected_BLV = 0.0, torch.zeros_like(logits_BLV)
     for b, i, token in places:

@@ -46,12 +46,7 @@ class WatchEstimates(LoopCallback):
             for part in network.mechanism(number).modules()
             if isinstance(part, PerformerSoftmax)
         }
-        mechanisms = {n: network.mechanism(n) for n in self._layers}
-        # The heads before those of the Performer.
-        self._local_heads = {
-            n: x.local_heads if isinstance(x, Hybrid) else 0 for n, x in mechanisms.items()
-        }
-        self._every = every
+        self._network, self._every = network, every
         self.columns = [name for number in self._layers for name in _names(number)]
         self._sums: dict[int, Tensor] = {}
         self._warned: set[int] = set()
@@ -113,8 +108,10 @@ class WatchEstimates(LoopCallback):
             and mechanism.estimator in _STRETCHABLE
             and head.norm <= LARGEST_OPTIMAL_FOR
         )
-        local = self._local_heads[number]
-        # As a part of a hybrid mechanism, a Performer has its settings one level down.
+        whole = self._network.mechanism(number)
+        # As a part of a hybrid mechanism, a Performer follows other heads, and has its settings one
+        # level down.
+        local = whole.local_heads if isinstance(whole, Hybrid) else 0
         chosen = mechanisms_of(described.attention_config, described.model.num_layers)
         group = chosen[number - 1].group + (".options" if local else "")
         stretch = f"{group}.optimal_for={head.norm:.3g} and " if is_stretchable else ""

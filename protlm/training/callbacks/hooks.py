@@ -226,7 +226,6 @@ class AverageWeights(Callback):
         self._decay = decay
         self._num_updates = 0
         self._average: dict[str, Tensor] = {}
-        self._restored: dict[str, Tensor] = {}
 
     def state_dict(self) -> dict[str, Any]:
         return {"num_updates": self._num_updates}
@@ -242,16 +241,15 @@ class AverageWeights(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._restored = checkpoint[AVERAGE]
+        self._average = checkpoint[AVERAGE]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Objective)
         weights = _weights(pl_module)
-        self._average = {name: weight.detach().clone() for name, weight in weights.items()}
-        with torch.no_grad():
-            for name, restored in self._restored.items():
-                self._average[name].copy_(restored)
-        self._restored = {}
+        self._average = {
+            name: self._average.get(name, weight).detach().to(weight.device, copy=True)
+            for name, weight in weights.items()
+        }
         trainer.optimizers[0].register_step_post_hook(lambda *_: self._update(pl_module))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -131,17 +131,9 @@ class Monitor(LoopCallback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LanguageModeling)
-        sums = pl_module.validation_sums()
+        metrics = pl_module.validation_metrics()
         # A validation that a signal interrupted is repeated by the resumed run.
-        if sums.num_targets and not trainer.should_stop:
-            metrics = {
-                "valid_loss": sums.nats / sums.num_targets,
-                "valid_accuracy": sums.correct / sums.num_targets,
-                "valid_perplexity": perplexity(sums.nats, sums.num_targets),
-                "valid_unigram_loss": sums.unigram_nats / sums.num_targets,
-            }
-            if sums.num_ends:
-                metrics["valid_end_loss"] = sums.end_nats / sums.num_ends
+        if metrics and not trainer.should_stop:
             log(trainer, metrics)
             self._progress.print(f"step {trainer.global_step:,}: {_validation_in_short(metrics)}")
         self.exclude(time.perf_counter() - self._validation_start)
@@ -249,23 +241,21 @@ def _peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-class Measurement(NamedTuple):
-    """A function that measures a model, and the names of its values."""
-
-    measure: Callable[[PretrainedModel], Mapping[str, float]]
-    columns: Sequence[str]
-
-
 class MeasureModel(LoopCallback):
-    """Logs the values of a measurement at intervals of steps, on the first rank.
+    """Logs what a function measures, its columns, at intervals of steps, on the first rank.
 
     Training is as without it: random numbers and the modes of all modules are restored, and its
     time does not count in the throughput. The weights are those of the step, not their average.
     """
 
-    def __init__(self, measurement: Measurement, *, every: int) -> None:
-        self._measurement, self._every = measurement, every
-        self.columns = measurement.columns
+    def __init__(
+        self,
+        measure: Callable[[PretrainedModel], Mapping[str, float]],
+        columns: Sequence[str],
+        *,
+        every: int,
+    ) -> None:
+        self._measure, self.columns, self._every = measure, columns, every
 
     def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
         if trainer.global_step % self._every or not trainer.is_global_zero:
@@ -283,7 +273,7 @@ class MeasureModel(LoopCallback):
         try:
             with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
                 model = PretrainedModel(module.network, module.description, rebuild=_no_baseline)
-                return self._measurement.measure(model)
+                return self._measure(model)
         finally:
             for part, mode in modes:
                 part.training = mode

@@ -5,7 +5,6 @@ that a resumed run began with the saved weights. Without averaged weights and ad
 info` prints the same hash.
 """
 
-import os
 import platform
 import time
 import warnings
@@ -39,16 +38,11 @@ from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.lightning_internals import drop_validation_counters
 from protlm.training.module import Objective
 
-# The keys of a checkpoint that Lightning reads without a check, and their types.
-_RESUMED = {
-    "state_dict": dict,
-    "global_step": int,
-    "epoch": int,
-    "loops": dict,
-    "callbacks": dict,
-    "optimizer_states": list,
-    "lr_schedulers": list,
-}
+# The keys of a checkpoint that Lightning reads without a check.
+_RESUMED = (
+    *("state_dict", "global_step", "epoch", "loops", "callbacks"),
+    *("optimizer_states", "lr_schedulers"),
+)
 HISTORY = "history.tsv"
 COLUMNS = ("time", "event", "step", "weights_sha256", "host", "threads", "torch")
 
@@ -78,12 +72,11 @@ class VerifiedCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         """Loads a checkpoint whose SHA-256 matches; plain containers and tensors only."""
         contents = load_training(Path(path))
-        for key, kind in _RESUMED.items():
-            if not isinstance(contents.get(key), kind):
+        for key in _RESUMED:
+            if key not in contents:
                 raise InputDataError(
                     f"{path} is not a checkpoint that a run can continue from: its {key!r} is "
-                    "missing or damaged; remove it to continue from the one before, or choose "
-                    "another run_dir="
+                    "missing; remove it to continue from the one before, or choose another run_dir="
                 )
         return contents
 
@@ -118,22 +111,12 @@ class WriteHistory(Callback):
             torch.__version__,
         )
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._mend()
             is_new = not self._path.exists()
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines("\t".join(line) + "\n" for line in [COLUMNS] * is_new + [row])
         except OSError as error:
             # A failed write to the log must not end the run.
             warnings.warn(f"{self._path} cannot be written: {error.strerror}", stacklevel=2)
-
-    def _mend(self) -> None:
-        """Terminates a row that was truncated by a full disk or a kill."""
-        with suppress(FileNotFoundError), self._path.open("rb+") as file:
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
 
 
 class SaveCheckpoints(LoopCallback, Checkpoint):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from protlm.checkpoints.format import latest
 from protlm.data.dataset import Batch
-from protlm.system.errors import OutputError, TrainingDivergedError
+from protlm.system.errors import TrainingDivergedError
 from protlm.system.paths import complete_file
 from protlm.training.callbacks.hooks import LoopCallback, of_all_ranks
 from protlm.training.module import Objective
@@ -64,7 +64,11 @@ class SkipBadSteps(LoopCallback):
         pl_module.largest_norm = self._largest_norm()
         path = self._run_dir / BAD_BATCHES
         if trainer.is_global_zero and path.is_file():
-            self._drop_after(trainer.global_step, path)
+            lines = path.read_text(errors="replace").splitlines(keepends=True)
+            kept = [line for line in lines if _step_of(line) <= trainer.global_step]
+            if kept != lines:
+                with complete_file(path, overwrite=True) as temporary:
+                    temporary.write_text("".join(kept))
 
     def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Batch) -> None:
         self._batches.append((batch.joined_N, outputs["is_finite"]))
@@ -79,18 +83,6 @@ class SkipBadSteps(LoopCallback):
                 self._norms.append(float(module.gradient_norm))
                 module.largest_norm = self._largest_norm()
         self._batches = []
-
-    def _drop_after(self, step: int, path: Path) -> None:
-        try:
-            lines = path.read_text(errors="replace").splitlines(keepends=True)
-            kept = [line for line in lines if _step_of(line) <= step]
-            if kept != lines:
-                with complete_file(path, overwrite=True) as temporary:
-                    temporary.write_text("".join(kept))
-        except (OSError, OutputError) as error:
-            warnings.warn(
-                f"{path} still has lines of steps that are repeated: {error}", stacklevel=2
-            )
 
     def _largest_norm(self) -> float:
         if self._max_ratio is None or len(self._norms) < WINDOW:

@@ -36,7 +36,6 @@ from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.datamodule import SequenceData
 from protlm.training.launch import leave_other_ranks
 from protlm.training.module import LanguageModeling
-from protlm.training.run import Finished
 
 # Of this rank, once it is forked.
 ARGUMENTS: list[Any] = []
@@ -47,10 +46,10 @@ SHORT = ("trainer.max_steps=4", "trainer.checkpoint_every=1", "trainer.valid_eve
 
 def train(run_dir: str, *settings: str) -> tuple[int, int]:
     """Trains; returns the step and the exit code that the run ended with."""
-    ended: list[Finished] = []
+    ended: list[tuple[int, int]] = []
     run = command.run
 
-    def note(*inputs: Any, **named: Any) -> Finished:
+    def note(*inputs: Any, **named: Any) -> tuple[int, int]:
         ended.append(run(*inputs, **named))
         return ended[0]
 
@@ -61,7 +60,7 @@ def train(run_dir: str, *settings: str) -> tuple[int, int]:
         pass
     finally:
         command.run = run
-    return ended[0].step, int(ended[0].exit_code)
+    return ended[0][0], int(ended[0][1])
 
 
 def start_apart() -> None:
