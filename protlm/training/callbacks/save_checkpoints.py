@@ -38,11 +38,16 @@ from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.lightning_internals import drop_validation_counters
 from protlm.training.module import Objective
 
-# The keys of a checkpoint that Lightning reads without a check.
-_RESUMED = (
-    *("state_dict", "global_step", "epoch", "loops", "callbacks"),
-    *("optimizer_states", "lr_schedulers"),
-)
+# The keys of a checkpoint that Lightning reads without a check, and their types.
+_RESUMED = {
+    "state_dict": dict,
+    "global_step": int,
+    "epoch": int,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+}
 HISTORY = "history.tsv"
 COLUMNS = ("time", "event", "step", "weights_sha256", "host", "threads", "torch")
 
@@ -72,11 +77,12 @@ class VerifiedCheckpointIO(CheckpointIO):
     ) -> dict[str, Any]:
         """Loads a checkpoint whose SHA-256 matches; plain containers and tensors only."""
         contents = load_training(Path(path))
-        for key in _RESUMED:
-            if key not in contents:
+        for key, kind in _RESUMED.items():
+            if not isinstance(contents.get(key), kind):
                 raise InputDataError(
                     f"{path} is not a checkpoint that a run can continue from: its {key!r} is "
-                    "missing; remove it to continue from the one before, or choose another run_dir="
+                    "missing or damaged; remove it to continue from the one before, or choose "
+                    "another run_dir="
                 )
         return contents
 
