@@ -5,6 +5,7 @@ that a resumed run began with the saved weights. Without averaged weights and ad
 info` prints the same hash.
 """
 
+import os
 import platform
 import time
 import warnings
@@ -117,12 +118,22 @@ class WriteHistory(Callback):
             torch.__version__,
         )
         try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._mend()
             is_new = not self._path.exists()
             with self._path.open("a", encoding="utf-8") as file:
                 file.writelines("\t".join(line) + "\n" for line in [COLUMNS] * is_new + [row])
         except OSError as error:
             # A failed write to the log must not end the run.
             warnings.warn(f"{self._path} cannot be written: {error.strerror}", stacklevel=2)
+
+    def _mend(self) -> None:
+        """Terminates a row that was truncated by a full disk or a kill."""
+        with suppress(FileNotFoundError), self._path.open("rb+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    file.write(b"\n")
 
 
 class SaveCheckpoints(LoopCallback, Checkpoint):

@@ -151,9 +151,12 @@ def test_a_row_for_each_start_and_checkpoint(tmp_path):
     with torch.no_grad():
         network["network"].weight += 1
     history.on_save_checkpoint(trainer(7), network, {})
+    # A truncated row does not affect the next.
+    with (tmp_path / HISTORY).open("a") as file:
+        file.write("2026-01-01\tsa")
     WriteHistory(tmp_path).on_train_start(trainer(7), network)
     history.on_save_checkpoint(trainer(7, is_first=False), network, {})
-    first, saved, again = read_table(tmp_path / HISTORY)
+    first, saved, *_, again = read_table(tmp_path / HISTORY)
     assert tuple(first) == COLUMNS
     assert [row["event"] for row in (first, saved, again)] == ["start", "save", "start"]
     assert [row["step"] for row in (first, saved, again)] == ["0", "7", "7"]
