@@ -150,11 +150,14 @@ def write_config(run_dir: Path, config: TrainConfig) -> None:
         # So that the run continues from any folder. A teacher can also be the name of a model.
         if section[name] is not None and Path(section[name]).exists():
             section[name] = str(Path(section[name]).absolute())
-    from protlm.checkpoints.format import CHECKPOINTS
-
     with complete_file(run_dir / RUN_CONFIG, overwrite=True) as temporary:
         OmegaConf.save(plain, temporary)
+    from protlm.checkpoints.format import CHECKPOINTS
+
+    try:
         (run_dir / CHECKPOINTS).mkdir(exist_ok=True)
+    except OSError as error:
+        raise explain_os_error(error, run_dir) from error
 
 
 def refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
