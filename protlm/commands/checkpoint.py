@@ -25,7 +25,7 @@ from protlm.model.transformer import num_parameters
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.system.json_file import write_json
 from protlm.system.paths import all_or_none, check_output
-from protlm.system.terminal import print_table
+from protlm.system.terminal import print_table, printable
 
 _FIGURES = ("perplexity", "accuracy")
 # An option of attention as in `protlm train`; not a part of a path or of the name of a weight.
@@ -52,7 +52,7 @@ def info(path: Path) -> None:
         for best in best_checkpoints(path, metric, 1):
             rows[f"best by {metric}"] = str(best)
     for key, value in rows.items():
-        print(f"{key:<26} {value}")
+        print(f"{printable(key):<26} {printable(value)}")
 
 
 def verify(path: Path) -> None:
