@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-import torch
 
 from protlm.analysis.contact_regression import features
-from protlm.analysis.head_statistics import NEGATIVE, head_statistics, residue_rows, sink_mass
+from protlm.analysis.head_statistics import NEGATIVE, layer_statistics
 from protlm.analysis.precision import MIN_SEPARATION, SEPARATIONS, precision_at
 from protlm.model.pretrained import PretrainedModel
 from protlm.report.page import check_size
@@ -195,11 +194,8 @@ def inspected_heads(
     bin_size, number = -(-len(protein) // _OVERVIEW_SIDE), len(layers) * len(heads)
     kept = number if keep_full else 0
     with JobProgress("layers", len(layers)) as progress:
-        for layer, blocks in residue_rows(model, protein.sequence, layers, heads):
-            rows_HLM = torch.cat([rows.float() for rows in blocks], dim=1)
-            map_HLL = rows_HLM[:, :, model.vocabulary.inner]
-            statistics = head_statistics([map_HLL])
-            statistics["sink_mass"] = sink_mass(rows_HLM, model).mean(dim=1)
+        each = layer_statistics(model, protein.sequence, layers, heads)
+        for layer, map_HLL, statistics in each:
             for place, head in enumerate(heads):
                 own = {name: float(x_H[place]) for name, x_H in statistics.items() if x_H.ndim == 1}
                 map_LL = map_HLL[place].cpu().numpy()
