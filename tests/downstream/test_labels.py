@@ -436,7 +436,6 @@ def test_leaks_are_counted_and_said() -> None:
     found = leakage(examples, split_of(examples, seed=0))
     # C has the sequence of A, and is put into its cluster.
     assert (found.identical, found.same_cluster, found.similar) == (1, 2, 2)
-    assert found.is_similar.tolist() == [True, True, False, False]
     assert "of 4 test proteins, 1 have the sequence of one" in (found.describe(4) or "")
     clean = [examples[0], examples[-1]]
     assert leakage(clean, split_of(clean, seed=0)).describe(1) is None
