@@ -10,11 +10,9 @@ from protlm.commands.embedding.job import Job
 from protlm.data.vocabulary import STANDARD
 from protlm.model.embedding import Embedder
 from protlm.system.memory import free_memory, readable_size
-from protlm.system.terminal import printable
 
 # Lengths of the random proteins in batches that are timed.
 _LENGTHS = (128, 512, 1_024, 2_048)
-_LISTED = 10
 
 
 def print_estimate(job: Job, free: int, finished: Set[int]) -> None:
@@ -52,27 +50,16 @@ def _measured(job: Job, finished: Set[int]) -> list[tuple[str, str]]:
             most = max(most, len(batch) * room.needs(longest))
     free = free_memory(job.model.device)
     memory = f"about {readable_size(most)} for the largest batch, {readable_size(free)} are free"
-    return [
+    rows = [
         ("time", f"about {timedelta(seconds=round(total))} on {job.model.device}"),
         ("memory", memory),
-        *_too_large(job, free),
     ]
-
-
-def _too_large(job: Job, free: int) -> list[tuple[str, str]]:
-    needs = {n: job.embedder.room.needs(n) for n in np.unique(job.plan.lengths).tolist()}
-    is_large = [needs[length] > free for length in job.plan.lengths.tolist()]
-    numbers = np.flatnonzero(is_large & (job.plan.num_bytes > 0)).tolist()
-    listed = set(numbers[:_LISTED])
-    rows = [
-        f"{record.identifier}, {len(record.sequence):,} residues: "
-        f"about {readable_size(needs[len(record.sequence)])}"
-        for number, record in (job.records() if listed else ())
-        if number in listed
-    ]
-    if len(numbers) > _LISTED:
-        rows.append(f"{len(numbers) - _LISTED:,} more proteins")
-    return [("will not fit", printable(row)) for row in rows]
+    lengths = job.plan.lengths[job.plan.num_bytes > 0].tolist()
+    fits = {length: room.needs(length) <= free for length in set(lengths)}
+    if large := [length for length in lengths if not fits[length]]:
+        which = f"{len(large):,} of {len(lengths):,} proteins, of {min(large):,} residues and more"
+        rows.append(("will not fit", which))
+    return rows
 
 
 def token_seconds(embedder: Embedder, tokens_per_batch: int) -> Callable[[int], float]:
