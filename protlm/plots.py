@@ -18,7 +18,7 @@ from protlm.analysis.precision import (
     top_pairs,
 )
 from protlm.data.vocabulary import STANDARD
-from protlm.system.errors import UserError, one_of
+from protlm.system.errors import UserError
 from protlm.system.paths import complete_file
 
 if TYPE_CHECKING:
@@ -64,15 +64,12 @@ def save_figure(figure: "Figure", path: Path, *, overwrite: bool = False) -> Non
     import matplotlib
 
     format_ = path.suffix.lower().removeprefix(".")
-    if format_ not in _METADATA:
-        known = one_of([f".{name}" for name in _METADATA])
-        raise UserError(f"{path} is not a figure by its name: it must end in one of {known}")
     # Without the salt, the identifiers inside an SVG are random.
     with (
         complete_file(path, overwrite=overwrite) as temporary,
         matplotlib.rc_context({"svg.hashsalt": "protlm"}),
     ):
-        figure.savefig(temporary, format=format_, dpi=_DPI, metadata=_METADATA[format_])
+        figure.savefig(temporary, format=format_, dpi=_DPI, metadata=_METADATA.get(format_))
 
 
 def loss_curve(rows: list[dict[str, float]]) -> "Figure":

@@ -146,8 +146,6 @@ def test_a_figure_saved_twice_is_the_same_file(suffix: str, tmp_path: Path) -> N
 
 def test_a_figure_is_not_written_where_it_cannot_be(tmp_path: Path) -> None:
     figure = loss_curve(rows())
-    with pytest.raises(UserError, match=r"must end in one of \.pdf, \.png, \.svg"):
-        save_figure(figure, tmp_path / "loss.jpeg")
     (tmp_path / "loss.png").write_text("mine")
     with pytest.raises(OutputError, match="exists already"):
         save_figure(figure, tmp_path / "loss.png")

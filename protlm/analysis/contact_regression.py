@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from protlm.analysis.structures import (
 )
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
-from protlm.system.json_file import read_json, write_json
-from protlm.system.terminal import JobProgress
+from protlm.system.json_file import from_json, read_json
+from protlm.system.terminal import watched
 
 # The strength of the L1 penalty in Rao et al. 2020.
 INVERSE_PENALTY = 0.15
@@ -174,19 +174,6 @@ class ContactRegression:
         """The number of heads with a nonzero weight; without any, the order of pairs is random."""
         return int(np.count_nonzero(self.weights_H))
 
-    def to_dict(self) -> dict[str, Any]:
-        weights = self.weights_H.tolist()
-        return {"seed": self.seed, "weights": weights, "intercept": self.intercept}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "ContactRegression":
-        regression = cls(seed=int(values["seed"]))
-        regression.weights_H = np.array(values["weights"], dtype=np.float64)
-        regression.intercept = float(values["intercept"])
-        if not np.isfinite([*regression.weights_H, regression.intercept]).all():
-            raise ValueError("a weight is not finite")
-        return regression
-
 
 def check_disjoint(fit: Sequence[Structure | Protein], test: Sequence[Structure | Protein]) -> None:
     """Raises `InputDataError` if a sequence is in the fit and in the test."""
@@ -203,13 +190,22 @@ def check_disjoint(fit: Sequence[Structure | Protein], test: Sequence[Structure 
 class SavedFit:
     """A regression on the heads of a model, with the hashes of its weights and of the proteins."""
 
-    regression: ContactRegression
     model_hash: str
-    fitted_to: frozenset[str]
+    seed: int
+    weights: list[float]
+    intercept: float
+    fitted_to: list[str] | None = None
+
+    @property
+    def regression(self) -> ContactRegression:
+        """The regression, as it was fitted."""
+        found = ContactRegression(seed=self.seed)
+        found.weights_H, found.intercept = np.array(self.weights), self.intercept
+        return found
 
     def saw(self, sequence: str) -> bool:
         """Returns whether a structure of this sequence is among those of the fit."""
-        return digest(sequence) in self.fitted_to
+        return digest(sequence) in (self.fitted_to or ())
 
 
 def digest(sequence: str) -> str:
@@ -217,23 +213,14 @@ def digest(sequence: str) -> str:
     return hashlib.sha256(sequence.encode()).hexdigest()
 
 
-def write_fit(fit: SavedFit, path: Path) -> None:
-    """Writes a fit."""
-    hashes = {"model_hash": fit.model_hash, "fitted_to": sorted(fit.fitted_to)}
-    content = {**hashes, **fit.regression.to_dict()}
-    write_json(path, content)
-
-
 def read_fit(path: Path) -> SavedFit:
     """Reads a fit."""
     try:
-        fit = read_json(path, "a saved fit")
-        fitted_to = frozenset(map(str, fit.get("fitted_to", ())))
-        return SavedFit(ContactRegression.from_dict(fit), fit["model_hash"], fitted_to)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return from_json(SavedFit, read_json(path, "a saved fit"))
+    except ValueError as error:
         raise InputDataError(
-            f"{path} is not a fit that protlm contacts saved; give a NAME.fit.json file, or a "
-            "folder of structures"
+            f"{path} is not a fit that protlm contacts saved ({error}); give a NAME.fit.json file, "
+            "or a folder of structures"
         ) from error
 
 
@@ -251,12 +238,6 @@ def fit_contacts(model: PretrainedModel, given: Path | None) -> SavedFit:
     if lost:
         share = f"{len(lost)} of {len(lost) + len(structures)} structures to fit to"
         print(f"{share} have over {longest:,} residues, and are left out", file=sys.stderr)
-
-    def watched_examples() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        with JobProgress("residue pairs fitted", sum(len(x) ** 2 for x in structures)) as progress:
-            for example in examples(model, structures):
-                yield example
-                progress.advance(len(example[1]) ** 2)
-
-    fitted_to = frozenset(digest(one.sequence) for one in structures)
-    return SavedFit(ContactRegression().fit(watched_examples()), model.hash, fitted_to)
+    fitted = ContactRegression().fit(examples(model, watched("structures fitted", structures)))
+    fitted_to = sorted(digest(one.sequence) for one in structures)
+    return SavedFit(model.hash, 0, fitted.weights_H.tolist(), fitted.intercept, fitted_to)

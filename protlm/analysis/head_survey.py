@@ -9,10 +9,11 @@ from typing import final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.analysis.contact_regression import features
-from protlm.analysis.head_statistics import HeadSums, residue_rows, sink_mass
+from protlm.analysis.head_statistics import layer_statistics
 from protlm.analysis.precision import precision_at
 from protlm.analysis.structures import Protein
 from protlm.model.pretrained import PretrainedModel
@@ -48,72 +49,36 @@ class HeadSurvey:
 def survey_heads(model: PretrainedModel, proteins: Sequence[Protein], what: str) -> HeadSurvey:
     """Measures all heads on each protein: all proteins have structures, or none has.
 
-    Without structures, memory is linear in the length; with them, the maps of one layer are held.
-    `what` names the job for the display of progress.
+    The maps of one layer are in memory. `what` names the job for the display of progress.
     """
     statistics: dict[str, list[np.ndarray]] = {}
     precisions, pooled = [], []
     for protein in watched(what, proteins):
-        layers, maps, alone = _of_protein(model, protein)
+        contacts_LL = None if protein.structure is None else protein.contacts()
+        layers, cells, alone = [], [], []
+        for _, map_HLL, found in layer_statistics(model, protein.sequence):
+            layers.append(found)
+            cells.append(pool(map_HLL))
+            if contacts_LL is not None:
+                # One head at a time, because the correction needs several float64 copies.
+                maps = (features(map_LL.numpy())[0] for map_LL in map_HLL.cpu())
+                alone.append([precision_at(one, contacts_LL) for one in maps])
         for name in layers[0]:
             values = torch.stack([layer[name] for layer in layers]).numpy()
             statistics.setdefault(name, []).append(values)
-        pooled.append(np.concatenate(maps))
+        pooled.append(np.concatenate(cells))
         precisions += [np.array(alone)] if alone else []
     stacked = {name: np.stack(values) for name, values in statistics.items()}
     return HeadSurvey(stacked, np.array(precisions), pooled)
 
 
-def _of_protein(
-    model: PretrainedModel, protein: Protein
-) -> tuple[list[dict[str, Tensor]], list[np.ndarray], list[list[float]]]:
-    statistics, pooled, precisions = [], [], []
-    for _, blocks in residue_rows(model, protein.sequence):
-        sums, cells, sinks, kept = HeadSums(), PooledMap(), [], []
-        for rows in blocks:
-            block_HML = rows[:, :, model.vocabulary.inner]
-            sums.add(block_HML)
-            cells.add(block_HML)
-            sinks.append(sink_mass(rows, model))
-            if protein.structure is not None:
-                kept.append(block_HML.float().cpu())
-        sink_H = torch.cat(sinks, dim=1).mean(dim=1).cpu()
-        statistics.append({**sums.statistics(), "sink_mass": sink_H})
-        pooled.append(cells.means())
-        if kept:
-            precisions.append(head_precisions(torch.cat(kept, dim=1), protein.contacts()))
-    return statistics, pooled, precisions
-
-
-def head_precisions(map_HLL: Tensor, contacts_LL: np.ndarray) -> list[float]:
-    """Returns P@L of each head's corrected map over pairs 6 or more apart."""
-    # One head at a time, because the correction needs several float64 copies.
-    return [precision_at(features(map_LL.numpy())[0], contacts_LL) for map_LL in map_HLL]
-
-
-@final
-class PooledMap:
-    """A map of any length, averaged in P × P cells of about equal size, P = 64 at most."""
-
-    def __init__(self) -> None:
-        self._sums: Tensor | None = None
-        self._rows = 0
-
-    def add(self, block_HML: Tensor) -> None:
-        heads, rows, length = block_HML.shape
-        size = min(POOLED, length)
-        columns_L = torch.arange(length, device=block_HML.device) * size // length
-        if self._sums is None:
-            self._counts = torch.bincount(columns_L, minlength=size).double()
-            self._sums = self._counts.new_zeros(heads, size, size)
-        narrow_HMP = self._sums.new_zeros(heads, rows, size)
-        narrow_HMP.index_add_(2, columns_L, block_HML.double())
-        self._sums.index_add_(1, columns_L[self._rows : self._rows + rows], narrow_HMP)
-        self._rows += rows
-
-    def means(self) -> np.ndarray:
-        assert self._sums is not None, "no block of rows"
-        return (self._sums / self._counts[:, None] / self._counts).cpu().numpy()
+def pool(map_HLL: Tensor) -> np.ndarray:
+    """Returns maps averaged in P × P cells of about equal size, P = 64 at most, float64 HPP."""
+    length = map_HLL.shape[2]
+    size = min(POOLED, length)
+    cells_LP = F.one_hot(torch.arange(length, device=map_HLL.device) * size // length).double()
+    cells_LP /= cells_LP.sum(dim=0)
+    return (cells_LP.T @ map_HLL.double() @ cells_LP).cpu().numpy()
 
 
 def head_distances(pooled: Iterable[np.ndarray]) -> np.ndarray:

@@ -87,8 +87,8 @@ def probe(
     from protlm.downstream.label_files import form_of
     from protlm.downstream.probing import CNN, LINEAR, ProbeOptions
 
-    reading = _reading(sequences, label, task, min_count, separator, cluster_table, cluster)
-    path, form = form_of(labels, header, label_columns, test_sets, splits, fold)
+    reading = _reading(sequences, task, min_count, separator, cluster_table, cluster)
+    path, form = form_of(labels, label, header, label_columns, test_sets, splits, fold)
     reading = replace(reading, per_residue=per_residue, form=form)
     head = allowed_value("--head", head, LINEAR, CNN)
     options = ProbeOptions(numbers("--layers", layers) or (), toks_per_batch, seed, head)
@@ -139,8 +139,8 @@ def finetune(
     from protlm.loading import pick_device
     from protlm.training.labels import FinetuneSettings
 
-    reading = _reading(sequences, label, task, min_count, separator, cluster_table, cluster)
-    path, form = form_of(labels, header, label_columns, test_sets, splits)
+    reading = _reading(sequences, task, min_count, separator, cluster_table, cluster)
+    path, form = form_of(labels, label, header, label_columns, test_sets, splits)
     reading = replace(reading, per_residue=per_residue, form=form)
     training = FinetuneSettings(
         epochs=epochs,
@@ -211,7 +211,6 @@ def predict(
 
 def _reading(
     sequences: Path | None,
-    column: str | None,
     task: str | None,
     min_count: int,
     separator: str,
@@ -228,7 +227,6 @@ def _reading(
     refuse_unknown("--separator", separator, ";,|")
     return LabelOptions(
         sequences=sequences,
-        column=column,
         task=None if task is None else Task(task),
         min_count=min_count,
         separator=separator,

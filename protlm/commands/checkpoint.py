@@ -10,7 +10,7 @@ from typing import Any
 
 from protlm import attention as mechanisms
 from protlm import interop
-from protlm.analysis.contact_regression import read_fit
+from protlm.analysis.contact_regression import SavedFit, read_fit
 from protlm.attention.layers import attention_label
 from protlm.checkpoints import format as checkpoints
 from protlm.checkpoints.format import CARD, RESULTS, default_model, shipped_models
@@ -23,7 +23,7 @@ from protlm.interop.base import ContactHead
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
-from protlm.system.json_file import write_json
+from protlm.system.json_file import to_json, write_json
 from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import print_table, printable
 
@@ -106,7 +106,7 @@ def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) ->
             )
         if saved.model_hash != model.hash:
             raise UserError(f"--fit {fit} was fitted with another model; leave it out")
-        contacts = ContactHead(saved.regression.weights_H.tolist(), saved.regression.intercept)
+        contacts = ContactHead(saved.weights, saved.intercept)
     if hugging_face.export(found, output, contacts):
         say = "the folder contains code: load it with trust_remote_code=True"
     elif contacts is None:
@@ -137,8 +137,7 @@ def import_model(path: Path, output: Path, base: Path | None = None) -> None:
     with all_or_none() as written:
         if found.contacts is not None:
             check_output(fit)
-            values = {"model_hash": model.hash, "seed": 0, **asdict(found.contacts)}
-            write_json(fit, values)
+            write_json(fit, to_json(SavedFit(model.hash, 0, **asdict(found.contacts))))
             written.append(fit)
         checkpoints.export(found, output)
     if found.contacts is not None:

@@ -8,12 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.analysis.contact_regression import (
-    BYTES_PER_PAIR,
-    SavedFit,
-    fit_contacts,
-    write_fit,
-)
+from protlm.analysis.contact_regression import BYTES_PER_PAIR, SavedFit, fit_contacts
 from protlm.analysis.precision import SEPARATIONS, precision_at
 from protlm.analysis.structures import contact_map, read_chain, structure_files, structures_folder
 from protlm.commands.hdf5_output import entry_bytes, entry_name, protein_file
@@ -25,6 +20,7 @@ from protlm.model.embedding import unless_full
 from protlm.model.memory import Room
 from protlm.plots import contact_figure, save_figure
 from protlm.system.errors import InputDataError, UserError, interrupt_explained
+from protlm.system.json_file import to_json, write_json
 from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import JobProgress, print_table, printable
 
@@ -76,7 +72,7 @@ def contacts(
     fit = fit_contacts(model, options.fit)
     with all_or_none() as written:
         if saved_fit is not None:
-            write_fit(fit, saved_fit)
+            write_json(saved_fit, to_json(fit))
             written.append(saved_fit)
         rows = _predict(room, fit, inputs, figures, output, written)
     for one in inputs:

@@ -6,14 +6,13 @@ from pathlib import Path
 
 from protlm.commands.outputs import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.data.records.proteins import Duplicates, Proteins
-from protlm.data.vocabulary import VOCABULARY, capitals
 from protlm.loading import load_model
 from protlm.model.decoding import GeneratedSequence, Sampling
 from protlm.model.gibbs import Sweeps, resample
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ENCODER
-from protlm.system.errors import InputDataError, UserError
+from protlm.system.errors import UserError
 from protlm.system.terminal import watched
 
 _NUMBER = 10
@@ -55,7 +54,7 @@ def _continued(model: PretrainedModel, options: GenerateOptions) -> list[str]:
     number = _NUMBER if options.number is None else options.number
     generated = model.generate(
         number,
-        prefix=_residues(options.prefix),
+        prefix=options.prefix,
         max_residues=options.max_length,
         sampling=options.sampling,
         seed=options.seed,
@@ -102,15 +101,6 @@ def _check_resamples(model: PretrainedModel, options: GenerateOptions) -> None:
     for flag, value in (("--prefix", options.prefix), ("--max-length", options.max_length)):
         if value:
             raise UserError(f"{flag} is for causal models; leave it out with --start")
-
-
-def _residues(prefix: str) -> str:
-    residues = capitals("".join(prefix.split()))
-    try:
-        VOCABULARY.encode(residues)
-    except InputDataError as error:
-        raise UserError(f"--prefix: {error}") from None
-    return residues
 
 
 def fasta_record(sequence: GeneratedSequence) -> str:

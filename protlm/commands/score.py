@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -62,14 +61,8 @@ class ScoreOptions:
     figure: Path | None = None
 
 
-class Average(NamedTuple):
-    """Averages over assays by selection type, and the assays whose metric is undefined."""
-
-    values: Mapping[str, float]
-    left_out: Sequence[str]
-
-
-Averages = Mapping[tuple[str, Estimator], Average]
+# By metric and estimator: averages over assays by type of selection, and assays without the metric.
+Averages = Mapping[tuple[str, Estimator], tuple[Mapping[str, float], Sequence[str]]]
 
 
 @dataclass(frozen=True)
@@ -316,9 +309,7 @@ def _averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Aver
             values = found.setdefault((metric, one.estimator), {})
             values[one.assay] = one.agreement.values[metric]
     return {
-        key: Average(
-            averages(values, assays), [name for name, value in values.items() if math.isnan(value)]
-        )
+        key: (averages(values, assays), [name for name, x in values.items() if math.isnan(x)])
         for key, values in found.items()
     }
 
@@ -329,10 +320,10 @@ def _print_results(results: Sequence[Result], means: Averages) -> None:
     counts = [one.agreement.num_variants for one in results if one.agreement]
     notes = caution(min(counts), "measured variants") if counts else []
     notes += [f"{estimator}: {text}" for estimator, text in _definitions(results).items()]
-    for (metric, estimator), mean in means.items():
-        shown = [f"{name} {value:.3f}" for name, value in mean.values.items() if name]
-        if mean.left_out:
-            shown.append(f"without {len(mean.left_out):,} of the assays, where it is undefined")
+    for (metric, estimator), (values, left_out) in means.items():
+        shown = [f"{name} {value:.3f}" for name, value in values.items() if name]
+        if left_out:
+            shown.append(f"without {len(left_out):,} of the assays, where it is undefined")
         notes.append(f"average {metric}, {estimator}: {', '.join(shown)}")
     print_table(columns, ([row[name] for name in columns] for row in rows), notes)
 
@@ -377,11 +368,11 @@ def _write_json(path: Path, results: Sequence[Result], means: Averages, *, model
         "assays": assays,
         **{
             f"average_{metric.lower()}": {
-                one: mean.values for (name, one), mean in means.items() if name == metric
+                one: values for (name, one), (values, _) in means.items() if name == metric
             }
             for metric in ("Spearman", "AUC")
         },
-        "left_out_of_average": {one: mean.left_out for (_, one), mean in means.items()},
+        "left_out_of_average": {one: left_out for (_, one), (_, left_out) in means.items()},
     }
     write_json(path, content)
 

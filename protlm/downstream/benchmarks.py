@@ -117,12 +117,12 @@ def _reading(
     def positions(variants: Sequence[str]) -> list[int]:
         return positions_of([parse_sequence(one, wild_type) for one in variants])[:, 0].tolist()
 
-    header, fold, sets = row["header"] or None, row["fold"] or None, row["sets"].split()
-    _, form = form_of(typed, header, None, sets, None, fold)
+    label, header, fold = (row[name] or None for name in ("label", "header", "fold"))
+    _, form = form_of(typed, label, header, None, row["sets"].split(), None, fold)
     # Scores of assays, of which some have few values; those of a position resemble each other.
     task, cluster = (LabelTask.number, positions) if fold else (None, None)
-    label, apart, sequences = row["label"] or None, bool(row["apart"]), next(iter(beside), None)
-    return LabelOptions(sequences, label, task, cluster=cluster, form=form, apart=apart)
+    apart, sequences = bool(row["apart"]), next(iter(beside), None)
+    return LabelOptions(sequences, task, cluster=cluster, form=form, apart=apart)
 
 
 def figure_of(scores: Mapping[str, Metrics], metric: str, proteins: int) -> dict[str, Any]:

@@ -58,21 +58,47 @@ class Predictor:
         """Yields each query, in order, with the log-probabilities of all tokens, float64 V."""
         rows = ((query, *self._window(query)) for query in queries)
         for batch in consecutive(rows, lambda x: len(x[1]), self.tokens_per_batch, alike=True):
-            yield from self._pass(batch)
+            asked, tokens, places = zip(*batch, strict=True)
+            tokens_BL = torch.from_numpy(np.stack(tokens)).long().to(self.model.device)
+            mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
+            with torch.inference_mode():
+                logits_BLV = self.model.network(tokens_BL, mask_BL, causal=False).logits_BLV
+                logits_BV = logits_BLV[range(len(batch)), places]
+                log_p_BV = logits_BV.cpu().double().log_softmax(-1).numpy()
+            yield from zip(asked, log_p_BV, strict=True)
 
     def unmasked_log_p(
         self, asked: Iterable[tuple[str, Sequence[int]]]
     ) -> Iterator[dict[int, np.ndarray]]:
         """Yields, for positions of each sequence, log-probabilities given all of it, float64 V."""
-        around, size = self.model.vocabulary.num_around, self.tokens_per_batch
+        words, limit = self.model.vocabulary, self.model.max_residues
+        size, around = self.tokens_per_batch, words.num_around
         for batch in consecutive(asked, lambda row: len(row[0]) + around, size, alike=True):
-            yield from self._unmasked_pass(batch)
+            if limit is not None and len(batch[0][0]) > limit:
+                for sequence, positions in batch:
+                    queries = (Query(sequence, position, masked=False) for position in positions)
+                    yield {query.position: log_p_V for query, log_p_V in self.log_p(queries)}
+                continue
+            with torch.inference_mode():
+                tokens = self.model.tokenize([sequence for sequence, _ in batch])
+                logits_BLV = self.model(tokens).logits_BLV[:, words.inner]
+                log_p_BLV = logits_BLV.cpu().double().log_softmax(-1).numpy()
+            for log_p_LV, (_, positions) in zip(log_p_BLV, batch, strict=True):
+                yield {position: log_p_LV[position].copy() for position in positions}
 
     def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
         """Yields log p of the residues and of `<eos>`, each given those before it, float64."""
-        around = self.model.vocabulary.num_around
-        for batch in consecutive(sequences, lambda x: len(x) + around, self.tokens_per_batch):
-            yield from self._causal_pass(batch)
+        words, size = self.model.vocabulary, self.tokens_per_batch
+        first, num_after = words.before.start, len(words.suffix)
+        for some in consecutive(sequences, lambda x: len(x) + words.num_around, size):
+            batch = self.model.tokenize(some)
+            targets_BL1 = batch.tokens_BL[:, first + 1 :, None].cpu()
+            with torch.inference_mode():
+                logits_BLV = self.model(batch).logits_BLV[:, first:-1]
+                log_p_BLV = logits_BLV.cpu().double().log_softmax(-1)
+            log_p_BL = log_p_BLV.gather(-1, targets_BL1)[..., 0].numpy()
+            for row, length in zip(log_p_BL, batch.lengths, strict=True):
+                yield row[: length + num_after]
 
     def _window(self, query: Query) -> tuple[np.ndarray, int]:
         """Returns the tokens of a query's window, and the place of the position in it."""
@@ -85,44 +111,6 @@ class Predictor:
             return tokens_L, place
         start = min(max(place - limit // 2, 0), len(tokens_L) - limit)
         return tokens_L[start : start + limit], place - start
-
-    @torch.inference_mode()
-    def _pass(
-        self, batch: Sequence[tuple[Query, np.ndarray, int]]
-    ) -> Iterator[tuple[Query, np.ndarray]]:
-        queries, rows, places = zip(*batch, strict=True)
-        tokens_BL = torch.from_numpy(np.stack(rows)).long().to(self.model.device)
-        mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
-        logits_BLV = self.model.network(tokens_BL, mask_BL, causal=False).logits_BLV
-        logits_BV = logits_BLV[range(len(batch)), places]
-        log_p_BV = logits_BV.cpu().double().log_softmax(-1).numpy()
-        return zip(queries, log_p_BV, strict=True)
-
-    def _unmasked_pass(
-        self, batch: Sequence[tuple[str, Sequence[int]]]
-    ) -> Iterator[dict[int, np.ndarray]]:
-        limit = self.model.max_residues
-        if limit is not None and len(batch[0][0]) > limit:
-            for sequence, positions in batch:
-                queries = (Query(sequence, position, masked=False) for position in positions)
-                yield {query.position: log_p_V for query, log_p_V in self.log_p(queries)}
-            return
-        with torch.inference_mode():
-            tokens = self.model.tokenize([sequence for sequence, _ in batch])
-            logits_BLV = self.model(tokens).logits_BLV[:, self.model.vocabulary.inner]
-            log_p_BLV = logits_BLV.cpu().double().log_softmax(-1).numpy()
-        for log_p_LV, (_, positions) in zip(log_p_BLV, batch, strict=True):
-            yield {position: log_p_LV[position].copy() for position in positions}
-
-    @torch.inference_mode()
-    def _causal_pass(self, sequences: Sequence[str]) -> Iterator[np.ndarray]:
-        batch, words = self.model.tokenize(sequences), self.model.vocabulary
-        first, num_after = words.before.start, len(words.suffix)
-        targets_BL1 = batch.tokens_BL[:, first + 1 :, None].cpu()
-        log_p_BLV = self.model(batch).logits_BLV[:, first:-1].cpu().double().log_softmax(-1)
-        log_p_BL = log_p_BLV.gather(-1, targets_BL1)[..., 0].numpy()
-        lengths = (length + num_after for length in batch.lengths)
-        return (row[:length] for row, length in zip(log_p_BL, lengths, strict=True))
 
 
 class Estimator(StrEnum):

@@ -44,7 +44,6 @@ class LabelOptions:
     """
 
     sequences: Path | None = None
-    column: str | None = None
     task: Task | None = None
     per_residue: bool = False
     min_count: int = 1
@@ -104,7 +103,6 @@ def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProte
     proteins = read_labeled_proteins(
         path,
         sequences=reading.sequences,
-        column=reading.column,
         per_residue=reading.of_residues,
         form=reading.form,
     )

@@ -203,6 +203,7 @@ def split_named(given: str, test_sets: Sequence[str], where: str) -> str:
 
 def form_of(
     files: Sequence[str],
+    column: str | None,
     header: str | None,
     columns: Sequence[str] | None,
     test_sets: Sequence[str] | None,
@@ -218,7 +219,7 @@ def form_of(
         if not one.is_dir():
             existing_file(one, "a file of labels")
     lists = tuple(named_files(splits or [], several=True)), split, tuple(others)
-    return path, Form(None, tuple(columns or ()), header, fold, tuple(test_sets or ()), *lists)
+    return path, Form(column, tuple(columns or ()), header, fold, tuple(test_sets or ()), *lists)
 
 
 def named_files(typed: Sequence[str], *, several: bool) -> list[tuple[str, Path]]:

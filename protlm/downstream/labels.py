@@ -53,7 +53,6 @@ def read_labeled_proteins(
     path: Path,
     *,
     sequences: Path | None = None,
-    column: str | None = None,
     per_residue: bool | None = None,
     form: Form | None = None,
 ) -> LabeledProteins:
@@ -62,8 +61,7 @@ def read_labeled_proteins(
     A FASTA file without labels in its headers has labels of residues, and needs `sequences`. If
     `per_residue` is None, labels as long as the sequences are of residues.
     """
-    form = replace(form or Form(), column=column)
-    rows: list[Example] = []
+    form, rows = form or Form(), list[Example]()
     for split, one in ((form.split, path), *form.others):
         found, is_certain = _rows(one, form, split, has_sequences=sequences is not None)
         rows += found

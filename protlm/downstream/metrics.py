@@ -129,26 +129,18 @@ def metrics(measured: np.ndarray, predicted: np.ndarray, is_fit: np.ndarray) -> 
     """Returns the metrics by the names in `METRICS`."""
     return {
         "Spearman": spearman(measured, predicted),
-        "AUC": auc(is_fit, predicted),
+        "AUC": float(_areas(predicted, is_fit, np.ones((1, len(is_fit))))[0, 0]),
         "MCC": correlation(is_fit.astype(float), (predicted >= np.median(predicted)).astype(float)),
         "NDCG": ndcg(measured, predicted),
         "top recall": top_recall(measured, predicted),
     }
 
 
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Returns ranks from 1; equal values have their mean rank.
-
-    >>> ranks(np.array([3.0, 1.0, 3.0])).tolist()
-    [2.5, 1.0, 2.5]
-    """
-    _, group, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(counts) - (counts - 1) / 2)[group]
-
-
 def spearman(measured: np.ndarray, predicted: np.ndarray) -> float:
     """Returns Spearman's rank correlation; NaN if all values of one are equal."""
-    return correlation(ranks(measured), ranks(predicted))
+    from scipy.stats import rankdata
+
+    return correlation(rankdata(measured), rankdata(predicted))
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float:
@@ -156,14 +148,6 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float:
     x, y = one - one.mean(), other - other.mean()
     scale = np.sqrt((x @ x) * (y @ y))
     return float(x @ y / scale) if scale else np.nan
-
-
-def auc(is_fit: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns the area under the ROC curve, equal scores counted half; NaN with one class."""
-    fit = int(is_fit.sum())
-    pairs = fit * (len(is_fit) - fit)
-    above = ranks(predicted)[is_fit].sum() - fit * (fit + 1) / 2
-    return float(above / pairs) if pairs else np.nan
 
 
 def ndcg(measured: np.ndarray, predicted: np.ndarray, *, top: float = _TOP) -> float:

@@ -40,13 +40,12 @@ class Split:
 class Leakage:
     """Counts of the test proteins that have a relative in train or valid.
 
-    The similar ones, also as bool [test], share 6 % of the 6-mers of the shorter one.
+    The similar ones share 6 % of the 6-mers of the shorter one.
     """
 
     identical: int
     same_cluster: int | None
     similar: int
-    is_similar: np.ndarray
 
     def describe(self, num_test: int) -> str | None:
         """Returns a sentence on what leaks, or None."""
@@ -110,9 +109,9 @@ def leakage(examples: Sequence[Example], split: Split) -> Leakage:
     shared = None
     if split.has_clusters:
         shared = int(np.isin(split.groups[split.test], split.groups[fit]).sum())
-    is_similar = highest_shared_fractions(sides[1], sides[0]) >= MIN_SHARED
+    similar = int((highest_shared_fractions(sides[1], sides[0]) >= MIN_SHARED).sum())
     identical = sum(sequence in known for sequence in sides[1])
-    return Leakage(identical, shared, int(is_similar.sum()), is_similar)
+    return Leakage(identical, shared, similar)
 
 
 def cluster_names(examples: Sequence[Example]) -> list[str] | None:

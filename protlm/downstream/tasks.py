@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import numpy as np
 
@@ -157,44 +158,32 @@ def targets_of(
     labels: Sequence[str], task: Task, *, min_count: int = 1, separator: str = SEPARATOR
 ) -> Targets:
     """Converts labels to numbers; classes of fewer than `min_count` proteins are ignored."""
-    each = np.arange(len(labels))
-    if task is Task.number:
-        values = [number_of(label) for label in labels]
-        if None in values:
-            other = labels[values.index(None)]
-            raise InputDataError(
-                f"{other!r} is not a number; type --task class, or {number_meant(other) or 'one'}"
-            )
-        _at_least_two([*set(map(str, values))])
-        return Targets(task, [], np.array(values, dtype=np.float64), each)
-    if task is Task.one_class:
-        classes = _at_least_two(sorted(set(labels)))
-        number = {name: row for row, name in enumerate(classes)}
-        return Targets(task, classes, np.array([number[one] for one in labels]), each)
     if task is Task.several_classes:
         return _several(labels, min_count, separator)
-    return _of_residues(labels, task)
+    items, groups, places = [*labels], np.arange(len(labels)), None
+    if task.of_residues:
+        are_lists = _are_lists(labels)
+        states = [label.split(LIST) if are_lists else label for label in labels]
+        places = [np.flatnonzero([x != UNLABELED for x in one]) for one in states]
+        items = [x for one in states for x in one if x != UNLABELED]
+        groups = np.repeat(groups, [len(one) for one in places])
+    values: list[Any] = [number_of(x) for x in items] if task.is_number else items
+    if None in values:
+        other = items[values.index(None)]
+        classes = Task.residue_classes if task.of_residues else Task.one_class
+        advice = f"type --task {classes}, or {number_meant(other) or 'one'}"
+        raise InputDataError(f"{other!r} is not a number; {advice}")
+    distinct = sorted({*values})
+    if len(distinct) < 2:
+        raise InputDataError(f"all labels are {distinct[0]}; give two or more that differ")
+    if task.is_number:
+        return Targets(task, [], np.array(values, dtype=np.float64), groups, places)
+    place = {name: number for number, name in enumerate(distinct)}
+    return Targets(task, distinct, np.array([place[x] for x in values]), groups, places)
 
 
 def _are_lists(labels: Sequence[str]) -> bool:
     return any(LIST in label for label in labels)
-
-
-def _of_residues(labels: Sequence[str], task: Task) -> Targets:
-    are_lists = _are_lists(labels)
-    states = [label.split(LIST) if are_lists else label for label in labels]
-    places = [np.flatnonzero([x != UNLABELED for x in one]) for one in states]
-    found = [x for one in states for x in one if x != UNLABELED]
-    groups = np.repeat(np.arange(len(labels)), [len(one) for one in places])
-    classes = _at_least_two(sorted(set(found)))
-    if task is Task.residue_classes:
-        number = {name: row for row, name in enumerate(classes)}
-        return Targets(task, classes, np.array([number[x] for x in found]), groups, places)
-    values = [number_of(x) for x in found]
-    if None in values:
-        other = found[values.index(None)]
-        raise InputDataError(f"the label {other!r} is not a number; type --task per-residue")
-    return Targets(task, [], np.array(values, dtype=np.float64), groups, places)
 
 
 def state_labels(structure: Structure) -> str:
@@ -246,9 +235,3 @@ def _several(labels: Sequence[str], min_count: int, separator: str) -> Targets:
     for row, one in enumerate(sets):
         table[row, [column[name] for name in one if name in column]] = True
     return Targets(Task.several_classes, classes, table, np.arange(len(labels)))
-
-
-def _at_least_two(classes: list[str]) -> list[str]:
-    if len(classes) < 2:
-        raise InputDataError(f"all labels are {classes[0]}; give two or more that differ")
-    return classes

@@ -17,7 +17,7 @@ from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import read_json
 from protlm.system.paths import sha256_of
 
-_MOST, _LONGEST_TEXT = 40, 1_000
+_MOST = 40
 # What is read of the table of `protlm features describe`.
 _NUMBERS = ("feature", "F1", "low", "high", "by chance")
 _COLUMNS = ("predictor", "named", "concept", "beyond controls", "examples", *_NUMBERS)
@@ -70,8 +70,7 @@ def read_inspected(
     columns, rows = read_table(path, "a table of names")
     places = places_of(path, columns, _COLUMNS)
     for line, row in rows:
-        texts = (row[place][:_LONGEST_TEXT] for place in places)
-        one: dict[str, Any] = dict(zip(_COLUMNS, texts, strict=True))
+        one: dict[str, Any] = {name: row[at] for name, at in zip(_COLUMNS, places, strict=True)}
         one |= {name: number_of(one[name]) for name in _NUMBERS}
         if None in one.values():
             raise InputDataError(f"{path}, line {line}: a number is missing; write the table anew")

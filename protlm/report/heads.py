@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-import torch
 
 from protlm.analysis.contact_regression import features
-from protlm.analysis.head_statistics import NEGATIVE, head_statistics, residue_rows, sink_mass
+from protlm.analysis.head_statistics import NEGATIVE, layer_statistics
 from protlm.analysis.precision import MIN_SEPARATION, SEPARATIONS, precision_at
 from protlm.model.pretrained import PretrainedModel
 from protlm.report.page import check_size
@@ -87,9 +86,8 @@ def binned(map_LL: np.ndarray, size: int) -> np.ndarray:
 
 
 _LISTED_PAIRS = 20
-# Maps that the user has not selected have at most this size together, on a page of about 12 MB. If
-# they have more, up to 16 of each model stay full.
-_COMFORTABLE_BYTES, _MOST_FULL_MAPS = 11_000_000, 16
+# Residue pairs of all full maps that the user has not selected, which have 11 MB.
+_FULL_PAIRS = 8_250_000
 _OVERVIEW_SIDE = 96
 
 # Name, label, unit and meaning of each column of the table of heads.
@@ -187,19 +185,17 @@ def inspected_heads(
 ) -> list[InspectedHead]:
     """Returns the heads of the model.
 
-    The maps of all heads are full if they fit into 11 MB, which `num_models` share, or else those
-    of up to 16 heads, the most contact-like; with `keep_full` all are. Memory is that of the maps
-    of one layer, and of the maps that are returned.
+    With `keep_full` all maps are full, or else those of the most contact-like heads, as many as fit
+    into 11 MB, which `num_models` share, and at least one. Memory is that of the maps of one layer,
+    and of the maps that are returned.
     """
     found: list[InspectedHead] = []
-    bin_size, number = -(-len(protein) // _OVERVIEW_SIDE), len(layers) * len(heads)
-    kept = number if keep_full else 0
+    bin_size = -(-len(protein) // _OVERVIEW_SIDE)
+    most = max(_FULL_PAIRS // num_models // len(protein) ** 2, 1)
+    kept = len(layers) * len(heads) if keep_full else most
     with JobProgress("layers", len(layers)) as progress:
-        for layer, blocks in residue_rows(model, protein.sequence, layers, heads):
-            rows_HLM = torch.cat([rows.float() for rows in blocks], dim=1)
-            map_HLL = rows_HLM[:, :, model.vocabulary.inner]
-            statistics = head_statistics([map_HLL])
-            statistics["sink_mass"] = sink_mass(rows_HLM, model).mean(dim=1)
+        each = layer_statistics(model, protein.sequence, layers, heads)
+        for layer, map_HLL, statistics in each:
             for place, head in enumerate(heads):
                 own = {name: float(x_H[place]) for name, x_H in statistics.items() if x_H.ndim == 1}
                 map_LL = map_HLL[place].cpu().numpy()
@@ -214,21 +210,11 @@ def inspected_heads(
                         HeadMap.of(map_LL, 1),
                     )
                 )
-            kept = kept or _num_full(found[0], number, num_models)
             for worse in sorted(found, key=lambda head: -head.rank)[kept:]:
                 worse.full = None
             check_size(sum(one.shown.codes.num_bytes + one.received.num_bytes for one in found))
             progress.advance(1)
     return found
-
-
-def _num_full(one: InspectedHead, number: int, num_models: int) -> int:
-    """Returns how many of the maps of a model may be full, by the sizes of those of one head."""
-    most = _COMFORTABLE_BYTES // num_models
-    reduced, full = one.reduced.codes.num_bytes, one.shown.codes.num_bytes
-    if number * full <= most:
-        return number
-    return min(max((most - number * reduced) // full, 1), _MOST_FULL_MAPS)
 
 
 def _contact_statistics(map_LL: np.ndarray, protein: InspectedProtein) -> dict[str, float]:

@@ -14,7 +14,6 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.system.terminal import watched
 
 _SHORTEST_CONTACT = 3
-_LONGEST_TEXT = 5_000
 
 
 @final
@@ -43,8 +42,8 @@ class InspectedProtein:
     def to_plain(self) -> dict[str, Any]:
         """Returns values for JSON; positions are from 0, contacts have i < j."""
         return {
-            "identifier": _shortened(self.identifier),
-            "header": _shortened(self.header),
+            "identifier": self.identifier,
+            "header": self.header,
             "source": self.source,
             "sequence": self.sequence,
             "structure": None if self.structure is None else self._structure(self.structure),
@@ -59,13 +58,6 @@ class InspectedProtein:
             "states": secondary_structure(structure.backbone_L43, structure.sequence),
             "contacts": np.stack([rows, columns], axis=1).tolist(),
         }
-
-
-def _shortened(text: str) -> str:
-    """Cuts a text that would take more room than the page has for it."""
-    if len(text) <= _LONGEST_TEXT:
-        return text
-    return f"{text[:_LONGEST_TEXT]} … ({len(text):,} characters)"
 
 
 def _coordinates(atoms_L3: np.ndarray) -> list[list[float] | None]:

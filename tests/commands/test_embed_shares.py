@@ -363,7 +363,7 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(
     assert said["output"].startswith(f"{43 * 64 * 4 / 1e3:.1f} kB")
     assert re.match(r"about \d+:\d\d:\d\d on cpu", said["time"])
     assert re.match(r"about .* for the largest batch, 2.0 MB are free", said["memory"])
-    assert said["will"].startswith("not fit        titin, 36,000 residues: about ")
+    assert said["will"] == "not fit        1 of 43 proteins, of 36,000 residues and more"
     assert files() == {"x.fasta"}
 
 

@@ -22,6 +22,7 @@ from protlm.checkpoints.format import all_checkpoints, load_training
 from protlm.commands.finetune import FinetuneOptions, Result, finetune_labels, run_folder
 from protlm.commands.probe import predict
 from protlm.downstream.examples import LabelOptions
+from protlm.downstream.label_files import Form
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.training.finetuning import ReportEpochs
@@ -172,7 +173,7 @@ def test_all_weights_are_trained_and_resumed(
     changed.write_text(PROTEINS.read_text().replace("WWWW", "WWWA"))
     clusters.write_text("".join(f"P{n // 2}\tP{n}\n" for n in range(60)))
     for reading, words in (
-        (LabelOptions(column="split"), "the values of the labels"),
+        (LabelOptions(form=Form(column="split")), "the values of the labels"),
         (LabelOptions(sequences=changed), "the sequences"),
         (LabelOptions(cluster_table=clusters), "the split"),
     ):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import protlm
-from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.analysis.contact_regression import head_features, read_fit
 from protlm.analysis.precision import precision
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.commands.contacts import ContactOptions, contacts
@@ -78,8 +78,9 @@ def test_predicted_contacts_are_those_of_the_fit() -> None:
     [model] = write(STRUCTURE, fits=(fit,))["models"]
     structure = read_structure(STRUCTURE)
     stored = json.loads(fit.read_text())
-    regression = ContactRegression.from_dict(stored)
-    predicted = regression.predict(head_features(protlm.load("run"), structure.sequence))
+    predicted = read_fit(fit).regression.predict(
+        head_features(protlm.load("run"), structure.sequence)
+    )
     assert model["contacts"]["map"]["scale"] == pytest.approx(predicted.max())
     hits, asked = precision(predicted, contact_map(structure), separation=(12, 24), divisor=2)
     row = {"range": "medium", "pairs": "P@L/2", "hits": hits, "asked": asked}

@@ -82,7 +82,7 @@ TABLE = """
 4 generate -m run -o x.fasta -> x.fasta
 2 generate -m run -o o.fasta --temperature -1 -> -1
 2 generate -m run -o o.fasta --top-p 0 -> top-p 0
-2 generate -m run -o o.fasta --prefix MK1 -> --prefix & '1' at residue 3
+3 generate -m causal -o o.fasta --prefix MK1 -> the prefix: '1' at residue 3
 2 score x.fasta -m run -o o.csv --wild-type x.fasta -> --scan & --wild-type x.fasta
 2 score v.csv -m run -o o.csv --estimator esm -> esm & masked-marginals
 2 score v.csv -m run -o o.csv --estimator masked_marginal -> (did you mean masked-marginals?)

@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,10 +83,10 @@ def test_columns_of_netsurfp(read) -> None:
     )
     with pytest.raises(InputDataError, match="dssp8, disorder, cb513_mask, not label; choose"):
         read(text, "x.csv")
-    found = read(text, "x.csv", column="dssp3")
+    found = read(text, "x.csv", form=Form(column="dssp3"))
     assert [one.label for one in found.examples] == ["?HE?", "H?ECC", "HHE"]
     assert found.masked == {"by disorder": 1, "by cb513_mask": 2} and found.per_residue
-    found = read(text, "x.csv", column="disorder")
+    found = read(text, "x.csv", form=Form(column="disorder"))
     assert [one.label for one in found.examples] == ["011?", "1?111", "111"]
 
 
@@ -176,15 +177,15 @@ def test_annotations_of_deepfri(read, tmp_path: Path) -> None:
     splits = tuple(
         (one, tmp_path / f"{one}.{end}") for one, end in (("train", "txt"), ("test", "csv"))
     )
-    column = "GO-terms (molecular_function)"
-    form, sequences = Form(splits=splits), tmp_path / "x.fasta"
-    found = read(text, column=column, sequences=sequences, form=form)
+    form = Form("GO-terms (molecular_function)", splits=splits)
+    sequences = tmp_path / "x.fasta"
+    found = read(text, sequences=sequences, form=form)
     parts = [(one.identifier, one.label, one.split) for one in found.examples]
     assert parts == [("1A-B", "GO:1,GO:2", "train"), ("3E-F", "GO:2", "test")]
     assert found.left_out == {"without a label": 1} and found.examples[0].place.endswith("line 6")
-    form = Form(splits=(*splits, ("valid", tmp_path / "x.fasta")))
+    form = replace(form, splits=(*splits, ("valid", sequences)))
     with pytest.raises(InputDataError, match=r"x.fasta has no identifier of a protein with a"):
-        read(text, column=column, sequences=sequences, form=form)
+        read(text, sequences=sequences, form=form)
 
 
 def test_files_are_splits(read, tmp_path: Path) -> None:

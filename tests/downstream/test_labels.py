@@ -77,7 +77,9 @@ def test_tables_with_accessions_find_their_sequences(read, tmp_path: Path) -> No
     found = read("accession\tlabel\tplace\nP12345\t1\tx\n", sequences=tmp_path / "x.fasta")
     assert found.examples[0].sequence == "MKTA" and found.examples[0].label == "1"
     found = read(
-        "accession\tlabel\tplace\nP12345\t1\tx\n", sequences=tmp_path / "x.fasta", column="place"
+        "accession\tlabel\tplace\nP12345\t1\tx\n",
+        sequences=tmp_path / "x.fasta",
+        form=Form(column="place"),
     )
     assert found.examples[0].label == "x"
     # The reader shortens headers of UniProt, whose identifiers may be whole in a table.
@@ -111,9 +113,9 @@ def test_mistakes_in_files(read, text: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         read(text, "x.fasta" if text.startswith(">") else "labels.tsv")
     # Options of tables are not for FASTA files.
-    for options in ({"column": "place"}, {"form": Form(fold="x")}, {"form": Form(columns=("x",))}):
+    for form in (Form(column="place"), Form(fold="x"), Form(columns=("x",))):
         with pytest.raises(UserError, match="leave --label, --label-columns and --fold out"):
-            read(">A TARGET=HHEE\nMKTA\n", "x.fasta", **options)
+            read(">A TARGET=HHEE\nMKTA\n", "x.fasta", form=form)
     with pytest.raises(UserError, match="not a FASTA file; leave --labels header out"):
         read("id\tlabel\nA\t1\n", form=Form(header="header"))
 
@@ -338,16 +340,16 @@ def test_names_of_columns_may_have_capitals_and_blanks(read) -> None:
     found = read("ID; Sequence ;Target;Set\nA;MKTA;1.5;train\n;;;\n\n", "x.csv").examples
     assert found == [Example("A", "MKTA", "1.5", "train")]
     for column, label in ((None, "2"), ("label", "2"), ("Label", "1")):
-        found = read("ID,sequence,Label,label\nA,MKTA,1,2\n", column=column).examples
+        found = read("ID,sequence,Label,label\nA,MKTA,1,2\n", form=Form(column=column)).examples
         assert found[0].label == label
 
 
 def test_downloads_of_uniprot_have_their_own_columns(read, capsys) -> None:
     text = "Entry\tEntry Name\tGene Names\tLength\tSequence\nP1\tA_B\tid 7\t4\tMKTA\n"
-    assert read(text, column="Length").examples == [Example("P1", "MKTA", "4")]
+    assert read(text, form=Form(column="Length")).examples == [Example("P1", "MKTA", "4")]
     shown = "identifiers from the column Entry, sequences from the column sequence, labels from the"
     assert f"labels.tsv: {shown} column Length" in capsys.readouterr().err
-    found = read(text.replace("Entry\t", "Own\t", 1), column="Length").examples
+    found = read(text.replace("Entry\t", "Own\t", 1), form=Form(column="Length")).examples
     assert found[0].identifier == "A_B"
 
 
@@ -436,7 +438,6 @@ def test_leaks_are_counted_and_said() -> None:
     found = leakage(examples, split_of(examples, seed=0))
     # C has the sequence of A, and is put into its cluster.
     assert (found.identical, found.same_cluster, found.similar) == (1, 2, 2)
-    assert found.is_similar.tolist() == [True, True, False, False]
     assert "of 4 test proteins, 1 have the sequence of one" in (found.describe(4) or "")
     clean = [examples[0], examples[-1]]
     assert leakage(clean, split_of(clean, seed=0)).describe(1) is None

@@ -12,7 +12,6 @@ from protlm.downstream.metrics import (
     METRICS,
     _resamples,
     agreement,
-    auc,
     averages,
     correlation,
     metrics,
@@ -52,7 +51,8 @@ def test_other_implementations_agree_on_ties() -> None:
         is_fit = measured > 4
         chosen = (predicted >= np.median(predicted)).astype(float)
         assert spearman(measured, predicted) == pytest.approx(spearmanr(measured, predicted)[0])
-        assert auc(is_fit, predicted) == pytest.approx(roc_auc_score(is_fit, predicted))
+        found = metrics(measured, predicted, is_fit)["AUC"]
+        assert found == pytest.approx(roc_auc_score(is_fit, predicted))
         found = correlation(is_fit.astype(float), chosen)
         assert found == pytest.approx(matthews_corrcoef(is_fit, chosen))
 
@@ -62,7 +62,7 @@ def test_what_is_not_defined_is_nan() -> None:
     everything = np.ones(5, dtype=bool)
     for value in (
         spearman(same, other),
-        auc(everything, other),
+        metrics(same, other, everything)["AUC"],
         correlation(same, other),
         correlation(other, same),
         ndcg(other, other),

@@ -9,14 +9,8 @@ import pytest
 import torch
 
 from protlm.analysis.bootstrap import draws, ratio_interval, ratio_of
-from protlm.analysis.head_statistics import MAX_OFFSET, head_statistics, residue_rows, sink_mass
-from protlm.analysis.head_survey import (
-    HeadSurvey,
-    PooledMap,
-    head_clusters,
-    head_distances,
-    head_precisions,
-)
+from protlm.analysis.head_statistics import MAX_OFFSET, head_statistics, layer_statistics
+from protlm.analysis.head_survey import HeadSurvey, head_clusters, head_distances, pool
 from protlm.analysis.replacement import masked_scores
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError
@@ -28,27 +22,18 @@ SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "GSHMLEDPVE", "AVLKKWDERRG"]
 
 
 def test_a_protein_without_a_pair_has_no_part_in_the_mean_of_a_head() -> None:
-    pairs = [np.ones((length, length), dtype=np.int8) for length in (6, 7)]
-    maps = [torch.rand(2, length, length, generator=torch.Generator()) for length in (6, 7)]
-    found = [head_precisions(*one) for one in zip(maps, pairs, strict=True)]
-    assert np.isnan(found[0]).all() and found[1] == [1 / 7] * 2
-    survey = HeadSurvey({}, np.array(found)[:, None])
+    survey = HeadSurvey({}, np.array([[[np.nan, np.nan]], [[1 / 7, 1 / 7]]]))
     assert survey.means()["contact_precision"].tolist() == [[1 / 7] * 2]
 
 
 def test_pooled_maps_are_means_of_cells() -> None:
     map_HLL = torch.arange(2 * 130 * 130, dtype=torch.float64).view(2, 130, 130)
-    pooled = PooledMap()
-    for block_HML in map_HLL.split(50, dim=1):
-        pooled.add(block_HML)
-    found = pooled.means()
+    found = pool(map_HLL)
     cells = np.arange(130) * 64 // 130
     for head, row, column in ((0, 0, 0), (1, 63, 5), (1, 31, 63)):
         inside = map_HLL[head][cells == row][:, cells == column]
         assert found[head, row, column] == pytest.approx(inside.mean().item())
-    short = PooledMap()
-    short.add(torch.eye(3)[None])
-    np.testing.assert_array_equal(short.means()[0], np.eye(3))
+    np.testing.assert_array_equal(pool(torch.eye(3)[None])[0], np.eye(3))
 
 
 def test_similar_heads_are_in_one_cluster() -> None:
@@ -172,12 +157,11 @@ def direct(a: np.ndarray) -> dict[str, float]:
     }
 
 
-@pytest.mark.parametrize("sizes", [(40,), (1, 0, 30, 9), (13, 13, 14)])
-def test_statistics_of_random_maps_match_their_definitions(sizes: tuple[int, ...]) -> None:
+def test_statistics_of_random_maps_match_their_definitions() -> None:
     generator = torch.Generator().manual_seed(0)
     map_HLL = torch.randn(3, 42, 42, generator=generator, dtype=torch.float64).mul(3).softmax(-1)
     map_HLL = map_HLL[:, 1:-1, 1:-1]
-    found = head_statistics(map_HLL.split([*sizes], dim=1))
+    found = head_statistics(map_HLL)
     for head, map_LL in enumerate(map_HLL.numpy()):
         for name, expected in direct(map_LL).items():
             # Sums of up to L² positive terms.
@@ -190,7 +174,7 @@ def test_statistics_of_random_maps_match_their_definitions(sizes: tuple[int, ...
 
 def test_a_causal_map_without_a_diagonal_is_not_symmetric() -> None:
     map_LL = torch.ones(6, 6).tril(-1)
-    found = head_statistics([map_LL[None]])
+    found = head_statistics(map_LL[None])
     assert found["symmetry"].item() == 1
     # The first row is empty and does not count.
     assert found["effective_keys"].item() == pytest.approx((1 + 2 + 3 + 4 + 5) / 5)
@@ -199,21 +183,16 @@ def test_a_causal_map_without_a_diagonal_is_not_symmetric() -> None:
 def test_negative_weights_have_no_entropy() -> None:
     map_HLL = torch.full((2, 4, 4), 0.25)
     map_HLL[1, 2] = torch.tensor([-0.5, 0.5, 0.5, 0.5])
-    found = head_statistics([map_HLL])
+    found = head_statistics(map_HLL)
     for name in PER_ROW:
         assert found[name].isnan().tolist() == [False, True], name
     assert found["symmetry"].isfinite().all()
 
 
-def test_what_a_protein_is_too_short_or_too_long_for_is_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    profile = head_statistics([torch.full((1, 3, 3), 1 / 3)])["offset_profile"][0]
+def test_what_a_protein_is_too_short_for_is_missing() -> None:
+    profile = head_statistics(torch.full((1, 3, 3), 1 / 3))["offset_profile"][0]
     assert profile.isfinite().sum() == 5
     assert profile[MAX_OFFSET - 2 : MAX_OFFSET + 3].tolist() == pytest.approx([1 / 3] * 5)
-    monkeypatch.setattr("protlm.analysis.head_statistics.MAX_SYMMETRY_RESIDUES", 5)
-    found = head_statistics([torch.full((2, 6, 6), 1 / 6)])
-    assert found["symmetry"].isnan().all() and found["entropy"].isfinite().all()
 
 
 # The rows of Linformer's maps do not sum to 1.
@@ -222,20 +201,14 @@ def test_statistics_of_a_model_are_those_of_its_maps(
     mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = small_model(mechanism)
+    # Maps are computed in several blocks of rows.
     monkeypatch.setattr("protlm.analysis.head_statistics._BLOCK_ENTRIES", 5 * 32 * 2)
     sequence = "MKTAYIAKQRQISFVKSHFSRQLEERLGLI"
     maps = model.attention_maps(model.tokenize([sequence]))
-    found = {}
-    for layer, rows in residue_rows(model, sequence):
-        blocks = [*rows]
-        assert len(blocks) > 1
-        sinks = {
-            "sink_mass": torch.cat([sink_mass(one, model) for one in blocks], dim=1).mean(dim=1)
-        }
-        found[layer] = head_statistics(block[:, :, 1:-1] for block in blocks) | sinks
+    found = {layer: of_layer for layer, _, of_layer in layer_statistics(model, sequence)}
     assert list(found) == list(maps)
     for layer, map_BHLL in maps.items():
-        whole = head_statistics([map_BHLL[0, :, 1:-1, 1:-1]])
+        whole = head_statistics(map_BHLL[0, :, 1:-1, 1:-1])
         sinks_HL = map_BHLL[0, :, 1:-1, [0, -1]].double().sum(dim=-1)
         whole["sink_mass"] = sinks_HL.mean(dim=-1)
         for name, value in whole.items():

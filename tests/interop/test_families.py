@@ -20,7 +20,7 @@ from torch import Tensor
 
 import protlm
 from protlm import interop
-from protlm.analysis.contact_regression import ContactRegression, head_features
+from protlm.analysis.contact_regression import SavedFit, head_features
 from protlm.config import Frame
 from protlm.data.vocabulary import STANDARD, VOCABULARY, vocabulary_of
 from protlm.model.transformer import ProteinLM, build_network
@@ -222,7 +222,7 @@ def test_contacts_are_those_of_hugging_face(tmp_path, in_double):
         expected_LL = peer.predict_contacts(tokens_BL, mask_BL.long())[0].numpy()
     head = interop.read(folder).contacts
     assert head is not None
-    regression = ContactRegression.from_dict({"seed": 0, **asdict(head)})
+    regression = SavedFit("", 0, **asdict(head)).regression
     features_HLL = head_features(model, sequence)
     maps = model.attention_maps(model.tokenize([sequence]))
     maps_HLL = torch.cat([maps[n][0, :, 1:-1, 1:-1] for n in sorted(maps)]).numpy()

@@ -51,7 +51,6 @@ def test_a_hostile_file_is_shown_as_text(tiny_run: Path, browser: Browser, tmp_p
     assert browser.evaluate("document.scripts.length") == len(SCRIPTS) + 1
     shown = browser.evaluate("document.getElementById('description').textContent")
     assert HOSTILE * 3 in shown
-    assert len(shown) < 5_100
     assert HOSTILE in browser.evaluate("document.getElementById('title').textContent")
     assert HOSTILE[:20].replace("/", "_") in browser.evaluate("document.body.textContent")
     assert (browser.requests(), browser.faults()) == ([], [])

@@ -188,22 +188,15 @@ def test_full_maps_are_those_of_the_model(model: PretrainedModel) -> None:
         assert head.statistics["sink_mass"] == pytest.approx(1 - map_LL.sum(1).mean(), abs=1e-5)
 
 
-# Of 33 residues a full map has 1,452 bytes, and one of at most 9 × 9 cells 108.
 @pytest.mark.parametrize(
-    ("most", "options", "kept"),
-    [
-        (4 * 1_452, {}, 4),
-        (4 * 1_452 - 1, {}, 3),
-        (4 * 1_452, {"num_models": 2}, 1),
-        (1, {}, 1),
-        (1, {"keep_full": True}, 4),
-    ],
+    ("maps", "options", "kept"),
+    [(4, {}, 4), (3.99, {}, 3), (4, {"num_models": 2}, 2), (0, {}, 1), (0, {"keep_full": True}, 4)],
 )
 def test_only_the_best_maps_stay_full(
-    most: int, options: Any, kept: int, model: PretrainedModel, monkeypatch: pytest.MonkeyPatch
+    maps: float, options: Any, kept: int, model: PretrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_OVERVIEW_SIDE", 9)
-    monkeypatch.setattr(module, "_COMFORTABLE_BYTES", most)
+    monkeypatch.setattr(module, "_FULL_PAIRS", int(maps * 33**2))
     found = inspected_heads(model, PROTEIN, **ALL, **options)
     best = sorted(found, key=lambda head: -head.rank)[:kept]
     assert {id(head) for head in found if head.full} == {*map(id, best)}
@@ -212,9 +205,6 @@ def test_only_the_best_maps_stay_full(
         assert plain["bin"] == (1 if head.full else 4)
         assert len(plain["statistics"]) == len(STATISTICS)
         assert head.reduced.codes.codes.shape == (9, 9)
-    monkeypatch.setattr(module, "_MOST_FULL_MAPS", 2)
-    found = inspected_heads(model, PROTEIN, **ALL, **options)
-    assert sum(head.full is not None for head in found) == (kept if kept == 4 else min(kept, 2))
 
 
 @pytest.mark.parametrize("length", [1, 2, 6, 7])

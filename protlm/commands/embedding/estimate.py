@@ -10,14 +10,9 @@ from protlm.commands.embedding.job import Job
 from protlm.data.vocabulary import STANDARD
 from protlm.model.embedding import Embedder
 from protlm.system.memory import free_memory, readable_size
-from protlm.system.terminal import printable
 
 # Lengths of the random proteins in batches that are timed.
 _LENGTHS = (128, 512, 1_024, 2_048)
-_LISTED = 10
-# Time per token must grow by this factor, from the shortest to the longest, to count as growth;
-# less is noise.
-_GROWS = 1.5
 
 
 def print_estimate(job: Job, free: int, finished: Set[int]) -> None:
@@ -55,31 +50,23 @@ def _measured(job: Job, finished: Set[int]) -> list[tuple[str, str]]:
             most = max(most, len(batch) * room.needs(longest))
     free = free_memory(job.model.device)
     memory = f"about {readable_size(most)} for the largest batch, {readable_size(free)} are free"
-    return [
+    rows = [
         ("time", f"about {timedelta(seconds=round(total))} on {job.model.device}"),
         ("memory", memory),
-        *_too_large(job, free),
     ]
-
-
-def _too_large(job: Job, free: int) -> list[tuple[str, str]]:
-    needs = {n: job.embedder.room.needs(n) for n in np.unique(job.plan.lengths).tolist()}
-    is_large = [needs[length] > free for length in job.plan.lengths.tolist()]
-    numbers = np.flatnonzero(is_large & (job.plan.num_bytes > 0)).tolist()
-    listed = set(numbers[:_LISTED])
-    rows = [
-        f"{record.identifier}, {len(record.sequence):,} residues: "
-        f"about {readable_size(needs[len(record.sequence)])}"
-        for number, record in (job.records() if listed else ())
-        if number in listed
-    ]
-    if len(numbers) > _LISTED:
-        rows.append(f"{len(numbers) - _LISTED:,} more proteins")
-    return [("will not fit", printable(row)) for row in rows]
+    lengths = job.plan.lengths[job.plan.num_bytes > 0].tolist()
+    fits = {length: room.needs(length) <= free for length in set(lengths)}
+    if large := [length for length in lengths if not fits[length]]:
+        which = f"{len(large):,} of {len(lengths):,} proteins, of {min(large):,} residues and more"
+        rows.append(("will not fit", which))
+    return rows
 
 
 def token_seconds(embedder: Embedder, tokens_per_batch: int) -> Callable[[int], float]:
-    """Returns a function from the length of a protein to the seconds of a token, a line."""
+    """Returns a function from the length of a protein to the seconds of a token.
+
+    It is measured, and interpolated; beyond the longest measured length it is constant.
+    """
     limit, around = embedder.model.max_residues, embedder.model.vocabulary.num_around
     sizes = sorted({min(n, limit or n) for n in _LENGTHS})
     rng, seconds = np.random.default_rng(0), []
@@ -89,22 +76,10 @@ def token_seconds(embedder: Embedder, tokens_per_batch: int) -> Callable[[int], 
         # The first pass also fills the caches of the libraries.
         _pass(embedder, some)
         seconds.append(_pass(embedder, some) / (rows * (length + around)))
-    line = _line(sizes, seconds)
-    return lambda length: float(np.polyval(line, min(length, limit or length)))
+    return lambda length: float(np.interp(length, sizes, seconds))
 
 
 def _pass(embedder: Embedder, sequences: list[str]) -> float:
     start = time.perf_counter()
     embedder.vectors(sequences)
     return time.perf_counter() - start
-
-
-def _line(sizes: list[int], values: list[float]) -> np.ndarray:
-    """Returns slope and start of a line through values, constant if they hardly grow.
-
-    The slope is used far beyond the last size.
-    """
-    if len(sizes) == 1 or values[-1] < _GROWS * values[0]:
-        return np.array([0.0, float(np.median(values))])
-    slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
-    return np.array([slope, max(values[-1] - slope * sizes[-1], 0.0)])
