@@ -14,6 +14,7 @@ import torch
 
 import protlm
 from protlm.commands.embed import embed
+from protlm.commands.embedding import estimate
 from protlm.commands.embedding.job import Dtype, EmbedOptions
 from protlm.commands.embedding.plan import Plan, first_equal
 from protlm.commands.hdf5_output import entry_name
@@ -303,6 +304,13 @@ def test_a_small_file_has_a_block_for_several_processes(number: int, groups: int
     made = Plan(lengths, np.arange(number), lengths, 4_096)
     assert len(made.groups) == groups
     assert sum(len(batch) for block in made.blocks for batch in block.batches) == number
+
+
+def test_the_estimates_grow_linearly_or_not_at_all() -> None:
+    sizes = [128, 512, 2_048]
+    assert np.polyval(estimate._line(sizes, [3.0, 3.1, 3.2]), 10**6) == pytest.approx(3.1)
+    line = estimate._line(sizes, [1.128, 1.512, 3.048])
+    assert np.polyval(line, 10_000) == pytest.approx(11)
 
 
 def test_other_errors_are_not_taken_for_a_full_memory() -> None:

@@ -13,6 +13,9 @@ from protlm.system.memory import free_memory, readable_size
 
 # Lengths of the random proteins in batches that are timed.
 _LENGTHS = (128, 512, 1_024, 2_048)
+# Time per token must grow by this factor, from the shortest to the longest, to count as growth;
+# less is noise.
+_GROWS = 1.5
 
 
 def print_estimate(job: Job, free: int, finished: Set[int]) -> None:
@@ -63,10 +66,7 @@ def _measured(job: Job, finished: Set[int]) -> list[tuple[str, str]]:
 
 
 def token_seconds(embedder: Embedder, tokens_per_batch: int) -> Callable[[int], float]:
-    """Returns a function from the length of a protein to the seconds of a token.
-
-    It is measured, and interpolated; beyond the longest measured length it is constant.
-    """
+    """Returns a function from the length of a protein to the seconds of a token, a line."""
     limit, around = embedder.model.max_residues, embedder.model.vocabulary.num_around
     sizes = sorted({min(n, limit or n) for n in _LENGTHS})
     rng, seconds = np.random.default_rng(0), []
@@ -76,10 +76,22 @@ def token_seconds(embedder: Embedder, tokens_per_batch: int) -> Callable[[int], 
         # The first pass also fills the caches of the libraries.
         _pass(embedder, some)
         seconds.append(_pass(embedder, some) / (rows * (length + around)))
-    return lambda length: float(np.interp(length, sizes, seconds))
+    line = _line(sizes, seconds)
+    return lambda length: float(np.polyval(line, min(length, limit or length)))
 
 
 def _pass(embedder: Embedder, sequences: list[str]) -> float:
     start = time.perf_counter()
     embedder.vectors(sequences)
     return time.perf_counter() - start
+
+
+def _line(sizes: list[int], values: list[float]) -> np.ndarray:
+    """Returns slope and start of a line through values, constant if they hardly grow.
+
+    The slope is used far beyond the last size.
+    """
+    if len(sizes) == 1 or values[-1] < _GROWS * values[0]:
+        return np.array([0.0, float(np.median(values))])
+    slope = (values[-1] - values[0]) / (sizes[-1] - sizes[0])
+    return np.array([slope, max(values[-1] - slope * sizes[-1], 0.0)])
