@@ -30,20 +30,31 @@ _PAIRS = 1 << 23
 _BATCH_RESIDUES = 1 << 20
 
 
-def highest_shared_fractions(queries: Sequence[str], others: Iterable[str]) -> np.ndarray:
+def highest_shared_fractions(
+    queries: Sequence[str], others: Iterable[str], *, enough: float = np.inf
+) -> np.ndarray:
     """Returns for each query the highest fraction of distinct 6-mers shared with one of the others.
 
     Shared 6-mers are divided by those of the shorter of the two, or by 20 if it has fewer, so that
     a fragment is found in a long protein and the reverse; float64 [queries], 0 for queries of fewer
-    than 6 residues.
+    than 6 residues. A query that shares `enough` with one is not compared with the rest, so that
+    thousands of variants of a protein are not compared pair by pair.
 
     >>> highest_shared_fractions(["MKTAYIAK", "WWWWWW"], ["AAAA", "MKTAYIA"]).tolist()
     [0.1, 0.0]
     """
-    index = KmerIndex([_distinct_kmers(VOCABULARY.encode(one)) for one in queries], of_shorter=True)
-    for batch in batches(map(VOCABULARY.encode, others)):
+    sets = [_distinct_kmers(VOCABULARY.encode(one)) for one in queries]
+    best, left, index = np.zeros(len(sets)), np.arange(len(sets)), None
+    for batch in batches(map(VOCABULARY.encode, others), 1):
+        index = index or KmerIndex([sets[row] for row in left], of_shorter=True)
         index.search(batch)
-    return np.nan_to_num(index.highest_shared_fractions)
+        best[left] = np.fmax(best[left], index.highest_shared_fractions)
+        is_open = best[left] < enough
+        if not is_open.all():
+            left, index = left[is_open], None
+        if not left.size:
+            break
+    return best
 
 
 def unrelated(sequences: Iterable[str], *, limit: int) -> list[int]:
@@ -86,16 +97,21 @@ def sketch(tokens: np.ndarray) -> np.ndarray:
     return numbers[np.argpartition(hashes, SKETCH_SIZE)[:SKETCH_SIZE]]
 
 
-def batches(sequences: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
-    """Yields the sequences, uint8 tokens, in lists of about a million residues."""
+def batches(
+    sequences: Iterable[np.ndarray], first: int = _BATCH_RESIDUES
+) -> Iterator[list[np.ndarray]]:
+    """Yields the sequences, uint8 tokens, in lists of about a million residues.
+
+    The `first` list may be of fewer residues, which are then doubled.
+    """
     batch: list[np.ndarray] = []
     num_residues = 0
     for one in sequences:
         batch.append(one)
         num_residues += len(one)
-        if num_residues >= _BATCH_RESIDUES:
+        if num_residues >= first:
             yield batch
-            batch, num_residues = [], 0
+            batch, num_residues, first = [], 0, min(2 * first, _BATCH_RESIDUES)
     if batch:
         yield batch
 

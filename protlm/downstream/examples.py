@@ -123,7 +123,8 @@ def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProte
         return found
     is_fitted = [one.split in FITTED for one in found.examples]
     tested = [one.sequence for one in found.examples if one.split not in FITTED]
-    shared = highest_shared_fractions([one.sequence for one in found.examples], tested)
+    sequences = [one.sequence for one in found.examples]
+    shared = highest_shared_fractions(sequences, tested, enough=MIN_SHARED)
     kept = [*(~np.array(is_fitted) | (shared < MIN_SHARED))]
     return found.only(kept, "to fit to that are relatives of one of the test")
 

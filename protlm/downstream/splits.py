@@ -109,7 +109,8 @@ def leakage(examples: Sequence[Example], split: Split) -> Leakage:
     shared = None
     if split.has_clusters:
         shared = int(np.isin(split.groups[split.test], split.groups[fit]).sum())
-    similar = int((highest_shared_fractions(sides[1], sides[0]) >= MIN_SHARED).sum())
+    shares = highest_shared_fractions(sides[1], sides[0], enough=MIN_SHARED)
+    similar = int((shares >= MIN_SHARED).sum())
     identical = sum(sequence in known for sequence in sides[1])
     return Leakage(identical, shared, similar)
 

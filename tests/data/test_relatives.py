@@ -113,6 +113,9 @@ def test_the_index_agrees_with_sets(pairs: int, monkeypatch: pytest.MonkeyPatch)
     ]
     np.testing.assert_array_equal(highest_shared_fractions(queries, targets), of_shorter)
     assert len(set(of_shorter)) > 5
+    found = highest_shared_fractions(queries, targets, enough=0.3)
+    assert ((found >= 0.3) == (np.array(of_shorter) >= 0.3)).all() and (found <= of_shorter).all()
+    assert 0 < (found >= 0.3).sum() < len(found)
 
 
 def test_a_fragment_is_found_in_a_longer_protein() -> None:
@@ -168,6 +171,13 @@ def test_work_is_divided_to_bound_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     assert sum(sizes) == 50 * of_one
     assert max(sizes) <= 10_000 + of_one
     assert found.tolist() == [1] * 100
+
+
+def test_relatives_that_are_found_are_not_compared_again() -> None:
+    protein = random_protein(np.random.default_rng(6), 60)
+    others = iter([protein] * 5)
+    assert highest_shared_fractions([protein] * 9, others, enough=MIN_SHARED).tolist() == [1] * 9
+    assert len([*others]) == 4
 
 
 @pytest.mark.parametrize("identity", slow_but([1, 0.95, 0.8, 0.5, 0.3], 0.8))
