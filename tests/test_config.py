@@ -11,7 +11,7 @@ import pytest
 
 from protlm.attention import mechanism
 from protlm.build import describe
-from protlm.config import EvaluateConfig, TrainConfig, settings
+from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.choices import added, choices
 from protlm.config.composition import PATHS, compose, to_plain
 from protlm.model.transformer import build_network
@@ -227,10 +227,6 @@ def test_a_home_folder_is_that_of_the_user(monkeypatch):
 def test_values_that_are_nested_without_end_are_refused(setting):
     with pytest.raises(UserError, match="nested more than 32 deep"):
         compose(TrainConfig, [setting])
-
-
-def test_help_shows_the_settings_of_a_bare_run() -> None:
-    assert settings._bare() == compose(TrainConfig, [])
 
 
 # The exit code, what is typed, and the words of the sentence.
