@@ -244,7 +244,6 @@ WITHOUT_TORCH = """
 2 train run_dir=run model=small -> model.num_layers=2, not 4
 2 train run_dir=run trainer.max_steps=1 -> type a larger trainer.max_steps, above 1
 2 train run_dir=run --cfg job --package trainer -> --package is not a flag of protlm train
-2 train --multirun hydra/launcher=basics -> (did you mean hydra/launcher=basic?)
 2 embed x.fasta -m run -o o.h5 --shard 3/2 -> --shard 3/2 is not I/N
 0 evaluate -h -> checkpoint
 2 evaluate -m run -o -> output= has no value; type one

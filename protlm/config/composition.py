@@ -130,21 +130,10 @@ def _check_key(key: str, schema: type) -> None:
 
 def _check_choice(group: str, value: str) -> None:
     known = choices(group)
-    if group == "hydra.launcher":
-        group, known = "hydra/launcher", _launchers()
     for name in re.findall(r"[^][\s,'\"]+", value) if known and "${" not in value else ():
         refuse_unknown_choice(group, name, known)
         if name in added(group):
             _store_options(group, name)
-
-
-def _launchers() -> list[str]:
-    """Returns what can start the runs of a sweep, by the plugins of Hydra that are installed."""
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.plugins import Plugins
-
-    Plugins.instance()
-    return [Path(name).stem for name in ConfigStore.instance().list("hydra/launcher")]
 
 
 def _store_options(group: str, name: str) -> None:

@@ -142,6 +142,7 @@ TABLE = """
     -> +attention.options.num_features=VALUE
 2 train attention=aft_full data.max_length=4096 run_dir=o -> data.max_length=4096 & model.max_length
 2 train --multirun trainer.devices=2 seed=0,1 run_dir=o data.dir=data -> --multirun
+2 train --multirun seed=0,1 'run_dir=o-${seed}' data.dir=data hydra/launcher=pbs -> submitit_slurm
 2 evaluate 'evaluation=[masked]' -> data.dir=DIR
 2 evaluate checkpoint=run 'evaluation=[maskd]' -> maskd
 2 evaluate checkpoint=run data.dir=data split=none output=o.json -> none & valid
