@@ -160,13 +160,13 @@ def here(
     function: Callable[[Item], Result], items: Sequence[Item], at_once: int, advice: str
 ) -> Iterator[Result]:
     """Yields results in any order, computed by processes here, to which function and items go."""
-    with processes(partial(_answer, function), min(at_once, len(items)), advice) as submit:
+    with processes(function, min(at_once, len(items)), advice) as submit:
         for future in as_completed([submit(item) for item in items]):
-            yield _checked(_loaded(future.result()))
+            yield _loaded(future.result())
 
 
 def _answer(function: Callable[[Item], Result], item: Item) -> Result | UserError:
-    """Applies the function in another process; returns the error of the user, if there is one."""
+    """Applies the function in a job; returns the error of the user, if there is one."""
     try:
         return function(item)
     except UserError as error:
@@ -177,20 +177,17 @@ def _answer(function: Callable[[Item], Result], item: Item) -> Result | UserErro
         return known
 
 
-def _checked(answer: Result | UserError) -> Result:
-    if isinstance(answer, UserError):
-        raise answer
-    return answer
-
-
 def _result(job: Any, uncompleted: type[Exception]) -> Any:
     try:
-        return _checked(job.result())
+        answer = job.result()
     except uncompleted:
         raise ProcessDiedError(
             f"a job ended prematurely; see {job.paths.stderr}, then type the same command again to "
             "resume"
         ) from None
+    if isinstance(answer, UserError):
+        raise answer
+    return answer
 
 
 def _submitit() -> ModuleType:

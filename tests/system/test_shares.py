@@ -93,8 +93,7 @@ def test_a_killed_share_is_one_sentence(submission, tmp_path):
 
 def test_processes_return_results_in_any_order():
     assert sorted(here(abs, [-1, 2, -3], 2, "")) == [1, 2, 3]
-    with pytest.raises(UserError, match="the memory is full or limited"):
-        list(here(exhaust, [1], 1, ""))
+    assert "the memory is full or limited" in str(module._answer(exhaust, 1))
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", ""])
