@@ -48,8 +48,6 @@ _TIMEOUT_MINUTES = 24 * 60
 # half of a result, and the executor would wait for the rest forever. So little is never divided.
 _Pickled = bytes | Path
 _WRITTEN_AT_ONCE = 2_048
-# SLURM's default limit on the size of a job array.
-_MOST_JOBS = 1_000
 # Items in memory beyond one for each process: keeps all of them busy.
 _AHEAD = 4
 # What a process that was started here applies.
@@ -142,18 +140,17 @@ class Submission:
         # In SLURM 22.05 to 23.02, srun uses one core of the job unless the number is repeated.
         arguments = [f"--cpus-per-task={parameters['cpus_per_task']}"]
         executor.update_parameters(**parameters, slurm_srun_args=arguments)
-        for first in range(0, len(items), _MOST_JOBS):
-            try:
-                jobs = executor.map_array(function, items[first : first + _MOST_JOBS])
-            except (errors.FailedJobError, errors.FailedSubmissionError) as error:
-                reason = " ".join(str(error).split())
-                raise UserError(f"the jobs could not be submitted: {reason:.500}") from error
-            try:
-                for job in jobs:
-                    yield _result(job, errors.UncompletedJobError)
-            finally:
-                for job in jobs:
-                    job.cancel()
+        try:
+            jobs = executor.map_array(function, items)
+        except (errors.FailedJobError, errors.FailedSubmissionError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"the jobs could not be submitted: {reason:.500}") from error
+        try:
+            for job in jobs:
+                yield _result(job, errors.UncompletedJobError)
+        finally:
+            for job in jobs:
+                job.cancel()
 
 
 def here(
