@@ -16,7 +16,7 @@ from protlm.config.choices import added, choices
 from protlm.config.composition import PATHS, compose, to_plain
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
-from protlm.system.paths import conf_dir
+from protlm.system.paths import shipped
 from tests.fixtures.commands import ROOT
 from tests.marks import slow_but
 
@@ -110,7 +110,7 @@ def test_every_experiment_composes(experiment):
     assert layer.run_dir == "mine"
     mechanism = build_network(layer.model, layer.attention, seed=0).mechanism(1)
     assert mechanism.supports_causal if is_causal else mechanism.supports_bidirectional
-    header = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
+    header = (shipped("conf") / "experiment" / f"{experiment}.yaml").read_text()
     assert f"protlm train experiment={experiment}" in header
 
 

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.choices import added, choices, options_file, refuse_unknown_choice
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
-from protlm.system.paths import conf_dir, existing_file, in_home
+from protlm.system.paths import existing_file, in_home, shipped
 
 _FLAGS_WITH_VALUE = ("--cfg", "--info", "--config")
 # Flags of `protlm train` that are not Hydra's; the first two stay out of settings.
@@ -84,7 +84,7 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
                 "protlm train --config FILE"
             )
     name = "train" if schema is TrainConfig else "evaluate"
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
         try:
             config = hydra_compose(name, [quoted(override) for override in overrides])
         except (HydraException, OmegaConfBaseException) as error:
@@ -175,7 +175,7 @@ def through_hydra(
     name = "train" if schema is TrainConfig else "evaluate"
     check_arguments(arguments, schema)
 
-    @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
+    @hydra.main(config_path=str(shipped("conf")), config_name=name, version_base="1.3")
     def run(config: DictConfig) -> None:
         action(to_schema(_with_home(config), schema))
 

@@ -14,7 +14,7 @@ from protlm.config import TrainConfig
 from protlm.config.choices import choices
 from protlm.config.composition import Config, compose
 from protlm.config.fields import as_typed
-from protlm.system.paths import conf_dir, shipped
+from protlm.system.paths import shipped
 from protlm.system.terminal import console
 
 # The width of the help in a pipe, where its lines are wrapped.
@@ -75,7 +75,7 @@ def print_help(schema: type[Config]) -> None:
     config = compose(schema, [])
     out = console(pipe_width=_PIPE_WIDTH)
     out.print(Text(f"Usage: protlm {command} [key=value ...]\n"))
-    out.print(Text(f"Choices, written group=choice (files in {conf_dir()} describe them):"))
+    out.print(Text(f"Choices, written group=choice (files in {shipped('conf')} describe them):"))
     out.print(_rows((group, ", ".join(choices(group)), "") for group in _groups(is_train)))
     out.print(Text(f"Settings, with the values of a bare `protlm {command}`:"))
     for section in dict.fromkeys(setting.section for setting in settings_of(config)):
@@ -99,5 +99,5 @@ def _rows(rows: Any) -> Padding:
 
 
 def _groups(is_train: bool) -> list[str]:
-    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    groups = {path.name for path in shipped("conf").iterdir() if path.is_dir()}
     return sorted(groups - _EVALUATION if is_train else groups & _EVALUATION)

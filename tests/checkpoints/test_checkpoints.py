@@ -36,7 +36,7 @@ def models(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
         export(tiny_run, folder / name)
         if name != "unfinished":
             (folder / name / CARD).write_text(f"# {name}\n")
-    monkeypatch.setattr(checkpoints, "models_dir", lambda: folder)
+    monkeypatch.setattr(checkpoints, "shipped", lambda name: folder)
     monkeypatch.setattr(checkpoints, "DEFAULT", "second")
     return folder
 
@@ -57,7 +57,7 @@ def test_a_folder_of_the_same_name_comes_first(models, tmp_path, monkeypatch):
 
 
 def test_without_models_the_user_has_to_name_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints, "models_dir", lambda: tmp_path)
+    monkeypatch.setattr(checkpoints, "shipped", lambda name: tmp_path)
     with pytest.raises(InputDataError, match=f"{checkpoints.DEFAULT} is not installed with protlm"):
         default_model()
     with pytest.raises(InputDataError, match=r"no such model.*protlm models"):
