@@ -200,8 +200,9 @@ def _run(arguments: list[str]) -> None:
         if found := re.search("path '(.*)' is not readable", message):
             kind = OutputError if "'--out" in message else InputDataError
             raise kind(f"{found[1]} cannot be read: no permission") from None
-        known = arguments[:1] if arguments[0] in _command_names() else []
-        raise UserError(f"{message}; type: {' '.join(['protlm', *known, '--help'])}") from None
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else f"protlm {arguments[0]}"
+        raise UserError(f"{message}; type: {command} --help") from None
     except SystemExit as end:
         # Click turns any broken pipe into exit code 1 without a message.
         if isinstance(end.__context__, BrokenPipeError):
@@ -234,12 +235,6 @@ def _check_values(arguments: list[str]) -> None:
                 number = int(value) if value.lstrip("+-").isdigit() else float(value)
                 if number not in (allowed := RANGES[flag]):
                     raise UserError(f"{flag} {value} must be {allowed.expected(number)}")
-
-
-def _command_names() -> set[str]:
-    groups = [group.name for group in app.registered_groups]
-    commands = [getattr(command.callback, "__name__", "") for command in app.registered_commands]
-    return {name for name in [*groups, *commands] if name}
 
 
 def _in_home(argument: str) -> str:
