@@ -129,12 +129,8 @@ def evaluate(arguments: list[str]) -> None:
         run(compose(EvaluateConfig, typed))
 
 
-app.command()(embed)
-app.command()(attention)
-app.command()(contacts)
-app.command()(inspect)
-app.command()(generate)
-app.command()(score)
+for command in (embed, attention, contacts, inspect, generate, score):
+    app.command()(command)
 
 
 @app.command()
@@ -160,10 +156,8 @@ def doctor(
     run(fasta, model_or_default(model) if needed else None, device=device, as_json=json)
 
 
-app.command()(probe)
-app.command()(finetune)
-app.command()(predict)
-app.command()(benchmark)
+for command in (probe, finetune, predict, benchmark):
+    app.command()(command)
 
 
 def main() -> NoReturn:
