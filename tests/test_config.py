@@ -264,6 +264,7 @@ for number, line in enumerate(sys.stdin):
 
 def test_names_values_and_help_need_no_torch(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tiny_run)
+    (tmp_path / "x.fasta").write_text(">P1\nMKV\n")
     (tmp_path / "typo.yaml").write_text("trainer: {maxsteps: 3}")
     (tmp_path / "tab.yaml").write_text("data:\n\tdir: x")
     lines = WITHOUT_TORCH.strip().splitlines()

@@ -218,10 +218,6 @@ def _check_values(arguments: list[str]) -> None:
         elif not value and (name := flag or before) not in _MAY_BE_EMPTY:
             where = f"the value of {name}" if name[:1] == "-" else "an argument"
             raise UserError(f"{where} is empty, like a shell variable that is not set; type one")
-        if flag == "--shard":
-            from protlm.system.shares import Share
-
-            Share.parse(value)
         if flag == "--figure":
             check_figure_output(Path(value))
         if flag in RANGES:
