@@ -184,11 +184,6 @@ def _exit_code_of(command: Callable[[], None], *, debug: bool) -> ExitCode:
         command()
         if sys.stdout is not None:
             sys.stdout.flush()
-    except SystemExit as end:
-        # Click and rich turn a broken pipe into this.
-        if not (isinstance(end.__context__, BrokenPipeError) and has_lost_reader()):
-            raise
-        _discard_output()
     except UserError as error:
         if debug:
             traceback.print_exc()
