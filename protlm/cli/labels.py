@@ -221,17 +221,13 @@ def _reading(
     from protlm.data_prep import mmseqs
     from protlm.downstream.examples import LabelOptions
     from protlm.downstream.tasks import Task
-    from protlm.system.errors import refuse_unknown
 
-    if task is not None:
-        refuse_unknown("--task", task, list(Task))
-    refuse_unknown("--separator", separator, ";,|")
     return LabelOptions(
         sequences=sequences,
         column=column,
-        task=None if task is None else Task(task),
+        task=None if task is None else choice("--task", task, Task),
         min_count=min_count,
-        separator=separator,
+        separator=allowed_value("--separator", separator, *";,|"),
         cluster_table=cluster_table,
         cluster=mmseqs.cluster_sequences if cluster else None,
     )

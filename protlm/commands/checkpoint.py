@@ -82,8 +82,6 @@ def verify(path: Path) -> None:
 
 def export(path: Path, output: Path, dtype: str = "float32") -> None:
     """Writes a model to a new folder; `bfloat16` rounds parameters, not buffers."""
-    if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"--dtype {dtype} is not one of float32, bfloat16")
     found = read_model(path)
     parameters = [name for name, _ in model_of(found).network.named_parameters()]
     rounded = parameters if dtype == "bfloat16" else []
