@@ -56,12 +56,6 @@ class TrainingDivergedError(UserError):
     exit_code = ExitCode.INTERNAL
 
 
-class LostRankError(UserError):
-    """Another process of the run has ended or does not respond."""
-
-    exit_code = ExitCode.INTERNAL
-
-
 class InterruptedJobError(UserError):
     """Ctrl-C or SIGTERM during a command that says how to continue."""
 

@@ -55,7 +55,7 @@ _function: Callable[[Any], Any]
 
 
 class ProcessDiedError(UserError):
-    """A process was killed, for instance by the system when memory ran out."""
+    """Another process was killed, for instance when memory ran out, or does not respond."""
 
     exit_code = ExitCode.INTERNAL
 
