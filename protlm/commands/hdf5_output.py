@@ -200,13 +200,9 @@ def hdf5_file(
                     file.attrs[key] = value
                 disk.check()
                 yield file, disk
-                file.attrs["skipped"] = _table(skipped)
+                rows = [(sanitize(identifier), sanitize(why)) for identifier, why in skipped]
+                file.attrs["skipped"] = np.array(rows, dtype=_SKIPPED)
             disk.check()
-
-
-def _table(skipped: Sequence[tuple[str, str]]) -> np.ndarray:
-    rows = [(sanitize(identifier), sanitize(why)) for identifier, why in skipped]
-    return np.array(rows, dtype=_SKIPPED)
 
 
 def entry_bytes(num_entries: int, num_values: int, dtype: str) -> int:
