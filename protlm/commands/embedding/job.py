@@ -94,10 +94,9 @@ class EmbedOptions:
                 needed = f"--include {kind} --{kind} {path}"
                 raise UserError(f"a file of {kind} and its kind need each other; type: {needed}")
         ways = {"--shard": self.share, "--merge": self.merge, "--dry-run": self.dry_run}
-        given = [flag for flag, value in ways.items() if value]
-        if len(given) + (self.processes > 1) > 1:
-            several = [*given, *(["--processes"] if self.processes > 1 else [])]
-            raise UserError(f"{' and '.join(several)} exclude each other; type one of them")
+        ways["--processes"] = self.processes > 1
+        if len(given := [flag for flag, value in ways.items() if value]) > 1:
+            raise UserError(f"{' and '.join(given)} exclude each other; type one of them")
         form = f"--format {self.format}"
         if self.dtype is Dtype.bfloat16 and self.format is not Format.pt:
             raise UserError(f"{form} has no bfloat16: type --dtype float16 or --format pt")
