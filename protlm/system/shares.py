@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar
 from protlm.system.errors import FULL_DISK, ExitCode, OutputError, UserError, of_the_system, one_of
 from protlm.system.interruption import interrupts_held
 from protlm.system.lock import KILLED
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 Tag = TypeVar("Tag")
 Item = TypeVar("Item")
@@ -125,9 +125,8 @@ class Submission:
             results = here(function, items, at_once, "omit --executor")
         else:
             results = self._on_cluster(partial(_answer, function), items, folder, cores)
-        with JobProgress("jobs", len(items)) as progress:
-            for number, _ in enumerate(results, 1):
-                progress.update(number)
+        for _ in watched("jobs", results, total=len(items)):
+            pass
 
     def _on_cluster(
         self, function: Callable[[Item], Any], items: Sequence[Item], folder: Path, cores: int
