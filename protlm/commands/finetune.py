@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,6 @@ def finetune_labels(
         room = Room(model, short=sys.maxsize)
     seed = options.training.seed
     labeled = read_labeled(labels, room, reading, seed=seed, valid_fraction=_VALID_FRACTION)
-    work = _Work(model, labeled, options)
     begun_with = {
         "the model": model.identity,
         "the file of labels": sha256_of(labels),
@@ -100,7 +99,7 @@ def finetune_labels(
         **fingerprint(labeled),
     }
     with run_folder(output, begun_with, break_lock=options.break_lock) as lock:
-        work = replace(work, lock=lock)
+        work = _Work(model, labeled, options, lock)
         found = _found(work, output)
         result = Result(model_path.name, model.identity, labeled, found)
         _write(work, result, output)
@@ -116,7 +115,7 @@ class _Work:
     model: PretrainedModel
     labeled: Labeled
     options: FinetuneOptions
-    lock: FolderLock | None = None
+    lock: FolderLock | None
 
     def check(self) -> None:
         """Makes sure, before something is written, that this process owns the output."""
