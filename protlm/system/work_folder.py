@@ -66,7 +66,11 @@ class WorkFolder:
     """
 
     def __init__(self, path: Path, kind: Kind, *, share: str, break_lock: bool) -> None:
-        _refuse_foreign(path, kind)
+        if not (path / BEGUN).exists() and _has_parts(path):
+            raise OutputError(
+                f"{path} exists already and is not an unfinished {kind.what}: move it away or "
+                f"choose another {kind.option}"
+            )
         self.path, self.is_quiet, self.is_published = path, True, False
         self._kind, self._break_lock, self._locked = kind, break_lock, path / share
         self._locked.mkdir(exist_ok=True)
@@ -230,14 +234,6 @@ def _listed(values: list[Any]) -> str:
     words = {"None": "nothing", "True": "on", "False": "off", "": "nothing"}
     text = ", ".join(str(value) for value in values)
     return words.get(text, _HASH.sub(r"\1", text)[:200])
-
-
-def _refuse_foreign(path: Path, kind: Kind) -> None:
-    if not (path / BEGUN).exists() and _has_parts(path):
-        raise OutputError(
-            f"{path} exists already and is not an unfinished {kind.what}: move it away or choose "
-            f"another {kind.option}"
-        )
 
 
 def _clear(folder: Path) -> None:
