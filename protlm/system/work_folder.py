@@ -111,10 +111,9 @@ class WorkFolder:
 
     def leave(self) -> None:
         """Keeps the folder if the work can be continued, and removes it otherwise."""
-        if is_held := self.lock.is_held:
+        if self.lock.is_held:
             remove_locks_of_killed(self.path)
-        is_kept = not self.is_published and self._kind.has_finished(self.path)
-        if is_held:
+            is_kept = not self.is_published and self._kind.has_finished(self.path)
             if not is_kept and not self._others():
                 _clear(self.path)
             is_silent = self.is_quiet or self.is_published
