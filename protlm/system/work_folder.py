@@ -217,9 +217,7 @@ def difference(before: Any, now: Any) -> str:
     'a.fasta, not nothing'
     """
     if isinstance(before, dict) and isinstance(now, dict):
-        # The kind of a rule is more informative than its numbers.
-        names = sorted({**before, **now}, key=lambda name: name != "by")
-        name = next(name for name in names if before.get(name) != now.get(name))
+        name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
         return f"{name}: {difference(before.get(name), now.get(name))}"
     if isinstance(before, list) and isinstance(now, list):
         if sorted(before, key=repr) == sorted(now, key=repr):
