@@ -118,7 +118,6 @@ class _Work:
     lock: FolderLock | None
 
     def check(self) -> None:
-        """Makes sure, before something is written, that this process owns the output."""
         assert self.lock is not None
         self.lock.check()
 

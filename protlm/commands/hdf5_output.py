@@ -61,7 +61,6 @@ class DiskFile(io.FileIO):
         self._refused: list[tuple[int, bytes]] = []
 
     def check(self) -> None:
-        """Raises the first failure."""
         if self.fault is not None:
             raise self.fault
 

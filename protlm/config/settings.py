@@ -32,7 +32,6 @@ class Setting(NamedTuple):
 
     @property
     def section(self) -> str:
-        """The name up to its last dot."""
         return self.name.rpartition(".")[0]
 
 

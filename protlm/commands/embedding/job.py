@@ -46,7 +46,6 @@ class Dtype(StrEnum):
 
     @property
     def torch(self) -> torch.dtype:
-        """The type of tensors."""
         return getattr(torch, self.value)
 
     @property
@@ -189,7 +188,6 @@ class Job:
         return lengths if kind.is_matrix else np.ones_like(lengths)
 
     def ranges_of(self, record: Record) -> Ranges:
-        """Returns the ranges of a protein in the table."""
         return self.ranges.get(record.identifier, ())
 
     def fingerprint(self) -> dict[str, Any]:
@@ -216,7 +214,6 @@ class Job:
         }
 
     def attributes(self) -> dict[str, object]:
-        """Returns the attributes of the output file."""
         options = self.options
         limit = self.model.max_residues
         window = {"window_residues": limit} if options.windows and limit is not None else {}

@@ -66,11 +66,9 @@ class Plan:
             self._offset[members] = np.cumsum(num_bytes[members]) - num_bytes[members]
 
     def residues(self, records: Sequence[np.ndarray]) -> int:
-        """Returns the residues of the records in batches."""
         return sum(int(self.lengths[batch].sum()) for batch in records)
 
     def bytes_of(self, block: Block) -> int:
-        """Returns the bytes of the vectors of a block."""
         return sum(int(self.num_bytes[batch].sum()) for batch in block.batches)
 
     def place(self, record: int) -> tuple[int, slice]:
