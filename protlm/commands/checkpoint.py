@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from protlm import attention as mechanisms
 from protlm import interop
 from protlm.analysis.contact_regression import read_fit
 from protlm.attention.layers import attention_label
@@ -22,7 +21,7 @@ from protlm.interop import hugging_face
 from protlm.interop.base import ContactHead
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
-from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import write_json
 from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import print_table
@@ -145,10 +144,6 @@ def import_model(path: Path, output: Path, base: Path | None = None) -> None:
 
 
 def _mechanism(name: str, settings: Sequence[str]) -> dict[str, Any]:
-    known = [*mechanisms.names(), mechanisms.ALTERNATING]
-    if name not in known:
-        hint = did_you_mean(name, {one: one for one in known})
-        raise UserError(f"--attention {name} does not exist{hint}; there are: {one_of(known)}")
     typed = [f"attention={name}"]
     for setting in settings:
         option, _, value = setting.partition("=")

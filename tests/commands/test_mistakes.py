@@ -199,7 +199,7 @@ TABLE = """
 2 inspect x.fasta -m run -o p.h5 -> is an HTML page; type: -o p.html
 2 checkpoint convert run -o new --attention reformer -> the keys of reformer are its queries
 2 checkpoint convert run -o new --attention performer_relu -> already has attention=performer_relu
-2 checkpoint convert run -o new --attention softmx -> did you mean softmax?
+2 checkpoint convert run -o new --attention softmx -> attention=softmx & mean attention=softmax?
 2 checkpoint convert run -o new --attention softmax --set nothing=1 -> --set nothing is not a
 2 checkpoint convert run -o new --attention performer_softmax --set num_features \
     -> type --set num_features=VALUE
@@ -211,7 +211,6 @@ TABLE = """
 3 checkpoint convert none -o new --attention softmax -> none
 4 checkpoint convert run -o run --attention softmax -> run
 2 checkpoint export run -o new --dtype float16 -> --dtype float16 is not one of float32, bfloat16
-2 checkpoint export run -o new --format onnx -> --format onnx is not one of hf, protlm
 2 checkpoint export run -o new --format hf --dtype bfloat16 -> bfloat16 needs --format protlm
 2 checkpoint export run -o new --fit x.json -> --fit needs --format hf
 4 data export data -o x.fasta -> x.fasta exists already
