@@ -169,8 +169,7 @@ def exit_with_message(
     """
     protect_streams(result_on_stdout=result_on_stdout)
     warnings.formatwarning = _as_a_sentence
-    code = _exit_code_of(command, debug=debug)
-    sys.exit(code)
+    sys.exit(_exit_code_of(command, debug=debug))
 
 
 def _exit_code_of(command: Callable[[], None], *, debug: bool) -> ExitCode:
