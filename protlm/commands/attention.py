@@ -68,9 +68,7 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
 
 
 def _check_figure(proteins: Proteins, figure: Path | None) -> None:
-    if figure is None:
-        return
-    if len(proteins) != 1 or proteins.lengths[0] > _LONGEST_FIGURE:
+    if figure and (len(proteins) != 1 or proteins.lengths[0] > _LONGEST_FIGURE):
         raise UserError(
             f"--figure draws one protein of at most {_LONGEST_FIGURE:,} residues; "
             f"{proteins.name} has {len(proteins)} proteins, the longest of "
