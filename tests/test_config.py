@@ -234,7 +234,7 @@ WITHOUT_TORCH = """
 0 train --help -> model.num_layers
 2 train attention=performr -> attention=performr does not exist
 2 train trainer.max_stepz=3 -> trainer.max_stepz is not a setting (did you mean trainer.max_steps?)
-2 train --nope -> --nope is not a flag of protlm train
+2 train --max-steps 5 -> --max-steps is not a flag of protlm train; settings are written key=value
 3 train --config none.yaml -> none.yaml: no such file
 3 train --config typo.yaml -> typo.yaml cannot be read as settings: trainer.maxsteps is not a
 3 train --config tab.yaml -> tab.yaml cannot be read as settings: line 2: a tab; indent with blanks
