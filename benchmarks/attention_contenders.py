@@ -20,7 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.attention_passes import DTYPES, HEAD_DIM, MODEL_DIM, NUM_HEADS, Attend, Case
 from benchmarks.harness import UnavailableError
 from protlm.attention import Attention, create
-from protlm.system.paths import conf_dir
+from protlm.system.paths import shipped
 
 SDPA, PERFORMER_PYTORCH = "SDPA", "performer-pytorch"
 
@@ -61,7 +61,7 @@ def ours(name: str, case: Case, features: int | None = None) -> Attend:
     Raises:
         UnavailableError: the mechanism does not have the mode.
     """
-    loaded = OmegaConf.to_container(OmegaConf.load(conf_dir() / "attention" / f"{name}.yaml"))
+    loaded = OmegaConf.to_container(OmegaConf.load(shipped("conf") / "attention" / f"{name}.yaml"))
     assert isinstance(loaded, dict)
     settings = {str(key): value for key, value in loaded.items() if key != "name"}
     if features is not None:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 from benchmarks.pretended_cuda import PretendedCuda
 from protlm.attention import create
 from protlm.attention.linearized import selection
-from protlm.system.paths import conf_dir
+from protlm.system.paths import shipped
 
 WIDTH, NUM_HEADS, POSITIONS = 64, 8, 8192
 # These operations allocate, without reading or writing.
@@ -113,7 +113,9 @@ def traced(
         causal: the mode.
         num_features: random features, if not as many as shipped.
     """
-    settings = OmegaConf.to_container(OmegaConf.load(conf_dir() / "attention" / f"{name}.yaml"))
+    settings = OmegaConf.to_container(
+        OmegaConf.load(shipped("conf") / "attention" / f"{name}.yaml")
+    )
     assert isinstance(settings, dict)
     if num_features is not None:
         settings["num_features"] = num_features

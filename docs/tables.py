@@ -13,7 +13,7 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.config.settings import Setting, settings_of
 from protlm.system.errors import UserError
-from protlm.system.paths import conf_dir
+from protlm.system.paths import shipped
 
 # The marks around what is written, by page.
 MECHANISMS = (
@@ -64,8 +64,8 @@ def mechanisms() -> str:
 
 def _row(name: str) -> tuple[str, ...]:
     cls = mechanism(name)
-    shipped = yaml.safe_load((conf_dir() / "attention" / f"{name}.yaml").read_text())
-    options = {key: value for key, value in shipped.items() if key != "name"}
+    values = yaml.safe_load((shipped("conf") / "attention" / f"{name}.yaml").read_text())
+    options = {key: value for key, value in values.items() if key != "name"}
     torch.manual_seed(0)
     made = create(name, options, **SIZES)
     modes = "causal" if made.supports_causal else "bidirectional"

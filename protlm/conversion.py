@@ -12,7 +12,7 @@ from protlm.attention.layers import mechanisms_of, option_differences, stored_op
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
 from protlm.data.vocabulary import vocabulary_of
-from protlm.loading import model_of
+from protlm.loading import misfit, model_of
 from protlm.model.selfattention import MECHANISM, BoundedNorm, FreeNorm, NormsByKind
 from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import UserError
@@ -47,8 +47,10 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     old = _with_norms_of(network, found)
     new = network.state_dict()
     kept = {n: v for n, v in old.items() if MECHANISM not in n and n in new}
-    _check_shapes(name, kept, new)
-    network.load_state_dict(kept, strict=False)
+    try:
+        network.load_state_dict(kept, strict=False)
+    except RuntimeError as error:
+        raise UserError(f"attention={name}: {misfit(error)}; choose another --attention") from None
     # Layers may share parameters, and the file format has no shared tensors.
     weights = {key: value.clone() for key, value in network.state_dict().items()}
     description = replace(
@@ -119,15 +121,6 @@ def _check(found: Checkpoint, name: str, options: Mapping[str, Any]) -> None:
             f"{cannot} does not support objective={described.objective}, on which "
             f"{found.path} was trained; choose another --attention (docs/mechanisms.md)"
         )
-
-
-def _check_shapes(name: str, kept: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
-    for weight, value in kept.items():
-        if value.shape != new[weight].shape:
-            raise UserError(
-                f"attention={name} needs {weight} with the shape {list(new[weight].shape)}, and "
-                f"the model has {list(value.shape)}; choose another --attention"
-            )
 
 
 def _patterns(names: Iterable[str]) -> tuple[str, ...]:

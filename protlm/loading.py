@@ -42,12 +42,12 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
         raise InputDataError(f"{found.path} describes an impossible model: {error}") from error
     except (RuntimeError, TypeError, ValueError, ArithmeticError, MemoryError) as error:
         raise InputDataError(
-            f"{found.path} does not match its description: {_misfit(error)}"
+            f"{found.path} does not match its description: {misfit(error)}"
         ) from None
     return PretrainedModel(network, described, rebuild=rebuild).to(pick_device(device))
 
 
-def _misfit(error: Exception) -> str:
+def misfit(error: Exception) -> str:
     """Returns the first difference that `load_state_dict` names, or the message."""
     lines = str(error).splitlines() or [type(error).__name__]
     pattern = r"size mismatch for (\S+): .*Size\((.*)\) from checkpoint, .*Size\((.*)\)\."

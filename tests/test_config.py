@@ -11,12 +11,12 @@ import pytest
 
 from protlm.attention import mechanism
 from protlm.build import describe
-from protlm.config import EvaluateConfig, TrainConfig, settings
+from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.choices import added, choices
 from protlm.config.composition import PATHS, compose, to_plain
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
-from protlm.system.paths import conf_dir
+from protlm.system.paths import shipped
 from tests.fixtures.commands import ROOT
 from tests.marks import slow_but
 
@@ -110,7 +110,7 @@ def test_every_experiment_composes(experiment):
     assert layer.run_dir == "mine"
     mechanism = build_network(layer.model, layer.attention, seed=0).mechanism(1)
     assert mechanism.supports_causal if is_causal else mechanism.supports_bidirectional
-    header = (conf_dir() / "experiment" / f"{experiment}.yaml").read_text()
+    header = (shipped("conf") / "experiment" / f"{experiment}.yaml").read_text()
     assert f"protlm train experiment={experiment}" in header
 
 
@@ -229,16 +229,12 @@ def test_values_that_are_nested_without_end_are_refused(setting):
         compose(TrainConfig, [setting])
 
 
-def test_help_shows_the_settings_of_a_bare_run() -> None:
-    assert settings._bare() == compose(TrainConfig, [])
-
-
 # The exit code, what is typed, and the words of the sentence.
 WITHOUT_TORCH = """
 0 train --help -> model.num_layers
 2 train attention=performr -> attention=performr does not exist
 2 train trainer.max_stepz=3 -> trainer.max_stepz is not a setting (did you mean trainer.max_steps?)
-2 train --nope -> --nope is not a flag of protlm train
+2 train --max-steps 5 -> --max-steps is not a flag of protlm train; settings are written key=value
 3 train --config none.yaml -> none.yaml: no such file
 3 train --config typo.yaml -> typo.yaml cannot be read as settings: trainer.maxsteps is not a
 3 train --config tab.yaml -> tab.yaml cannot be read as settings: line 2: a tab; indent with blanks
@@ -248,7 +244,6 @@ WITHOUT_TORCH = """
 2 train run_dir=run model=small -> model.num_layers=2, not 4
 2 train run_dir=run trainer.max_steps=1 -> type a larger trainer.max_steps, above 1
 2 train run_dir=run --cfg job --package trainer -> --package is not a flag of protlm train
-2 train --multirun hydra/launcher=basics -> (did you mean hydra/launcher=basic?)
 2 embed x.fasta -m run -o o.h5 --shard 3/2 -> --shard 3/2 is not I/N
 0 evaluate -h -> checkpoint
 2 evaluate -m run -o -> output= has no value; type one
@@ -269,6 +264,7 @@ for number, line in enumerate(sys.stdin):
 
 def test_names_values_and_help_need_no_torch(tiny_run: Path, tmp_path: Path) -> None:
     (tmp_path / "run").symlink_to(tiny_run)
+    (tmp_path / "x.fasta").write_text(">P1\nMKV\n")
     (tmp_path / "typo.yaml").write_text("trainer: {maxsteps: 3}")
     (tmp_path / "tab.yaml").write_text("data:\n\tdir: x")
     lines = WITHOUT_TORCH.strip().splitlines()

@@ -168,6 +168,11 @@ def test_parameters_that_layers_share_are_exported(untrained, tmp_path):
         ("softmax", "reformer", "softmax to reformer: the keys of reformer are its queries"),
         ("reformer", "softmax", "reformer to softmax: the keys of reformer are its queries"),
         ("softmax", "nothing", "there are: aft_conv"),
+        (
+            "hybrid attention.local_heads=2 model.qk_norm=true model.num_heads=8",
+            "hybrid",
+            r"attention=hybrid: the tensor of blocks.0.\S*exact.gain has the shape .2., and its",
+        ),
         ("softmax objective=causal", "linformer", "linformer does not support objective=causal"),
     ],
 )

@@ -27,7 +27,7 @@ from protlm.checkpoints.checks import (
 from protlm.checkpoints.description import ModelDescription
 from protlm.system.errors import InputDataError, did_you_mean
 from protlm.system.json_file import read_json, write_json
-from protlm.system.paths import complete_file, complete_folder, models_dir
+from protlm.system.paths import complete_file, complete_folder, shipped
 
 DEFAULT = "hybrid-6m"
 CARD = "README.md"
@@ -45,12 +45,12 @@ _NAME = re.compile(r"step-(\d{8,})\.ckpt")
 
 def shipped_models() -> list[Path]:
     """Returns the folders of the shipped models, by name."""
-    return sorted(path.parent for path in models_dir().glob(f"*/{CARD}"))
+    return sorted(path.parent for path in shipped("models").glob(f"*/{CARD}"))
 
 
 def default_model() -> Path:
     """Returns the folder of the shipped model that commands use where none is named."""
-    return models_dir() / DEFAULT
+    return shipped("models") / DEFAULT
 
 
 def announced_default(option: str) -> Path:

@@ -213,7 +213,8 @@ def checkpoint_export(
     elif fit is not None:
         raise UserError("--fit needs --format hf")
     else:
-        export(path, output, dtype or "float32")
+        kind = allowed_value("--dtype", dtype or "float32", "float32", "bfloat16")
+        export(path, output, kind)
 
 
 @checkpoint_app.command("import")

@@ -138,6 +138,7 @@ def finetune(
     from protlm.downstream.label_files import form_of
     from protlm.loading import pick_device
     from protlm.training.labels import FinetuneSettings
+    from protlm.training.lora import TARGETS
 
     reading = _reading(sequences, task, min_count, separator, cluster_table, cluster)
     path, form = form_of(labels, label, header, label_columns, test_sets, splits)
@@ -151,11 +152,9 @@ def finetune(
         device=str(pick_device(device)),
         devices=devices,
     )
-    options = FinetuneOptions(training, lora, break_lock=break_lock)
-    if lora_targets:
-        if lora is None:
-            raise UserError(f"--lora-targets {' '.join(lora_targets)} needs --lora RANK")
-        options = replace(options, targets=tuple(lora_targets))
+    if lora_targets and lora is None:
+        raise UserError(f"--lora-targets {' '.join(lora_targets)} needs --lora RANK")
+    options = FinetuneOptions(training, lora, tuple(lora_targets or TARGETS), break_lock)
     finetune_labels(path, model_or_default(model), output, options, reading, device=device)
 
 
@@ -220,16 +219,12 @@ def _reading(
     from protlm.data_prep import mmseqs
     from protlm.downstream.examples import LabelOptions
     from protlm.downstream.tasks import Task
-    from protlm.system.errors import refuse_unknown
 
-    if task is not None:
-        refuse_unknown("--task", task, list(Task))
-    refuse_unknown("--separator", separator, ";,|")
     return LabelOptions(
         sequences=sequences,
-        task=None if task is None else Task(task),
+        task=None if task is None else choice("--task", task, Task),
         min_count=min_count,
-        separator=separator,
+        separator=allowed_value("--separator", separator, *";,|"),
         cluster_table=cluster_table,
         cluster=mmseqs.cluster_sequences if cluster else None,
     )

@@ -129,12 +129,8 @@ def evaluate(arguments: list[str]) -> None:
         run(compose(EvaluateConfig, typed))
 
 
-app.command()(embed)
-app.command()(attention)
-app.command()(contacts)
-app.command()(inspect)
-app.command()(generate)
-app.command()(score)
+for command in (embed, attention, contacts, inspect, generate, score):
+    app.command()(command)
 
 
 @app.command()
@@ -160,10 +156,8 @@ def doctor(
     run(fasta, model_or_default(model) if needed else None, device=device, as_json=json)
 
 
-app.command()(probe)
-app.command()(finetune)
-app.command()(predict)
-app.command()(benchmark)
+for command in (probe, finetune, predict, benchmark):
+    app.command()(command)
 
 
 def main() -> NoReturn:
@@ -200,8 +194,9 @@ def _run(arguments: list[str]) -> None:
         if found := re.search("path '(.*)' is not readable", message):
             kind = OutputError if "'--out" in message else InputDataError
             raise kind(f"{found[1]} cannot be read: no permission") from None
-        known = arguments[:1] if arguments[0] in _command_names() else []
-        raise UserError(f"{message}; type: {' '.join(['protlm', *known, '--help'])}") from None
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else f"protlm {arguments[0]}"
+        raise UserError(f"{message}; type: {command} --help") from None
     except SystemExit as end:
         # Click turns any broken pipe into exit code 1 without a message.
         if isinstance(end.__context__, BrokenPipeError):
@@ -223,10 +218,6 @@ def _check_values(arguments: list[str]) -> None:
         elif not value and (name := flag or before) not in _MAY_BE_EMPTY:
             where = f"the value of {name}" if name[:1] == "-" else "an argument"
             raise UserError(f"{where} is empty, like a shell variable that is not set; type one")
-        if flag == "--shard":
-            from protlm.system.shares import Share
-
-            Share.parse(value)
         if flag == "--figure":
             check_figure_output(Path(value))
         if flag in RANGES:
@@ -234,12 +225,6 @@ def _check_values(arguments: list[str]) -> None:
                 number = int(value) if value.lstrip("+-").isdigit() else float(value)
                 if number not in (allowed := RANGES[flag]):
                     raise UserError(f"{flag} {value} must be {allowed.expected(number)}")
-
-
-def _command_names() -> set[str]:
-    groups = [group.name for group in app.registered_groups]
-    commands = [getattr(command.callback, "__name__", "") for command in app.registered_commands]
-    return {name for name in [*groups, *commands] if name}
 
 
 def _in_home(argument: str) -> str:

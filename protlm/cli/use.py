@@ -71,11 +71,14 @@ def embed(
     slurm: SlurmSettings = None,
 ) -> None:
     """Embed the proteins of sequence files; resumable."""
+    from protlm.system.shares import Executor, Share, Submission
+
+    # Before torch is imported.
+    share = None if shard is None else Share.parse(shard)
     from protlm.commands.embed import embed as run
     from protlm.commands.embedding.job import Dtype, EmbedOptions, Format
     from protlm.data.records.proteins import Duplicates
     from protlm.model.pooling import Pooling
-    from protlm.system.shares import Executor, Share, Submission
 
     options = EmbedOptions(
         include=tuple(choice("--include", name, Pooling) for name in include or ["mean"]),
@@ -91,7 +94,7 @@ def embed(
         format=choice("--format", format, Format),
         by_hash=allowed_value("--key", key, "identifier", "sequence-hash") != "identifier",
         processes=processes,
-        share=None if shard is None else Share.parse(shard),
+        share=share,
         merge=merge,
         dry_run=dry_run,
         break_lock=break_lock,

@@ -7,7 +7,7 @@ import numpy as np
 
 from protlm.attention.layers import attention_label
 from protlm.commands.hdf5_output import ProteinFile, entry_bytes, protein_file
-from protlm.commands.outputs import check_hdf5_output
+from protlm.commands.outputs import HDF5, check_suffix
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model
@@ -43,7 +43,7 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     is at position n, and the last position is `<eos>`. In a model with another frame, the attribute
     `first_residue` is the position of the first residue, from 0.
     """
-    check_hdf5_output(output)
+    check_suffix(output, *HDF5)
     model = load_model(model_path, device=options.device)
     layers, heads = model.layers_and_heads(options.layers, options.heads)
     longest, refuse = model.max_residues, Room(model).refusal
@@ -68,9 +68,7 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
 
 
 def _check_figure(proteins: Proteins, figure: Path | None) -> None:
-    if figure is None:
-        return
-    if len(proteins) != 1 or proteins.lengths[0] > _LONGEST_FIGURE:
+    if figure and (len(proteins) != 1 or proteins.lengths[0] > _LONGEST_FIGURE):
         raise UserError(
             f"--figure draws one protein of at most {_LONGEST_FIGURE:,} residues; "
             f"{proteins.name} has {len(proteins)} proteins, the longest of "

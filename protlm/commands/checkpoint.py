@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from protlm import attention as mechanisms
 from protlm import interop
 from protlm.analysis.contact_regression import SavedFit, read_fit
 from protlm.attention.layers import attention_label
@@ -22,7 +21,7 @@ from protlm.interop import hugging_face
 from protlm.interop.base import ContactHead
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
-from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import to_json, write_json
 from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import print_table, printable
@@ -82,8 +81,6 @@ def verify(path: Path) -> None:
 
 def export(path: Path, output: Path, dtype: str = "float32") -> None:
     """Writes a model to a new folder; `bfloat16` rounds parameters, not buffers."""
-    if dtype not in ("float32", "bfloat16"):
-        raise UserError(f"--dtype {dtype} is not one of float32, bfloat16")
     found = read_model(path)
     parameters = [name for name, _ in model_of(found).network.named_parameters()]
     rounded = parameters if dtype == "bfloat16" else []
@@ -146,10 +143,6 @@ def import_model(path: Path, output: Path, base: Path | None = None) -> None:
 
 
 def _mechanism(name: str, settings: Sequence[str]) -> dict[str, Any]:
-    known = [*mechanisms.names(), mechanisms.ALTERNATING]
-    if name not in known:
-        hint = did_you_mean(name, {one: one for one in known})
-        raise UserError(f"--attention {name} does not exist{hint}; there are: {one_of(known)}")
     typed = [f"attention={name}"]
     for setting in settings:
         option, _, value = setting.partition("=")

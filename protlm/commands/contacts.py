@@ -12,7 +12,7 @@ from protlm.analysis.contact_regression import BYTES_PER_PAIR, SavedFit, fit_con
 from protlm.analysis.precision import SEPARATIONS, precision_at
 from protlm.analysis.structures import contact_map, read_chain, structure_files, structures_folder
 from protlm.commands.hdf5_output import entry_bytes, entry_name, protein_file
-from protlm.commands.outputs import check_figure_output, check_hdf5_output
+from protlm.commands.outputs import HDF5, check_figure_output, check_suffix
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
 from protlm.loading import load_model
@@ -58,7 +58,7 @@ def contacts(
     sources: Sequence[Path], model_path: Path, output: Path, options: ContactOptions
 ) -> None:
     """Writes `ID/probabilities`, L × L, for each protein, and `ID/contacts` of structures."""
-    check_hdf5_output(output)
+    check_suffix(output, *HDF5)
     saved_fit = None
     if options.fit is None or not options.fit.is_file():
         saved_fit = output.with_suffix(".fit.json")

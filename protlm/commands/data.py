@@ -11,7 +11,7 @@ from protlm.commands.outputs import STANDARD_OUTPUT, fasta_file, fasta_text
 from protlm.data.shards import data_set as shards
 from protlm.data.shards.manifest import Manifest, read_manifest
 from protlm.data.vocabulary import VOCABULARY
-from protlm.system.errors import InputDataError, UserError, one_of
+from protlm.system.errors import InputDataError
 from protlm.system.terminal import console, printable
 
 _QUANTILES = {"shortest": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "longest": 1.0}
@@ -80,11 +80,7 @@ def _splits_table(directory: Path, manifest: Manifest) -> Table:
 def export(directory: Path, output: Path | None, splits: Sequence[str]) -> None:
     """Writes the sequences as FASTA; None and `-` print it, and no splits means all."""
     output = output or STANDARD_OUTPUT
-    there = sorted(read_manifest(directory).splits)
-    for split in splits:
-        if split not in there:
-            raise UserError(f"{directory} has no split {split!r}; it has: {one_of(there)}")
-    names = dict.fromkeys(splits or there)
+    names = dict.fromkeys(splits or sorted(read_manifest(directory).splits))
     readers = [shards.open_split(directory, name) for name in names]
     with fasta_file(output) as file:
         for reader in readers:

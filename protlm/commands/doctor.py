@@ -23,12 +23,11 @@ from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
 from protlm.system.errors import ExitCode, UserError
-from protlm.system.memory import available_memory
+from protlm.system.memory import available_memory, readable_size
 from protlm.system.terminal import console
 
 _PACKAGES = ("torch", "pytorch-lightning", "numpy", "h5py", "scikit-learn", "safetensors")
 _LEAST_DISK = 1e9
-_GB = 1e9
 
 
 @dataclass
@@ -94,9 +93,8 @@ def _check_machine(report: Report, device: torch.device) -> None:
         if not disk["writable"]:
             report.problems.append(f"{folder} is not writable; work in another folder")
         elif disk["free_bytes"] < _LEAST_DISK:
-            report.problems.append(
-                f"{folder} has {disk['free_bytes'] / _GB:.2f} GB left; free some space"
-            )
+            left = readable_size(disk["free_bytes"])
+            report.problems.append(f"{folder} has {left} left; free some space")
 
 
 def _gpu(number: int) -> dict[str, str | int]:
@@ -207,5 +205,5 @@ def _text(name: str, fact: Any) -> str:
     if isinstance(fact, bool):
         return "yes" if fact else "no"
     if "bytes" in name:
-        return f"{fact / _GB:.2f} GB"
+        return readable_size(fact)
     return f"{fact:,}" if isinstance(fact, int) else str(fact)

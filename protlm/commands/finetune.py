@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,6 @@ def finetune_labels(
         room = Room(model, short=sys.maxsize)
     seed = options.training.seed
     labeled = read_labeled(labels, room, reading, seed=seed, valid_fraction=_VALID_FRACTION)
-    work = _Work(model, labeled, options)
     begun_with = {
         "the model": model.identity,
         "the file of labels": sha256_of(labels),
@@ -99,7 +98,7 @@ def finetune_labels(
         **fingerprint(labeled),
     }
     with run_folder(output, begun_with, break_lock=options.break_lock) as lock:
-        work = replace(work, lock=lock)
+        work = _Work(model, labeled, options, lock)
         found = _found(work, output)
         result = Result(model_path.name, model.identity, labeled, found)
         _write(work, result, output)
@@ -115,10 +114,9 @@ class _Work:
     model: PretrainedModel
     labeled: Labeled
     options: FinetuneOptions
-    lock: FolderLock | None = None
+    lock: FolderLock | None
 
     def check(self) -> None:
-        """Makes sure, before something is written, that this process owns the output."""
         assert self.lock is not None
         self.lock.check()
 

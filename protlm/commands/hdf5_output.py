@@ -61,7 +61,6 @@ class DiskFile(io.FileIO):
         self._refused: list[tuple[int, bytes]] = []
 
     def check(self) -> None:
-        """Raises the first failure."""
         if self.fault is not None:
             raise self.fault
 
@@ -200,13 +199,9 @@ def hdf5_file(
                     file.attrs[key] = value
                 disk.check()
                 yield file, disk
-                file.attrs["skipped"] = _table(skipped)
+                rows = [(sanitize(identifier), sanitize(why)) for identifier, why in skipped]
+                file.attrs["skipped"] = np.array(rows, dtype=_SKIPPED)
             disk.check()
-
-
-def _table(skipped: Sequence[tuple[str, str]]) -> np.ndarray:
-    rows = [(sanitize(identifier), sanitize(why)) for identifier, why in skipped]
-    return np.array(rows, dtype=_SKIPPED)
 
 
 def entry_bytes(num_entries: int, num_values: int, dtype: str) -> int:

@@ -15,7 +15,8 @@ from protlm.system.terminal import printable
 
 STANDARD_OUTPUT = Path("-")
 _COLUMNS = 60
-_HDF5 = (".h5", ".hdf5")
+# The suffixes, the usual one first, and what the output is.
+HDF5 = (".h5", ".hdf5"), "an HDF5 file"
 _OTHER_FORMATS = re.compile(r"\.(csv|h5ad|json|npy|npz|parquet|pkl|pt|pth|tsv|txt)")
 _FIGURES = {".png", ".pdf", ".svg"}
 
@@ -29,11 +30,6 @@ def check_figure_output(figure: Path) -> None:
         )
 
 
-def check_hdf5_output(path: Path) -> None:
-    """Refuses an HDF5 output whose name promises another format."""
-    check_suffix(path, _HDF5, "an HDF5 file")
-
-
 def check_suffix(
     path: Path, suffixes: tuple[str, ...], what: str, *, otherwise: str | None = None
 ) -> None:
@@ -42,7 +38,7 @@ def check_suffix(
     The usual suffix is first; `otherwise` is the option with which the name fits.
     """
     suffix = path.suffix.lower()
-    is_known = suffix in _HDF5 or _OTHER_FORMATS.fullmatch(suffix)
+    is_known = suffix in HDF5[0] or _OTHER_FORMATS.fullmatch(suffix)
     if is_known and suffix not in suffixes:
         advice = f"; type: -o {path.with_suffix(suffixes[0])}"
         if otherwise is not None:

@@ -140,8 +140,6 @@ def _last_validation(run: Path) -> tuple[str, ...]:
 
 def _interpolated(key: str) -> str:
     """Returns the interpolation of a swept setting, or of a group such as `model`."""
-    if key in ("attention", "objective", "optimizer", "schedule"):
-        return f"${{{key}.name}}"
     return f"${{{key}}}" if "." in key or key == "seed" else f"${{hydra:runtime.choices.{key}}}"
 
 

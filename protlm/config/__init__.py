@@ -5,13 +5,11 @@ from typing import Any
 
 from protlm.config.data import (
     Batching,
-    Crop,
     DataConfig,
     EvaluationDataConfig,
     MixtureConfig,
     Mode,
     Sampling,
-    Verify,
 )
 from protlm.config.fields import Checked, at_least, setting
 from protlm.config.model import (

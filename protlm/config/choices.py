@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from protlm.config.fields import classes_in
 from protlm.system.errors import UserError, did_you_mean, one_of
-from protlm.system.paths import conf_dir
+from protlm.system.paths import shipped
 
 T = TypeVar("T")
 # The groups that packages can add to.
@@ -22,14 +22,16 @@ _OPEN = ("attention", "evaluation")
 
 def choices(group: str) -> list[str]:
     """Returns the names that a group can be set to."""
-    return sorted({path.stem for path in (conf_dir() / group).glob("*.yaml")} | added(group).keys())
+    return sorted(
+        {path.stem for path in (shipped("conf") / group).glob("*.yaml")} | added(group).keys()
+    )
 
 
 @cache
 def added(group: str) -> dict[str, EntryPoint]:
     """Returns what installed packages add to a group, by name, without importing it."""
     found = [*entry_points(group=f"protlm.{group}")] if group in _OPEN else []
-    folders = conf_dir() / group, Path(__file__).parents[1] / group
+    folders = shipped("conf") / group, Path(__file__).parents[1] / group
     taken = [path.stem for folder in folders if found for path in folder.iterdir()]
     names = [*taken, *(one.name for one in found)]
     for one in found:

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.choices import added, choices, options_file, refuse_unknown_choice
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
-from protlm.system.paths import conf_dir, existing_file, in_home
+from protlm.system.paths import existing_file, in_home, shipped
 
 _FLAGS_WITH_VALUE = ("--cfg", "--info", "--config")
 # Flags of `protlm train` that are not Hydra's; the first two stay out of settings.
@@ -84,7 +84,7 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
                 "protlm train --config FILE"
             )
     name = "train" if schema is TrainConfig else "evaluate"
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
         try:
             config = hydra_compose(name, [quoted(override) for override in overrides])
         except (HydraException, OmegaConfBaseException) as error:
@@ -130,21 +130,10 @@ def _check_key(key: str, schema: type) -> None:
 
 def _check_choice(group: str, value: str) -> None:
     known = choices(group)
-    if group == "hydra.launcher":
-        group, known = "hydra/launcher", _launchers()
     for name in re.findall(r"[^][\s,'\"]+", value) if known and "${" not in value else ():
         refuse_unknown_choice(group, name, known)
         if name in added(group):
             _store_options(group, name)
-
-
-def _launchers() -> list[str]:
-    """Returns what can start the runs of a sweep, by the plugins of Hydra that are installed."""
-    from hydra.core.config_store import ConfigStore
-    from hydra.core.plugins import Plugins
-
-    Plugins.instance()
-    return [Path(name).stem for name in ConfigStore.instance().list("hydra/launcher")]
 
 
 def _store_options(group: str, name: str) -> None:
@@ -186,7 +175,7 @@ def through_hydra(
     name = "train" if schema is TrainConfig else "evaluate"
     check_arguments(arguments, schema)
 
-    @hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")
+    @hydra.main(config_path=str(shipped("conf")), config_name=name, version_base="1.3")
     def run(config: DictConfig) -> None:
         action(to_schema(_with_home(config), schema))
 
@@ -304,8 +293,6 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 def _not_there(key: str, group: Any) -> str:
     *where, last = key.split(".")
     there = [str(name) for name in group or () if name != "name"]
-    if key == "attention.kernel" and "backend" in there:
-        return "attention.kernel is now called attention.backend; type attention.backend=VALUE"
     hint = did_you_mean(last, {name: ".".join([*where, name]) for name in there})
     choice = ".".join(where)
     if group and "name" in group:

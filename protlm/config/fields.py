@@ -10,17 +10,9 @@ from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from protlm.system.errors import UserError
+from protlm.system.json_file import WORDS
 
-_TYPE_NAMES: dict[type, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a name",
-    dict: "a group of settings",
-    list: "a list",
-    Sequence: "a list",
-    type(None): "null",
-}
+_TYPE_NAMES = WORDS | {dict: "a group of settings", Sequence: "a list", type(None): "null"}
 T = TypeVar("T")
 # Where integers of 64 bits end; no number of things is as large.
 _LARGEST = 2**63

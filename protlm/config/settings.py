@@ -1,21 +1,20 @@
 """All settings, from the metadata of the schema: what decides a run, and `--help`."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import Field, fields, is_dataclass
 from enum import Enum
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from omegaconf import DictConfig, OmegaConf
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
-from protlm.config import EvaluateConfig, TrainConfig
+from protlm.config import TrainConfig
 from protlm.config.choices import choices
-from protlm.config.composition import compose, to_schema
-from protlm.system.paths import conf_dir, shipped
+from protlm.config.composition import Config, compose
+from protlm.config.fields import as_typed
+from protlm.system.paths import shipped
 from protlm.system.terminal import console
 
 # The width of the help in a pipe, where its lines are wrapped.
@@ -33,7 +32,6 @@ class Setting(NamedTuple):
 
     @property
     def section(self) -> str:
-        """The name up to its last dot."""
         return self.name.rpartition(".")[0]
 
 
@@ -45,9 +43,8 @@ def settings_of(config: Any) -> Iterator[Setting]:
     """
     for name, one, decides in _fields(type(config)):
         value = attrgetter(name)(config)
-        plain = str(value) if isinstance(value, float) else json.dumps(value)
         help_text = one.metadata["help"] + _allowed(one.type)
-        yield Setting(name, plain.strip('"'), help_text, decides)
+        yield Setting(name, as_typed(value), help_text, decides)
 
 
 def may_change() -> set[str]:
@@ -70,14 +67,14 @@ def _allowed(kind: Any) -> str:
     return f" ({', '.join(f'`{member.value}`' for member in kind)})"
 
 
-def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
+def print_help(schema: type[Config]) -> None:
     """Prints the choices and settings of `protlm train` or `protlm evaluate`."""
     is_train = schema is TrainConfig
     command = "train" if is_train else "evaluate"
-    config = _bare() if is_train else compose(EvaluateConfig, ["checkpoint=RUN"])
+    config = compose(schema, [])
     out = console(pipe_width=_PIPE_WIDTH)
     out.print(Text(f"Usage: protlm {command} [key=value ...]\n"))
-    out.print(Text(f"Choices, written group=choice (files in {conf_dir()} describe them):"))
+    out.print(Text(f"Choices, written group=choice (files in {shipped('conf')} describe them):"))
     out.print(_rows((group, ", ".join(choices(group)), "") for group in _groups(is_train)))
     out.print(Text(f"Settings, with the values of a bare `protlm {command}`:"))
     for section in dict.fromkeys(setting.section for setting in settings_of(config)):
@@ -93,21 +90,6 @@ def print_help(schema: type[TrainConfig] | type[EvaluateConfig]) -> None:
     )
 
 
-def _bare() -> TrainConfig:
-    """Returns the settings of a bare `protlm train`, without the seconds that Hydra takes."""
-    settings: Any = OmegaConf.load(conf_dir() / "train.yaml")
-    groups = [one for one in settings.pop("defaults") if isinstance(one, DictConfig)]
-    chosen = {str(name): value for one in groups for name, value in one.items() if value}
-    files = {
-        name: OmegaConf.load(conf_dir() / name / f"{value}.yaml")
-        for name, value in chosen.items()
-        if not name.startswith("override ")
-    }
-    settings.pop("hydra")
-    schema = OmegaConf.structured(TrainConfig)
-    return to_schema(OmegaConf.merge(schema, files, settings), TrainConfig)
-
-
 def _rows(rows: Any) -> Padding:
     table = Table.grid(Column(no_wrap=True), Column(), Column(), padding=(0, 2))
     for name, value, text in rows:
@@ -116,5 +98,5 @@ def _rows(rows: Any) -> Padding:
 
 
 def _groups(is_train: bool) -> list[str]:
-    groups = {path.name for path in conf_dir().iterdir() if path.is_dir()}
+    groups = {path.name for path in shipped("conf").iterdir() if path.is_dir()}
     return sorted(groups - _EVALUATION if is_train else groups & _EVALUATION)

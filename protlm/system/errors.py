@@ -56,12 +56,6 @@ class TrainingDivergedError(UserError):
     exit_code = ExitCode.INTERNAL
 
 
-class LostRankError(UserError):
-    """Another process of the run has ended or does not respond."""
-
-    exit_code = ExitCode.INTERNAL
-
-
 class InterruptedJobError(UserError):
     """Ctrl-C or SIGTERM during a command that says how to continue."""
 
@@ -175,8 +169,7 @@ def exit_with_message(
     """
     protect_streams(result_on_stdout=result_on_stdout)
     warnings.formatwarning = _as_a_sentence
-    code = _exit_code_of(command, debug=debug)
-    sys.exit(code)
+    sys.exit(_exit_code_of(command, debug=debug))
 
 
 def _exit_code_of(command: Callable[[], None], *, debug: bool) -> ExitCode:
@@ -184,11 +177,6 @@ def _exit_code_of(command: Callable[[], None], *, debug: bool) -> ExitCode:
         command()
         if sys.stdout is not None:
             sys.stdout.flush()
-    except SystemExit as end:
-        # Click and rich turn a broken pipe into this.
-        if not (isinstance(end.__context__, BrokenPipeError) and has_lost_reader()):
-            raise
-        _discard_output()
     except UserError as error:
         if debug:
             traceback.print_exc()

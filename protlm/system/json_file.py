@@ -18,7 +18,8 @@ from protlm.system.paths import complete_file, existing_file
 # Levels of nesting, of which those that protlm writes have a few; and bytes.
 _DEEPEST, _MOST = 50, 1 << 26
 _TOO_DEEP = f"it is nested more than {_DEEPEST} levels deep"
-_WORDS: dict[Any, str] = {
+# What a value of a type is called in messages.
+WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -154,4 +155,4 @@ def _allowed(kind: Any, parts: tuple[Any, ...]) -> str:
     if kind is Annotated:
         return f"like {parts[1].pattern}"
     choices = [str(one.value) for one in _choices(kind)]
-    return f"one of {one_of(choices)}" if choices else _WORDS.get(kind, "an object")
+    return f"one of {one_of(choices)}" if choices else WORDS.get(kind, "an object")

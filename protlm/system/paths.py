@@ -24,19 +24,9 @@ _LONGEST_NAME = 255
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
-def conf_dir() -> Path:
-    """Returns the folder of Hydra configs."""
-    return shipped("conf")
-
-
 def sample_dir() -> Path:
     """Returns the folder of the sample."""
     return shipped("data_prep/sample")
-
-
-def models_dir() -> Path:
-    """Returns the folder of shipped models."""
-    return shipped("models")
 
 
 def cache_dir() -> Path:

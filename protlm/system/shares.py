@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar
 from protlm.system.errors import FULL_DISK, ExitCode, OutputError, UserError, of_the_system, one_of
 from protlm.system.interruption import interrupts_held
 from protlm.system.lock import KILLED
-from protlm.system.terminal import JobProgress
+from protlm.system.terminal import watched
 
 Tag = TypeVar("Tag")
 Item = TypeVar("Item")
@@ -48,8 +48,6 @@ _TIMEOUT_MINUTES = 24 * 60
 # half of a result, and the executor would wait for the rest forever. So little is never divided.
 _Pickled = bytes | Path
 _WRITTEN_AT_ONCE = 2_048
-# SLURM's default limit on the size of a job array.
-_MOST_JOBS = 1_000
 # Items in memory beyond one for each process: keeps all of them busy.
 _AHEAD = 4
 # What a process that was started here applies.
@@ -57,7 +55,7 @@ _function: Callable[[Any], Any]
 
 
 class ProcessDiedError(UserError):
-    """A process was killed, for instance by the system when memory ran out."""
+    """Another process was killed, for instance when memory ran out, or does not respond."""
 
     exit_code = ExitCode.INTERNAL
 
@@ -127,9 +125,8 @@ class Submission:
             results = here(function, items, at_once, "omit --executor")
         else:
             results = self._on_cluster(partial(_answer, function), items, folder, cores)
-        with JobProgress("jobs", len(items)) as progress:
-            for number, _ in enumerate(results, 1):
-                progress.update(number)
+        for _ in watched("jobs", results, total=len(items)):
+            pass
 
     def _on_cluster(
         self, function: Callable[[Item], Any], items: Sequence[Item], folder: Path, cores: int
@@ -142,31 +139,30 @@ class Submission:
         # In SLURM 22.05 to 23.02, srun uses one core of the job unless the number is repeated.
         arguments = [f"--cpus-per-task={parameters['cpus_per_task']}"]
         executor.update_parameters(**parameters, slurm_srun_args=arguments)
-        for first in range(0, len(items), _MOST_JOBS):
-            try:
-                jobs = executor.map_array(function, items[first : first + _MOST_JOBS])
-            except (errors.FailedJobError, errors.FailedSubmissionError) as error:
-                reason = " ".join(str(error).split())
-                raise UserError(f"the jobs could not be submitted: {reason:.500}") from error
-            try:
-                for job in jobs:
-                    yield _result(job, errors.UncompletedJobError)
-            finally:
-                for job in jobs:
-                    job.cancel()
+        try:
+            jobs = executor.map_array(function, items)
+        except (errors.FailedJobError, errors.FailedSubmissionError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"the jobs could not be submitted: {reason:.500}") from error
+        try:
+            for job in jobs:
+                yield _result(job, errors.UncompletedJobError)
+        finally:
+            for job in jobs:
+                job.cancel()
 
 
 def here(
     function: Callable[[Item], Result], items: Sequence[Item], at_once: int, advice: str
 ) -> Iterator[Result]:
     """Yields results in any order, computed by processes here, to which function and items go."""
-    with processes(partial(_answer, function), min(at_once, len(items)), advice) as submit:
+    with processes(function, min(at_once, len(items)), advice) as submit:
         for future in as_completed([submit(item) for item in items]):
-            yield _checked(_loaded(future.result()))
+            yield _loaded(future.result())
 
 
 def _answer(function: Callable[[Item], Result], item: Item) -> Result | UserError:
-    """Applies the function in another process; returns the error of the user, if there is one."""
+    """Applies the function in a job; returns the error of the user, if there is one."""
     try:
         return function(item)
     except UserError as error:
@@ -177,20 +173,17 @@ def _answer(function: Callable[[Item], Result], item: Item) -> Result | UserErro
         return known
 
 
-def _checked(answer: Result | UserError) -> Result:
-    if isinstance(answer, UserError):
-        raise answer
-    return answer
-
-
 def _result(job: Any, uncompleted: type[Exception]) -> Any:
     try:
-        return _checked(job.result())
+        answer = job.result()
     except uncompleted:
         raise ProcessDiedError(
             f"a job ended prematurely; see {job.paths.stderr}, then type the same command again to "
             "resume"
         ) from None
+    if isinstance(answer, UserError):
+        raise answer
+    return answer
 
 
 def _submitit() -> ModuleType:

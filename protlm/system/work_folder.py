@@ -66,7 +66,11 @@ class WorkFolder:
     """
 
     def __init__(self, path: Path, kind: Kind, *, share: str, break_lock: bool) -> None:
-        _refuse_foreign(path, kind)
+        if not (path / BEGUN).exists() and _has_parts(path):
+            raise OutputError(
+                f"{path} exists already and is not an unfinished {kind.what}: move it away or "
+                f"choose another {kind.option}"
+            )
         self.path, self.is_quiet, self.is_published = path, True, False
         self._kind, self._break_lock, self._locked = kind, break_lock, path / share
         self._locked.mkdir(exist_ok=True)
@@ -107,10 +111,9 @@ class WorkFolder:
 
     def leave(self) -> None:
         """Keeps the folder if the work can be continued, and removes it otherwise."""
-        if is_held := self.lock.is_held:
+        if self.lock.is_held:
             remove_locks_of_killed(self.path)
-        is_kept = not self.is_published and self._kind.has_finished(self.path)
-        if is_held:
+            is_kept = not self.is_published and self._kind.has_finished(self.path)
             if not is_kept and not self._others():
                 _clear(self.path)
             is_silent = self.is_quiet or self.is_published
@@ -214,9 +217,7 @@ def difference(before: Any, now: Any) -> str:
     'a.fasta, not nothing'
     """
     if isinstance(before, dict) and isinstance(now, dict):
-        # The kind of a rule is more informative than its numbers.
-        names = sorted({**before, **now}, key=lambda name: name != "by")
-        name = next(name for name in names if before.get(name) != now.get(name))
+        name = next(name for name in {**before, **now} if before.get(name) != now.get(name))
         return f"{name}: {difference(before.get(name), now.get(name))}"
     if isinstance(before, list) and isinstance(now, list):
         if sorted(before, key=repr) == sorted(now, key=repr):
@@ -230,14 +231,6 @@ def _listed(values: list[Any]) -> str:
     words = {"None": "nothing", "True": "on", "False": "off", "": "nothing"}
     text = ", ".join(str(value) for value in values)
     return words.get(text, _HASH.sub(r"\1", text)[:200])
-
-
-def _refuse_foreign(path: Path, kind: Kind) -> None:
-    if not (path / BEGUN).exists() and _has_parts(path):
-        raise OutputError(
-            f"{path} exists already and is not an unfinished {kind.what}: move it away or choose "
-            f"another {kind.option}"
-        )
 
 
 def _clear(folder: Path) -> None:

@@ -20,9 +20,10 @@ from pytorch_lightning.strategies import DDPStrategy, Strategy
 
 from protlm.attention.ops.products import cpu_multiplies_bfloat16
 from protlm.config import TrainerConfig
-from protlm.system.errors import InputDataError, LostRankError, OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import FolderLock
 from protlm.system.paths import explain_os_error, shipped
+from protlm.system.shares import ProcessDiedError
 
 # Those that end a run after its next step: Ctrl-C, and what schedulers send before preemption,
 # SIGTERM, SLURM's `--signal=USR1@120`, and submitit's SIGUSR2.
@@ -130,7 +131,7 @@ def lost_ranks_explained(config: TrainerConfig) -> Iterator[None]:
             raise
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
         reason = str(error).strip().split("\n", 1)[0]
-        raise LostRankError(
+        raise ProcessDiedError(
             f"rank {os.environ.get('RANK') or rank} has lost another rank, which ended or did "
             f"not respond for trainer.timeout_minutes={config.timeout_minutes:g} ({reason}); its "
             "own message is further up or on its node, and the same command continues from the "
@@ -161,7 +162,7 @@ def loader_errors_explained(num_workers: int, size_fault: Callable[[], str]) -> 
                 f"a loader worker has ended: {_SHARED} has {free >> 20:,} MiB left; {advice}, or "
                 "enlarge it (docker run --shm-size=1g)"
             ) from error
-        raise LostRankError(
+        raise ProcessDiedError(
             f"a loader worker was killed, perhaps because the memory was full; {advice}"
         ) from error
 

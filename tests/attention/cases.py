@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 import protlm.attention
 from protlm.attention import Attention
-from protlm.system.paths import conf_dir
+from protlm.system.paths import shipped
 
 Options = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ class Given(NamedTuple):
 @cache
 def shipped_options(name: str) -> dict[str, Any]:
     """The options of the YAML file of a mechanism."""
-    config = yaml.safe_load((conf_dir() / "attention" / f"{name}.yaml").read_text())
+    config = yaml.safe_load((shipped("conf") / "attention" / f"{name}.yaml").read_text())
     assert config.pop("name") == name
     return config
 

@@ -11,7 +11,7 @@ import protlm.attention
 from docs import tables
 from protlm.attention import create, names
 from protlm.system.errors import UserError
-from protlm.system.paths import conf_dir
+from protlm.system.paths import shipped
 from tests.attention.cases import shipped_options
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
@@ -131,7 +131,7 @@ def test_an_unknown_mechanism_names_the_existing_ones(name):
 
 @pytest.mark.parametrize("name", names())
 def test_every_option_is_explained(name):
-    lines = (conf_dir() / "attention" / f"{name}.yaml").read_text().splitlines()
+    lines = (shipped("conf") / "attention" / f"{name}.yaml").read_text().splitlines()
     for above, line in zip(["", *lines], lines, strict=False):
         assert line.startswith("#") or above.startswith("#"), f"{line!r} has no comment"
 

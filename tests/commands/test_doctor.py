@@ -79,7 +79,7 @@ def test_odd_disks_threads_and_encodings_are_told(
     with pytest.raises(SystemExit):
         doctor(None, None)
     printed = capsys.readouterr().out
-    assert f"problem: {workplace} has 0.00 GB left; free some space" in printed
+    assert f"problem: {workplace} has 10 bytes left; free some space" in printed
     assert re.search("problem: .* is not writable", printed)
     assert "problem: file names are encoded in ascii; type: export LC_ALL=C.UTF-8" in printed
     assert re.search(r"note: torch uses 9000 threads on \d+ processors", printed)

@@ -288,7 +288,7 @@ def test_the_places_in_the_plan_do_not_overlap() -> None:
     rng = np.random.default_rng(1)
     lengths = rng.integers(1, 500, 300)
     first = first_equal(rng.integers(0, 250, (300, 1)).astype(np.uint8).repeat(16, 1))
-    made, again = (Plan(lengths, first, lengths * 4, 2_000) for _ in range(2))
+    made, again = (Plan(lengths, first, lengths * 4, 2_000, around=2) for _ in range(2))
     places = [[one.place(record) for record in range(300)] for one in (made, again)]
     assert places[0] == places[1]
     spans = sorted({(block, place.start, place.stop) for block, place in places[0]})
@@ -301,7 +301,7 @@ def test_the_places_in_the_plan_do_not_overlap() -> None:
 def test_a_small_file_has_a_block_for_several_processes(number: int, groups: int) -> None:
     """And a large one groups as large as before."""
     lengths = np.full(number, 10)
-    made = Plan(lengths, np.arange(number), lengths, 4_096)
+    made = Plan(lengths, np.arange(number), lengths, 4_096, around=2)
     assert len(made.groups) == groups
     assert sum(len(batch) for block in made.blocks for batch in block.batches) == number
 

@@ -113,14 +113,11 @@ TABLE = """
 3 checkpoint verify broken -> step-00000004.ckpt
 3 checkpoint info none -> none
 2 train data.dirr=data -> data.dirr & data.dir
-2 train model=huge -> huge & small
 2 train model=tyni run_dir=o -> model=tyni does not exist (did you mean model=tiny?); & esm2_8m
 2 evaluate --cfg job evaluation=contact -> contact does not exist (did you mean evaluation=contacts?
-3 train data.dir=none run_dir=o -> none & protlm prepare
 2 train 'run_dir=$J' trainer.max_steps=1 -> $J & ${oc.env:J}
 2 train data.dir=data data.train_split=tran run_dir=o -> tran & train
 2 train trainer.accumulate_grad_batches=3 data.dir=data run_dir=run -> run_dir
-2 train --max-steps 5 -> --max-steps & key=value
 3 evaluate -m none data.dir=data -o o.json -> none: no such model
 2 train 'trainer.max_steps=5 run_dir=x' -> 5 run_dir=x' & two settings & without quotes
 2 evaluate ./run -> checkpoint=./run
@@ -132,7 +129,6 @@ TABLE = """
 2 train model.num_layers=0 run_dir=o -> model.num_layers=0
 2 evaluate checkpoint=run data.dir=data 'split=[]' -> split
 4 train data.dir=data run_dir=x.fasta -> x.fasta
-2 train model=small data.dir=data run_dir=run -> run_dir
 2 train trainer.precision=16-mixed run_dir=o -> 16-mixed
 2 train model.positions=learned data.max_length=4096 run_dir=o -> data.max_length
 2 train attention=linformer objective=causal run_dir=o -> objective=masked & performer_relu & hybrid
@@ -142,9 +138,8 @@ TABLE = """
     -> +attention.options.num_features=VALUE
 2 train attention=aft_full data.max_length=4096 run_dir=o -> data.max_length=4096 & model.max_length
 2 train --multirun trainer.devices=2 seed=0,1 run_dir=o data.dir=data -> --multirun
+2 train --multirun seed=0,1 'run_dir=o-${seed}' data.dir=data hydra/launcher=pbs -> submitit_slurm
 2 evaluate 'evaluation=[masked]' -> data.dir=DIR
-2 evaluate checkpoint=run 'evaluation=[maskd]' -> maskd
-2 evaluate checkpoint=run data.dir=data split=none output=o.json -> none & valid
 2 evaluate checkpoint=hybrid-6m -> data.dir=DIR
 3 evaluate checkpoint=broken data.dir=data split=test output=o.json -> step-00000004.ckpt
 3 embed unusable.fasta -m run -o o.h5 -> unusable.fasta: none of the 2 & 2: digit, line 3
@@ -198,7 +193,7 @@ TABLE = """
 2 inspect x.fasta -m run -o p.h5 -> is an HTML page; type: -o p.html
 2 checkpoint convert run -o new --attention reformer -> the keys of reformer are its queries
 2 checkpoint convert run -o new --attention performer_relu -> already has attention=performer_relu
-2 checkpoint convert run -o new --attention softmx -> did you mean softmax?
+2 checkpoint convert run -o new --attention softmx -> attention=softmx & mean attention=softmax?
 2 checkpoint convert run -o new --attention softmax --set nothing=1 -> --set nothing is not a
 2 checkpoint convert run -o new --attention performer_softmax --set num_features \
     -> type --set num_features=VALUE
@@ -210,7 +205,6 @@ TABLE = """
 3 checkpoint convert none -o new --attention softmax -> none
 4 checkpoint convert run -o run --attention softmax -> run
 2 checkpoint export run -o new --dtype float16 -> --dtype float16 is not one of float32, bfloat16
-2 checkpoint export run -o new --format onnx -> --format onnx is not one of hf, protlm
 2 checkpoint export run -o new --format hf --dtype bfloat16 -> bfloat16 needs --format protlm
 2 checkpoint export run -o new --fit x.json -> --fit needs --format hf
 4 data export data -o x.fasta -> x.fasta exists already

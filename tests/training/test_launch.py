@@ -10,7 +10,8 @@ from pytorch_lightning.accelerators import MPSAccelerator
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from protlm.config import TrainerConfig
-from protlm.system.errors import InputDataError, LostRankError, OutputError, UserError
+from protlm.system.errors import InputDataError, OutputError, UserError
+from protlm.system.shares import ProcessDiedError
 from protlm.training.launch import (
     check_launch,
     check_trainer,
@@ -126,8 +127,8 @@ def test_more_devices_than_gpus_are_refused(accelerator, monkeypatch):
 @pytest.mark.parametrize(
     ("raised", "fault", "told"),
     [
-        (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "", LostRankError),
-        (ConnectionResetError(104, "Connection reset by peer"), "", LostRankError),
+        (RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly"), "", ProcessDiedError),
+        (ConnectionResetError(104, "Connection reset by peer"), "", ProcessDiedError),
         (EOFError(), "the shard x has 3 bytes", InputDataError),
         (MemoryError("Caught MemoryError in DataLoader worker 0.\nError: x"), "", MemoryError),
         (RuntimeError("another"), "the shard x has 3 bytes", RuntimeError),
@@ -138,11 +139,11 @@ def test_a_lost_loader_worker_is_explained(raised, fault, told, monkeypatch):
     for free in (1 << 40, 0):
         usage = shutil.disk_usage("/")._replace(free=free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: usage)
-        full = OutputError if told is LostRankError and not free else told
+        full = OutputError if told is ProcessDiedError and not free else told
         with pytest.raises(full) as caught, loader_errors_explained(1, lambda: fault):
             raise raised
         assert type(caught.value) is full
-    if told is LostRankError:
+    if told is ProcessDiedError:
         assert "type data.num_workers=0" in str(caught.value)
     with pytest.raises(type(raised)), loader_errors_explained(0, lambda: ""):
         raise EOFError if isinstance(raised, EOFError) else type(raised)("of something else")

@@ -46,7 +46,6 @@ class Dtype(StrEnum):
 
     @property
     def torch(self) -> torch.dtype:
-        """The type of tensors."""
         return getattr(torch, self.value)
 
     @property
@@ -94,10 +93,9 @@ class EmbedOptions:
                 needed = f"--include {kind} --{kind} {path}"
                 raise UserError(f"a file of {kind} and its kind need each other; type: {needed}")
         ways = {"--shard": self.share, "--merge": self.merge, "--dry-run": self.dry_run}
-        given = [flag for flag, value in ways.items() if value]
-        if len(given) + (self.processes > 1) > 1:
-            several = [*given, *(["--processes"] if self.processes > 1 else [])]
-            raise UserError(f"{' and '.join(several)} exclude each other; type one of them")
+        ways["--processes"] = self.processes > 1
+        if len(given := [flag for flag, value in ways.items() if value]) > 1:
+            raise UserError(f"{' and '.join(given)} exclude each other; type one of them")
         form = f"--format {self.format}"
         if self.dtype is Dtype.bfloat16 and self.format is not Format.pt:
             raise UserError(f"{form} has no bfloat16: type --dtype float16 or --format pt")
@@ -190,7 +188,6 @@ class Job:
         return lengths if kind.is_matrix else np.ones_like(lengths)
 
     def ranges_of(self, record: Record) -> Ranges:
-        """Returns the ranges of a protein in the table."""
         return self.ranges.get(record.identifier, ())
 
     def fingerprint(self) -> dict[str, Any]:
@@ -217,7 +214,6 @@ class Job:
         }
 
     def attributes(self) -> dict[str, object]:
-        """Returns the attributes of the output file."""
         options = self.options
         limit = self.model.max_residues
         window = {"window_residues": limit} if options.windows and limit is not None else {}

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protlm.data.batching.plan import SPECIALS
 from protlm.model.embedding import batches
 
 # A group has at most this number of sequences, and of residues unless it is one protein.
@@ -44,7 +43,7 @@ class Plan:
         num_bytes: np.ndarray,
         tokens_per_batch: int,
         *,
-        around: int = SPECIALS,
+        around: int,
     ) -> None:
         self.lengths, self.first, self.num_bytes = lengths, first, num_bytes
         # Of tokens beside the residues of a protein.
@@ -66,11 +65,9 @@ class Plan:
             self._offset[members] = np.cumsum(num_bytes[members]) - num_bytes[members]
 
     def residues(self, records: Sequence[np.ndarray]) -> int:
-        """Returns the residues of the records in batches."""
         return sum(int(self.lengths[batch].sum()) for batch in records)
 
     def bytes_of(self, block: Block) -> int:
-        """Returns the bytes of the vectors of a block."""
         return sum(int(self.num_bytes[batch].sum()) for batch in block.batches)
 
     def place(self, record: int) -> tuple[int, slice]:

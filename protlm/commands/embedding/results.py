@@ -225,7 +225,6 @@ class Results:
                 )
 
     def check(self) -> None:
-        """Makes sure, before the output gets its name, that no other process makes it."""
         self._blocks.work.check()
 
     def attributes(self) -> dict[str, object]:

@@ -18,10 +18,10 @@ from protlm.data.shards.data_set import open_split, read_manifest, verify
 from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError, UserError
-from protlm.system.paths import conf_dir, sha256_of
+from protlm.system.paths import sha256_of, shipped
 from tests.fixtures.commands import run_python
 
-DOCUMENT = conf_dir().parent / "docs" / "shards.md"
+DOCUMENT = shipped("conf").parent / "docs" / "shards.md"
 SHARD = "train/shard-00001.h5"
 
 

@@ -15,10 +15,11 @@ import torch
 from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.hdf5_output import ProteinFile, hdf5_file
+from protlm.commands.outputs import HDF5
 from protlm.model.pooling import Pooling
 from protlm.system.terminal import watched
 
-SUFFIXES, WHAT = (".h5", ".hdf5"), "an HDF5 file"
+SUFFIXES, WHAT = HDF5
 
 
 def write(results: Results, output: Path) -> None:

@@ -32,11 +32,9 @@ def write(results: Results, output: Path) -> None:
         arrow.parquet.ParquetWriter(temporary, schema) as writer,
         JobProgress("proteins written", len(results)) as progress,
     ):
-        done = 0
         for block in results.blocks():
             writer.write_table(_table(arrow, schema, job, block))
-            done += len(block)
-            progress.update(done)
+            progress.advance(len(block))
 
 
 def _table(arrow: Any, schema: Any, job: Job, block: list[Embedded]) -> Any:
