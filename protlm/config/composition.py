@@ -293,6 +293,8 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 def _not_there(key: str, group: Any) -> str:
     *where, last = key.split(".")
     there = [str(name) for name in group or () if name != "name"]
+    if key == "attention.kernel" and "backend" in there:
+        return "attention.kernel is now called attention.backend; type attention.backend=VALUE"
     hint = did_you_mean(last, {name: ".".join([*where, name]) for name in there})
     choice = ".".join(where)
     if group and "name" in group:

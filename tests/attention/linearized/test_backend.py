@@ -23,6 +23,8 @@ from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.fused import check
 from protlm.attention.linearized.normalization import Denominator
 from protlm.commands.doctor import doctor
+from protlm.config import TrainConfig
+from protlm.config.composition import compose
 from protlm.system.errors import UserError
 from tests.attention.cases import Inputs, make_inputs
 from tests.fixtures.commands import run_python
@@ -218,6 +220,11 @@ WIDE = {"causal": True, "head_dim": 64, "model_dim": 128}
 def test_what_cannot_run_in_kernels_is_refused(name, options, given, message):
     with pytest.raises(UserError, match=message):
         run(name, options, **given)
+
+
+def test_the_former_name_is_refused_with_the_new_one():
+    with pytest.raises(UserError, match=r"now called attention\.backend; type"):
+        compose(TrainConfig, ["attention=performer_softmax", "attention.kernel=torch"])
 
 
 @pytest.mark.parametrize("backend", ["auto", "triton"])
