@@ -8,9 +8,9 @@ start from the same weights where shapes agree, and have the same extras. All ke
 learning rate, and decay over the last 40 % of their steps. Those of `--longer` are trained once
 more with the first seed, from the same stable phase, for the wall time that softmax took, where
 their step is faster. Interrupted runs continue, and finished ones are not repeated: of these, the
-log and the evaluations are enough, so that a study may go on on another machine. Before all, each
-mechanism runs short, masked, at several learning rates, and keeps the one with the lowest
-validation loss, for its causal models too. With `--rate`, all take this rate.
+log and the evaluations are enough, so that a study may continue elsewhere. First, each mechanism
+runs short, masked, at several learning rates, and keeps the one with the lowest validation loss,
+for its causal models too. With `--rate`, all take this rate.
 
 Wall times are sums over the steps in the log, so nothing else may run at the same time; otherwise
 give the seconds of a step, measured on the idle machine (`--step-seconds`). SIGTERM ends the runs

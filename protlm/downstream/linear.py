@@ -19,6 +19,7 @@ SPARSE_PENALTIES = {
     Task.residue_classes: (1e-5, 1e-4, 0.001, 0.01),
     Task.residue_numbers: (100.0, 1_000.0, 1e4, 1e5),
 }
+_BLOCK = 16_384
 _MAX_ITERATIONS = 300
 _TOLERANCE = 1e-3
 # TF-IDF is small, as is then the gradient at which the iterations end.
@@ -36,7 +37,11 @@ class LinearModel:
 
     def outputs(self, features: Any) -> np.ndarray:
         """Returns numbers or logits, float64 [examples, outputs]."""
-        return np.asarray(features @ self.weights) + self.bias
+        found = np.empty((features.shape[0], len(self.bias)))
+        # The product makes float64 of other numbers.
+        for start in range(0, len(found), _BLOCK):
+            found[start : start + _BLOCK] = features[start : start + _BLOCK] @ self.weights
+        return found + self.bias
 
 
 def probabilities(logits: np.ndarray, task: Task) -> np.ndarray:

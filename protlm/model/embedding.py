@@ -24,6 +24,7 @@ from protlm.model.memory import Room
 from protlm.model.pooling import Pooling, Ranges, pool
 from protlm.system.errors import UserError, is_full_memory
 from protlm.system.paths import complete_file, explain_os_error
+from protlm.system.processes import return_freed_memory
 from protlm.system.terminal import JobProgress, printable
 
 if TYPE_CHECKING:
@@ -325,6 +326,8 @@ def embeddings(
                 states[ends[row] : ends[row + 1]] = own[kind, layer].numpy()
                 forget(states)
             progress.advance(1)
+    if not in_memory:
+        return_freed_memory()
     return found
 
 

@@ -42,3 +42,11 @@ def keep_freed_memory() -> None:
     if set_option is not None and not any(name in os.environ for name in _VARIABLES):
         for parameter, value in _SETTINGS:
             set_option(parameter, value)
+
+
+def return_freed_memory() -> None:
+    """Makes glibc return all freed memory to the system, before work of another kind."""
+    import ctypes
+
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
