@@ -136,7 +136,7 @@ def _batch(form: Form, device: torch.device) -> Batch:
 
 
 def training(name: str, device: torch.device, *, quick: bool, warm: bool) -> None:
-    """Reports the rates of a form, in tokens that are no padding."""
+    """Reports the rates of a form, in tokens that are not padding."""
     form = replace(QUICK, is_packed=FORMS[name].is_packed) if quick else FORMS[name]
     step = Step(form, device, is_compiled=not quick)
     step()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.sparse import csr_array
 
-from protlm.downstream import convolution, streaming
+from protlm.downstream import convolution, linear, streaming
 from protlm.downstream.convolution import convolutions, convolved, fit_convolutions
 from protlm.downstream.linear import fit, probabilities
 from protlm.downstream.streaming import fit_residues
@@ -17,6 +17,8 @@ from protlm.downstream.tasks import Targets, Task
 @pytest.fixture(autouse=True)
 def blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "_BLOCK", 37)
+    monkeypatch.setattr(streaming, "_CACHED", 29)
+    monkeypatch.setattr(linear, "_BLOCK", 41)
 
 
 def features_of(numbers: np.random.Generator, size: int = 300) -> np.ndarray:

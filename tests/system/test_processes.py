@@ -93,6 +93,7 @@ def test_tensors_take_the_pages_of_earlier_ones():
 def test_settings_of_the_user_and_other_c_libraries_are_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     processes.keep_freed_memory()
+    processes.return_freed_memory()
     monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=pytest.fail))
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     processes.keep_freed_memory()
