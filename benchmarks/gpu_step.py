@@ -44,7 +44,8 @@ MODELS = {
 # Linear attention and its peer, exact attention, in otherwise equal models.
 ATTENTIONS = ("performer_relu", "softmax")
 _TARGETS = 0.15
-# Softmax or ReLU, dtype, channels of a head, features or None for its coordinates, causality.
+# (Packed) softmax or ReLU, dtype, channels of a head, features or None for its coordinates,
+# causality.
 KernelCase = tuple[str, torch.dtype, int, int | None, bool]
 _KINDS = (("ReLU", None), ("softmax", 256), ("softmax", 64))
 # The cases of fused kernels to check; those on which an assembler has failed come first.
@@ -54,6 +55,11 @@ KERNELS: tuple[KernelCase, ...] = (
         for causal in (True, False)
         for width in (64, 32, 24)
         for name, rows in _KINDS
+    ),
+    *(
+        (f"packed {name}", torch.bfloat16, 32, rows, causal)
+        for causal in (True, False)
+        for name, rows in _KINDS[:2]
     ),
     *((name, torch.bfloat16, 128, 128, False) for name in ("ReLU", "softmax")),
     *((name, torch.float32, 64, 128, False) for name in ("ReLU", "softmax")),
@@ -128,9 +134,9 @@ def _checked(case: KernelCase, device: torch.device) -> str:
     from protlm.attention.linearized.fused.check import verdict
 
     name, dtype, width, features, causal = case
-    return verdict(
-        Case(device, dtype, dtype, dtype, width, width, features, name == "softmax", causal)
-    )
+    sizes, is_exponential = (width, width, features), name.endswith("softmax")
+    kind = Case(device, dtype, dtype, dtype, *sizes, is_exponential, causal)
+    return verdict(kind._replace(is_packed=name.startswith("packed")))
 
 
 def _kernel(case: KernelCase, reason: str) -> dict[str, Any]:

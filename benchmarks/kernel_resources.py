@@ -48,6 +48,8 @@ CARDS = {
     "sm_100": Card(227 << 10, 228 << 10),
 }
 REGISTERS = 65_536
+# Long enough for two chunks.
+_LENGTH = 512
 # By the mode: causal or not.
 WIDTHS = {
     False: ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64)),
@@ -77,13 +79,14 @@ class Usage(NamedTuple):
         return f"{self.registers}, {self.spilled}, {self.shared:,}, {self.occupancy:.0%}"
 
 
-def usages(card: str) -> dict[Key, Usage]:
-    """Compiles every kernel for a card."""
+def usages(card: str, *, is_packed: bool = False) -> dict[Key, Usage]:
+    """Compiles every kernel for a card, for rows of one length or for packed proteins."""
+    starts = torch.tensor([0, 100, 300, _LENGTH], dtype=torch.int32) if is_packed else None
     return {
         (str(dtype).removeprefix("torch."), str(width), name): _usage(CARDS[card], compiled)
         for causal, widths in WIDTHS.items()
         for dtype, width in widths
-        for name, compiled in _compile(card, dtype, width, causal=causal)
+        for name, compiled in _compile(card, dtype, width, starts, causal=causal)
     }
 
 
@@ -96,7 +99,9 @@ def table(cards: Sequence[str]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list[tuple[str, Any]]:
+def _compile(
+    card: str, dtype: torch.dtype, width: int, starts: torch.Tensor | None, *, causal: bool
+) -> list[tuple[str, Any]]:
     compiled: list[tuple[str, Any]] = []
 
     def launch(kernel: Any, grid: tuple[int, ...]) -> Any:
@@ -104,14 +109,13 @@ def _compile(card: str, dtype: torch.dtype, width: int, *, causal: bool) -> list
             (_name(kernel, arguments, causal=causal), kernel.warmup(grid=grid, **arguments))
         )
 
-    # Long enough for two chunks.
-    x = torch.zeros(1, 512, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
-    mask, rows_RK = torch.ones(1, 512, dtype=torch.bool), torch.zeros(128, width)
+    x = torch.zeros(1, _LENGTH, 4, width, dtype=dtype).transpose(1, 2).requires_grad_()
+    mask, rows_RK = torch.ones(1, _LENGTH, dtype=torch.bool), torch.zeros(128, width)
     bias_R = rows_RK[:, 0].contiguous()
     hopper = mock.patch.object(blocks, "is_hopper", lambda _: card == "sm_90")
     with _target(card), hopper, mock.patch.object(JITFunction, "__getitem__", launch):
         for bias in (bias_R, None):
-            out_BHLC, *_ = attention(x, x, x, mask, rows_RK, bias, 1e-3, causal)
+            out_BHLC, *_ = attention(x, x, x, mask, starts, rows_RK, bias, 1e-3, causal)
             out_BHLC.float().sum().backward()
     return compiled
 

@@ -28,9 +28,9 @@ BOUNDS = Bounds.of(SPANS, SHAPE, longest=LONGEST)
 TOTAL = SHAPE[0] * SHAPE[1]
 
 
-def joined(seed: int = 0) -> Inputs:
+def joined(seed: int = 0, **sizes: int) -> Inputs:
     """The rows of `SHAPE`, joined to one; all padding is NaN."""
-    inputs = make_inputs(TOTAL, seed=seed).without_padding()
+    inputs = make_inputs(TOTAL, seed=seed, **sizes).without_padding()
     mask_1L = torch.zeros(1, TOTAL, dtype=torch.bool)
     for start, end in SPANS:
         mask_1L[:, start:end] = True

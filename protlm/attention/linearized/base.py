@@ -24,7 +24,13 @@ from protlm.attention.linearized.gates import Decay, Gate, decays
 from protlm.attention.linearized.normalization import Denominator, Normalized
 from protlm.attention.linearized.operands import Operands
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
-from protlm.attention.linearized.selection import Backend, Case, chosen_attention, has_fused
+from protlm.attention.linearized.selection import (
+    Attend,
+    Backend,
+    Case,
+    chosen_attention,
+    has_fused,
+)
 from protlm.attention.linearized.tiles import Tile
 from protlm.attention.ops.numerics import (
     accum_dtype,
@@ -131,10 +137,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         hidden_BLD, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         feature_map = self.feature_map(accum_dtype(q_BHLK))
-        case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal)
-        if self.gate is not None:
-            case = case._replace(has_decay=True)
-        fused = chosen_attention(self._backend, feature_map, self._normalizer, case)
+        fused = self._fused((q_BHLK, k_BHLK, v_BHLC), causal=causal, is_packed=False)
         is_level = fused is None or q_BHLK.shape[:-1].numel() <= _LEVEL
         if self._is_plain and is_level and is_compiling() and not causal and self.gate is None:
             _, _, epsilon = feature_map.fused_rows(q_BHLK)
@@ -149,6 +152,13 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         assert isinstance(out_BHLC, Tensor)
         return out_BHLC
 
+    def _fused(self, heads: Sequence[Tensor], *, causal: bool, is_packed: bool) -> Attend | None:
+        q_BHLK, k_BHLK, v_BHLC = heads
+        feature_map = self.feature_map(accum_dtype(q_BHLK))
+        case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal)
+        case = case._replace(has_decay=self.gate is not None, is_packed=is_packed)
+        return chosen_attention(self._backend, feature_map, self._normalizer, case)
+
     def _gated(
         self, heads: Sequence[Tensor], log_gate_BHL1: Tensor, mask_BL: Tensor, causal: bool
     ) -> Tensor:
@@ -160,10 +170,16 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
     def forward_packed(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
-        """Closes gates between proteins in a compiled graph, which cannot depend on their bounds.
+        """Returns the mixed values; fused kernels read the bounds.
 
-        Exponential features, with a reference for each protein, and decays are not compiled.
+        Without these kernels, gates are closed between proteins in a compiled graph, which cannot
+        depend on their bounds. Exponential features, with a reference for each protein, and decays
+        are not compiled.
         """
+        _refuse_float16(*heads)
+        fused = self._fused(heads, causal=context.causal, is_packed=True)
+        if fused is not None:
+            return fused(*heads, context.mask_BL, bounds.cu_seqlens)
         if not is_compiling() or self.gate is not None or self._is_exponential:
             return self._one_by_one(heads, context, bounds)
         given = *heads, context.mask_BL[:, None, :, None]
@@ -177,7 +193,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         """Sums over the keys of each protein where they lie; on a GPU, or with a decay, in rows."""
         if self.gate is not None or heads[0].device.type != "cpu":
             return super().forward_packed(heads, context, bounds)
-        _refuse_float16(*heads)
         feature_map = self.feature_map(accum_dtype(heads[0]))
         weighting = Weighting(feature_map, self._normalizer, context.causal, bounds.spans)
         # Spans have no padding.

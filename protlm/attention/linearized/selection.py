@@ -20,8 +20,8 @@ from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.positive import ExponentialFeatureMap
 from protlm.system.errors import UserError
 
-# Maps queries, keys, values and the mask to outputs.
-Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+# Maps queries, keys, values, the mask and bounds, if there are any, to outputs.
+Attend = Callable[..., Tensor]
 # The largest relative errors in the small case, of outputs and gradients.
 TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # By the mode: wider heads would spill registers.
@@ -58,6 +58,7 @@ class Case(NamedTuple):
     is_exponential: bool
     causal: bool
     has_decay: bool = False
+    is_packed: bool = False
 
     @classmethod
     def of(
@@ -86,7 +87,7 @@ class Case(NamedTuple):
         """The case on any device, for people."""
         features = "no projection" if self.num_rows is None else f"{self.num_rows} rows"
         return (
-            f"{'causal' if self.causal else 'bidirectional'} "
+            f"{'packed ' * self.is_packed}{'causal' if self.causal else 'bidirectional'} "
             f"{'softmax' if self.is_exponential else 'ReLU'}, {features}, heads of "
             f"{self.key_width} and {self.value_width}, {'/'.join(map(str, self[1:4]))}"
         )
@@ -120,8 +121,10 @@ def fused_attention(feature_map: FeatureMap, *, causal: bool) -> Attend:
     """Returns attention by fused kernels; imports Triton."""
     from protlm.attention.linearized.fused.attention import attention
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        return attention(q, k, v, mask, *feature_map.fused_rows(q), causal)[0]
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor, starts: Tensor | None = None
+    ) -> Tensor:
+        return attention(q, k, v, mask, starts, *feature_map.fused_rows(q), causal)[0]
 
     return attend
 

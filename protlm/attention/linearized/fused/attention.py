@@ -27,14 +27,15 @@ class _Pass:
     """The arguments of the kernels of a pass, by their names, and their grids."""
 
     def __init__(self, causal: bool, *given: Any) -> None:
-        self.q_BHLK, self.k_BHLK, self.v_BHLC, self.mask_BL, self.w_RK, bias_R, epsilon = given
+        self.q_BHLK, self.k_BHLK, self.v_BHLC, self.mask_BL, self.starts, *rest = given
+        self.w_RK, bias_R, epsilon = rest
         names = {"q": self.q_BHLK, "k": self.k_BHLK, "v": self.v_BHLC}
         self.arguments: dict[str, Any] = {name: _by_position(x) for name, x in names.items()}
         self.arguments["mask"] = self.mask_BL.contiguous().view(torch.uint8)
         self.arguments |= {"w": self.w_RK, "bias": bias_R, "epsilon": epsilon, "CAUSAL": causal}
 
     def grid(self, table: BlockTable) -> Grid:
-        return Grid.of(self.q_BHLK, self.v_BHLC, self.w_RK, table)
+        return Grid.of(self.q_BHLK, self.v_BHLC, self.w_RK, table, self.starts)
 
     def new(self, *names: str) -> list[Tensor]:
         """Allocates O or gradients for the kernels; returns them as BHLK."""
@@ -44,24 +45,34 @@ class _Pass:
         return [x.transpose(1, 2) for x in made]
 
     def new_rows(self, name: str) -> Tensor:
-        """Allocates a number for each head and position."""
-        self.arguments[name] = self.w_RK.new_empty(self.q_BHLK.shape[:3])
+        """Allocates a number for each position and head."""
+        batch, heads, length, _ = self.q_BHLK.shape
+        self.arguments[name] = self.w_RK.new_empty(batch, length, heads)
         return self.arguments[name]
 
-    def sum_chunks(self, kernel: Any, grid: Grid) -> tuple[Tensor, Tensor]:
-        """Returns the sums of the chunks of all positions, which are the first axis, in float32."""
-        s, z = grid.sums(grid.num_chunks, self.w_RK)
+    def sum_chunks(self, kernel: Any, grid: Grid, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns S, in the dtype of a tensor, and z of all chunks, which are the first axis."""
+        s, z = grid.sums(like)
         given = {"s": s, "z": z, "states": None, "state_sums": None}
         grid.over_chunks(kernel, self.arguments | given)
         return s, z
 
+    def sum_all(self, kernel: Any, grid: Grid, *, is_log: bool) -> tuple[Tensor, Tensor]:
+        """Returns the sums over all positions of a sample, S in the dtype of the values."""
+        if grid.num_chunks == 1:
+            s, z = self.sum_chunks(kernel, grid, self.v_BHLC)
+            return s[0], z[0]
+        chunks = self.sum_chunks(kernel, grid, self.w_RK)
+        s, z = _joined(*chunks) if is_log else (x.sum(dim=0) for x in chunks)
+        return s.to(self.v_BHLC.dtype), z
+
     def sum_blocks(self, kernel: Any, grid: Grid) -> None:
         """Computes the states, s and z of other kernels, from the sums of chunks side by side."""
         is_one = grid.num_chunks == 1
-        s, z = grid.sums(1, self.w_RK) if is_one else self.sum_chunks(kernel, grid)
+        s, z = grid.sums(self.w_RK) if is_one else self.sum_chunks(kernel, grid, self.w_RK)
         # Those of the pass before are as large.
         self.arguments |= {"s": None, "z": None}
-        states, state_sums = grid.sums(grid.num_blocks, self.v_BHLC)
+        states, state_sums = grid.sums(self.v_BHLC, of_blocks=True)
         given = {"s": s, "z": z, "states": states, "state_sums": state_sums}
         grid.over_chunks(kernel, self.arguments | given)
         self.arguments |= {"s": states, "z": state_sums}
@@ -78,6 +89,7 @@ def attention(
     k_BHLK: Tensor,
     v_BHLC: Tensor,
     mask_BL: Tensor,
+    starts: Tensor | None,
     w_RK: Tensor,
     bias_R: Tensor | None,
     epsilon: float,
@@ -86,13 +98,15 @@ def attention(
     """Computes attention of q, k and v in bfloat16 or float32; `causal` by chunks.
 
     w_RK are rows; bias_R constants c of positive features, or None for ReLU, whose ε is `epsilon`.
+    Samples are those of the batch, or the S proteins of a single row, whose S + 1 bounds are
+    `starts`.
 
     Returns the output, BHLC, in the dtype of the values. For the gradients: D or its logarithm,
-    BHL; if bidirectional, S, BHRC, and z, BHR, and if causal, an empty tensor and M, BHR, which is
-    empty for ReLU. All but S are in float32.
+    BLH; if bidirectional, S, SHRC, and z, SHR, and if causal, an empty tensor and M, SHR, which is
+    empty for ReLU. All but S are in float32. Samples are on axis S.
     """
     with torch.cuda.device_of(q_BHLK):
-        run = _Pass(causal, q_BHLK, k_BHLK, v_BHLC, mask_BL, w_RK, bias_R, epsilon)
+        run = _Pass(causal, q_BHLK, k_BHLK, v_BHLC, mask_BL, starts, w_RK, bias_R, epsilon)
         return (_causal if causal else _bidirectional)(run)
 
 
@@ -102,6 +116,7 @@ def _gradients(
     k_BHLK: Tensor,
     v_BHLC: Tensor,
     mask_BL: Tensor,
+    starts: Tensor | None,
     w_RK: Tensor,
     bias_R: Tensor | None,
     epsilon: float,
@@ -110,7 +125,7 @@ def _gradients(
     dout_BHLC: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     with torch.cuda.device_of(q_BHLK):
-        run = _Pass(causal, q_BHLK, k_BHLK, v_BHLC, mask_BL, w_RK, bias_R, epsilon)
+        run = _Pass(causal, q_BHLK, k_BHLK, v_BHLC, mask_BL, starts, w_RK, bias_R, epsilon)
         out_BHLC, run.arguments["totals"], *rest = saved
         run.arguments |= {"out": _by_position(out_BHLC), "dout": _by_position(dout_BHLC)}
         dq_BHLK, dk_BHLK, dv_BHLC = run.new("dq", "dk", "dv")
@@ -121,14 +136,12 @@ def _gradients(
 
 def _bidirectional(run: _Pass) -> _Four:
     grid, run.arguments["references"] = run.grid(FORWARD), None
-    chunks = run.sum_chunks(shared_kernels.sum_keys, grid)
-    is_relu = run.arguments["bias"] is None
-    s_BHRC, z_BHR = (x.sum(dim=0) for x in chunks) if is_relu else _joined(*chunks)
-    s_BHRC = s_BHRC.to(run.v_BHLC.dtype)
-    run.arguments |= {"s": s_BHRC, "z": z_BHR, "references": z_BHR}
-    (out_BHLC,), totals_BHL = run.new("out"), run.new_rows("totals")
+    is_log = run.arguments["bias"] is not None
+    s_SHRC, z_SHR = run.sum_all(shared_kernels.sum_keys, grid, is_log=is_log)
+    run.arguments |= {"s": s_SHRC, "z": z_SHR, "references": z_SHR}
+    (out_BHLC,), totals_BLH = run.new("out"), run.new_rows("totals")
     grid.over_positions(shared_kernels.attend, run.arguments)
-    return out_BHLC, totals_BHL, s_BHRC, z_BHR
+    return out_BHLC, totals_BLH, s_SHRC, z_SHR
 
 
 def _joined(s: Tensor, log_sums: Tensor) -> tuple[Tensor, Tensor]:
@@ -139,39 +152,47 @@ def _joined(s: Tensor, log_sums: Tensor) -> tuple[Tensor, Tensor]:
     return ((weights / total)[..., None] * s).sum(dim=0), highest + total.log2()
 
 
-def _bidirectional_gradients(run: _Pass, s_BHRC: Tensor, z_BHR: Tensor) -> None:
+def _bidirectional_gradients(run: _Pass, s_SHRC: Tensor, z_SHR: Tensor) -> None:
     grid = run.grid(GRADIENTS)
-    run.arguments |= {"s": s_BHRC, "z": z_BHR, "references": z_BHR}
+    run.arguments |= {"s": s_SHRC, "z": z_SHR, "references": z_SHR}
     grid.over_positions(shared_kernels.query_gradients, run.arguments)
-    chunks = run.sum_chunks(shared_kernels.sum_queries, grid)
-    ds_BHRC, dz_BHR = (x.sum(dim=0) for x in chunks)
-    run.arguments |= {"s": ds_BHRC.to(run.v_BHLC.dtype), "z": dz_BHR}
+    ds_SHRC, dz_SHR = run.sum_all(shared_kernels.sum_queries, grid, is_log=False)
+    run.arguments |= {"s": ds_SHRC, "z": dz_SHR}
     run.grid(KEY_GRADIENTS).over_positions(bidirectional_kernels.key_gradients, run.arguments)
 
 
 def _causal(run: _Pass) -> _Four:
     grid, references = run.grid(CAUSAL), None
     if run.arguments["bias"] is not None:
-        references = _first_exponents(run.k_BHLK, run.mask_BL, run.w_RK)
+        references = _first_exponents(*_first_keys(run), run.w_RK)
     run.arguments["references"] = references
     run.sum_blocks(shared_kernels.sum_keys, grid)
-    (out_BHLC,), totals_BHL = run.new("out"), run.new_rows("totals")
+    (out_BHLC,), totals_BLH = run.new("out"), run.new_rows("totals")
     grid.over_positions(shared_kernels.attend, run.arguments)
     # The states would take several times the memory of the inputs until the backward pass.
     nothing = run.v_BHLC.new_empty(0)
     references = run.w_RK.new_empty(0) if references is None else references
-    return out_BHLC, totals_BHL, nothing, references
+    return out_BHLC, totals_BLH, nothing, references
 
 
-def _first_exponents(k_BHLK: Tensor, mask_BL: Tensor, w_RK: Tensor) -> Tensor:
-    """Returns M, the exponents of the first keys that are not padding, BHR."""
-    _, heads, _, width = k_BHLK.shape
-    first_B111 = mask_BL.int().argmax(dim=1)[:, None, None, None]
-    k_BHK = k_BHLK.gather(2, first_B111.expand(-1, heads, 1, width))[:, :, 0].float()
+def _first_keys(run: _Pass) -> tuple[Tensor, Tensor]:
+    """Returns the first key of each sample that is not padding, BHK, and which samples have one."""
+    _, heads, length, width = run.k_BHLK.shape
+    if run.starts is not None:
+        # The last segments may be empty.
+        first_S = run.starts[:-1].clamp(max=length - 1)
+        return run.k_BHLK[0].index_select(1, first_S).transpose(0, 1), run.mask_BL[0][first_S]
+    first_B111 = run.mask_BL.int().argmax(dim=1)[:, None, None, None]
+    k_BHK = run.k_BHLK.gather(2, first_B111.expand(-1, heads, 1, width))[:, :, 0]
+    return k_BHK, run.mask_BL.any(dim=1)
+
+
+def _first_exponents(k_BHK: Tensor, has_keys_B: Tensor, w_RK: Tensor) -> Tensor:
+    """Returns M, the exponents of the first keys, BHR."""
     # A sample may be all padding, which may be NaN.
-    k_BHK = k_BHK.masked_fill(~mask_BL.any(dim=1)[:, None, None], 0)
+    k_BHK = k_BHK.float().masked_fill(~has_keys_B[:, None, None], 0)
     half_square_BH1 = k_BHK.square().sum(dim=-1, keepdim=True) * (0.5 * math.log2(math.e))
-    return k_BHK @ w_RK.mT - half_square_BH1 / width**0.5
+    return k_BHK @ w_RK.mT - half_square_BH1 / k_BHK.shape[-1] ** 0.5
 
 
 def _causal_gradients(run: _Pass, _: Tensor, references: Tensor) -> None:
@@ -191,10 +212,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 
 def _backward(ctx: Any, dout_BHLC: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    # q, k, v, the mask, the rows and c are the first six.
-    inputs, saved = ctx.saved_tensors[:6], list(ctx.saved_tensors[6:])
+    # q, k, v, the mask, the bounds, the rows and c are the first seven.
+    inputs, saved = ctx.saved_tensors[:7], list(ctx.saved_tensors[7:])
     gradients = _gradients(*inputs, ctx.epsilon, ctx.causal, saved, dout_BHLC)
-    return *gradients, None, None, None, None, None
+    return *gradients, None, None, None, None, None, None
 
 
 attention.register_autograd(_backward, setup_context=_save)

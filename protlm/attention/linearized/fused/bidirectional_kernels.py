@@ -32,7 +32,8 @@ Products with values are in the dtype of the values, and their sums in float32, 
 other kernels are in `shared_kernels`.
 """
 
-# pyright: reportPossiblyUnboundVariable=false
+# Functions of Triton seem never to return.
+# pyright: reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -47,21 +48,29 @@ from protlm.attention.linearized.fused.blocks import (
     multiply,
     project,
     store_rows,
+    whole_block,
 )
 
 
 @triton.jit(do_not_specialize=["length"])
 def key_gradients(
-    k, v, mask, w, bias, epsilon, references, s, z, dk, dv,
+    k, v, mask, blocks, w, bias, epsilon, references, s, z, dk, dv,
     num_heads, length, R: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BL: tl.constexpr,
     BR: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """Computes dk and dv of a block of keys from dS and dz; the references are z."""
-    head = tl.program_id(0)
-    positions = tl.program_id(1) * BL + tl.arange(0, BL)
-    is_seen = load_mask(mask, head, num_heads, positions, length)
-    k_block = load_rows(k, head, num_heads, positions, length, is_seen, BK, K)
-    v_block = load_rows(v, head, num_heads, positions, length, is_seen, BC, C)
+    head, low, end = whole_block(num_heads, length, BL)
+    if blocks is not None:
+        block = blocks + 3 * tl.program_id(1)
+        sample, low, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+        if low >= end:
+            return
+        head = sample * num_heads + tl.program_id(0)
+    own_head = head % num_heads
+    positions = low + tl.arange(0, BL)
+    is_seen = load_mask(mask, positions, end)
+    k_block = load_rows(k, own_head, num_heads, positions, is_seen, BK, K)
+    v_block = load_rows(v, own_head, num_heads, positions, is_seen, BC, C)
     half_squares = tl.where(is_seen, half_square(k_block, K), float("inf"))
     dtype: tl.constexpr = v.dtype.element_ty
     dk_block = tl.full([BL, BK], 0.0, tl.float32)
@@ -89,5 +98,5 @@ def key_gradients(
         dk_block += multiply(dphi, w_block, dtype, PRECISE)
     if bias is not None:
         dk_block = dk_block * LN_2 - k_block.to(tl.float32) * (dsquare / K**0.5)[:, None]
-    store_rows(dk, head, num_heads, positions, length, dk_block, BK, K)
-    store_rows(dv, head, num_heads, positions, length, dv_block, BC, C)
+    store_rows(dk, own_head, num_heads, positions, end, dk_block, BK, K)
+    store_rows(dv, own_head, num_heads, positions, end, dv_block, BC, C)

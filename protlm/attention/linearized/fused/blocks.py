@@ -1,5 +1,8 @@
 """Blocks of rows of tensors in Triton kernels, and the grids of programs that run them."""
 
+# Functions of Triton seem never to return.
+# pyright: reportGeneralTypeIssues=false
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, prod
@@ -17,34 +20,46 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _pointers(x, head, num_heads, positions, length, columns, width):
-    sample, head = (head // num_heads).to(tl.int64), head % num_heads
-    start = x + (sample * length * num_heads + head) * width
-    rows = (positions * num_heads).to(tl.int64)[:, None] * width
-    return start + rows + columns[None, :]
+def whole_block(num_heads, length, BL: tl.constexpr):
+    """Returns the head of a program in all samples, and the bounds of its block and its sample.
+
+    The program has a head of all samples on axis 0, and a block of the sample on axis 1.
+    """
+    head = tl.program_id(0)
+    begin = head // num_heads * length
+    return head, begin + tl.program_id(1) * BL, begin + length
+
+
+@triton.jit
+def state_row(R: tl.constexpr):
+    """Returns the row of the first feature in the state of a program with a block."""
+    return (tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * R
+
+
+@triton.jit
+def _pointers(x, head, num_heads, positions, columns, width):
+    rows = (positions.to(tl.int64) * num_heads)[:, None] * width
+    return x + head * width + rows + columns[None, :]
 
 
 @triton.jit
 def load_rows(
-    x, head, num_heads, positions, length, is_seen, block_width: tl.constexpr, width: tl.constexpr
+    x, head, num_heads, positions, is_seen, block_width: tl.constexpr, width: tl.constexpr
 ):  # fmt: skip
-    """Loads rows of a head of x, (B, L, H, width); 0 where `is_seen` is false.
-
-    Heads are numbered over all samples.
-    """
+    """Loads rows of a head of x, (B·L, H, width); 0 where `is_seen` is false."""
     columns = tl.arange(0, block_width)
-    pointers = _pointers(x, head, num_heads, positions, length, columns, width)
+    pointers = _pointers(x, head, num_heads, positions, columns, width)
     return tl.load(pointers, mask=is_seen[:, None] & (columns < width)[None, :], other=0.0)
 
 
 @triton.jit
 def store_rows(
-    x, head, num_heads, positions, length, block, block_width: tl.constexpr, width: tl.constexpr
+    x, head, num_heads, positions, end, block, block_width: tl.constexpr, width: tl.constexpr
 ):  # fmt: skip
     """Stores rows of a head, in the dtype of the tensor."""
     columns = tl.arange(0, block_width)
-    pointers = _pointers(x, head, num_heads, positions, length, columns, width)
-    is_inside = (positions < length)[:, None] & (columns < width)[None, :]
+    pointers = _pointers(x, head, num_heads, positions, columns, width)
+    is_inside = (positions < end)[:, None] & (columns < width)[None, :]
     tl.store(pointers, block.to(x.dtype.element_ty), mask=is_inside)
 
 
@@ -66,10 +81,9 @@ def store_matrix(x, start, rows, num_rows, block, block_width: tl.constexpr, wid
 
 
 @triton.jit
-def load_mask(mask, head, num_heads, positions, length):
-    """Returns which positions are inside the sequence and not padding."""
-    start = (head // num_heads).to(tl.int64) * length
-    return tl.load(mask + start + positions, mask=positions < length, other=0) != 0
+def load_mask(mask, positions, end):
+    """Returns which positions are inside the sample and not padding."""
+    return tl.load(mask + positions, mask=positions < end, other=0) != 0
 
 
 @triton.jit
@@ -175,26 +189,34 @@ class Grid:
     R random features, K the width of queries and keys, C that of values; BL positions and BR
     features of a block, BK and BC the widths rounded up to powers of 2. PRECISE is whether products
     of float32 are three products in TF32, almost float32, or one. `chunk_length` is the positions
-    of a chunk of a sum, a multiple of the block.
+    of a chunk of a sum, a multiple of the block. `blocks` has the sample of each block, its first
+    position, and the end of the sample, if samples begin at `starts`.
     """
 
     heads: tuple[int, int]
     num_blocks: int
     num_chunks: int
-    numbers: Mapping[str, int]
+    numbers: Mapping[str, Any]
     options: Mapping[str, int]
 
     @classmethod
-    def of(cls, q_BHLK: Tensor, v_BHLC: Tensor, w_RK: Tensor, table: BlockTable) -> Self:
+    def of(
+        cls, q_BHLK: Tensor, v_BHLC: Tensor, w_RK: Tensor, table: BlockTable, starts: Tensor | None
+    ) -> Self:
         batch, heads, length, key_width = q_BHLK.shape
         num_features, width, dtype = len(w_RK), v_BHLC.shape[-1], v_BHLC.dtype
         blocks = table[dtype, max(key_width, width) <= 64]
         features = min(_rounded(num_features), blocks.features)
-        num_blocks = ceil(length / blocks.positions)
-        num_programs = batch * heads * ceil(num_features / features)
-        num_chunks = min(ceil(_PROGRAMS / num_programs), ceil(length / _SHORTEST_CHUNK))
+        num_blocks, num_chunks, packed = ceil(length / blocks.positions), 1, None
+        if starts is None:
+            num_programs = batch * heads * ceil(num_features / features)
+            num_chunks = min(ceil(_PROGRAMS / num_programs), ceil(length / _SHORTEST_CHUNK))
         chunk_length = ceil(num_blocks / num_chunks) * blocks.positions
+        if starts is not None:
+            packed = _packed_blocks(starts, length, blocks.positions)
+            batch, num_blocks = len(starts) - 1, len(packed)
         numbers = {
+            **{"starts": starts, "blocks": packed},
             **{"num_heads": heads, "length": length, "chunk_length": chunk_length},
             **{"R": num_features, "K": key_width, "C": width},
             **{"BL": blocks.positions, "BR": features},
@@ -208,25 +230,40 @@ class Grid:
 
     def over_positions(self, kernel: Any, arguments: Mapping[str, Any]) -> None:
         """Runs a program for each head and block of positions."""
-        self._run(kernel, (prod(self.heads), self.num_blocks), arguments)
+        self._run(kernel, (self._heads, self.num_blocks), arguments)
 
     def over_chunks(self, kernel: Any, arguments: Mapping[str, Any]) -> None:
         """Runs a program for each head, block of features, and chunk of the positions."""
         blocks = ceil(self.numbers["R"] / self.numbers["BR"])
         self._run(kernel, (prod(self.heads) * blocks, self.num_chunks), arguments)
 
-    def sums(self, count: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Allocates a vector of width C, in the dtype of a tensor, and a number in float32.
-
-        There are `count` of them for each head of each sample and each feature.
-        """
-        shape = count, *self.heads, self.numbers["R"]
+    def sums(self, like: Tensor, *, of_blocks: bool = False) -> tuple[Tensor, Tensor]:
+        """Allocates S, in the dtype of a tensor, and z, in float32, of all chunks or blocks."""
+        axes = (self.num_blocks, self._heads) if of_blocks else (self.num_chunks, *self.heads)
+        shape = *axes, self.numbers["R"]
         return like.new_empty(*shape, self.numbers["C"]), like.new_empty(shape, dtype=torch.float32)
+
+    @property
+    def _heads(self) -> int:
+        """The heads of all samples, or those of one, if blocks are numbered over all samples."""
+        return prod(self.heads) if self.numbers["starts"] is None else self.heads[1]
 
     def _run(self, kernel: Any, programs: tuple[int, int], arguments: Mapping[str, Any]) -> None:
         values = {**self.numbers, **arguments}
         named = {name: values[name] for name in kernel.arg_names}
         wrap_triton(kernel)[programs](**named, **self.options)
+
+
+def _packed_blocks(starts: Tensor, length: int, size: int) -> Tensor:
+    """Returns the samples, first positions and ends of blocks, of which some are empty.
+
+    Block n of a sample has the number starts // size + sample + n, after those of samples before.
+    """
+    firsts = starts[:-1] // size + torch.arange(len(starts) - 1, device=starts.device)
+    numbers = torch.arange(length // size + len(starts) - 1, device=starts.device)
+    samples = torch.searchsorted(firsts, numbers, right=True) - 1
+    lows = starts[samples] + (numbers - firsts[samples]) * size
+    return torch.stack([samples, lows, starts[samples + 1]], dim=1).int()
 
 
 def _rounded(width: int) -> int:

@@ -20,12 +20,13 @@ Features are relu(w_r·x) + ε, or, where constants c are given, powers of 2 wit
 relative to a reference M_r, as in `linearized.operands`: the exponent of the first key,
 without M_r. b_jr is cut at 64, so that products are finite.
 
-States are stored block by block, (blocks, B, H, R, C) and (blocks, B, H, R). Products with values
-are in the dtype of the values, and their sums in float32, as is all else. The other kernels are in
-`shared_kernels`, whose programs are numbered as here.
+States are stored block by block, (blocks of all samples, H, R, C) and (blocks, H, R).
+Products with values are in the dtype of the values, and their sums in float32, as is all else. The
+other kernels are in `shared_kernels`, whose programs are numbered as here.
 """
 
-# pyright: reportPossiblyUnboundVariable=false
+# Functions of Triton seem never to return.
+# pyright: reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -39,9 +40,11 @@ from protlm.attention.linearized.fused.blocks import (
     load_shift,
     multiply,
     project_split,
+    state_row,
     store_rows,
+    whole_block,
 )
-from protlm.attention.linearized.fused.shared_kernels import first_row, key_features
+from protlm.attention.linearized.fused.shared_kernels import key_features
 
 
 @triton.jit
@@ -61,18 +64,25 @@ def _query_weights(
 
 @triton.jit(do_not_specialize=["length"])
 def value_gradients(
-    q, k, mask, w, bias, epsilon, references, totals, dout, s, dv,
+    q, k, mask, blocks, w, bias, epsilon, references, totals, dout, s, dv,
     num_heads, length, R: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BL: tl.constexpr,
     BR: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """Computes dv of a block; the matrix of weights has a row for each key."""
-    head, block = tl.program_id(0), tl.program_id(1)
+    head, low, end = whole_block(num_heads, length, BL)
+    if blocks is not None:
+        block = blocks + 3 * tl.program_id(1)
+        sample, low, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+        if low >= end:
+            return
+        head = sample * num_heads + tl.program_id(0)
+    own_head = head % num_heads
     rows = tl.arange(0, BL)
-    positions = block * BL + rows
-    is_seen = load_mask(mask, head, num_heads, positions, length)
-    q_block = load_rows(q, head, num_heads, positions, length, is_seen, BK, K)
-    k_block = load_rows(k, head, num_heads, positions, length, is_seen, BK, K)
-    place = head.to(tl.int64) * length + positions
+    positions = low + rows
+    is_seen = load_mask(mask, positions, end)
+    q_block = load_rows(q, own_head, num_heads, positions, is_seen, BK, K)
+    k_block = load_rows(k, own_head, num_heads, positions, is_seen, BK, K)
+    place = positions * num_heads + own_head
     total = tl.load(totals + place, mask=is_seen, other=float("inf"))
     dtype: tl.constexpr = dv.dtype.element_ty
     weights = tl.full([BL, BL], 0.0, tl.float32)
@@ -87,31 +97,38 @@ def value_gradients(
             k_block, w_block, bias, epsilon, references, head, is_seen, features, R, K, PRECISE
         )
         weights += multiply(phi, tl.trans(phi_q), dtype, PRECISE)
-        first = first_row(block, head, tl.num_programs(0), R)
+        first = state_row(R)
         ds_block = load_matrix(s, first, features, R, BC, C)
         dv_block += multiply(phi, ds_block, dtype, PRECISE)
     weights = tl.where(rows[:, None] <= rows[None, :], weights, 0.0)
-    dout_block = load_rows(dout, head, num_heads, positions, length, is_seen, BC, C)
+    dout_block = load_rows(dout, own_head, num_heads, positions, is_seen, BC, C)
     dv_block += multiply(weights, dout_block, dtype, PRECISE)
-    store_rows(dv, head, num_heads, positions, length, dv_block, BC, C)
+    store_rows(dv, own_head, num_heads, positions, end, dv_block, BC, C)
 
 
 @triton.jit(do_not_specialize=["length"])
 def key_gradients(
-    q, k, v, mask, w, bias, epsilon, references, totals, dout, along, s, z, dk,
+    q, k, v, mask, blocks, w, bias, epsilon, references, totals, dout, along, s, z, dk,
     num_heads, length, R: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BL: tl.constexpr,
     BR: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
     """Computes dk of a block; the matrix of weights has a row for each key."""
-    head, block = tl.program_id(0), tl.program_id(1)
+    head, low, end = whole_block(num_heads, length, BL)
+    if blocks is not None:
+        block = blocks + 3 * tl.program_id(1)
+        sample, low, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+        if low >= end:
+            return
+        head = sample * num_heads + tl.program_id(0)
+    own_head = head % num_heads
     rows = tl.arange(0, BL)
-    positions = block * BL + rows
-    is_seen = load_mask(mask, head, num_heads, positions, length)
-    q_block = load_rows(q, head, num_heads, positions, length, is_seen, BK, K)
-    k_block = load_rows(k, head, num_heads, positions, length, is_seen, BK, K)
-    v_block = load_rows(v, head, num_heads, positions, length, is_seen, BC, C)
-    dout_block = load_rows(dout, head, num_heads, positions, length, is_seen, BC, C)
-    place = head.to(tl.int64) * length + positions
+    positions = low + rows
+    is_seen = load_mask(mask, positions, end)
+    q_block = load_rows(q, own_head, num_heads, positions, is_seen, BK, K)
+    k_block = load_rows(k, own_head, num_heads, positions, is_seen, BK, K)
+    v_block = load_rows(v, own_head, num_heads, positions, is_seen, BC, C)
+    dout_block = load_rows(dout, own_head, num_heads, positions, is_seen, BC, C)
+    place = positions * num_heads + own_head
     total = tl.load(totals + place, mask=is_seen, other=float("inf"))
     along_block = tl.load(along + place, mask=is_seen, other=0.0)
     dtype: tl.constexpr = v.dtype.element_ty
@@ -122,7 +139,7 @@ def key_gradients(
     for start in range(0, R, BR):
         features = start + tl.arange(0, BR)
         w_block = load_matrix(w, 0, features, R, BK, K)
-        first = first_row(block, head, tl.num_programs(0), R)
+        first = state_row(R)
         ds_block = load_matrix(s, first, features, R, BC, C)
         dz_block = load_numbers(z, first, features, 0.0, R)
         phi_q = _query_weights(
@@ -141,7 +158,7 @@ def key_gradients(
         dk_block += multiply(dphi, w_block, dtype, PRECISE)
     if bias is not None:
         # Loaded with another mask, and therefore again: kept, it would take registers in the loop.
-        is_seen = is_seen & (positions < length)
-        k_block = load_rows(k, head, num_heads, positions, length, is_seen, BK, K)
+        is_seen = is_seen & (positions < end)
+        k_block = load_rows(k, own_head, num_heads, positions, is_seen, BK, K)
         dk_block -= k_block.to(tl.float32) * (dsquare / (LN_2 * K**0.5))[:, None]
-    store_rows(dk, head, num_heads, positions, length, dk_block, BK, K)
+    store_rows(dk, own_head, num_heads, positions, end, dk_block, BK, K)

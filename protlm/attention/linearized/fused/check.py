@@ -19,12 +19,13 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from protlm.attention.linearized.features import FeatureMap, GeneralizedFeatures
 from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.positive import PositiveFeatures
-from protlm.attention.linearized.selection import TOLERANCES, Case, fused_attention
+from protlm.attention.linearized.selection import TOLERANCES, Attend, Case, fused_attention
 from protlm.system.errors import InputDataError, OutputError
 from protlm.system.json_file import from_json, read_json, write_json
 from protlm.system.paths import cache_dir, sha256_of
@@ -147,6 +148,7 @@ def _errors(case: Case, given: list[Tensor]) -> tuple[list[float], bool]:
     exact = Weighting(_small_map(case, torch.float64), Denominator(), case.causal)
     with torch.inference_mode(False), torch.enable_grad():
         fused = fused_attention(_small_map(case, torch.float32), causal=case.causal)
+        fused = _packed(fused) if case.is_packed else fused
         found, again = (_with_gradients(fused, inputs, cotangent_BHLC, mask_BL) for _ in range(2))
         wanted = _with_gradients(
             lambda *x: LinearAttention.apply(*x, exact),
@@ -180,6 +182,25 @@ def _small_inputs(case: Case, length: int) -> list[Tensor]:
     mask_BL = torch.ones(_BATCH, length, dtype=torch.bool, device=device)
     mask_BL[1, length // 3 :] = False
     return [*(x.transpose(1, 2) for x in drawn), mask_BL]
+
+
+def _packed(attend: Attend) -> Attend:
+    """Returns attention of padded samples, computed in one row, with bounds."""
+
+    def attend_packed(*given: Tensor) -> Tensor:
+        *inputs, mask_BL = given
+        batch, length = mask_BL.shape
+        # The padding behind each sample is a segment, and the last one is empty.
+        ends_B2 = torch.stack(
+            [mask_BL.sum(dim=1), mask_BL.new_full((batch,), length, dtype=torch.int64)], 1
+        )
+        ends_B2 += length * torch.arange(batch, device=mask_BL.device)[:, None]
+        starts = F.pad(ends_B2.flatten(), (1, 0)).int()
+        joined = (x.transpose(1, 2).flatten(0, 1).transpose(0, 1)[None] for x in inputs)
+        out_1HLC = attend(*joined, mask_BL.flatten()[None], starts)
+        return out_1HLC[0].unflatten(1, (batch, length)).transpose(0, 1)
+
+    return attend_packed
 
 
 def _with_gradients(

@@ -1,17 +1,21 @@
 """Triton kernels that both modes of linear attention have; symbols as in the other two modules.
 
 Those of the sums over keys, S and z, and over queries, dS and dz: a program sums a block of
-features over a chunk of the positions; on axis 0 are the heads of all samples, each times the
-blocks of features, on axis 1 the chunks. Where there are `states`, as in causal attention, it
-begins with the sums of the chunks before its own (for queries, after it), and stores the sum before
-(after) each block of positions. Nothing is subtracted: a sum over earlier keys has no later ones.
+features over a chunk of the positions of a sample; on axis 0 are the heads of all samples, each
+times the blocks of features, on axis 1 the chunks. Where there are `states`, as in causal
+attention, it begins with the sums of the chunks before its own (for queries, after it), and stores
+the sum before (after) each block of positions. Nothing is subtracted: a sum over earlier keys has
+no later ones.
 
-Those of outputs and of dq: a program has a head of one sample, numbered on axis 0, and a block of
-positions on axis 1. If causal, S and z are the states before the block, and the keys of the block
-are added; the references of bidirectional exponents are z.
+Those of outputs and of dq: a program has a block of positions of one sample, and one of its heads.
+If causal, S and z are the states before the block, and the keys of the block are added; the
+references of bidirectional exponents are z.
+
+Samples have one length, or are the packed proteins of one row, which begin at `starts`.
 """
 
-# pyright: reportPossiblyUnboundVariable=false
+# Functions of Triton seem never to return.
+# pyright: reportPossiblyUnboundVariable=false, reportGeneralTypeIssues=false
 
 import triton
 import triton.language as tl
@@ -28,8 +32,10 @@ from protlm.attention.linearized.fused.blocks import (
     project,
     project_split,
     project_transposed,
+    state_row,
     store_matrix,
     store_rows,
+    whole_block,
 )
 
 # Far below any exponent, and finite, so that differences are not NaN.
@@ -59,7 +65,7 @@ def _store_row(s, z, first, features, s_block, z_block, R: tl.constexpr, BC: tl.
 
 @triton.jit(do_not_specialize=["length", "chunk_length"])
 def sum_keys(
-    k, v, mask, w, bias, epsilon, references, s, z, states, state_sums, num_heads, length,
+    k, v, mask, starts, w, bias, epsilon, references, s, z, states, state_sums, num_heads, length,
     chunk_length, R: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BL: tl.constexpr,
     BR: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
@@ -78,16 +84,25 @@ def sum_keys(
         for before in range(0, chunk):
             first = first_row(before, head, all_heads, R)
             s_block, z_block = _add_row(s_block, z_block, s, z, first, features, R, BC, C)
-    end = tl.minimum((chunk + 1) * chunk_length, length)
-    for start in range(chunk * chunk_length, end, BL):
+    sample, own_head = head // num_heads, head % num_heads
+    begin, end = sample * length, sample * length + length
+    # The states of a sample, and the distance of their rows.
+    own_states, state_heads = head, all_heads
+    if starts is not None:
+        begin, end = tl.load(starts + sample), tl.load(starts + sample + 1)
+        if begin == end:
+            return
+        own_states, state_heads = (begin // BL + sample) * num_heads + own_head, num_heads
+    low = begin + chunk * chunk_length
+    for start in range(low, tl.minimum(low + chunk_length, end), BL):
         if states is not None:
-            first = first_row(start // BL, head, all_heads, R)
+            first = first_row((start - begin) // BL, own_states, state_heads, R)
             _store_row(states, state_sums, first, features, s_block, z_block, R, BC, C)
         positions = start + tl.arange(0, BL)
-        is_seen = load_mask(mask, head, num_heads, positions, length)
-        k_block = load_rows(k, head, num_heads, positions, length, is_seen, BK, K)
-        v_block = load_rows(v, head, num_heads, positions, length, is_seen, BC, C)
+        is_seen = load_mask(mask, positions, end)
+        k_block = load_rows(k, own_head, num_heads, positions, is_seen, BK, K)
         phi = project_transposed(k_block, w_block, PRECISE)
+        v_block = load_rows(v, own_head, num_heads, positions, is_seen, BC, C)
         if bias is None:
             phi = tl.where(is_seen[None, :], tl.maximum(phi, 0.0) + epsilon, 0.0)
         elif references is not None:
@@ -117,7 +132,7 @@ def sum_keys(
 
 @triton.jit(do_not_specialize=["length", "chunk_length"])
 def sum_queries(
-    q, mask, w, bias, epsilon, references, totals, dout, along, s, z, states, state_sums,
+    q, mask, starts, w, bias, epsilon, references, totals, dout, along, s, z, states, state_sums,
     num_heads, length, chunk_length, R: tl.constexpr, K: tl.constexpr, C: tl.constexpr,
     BL: tl.constexpr, BR: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, PRECISE: tl.constexpr,
 ):  # fmt: skip
@@ -135,21 +150,31 @@ def sum_queries(
         for after in range(chunk + 1, tl.num_programs(1)):
             first = first_row(after, head, all_heads, R)
             s_block, z_block = _add_row(s_block, z_block, s, z, first, features, R, BC, C)
-    begin, end = chunk * chunk_length, tl.minimum((chunk + 1) * chunk_length, length)
-    for step in range(begin, end, BL):
+    sample, own_head = head // num_heads, head % num_heads
+    begin, end = sample * length, sample * length + length
+    # The states of a sample, and the distance of their rows.
+    own_states, state_heads = head, all_heads
+    if starts is not None:
+        begin, end = tl.load(starts + sample), tl.load(starts + sample + 1)
+        if begin == end:
+            return
+        own_states, state_heads = (begin // BL + sample) * num_heads + own_head, num_heads
+    low = begin + chunk * chunk_length
+    high = tl.minimum(low + chunk_length, end)
+    for step in range(low, high, BL):
         start = step
         if states is not None:
-            start = 2 * begin + (tl.cdiv(end - begin, BL) - 1) * BL - step
-            first = first_row(start // BL, head, all_heads, R)
+            start = 2 * low + (tl.cdiv(high - low, BL) - 1) * BL - step
+            first = first_row((start - begin) // BL, own_states, state_heads, R)
             _store_row(states, state_sums, first, features, s_block, z_block, R, BC, C)
         positions = start + tl.arange(0, BL)
-        is_seen = load_mask(mask, head, num_heads, positions, length)
-        q_block = load_rows(q, head, num_heads, positions, length, is_seen, BK, K)
-        dout_block = load_rows(dout, head, num_heads, positions, length, is_seen, BC, C)
-        place = head.to(tl.int64) * length + positions
+        is_seen = load_mask(mask, positions, end)
+        q_block = load_rows(q, own_head, num_heads, positions, is_seen, BK, K)
+        phi = project_transposed(q_block, w_block, PRECISE)
+        dout_block = load_rows(dout, own_head, num_heads, positions, is_seen, BC, C)
+        place = positions.to(tl.int64) * num_heads + own_head
         total = tl.load(totals + place, mask=is_seen, other=float("inf"))
         along_block = tl.load(along + place, mask=is_seen, other=0.0)
-        phi = project_transposed(q_block, w_block, PRECISE)
         if bias is None:
             phi = tl.maximum(phi, 0.0) + epsilon
             weights, along_block = phi / total[None, :], along_block / total
@@ -183,26 +208,34 @@ def key_features(
 
 @triton.jit(do_not_specialize=["length"])
 def attend(
-    q, k, v, mask, w, bias, epsilon, references, s, z, out, totals, num_heads, length,
-    R: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
+    q, k, v, mask, blocks, w, bias, epsilon, references, s, z, out, totals, num_heads,
+    length, R: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
     BK: tl.constexpr, BC: tl.constexpr, PRECISE: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Computes O, and D or its logarithm, of a block of queries."""
-    head, block, rows = tl.program_id(0), tl.program_id(1), tl.arange(0, BL)
-    positions = block * BL + rows
-    is_seen = load_mask(mask, head, num_heads, positions, length)
-    q_block = load_rows(q, head, num_heads, positions, length, is_seen, BK, K)
+    head, low, end = whole_block(num_heads, length, BL)
+    if blocks is not None:
+        block = blocks + 3 * tl.program_id(1)
+        sample, low, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+        if low >= end:
+            return
+        head = sample * num_heads + tl.program_id(0)
+    own_head = head % num_heads
+    rows = tl.arange(0, BL)
+    positions = low + rows
+    is_seen = load_mask(mask, positions, end)
+    q_block = load_rows(q, own_head, num_heads, positions, is_seen, BK, K)
     dtype: tl.constexpr = out.dtype.element_ty
     highest = tl.full([BL], float("-inf"), tl.float32)
     total = tl.full([BL], 0.0, tl.float32)
     sums = tl.full([BL, BC], 0.0, tl.float32)
     if CAUSAL:
-        k_block = load_rows(k, head, num_heads, positions, length, is_seen, BK, K)
+        k_block = load_rows(k, own_head, num_heads, positions, is_seen, BK, K)
         weights = tl.full([BL, BL], 0.0, tl.float32)
     for start in range(0, R, BR):
         features = start + tl.arange(0, BR)
         w_block = load_matrix(w, 0, features, R, BK, K)
-        first = first_row(block if CAUSAL else 0, head, tl.num_programs(0), R)
+        first = state_row(R) if CAUSAL else head.to(tl.int64) * R
         s_block = load_matrix(s, first, features, R, BC, C)
         if CAUSAL:
             phi_k = key_features(
@@ -233,45 +266,55 @@ def attend(
             weights += multiply(phi, tl.trans(phi_k), dtype, PRECISE)
     if CAUSAL:
         weights = tl.where(rows[:, None] >= rows[None, :], weights, 0.0)
-        v_block = load_rows(v, head, num_heads, positions, length, is_seen, BC, C)
+        v_block = load_rows(v, own_head, num_heads, positions, is_seen, BC, C)
         total += tl.sum(weights, axis=1)
         sums += multiply(weights, v_block, dtype, PRECISE)
     # Without keys, or without ε, a query may have no weight.
     total = tl.where(is_seen & (total > 0), total, float("inf"))
-    store_rows(out, head, num_heads, positions, length, sums / total[:, None], BC, C)
+    store_rows(out, own_head, num_heads, positions, end, sums / total[:, None], BC, C)
     if bias is not None:
         total = highest + tl.log2(total)
-    tl.store(totals + head.to(tl.int64) * length + positions, total, mask=positions < length)
+    place = positions.to(tl.int64) * num_heads + own_head
+    tl.store(totals + place, total, mask=positions < end)
 
 
 @triton.jit(do_not_specialize=["length"])
 def query_gradients(
-    q, k, v, mask, w, bias, epsilon, references, s, z, out, totals, dout, dq, along, num_heads,
-    length, R: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
-    BK: tl.constexpr, BC: tl.constexpr, PRECISE: tl.constexpr, CAUSAL: tl.constexpr,
+    q, k, v, mask, blocks, w, bias, epsilon, references, s, z, out, totals, dout, dq,
+    along, num_heads, length, R: tl.constexpr, K: tl.constexpr, C: tl.constexpr, BL: tl.constexpr,
+    BR: tl.constexpr, BK: tl.constexpr, BC: tl.constexpr, PRECISE: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """Computes dq and d of a block of queries."""
-    head, block, rows = tl.program_id(0), tl.program_id(1), tl.arange(0, BL)
-    positions = block * BL + rows
-    is_seen = load_mask(mask, head, num_heads, positions, length)
-    q_block = load_rows(q, head, num_heads, positions, length, is_seen, BK, K)
-    out_block = load_rows(out, head, num_heads, positions, length, is_seen, BC, C).to(tl.float32)
-    dout_block = load_rows(dout, head, num_heads, positions, length, is_seen, BC, C)
-    place = head.to(tl.int64) * length + positions
+    head, low, end = whole_block(num_heads, length, BL)
+    if blocks is not None:
+        block = blocks + 3 * tl.program_id(1)
+        sample, low, end = tl.load(block), tl.load(block + 1), tl.load(block + 2)
+        if low >= end:
+            return
+        head = sample * num_heads + tl.program_id(0)
+    own_head = head % num_heads
+    rows = tl.arange(0, BL)
+    positions = low + rows
+    is_seen = load_mask(mask, positions, end)
+    q_block = load_rows(q, own_head, num_heads, positions, is_seen, BK, K)
+    out_block = load_rows(out, own_head, num_heads, positions, is_seen, BC, C).to(tl.float32)
+    dout_block = load_rows(dout, own_head, num_heads, positions, is_seen, BC, C)
+    place = positions * num_heads + own_head
     total = tl.load(totals + place, mask=is_seen, other=float("inf"))
     along_block = -tl.sum(out_block * dout_block.to(tl.float32), axis=1)
-    tl.store(along + place, along_block, mask=positions < length)
+    tl.store(along + place, along_block, mask=positions < end)
     dtype: tl.constexpr = out.dtype.element_ty
     dq_block = tl.full([BL, BK], 0.0, tl.float32)
     if CAUSAL:
-        k_block = load_rows(k, head, num_heads, positions, length, is_seen, BK, K)
-        v_block = load_rows(v, head, num_heads, positions, length, is_seen, BC, C)
+        k_block = load_rows(k, own_head, num_heads, positions, is_seen, BK, K)
+        v_block = load_rows(v, own_head, num_heads, positions, is_seen, BC, C)
         dweights = multiply(dout_block, tl.trans(v_block), dtype, PRECISE) + along_block[:, None]
         dweights = tl.where(rows[:, None] >= rows[None, :], dweights, 0.0)
     for start in range(0, R, BR):
         features = start + tl.arange(0, BR)
         w_block = load_matrix(w, 0, features, R, BK, K)
-        first = first_row(block if CAUSAL else 0, head, tl.num_programs(0), R)
+        first = state_row(R) if CAUSAL else head.to(tl.int64) * R
         s_block = load_matrix(s, first, features, R, BC, C)
         if not CAUSAL:
             projected = project(q_block, w_block, PRECISE)
@@ -294,4 +337,7 @@ def query_gradients(
         dq_block += multiply(dphi, w_block, dtype, PRECISE)
     if bias is not None:
         dq_block *= LN_2
-    store_rows(dq, head, num_heads, positions, length, dq_block, BK, K)
+    if blocks is not None:
+        # Loaded again: kept, it would take a register in the loop.
+        end = tl.load(blocks + 3 * tl.program_id(1) + 2)
+    store_rows(dq, own_head, num_heads, positions, end, dq_block, BK, K)

@@ -4,7 +4,8 @@ TRITON_INTERPRET=1 python -m tests.attention.linearized.programs.interpret MECHA
 LENGTH...
 
 MODE is bidirectional, causal or cut: causal, with keys so far above the first one that they are
-cut, compared with PyTorch in float32, which cuts at the same height.
+cut, compared with PyTorch in float32, which cuts at the same height. With `packed-` before it, the
+rows are those of `test_packed`, whatever the length.
 """
 
 import json
@@ -18,7 +19,9 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 import protlm.attention
+from protlm.bounds import Bounds
 from tests.attention.cases import HEADS, Inputs, make_inputs
+from tests.attention.test_packed import BOUNDS, SPANS, joined
 
 
 def emulate_bfloat16() -> None:
@@ -47,17 +50,23 @@ def emulate_bfloat16() -> None:
     setattr(interpreter.InterpreterBuilder, "create_dot", multiply)  # noqa: B010 (of other types)
 
 
-def draw(length: int, width: int, dtype: torch.dtype) -> Inputs:
+def draw(inputs: Inputs) -> Inputs:
     """With heads between positions in memory, as those of a model are."""
-    inputs = make_inputs(length, head_dim=width).to(dtype)
     q_BHLK, k_BHLK, v_BHLC = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in inputs[:3])
     return Inputs(q_BHLK, k_BHLK, v_BHLC, inputs.hidden_BLD, inputs.mask_BL)
 
 
-def with_gradients(mechanism: Any, inputs: Inputs, *, causal: bool) -> list[Tensor]:
+def with_gradients(
+    mechanism: Any, inputs: Inputs, bounds: Bounds | None, *, causal: bool
+) -> list[Tensor]:
     """The output, and the gradients of queries, keys and values."""
     leaves = inputs.differentiable()
-    out = leaves.run(mechanism, causal=causal)
+    given: dict[str, Any] = {
+        "hidden_BLD": inputs.hidden_BLD,
+        "mask_BL": inputs.mask_BL,
+        "causal": causal,
+    }
+    out = mechanism(*leaves[:3], **given, bounds=bounds)
     generator = torch.Generator().manual_seed(3)
     cotangent = torch.randn(out.shape, generator=generator).to(inputs.v_BHLC.dtype)
     return [out.detach(), *torch.autograd.grad(out, leaves[:3], cotangent)]
@@ -79,21 +88,34 @@ def is_causal(mechanism: Any, inputs: Inputs, out_BHLC: Tensor) -> bool:
     return torch.equal(out[:, :, :position], out_BHLC[:, :, :position])
 
 
+def is_alone(mechanism: Any, inputs: Inputs, found: list[Tensor], *, causal: bool) -> bool:
+    """Whether a packed protein is bitwise the same when its neighbors are 30 times other ones."""
+    (start, end), other = SPANS[3], Inputs(*(30 * x for x in inputs[:4]), inputs.mask_BL)
+    for x, y in zip(other[:4], inputs[:4], strict=True):
+        x[..., start:end, :] = y[..., start:end, :]
+    again = with_gradients(mechanism, other, BOUNDS, causal=causal)
+    pairs = zip(found, again, strict=True)
+    return all(torch.equal(x[:, :, start:end], y[:, :, start:end]) for x, y in pairs)
+
+
 def main() -> None:
     """Prints, for each length, the errors of the output and of the gradients."""
     emulate_bfloat16()
     (name, dtype, mode), (width, features) = sys.argv[1:4], map(int, sys.argv[4:6])
+    bounds = BOUNDS if mode.startswith("packed-") else None
+    mode = mode.removeprefix("packed-")
     causal, precise = mode != "bidirectional", torch.float32 if mode == "cut" else torch.float64
     sizes = {"num_heads": HEADS, "head_dim": width, "model_dim": 8, "max_length": 8}
     options = {"num_features": features or None}
     fused = protlm.attention.create(name, options | {"backend": "triton"}, **sizes)
     exact = protlm.attention.create(name, options | {"backend": "torch"}, **sizes).to(precise)
     for length in map(int, sys.argv[6:]):
-        inputs = draw(length, width, getattr(torch, dtype))
-        if causal:
+        drawn = joined(head_dim=width) if bounds else make_inputs(length, head_dim=width)
+        inputs = draw(drawn.to(getattr(torch, dtype)))
+        if causal and not bounds:
             raise_features(inputs.k_BHLK, 8 if mode == "cut" else 2)
-        found = with_gradients(fused, inputs, causal=causal)
-        wanted = with_gradients(exact, inputs.to(precise), causal=causal)
+        found = with_gradients(fused, inputs, bounds, causal=causal)
+        wanted = with_gradients(exact, inputs.to(precise), bounds, causal=causal)
         # Gradients of queries and keys are 0 for a single position.
         scales = [y.norm() if y.norm() > 1e-9 else wanted[-1].norm() for y in wanted]
         errors = [
@@ -102,7 +124,9 @@ def main() -> None:
         ]
         is_clear = not any(bool(x.transpose(1, 2)[~inputs.mask_BL].any()) for x in found)
         report = {"length": length, "errors": errors, "is_clear": is_clear}
-        if causal:
+        if bounds:
+            report["is_alone"] = is_alone(fused, inputs, found, causal=causal)
+        elif causal:
             report["is_causal"] = is_causal(fused, inputs, found[0])
         print(json.dumps(report), flush=True)
 
