@@ -25,6 +25,7 @@ from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.variants import Assay
 from protlm.evaluation.contacts import Contacts
 from protlm.model import embedding
+from protlm.plots import benchmark_figure
 from protlm.system.errors import UserError
 from tests.fixtures.commands import Command, read_table, run_page
 from tests.fixtures.runs import Killed
@@ -319,9 +320,15 @@ def test_mistakes_are_named(flip: Path, tiny_run: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=words):
             options = BenchmarkOptions(tasks=tasks)
             benchmark(name, flip, [tiny_run] * models, tmp_path / "out", options)
-    options = BenchmarkOptions(tasks=("secondary_structure",))
-    benchmark("flip", flip, [tiny_run], tmp_path / "out", options)
-    assert {task for task, _ in results(tmp_path / "out")} == {"secondary_structure"}
+
+
+def test_names_of_tasks_are_amid_their_predictors_and_a_bound_may_be_zero() -> None:
+    rows = [(task, "MCC", by, 0.5, 0.0, 0.6, 9, "") for task in "ab" for by in "xyz"]
+    (axes,) = benchmark_figure(rows).axes
+    points = [point.get_ydata() for point, *_ in axes.containers]
+    assert np.mean(points, axis=0) == pytest.approx(axes.get_yticks())
+    (bars,) = zip(*(bars for *_, bars in axes.containers), strict=True)
+    assert {one.get_segments()[0][0, 0] for one in bars} == {0}
 
 
 def test_published_figures_have_an_address_and_are_of_a_task() -> None:
