@@ -20,7 +20,7 @@ import torch
 
 from protlm import __version__
 from protlm.analysis.precision import METRIC, NEAREST
-from protlm.analysis.structures import read_structures
+from protlm.analysis.structures import longest_read, read_folder
 from protlm.commands.embedding.estimate import token_seconds
 from protlm.data.tables import write_table
 from protlm.data.vocabulary import RESIDUES
@@ -32,7 +32,7 @@ from protlm.downstream.probe_results import Result, content_of, mean_over
 from protlm.downstream.probing import MODEL, RANDOM, ProbeOptions, probe_folds
 from protlm.downstream.variants import VariantTable, read_variants
 from protlm.evaluation.base import compared
-from protlm.evaluation.contacts import Contacts
+from protlm.evaluation.contacts import LONGEST, Contacts
 from protlm.loading import load_model
 from protlm.model.embedding import Embedder, VectorStore
 from protlm.model.memory import Room
@@ -210,7 +210,9 @@ def _contacts(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict
     values = Contacts(structures=folder, fit_structures="sample", seed=seed).run(model, None)
     over = values["over_best_baseline"]["long"]
     found = {MODEL: values[MODEL]["long"][METRIC], f"{MODEL}{LESS}{over['baseline']}": over}
-    found |= {who: values[who]["long"][METRIC] for who in (RANDOM, NEAREST)}
+    too_long = ", ".join(values["left_out"]) or "no structure"
+    print(f"{task.name}: {values['num_test']} structures; too long: {too_long}", file=sys.stderr)
+    found |= {x: values[x]["long"][METRIC] for x in values if x.startswith((RANDOM, NEAREST))}
     by = {who: {"value": x["mean"], "low": x["low"], "high": x["high"]} for who, x in found.items()}
     figure = {"metric": f"long-range {METRIC}", "proteins": over["count"], "by": by}
     return {**values, "figures": {"": {**figure, "complete": not values["left_out"]}}}
@@ -261,7 +263,8 @@ def _estimate(
 def _passes(task: Task, room: Room, seen: set[str]) -> list[int]:
     """Returns the residues of each pass of a task, but for mean vectors that others have `seen`."""
     if task.kind == "contacts":
-        return [len(one.sequence) for one in read_structures(task.files)]
+        structures, _ = read_folder(task.files[0].parent, longest_read(room.model, LONGEST))
+        return [len(one.sequence) for one in structures]
     if task.kind == "variants":
         wild_type, table, estimator = _read_variants(task, room.model)
         if estimator.scores_indels:

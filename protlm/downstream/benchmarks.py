@@ -165,7 +165,7 @@ def table(benchmark: str, found: Mapping[str, Mapping[str, dict[str, Any]]]) -> 
         for model, figures in found.items():
             for who, value in figures[task]["by"].items():
                 if model == first or who.startswith((MODEL, RANDOM)):
-                    by = f"{who} of {model}" if others and who == RANDOM else who
+                    by = f"{who} of {model}" if others and who.startswith(RANDOM) else who
                     by = model + by.removeprefix(MODEL) if by.startswith(MODEL) else by
                     rows.append((task, metric, by, *value.values(), figures[task]["proteins"], ""))
         whole = all(some[task].get("complete", True) for some in found.values())

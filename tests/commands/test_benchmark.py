@@ -249,17 +249,19 @@ def test_models_with_equal_weights_are_two(tiny_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_contacts_are_those_of_the_evaluation(tiny_run: Path, tmp_path: Path) -> None:
+def test_contacts_are_those_of_the_evaluation(tiny_run: Path, tmp_path: Path, capsys) -> None:
     folder = Path(structure_folder(tmp_path, "test", 4)).rename(tmp_path / "CASP14")
     benchmark("contacts", folder, [tiny_run], tmp_path / "out", BenchmarkOptions())
-    rows, made = (
-        results(tmp_path / "out"),
-        Contacts(structures=str(folder), fit_structures="sample"),
-    )
+    assert "CASP14: 4 structures; too long: no structure" in capsys.readouterr().err
+    rows = results(tmp_path / "out")
+    made = Contacts(structures=str(folder), fit_structures="sample")
     values = made.run(protlm.load(tiny_run), None)
+    found = {by: float(row["value"]) for (_, by), row in rows.items() if not row["source"]}
     for by, who in ((tiny_run.name, "model"), ("nearest_in_sequence", "nearest_in_sequence")):
-        expected = values[who]["long"]["P@L"]["mean"]
-        assert float(rows["CASP14", by]["value"]) == pytest.approx(expected)
+        assert found[by] == pytest.approx(values[who]["long"]["P@L"]["mean"])
+    # The best baseline has a row.
+    ((model, best),) = (by.split(" - ") for by in found if " - " in by)
+    assert found[f"{model} - {best}"] == pytest.approx(found[model] - found[best])
     assert rows["CASP14", "ESM-2 (8M)"]["value"] == "0.098"
 
 
