@@ -103,7 +103,7 @@ def benchmark(
         seed = options.probe.seed
         rows = table(name, {model: _figures(tasks, some, seed) for model, some in contents.items()})
         # Hundreds of assays are shown as averages.
-        assays = {task.name for task in tasks if task.assay is not None}
+        assays = {task.name for task in tasks if task.assay is not None} - asked
         shown = [row for row in rows if row[0] not in assays]
         made = work.path / "results"
         shutil.rmtree(made, ignore_errors=True)
@@ -114,7 +114,6 @@ def benchmark(
         write_table(made / "results.tsv", COLUMNS, cells)
         save_figure(benchmark_figure([x for x in shown if LESS not in x[2]]), made / "results.png")
         work.publish(made, output)
-    notes.append("Figures without an interval are published: results.tsv has their pages.")
     print_table(("task", "by", "value (95 %)"), _screen(shown), notes)
     print(output)
 
@@ -127,7 +126,8 @@ def _screen(rows: Iterable[tuple]) -> Iterator[list[str]]:
         for head, (_, _, by, *numbers, _, source) in zip(heads, group, strict=False):
             value, low, high = ("undefined" if x is None else f"{x:.3f}" for x in numbers)
             name, less, baseline = by.partition(" of ")[0].partition(LESS)
-            interval = "" if source else f" ({low} to {high})"
+            interval = "" if numbers[0] is None else f" ({low} to {high})"
+            interval = " (published)" if source else interval
             yield [head, f"{less.strip()} {baseline}" if less else name, f"{value}{interval}"]
 
 
@@ -256,7 +256,7 @@ def _estimate(
             rows.append((task.name, name, *(f"{n:,}" for n in counts)))
         needs = readable_size(max(size // longest, 1) * room.needs(longest))
         free, time = readable_size(free_memory(model.device)), timedelta(seconds=round(total))
-        notes.append(f"{name}: about {time} without the fits; {needs} of memory, {free} are free")
+        notes.append(f"{name}: about {time}, {needs} of memory without the fits; {free} are free")
     print_table(("task", "model", "passes", "residues", "seconds"), rows, notes)
 
 
