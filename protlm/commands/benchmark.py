@@ -89,7 +89,7 @@ def benchmark(
         "protlm": __version__,
         "torch": torch.__version__,
         "the benchmark": name,
-        "the files": [sha256_of(*sorted(task.files)) for task in found],
+        "the files": {str(x.relative_to(folder)): sha256_of(x) for one in found for x in one.files},
         "--model": {model: one.identity for model, one in models.items()},
         "--toks-per-batch": options.probe.tokens_per_batch,
         "--seed": options.probe.seed,
