@@ -24,7 +24,7 @@ from protlm.analysis.structures import longest_read, read_folder
 from protlm.commands.embedding.estimate import token_seconds
 from protlm.data.tables import write_table
 from protlm.data.vocabulary import RESIDUES
-from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, table
+from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, lacks, table
 from protlm.downstream.estimators import Estimator, Predictor, default_estimator, score
 from protlm.downstream.examples import left_out_by_length, read_examples, read_labeled, targets_from
 from protlm.downstream.metrics import LABEL_METRICS, agreement, positions_of
@@ -47,8 +47,8 @@ from protlm.system.terminal import print_table
 from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 
 _KIND = Kind("benchmark", "being run", "--output")
-# Characters of lists of files.
-_SHOWN = 50
+# Names that are shown of missing tasks, and of files.
+_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,10 @@ def benchmark(
     """Runs tasks on each model, and writes results.json, .tsv and .png to a new folder."""
     found, missing, unknown = find(name, folder)
     asked = {*options.tasks}
-    for one in asked - {task.name for task in found}:
-        refuse_unknown("--tasks", one, sorted({task.group for task in found}))
+    for one in asked - {name for task in found for name in (task.name, task.group)}:
+        if absent := {x: ends for x, ends in missing.items() if one in (x, x.partition("/")[0])}:
+            raise InputDataError(f"--tasks={one}: in {folder}, {lacks(absent)}")
+        refuse_unknown("--tasks", one, {x.group if x.assay else x.name for x in found})
     models = {one.absolute().name: load_model(one, device=options.device) for one in paths}
     # All models are tested on the same proteins.
     longest = min((x for x in (one.max_residues for one in models.values()) if x), default=None)
@@ -81,7 +83,7 @@ def benchmark(
     if len(models) < len(paths):
         raise UserError("two models have one name; rename one of them, or give it once")
     said = {"missing": missing, "not known": unknown}
-    notes = [f"{what}: {len(x):,} ({', '.join(x)[:_SHOWN]})" for what, x in said.items() if x]
+    notes = [f"{what}: {len(x):,} ({', '.join([*x][:_SHOWN])})" for what, x in said.items() if x]
     if options.dry_run:
         _estimate(tasks, models, options.probe.tokens_per_batch, notes)
         return
@@ -208,10 +210,10 @@ def _variants(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict
 def _contacts(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
     folder, seed = str(task.files[0].parent), options.seed
     values = Contacts(structures=folder, fit_structures="sample", seed=seed).run(model, None)
-    over = values["over_best_baseline"]["long"]
-    found = {MODEL: values[MODEL]["long"][METRIC], f"{MODEL}{LESS}{over['baseline']}": over}
     too_long = ", ".join(values["left_out"]) or "no structure"
     print(f"{task.name}: {values['num_test']} structures; too long: {too_long}", file=sys.stderr)
+    over = values["over_best_baseline"]["long"]
+    found = {MODEL: values[MODEL]["long"][METRIC], f"{MODEL}{LESS}{over['baseline']}": over}
     found |= {x: values[x]["long"][METRIC] for x in values if x.startswith((RANDOM, NEAREST))}
     by = {who: {"value": x["mean"], "low": x["low"], "high": x["high"]} for who, x in found.items()}
     figure = {"metric": f"long-range {METRIC}", "proteins": over["count"], "by": by}

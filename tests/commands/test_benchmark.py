@@ -216,8 +216,13 @@ def test_proteingym_is_averaged_as_it_defines(
     assert ("substitutions", "ESM2 (8M)") not in rows
     assert rows["clinical_substitutions", "ESM-1b"]["value"] == "0.892"
     assert rows["fold_random_5", "three_mers"]["metric"] == "Spearman"
-    found = json.loads((workplace / "out/results.json").read_text())["tasks"]["run"]
-    assert found["indels/D_1"]["estimator"] == "pseudo-log-likelihood"
+    found = json.loads((workplace / "out/results.json").read_text())
+    assert found["tasks"]["run"]["indels/D_1"]["estimator"] == "pseudo-log-likelihood"
+    assert found["missing"]["1 of 4 tables of substitutions"] == ["C_1"]
+    typed[-1] = "one"
+    done = protlm_in_process(*typed, "--tasks", "substitutions/A_1", cwd=workplace)
+    assert done.returncode == 0 and " A_1 " in done.stdout, done.stderr
+    assert {x.partition("/")[0] for x, _ in results(workplace / "one")} == {"substitutions"}
 
 
 def test_averages_draw_proteins_in_pairs() -> None:
@@ -265,9 +270,8 @@ def test_contacts_are_those_of_the_evaluation(tiny_run: Path, tmp_path: Path, ca
 
 def test_several_test_sets_are_rows_of_their_own(tiny_run: Path, tmp_path: Path) -> None:
     names = ["train", "val", "casp12", "casp13", "casp14", "newPISCES364"] * 3
-    heads = [
-        f"P{n} TARGET={('HC' * 9)[: len(PROTEINS[n])]} SET={name}" for n, name in enumerate(names)
-    ]
+    each = enumerate(zip(PROTEINS, names, strict=True))
+    heads = [f"P{n} TARGET={('HC' * 9)[: len(one)]} SET={name}" for n, (one, name) in each]
     fasta(tmp_path / "supervised/secondary_structure.fasta", heads, PROTEINS)
     benchmark("pbc", tmp_path / "supervised", [tiny_run], tmp_path / "out", BenchmarkOptions())
     rows = results(tmp_path / "out")
@@ -312,8 +316,9 @@ def test_mistakes_are_named(flip: Path, tiny_run: Path, tmp_path: Path) -> None:
     write(flip / "gb1/splits/sampled.csv", "sequence,target,set", "MKT,1,train")
     for name, models, tasks, words in (
         ("flap", 1, (), "NAME=flap does not exist; there are: .*flip"),
-        ("pbc", 1, (), "has no file of pbc: conservation, disorder"),
-        ("flip", 1, ("gb2",), "--tasks=gb2 does not exist; there are: gb1"),
+        ("pbc", 1, (), "has no whole task of pbc: conservation lacks the file conservation; "),
+        ("flip", 1, ("gb2",), "--tasks=gb2 does not exist; there are: gb1/one_vs_rest, gb1/s"),
+        ("flip", 1, ("aav",), "--tasks=aav: in .*, aav/des_mut lacks the file aav/splits/des_mut"),
         ("flip", 2, (), "two models have one name"),
         ("flip", 1, ("gb1/sampled",), "^gb1/sampled: .*; --tasks runs other tasks"),
     ):
