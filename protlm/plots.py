@@ -243,9 +243,9 @@ def benchmark_figure(rows: Sequence[tuple]) -> "Figure":
     figure, ((axes,),) = _new_figure(7.5, 1.8 + 0.5 * len(tasks))
     for number, name in enumerate(names):
         some = [row for row in shown if row[2] == name]
-        places = np.array([tasks.index(row[:2]) for row in some]) + 0.7 * number / len(names)
-        low, values, high = np.array([[x[4] or x[3], x[3], x[5] or x[3]] for x in some], float).T
-        errors = np.maximum([values - low, high - values], 0)
+        places = np.array([tasks.index(x[:2]) for x in some]) + 0.7 * (number + 0.5) / len(names)
+        low, values, high = np.array([[x[4], x[3], x[5]] for x in some], float).T
+        errors = np.nan_to_num(np.maximum([values - low, high - values], 0))
         style = {"fmt": "s" if some[0][-1] else "o", "color": _CYCLE[number % len(_CYCLE)]}
         axes.errorbar(values, places, xerr=errors, markersize=4, linewidth=1, label=name, **style)
     axes.set_yticks(np.arange(len(tasks)) + 0.35, [f"{a}\n{b}" for a, b in tasks], fontsize=8)

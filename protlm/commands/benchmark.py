@@ -20,11 +20,11 @@ import torch
 
 from protlm import __version__
 from protlm.analysis.precision import METRIC, NEAREST
-from protlm.analysis.structures import read_structures
+from protlm.analysis.structures import longest_read, read_folder
 from protlm.commands.embedding.estimate import token_seconds
 from protlm.data.tables import write_table
 from protlm.data.vocabulary import RESIDUES
-from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, table
+from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, lacks, table
 from protlm.downstream.estimators import Estimator, Predictor, default_estimator, score
 from protlm.downstream.examples import left_out_by_length, read_examples, read_labeled, targets_from
 from protlm.downstream.metrics import LABEL_METRICS, agreement, positions_of
@@ -32,7 +32,7 @@ from protlm.downstream.probe_results import Result, content_of, mean_over
 from protlm.downstream.probing import MODEL, RANDOM, ProbeOptions, probe_folds
 from protlm.downstream.variants import VariantTable, read_variants
 from protlm.evaluation.base import compared
-from protlm.evaluation.contacts import Contacts
+from protlm.evaluation.contacts import LONGEST, Contacts
 from protlm.loading import load_model
 from protlm.model.embedding import Embedder, VectorStore
 from protlm.model.memory import Room
@@ -47,8 +47,8 @@ from protlm.system.terminal import print_table
 from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 
 _KIND = Kind("benchmark", "being run", "--output")
-# Characters of lists of files.
-_SHOWN = 50
+# Names that are shown of missing tasks, and of files.
+_SHOWN = 4
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,10 @@ def benchmark(
     """Runs tasks on each model, and writes results.json, .tsv and .png to a new folder."""
     found, missing, unknown = find(name, folder)
     asked = {*options.tasks}
-    for one in asked - {task.name for task in found}:
-        refuse_unknown("--tasks", one, sorted({task.group for task in found}))
+    for one in asked - {name for task in found for name in (task.name, task.group)}:
+        if absent := {x: ends for x, ends in missing.items() if one in (x, x.partition("/")[0])}:
+            raise InputDataError(f"--tasks={one}: in {folder}, {lacks(absent)}")
+        refuse_unknown("--tasks", one, {x.group if x.assay else x.name for x in found})
     models = {one.absolute().name: load_model(one, device=options.device) for one in paths}
     # All models are tested on the same proteins.
     longest = min((x for x in (one.max_residues for one in models.values()) if x), default=None)
@@ -81,7 +83,7 @@ def benchmark(
     if len(models) < len(paths):
         raise UserError("two models have one name; rename one of them, or give it once")
     said = {"missing": missing, "not known": unknown}
-    notes = [f"{what}: {len(x):,} ({', '.join(x)[:_SHOWN]})" for what, x in said.items() if x]
+    notes = [f"{what}: {len(x):,} ({', '.join([*x][:_SHOWN])})" for what, x in said.items() if x]
     if options.dry_run:
         _estimate(tasks, models, options.probe.tokens_per_batch, notes)
         return
@@ -89,7 +91,7 @@ def benchmark(
         "protlm": __version__,
         "torch": torch.__version__,
         "the benchmark": name,
-        "the files": [sha256_of(*sorted(task.files)) for task in found],
+        "the files": {str(x.relative_to(folder)): sha256_of(x) for one in found for x in one.files},
         "--model": {model: one.identity for model, one in models.items()},
         "--toks-per-batch": options.probe.tokens_per_batch,
         "--seed": options.probe.seed,
@@ -103,7 +105,7 @@ def benchmark(
         seed = options.probe.seed
         rows = table(name, {model: _figures(tasks, some, seed) for model, some in contents.items()})
         # Hundreds of assays are shown as averages.
-        assays = {task.name for task in tasks if task.assay is not None}
+        assays = {task.name for task in tasks if task.assay is not None} - asked
         shown = [row for row in rows if row[0] not in assays]
         made = work.path / "results"
         shutil.rmtree(made, ignore_errors=True)
@@ -114,7 +116,6 @@ def benchmark(
         write_table(made / "results.tsv", COLUMNS, cells)
         save_figure(benchmark_figure([x for x in shown if LESS not in x[2]]), made / "results.png")
         work.publish(made, output)
-    notes.append("Figures without an interval are published: results.tsv has their pages.")
     print_table(("task", "by", "value (95 %)"), _screen(shown), notes)
     print(output)
 
@@ -127,7 +128,8 @@ def _screen(rows: Iterable[tuple]) -> Iterator[list[str]]:
         for head, (_, _, by, *numbers, _, source) in zip(heads, group, strict=False):
             value, low, high = ("undefined" if x is None else f"{x:.3f}" for x in numbers)
             name, less, baseline = by.partition(" of ")[0].partition(LESS)
-            interval = "" if source else f" ({low} to {high})"
+            interval = "" if numbers[0] is None else f" ({low} to {high})"
+            interval = " (published)" if source else interval
             yield [head, f"{less.strip()} {baseline}" if less else name, f"{value}{interval}"]
 
 
@@ -208,9 +210,11 @@ def _variants(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict
 def _contacts(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
     folder, seed = str(task.files[0].parent), options.seed
     values = Contacts(structures=folder, fit_structures="sample", seed=seed).run(model, None)
+    too_long = ", ".join(values["left_out"]) or "no structure"
+    print(f"{task.name}: {values['num_test']} structures; too long: {too_long}", file=sys.stderr)
     over = values["over_best_baseline"]["long"]
     found = {MODEL: values[MODEL]["long"][METRIC], f"{MODEL}{LESS}{over['baseline']}": over}
-    found |= {who: values[who]["long"][METRIC] for who in (RANDOM, NEAREST)}
+    found |= {x: values[x]["long"][METRIC] for x in values if x.startswith((RANDOM, NEAREST))}
     by = {who: {"value": x["mean"], "low": x["low"], "high": x["high"]} for who, x in found.items()}
     figure = {"metric": f"long-range {METRIC}", "proteins": over["count"], "by": by}
     return {**values, "figures": {"": {**figure, "complete": not values["left_out"]}}}
@@ -254,14 +258,15 @@ def _estimate(
             rows.append((task.name, name, *(f"{n:,}" for n in counts)))
         needs = readable_size(max(size // longest, 1) * room.needs(longest))
         free, time = readable_size(free_memory(model.device)), timedelta(seconds=round(total))
-        notes.append(f"{name}: about {time} without the fits; {needs} of memory, {free} are free")
+        notes.append(f"{name}: about {time}, {needs} of memory without the fits; {free} are free")
     print_table(("task", "model", "passes", "residues", "seconds"), rows, notes)
 
 
 def _passes(task: Task, room: Room, seen: set[str]) -> list[int]:
     """Returns the residues of each pass of a task, but for mean vectors that others have `seen`."""
     if task.kind == "contacts":
-        return [len(one.sequence) for one in read_structures(task.files)]
+        structures, _ = read_folder(task.files[0].parent, longest_read(room.model, LONGEST))
+        return [len(one.sequence) for one in structures]
     if task.kind == "variants":
         wild_type, table, estimator = _read_variants(task, room.model)
         if estimator.scores_indels:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -37,8 +37,6 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.system.paths import complete_folder
 from protlm.system.terminal import JobProgress, printable
 
-# The model, its features, random weights, and at most four baselines.
-_PREDICTORS = 7
 # Records whose outputs are in memory at a time.
 _WINDOW = 512
 
@@ -62,17 +60,8 @@ def probe_labels(
     autoencoder = None if features is None else read_features(features).to(model.device)
     options = replace(options, layers=tuple(layers), autoencoder=autoencoder)
     labeled = read_labeled(labels, Room(model), reading, seed=options.seed)
-    with JobProgress("predictors", _PREDICTORS) as progress:
-        done = count()
-        found = probe_folds(
-            model,
-            labeled.sequences,
-            labeled.targets,
-            labeled.folds or {"": labeled.split},
-            options,
-            report=lambda name: progress.update(next(done), name),
-        )
-        progress.update(next(done))
+    folds = labeled.folds or {"": labeled.split}
+    found = probe_folds(model, labeled.sequences, labeled.targets, folds, options)
     identity = model.identity
     results = {
         fold: Result(model_path.name, identity, _of_fold(labeled, fold), one)

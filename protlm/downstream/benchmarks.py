@@ -9,6 +9,7 @@ import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -54,43 +55,45 @@ def rows_of(name: str, benchmark: str = "") -> list[dict[str, str]]:
         return [row for row in rows if benchmark in ("", row["benchmark"])]
 
 
-def find(benchmark: str, folder: Path) -> tuple[list[Task], list[str], list[str]]:
-    """Returns the tasks whose files are in a folder, at any depth; what is missing, and unknown.
+def find(benchmark: str, folder: Path) -> tuple[list[Task], dict[str, list[str]], list[str]]:
+    """Returns the tasks whose files are in a folder, at any depth; what others lack; unknown files.
 
     Of several files with one end, the nearest to the folder is taken, and the others are unknown.
     """
-    known = rows_of("benchmarks")
-    refuse_unknown("NAME", benchmark, dict.fromkeys(row["benchmark"] for row in known))
+    refuse_unknown("NAME", benchmark, {row["benchmark"] for row in rows_of("benchmarks")})
     names = {path: f"/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*")}
     shown = [path for path, name in names.items() if path.is_file() and "/." not in name]
     shown.sort(key=lambda path: (len(path.parts), path))
-    tasks, missing = [], []
+    tasks, missing = [], dict[str, list[str]]()
     for row in rows_of("benchmarks", benchmark):
-        parts = [one.rpartition("=") for one in row["files"].split()]
-        found = {a + b: [one for one in shown if _has(one, end)] for a, b, end in parts}
-        beside = [one for one in shown if _has(one, row["beside"])][:1]
-        files = [some[0] for some in found.values() if some]
-        if len(files) < len(parts) or (row["beside"] and not beside):
-            missing.append(row["task"])
+        splits = {end: a + b for a, b, end in (x.rpartition("=") for x in row["files"].split())}
+        ends = [*splits, *row["beside"].split()]
+        found = {end: [x for x in shown if x.with_name(_stem(x)).match(end)] for end in ends}
+        beside = found.get(row["beside"], [])[:1]
+        if lacking := [end for end, some in found.items() if not some]:
+            missing[row["task"]] = lacking
         elif row["kind"] == "contacts":
             tasks.append(Task(folder.resolve().name, "contacts", structure_files(folder)))
         elif "*" in row["files"]:
-            some, lacking = _of_assays(row, found[""], beside)
+            some, lacking = _of_assays(row, found[row["files"]], beside)
             tasks += some
-            missing += lacking
+            missing |= lacking
         else:
-            typed = [f"{split}{some[0]}" for split, some in found.items()]
+            files = [found[end][0] for end in splits]
+            typed = [f"{split}{found[end][0]}" for end, split in splits.items()]
             used = [*files, *beside, *files[0].parent.glob("mask.fa*")]
             reading = _reading(row, typed, beside)
             tasks.append(Task(row["task"], row["kind"], used, reading, metric=row["metric"]))
     if not tasks:
-        raise InputDataError(f"{folder} has no file of {benchmark}: {', '.join(missing)[:300]}")
+        raise InputDataError(f"{folder} has no whole task of {benchmark}: {lacks(missing)}")
     used = {path for task in tasks for path in task.files}
     return tasks, missing, [names[one][1:] for one in shown if one not in used]
 
 
-def _has(path: Path, end: str) -> bool:
-    return bool(end) and path.with_name(_stem(path)).match(end)
+def lacks(missing: Mapping[str, Sequence[str]]) -> str:
+    """Returns what tasks lack, by the ends of the paths of files."""
+    each = (f"{task} lacks the file {' and '.join(ends)}" for task, ends in missing.items())
+    return shorten("; ".join(each), 400, placeholder=" ...")
 
 
 def _stem(path: Path) -> str:
@@ -99,16 +102,17 @@ def _stem(path: Path) -> str:
 
 def _of_assays(
     row: Mapping[str, str], found: list[Path], beside: list[Path]
-) -> tuple[list[Task], list[str]]:
-    """Returns a task for each table of an assay in the reference, and how many have no table."""
+) -> tuple[list[Task], dict[str, list[str]]]:
+    """Returns a task for each table of an assay in the reference, and assays without a table."""
     assays, tasks = read_reference(beside[0]), []
     for name, path in {_stem(path): path for path in reversed(found)}.items():
         if name in assays:
             title, assay = f"{row['task']}/{name}", assays[name]
             files, reading = [path, *beside], _reading(row, [str(path)], [], assay.wild_type)
             tasks.append(Task(title, row["kind"], files, reading, assay, of=len(assays)))
-    lacking = len(assays) - len(tasks)
-    return tasks, [f"{lacking:,} of {len(assays):,} tables of {row['task']}"] * bool(lacking)
+    if lacking := sorted({*assays} - {task.name.partition("/")[2] for task in tasks}):
+        return tasks, {f"{len(lacking):,} of {len(assays):,} tables of {row['task']}": lacking}
+    return tasks, {}
 
 
 def _reading(
@@ -131,8 +135,7 @@ def figure_of(scores: Mapping[str, Metrics], metric: str, proteins: int) -> dict
     best = max(others, key=lambda who: np.nan_to_num(scores[who].values[metric], nan=-1))
     by = {who: one.to_plain()[metric] for who, one in scores.items()}
     less = {f"{MODEL}{LESS}{best}": scores[MODEL].less(scores[best], metric)}
-    by = {MODEL: by[MODEL], **less, **by}
-    return {"metric": metric, "proteins": proteins, "by": by}
+    return {"metric": metric, "proteins": proteins, "by": {MODEL: by[MODEL], **less, **by}}
 
 
 def average(
@@ -165,7 +168,7 @@ def table(benchmark: str, found: Mapping[str, Mapping[str, dict[str, Any]]]) -> 
         for model, figures in found.items():
             for who, value in figures[task]["by"].items():
                 if model == first or who.startswith((MODEL, RANDOM)):
-                    by = f"{who} of {model}" if others and who == RANDOM else who
+                    by = f"{who} of {model}" if others and who.startswith(RANDOM) else who
                     by = model + by.removeprefix(MODEL) if by.startswith(MODEL) else by
                     rows.append((task, metric, by, *value.values(), figures[task]["proteins"], ""))
         whole = all(some[task].get("complete", True) for some in found.values())

@@ -27,10 +27,13 @@ from protlm.downstream.tasks import Targets, Task
 from protlm.model.embedding import embeddings, forget
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
+from protlm.system.terminal import watched
 
 CONSTANT, SPARSE = "constant", "sparse_features"
 LINEAR, CNN = "linear", "cnn"
 _HELD_OUT = 0.2
+# The model, its features, random weights, and at most four baselines.
+_PREDICTORS = 7
 # The penalty of the ridge regression by which the layer for classes of residues is chosen.
 _RIDGE = 100.0
 # What the layer and the penalty are chosen by.
@@ -77,7 +80,7 @@ def probe(
     options: ProbeOptions,
 ) -> dict[str, Predictor]:
     """Fits and tests the probe of the model, which is not trained, and of each baseline."""
-    return probe_folds(model, sequences, targets, {"": split}, options)[""]
+    return probe_folds(model, sequences, targets, {"": split}, options, quiet=True)[""]
 
 
 def probe_folds(
@@ -87,16 +90,13 @@ def probe_folds(
     folds: Mapping[str, Split],
     options: ProbeOptions,
     *,
-    report: Callable[[str], None] = lambda _: None,
+    quiet: bool = False,
 ) -> dict[str, dict[str, Predictor]]:
-    """Does the work of `probe` for several splits of the same proteins, which are embedded once.
-
-    `report` gets the name of each predictor before its work.
-    """
+    """Does the work of `probe` for several splits of the same proteins, which are embedded once."""
     rows = {fold: _Rows(targets, split, options.seed) for fold, split in folds.items()}
     found: dict[str, dict[str, Predictor]] = {fold: {} for fold in folds}
-    for name, features_of, layers in _features(model, sequences, targets, options):
-        report(name)
+    each = _features(model, sequences, targets, options)
+    for name, features_of, layers in watched("predictors", each, total=_PREDICTORS, quiet=quiet):
         for fold, one in rows.items():
             found[fold][name] = _probe(features_of(one), layers, targets, one, options.seed)
     return found

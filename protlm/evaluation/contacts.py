@@ -25,6 +25,9 @@ from protlm.analysis.structures import check_limit, longest_read, read_folder, s
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 
+# Residues of a structure, if no other limit is given.
+LONGEST = 400
+
 
 class Contacts(Evaluation):
     """Precision of contacts from attention maps, beside that of random weights.
@@ -41,7 +44,7 @@ class Contacts(Evaluation):
         *,
         structures: str,
         fit_structures: str,
-        max_residues: int = 400,
+        max_residues: int = LONGEST,
         seed: int = 0,
         groups: str | None = None,
         scaled: bool = True,

@@ -25,7 +25,9 @@ from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.variants import Assay
 from protlm.evaluation.contacts import Contacts
 from protlm.model import embedding
+from protlm.plots import benchmark_figure
 from protlm.system.errors import UserError
+from protlm.system.paths import sha256_of
 from tests.fixtures.commands import Command, read_table, run_page
 from tests.fixtures.runs import Killed
 from tests.small_models import structure_folder
@@ -119,12 +121,11 @@ def test_flip_is_run_as_it_is_published(
     assert "missing: 26 (aav/des_mut, " in done.stdout
     assert "not known: 1 (gb1/notes.txt)" in done.stdout
     assert not (workplace / "out.partial").exists()
-    found, rows = (
-        json.loads((workplace / "out/results.json").read_text()),
-        results(workplace / "out"),
-    )
+    assert "predictors" in done.stderr
+    found = json.loads((workplace / "out/results.json").read_text())
+    rows, splits = results(workplace / "out"), flip / "secondary_structure" / "splits"
     assert len(found["missing"]) == 26 and (workplace / "out/results.png").exists()
-    splits = flip / "secondary_structure" / "splits"
+    assert found["the files"] == {name: sha256_of(flip / name) for name in found["the files"]}
     for task, path, reading in (
         ("gb1/one_vs_rest", flip / "gb1/splits/one_vs_rest.csv", LabelOptions()),
         ("secondary_structure", splits / "sampled.fasta", LabelOptions(splits / "sequences.fasta")),
@@ -137,10 +138,8 @@ def test_flip_is_run_as_it_is_published(
         for who, one in own["predictors"].items():
             row = shown["run" if who == "model" else who]
             assert int(row["proteins"]) == own["proteins"]["test"] == 6
-            for key, value in one["metrics"][row["metric"]].items():
-                assert float(row[key] or "nan") == pytest.approx(
-                    np.nan if value is None else value, abs=1e-6, nan_ok=True
-                )
+            for key, x in one["metrics"][row["metric"]].items():
+                assert float(row[key] or 9) == pytest.approx(9 if x is None else x, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -217,8 +216,13 @@ def test_proteingym_is_averaged_as_it_defines(
     assert ("substitutions", "ESM2 (8M)") not in rows
     assert rows["clinical_substitutions", "ESM-1b"]["value"] == "0.892"
     assert rows["fold_random_5", "three_mers"]["metric"] == "Spearman"
-    found = json.loads((workplace / "out/results.json").read_text())["tasks"]["run"]
-    assert found["indels/D_1"]["estimator"] == "pseudo-log-likelihood"
+    found = json.loads((workplace / "out/results.json").read_text())
+    assert found["tasks"]["run"]["indels/D_1"]["estimator"] == "pseudo-log-likelihood"
+    assert found["missing"]["1 of 4 tables of substitutions"] == ["C_1"]
+    typed[-1] = "one"
+    done = protlm_in_process(*typed, "--tasks", "substitutions/A_1", cwd=workplace)
+    assert done.returncode == 0 and " A_1 " in done.stdout, done.stderr
+    assert {x.partition("/")[0] for x, _ in results(workplace / "one")} == {"substitutions"}
 
 
 def test_averages_draw_proteins_in_pairs() -> None:
@@ -248,25 +252,26 @@ def test_models_with_equal_weights_are_two(tiny_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_contacts_are_those_of_the_evaluation(tiny_run: Path, tmp_path: Path) -> None:
+def test_contacts_are_those_of_the_evaluation(tiny_run: Path, tmp_path: Path, capsys) -> None:
     folder = Path(structure_folder(tmp_path, "test", 4)).rename(tmp_path / "CASP14")
     benchmark("contacts", folder, [tiny_run], tmp_path / "out", BenchmarkOptions())
-    rows, made = (
-        results(tmp_path / "out"),
-        Contacts(structures=str(folder), fit_structures="sample"),
-    )
+    assert "CASP14: 4 structures; too long: no structure" in capsys.readouterr().err
+    rows = results(tmp_path / "out")
+    made = Contacts(structures=str(folder), fit_structures="sample")
     values = made.run(protlm.load(tiny_run), None)
+    found = {by: float(row["value"]) for (_, by), row in rows.items() if not row["source"]}
     for by, who in ((tiny_run.name, "model"), ("nearest_in_sequence", "nearest_in_sequence")):
-        expected = values[who]["long"]["P@L"]["mean"]
-        assert float(rows["CASP14", by]["value"]) == pytest.approx(expected)
+        assert found[by] == pytest.approx(values[who]["long"]["P@L"]["mean"])
+    # The best baseline has a row.
+    ((model, best),) = (by.split(" - ") for by in found if " - " in by)
+    assert found[f"{model} - {best}"] == pytest.approx(found[model] - found[best])
     assert rows["CASP14", "ESM-2 (8M)"]["value"] == "0.098"
 
 
 def test_several_test_sets_are_rows_of_their_own(tiny_run: Path, tmp_path: Path) -> None:
     names = ["train", "val", "casp12", "casp13", "casp14", "newPISCES364"] * 3
-    heads = [
-        f"P{n} TARGET={('HC' * 9)[: len(PROTEINS[n])]} SET={name}" for n, name in enumerate(names)
-    ]
+    each = enumerate(zip(PROTEINS, names, strict=True))
+    heads = [f"P{n} TARGET={('HC' * 9)[: len(one)]} SET={name}" for n, (one, name) in each]
     fasta(tmp_path / "supervised/secondary_structure.fasta", heads, PROTEINS)
     benchmark("pbc", tmp_path / "supervised", [tiny_run], tmp_path / "out", BenchmarkOptions())
     rows = results(tmp_path / "out")
@@ -311,17 +316,24 @@ def test_mistakes_are_named(flip: Path, tiny_run: Path, tmp_path: Path) -> None:
     write(flip / "gb1/splits/sampled.csv", "sequence,target,set", "MKT,1,train")
     for name, models, tasks, words in (
         ("flap", 1, (), "NAME=flap does not exist; there are: .*flip"),
-        ("pbc", 1, (), "has no file of pbc: conservation, disorder"),
-        ("flip", 1, ("gb2",), "--tasks=gb2 does not exist; there are: gb1"),
+        ("pbc", 1, (), "has no whole task of pbc: conservation lacks the file conservation; "),
+        ("flip", 1, ("gb2",), "--tasks=gb2 does not exist; there are: gb1/one_vs_rest, gb1/s"),
+        ("flip", 1, ("aav",), "--tasks=aav: in .*, aav/des_mut lacks the file aav/splits/des_mut"),
         ("flip", 2, (), "two models have one name"),
         ("flip", 1, ("gb1/sampled",), "^gb1/sampled: .*; --tasks runs other tasks"),
     ):
         with pytest.raises(UserError, match=words):
             options = BenchmarkOptions(tasks=tasks)
             benchmark(name, flip, [tiny_run] * models, tmp_path / "out", options)
-    options = BenchmarkOptions(tasks=("secondary_structure",))
-    benchmark("flip", flip, [tiny_run], tmp_path / "out", options)
-    assert {task for task, _ in results(tmp_path / "out")} == {"secondary_structure"}
+
+
+def test_names_of_tasks_are_amid_their_predictors_and_a_bound_may_be_zero() -> None:
+    rows = [(task, "MCC", by, 0.5, 0.0, 0.6, 9, "") for task in "ab" for by in "xyz"]
+    (axes,) = benchmark_figure(rows).axes
+    points = [point.get_ydata() for point, *_ in axes.containers]
+    assert np.mean(points, axis=0) == pytest.approx(axes.get_yticks())
+    (bars,) = zip(*(bars for *_, bars in axes.containers), strict=True)
+    assert {one.get_segments()[0][0, 0] for one in bars} == {0}
 
 
 def test_published_figures_have_an_address_and_are_of_a_task() -> None:
