@@ -27,8 +27,9 @@ FITTED = (TRAIN, VALID)
 _SPLITS = {TRAIN: TRAIN, TEST: TEST, PRED: PRED}
 _SPLITS |= dict.fromkeys(["valid", "validation", "val", "dev"], VALID)
 # Columns as benchmarks and UniProt name them.
-_NAMES = ("identifier", "accession", "id", "ACC", "PDB-chain", "Entry", "Entry Name")
-_SEQUENCES = ("sequence", "seq", "aa_seq", "seq_full", "input", "primary", "mutated_sequence")
+_NAMES = ("identifier", "accession", "id", "ACC", "sid", "PDB-chain", "Entry", "Entry Name")
+_SEQUENCES = ("sequence", "seq", "aa_seq", "seq_full", "input", "primary", "fasta")
+_SEQUENCES += ("mutated_sequence",)
 _LABELS = ("label", "target")
 _OTHERS = ("split", "set", "validation", "cluster")
 _ATTRIBUTES = ("SET", "TARGET", "VALIDATION", "CLUSTER", "MASK")
@@ -125,7 +126,8 @@ def _label(cells: Mapping[str, str], column: str | None, form: Form, place: str)
     values = {one: number_of(cells[one]) for one in form.columns}
     if other := [one for one, value in values.items() if value not in (0, 1)]:
         raise InputDataError(f"{place}: {other[0]} of --label-columns is not 0 or 1")
-    return LIST.join(one for one, value in values.items() if value)
+    # That of none of the classes is not a missing label.
+    return LIST.join(one for one, value in values.items() if value) or LIST
 
 
 def fasta_rows(

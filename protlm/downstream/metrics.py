@@ -303,13 +303,9 @@ def _of_confusions(confusions: np.ndarray, weights: np.ndarray, *, per_residue: 
 
 
 def _of_several(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    found = [_areas(o, v, weights) for o, v in zip(outputs.T, values.T, strict=True)]
-    fmax = _fmax(outputs, values, weights)
-    areas = np.array(found)
-    is_defined = ~np.isnan(areas)
-    sums, counts = np.where(is_defined, areas, 0).sum(axis=0), is_defined.sum(axis=0)
-    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    return np.column_stack([means, fmax])
+    areas = [_areas(o, v, weights) for o, v in zip(outputs.T, values.T, strict=True)]
+    means = np.ma.masked_invalid(areas).mean(axis=0).filled(np.nan)
+    return np.column_stack([means, _fmax(outputs, values, weights)])
 
 
 def _fmax(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -327,7 +323,7 @@ def _fmax(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.nd
         counted = [weights @ one for one in (taken.any(axis=1), is_labeled)]
         x, y = (weights @ a / np.maximum(b, 1) for a, b in zip(ratios, counted, strict=True))
         best = np.maximum(best, 2 * x * y / np.maximum(x + y, 1e-12))
-    return best
+    return np.where(weights @ is_labeled > 0, best, np.nan)
 
 
 def _areas(scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -151,13 +151,19 @@ def test_columns_of_classes_and_folds_of_deeploc_2(read) -> None:
     )
     form = Form(columns=("Cytoplasm", "Golgi apparatus", "Membrane"), fold="Partition")
     found = read(text, "x.csv", form=form)
-    assert [one.label for one in found.examples] == ["Cytoplasm;Membrane", "Golgi apparatus"]
-    assert found.left_out == {"without a fold": 1, "without a label": 1}
+    labels = [one.label for one in found.examples]
+    assert labels == ["Cytoplasm;Membrane", "Golgi apparatus", ";"]
+    assert found.left_out == {"without a fold": 1}
     folds = folds_of(found.examples, seed=0)
     assert {name: (x.train.tolist(), x.test.tolist()) for name, x in folds.items()} == {
-        "0.0": ([1], [0]),
-        "1.0": ([0], [1]),
+        "0.0": ([1, 2], [0]),
+        "1.0": ([0], [1, 2]),
     }
+    # A protein of none of the classes is an example without them, as in the set of HPA.
+    assert targets_of(labels, Task.several_classes).values.any(axis=1).tolist() == [1, 1, 0]
+    found = read(",sid,fasta,x\n0,A,MKTA,0\n1,B,MKTC,1\n", form=Form(columns=("x",)))
+    known = [("A", "MKTA", ";"), ("B", "MKTC", "x")]
+    assert [(one.identifier, one.sequence, one.label) for one in found.examples] == known
     with pytest.raises(InputDataError, match="not Nucleus; choose"):
         read(text, "x.csv", form=Form(columns=("Nucleus",)))
     with pytest.raises(InputDataError, match="line 2: Kingdom of --label-columns is not 0 or 1"):

@@ -109,6 +109,8 @@ def test_metrics_are_those_of_scikit_learn(numbers) -> None:
     assert found["AUROC"] == pytest.approx(metrics.roc_auc_score(*kept))
     assert found["AUPRC"] == pytest.approx(metrics.average_precision_score(*kept))
     assert found["Fmax"] == pytest.approx(slow_fmax(rounded, several))
+    found = label_scores(rounded, several & False, np.arange(80), Task.several_classes).values
+    assert np.isnan([*found.values()]).all()
     values = numbers.normal(size=80)
     found = label_scores(outputs, values, np.arange(80), Task.number).values
     assert found["R2"] == pytest.approx(metrics.r2_score(values, outputs[:, 0]))
