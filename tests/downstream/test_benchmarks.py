@@ -118,6 +118,7 @@ def test_repeated_proteins_are_counted_and_leave_what_is_fitted_to(read, capsys)
     targets_from(Path("x"), found, LabelOptions(task=Task.number))
     said = capsys.readouterr().err
     assert "2 in train or valid stay in the test only: B, C" in said
+    assert "labels from the column label, splits from the column set\n" in said
     # Without identifiers, by the sequences.
     rows = "".join(f"MK{end}\t{n}\t{split}\n" for end, n, split in rows)
     found = read("seq\tlabel\tset\n" + rows)
@@ -204,6 +205,9 @@ def test_files_are_splits(read, tmp_path: Path) -> None:
     parts = [(one.identifier, one.split) for one in found.examples]
     names = ["train.csv.gz line 2", "test.csv line 2", "casp.csv line 2"]
     assert parts == list(zip(names, ["train", "test", "CASP12"], strict=True))
+    (tmp_path / "casp.csv").write_text("primary,label,set\nMKTD,2.5,train\n")
+    with pytest.raises(InputDataError, match=r"line 2: the split is train, .* given as CASP12"):
+        read_labeled_proteins(path, form=Form(split=split, others=tuple(others)))
     with pytest.raises(UserError, match=r"casp.csv is not named by its split; type train="):
         named_files([f"{tmp_path}/casp.csv"], several=True)
     assert named_files([f"{tmp_path}/casp.csv"], several=False) == [("", tmp_path / "casp.csv")]
