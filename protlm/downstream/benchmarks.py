@@ -147,8 +147,8 @@ def average(
     """
     first, scores = next(iter(figures.values())), {}
     for who in (one for one in first["by"] if LESS not in one):
-        plain = {name: figure["by"][who]["value"] for name, figure in figures.items()}
-        values = {name: np.nan if one is None else one for name, one in plain.items()}
+        # NaN for None.
+        values = {name: np.float64(figure["by"][who]["value"]) for name, figure in figures.items()}
         groups = [np.array(one) for one in by_selection(values, assays).values()]
         means = [one[np.stack([*draws(len(one), seed=seed)])].mean(axis=1) for one in groups]
         if min(map(len, groups), default=0) < 2:

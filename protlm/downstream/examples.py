@@ -85,15 +85,12 @@ def read_labeled(
     proteins = read_examples(path, room, reading)
     targets = targets_from(path, proteins, reading)
     proteins = _clustered(proteins, reading)
-    if reading.form.fold is not None:
-        folds = folds_of(proteins.examples, seed=seed)
-        split = next(iter(folds.values()))
-        return Labeled(proteins, targets, split, leakage(proteins.examples, split), folds)
-    split = split_of(proteins.examples, seed=seed)
+    folds = {} if reading.form.fold is None else folds_of(proteins.examples, seed=seed)
+    split = next(iter(folds.values()), None) or split_of(proteins.examples, seed=seed)
     if valid_fraction is not None and not split.valid.size:
         is_out = held_out(split.groups[split.train], valid_fraction, seed=seed)
         split = replace(split, train=split.train[~is_out], valid=split.train[is_out])
-    return Labeled(proteins, targets, split, leakage(proteins.examples, split))
+    return Labeled(proteins, targets, split, leakage(proteins.examples, split), folds)
 
 
 def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProteins:

@@ -19,6 +19,7 @@ from protlm.system.paths import existing_file
 from protlm.system.terminal import printable
 
 UNLABELED = "?"
+TRUTH = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 # Between classes of a protein, or numbers of its residues.
 LIST = ";"
 # `pred` are proteins without labels, to be predicted.
@@ -27,8 +28,9 @@ FITTED = (TRAIN, VALID)
 _SPLITS = {TRAIN: TRAIN, TEST: TEST, PRED: PRED}
 _SPLITS |= dict.fromkeys(["valid", "validation", "val", "dev"], VALID)
 # Columns as benchmarks and UniProt name them.
-_NAMES = ("identifier", "accession", "id", "ACC", "PDB-chain", "Entry", "Entry Name")
-_SEQUENCES = ("sequence", "seq", "aa_seq", "seq_full", "input", "primary", "mutated_sequence")
+_NAMES = ("identifier", "accession", "id", "ACC", "sid", "PDB-chain", "Entry", "Entry Name")
+_SEQUENCES = ("sequence", "seq", "aa_seq", "seq_full", "input", "primary", "fasta")
+_SEQUENCES += ("mutated_sequence",)
 _LABELS = ("label", "target")
 _OTHERS = ("split", "set", "validation", "cluster")
 _ATTRIBUTES = ("SET", "TARGET", "VALIDATION", "CLUSTER", "MASK")
@@ -100,6 +102,7 @@ def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
     masks = [one for one in columns if "mask" in one.lower()]
     masks += ["disorder"] if {"dssp3", "disorder"} <= {*columns} else []
     taken = {"identifiers": name, "sequences": found[0] if found else None, "labels": label}
+    taken["splits"] = form.fold or next((one for one in ("split", "set") if one in columns), None)
     shown = ", ".join(f"{what} from the column {one}" for what, one in taken.items() if one)
     print(printable(f"{path}: {shown}"), file=sys.stderr)
     prefix = f"{path.name} line" if form.others else "line"
@@ -110,7 +113,7 @@ def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
             identifier=cells[name] if name else f"{prefix} {line}",
             sequence=cells[found[0]] if found else "",
             label=_label(cells, label, form, place),
-            split=_split_of(cells, place, form) or split,
+            split=_split_of(cells, place, form, split),
             cluster=cells.get("cluster", ""),
             place=place,
             fold=cells[form.fold] if form.fold else "",
@@ -125,7 +128,8 @@ def _label(cells: Mapping[str, str], column: str | None, form: Form, place: str)
     values = {one: number_of(cells[one]) for one in form.columns}
     if other := [one for one, value in values.items() if value not in (0, 1)]:
         raise InputDataError(f"{place}: {other[0]} of --label-columns is not 0 or 1")
-    return LIST.join(one for one, value in values.items() if value)
+    # That of none of the classes is not a missing label.
+    return LIST.join(one for one, value in values.items() if value) or LIST
 
 
 def fasta_rows(
@@ -149,7 +153,7 @@ def fasta_rows(
                 identifier=header.split()[0],
                 sequence=cells.get("sequence", ""),
                 label=cells.get("label", ""),
-                split=_split_of(cells, place, form) or split,
+                split=_split_of(cells, place, form, split),
                 cluster=cells.get("cluster", ""),
                 place=place,
                 masks={"MASK=": cells["mask"]} if "mask" in cells else {},
@@ -176,11 +180,17 @@ def _attributes(header: str, form: Form, place: str) -> dict[str, str]:
     return cells
 
 
-def _split_of(cells: Mapping[str, str], where: str, form: Form) -> str:
-    """Returns the split from the columns or attributes split, set and validation."""
+def _split_of(cells: Mapping[str, str], where: str, form: Form, of_file: str) -> str:
+    """Returns the split from the columns or attributes split, set and validation, or the file's."""
     given = cells.get("split", cells.get("set", ""))
-    split = "" if given in MISSING else split_named(given, form.test_sets, where)
-    is_valid = _is_true(cells.get("validation", ""), where) if split else False
+    if given in MISSING:
+        return of_file
+    split = split_named(given, form.test_sets, where)
+    if split in FITTED and of_file not in ("", *FITTED):
+        raise InputDataError(
+            f"{where}: the split is {given}, and the file is given as {of_file}; correct one"
+        )
+    is_valid = _is_true(cells.get("validation", ""), where)
     return VALID if split == TRAIN and is_valid else split
 
 
@@ -243,8 +253,6 @@ def named_files(typed: Sequence[str], *, several: bool) -> list[tuple[str, Path]
 
 
 def _is_true(given: str, where: str) -> bool:
-    if given in MISSING or given.lower() in ("false", "0"):
-        return False
-    if given.lower() in ("true", "1"):
-        return True
-    raise InputDataError(f"{where}: validation {given!r} is not one of true, false, 1, 0")
+    if (value := False if given in MISSING else TRUTH.get(given.lower())) is None:
+        raise InputDataError(f"{where}: validation {given!r} is not one of true, false, 1, 0")
+    return value

@@ -138,13 +138,12 @@ def _assigned(rows: list[Example], form: Form) -> list[Example]:
 
 def _with_splits(examples: list[Example], form: Form, counts: Counter[str]) -> list[Example]:
     """Returns the examples of a fold or a split, if there are any, and counts the others."""
-    if form.fold is not None:
-        counts["without a fold"] = sum(one.fold in MISSING for one in examples)
-        return [one for one in examples if one.fold not in MISSING]
-    if any(one.split for one in examples):
-        counts["without a split"] = sum(not one.split for one in examples)
-        return [one for one in examples if one.split]
-    return examples
+    what = "split" if form.fold is None else "fold"
+    kept = [one for one in examples if getattr(one, what) not in MISSING]
+    if not kept and form.fold is None:
+        return examples
+    counts[f"without a {what}"] = len(examples) - len(kept)
+    return kept
 
 
 def _distinct(examples: Sequence[Example], counts: Counter[str]) -> tuple[list[Example], list[str]]:

@@ -213,22 +213,22 @@ def label_scores(
 ) -> Metrics:
     """Compares outputs, numbers or logits [examples, outputs], with labels as in `Targets`.
 
-    Groups are the protein of each row, and clusters its cluster, which is drawn whole.
+    Groups are the protein of each row; clusters, those of rows and further ones, are drawn whole.
     """
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
-    _, cluster_of = np.unique(
-        (groups if clusters is None else clusters)[first], return_inverse=True
-    )
-    number = int(cluster_of.max()) + 1
+    units = group_of if clusters is None else np.unique(clusters, return_inverse=True)[1]
+    number, cluster_of = int(units.max()) + 1, units[first]
     counts = [
         np.bincount(drawn, minlength=number)[cluster_of]
         for drawn in draws(number, seed=seed, number=resamples)
     ]
-    metrics = _metrics_of(outputs, values, group_of, task)
-    found = metrics(np.array([np.ones(len(first)), *counts]))
-    has_areas = not task.is_number and values.ndim == 1 and outputs.shape[1] == 2
-    names = LABEL_METRICS[task] + _AREAS * has_areas
-    return Metrics(dict(zip(names, found[0].tolist(), strict=True)), found[1:])
+    weights = np.array([np.ones(len(first)), *counts])
+    is_empty = ~weights.any(axis=1)
+    weights[is_empty] = 1
+    found = _metrics_of(outputs, values, group_of, task)(weights)
+    found[is_empty] = np.nan
+    names = LABEL_METRICS[task] + _AREAS
+    return Metrics(dict(zip(names, found[0].tolist(), strict=False)), found[1:])
 
 
 def _metrics_of(
@@ -303,13 +303,9 @@ def _of_confusions(confusions: np.ndarray, weights: np.ndarray, *, per_residue: 
 
 
 def _of_several(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    found = [_areas(o, v, weights) for o, v in zip(outputs.T, values.T, strict=True)]
-    fmax = _fmax(outputs, values, weights)
-    areas = np.array(found)
-    is_defined = ~np.isnan(areas)
-    sums, counts = np.where(is_defined, areas, 0).sum(axis=0), is_defined.sum(axis=0)
-    means = np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    return np.column_stack([means, fmax])
+    areas = [_areas(o, v, weights) for o, v in zip(outputs.T, values.T, strict=True)]
+    means = np.ma.masked_invalid(areas).mean(axis=0).filled(np.nan)
+    return np.column_stack([means, _fmax(outputs, values, weights)])
 
 
 def _fmax(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -327,7 +323,7 @@ def _fmax(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.nd
         counted = [weights @ one for one in (taken.any(axis=1), is_labeled)]
         x, y = (weights @ a / np.maximum(b, 1) for a, b in zip(ratios, counted, strict=True))
         best = np.maximum(best, 2 * x * y / np.maximum(x + y, 1e-12))
-    return best
+    return np.where(weights @ is_labeled > 0, best, np.nan)
 
 
 def _areas(scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray) -> np.ndarray:

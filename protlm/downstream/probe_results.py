@@ -22,6 +22,7 @@ from protlm.checkpoints.format import find_model, shipped_models
 from protlm.data.tables import write_rows
 from protlm.downstream.convolution import convolutions, convolved
 from protlm.downstream.examples import Labeled
+from protlm.downstream.label_files import LIST
 from protlm.downstream.linear import LinearModel, probabilities
 from protlm.downstream.metrics import LABEL_METRICS, caution
 from protlm.downstream.probing import MODEL, SPARSE, Predictor, ProbeOptions
@@ -197,7 +198,7 @@ def write_predictions(folder: Path, result: Result) -> None:
     for row, cells in zip(rows, found, strict=True):
         one = examples[targets.groups[row]]
         if places is None:
-            table.append([one.identifier, one.label, *cells])
+            table.append([one.identifier, one.label.strip(LIST), *cells])
         else:
             place = int(places[row])
             label = classes[values[row]] if classes else f"{values[row]:g}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from protlm.data.tables import MISSING, number_of
-from protlm.downstream.label_files import LIST, UNLABELED, Example
+from protlm.downstream.label_files import LIST, TRUTH, UNLABELED, Example
 from protlm.system.errors import InputDataError
 
 # Labels of residues may be too many or too few in a tenth of the proteins.
@@ -14,7 +14,6 @@ _NEARLY_ALL = 0.9
 _PEPTIDE = 20
 # An unknown score in the data of CheZOD and SETH.
 _UNKNOWN = 999
-_KEPT = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 
 
 def items_of(label: str) -> list[str]:
@@ -72,7 +71,7 @@ def residue_examples(
     rows = [_states_or_refusal(one) for one in examples]
     for one, states in zip(examples, rows, strict=True):
         for name, mask in one.masks.items():
-            kept = [_KEPT.get(x.lower()) for x in _states(mask, one.sequence) or [""]]
+            kept = [TRUTH.get(x.lower()) for x in _states(mask, one.sequence) or [""]]
             if None in kept:
                 raise InputDataError(f"{one.place}: {name} lacks a 0 or 1 for each residue")
             for place, (state, is_kept) in enumerate(zip(states, kept, strict=True)):

@@ -17,7 +17,7 @@ TEST_FRACTION = 0.2
 class Split:
     """The rows of each split, int64, and the group of every row: clusters, or equal sequences.
 
-    `test` has the rows of all test sets.
+    `test` has the rows of all test sets; that of a fold has clusters that are in other folds, too.
     """
 
     train: np.ndarray
@@ -26,6 +26,7 @@ class Split:
     groups: np.ndarray
     has_clusters: bool = False
     test_sets: Mapping[str, np.ndarray] = field(default_factory=dict)
+    is_fold: bool = False
 
     def sides(self) -> dict[str, int]:
         """Returns the number of proteins of each split."""
@@ -33,7 +34,9 @@ class Split:
 
     def clusters_of(self, proteins: np.ndarray) -> np.ndarray | None:
         """Returns the cluster of each protein, which the bootstrap draws whole; None if unknown."""
-        return self.groups[proteins] if self.has_clusters else None
+        # And those of other folds, so that all folds have the same draws.
+        others = self.train if self.is_fold else self.train[:0]
+        return self.groups[np.append(proteins, others)] if self.has_clusters else None
 
 
 @dataclass(frozen=True)
@@ -93,12 +96,11 @@ def folds_of(examples: Sequence[Example], *, seed: int) -> dict[str, Split]:
     names = sorted({one.fold for one in examples})
     if len(names) < 2:
         raise InputDataError(f"all proteins are in the fold {names[0]}; give two or more folds")
-    return {
-        name: split_of(
-            [replace(one, split=TEST if one.fold == name else TRAIN) for one in examples], seed=seed
-        )
-        for name in names
-    }
+    found = {}
+    for name in names:
+        rows = [replace(one, split=TEST if one.fold == name else TRAIN) for one in examples]
+        found[name] = replace(split_of(rows, seed=seed), is_fold=True)
+    return found
 
 
 def leakage(examples: Sequence[Example], split: Split) -> Leakage:

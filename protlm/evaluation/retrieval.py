@@ -11,7 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.analysis.bootstrap import ratio_interval
+from protlm.analysis.bootstrap import ratio_of
 from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.data_set import SplitReader
 from protlm.data.tables import read_labels
@@ -132,15 +132,12 @@ def _cosines(queries: np.ndarray, gallery: np.ndarray) -> np.ndarray:
     return sides[0] @ sides[1].T
 
 
-def _scores(similarity: np.ndarray, truth: np.ndarray, seed: int) -> dict[str, dict[str, float]]:
+def _scores(similarity: np.ndarray, truth: np.ndarray, seed: int) -> dict[str, Any]:
     top1, average = np.empty(len(truth)), np.empty(len(truth))
     for query, (row, is_relative) in enumerate(zip(similarity, truth, strict=True)):
         ranked = is_relative[np.argsort(-row, kind="stable")]
         places = np.flatnonzero(ranked) + 1
         top1[query] = ranked[0]
         average[query] = np.mean(np.arange(1, len(places) + 1) / places)
-    scores = {}
-    for name, values in (("top1", top1), ("map", average)):
-        found = ratio_interval(values, seed=seed)
-        scores[name] = {"value": found["mean"], "low": found["low"], "high": found["high"]}
-    return scores
+    ones, found = np.ones(len(truth)), {"top1": top1, "map": average}
+    return {name: ratio_of(name, x, ones, seed=seed).to_plain()[name] for name, x in found.items()}

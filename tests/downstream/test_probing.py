@@ -10,6 +10,7 @@ from scipy.sparse import csr_matrix
 from scipy.stats import spearmanr
 
 from protlm.analysis.structures import read_structure
+from protlm.downstream.label_files import Example
 from protlm.downstream.linear import (
     PENALTIES,
     constant,
@@ -21,7 +22,7 @@ from protlm.downstream.linear import (
 from protlm.downstream.metrics import LABEL_METRICS, label_scores
 from protlm.downstream.probe_results import Probe, comparison, read_probe, scores_of, write_probe
 from protlm.downstream.probing import CNN, CONSTANT, MODEL, ProbeOptions, probe, residue_baseline
-from protlm.downstream.splits import Split
+from protlm.downstream.splits import Split, folds_of
 from protlm.downstream.tasks import Targets, Task, state_labels, state_targets
 from protlm.model.embedding import embeddings
 from protlm.system.errors import InputDataError, UserError
@@ -109,6 +110,8 @@ def test_metrics_are_those_of_scikit_learn(numbers) -> None:
     assert found["AUROC"] == pytest.approx(metrics.roc_auc_score(*kept))
     assert found["AUPRC"] == pytest.approx(metrics.average_precision_score(*kept))
     assert found["Fmax"] == pytest.approx(slow_fmax(rounded, several))
+    found = label_scores(rounded, several & False, np.arange(80), Task.several_classes).values
+    assert np.isnan([*found.values()]).all()
     values = numbers.normal(size=80)
     found = label_scores(outputs, values, np.arange(80), Task.number).values
     assert found["R2"] == pytest.approx(metrics.r2_score(values, outputs[:, 0]))
@@ -176,16 +179,23 @@ def test_resamples_are_metrics_of_drawn_proteins(numbers, task: Task, size: int,
         assert row.tolist() == pytest.approx(list(again.values.values()))
 
 
-def test_clusters_are_drawn_whole(numbers) -> None:
-    """A cluster of copies counts as one draw: the interval is that of one protein of each."""
-    values, outputs = numbers.integers(2, size=20), numbers.normal(size=(20, 2))
-    alone = label_scores(outputs, values, np.arange(20), Task.one_class)
-    units = np.repeat(np.arange(20), 5)
-    copies = outputs.repeat(5, axis=0), values.repeat(5), np.arange(100)
-    whole = label_scores(*copies, Task.one_class, clusters=units)
-    assert whole.interval("accuracy") == pytest.approx(alone.interval("accuracy"))
-    low, high = label_scores(*copies, Task.one_class).interval("accuracy")
-    assert high - low < 0.7 * np.subtract(*alone.interval("accuracy")[::-1])
+def test_clusters_are_drawn_whole_and_those_of_all_folds_at_once(numbers) -> None:
+    """Also those that a fold lacks, of which some resamples are then undefined."""
+    own = [Example(f"{n}", "M" * (n + 1), "1", cluster=f"{n % 8}", fold="a") for n in range(18)]
+    examples = [*own[:16], *(replace(one, fold="b") for one in own[16:])]
+    is_right, drawn = (
+        numbers.integers(2, size=8),
+        np.random.default_rng(0).integers(8, size=(50, 8)),
+    )
+    for split in folds_of(examples, seed=0).values():
+        clusters = split.groups[split.test]
+        given = np.eye(2)[is_right[clusters]], np.ones(len(clusters), int), split.test
+        named = {"clusters": split.clusters_of(split.test), "resamples": 50}
+        found = label_scores(*given, Task.one_class, **named).resampled[:, 0]
+        kept = [is_right[row[np.isin(row, clusters)]] for row in drawn]
+        known = [right.mean() if right.size else np.nan for right in kept]
+        assert found == pytest.approx(known, nan_ok=True)
+        assert np.isnan(found).any() == (len(clusters) == 2)
 
 
 def test_sparse_features_are_not_scaled(numbers) -> None:
