@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Annotated, ClassVar, final
 
 import torch
@@ -200,28 +199,36 @@ class Longformer(Attention, Recurrent[LongformerState]):
 
     def _sees(self, offset: Tensor, *, causal: bool) -> Tensor:
         """Returns whether a head's query has keys at some offsets in its window: (H, ...)."""
-        return torch.stack([window.sees(offset) for window in self._windows_of_heads(causal)])
+        return torch.cat(
+            [
+                window.sees(offset).expand(heads.stop - heads.start, *offset.shape)
+                for window, heads in self._windows(causal)
+            ]
+        )
 
-    def _windows_of_heads(self, causal: bool) -> list[Window]:
-        dilated = Window.of(self.window, causal=causal, dilation=self.dilation)
-        plain = Window.of(self.window, causal=causal)
-        return [dilated if head < self.dilated_heads else plain for head in range(self.num_heads)]
+    def _windows(self, causal: bool) -> list[tuple[Window, slice]]:
+        """Returns the windows, each with its heads."""
+        first = self.dilated_heads if self.dilation > 1 else 0
+        both = (self.dilation, slice(0, first)), (1, slice(first, self.num_heads))
+        return [
+            (Window.of(self.window, causal=causal, dilation=dilation), heads)
+            for dilation, heads in both
+            if heads.start < heads.stop
+        ]
 
     def _local_rows(
         self, given: list[Tensor], keys_BL: Tensor, shared: SharedKeys | None, *, causal: bool
     ) -> Tensor:
         """Computes all rows as if none were global, each with its window and the shared keys."""
-        parts, start = [], 0
-        for window, group in groupby(self._windows_of_heads(causal)):
-            heads = slice(start, start + len(list(group)))
-            part = window_softmax(
+        parts = [
+            window_softmax(
                 *(x[:, heads] for x in given),
                 keys_BL=keys_BL,
                 window=window,
                 shared=None if shared is None else shared.of_heads(heads),
             )
-            parts.append(part)
-            start = heads.stop
+            for window, heads in self._windows(causal)
+        ]
         return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
 
     def _global_weights(

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.compiler import is_compiling
 
 from protlm.attention.base import Attention, Context, RandomFeatures
 from protlm.attention.ops.numerics import accum_dtype, at_once, no_autocast, zero_padding
@@ -102,10 +103,10 @@ def lay_out(buckets: Tensor, *, num_buckets: int, size: int) -> Layout:
     ranks = torch.arange(number, device=buckets.device) - starts.gather(-1, ordered)
     slots = first_chunks.gather(-1, ordered) * size + ranks
     slots = slots.masked_fill(ordered == num_buckets, 0)
-    if buckets.device.type == "cpu":
+    if buckets.device.type == "cpu" and not is_compiling():
         num_chunks = 1 + int(chunks.sum(dim=-1).max())
     else:
-        # Reading the number would synchronize a GPU.
+        # Reading the number would synchronize a GPU, and end a graph.
         num_chunks = 1 + most_chunks(number, num_buckets=num_buckets, size=size)
     held = torch.full((rounds, num_chunks * size), number, device=buckets.device)
     held.scatter_(-1, slots, positions)

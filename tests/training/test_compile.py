@@ -72,17 +72,19 @@ def test_a_length_is_one_graph_of_the_whole_model(settings):
 @pytest.mark.slow
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize("name", names())
-def test_a_compiled_model_of_any_mechanism_learns_the_same(name, causal):
+def test_a_compiled_model_of_any_mechanism_is_one_graph_and_learns_the_same(name, causal):
     """With a convolution, and with rotary positions where the mechanism takes them."""
     mode = "causal" if causal else "bidirectional"
     if not getattr(mechanism(name), f"supports_{mode}"):
         pytest.skip(f"{name} has no {mode} mode")
     settings = f"attention={name}", "model.convolution=3"
     plain, compiled = network_of(*settings), network_of(*settings)
-    compile_model(compiled, backend="aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
+    compile_model(compiled, backend=counter)
     expected = gradients(plain, 2, 24, causal=causal)
     for one, other in zip(gradients(compiled, 2, 24, causal=causal), expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    assert counter.frame_count == 1
 
 
 @pytest.mark.slow

@@ -286,9 +286,12 @@ def compile_model(network: ProteinLM, *, backend: Any = "inductor") -> None:
     Shapes are not symbolic: batches have few shapes, and linear attention needs a known length to
     cut it into tiles. Hooks of the model itself stay outside the graph.
     """
-    limits = torch._dynamo.config
-    limits.recompile_limit = max(limits.recompile_limit, _MOST_GRAPHS)
-    limits.accumulated_recompile_limit = max(limits.accumulated_recompile_limit, _MOST_GRAPHS)
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, _MOST_GRAPHS)
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, _MOST_GRAPHS)
+    # BigBird recomputes tiles in its backward pass, where a graph ends without this setting.
+    if hasattr(config, "trace_autograd_ops"):
+        config.trace_autograd_ops = True
     network.forward = torch.compile(network.forward, dynamic=False, backend=backend)
 
 
