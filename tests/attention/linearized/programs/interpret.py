@@ -90,7 +90,8 @@ def is_causal(mechanism: Any, inputs: Inputs, out_BHLC: Tensor) -> bool:
 
 def is_alone(mechanism: Any, inputs: Inputs, found: list[Tensor], *, causal: bool) -> bool:
     """Whether a packed protein is bitwise the same when its neighbors are 30 times other ones."""
-    (start, end), other = SPANS[3], Inputs(*(30 * x for x in inputs[:4]), inputs.mask_BL)
+    (start, end), louder = SPANS[3], [30 * x for x in inputs[:4]]
+    other = Inputs(*louder, mask_BL=inputs.mask_BL)
     for x, y in zip(other[:4], inputs[:4], strict=True):
         x[..., start:end, :] = y[..., start:end, :]
     again = with_gradients(mechanism, other, BOUNDS, causal=causal)
