@@ -124,7 +124,8 @@ def fused_counters() -> dict[Any, Any]:
         return {}
     from protlm.attention.linearized.fused.attention import attention
 
-    def operations(q: Any, k: Any, v: Any, mask: Any, w: Any, *_: Any, out_shape: Any) -> int:
+    def operations(q: Any, k: Any, v: Any, *others: Any, out_shape: Any) -> int:
+        w = others[2]  # after the mask and the bounds of packed proteins
         sums = 2 * (math.prod(v) + math.prod(v[:-1]))
         return 2 * w[0] * (math.prod(q) + math.prod(k) + sums)
 
