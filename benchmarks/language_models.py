@@ -56,7 +56,8 @@ class Ours(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns the mean loss of the targets."""
-        out = self.network(batch.tokens_BL, batch.mask_BL, causal=False)
+        rows = batch.tokens_BL, batch.mask_BL
+        out = self.network(*rows, causal=False, bounds=batch.bounds)
         sums = target_sums(out.logits_BLV, batch.targets_BL)
         return sums.nats / sums.count
 

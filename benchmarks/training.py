@@ -4,7 +4,8 @@ make bench-training, or: python -m benchmarks.training [--fasta FILE] [--quick] 
 
 All models have six layers, D = 512, 8 heads, F = 1,024, rotary positions, LayerNorm, GELU, no
 dropout and one AdamW. They train on the same batches with the same padding, in bf16 autocast, or in
-float32 where the processor emulates bfloat16. Costs are seconds per token without padding.
+float32 where the processor emulates bfloat16. Costs are seconds per token without padding. At the
+end, each of protlm's models trains on padded and on packed rows of real lengths in turns.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from benchmarks.language_models import ESM, OURS, PERFORMER_LM_64, PERFORMER_LM_
 from benchmarks.synthetic_fasta import SAMPLE
 from benchmarks.training_batches import Proteins, batches
 from protlm.data.batching.plan import BatchingStrategy
-from protlm.data.batching.strategies import LengthBuckets, Packing
+from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins
 from protlm.data.dataset import Batch
 from protlm.system.errors import exit_with_message
 from protlm.system.paths import check_output
@@ -45,6 +46,7 @@ from protlm.system.paths import check_output
 LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16_384), (64, 128)
 TOKENS, QUICK_TOKENS = 4096, 512
 REAL, REAL_LENGTH = "real lengths", 1024
+PADDED, PACKED = "padded rows", "packed rows"
 PEERS = (ESM, PERFORMER_LM_256, PERFORMER_LM_64)
 THOROUGH = Pace(seconds=150.0, fewest=3, most=7)
 # A model that would take longer for a step is left out.
@@ -131,7 +133,26 @@ def compare(
     return comparison
 
 
-def report(place: Mapping[str, object], held: Sequence[Comparison]) -> None:
+def compare_packed(
+    sizes: Sizes, proteins: Proteins, attention: str, tokens: int, pace: Pace
+) -> Comparison:
+    """Compares padded and packed batches of `tokens` tokens in the training of one model."""
+    longest, model = min(tokens, REAL_LENGTH), models(sizes)[attention]
+    rules = {
+        PADDED: LengthBuckets(tokens, longest),
+        PACKED: WholeProteins(tokens, longest, row=tokens),
+    }
+    trainings = {name: Training(model(), batches(proteins, rule)) for name, rule in rules.items()}
+    runs = {
+        name: lambda each=each: each.seconds_per_token(2 * tokens)
+        for name, each in trainings.items()
+    }
+    return take_turns(attention, runs, pace)
+
+
+def report(
+    place: Mapping[str, object], held: Sequence[Comparison], packed: Sequence[Comparison]
+) -> None:
     """Prints the tables."""
     precision = "float32" if emulates_bfloat16(CPU) else "bf16 autocast"
     ratios = [
@@ -144,6 +165,7 @@ def report(place: Mapping[str, object], held: Sequence[Comparison]) -> None:
         *ratios,
         median_table("Microseconds per token without padding", held, scale=1e6),
         fact_table("Parameters, in millions", held[:1], "parameters", scale=1e-6),
+        speed_table(f"{precision}, {REAL}", packed, PADDED),
         *left_out_lines(held),
     )
 
@@ -178,9 +200,14 @@ def main() -> None:
     for workload in workloads(arguments.lengths, QUICK_TOKENS if arguments.quick else TOKENS):
         print(f"{workload.label} ...", file=sys.stderr, flush=True)
         held.append(compare(sizes, proteins, workload, forecast, pace))
+    packed = []
+    for attention in OURS:
+        print(f"{attention}, {PACKED} ...", file=sys.stderr, flush=True)
+        tokens = QUICK_TOKENS if arguments.quick else 4 * TOKENS
+        packed.append(compare_packed(sizes, proteins, attention, tokens, pace))
     place = machine(CPU)
-    report(place, held)
-    write_json(arguments.json, place, {"training": held}, (*PEERS, *OURS))
+    report(place, held, packed)
+    write_json(arguments.json, place, {"training": held, "packed": packed}, (*PEERS, *OURS, PADDED))
 
 
 if __name__ == "__main__":
