@@ -13,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
 from pathlib import Path
 
 import torch
@@ -47,6 +49,8 @@ LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16_384), (64, 128)
 TOKENS, QUICK_TOKENS = 4096, 512
 REAL, REAL_LENGTH = "real lengths", 1024
 PADDED, PACKED = "padded rows", "packed rows"
+# Batches of a turn; the padded ones are evenly spaced in the lengths of an epoch.
+_BATCHES = 5
 PEERS = (ESM, PERFORMER_LM_256, PERFORMER_LM_64)
 THOROUGH = Pace(seconds=150.0, fewest=3, most=7)
 # A model that would take longer for a step is left out.
@@ -136,17 +140,20 @@ def compare(
 def compare_packed(
     sizes: Sizes, proteins: Proteins, attention: str, tokens: int, pace: Pace
 ) -> Comparison:
-    """Compares padded and packed batches of `tokens` tokens in the training of one model."""
+    """Compares padded and packed batches of `tokens` tokens, of the lengths of an epoch each."""
     longest, model = min(tokens, REAL_LENGTH), models(sizes)[attention]
-    rules = {
-        PADDED: LengthBuckets(tokens, longest),
-        PACKED: WholeProteins(tokens, longest, row=tokens),
+    supply, epoch = batches(proteins, LengthBuckets(tokens, longest)), list[Batch]()
+    while not epoch or epoch[-1].after[0] == 0:
+        epoch.append(next(supply))
+    epoch.sort(key=lambda batch: batch.tokens_BL.shape[1])
+    packed = islice(batches(proteins, WholeProteins(tokens, longest, row=tokens)), _BATCHES)
+    held = {
+        PADDED: [epoch[(2 * i + 1) * len(epoch) // (2 * _BATCHES)] for i in range(_BATCHES)],
+        PACKED: list(packed),
     }
-    trainings = {name: Training(model(), batches(proteins, rule)) for name, rule in rules.items()}
-    runs = {
-        name: lambda each=each: each.seconds_per_token(2 * tokens)
-        for name, each in trainings.items()
-    }
+    trainings = {name: Training(model(), cycle(held[name])) for name in held}
+    useful = {name: sum(int(batch.mask_BL.sum()) for batch in held[name]) for name in held}
+    runs = {name: partial(trainings[name].seconds_per_token, useful[name]) for name in held}
     return take_turns(attention, runs, pace)
 
 

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
+from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent, not_compiled
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import (
     at_once,
@@ -65,7 +66,24 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         out_BHLC, window = None, (-1, 0) if context.causal else (-1, -1)
         if self.logit_bias is None:
             out_BHLC = varlen_softmax(heads, context.mask_BL, bounds, window)
-        return super().forward_packed(heads, context, bounds) if out_BHLC is None else out_BHLC
+        if out_BHLC is not None:
+            return out_BHLC
+        if heads[0].device.type != "cpu":
+            return super().forward_packed(heads, context, bounds)
+        return self._one_by_one(heads, context, bounds)
+
+    @not_compiled
+    def _one_by_one(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
+        """Attends in each protein where it lies: nothing is copied, padded or hidden."""
+        cuts = np.unique([0, *bounds.spans.ravel(), heads[0].shape[2]]).tolist()
+        sizes, starts = np.diff(cuts).tolist(), set(bounds.spans[:, 0].tolist())
+        # The gradient of each slice of a tensor would have the size of the tensor.
+        pieces, parts = zip(*(x.split(sizes, dim=2) for x in heads), strict=True), list[Tensor]()
+        for start, (q, k, v) in zip(cuts[:-1], pieces, strict=True):
+            mask_BM = context.mask_BL[:, start : start + q.shape[2]]
+            within = Context(context.hidden_BLD, mask_BM, context.causal)
+            parts.append(self.mix(q, k, v, within) if start in starts else torch.zeros_like(v))
+        return torch.cat(parts, dim=2)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         _, mask_BL, causal = context
