@@ -26,8 +26,7 @@ from tests.fixtures.commands import run_here
 ROOT = Path(__file__).resolve().parent.parent
 GPU_PAGE = ROOT / "docs" / "gpu.md"
 MODULES = [f"{path.parent.name}.{path.stem}" for path in sorted(ROOT.glob("[bs]*s/*.py"))]
-# The smallest setting of each script that ends within a minute, and what it prints. Others take
-# longer, or need a GPU, a trained model or data that is not shipped.
+# The smallest setting of each script that needs no minute, GPU, model or data, and what it prints.
 SMALLEST = {
     "benchmarks.attention --quick --lengths 16 --dtypes fp32": "times as fast as SDPA",
     "benchmarks.data --quick": "times as fast as Biopython",
@@ -40,6 +39,7 @@ SMALLEST = {
     "benchmarks.synthetic_fasta proteins.fasta.gz --records 100": "",
     "benchmarks.training --quick --lengths 32": "times as fast as",
     "studies.approximation --quick": "Relative error of the output",
+    "studies.step_costs --quick --mechanisms softmax alternating": "A training step",
     "studies.training_comparison --quick --mechanisms softmax": "softmax",
     "studies.two_flash --quick": "two flash calls",
 }

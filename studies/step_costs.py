@@ -1,0 +1,82 @@
+"""Step costs: what a token costs in a training step of each twin, at several lengths.
+
+    python -m studies.step_costs [--mechanisms NAME ...] [--lengths 512 4096 32768] [--quick]
+
+The models of `twins` take turns on rows of random residues, of 4,096 tokens in all or one row:
+forward, backward, clipping and AdamW, in bf16 autocast where the processor has bf16 products. Run
+it on an idle machine. Costs are seconds per token; those of rows of 512, times 4,096, are the
+`--step-seconds` of `twins` but for its optimizer.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.attention_passes import timed
+from benchmarks.gpu_rates import Form, Step
+from benchmarks.harness import (
+    QUICK,
+    Comparison,
+    Pace,
+    left_out_lines,
+    machine,
+    median_table,
+    show,
+    speed_table,
+    take_turns,
+    write_json,
+)
+from protlm.system.errors import exit_with_message
+from protlm.system.paths import check_output
+from studies.twins import COMMON, MECHANISMS, SOFTMAX, TOKENS_PER_STEP
+
+LENGTHS, QUICK_LENGTHS = (512, 4096, 32_768), (64,)
+MODEL = tuple(setting for setting in COMMON if setting.startswith("model"))
+THOROUGH = Pace(seconds=90.0, fewest=3, most=9)
+CPU = torch.device("cpu")
+
+
+def compare(mechanisms: Sequence[str], length: int, tokens: int, pace: Pace) -> Comparison:
+    """Compares the steps of the mechanisms on rows of `length` tokens."""
+    tokens = max(tokens, length)
+    forms = {
+        name: Form((*MODEL, *MECHANISMS[name]), tokens=tokens, length=length) for name in mechanisms
+    }
+    steps = {name: Step(form, CPU, is_compiled=False) for name, form in forms.items()}
+    runs = {name: lambda step=step: timed(step, CPU) / tokens for name, step in steps.items()}
+    return take_turns(f"L={length:,}", runs, pace)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures, prints the tables, and writes the JSON file.
+
+    Raises:
+        OutputError: the JSON file cannot be written.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
+    parser.add_argument("--lengths", nargs="+", type=int)
+    parser.add_argument("--quick", action="store_true", help="short rows, two rounds")
+    parser.add_argument("--json", type=Path, default=Path("outputs/step_costs.json"))
+    given = parser.parse_args(arguments)
+    check_output(given.json, overwrite=True)
+    pace, tokens = (QUICK, 128) if given.quick else (THOROUGH, TOKENS_PER_STEP)
+    held = []
+    for length in given.lengths or (QUICK_LENGTHS if given.quick else LENGTHS):
+        print(f"L={length:,} ...", file=sys.stderr, flush=True)
+        held.append(compare(given.mechanisms, length, tokens, pace))
+    place = machine(CPU)
+    show(
+        place,
+        speed_table("A training step", held, SOFTMAX),
+        median_table("Microseconds per token", held, scale=1e6),
+        *left_out_lines(held),
+    )
+    write_json(given.json, place, {"training step": held}, (SOFTMAX,))
+
+
+if __name__ == "__main__":
+    exit_with_message(main)
