@@ -258,11 +258,12 @@ def _print_start(config: TrainConfig, checkpoint: Path | None) -> None:
     sets = [part.dir for part in data.mixture] or [data.dir]
     device = resolved_accelerator(trainer.accelerator)
     number = trainer.devices * trainer.num_nodes
+    is_less = tokens_of_step(config) < data.max_length
     facts = [
         f"{number} devices, {device}" if number > 1 else device,
         *([f"{torch.get_num_threads()} threads"] if device == "cpu" else []),
         f"precision {resolved_precision(trainer.precision, device.partition(':')[0])}",
-        f"steps of {tokens_of_step(config):,} tokens",
+        f"steps of {tokens_of_step(config):,} tokens{', or a longer row' if is_less else ''}",
     ]
     _print(f"{run_dir}: {run_is}; data {', '.join(map(str, sets))}; {', '.join(facts)}")
     if config.schedule.notice:

@@ -64,13 +64,17 @@ class DataConfig(Checked):
         [],
     )
     tokens_per_batch: int = setting(
-        "padded size of a batch, over all devices together", 16_384, allowed=at_least(1)
+        "padded size of a batch, over all devices together, or one longer row",
+        16_384,
+        allowed=at_least(1),
     )
     batching: Batching = setting(
         "pads rows of one sequence, or fills rows with whole ones, which do not see each other",
         Batching.padded,
     )
-    tokens_per_row: int = setting("tokens of a packed row", 16_384, allowed=at_least(3))
+    tokens_per_row: int = setting(
+        "tokens of a packed row, or `data.max_length` if more", 16_384, allowed=at_least(3)
+    )
     num_workers: int = setting(
         "loader processes of each rank", 0, allowed=at_least(0), decides=False
     )

@@ -61,6 +61,10 @@ def find(benchmark: str, folder: Path) -> tuple[list[Task], dict[str, list[str]]
     Of several files with one end, the nearest to the folder is taken, and the others are unknown.
     """
     refuse_unknown("NAME", benchmark, {row["benchmark"] for row in rows_of("benchmarks")})
+    if not folder.is_dir():
+        raise InputDataError(
+            f"{folder}: no such folder; give the one with the files of {benchmark}"
+        )
     names = {path: f"/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*")}
     shown = [path for path, name in names.items() if path.is_file() and "/." not in name]
     shown.sort(key=lambda path: (len(path.parts), path))

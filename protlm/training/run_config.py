@@ -262,7 +262,8 @@ def _decisive(config: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[str, 
     if config["trainer"].get("tokens_per_step") is not None:
         # Then it is only the part of a step that is computed at a time.
         free.add("data.tokens_per_batch")
-    if config["data"].get("batching") == "packed" or config["data"]["mode"] == "concatenated":
+    rows = [(one["data"].get("batching"), one["data"]["mode"]) for one in (config, other)]
+    if any(batching == "packed" or mode == "concatenated" for batching, mode in rows):
         # There are no padded lengths to compile for.
         free.add("trainer.compile")
     flat = _flat({**config, "attention": options})
