@@ -98,7 +98,8 @@ def product(packed: Path, out: Path, seconds: float, settings: Sequence[str]) ->
                 with suppress(subprocess.TimeoutExpired):
                     training.wait(_PAUSE)
             training.terminate()
-            training.wait(_EXPORT / 2)
+            with suppress(subprocess.TimeoutExpired):
+                training.wait(_EXPORT / 2)
         finally:
             # Without effect if it has ended.
             training.kill()

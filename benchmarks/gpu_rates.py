@@ -109,7 +109,7 @@ class Step:
 
     def _loss(self) -> torch.Tensor:
         if isinstance(self.model, Esm):
-            return self.model(self.batch)
+            return self.model(self.batch, is_whole=True)
         rows, known = (self.batch.tokens_BL, self.batch.mask_BL), {"bounds": self.batch.bounds}
         is_whole = not self._form.is_packed
         logits_BLV = self.model(*rows, causal=False, is_whole=is_whole, **known).logits_BLV

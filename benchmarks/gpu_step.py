@@ -219,7 +219,7 @@ class Trained:
             self._optimizer.zero_grad()
             mixed = precision(self._device) == torch.bfloat16
             with torch.autocast(self._device.type, dtype=torch.bfloat16, enabled=mixed):
-                out = self._network(tokens_BL, mask_BL, causal=False)
+                out = self._network(tokens_BL, mask_BL, causal=False, is_whole=True)
                 sums = target_sums(out.logits_BLV, targets_BL)
             (sums.nats / sums.count).backward()
             clip = self._config.trainer.gradient_clip

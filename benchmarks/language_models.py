@@ -87,11 +87,11 @@ class Esm(nn.Module):
         # The head that predicts contacts has no part in training.
         self.model.esm.contact_head = nn.Identity()
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Returns the mean loss of the targets."""
+    def forward(self, batch: Batch, *, is_whole: bool = False) -> Tensor:
+        """Returns the mean loss of the targets; without padding, a graph needs no mask."""
         return self.model(
             input_ids=batch.tokens_BL,
-            attention_mask=batch.mask_BL.long(),
+            attention_mask=None if is_whole else batch.mask_BL.long(),
             labels=batch.targets_BL,
         ).loss
 

@@ -18,6 +18,10 @@ def most_proteins(size: int) -> int:
     return max(size // _TOKENS_PER_PROTEIN, 1)
 
 
+class Spans(np.ndarray):
+    """Bounds of proteins, for whose number, unlike that of an array, no graph is compiled."""
+
+
 class Bounds(NamedTuple):
     """The proteins of packed rows, which are joined to one row of L positions.
 
@@ -34,7 +38,7 @@ class Bounds(NamedTuple):
     cu_seqlens: Tensor
     segment_L: Tensor
     position_L: Tensor
-    spans: np.ndarray
+    spans: Spans
     longest: int
 
     @classmethod
@@ -51,7 +55,7 @@ class Bounds(NamedTuple):
         segment_L = np.repeat(np.arange(room), np.diff(bounds))
         numbers = bounds, segment_L, np.arange(total) - bounds[segment_L]
         ends, segment, position = map(torch.from_numpy, numbers)
-        return cls(ends, segment, position, np.array(spans), longest)
+        return cls(ends, segment, position, np.array(spans).view(Spans), longest)
 
     def pin_memory(self) -> Self:
         return self._make(x.pin_memory() if isinstance(x, Tensor) else x for x in self)

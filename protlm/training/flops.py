@@ -75,7 +75,7 @@ class ModelFlops:
             counter = FlopCounterMode(display=False, custom_mapping=_more_counters(device))
             # Compiled kernels would not be counted.
             with torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
-                self._network(tokens_BL, mask_BL, causal=self._causal, bounds=bounds)
+                self._network(tokens_BL, mask_BL, causal=self._causal, bounds=bounds, is_whole=True)
             self._counted[length] = 3 * counter.get_total_flops() // rows
         return self._counted[length]
 

@@ -25,9 +25,10 @@ from torch.compiler import is_compiling
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.operands import Operands, rounds_on_cpu
-from protlm.attention.linearized.tiles import Spans, States, Tile, chunked, positions, tiles
+from protlm.attention.linearized.tiles import States, Tile, chunked, positions, tiles
 from protlm.attention.ops.numerics import no_autocast
 from protlm.attention.ops.products import matrix_product, product
+from protlm.bounds import Spans
 
 # Takes a tile, a number of its three gradients (of q, k or v), and the gradient.
 _Write = Callable[[Tile, int, Tensor], None]
@@ -39,7 +40,7 @@ class Weighting(NamedTuple):
     feature_map: FeatureMap
     normalizer: Denominator
     causal: bool
-    spans: Spans = None
+    spans: Spans | None = None
 
 
 class LinearAttention(torch.autograd.Function):

@@ -15,8 +15,7 @@ to one chunk, so that nothing overflows or drifts, and what vanishes has no weig
 before or after each tile are kept for the backward pass, and features are recomputed in it.
 
 Nothing is ever divided by a gate or subtracted from a state. NaN and infinities affect their whole
-chunk. Tensors without a suffix are in
-chunks, (B, H, chunks, 64, width).
+chunk. Tensors without a suffix are in chunks, (B, H, chunks, 64, width).
 """
 
 import math

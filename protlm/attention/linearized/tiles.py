@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,10 +10,9 @@ from torch.compiler import is_compiling
 
 from protlm.attention.ops.numerics import accum_dtype
 from protlm.attention.ops.products import matrix_product
+from protlm.bounds import Spans
 
 CHUNK = 64
-# The first positions of packed proteins, and those after the last ones; None for whole rows.
-Spans: TypeAlias = np.ndarray | None
 # On a CPU the features of a tile stay in cache: at most a MiB of float32 per thread.
 _CPU_NUMBERS, _CPU_POSITIONS = 1 << 18, 1 << 11
 _GPU_NUMBERS, _GPU_POSITIONS = 1 << 26, 1 << 20
@@ -34,7 +31,7 @@ class Tile:
 
 
 def tiles(
-    x_BHLK: Tensor, *, num_features: int, size: int = 4, spans: Spans = None
+    x_BHLK: Tensor, *, num_features: int, size: int = 4, spans: Spans | None = None
 ) -> Iterator[list[Tile]]:
     """Yields, for each group of sequences, the tiles of its positions from left to right.
 

@@ -40,4 +40,5 @@ def varlen_softmax(
 
 
 def _is_card(device: torch.device) -> bool:
-    return device.type == "cuda"
+    # The kernel needs an A100 or newer.
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -30,8 +30,7 @@ _PARTS = "batches_per_step"
 # The fraction of the time-out after which the stacks are written, well before a rank gives up.
 _STACKS_AT = 0.5
 _APART_SECONDS = 0.25
-# Beyond this number torch runs eagerly. There are 65 lengths up to 1,024 tokens, and 16 more for
-# each doubling.
+# Beyond this number torch runs eagerly.
 _MOST_GRAPHS = 1024
 
 

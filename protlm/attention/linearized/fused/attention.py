@@ -69,7 +69,8 @@ class _Pass:
     def sum_blocks(self, kernel: Any, grid: Grid) -> None:
         """Computes the states, s and z of other kernels, from the sums of chunks side by side."""
         is_one = grid.num_chunks == 1
-        s, z = grid.sums(self.w_RK) if is_one else self.sum_chunks(kernel, grid, self.w_RK)
+        # A single chunk begins with no sums of others, and reads nothing: w is in their place.
+        s, z = (self.w_RK,) * 2 if is_one else self.sum_chunks(kernel, grid, self.w_RK)
         # Those of the pass before are as large.
         self.arguments |= {"s": None, "z": None}
         states, state_sums = grid.sums(self.v_BHLC, of_blocks=True)

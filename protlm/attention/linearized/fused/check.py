@@ -190,7 +190,7 @@ def _packed(attend: Attend) -> Attend:
     def attend_packed(*given: Tensor) -> Tensor:
         *inputs, mask_BL = given
         batch, length = mask_BL.shape
-        # The padding behind each sample is a segment, and the last one is empty.
+        # The padding behind each sample is a segment; that of the first sample is empty.
         ends_B2 = torch.stack(
             [mask_BL.sum(dim=1), mask_BL.new_full((batch,), length, dtype=torch.int64)], 1
         )

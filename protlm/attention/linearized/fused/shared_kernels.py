@@ -152,7 +152,6 @@ def sum_queries(
             s_block, z_block = _add_row(s_block, z_block, s, z, first, features, R, BC, C)
     sample, own_head = head // num_heads, head % num_heads
     begin, end = sample * length, sample * length + length
-    # The states of a sample, and the distance of their rows.
     own_states, state_heads = head, all_heads
     if starts is not None:
         begin, end = tl.load(starts + sample), tl.load(starts + sample + 1)
