@@ -146,7 +146,7 @@ def chosen_steps(arguments: argparse.Namespace, folder: Path) -> list[Step]:
     steps = [Step("machine", ("benchmarks.gpu_step", "machine", *options), 40)]
     if arguments.purpose == "speed":
         return [*steps, *speed_steps(options, arguments.quick)]
-    steps.append(Step("kernels", ("benchmarks.gpu_step", "kernels", *options), 90, is_timed=False))
+    steps.append(Step("kernels", ("benchmarks.gpu_step", "kernels", *options), 150, is_timed=False))
     return steps if arguments.purpose == "kernels" else [*steps, *more_steps(arguments, folder)]
 
 

@@ -4,7 +4,7 @@
 # also looked for in build/peers.
 #
 #   benchmarks/gpu.sh                          on a machine with torch 2.10 or newer and CUDA
-#   benchmarks/gpu.sh kernels                  the comparisons of the fused kernels, in two minutes
+#   benchmarks/gpu.sh kernels                  the comparisons of the fused kernels, in two to three minutes
 #   benchmarks/gpu.sh speed                    the rates beside those of peers, in five
 #   benchmarks/gpu.sh product PACKED -o OUT    trains experiment=swissprot_gpu for nine minutes
 #   benchmarks/gpu.sh --device cpu --quick     to test the script
