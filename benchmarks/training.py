@@ -44,6 +44,7 @@ from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProtein
 from protlm.data.dataset import Batch
 from protlm.system.errors import exit_with_message
 from protlm.system.paths import check_output
+from protlm.system.processes import keep_freed_memory
 
 LENGTHS, QUICK_LENGTHS = (512, 1024, 4096, 16_384), (64, 128)
 TOKENS, QUICK_TOKENS = 4096, 512
@@ -200,6 +201,8 @@ def main() -> None:
     arguments = parse()
     check_output(arguments.json, overwrite=True)
     torch.manual_seed(0)
+    # As training does.
+    keep_freed_memory()
     proteins, forecast = Proteins(arguments.fasta), Forecast(MOST_SECONDS)
     small = Sizes(num_layers=1, model_dim=64, num_heads=1, feedforward_dim=128, max_length=1024)
     sizes, pace = (small, QUICK) if arguments.quick else (Sizes(), THOROUGH)
