@@ -1,18 +1,19 @@
 """Families: what adapting a model to the homologs of a protein adds to the contacts it predicts.
 
     python -m studies.families GENERAL STRUCTURES [--proteins 1FUK_A ...] [--steps 600]
-        [--tokens 8192] [--model MODEL] [--out runs/families]
+        [--tokens 8192] [--rate 1e-3] [--weights 3 1] [--alignment-methods NAME ...]
+        [--model MODEL] [--out runs/families]
 
 STRUCTURES has alignments, `msa/1FUK_A.a3m.gz` with the protein as its first row, and structures,
 `pdb/1fuk_A.pdb.gz`. For each protein the distinct homologs, without gaps and in clusters at 50 %
-identity of which a twentieth is held out, are mixed 3:1 with samples of GENERAL, a prepared data
-set with clusters, and the model is trained further on them (`experiment=family`). Masked residues
-of the held-out homologs, with intervals over their clusters, and contacts by attention regression,
-fitted on the shipped chains, and by the categorical Jacobian are evaluated before and after. Beside
-them are a Potts model, factored attention and the inverse covariance of the columns of the
-alignment (`alignments.py`), pairs in the order of their separation, and the fraction of all pairs
-that are contacts. Finished parts are not repeated, and interrupted ones continue. Clustering the
-homologs needs MMseqs2.
+identity of which a twentieth is held out, are mixed (`--weights`) with samples of GENERAL, a
+prepared data set with clusters, and the model is trained further on them (`experiment=family`).
+Masked residues of the held-out homologs, with intervals over their clusters, and contacts by
+attention regression, fitted on the shipped chains, and by the categorical Jacobian are evaluated
+before and after. Beside them are a Potts model, factored attention and the inverse covariance of
+the columns of the alignment (`alignments.py`), pairs in the order of their separation, and the
+fraction of all pairs that are contacts. Finished parts are not repeated, and interrupted ones
+continue. Clustering the homologs needs MMseqs2.
 """
 
 import argparse
@@ -40,7 +41,10 @@ from studies.settings import keep_settings
 from studies.tables import markdown
 
 DEEPEST = ("1EGA_B", "2C78_A", "6CNH_A", "4PY2_A", "4ZKD_A", "1FUK_A")
-FAMILY_WEIGHT, GENERAL_WEIGHT = 3, 1
+# Of the family and of general data.
+WEIGHTS = [3.0, 1.0]
+# That of conf/experiment/family.yaml.
+RATE = 1e-3
 HELD_OUT, CLUSTER_IDENTITY = 0.05, 0.5
 # The warm-up of conf/experiment/family.yaml, or this fraction of a shorter run.
 WARMUP_STEPS, WARMUP_FRACTION = 100, 1 / 12
@@ -106,13 +110,14 @@ def adapt(protein: str, given: argparse.Namespace) -> Path:
     description = read_model(Path(given.model)).description
     sizes = [f"model.{name}={getattr(description.model, name)}" for name in SIZES]
     family, run = homologs(protein, given), given.out / protein / "run"
-    sets = ((family, FAMILY_WEIGHT), (given.general, GENERAL_WEIGHT))
+    sets = zip((family, given.general), given.weights, strict=True)
     mixture = ", ".join(f"{{dir: {path}, weight: {weight}}}" for path, weight in sets)
     protlm(
         *("train", "experiment=family", f"attention={description.attention}", *sizes),
         f"model.init_from={given.model}",
         *(f"data.mixture=[{mixture}]", f"data.valid_dir={family}", "data.sampling=cluster"),
         *("data.verify=sizes", f"data.tokens_per_batch={given.tokens}"),
+        f"optimizer.learning_rate={given.rate}",
         f"schedule.warmup_steps={min(WARMUP_STEPS, round(given.steps * WARMUP_FRACTION))}",
         *(f"trainer.max_steps={given.steps}", f"trainer.valid_every={max(given.steps // 4, 1)}"),
         *(f"trainer.checkpoint_every={max(given.steps // 2, 1)}", f"run_dir={run}"),
@@ -145,21 +150,21 @@ def baselines(protein: str, given: argparse.Namespace) -> dict[str, float]:
     output = given.out / protein / "baselines.json"
     if not output.exists():
         with complete_file(output) as temporary:
-            temporary.write_text(json.dumps(_baselines(protein, given.structures)) + "\n")
+            temporary.write_text(json.dumps(_baselines(protein, given)) + "\n")
     return json.loads(output.read_text())
 
 
-def _baselines(protein: str, structures: Path) -> dict[str, float]:
-    structure = read_structure(structure_file(structures, protein))
+def _baselines(protein: str, given: argparse.Namespace) -> dict[str, float]:
+    structure = read_structure(structure_file(given.structures, protein))
     ((nearness_LL, contacts_LL),) = nearest_in_sequence([structure])
-    path = structures / "msa" / f"{protein}.a3m.gz"
+    path = given.structures / "msa" / f"{protein}.a3m.gz"
     columns_BL = aligned_columns(path)
     if columns_BL.shape[1] != len(structure):
         sys.exit(f"{path} has {columns_BL.shape[1]} columns for {len(structure)} residues")
     found = {}
-    for name, scores_of in ALIGNMENT_METHODS.items():
+    for name in given.alignment_methods:
         print(f"{protein}: {name}, {len(columns_BL):,} rows of {len(structure)}", file=sys.stderr)
-        found[name] = _long_range(scores_of(columns_BL), contacts_LL)
+        found[name] = _long_range(ALIGNMENT_METHODS[name](columns_BL), contacts_LL)
     known = contacts_LL[(-nearness_LL >= SEPARATIONS["long"][0]) & (contacts_LL >= 0)]
     nearest = _long_range(nearness_LL, contacts_LL)
     return found | {"nearest in sequence": nearest, "all pairs": float(known.mean())}
@@ -222,7 +227,7 @@ def report(found: Mapping[str, Mapping[str, float]]) -> str:
     for method in METHODS:
         gains = [one[f"{method}, after"] - one[f"{method}, before"] for one in found.values()]
         lines.append(f"{method}, after less before: {interval(gains)}")
-        for name in ALIGNMENT_METHODS:
+        for name in (name for name in ALIGNMENT_METHODS if name in next(iter(found.values()))):
             rest = [one[f"{method}, after"] - one[name] for one in found.values()]
             lines.append(f"{method}, after less {name}: {interval(rest)}")
     return "\n".join(lines)
@@ -236,6 +241,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--proteins", nargs="+", default=DEEPEST)
     parser.add_argument("--steps", type=int, default=600, help="steps of training for each protein")
     parser.add_argument("--tokens", type=int, default=8192, help="per step")
+    parser.add_argument("--rate", type=float, default=RATE, help="learning rate")
+    parser.add_argument(
+        "--weights", type=float, nargs=2, default=WEIGHTS, help="of the family and general data"
+    )
+    methods = {"nargs": "+", "choices": ALIGNMENT_METHODS, "default": list(ALIGNMENT_METHODS)}
+    parser.add_argument("--alignment-methods", **methods, help="beside the model")
     parser.add_argument("--model", default=DEFAULT)
     parser.add_argument("--out", type=Path, default=Path("runs/families"))
     # These decide the results too.
@@ -243,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     homology = {"cluster_identity": CLUSTER_IDENTITY, "min_shared": MIN_SHARED}
     parser.set_defaults(**homology, held_out=HELD_OUT, alignments=fits)
     given = parser.parse_args(arguments)
-    inputs = ("general", "structures", "steps", "tokens", "model")
+    inputs = ("general", "structures", "steps", "tokens", "rate", "weights", "model")
     keep_settings(given, *inputs, *homology, "held_out", "alignments")
     found, masked = {}, []
     for protein in given.proteins:
