@@ -296,10 +296,11 @@ def _not_there(key: str, group: Any) -> str:
     if key == "attention.kernel" and "backend" in there:
         return "attention.kernel is now called attention.backend; type attention.backend=VALUE"
     hint = did_you_mean(last, {name: ".".join([*where, name]) for name in there})
-    choice = ".".join(where)
-    if group and "name" in group:
-        choice = f"{choice}={group['name']}"
+    choice = ".".join(where) + (f"={group['name']}" if group and "name" in group else "")
     known = f"; {choice} has: {one_of(there)}" if there else f"; {choice} has no settings"
+    if not hint and where == ["attention"] and "options" in there:
+        inner = "options.MECHANISM" if "layers" in there else "options"
+        known += f"; to set that of its mechanism, type +attention.{inner}.{last}=VALUE"
     if where[:2] == ["attention", "options"]:
         known = f"; to give it to the inner mechanism, type +{key}=VALUE"
     return f"{key} is not a setting{hint}{known}"

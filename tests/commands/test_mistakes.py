@@ -134,8 +134,8 @@ TABLE = """
 2 train attention=linformer objective=causal run_dir=o -> objective=masked & performer_relu & hybrid
 2 train attention=performer_softmax attention.estimatr=positive run_dir=o \
     -> attention.estimatr & did you mean attention.estimator? & num_features
-2 train attention=hybrid attention.options.num_features=64 run_dir=o \
-    -> +attention.options.num_features=VALUE
+2 train attention=hybrid attention.options.decay=learned run_dir=o -> +attention.options.decay=VALUE
+2 train attention=alternating attention.window=8 run_dir=o -> +attention.options.MECHANISM.window=
 2 train attention=aft_full data.max_length=4096 run_dir=o -> data.max_length=4096 & model.max_length
 2 train --multirun trainer.devices=2 seed=0,1 run_dir=o data.dir=data -> --multirun
 2 train --multirun seed=0,1 'run_dir=o-${seed}' data.dir=data hydra/launcher=pbs -> submitit_slurm
