@@ -286,7 +286,9 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     if causes and (kind := re.search("could not be converted to (Float|Integer)", text)):
         return f"{causes[0]} must be {_NUMBERS[kind[1]]}"
     if causes and "is not in struct" in text:
-        return _not_there(key_of(causes[0]), getattr(error.__cause__, "parent_node", None))
+        key = key_of(causes[0])
+        key = key if key.endswith(named) else f"{key}.{named}"
+        return _not_there(key, getattr(error.__cause__, "parent_node", None))
     return f"{causes[0]}: {text}" if causes else text
 
 
