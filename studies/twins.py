@@ -19,7 +19,9 @@ with a checkpoint each, and the study.
 Figures are of TEST, whose TABLE has the columns accession, cluster30 and pfam_family, and of the
 four test splits of the shipped sample, prepared with its split table. Rows are of at most 512
 tokens, as in training. With another `--length` the models are trained and tested on rows of this
-many tokens of joined sequences.
+many tokens of joined sequences; a step has a row at least. The mechanisms `softmax_of_one_layer`
+and `softmax_of_one_narrow_layer` are smaller models: exact attention as large as the memory of a
+Performer's step would hold if maps were stored, or as fast as a Performer, in rows of 8,192.
 """
 
 import argparse
@@ -58,7 +60,6 @@ COMMON = (
     "optimizer.beta2_half_life=1e7",
     "data.sampling=cluster",
     "data.crop=random",
-    f"data.tokens_per_batch={TOKENS_PER_STEP}",
     "data.verify=sizes",
     "trainer.gradient_clip=1.0",
     "trainer.log_every=50",
@@ -79,6 +80,11 @@ MECHANISMS = {
     "hybrid_learned": ("attention=hybrid", "+attention.options.decay=learned"),
     "hybrid_selective": ("attention=hybrid", "+attention.options.decay=selective"),
     "alternating": ("attention=alternating",),
+    "softmax_of_one_layer": ("attention=softmax", "model.num_layers=1"),
+    "softmax_of_one_narrow_layer": (
+        *("attention=softmax", "model.num_layers=1", "model.num_heads=2"),
+        *("model.model_dim=64", "model.feedforward_dim=172"),
+    ),
 }
 DEFAULT = (SOFTMAX, "performer_relu", "performer_softmax", "hybrid")
 
@@ -128,7 +134,15 @@ def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
 def row_settings(length: int) -> tuple[str, ...]:
     """Returns the settings of rows of `length` tokens."""
     mode = "sequences" if length == LENGTH else "concatenated"
-    return f"model.max_length={length}", f"data.max_length={length}", f"data.mode={mode}"
+    return (
+        *(f"model.max_length={length}", f"data.max_length={length}", f"data.mode={mode}"),
+        f"data.tokens_per_batch={tokens_per_step(length)}",
+    )
+
+
+def tokens_per_step(length: int) -> int:
+    """Returns the tokens of a step on rows of `length` tokens."""
+    return max(TOKENS_PER_STEP, length)
 
 
 def best_rates(given: argparse.Namespace) -> dict[str, float]:
@@ -184,22 +198,22 @@ def report(given: argparse.Namespace, done: list[Arm]) -> str:
         cells = (arm.objective, arm.attention, f"equal {arm.budget}", str(arm.seed))
         runs[cells] = arm.folder(given.out)
         hours[cells] = last_step(arm, given) * step_seconds(arm, given) / 3600
-    title = "`softmax` less `{}`, with 95 % intervals (nats above 0: softmax is worse):"
+    title = f"`{given.reference}` less `{{}}`, with 95 % intervals (nats above 0: it is worse):"
     tables = [figures_table(runs, hours, shown)]
-    for mechanism in sorted(set(given.mechanisms) - {SOFTMAX}):
-        if pairs := pairs_with_softmax(mechanism, given, done):
+    for mechanism in sorted(set(given.mechanisms) - {given.reference}):
+        if pairs := pairs_with_reference(mechanism, given, done):
             tables += [[title.format(mechanism)], differences_table(pairs, shown)]
     return "\n\n".join("\n".join(lines) for lines in tables)
 
 
-def pairs_with_softmax(
+def pairs_with_reference(
     mechanism: str, given: argparse.Namespace, done: list[Arm]
 ) -> dict[tuple[str, ...], list[tuple[Path, Path]]]:
-    """Returns the runs of a mechanism, each with its softmax twin, by objective and budget."""
+    """Returns the runs of a mechanism, each with its reference, by objective and budget."""
     pairs: dict[tuple[str, ...], list[tuple[Path, Path]]] = {}
     for objective in given.objectives:
         for arm in done:
-            twin = Arm(objective, SOFTMAX, arm.seed)
+            twin = Arm(objective, given.reference, arm.seed)
             if (arm.objective, arm.attention) == (objective, mechanism) and twin in done:
                 both = (arm.folder(given.out), twin.folder(given.out))
                 pairs.setdefault((objective, f"equal {arm.budget}"), []).append(both)
@@ -225,7 +239,7 @@ def draw(given: argparse.Namespace, done: list[Arm]) -> None:
         }
         figure = curves(
             runs,
-            tokens_per_step=TOKENS_PER_STEP,
+            tokens_per_step=tokens_per_step(given.length),
             color=lambda label: f"C{list(MECHANISMS).index(label.removesuffix(LONGER))}",
         )
         save_figure(figure, given.out / f"{objective}.png", overwrite=True)
@@ -259,7 +273,7 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--groups", type=Path, required=True, help="clusters and families of TEST")
     parser.add_argument("--sample", type=Path, required=True, help="the sample, prepared")
     parser.add_argument(
-        "--steps", type=int, default=5000, help=f"steps of {TOKENS_PER_STEP} tokens"
+        "--steps", type=int, default=5000, help=f"steps of {TOKENS_PER_STEP} tokens or one row"
     )
     parser.add_argument("--length", type=int, default=LENGTH, help="tokens of a row")
     parser.add_argument(
@@ -268,6 +282,8 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
     names = {"nargs": "+", "choices": MECHANISMS, "metavar": "NAME"}
     known = f"of {', '.join(MECHANISMS)}"
     parser.add_argument("--mechanisms", **names, default=DEFAULT, help=known)
+    against = "what the others are compared with"
+    parser.add_argument("--reference", choices=MECHANISMS, default=SOFTMAX, help=against)
     parser.add_argument("--longer", **names, default=[], help="trained for equal time, too")
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
