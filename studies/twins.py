@@ -59,7 +59,6 @@ COMMON = (
     "schedule=wsd_linear",
     "optimizer.beta2_half_life=1e7",
     "data.sampling=cluster",
-    "data.crop=random",
     "data.verify=sizes",
     "trainer.gradient_clip=1.0",
     "trainer.log_every=50",
@@ -83,7 +82,7 @@ MECHANISMS = {
     "softmax_of_one_layer": ("attention=softmax", "model.num_layers=1"),
     "softmax_of_one_narrow_layer": (
         *("attention=softmax", "model.num_layers=1", "model.num_heads=2"),
-        *("model.model_dim=64", "model.feedforward_dim=172"),
+        *("model.model_dim=80", "model.feedforward_dim=216"),
     ),
 }
 DEFAULT = (SOFTMAX, "performer_relu", "performer_softmax", "hybrid")
@@ -116,9 +115,9 @@ def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
     planned = min(steps, given.steps)
     stable = round((1 - DECAY) * planned)
     command = [
-        *(sys.executable, "-m", "protlm.train", *MECHANISMS[arm.attention]),
-        f"objective={OBJECTIVES[arm.objective]}",
+        *(sys.executable, "-m", "protlm.train", f"objective={OBJECTIVES[arm.objective]}"),
         *COMMON,
+        *MECHANISMS[arm.attention],
         f"optimizer.learning_rate={rate}",
         f"schedule.warmup_steps={min(WARMUP_STEPS, planned // 10)}",
         *row_settings(given.length),
@@ -133,10 +132,10 @@ def train(arm: Arm, given: argparse.Namespace, steps: int, rate: float) -> None:
 
 def row_settings(length: int) -> tuple[str, ...]:
     """Returns the settings of rows of `length` tokens."""
-    mode = "sequences" if length == LENGTH else "concatenated"
     return (
-        *(f"model.max_length={length}", f"data.max_length={length}", f"data.mode={mode}"),
+        *(f"model.max_length={length}", f"data.max_length={length}"),
         f"data.tokens_per_batch={tokens_per_step(length)}",
+        "data.crop=random" if length == LENGTH else "data.mode=concatenated",
     )
 
 
