@@ -1,8 +1,8 @@
 """Families: what adapting a model to the homologs of a protein adds to the contacts it predicts.
 
     python -m studies.families GENERAL STRUCTURES [--proteins 1FUK_A ...] [--steps 600]
-        [--tokens 8192] [--rate 1e-3] [--weights 3 1] [--alignment-methods NAME ...]
-        [--model MODEL] [--out runs/families]
+        [--tokens 8192] [--rate 1e-3] [--weights 3 1] [--methods contacts jacobian]
+        [--alignment-methods NAME ...] [--model MODEL] [--out runs/families]
 
 STRUCTURES has alignments, `msa/1FUK_A.a3m.gz` with the protein as its first row, and structures,
 `pdb/1fuk_A.pdb.gz`. For each protein the distinct homologs, without gaps and in clusters at 50 %
@@ -135,13 +135,13 @@ def evaluate(protein: str, model: str, name: str, given: argparse.Namespace) -> 
     tested.mkdir(parents=True, exist_ok=True)
     source = structure_file(given.structures, protein)
     shutil.copyfile(source, tested / source.name)
-    settings = [f"evaluation.{method}.structures={tested}" for method in METHODS]
-    settings += [f"evaluation.{method}.max_residues=510" for method in METHODS]
+    settings = [f"evaluation.{method}.structures={tested}" for method in given.methods]
+    settings += [f"evaluation.{method}.max_residues=510" for method in given.methods]
     family, table = homologs(protein, given), folder / "held_out_clusters.tsv"
     write_clusters(family, table)
     held_out = (f"data.dir={family}", "split=valid")
     settings += [f"evaluation.masked.groups={table}", "evaluation.masked.column=cluster"]
-    chosen = f"evaluation=[{','.join(METHODS)},masked]"
+    chosen = f"evaluation=[{','.join(given.methods)},masked]"
     protlm("evaluate", f"checkpoint={model}", chosen, *held_out, *settings, f"output={output}")
 
 
@@ -180,7 +180,7 @@ def figures(protein: str, given: argparse.Namespace) -> dict[str, float]:
     found = {}
     for name in ("before", "after"):
         report = json.loads((given.out / protein / f"{name}.json").read_text(encoding="utf-8"))
-        for method in METHODS:
+        for method in given.methods:
             scores = report["results"][NO_SPLIT][method]["model"]
             found[f"{method}, {name}"] = scores["long"]["P@L"]["mean"]
     return found | baselines(protein, given)
@@ -224,7 +224,7 @@ def report(found: Mapping[str, Mapping[str, float]]) -> str:
         values = [one[name] for one in found.values()]
         rows.append([name, *(f"{value:.1%}" for value in values), interval(values)])
     lines = [markdown(rows), ""]
-    for method in METHODS:
+    for method in (name for name in METHODS if f"{name}, after" in next(iter(found.values()))):
         gains = [one[f"{method}, after"] - one[f"{method}, before"] for one in found.values()]
         lines.append(f"{method}, after less before: {interval(gains)}")
         for name in (name for name in ALIGNMENT_METHODS if name in next(iter(found.values()))):
@@ -245,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--weights", type=float, nargs=2, default=WEIGHTS, help="of the family and general data"
     )
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
     methods = {"nargs": "+", "choices": ALIGNMENT_METHODS, "default": list(ALIGNMENT_METHODS)}
     parser.add_argument("--alignment-methods", **methods, help="beside the model")
     parser.add_argument("--model", default=DEFAULT)
