@@ -259,8 +259,9 @@ def longer_runs(given: argparse.Namespace, rates: dict[str, float]) -> Iterator[
                 )
                 continue
             longer = Arm(arm.objective, arm.attention, arm.seed, "time")
-            branch(longer, given)
-            train(longer, given, steps, rates[name])
+            if not is_evaluated(longer.folder(given.out)):
+                branch(longer, given)
+                train(longer, given, steps, rates[name])
             yield longer
 
 
