@@ -54,15 +54,15 @@ def logits(model: ProteinLM, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
     return model(tokens_BL, mask_BL, causal=causal).logits_BLV
 
 
-MODELS_OF_36 = ["paper_36", "modern_36", "hybrid_36"]
+MODELS_OF_36 = {"paper_36": "softmax", "modern_36": "softmax", "hybrid_36": "hybrid"}
 
 
 @pytest.mark.parametrize("name", slow_but(MODELS_OF_36, "hybrid_36"))
 def test_36_layers_are_76_million_parameters(name):
-    model = network_of(f"model={name}", SOFTMAX)
+    model = network_of(f"model={name}", f"attention={MODELS_OF_36[name]}")
     assert model.num_layers == 36
     assert round(num_parameters(model) / 1e6) == 76
-    assert isinstance(model.mechanism(36), mechanism("softmax"))
+    assert isinstance(model.mechanism(36), mechanism(MODELS_OF_36[name]))
 
 
 @pytest.mark.parametrize("positions, order, norm, activation", slow_but(CHOICES, *CHOICES[::15]))
