@@ -1,7 +1,7 @@
 """Families: what adapting a model to the homologs of a protein adds to the contacts it predicts.
 
-    python -m studies.families GENERAL STRUCTURES [--proteins 1FUK_A ...] [--steps 600]
-        [--tokens 8192] [--rate 1e-3] [--weights 3 1] [--methods contacts jacobian]
+    python -m studies.families GENERAL STRUCTURES [--proteins 1FUK_A ...] [--steps 200]
+        [--tokens 4096] [--rate 2e-4] [--weights 1 1] [--methods contacts jacobian]
         [--alignment-methods NAME ...] [--model MODEL] [--out runs/families]
 
 STRUCTURES has alignments, `msa/1FUK_A.a3m.gz` with the protein as its first row, and structures,
@@ -42,11 +42,11 @@ from studies.tables import markdown
 
 DEEPEST = ("1EGA_B", "2C78_A", "6CNH_A", "4PY2_A", "4ZKD_A", "1FUK_A")
 # Of the family and of general data.
-WEIGHTS = [3.0, 1.0]
+WEIGHTS = [1.0, 1.0]
 # That of conf/experiment/family.yaml.
-RATE = 1e-3
+RATE = 2e-4
 HELD_OUT, CLUSTER_IDENTITY = 0.05, 0.5
-# The warm-up of conf/experiment/family.yaml, or this fraction of a shorter run.
+# The warm-up of long runs, and that of shorter ones as a fraction.
 WARMUP_STEPS, WARMUP_FRACTION = 100, 1 / 12
 # A held-out homolog is close to a homolog of training with this fraction of its 6-mers.
 MIN_SHARED = 0.2
@@ -239,8 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("general", type=Path, help="a data set with clusters, split train")
     parser.add_argument("structures", type=Path, help="a folder with msa/ and pdb/")
     parser.add_argument("--proteins", nargs="+", default=DEEPEST)
-    parser.add_argument("--steps", type=int, default=600, help="steps of training for each protein")
-    parser.add_argument("--tokens", type=int, default=8192, help="per step")
+    parser.add_argument("--steps", type=int, default=200, help="steps of training for each protein")
+    parser.add_argument("--tokens", type=int, default=4096, help="per step")
     parser.add_argument("--rate", type=float, default=RATE, help="learning rate")
     parser.add_argument(
         "--weights", type=float, nargs=2, default=WEIGHTS, help="of the family and general data"
