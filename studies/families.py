@@ -224,10 +224,11 @@ def report(found: Mapping[str, Mapping[str, float]]) -> str:
         values = [one[name] for one in found.values()]
         rows.append([name, *(f"{value:.1%}" for value in values), interval(values)])
     lines = [markdown(rows), ""]
-    for method in (name for name in METHODS if f"{name}, after" in next(iter(found.values()))):
+    shown = next(iter(found.values()))
+    for method in (name for name in METHODS if f"{name}, after" in shown):
         gains = [one[f"{method}, after"] - one[f"{method}, before"] for one in found.values()]
         lines.append(f"{method}, after less before: {interval(gains)}")
-        for name in (name for name in ALIGNMENT_METHODS if name in next(iter(found.values()))):
+        for name in (name for name in ALIGNMENT_METHODS if name in shown):
             rest = [one[f"{method}, after"] - one[name] for one in found.values()]
             lines.append(f"{method}, after less {name}: {interval(rest)}")
     return "\n".join(lines)
@@ -245,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--weights", type=float, nargs=2, default=WEIGHTS, help="of the family and general data"
     )
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     methods = {"nargs": "+", "choices": ALIGNMENT_METHODS, "default": list(ALIGNMENT_METHODS)}
     parser.add_argument("--alignment-methods", **methods, help="beside the model")
     parser.add_argument("--model", default=DEFAULT)
@@ -256,7 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.set_defaults(**homology, held_out=HELD_OUT, alignments=fits)
     given = parser.parse_args(arguments)
     inputs = ("general", "structures", "steps", "tokens", "rate", "weights", "model")
-    keep_settings(given, *inputs, *homology, "held_out", "alignments")
+    shown = ("methods", "alignment_methods")
+    keep_settings(given, *inputs, *homology, *shown, "held_out", "alignments")
     found, masked = {}, []
     for protein in given.proteins:
         evaluate(protein, given.model, "before", given)

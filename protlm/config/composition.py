@@ -287,7 +287,7 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
         return f"{causes[0]} must be {_NUMBERS[kind[1]]}"
     if causes and "is not in struct" in text:
         key = key_of(causes[0])
-        key = key if key.endswith(named) else f"{key}.{named}"
+        key = key if key.split(".")[-1] == named else f"{key}.{named}"
         return _not_there(key, getattr(error.__cause__, "parent_node", None))
     return f"{causes[0]}: {text}" if causes else text
 

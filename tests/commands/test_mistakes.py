@@ -132,8 +132,8 @@ TABLE = """
 2 train trainer.precision=16-mixed run_dir=o -> 16-mixed
 2 train model.positions=learned data.max_length=4096 run_dir=o -> data.max_length
 2 train attention=linformer objective=causal run_dir=o -> objective=masked & performer_relu & hybrid
-2 train attention=performer_softmax attention.estimatr=positive run_dir=o \
-    -> attention.estimatr & did you mean attention.estimator? & num_features
+2 train attention=hybrid attention.widow=8 run_dir=o -> did you mean attention.window? & mechanism
+2 train attention=hybrid 'attention.options={decay: learned}' run_dir=o -> +attention.options.decay=
 2 train attention=hybrid attention.options.decay=learned run_dir=o -> +attention.options.decay=VALUE
 2 train attention=alternating attention.window=8 run_dir=o -> +attention.options.MECHANISM.window=
 2 train attention=aft_full data.max_length=4096 run_dir=o -> data.max_length=4096 & model.max_length
