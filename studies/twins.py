@@ -65,7 +65,7 @@ COMMON = (
     "trainer.keep_checkpoints=100",
 )
 RATES = (3e-3, 6e-3, 1.2e-2)
-RATE_STEPS = 200
+RATE_TOKENS = 200 * TOKENS_PER_STEP
 OBJECTIVES = {"masked": "mask_only", "causal": "causal"}
 SOFTMAX = "softmax"
 # The settings of each mechanism.
@@ -148,7 +148,7 @@ def best_rates(given: argparse.Namespace) -> dict[str, float]:
     """Returns the given learning rate, or those with the lowest loss after short masked runs."""
     if given.rate:
         return {name: float(given.rate) for name in given.mechanisms}
-    steps = min(RATE_STEPS, given.steps)
+    steps = min(RATE_TOKENS // tokens_per_step(given.length), given.steps)
     runs = {
         (name, rate): Arm("masked", name, 0, f"rate-{rate}")
         for name in given.mechanisms
