@@ -185,7 +185,10 @@ def seconds(folder: Path) -> float:
 
 
 def curves(
-    runs: dict[str, tuple[Path, float]], *, tokens_per_step: int, color: Callable[[str], str]
+    runs: dict[str, tuple[Path, float]],
+    *,
+    tokens_per_step: int,
+    color: Callable[[str], tuple[float, ...]],
 ) -> "Figure":
     """Draws validation losses against tokens, and against time.
 

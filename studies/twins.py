@@ -6,11 +6,11 @@
 For each objective and seed, models that differ in their attention see the same batches and masks,
 start from the same weights where shapes agree, and have the same extras. All keep the peak of the
 learning rate, and decay over the last 40 % of their steps. Those of `--longer` are trained once
-more with the first seed, from the same stable phase, for the wall time that softmax took, where
-their step is faster. Interrupted runs continue, and finished ones are not repeated: of these, the
-log and the evaluations are enough, so that a study may continue elsewhere. First, each mechanism
-runs short, masked, at several learning rates, and keeps the one with the lowest validation loss,
-for its causal models too. With `--rate`, all take this rate.
+more with the first seed, from the same stable phase, for the wall time that the reference took,
+where their step is faster. Interrupted runs continue, and finished ones are not repeated: of these,
+the log and the evaluations are enough, so that a study may continue elsewhere. First, each
+mechanism runs short, masked, at several learning rates, and keeps the one with the lowest
+validation loss, for its causal models too. With `--rate`, all take this rate.
 
 Wall times are sums over the steps in the log, so nothing else may run at the same time; otherwise
 give the seconds of a step, measured on the idle machine (`--step-seconds`). SIGTERM ends the runs
@@ -239,23 +239,31 @@ def draw(given: argparse.Namespace, done: list[Arm]) -> None:
         figure = curves(
             runs,
             tokens_per_step=tokens_per_step(given.length),
-            color=lambda label: f"C{list(MECHANISMS).index(label.removesuffix(LONGER))}",
+            color=lambda label: color(label.removesuffix(LONGER)),
         )
         save_figure(figure, given.out / f"{objective}.png", overwrite=True)
 
 
+def color(mechanism: str) -> tuple[float, ...]:
+    """Returns the color of a mechanism: those of tab10, and then their light ones."""
+    from matplotlib import colormaps
+
+    lightness, hue = divmod(list(MECHANISMS).index(mechanism), 10)
+    return colormaps["tab20"](2 * hue + lightness)
+
+
 def longer_runs(given: argparse.Namespace, rates: dict[str, float]) -> Iterator[Arm]:
-    """Trains some as long as their softmax twins took, where that is longer than they took."""
+    """Trains some as long as the reference took, where that is longer than they took."""
     for objective in given.objectives:
         for name in given.longer:
             arm = Arm(objective, name, given.seeds[0])
-            twin = Arm(objective, SOFTMAX, arm.seed)
+            twin = Arm(objective, given.reference, arm.seed)
             own, others = step_seconds(arm, given), step_seconds(twin, given)
             steps = round(given.steps * others / own)
             if steps <= given.steps:
                 print(
-                    f"{objective}: a step of softmax takes {others:.3g} s, of {name} {own:.3g} s; "
-                    "it is not trained longer"
+                    f"{objective}: a step of {given.reference} takes {others:.3g} s, of {name} "
+                    f"{own:.3g} s; it is not trained longer"
                 )
                 continue
             longer = Arm(arm.objective, arm.attention, arm.seed, "time")
@@ -299,6 +307,10 @@ def arguments(command_line: Sequence[str] | None) -> argparse.Namespace:
     )
     parsed = parser.parse_args(command_line)
     parsed.step_seconds = dict(parsed.step_seconds)
+    if missing := {parsed.reference, *parsed.longer} - set(parsed.mechanisms):
+        parser.error(
+            f"--mechanisms has no {', '.join(sorted(missing))}, which --reference or --longer names"
+        )
     wanted = {f"{arm.objective}:{arm.attention}" for arm in arms(parsed)}
     if parsed.step_seconds and (missing := sorted(wanted - set(parsed.step_seconds))):
         parser.error(f"--step-seconds has no {', '.join(missing)}; give all or none")

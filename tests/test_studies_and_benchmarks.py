@@ -159,18 +159,18 @@ def test_factored_attention_and_its_loss_are_their_formulas() -> None:
     torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=0)
 
 
-def test_differences_of_twins_are_of_pairs_and_draw_families_whole(
+def test_differences_of_twins_are_of_pairs_and_draw_families_whole_and_seeds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two kinases differ by 20 and -20 nats, together by nothing."""
+    """Two kinases differ by 20 and -20 nats, together by nothing; the second seed by 1 more."""
     monkeypatch.setattr(twin_tables, "_FEWEST_GROUPS", 3)
     targets = np.array([10.0, 20.0, 30.0, 40.0])
-    for name, nats in (("a", [1, 2, 1, 1]), ("b", [3, 1, 1, 1])):
+    for name, nats in (("a", [1, 2, 1, 1]), ("b", [3, 1, 1, 1]), ("c", [4, 2, 2, 2])):
         (tmp_path / name).mkdir()
         both = [np.array(nats) * targets, 0.1 * targets]
-        sums = SequenceSums(targets, *both, *both, *both)
         groups = ["Pkinase", "Pkinase", "RRM_1", "E"]
+        sums = SequenceSums(targets, *both, *both, *both)
         write_sums(tmp_path / name / "sums.test.tsv", [*"ABCE"], groups, sums)
-    column = twin_tables.Column("all", "sums.test.tsv")
-    for value in twin_tables.difference([(tmp_path / "a", tmp_path / "b")], column):
-        assert value == pytest.approx([0, 0])
+    column, seeds = twin_tables.Column("all", "sums.test.tsv"), [*"bc"]
+    found = twin_tables.difference([(tmp_path / "a", tmp_path / one) for one in seeds], column)
+    assert np.array(found) == pytest.approx(np.array([[0.5, 0], [0, 0], [1, 0]]))
