@@ -4,6 +4,7 @@ Names in a config or a checkpoint can only refer to modules of `protlm.attention
 `protlm.evaluation`, and to those that installed packages add (`config/choices.py`).
 """
 
+import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -56,7 +57,11 @@ def load_initial_weights(
     _check_alphabet(f"model.init_from={path}", found.description)
     if differing := _architecture_differences(found.description, model, mechanism):
         name, there, here = differing[0]
-        typed = " ".join(f"{name}={value}" for name, value, _ in differing)
+        # Groups are quoted for the shell, and what the YAML file does not have is added.
+        typed = " ".join(
+            shlex.quote(f"{'+' * name.startswith('attention.options')}{name}={value}")
+            for name, value, _ in differing
+        )
         if found.description.attention != mechanism["name"]:
             # Its weights may fit, but those of the same mechanism do.
             typed = f"attention={found.description.attention} {typed}"

@@ -228,15 +228,14 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[Any, Any]) -> None:
-    was, asked = _decisive(before, now), _decisive(now, before)
-    differing = [name for name in {**was, **asked} if was.get(name) != asked.get(name)]
+    differing = _differences(before, now)
     if not differing:
         return
     # The most telling first.
-    differing.sort(key=lambda name: not name.endswith(".name"))
+    differing.sort(key=lambda one: not one[0].endswith(".name"))
     listed = [
-        f"{name}={as_typed(was.get(name))}, not {as_typed(asked.get(name))}"
-        for name in differing[:_LISTED]
+        f"{name}={as_typed(there)}, not {as_typed(here)}"
+        for name, there, here in differing[:_LISTED]
     ]
     if len(differing) > _LISTED:
         listed.append(f"and {len(differing) - _LISTED} more")
@@ -247,24 +246,24 @@ def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[A
     )
 
 
-def _decisive(config: Mapping[Any, Any], other: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns the settings that decide what is learned, of attention those that can differ."""
-    options, than = config["attention"], other["attention"]
-    if options["name"] != than["name"]:
-        # The options of two mechanisms cannot be compared.
-        options = {"name": options["name"]}
-    elif options != than:
-        # This imports torch, which takes seconds.
-        from protlm.attention.layers import stored_options
-
-        options = stored_options(str(options["name"]), options)
-    free = may_change()
-    if config["trainer"].get("tokens_per_step") is not None:
+def _differences(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[tuple[str, Any, Any]]:
+    """Returns the settings that decide what is learned and differ, each with both values."""
+    free, configs = may_change(), (before, now)
+    if all(config["trainer"].get("tokens_per_step") is not None for config in configs):
         # Then it is only the part of a step that is computed at a time.
         free.add("data.tokens_per_batch")
-    rows = [(one["data"].get("batching"), one["data"]["mode"]) for one in (config, other)]
+    rows = [(config["data"].get("batching"), config["data"]["mode"]) for config in configs]
     if any(batching == "packed" or mode == "concatenated" for batching, mode in rows):
         # There are no padded lengths to compile for.
         free.add("trainer.compile")
-    flat = _flat({**config, "attention": options})
-    return {name: value for name, value in flat.items() if name not in free}
+    one, other = (_flat({**c, "attention": {"name": c["attention"]["name"]}}) for c in configs)
+    found = [(key, one.get(key), other.get(key)) for key in {**one, **other} if key not in free]
+    name, attention = now["attention"]["name"], [config["attention"] for config in configs]
+    # The options of two mechanisms cannot be compared.
+    if attention[0] != attention[1] and attention[0]["name"] == name:
+        # This imports torch, which takes seconds.
+        from protlm.attention.layers import option_differences
+
+        options = option_differences(str(name), *attention)
+        found += [(f"attention.{option}", there, here) for option, there, here in options]
+    return [(key, there, here) for key, there, here in found if there != here]

@@ -1,6 +1,7 @@
 """Runs continue after a kill as if nothing had happened, or start from the weights of a model."""
 
 import re
+import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -97,10 +98,11 @@ def test_settings_that_are_newer_than_a_run_have_their_defaults(train):
     run = train("run", "trainer.max_steps=2")
     config = run / "config.yaml"
     lines = config.read_text().splitlines(keepends=True)
-    older = [line for line in lines if not line.strip().startswith("token_dropout:")]
-    assert len(older) == len(lines) - 1
+    newer = ("token_dropout:", "decay: none")
+    older = [line for line in lines if not line.strip().startswith(newer)]
+    assert len(older) == len(lines) - 2
     config.write_text("".join(older))
-    train(run, "trainer.max_steps=3")
+    train(run, "attention=performer_relu", "trainer.max_steps=3")
     with pytest.raises(UserError, match=r"a run with model\.token_dropout=false, not true; to"):
         train(run, "model.token_dropout=true", "trainer.max_steps=4")
 
@@ -260,6 +262,17 @@ def test_options_of_the_same_attention_are_compared(tmp_path):
     message = r"\(attention.redraw_every=null, .* is 1000\); type: attention.red"
     with pytest.raises(UserError, match=message):
         initialized(own, tmp_path / "redraw_every=null")
+
+
+def test_what_to_type_for_options_within_options_can_be_typed(tmp_path):
+    asked = ["model=tiny", "run_dir=run", "attention=hybrid"]
+    made = compose(TrainConfig, [*asked, "attention.window=8", "+attention.options.decay=learned"])
+    weights = build_network(made.model, made.attention, seed=0).state_dict()
+    export(Checkpoint(tmp_path, describe(made), weights), tmp_path / "hybrid")
+    with pytest.raises(UserError) as error:
+        initialized(describe(compose(TrainConfig, asked)), tmp_path / "hybrid")
+    typed = shlex.split(str(error.value).partition("; type: ")[2])
+    assert describe(compose(TrainConfig, [*asked, *typed])) == describe(made)
 
 
 @pytest.mark.slow
