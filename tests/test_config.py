@@ -172,13 +172,14 @@ objective.mask_fraction_range=[0.1,0.5] objective.mask_fraction_decays=true -> t
 objective=causal objective.mask_fraction_range=[0.1,0.5] -> [0.1, 0.5] & objective=masked
 schedule=wsd schedule.decay_fraction=1.5 -> schedule.decay_fraction=1.5 must be
 objective.teacher=run -> used with a stage only; type objective=distillation
-optimizer.beta2_half_life=0 -> optimizer.beta2_half_life=0 & above 0
+optimizer=muon optimizer.beta2_half_life=0 -> optimizer.beta2_half_life=0 & above 0
 trainer.max_bad_steps=0 -> trainer.max_bad_steps=0
 trainer.max_gradient_norm_ratio=0.5 -> trainer.max_gradient_norm_ratio=0.5
 +model.new=1 -> model.new & num_layers
 run_dir=??? -> run_dir has no value; type: run_dir=VALUE
 run_dir=a/${SLURM_ID} -> run_dir: & double quotes & or ${oc.env:NAME}
 seed=${SLURM_ID} -> seed: & double quotes & or ${oc.env:NAME}
+attention=alternating attention.layers=[rfa] attention.options.rfa.x=1 -> +attention.options.rfa.x=
 seed=${oc.x:1} -> seed & double quotes & or ${oc.env:NAME}
 """
 

@@ -149,7 +149,7 @@ def _mechanism(name: str, settings: Sequence[str]) -> dict[str, Any]:
         if not (option.replace(".", "_").isidentifier() and value):
             raise UserError(f"--set {setting} is not OPTION=VALUE; type --set {option}=VALUE")
         # Those of a mechanism within it are added.
-        typed.append(f"{'+' * ('.' in option)}attention.{setting}")
+        typed.append(f"{'+' * option.startswith('options')}attention.{setting}")
     return to_plain(compose(TrainConfig, typed))["attention"]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from itertools import accumulate
+from operator import eq
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -279,15 +280,17 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     text = " ".join(str(error.__cause__ or error).split())
     text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
     text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
-    named = _full_key_of(error)
-    causes = [o for o in overrides if key_of(o).split(".")[-1] == named]
+    full = _full_key_of(error)
+    # What sets the key, a group that it is in, or something in it.
+    along = [o for o in overrides if all(map(eq, full.split("."), key_of(o).split(".")))]
     # The key of an element of a list is part of the value.
-    causes = causes or [o for o in overrides if named and named in o]
+    causes = along or [o for o in overrides if full and full.split(".")[-1] in o]
+    causes.sort(key=lambda o: -len(key_of(o)))
     if causes and (kind := re.search("could not be converted to (Float|Integer)", text)):
         return f"{causes[0]} must be {_NUMBERS[kind[1]]}"
     if causes and "is not in struct" in text:
-        key = key_of(causes[0])
-        key = key if key.split(".")[-1] == named else f"{key}.{named}"
+        # The setting in a group that is given as one value, or the one that was typed.
+        key = max(full, key_of(causes[0]), key=len)
         return _not_there(key, getattr(error.__cause__, "parent_node", None))
     return f"{causes[0]}: {text}" if causes else text
 
@@ -310,7 +313,7 @@ def _not_there(key: str, group: Any) -> str:
 
 def _full_key_of(error: BaseException) -> str:
     found = re.search(r"full_key: (\S+)", f"{error} {error.__cause__}")
-    return re.sub(r"\[\d+\]", "", found.group(1)).split(".")[-1] if found else ""
+    return re.sub(r"\[\d+\]", "", found.group(1)) if found else ""
 
 
 def read_run_config(path: Path) -> dict[Any, Any]:
