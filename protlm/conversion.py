@@ -46,7 +46,12 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     network = build_network(described.model, mechanism_of, seed=seed, vocabulary=words)
     old = _with_norms_of(network, found)
     new = network.state_dict()
-    kept = {n: v for n, v in old.items() if MECHANISM not in n and n in new}
+    both = (mechanism_of, described.attention_config)
+    kinds = zip(*(mechanisms_of(one, described.model.num_layers) for one in both), strict=True)
+    # Layers whose mechanism stays keep its weights, too.
+    same = tuple(f"blocks.{n}." for n, (now, was) in enumerate(kinds) if now.name == was.name)
+    fits = {n for n in old if n in new and n.startswith(same) and old[n].shape == new[n].shape}
+    kept = {n: v for n, v in old.items() if n in fits or (n in new and MECHANISM not in n)}
     try:
         network.load_state_dict(kept, strict=False)
     except RuntimeError as error:
@@ -67,7 +72,7 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     return Conversion(
         Checkpoint(found.path, description, weights),
         initialized=_patterns(n for n, v in new.items() if n not in kept and v.is_floating_point()),
-        left_out=_patterns(n for n in old if n not in new),
+        left_out=_patterns(n for n in old if n not in kept),
     )
 
 

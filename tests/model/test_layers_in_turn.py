@@ -176,6 +176,12 @@ def test_a_model_is_converted_to_a_pattern_and_back():
     back = convert(done.checkpoint, {"name": "softmax"}, seed=None)
     assert (done.initialized, done.left_out, back.initialized) == ((), (), ())
     assert all(torch.equal(back.checkpoint.weights[n], x) for n, x in original.weights.items())
+    decaying = checkpoint("attention=performer_relu", "attention.decay=selective")
+    wider = convert(
+        decaying, {**decaying.description.attention_config, "kernel_epsilon": 1}, seed=7
+    )
+    assert (wider.initialized, wider.left_out) == ((), ())
+    assert all(torch.equal(wider.checkpoint.weights[n], x) for n, x in decaying.weights.items())
     described = replace(original.description, objective=Objective.causal)
     causal = replace(original, description=described)
     for start, layers, sentence in (
