@@ -1,13 +1,12 @@
 """One SHA-256 for each result of the main commands: what a change that claims no change keeps.
 
 `make fingerprint` runs prepare, train (three mechanisms, masked and causal), evaluate, embed,
-contacts, score and probe on the shipped sample, on one thread, and prints a line for each result.
+contacts and score on the shipped sample, on one thread, and prints a line for each result.
 The hashes are of values (weights, vectors, numbers of tables), not of files, and hold on one
-machine. `python tests/fingerprint.py FOLDER` keeps the results there.
+machine.
 """
 
 import csv
-import gzip
 import hashlib
 import json
 import os
@@ -22,7 +21,6 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
-from safetensors.numpy import load_file
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLE = ROOT / "data_prep" / "sample"
@@ -54,19 +52,6 @@ def commands(folder: Path) -> Iterator[tuple[list[str], str]]:
     (folder / "wild_type.fasta").write_text(f">wild_type\n{WILD_TYPE}\n")
     wild_type = ["--wild-type", "wild_type.fasta"]
     yield ["score", "variants.csv", *wild_type, "-o", "score.csv"], "score.csv"
-    (folder / "labels.tsv").write_text("".join(labels(SAMPLE / "uniprot_sample.fasta.gz")))
-    yield ["probe", "labels.tsv", *model, "-o", "probe"], "probe"
-
-
-def labels(fasta: Path) -> Iterator[str]:
-    """Yields the rows of a table: 200 proteins, and how many of their residues are charged."""
-    yield "id\tsequence\tlabel\tsplit\n"
-    with gzip.open(fasta, "rt") as file:
-        records = file.read().split(">")[1:201]
-    for number, (name, *lines) in enumerate(map(str.splitlines, records)):
-        sequence, split = "".join(lines), ("train", "train", "train", "valid", "test")[number % 5]
-        charged = sum(map(sequence.count, "DEKR"))
-        yield f"{name.split()[0]}\t{sequence}\t{charged}.5\t{split}\n"
 
 
 def values(path: Path) -> Iterator[Any]:
@@ -79,8 +64,6 @@ def values(path: Path) -> Iterator[Any]:
                     lambda name, x: found.update({name: x[()]}) if hasattr(x, "shape") else None
                 )
             yield from (found[name] for name in sorted(found))
-        case ".safetensors":
-            yield from (array for _, array in sorted(load_file(path).items()))
         case ".ckpt":
             weights = torch.load(path, weights_only=True)["state_dict"]
             yield from (weights[name].numpy() for name in sorted(weights))
@@ -131,9 +114,5 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        Path(sys.argv[1]).mkdir(parents=True)
-        main(Path(sys.argv[1]))
-    else:
-        with tempfile.TemporaryDirectory() as name:
-            main(Path(name))
+    with tempfile.TemporaryDirectory() as name:
+        main(Path(name))

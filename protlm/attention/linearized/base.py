@@ -46,8 +46,8 @@ from protlm.system.errors import UserError
 
 _BY_SUM = Denominator()
 _WHOLE = Tile(*[slice(None)] * 3)
-# The logarithm of a gate that lets nothing through, of which sums are exact.
-_CLOSED = -1024.0
+# The logarithm of a gate that lets nothing through, of which sums to base 2 are exact.
+_CLOSED = -1024.0 * math.log(2)
 # Positions of all heads up to which two products in a graph are level with fused kernels (H200).
 _LEVEL = 1 << 18
 
@@ -56,9 +56,9 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     """Attention with weights φ(q)·φ(k), normalized; time and memory are linear in L.
 
     The recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32. For
-    features that are exponentials it has one more row, the largest logit of each feature so far,
-    which is the reference of the sums. Only `mix` is differentiable; maps and steps are not.
-    `projection` is None for features without one.
+    features that are exponentials it has one more row, the reference of the sums: the largest logit
+    of each feature so far, lowered with its decayed sum. Only `mix` is differentiable; maps and
+    steps are not. `projection` is None for features without one.
 
     With a decay, the weight of key j for query i is multiplied by the gates that lie between them,
     the query's own included and the key's left out:
@@ -235,11 +235,18 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             feature_map = self.feature_map(state.dtype)
             q_BH1K, k_BH1K = (x_BHK[:, :, None].to(state.dtype) for x_BHK in (q_BHK, k_BHK))
             sums, reference_BH1R = state, None
-            if isinstance(feature_map, ExponentialFeatureMap):
+            if self._is_exponential:
                 sums, reference_BH1R = state[..., :-1, :], state[..., -1:, :]
-                # The sums decay with the reference.
+            if self.gate is not None:
+                # 1 + (g - 1), since g itself would be rounded alike in all steps.
+                sums.addcmul_(sums, self._log_gate(hidden_BD).expm1())
+            if isinstance(feature_map, ExponentialFeatureMap):
+                assert reference_BH1R is not None
                 if self.gate is not None:
-                    reference_BH1R.add_(self._log_gate(hidden_BD) / math.log(2))
+                    # The reference follows sums below 1 by whole powers of 2, which round nothing.
+                    power_BH1R = sums[..., -1:, :].log2().floor_().clamp_(-99, 0)
+                    reference_BH1R.add_(power_BH1R)
+                    sums.mul_((-power_BH1R).exp2_())
                 logits_BH1R = feature_map.key_logits(k_BH1K)
                 highest_BH1R = torch.maximum(logits_BH1R, reference_BH1R)
                 sums.mul_((reference_BH1R - highest_BH1R).exp2_())
@@ -247,8 +254,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
                 phi_k_BH1R = logits_BH1R.sub_(highest_BH1R).exp2_()
             else:
                 phi_k_BH1R, _ = feature_map.keys(k_BH1K)
-                if self.gate is not None:
-                    sums.mul_(self._log_gate(hidden_BD).exp())
             phi_q_BH1R, _ = feature_map.queries(q_BH1K, reference_BH1R)
             values = torch.cat([v_BHC, torch.ones_like(v_BHC[..., :1])], dim=-1).to(state.dtype)
             sums.addcmul_(values[..., None], phi_k_BH1R)
