@@ -55,16 +55,19 @@ def load_initial_weights(
     """
     found = read_model(path)
     _check_alphabet(f"model.init_from={path}", found.description)
+    was, now = found.description.attention, mechanism["name"]
+    converted = f"or give the result of: protlm checkpoint convert {path} --attention {now}"
     if differing := _architecture_differences(found.description, model, mechanism):
         name, there, here = differing[0]
         # Groups are quoted for the shell, and what the YAML file does not have is added.
         typed = " ".join(
-            shlex.quote(f"{'+' * name.startswith('attention.options')}{name}={value}")
-            for name, value, _ in differing
+            shlex.quote(f"{'+' * one.startswith('attention.options')}{one}={value}")
+            for one, value, _ in differing
         )
-        if found.description.attention != mechanism["name"]:
-            # Its weights may fit, but those of the same mechanism do.
-            typed = f"attention={found.description.attention} {typed}"
+        # Its weights may fit, but those of the same mechanism do.
+        typed = typed if was == now else f"attention={was} {typed}"
+        if differing[-1][0].startswith("attention."):
+            typed += f", {converted} --set OPTION=VALUE -o FOLDER"
         raise UserError(
             f"model.init_from={path} has another architecture ({name}={there}, and that of "
             f"this run is {here}); type: {typed}"
@@ -72,11 +75,9 @@ def load_initial_weights(
     try:
         network.load_state_dict(found.weights)
     except RuntimeError:
-        was, now = found.description.attention, mechanism["name"]
         raise UserError(
             f"the weights of model.init_from={path}, of attention={was}, do not fit "
-            f"attention={now}; type attention={was}, or give the result of: "
-            f"protlm checkpoint convert {path} --attention {now} -o FOLDER"
+            f"attention={now}; type attention={was}, {converted} -o FOLDER"
         ) from None
     return found.description.source
 

@@ -68,14 +68,10 @@ def create(
     cls = mechanism(name)
     accepted = list(inspect.signature(cls).parameters)
     allowed = [p for p in accepted if p not in _FROM_THE_MODEL]
-    if "kernel" in options and "kernel" not in allowed and "backend" in allowed:
-        raise UserError(
-            "attention.kernel is now called attention.backend; type "
-            f"attention.backend={options['kernel']}"
-        )
     if unknown := sorted(set(options) - set(allowed)):
         raise UserError(
             f"attention.{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
+            + ", those of its mechanism" * ("options" in allowed)
         )
     _check_options(cls, options)
     sizes = {

@@ -51,8 +51,8 @@ class _Pattern:
         for name, options in found.options.items():
             if name not in found.layers:
                 raise UserError(
-                    f"attention.options.{name} has no effect with {listed}; leave it out, or add "
-                    f"{name} to the layers"
+                    f"attention.options.{name} has no effect with {listed}, whose settings are "
+                    f"attention.options.NAME.SETTING, NAME one of: {one_of([*{*found.layers}])}"
                 )
             if not isinstance(options, Mapping):
                 raise UserError(f"attention.options.{name}={options} must be a group of settings")
@@ -165,6 +165,9 @@ def option_differences(
         return None if chosen in ([], {}) else chosen
 
     found, asked = cls.stored_options(found), cls.stored_options(asked)
-    compared = {**found, **asked}
-    pairs = [(option, value(found, option), value(asked, option)) for option in compared]
+    pairs, inner = [], value(found, "mechanism")
+    if inner and inner == value(asked, "mechanism"):
+        both = (options.pop("options", None) or {} for options in (found, asked))
+        pairs = [(f"options.{option}", *two) for option, *two in option_differences(inner, *both)]
+    pairs += [(one, value(found, one), value(asked, one)) for one in {**found, **asked}]
     return [(option, there, here) for option, there, here in pairs if there != here]

@@ -12,10 +12,12 @@ from protlm import interop
 from protlm.analysis.contact_regression import SavedFit, read_fit
 from protlm.attention.layers import attention_label
 from protlm.checkpoints import format as checkpoints
+from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import CARD, RESULTS, default_model, shipped_models
 from protlm.checkpoints.validations import best_checkpoints
 from protlm.config import BestMetric, TrainConfig
 from protlm.config.composition import compose, to_plain
+from protlm.config.fields import as_typed
 from protlm.conversion import convert
 from protlm.interop import hugging_face
 from protlm.interop.base import ContactHead
@@ -28,7 +30,7 @@ from protlm.system.terminal import print_table, printable
 
 _FIGURES = ("perplexity", "accuracy")
 # An option of attention as in `protlm train`; not a part of a path or of the name of a weight.
-_OPTION = re.compile(r"(?<![\w./-])attention\.")
+_OPTION = re.compile(r"(?<![\w./-])\+?attention\.")
 
 
 def info(path: Path) -> None:
@@ -142,14 +144,14 @@ def import_model(path: Path, output: Path, base: Path | None = None) -> None:
     print(output)
 
 
-def _mechanism(name: str, settings: Sequence[str]) -> dict[str, Any]:
-    typed = [f"attention={name}"]
+def _mechanism(found: ModelDescription, name: str, settings: Sequence[str]) -> dict[str, Any]:
+    own = found.attention_options if name == found.attention else {}
+    typed = [f"attention={name}", *(f"++attention.{x}={as_typed(own[x])}" for x in own)]
     for setting in settings:
-        option, _, value = setting.partition("=")
+        option, _, value = setting.lstrip("+").removeprefix("attention.").partition("=")
         if not (option.replace(".", "_").isidentifier() and value):
             raise UserError(f"--set {setting} is not OPTION=VALUE; type --set {option}=VALUE")
-        # Those of a mechanism within it are added.
-        typed.append(f"{'+' * option.startswith('options')}attention.{setting}")
+        typed.append(f"{'++' * option.startswith('options')}attention.{option}={value}")
     return to_plain(compose(TrainConfig, typed))["attention"]
 
 
@@ -159,7 +161,7 @@ def convert_model(
     """Writes a model with another mechanism, whose settings are OPTION=VALUE, to a new folder."""
     found = read_model(path)
     try:
-        done = convert(found, _mechanism(attention, settings), seed=seed)
+        done = convert(found, _mechanism(found.description, attention, settings), seed=seed)
     except UserError as error:
         # Options of the mechanism are not typed as in protlm train.
         raise type(error)(_OPTION.sub("--set ", str(error))) from None

@@ -131,6 +131,8 @@ def _check_key(key: str, schema: type) -> None:
 
 def _check_choice(group: str, value: str) -> None:
     known = choices(group)
+    if known and value.startswith("[") and group != "evaluation":
+        raise UserError(f"{group}={value} is a list; type one of: {one_of(known)}")
     for name in re.findall(r"[^][\s,'\"]+", value) if known and "${" not in value else ():
         refuse_unknown_choice(group, name, known)
         if name in added(group):
@@ -289,14 +291,13 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
     if causes and (kind := re.search("could not be converted to (Float|Integer)", text)):
         return f"{causes[0]} must be {_NUMBERS[kind[1]]}"
     if causes and "is not in struct" in text:
-        # The setting in a group that is given as one value, or the one that was typed.
         key = max(full, key_of(causes[0]), key=len)
-        return _not_there(key, getattr(error.__cause__, "parent_node", None))
+        return _not_there(key, full, getattr(error.__cause__, "parent_node", None))
     return f"{causes[0]}: {text}" if causes else text
 
 
-def _not_there(key: str, group: Any) -> str:
-    *where, last = key.split(".")
+def _not_there(key: str, full: str, group: Any) -> str:
+    where, last = full.split(".")[:-1], key.split(".")[-1]
     there = [str(name) for name in group or () if name != "name"]
     if key == "attention.kernel" and "backend" in there:
         return "attention.kernel is now called attention.backend; type attention.backend=VALUE"
