@@ -200,7 +200,7 @@ def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
             warnings.warn(
                 f"{setting}: {directory} was split by another rule than {first}, so that one may "
                 "train on sequences that the other one holds out; prepare both with the same "
-                "options, or count these sequences with protlm data leakage",
+                "fractions, and with one --cluster-table or none",
                 stacklevel=2,
             )
 
