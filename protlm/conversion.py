@@ -32,8 +32,8 @@ class Conversion:
 def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None) -> Conversion:
     """Replaces the attention mechanism of a model, and keeps all weights outside of it.
 
-    The weights and the random projections of the new mechanism are a function of the seed, which
-    is that of the model if None is given.
+    A layer whose mechanism stays keeps its weights where they fit. Other weights, and random
+    projections, are a function of the seed, which is that of the model if None is given.
     """
     described, hash_ = found.description, model_of(found).hash
     options = dict(attention)
@@ -48,9 +48,9 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     new = network.state_dict()
     both = (mechanism_of, described.attention_config)
     kinds = zip(*(mechanisms_of(one, described.model.num_layers) for one in both), strict=True)
-    # Layers whose mechanism stays keep its weights, too.
     same = tuple(f"blocks.{n}." for n, (now, was) in enumerate(kinds) if now.name == was.name)
-    fits = {n for n in old if n in new and n.startswith(same) and old[n].shape == new[n].shape}
+    learned = {n for n, _ in network.named_parameters(remove_duplicate=False)}
+    fits = {n for n in learned & old.keys() if n.startswith(same) and old[n].shape == new[n].shape}
     kept = {n: v for n, v in old.items() if n in fits or (n in new and MECHANISM not in n)}
     try:
         network.load_state_dict(kept, strict=False)
@@ -72,7 +72,7 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     return Conversion(
         Checkpoint(found.path, description, weights),
         initialized=_patterns(n for n, v in new.items() if n not in kept and v.is_floating_point()),
-        left_out=_patterns(n for n in old if n not in kept),
+        left_out=_patterns(n for n in old if n not in kept and (n in learned or n not in new)),
     )
 
 
