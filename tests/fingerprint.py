@@ -2,8 +2,7 @@
 
 `make fingerprint` runs prepare, train (three mechanisms, masked and causal), evaluate, embed,
 contacts and score on the shipped sample, on one thread, and prints a line for each result.
-The hashes are of values (weights, vectors, numbers of tables), not of files, and hold on one
-machine.
+The hashes are of values, not of files, and hold on one machine.
 """
 
 import csv

@@ -161,6 +161,7 @@ model=tinny -> tinny & tiny & paper_36
 attention=perfomer -> perfomer & performer_relu
 attention=my_own -> there are: aft_conv & when its package is installed (docs/extend.md)
 attention=performer -> mean attention=performer_relu or attention=performer_softmax or
+attention=[window,hybrid] -> is a list; type one of: aft_conv & alternating
 attention=former -> (did you mean attention=reformer or attention=linformer or
 trainer.max_steps=soon -> trainer.max_steps=soon must be a whole number, e.g. 8
 model.positions=circular -> circular & rotary
