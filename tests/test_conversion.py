@@ -164,10 +164,8 @@ def test_parameters_that_layers_share_are_exported(untrained, tmp_path):
 @pytest.mark.parametrize(
     "before, after, message",
     [
-        ("softmax", "softmax", "already has attention=softmax with these options"),
         ("softmax", "reformer", "softmax to reformer: the keys of reformer are its queries"),
         ("reformer", "softmax", "reformer to softmax: the keys of reformer are its queries"),
-        ("softmax", "nothing", "there are: aft_conv"),
         (
             "hybrid attention.local_heads=2 model.qk_norm=true model.num_heads=8",
             "hybrid",
@@ -178,9 +176,8 @@ def test_parameters_that_layers_share_are_exported(untrained, tmp_path):
 )
 def test_a_mechanism_that_does_not_fit_is_refused(before, after, message, untrained):
     original = untrained(*f"attention={before}".split())
-    chosen = {"name": after} if after == "nothing" else options(after)
     with pytest.raises(UserError, match=message):
-        convert(original, chosen, seed=None)
+        convert(original, options(after), seed=None)
 
 
 def test_missing_options_are_the_defaults(untrained):
@@ -190,6 +187,9 @@ def test_missing_options_are_the_defaults(untrained):
     with pytest.raises(UserError, match="already has attention=softmax with these options"):
         convert(imported, options("softmax"), seed=None)
     convert(imported, {**options("softmax"), "bounded_qk_norm": True}, seed=None)
+    narrow = untrained("attention=hybrid", "attention.window=8").description
+    asked = command._mechanism(narrow, "hybrid", ["+options.decay=learned"])
+    assert (asked["window"], asked["options"]) == (8, {"decay": "learned"})
 
 
 @pytest.mark.slow
