@@ -115,9 +115,13 @@ def cannot_decode(attention: Mapping[str, Any], num_layers: int) -> str | None:
 
 
 def attention_label(attention: Mapping[str, Any]) -> str:
-    """Returns the mechanism of a model, with the pattern of its layers, for a reader."""
-    name = str(attention["name"])
-    return f"{name} [{','.join(attention['layers'])}]" if name == ALTERNATING else name
+    """Returns the mechanism of a model, with the pattern of its layers and decays, for a reader."""
+    name, options = str(attention["name"]), attention.get("options") or {}
+    if name == ALTERNATING:
+        kinds = ({"name": one, **options.get(one, {})} for one in attention["layers"])
+        return f"{name} [{','.join(map(attention_label, kinds))}]"
+    decay = {**attention, **options}.get("decay", "none")
+    return name if decay == "none" else f"{name} with {decay} decay"
 
 
 def meaning(attention: Mapping[str, Any], num_layers: int) -> str:

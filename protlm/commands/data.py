@@ -30,10 +30,8 @@ def verify(directory: Path) -> None:
         residues = sum(entry.residues for entry in entries)
         clusters = manifest.clusters
         of = "" if clusters is None else f" of {clusters.indexes[split].clusters:,} clusters"
-        print(
-            f"{split}: {sequences:,} sequences{of}, {residues:,} residues in {len(entries)} shards:"
-            " ok"
-        )
+        known = f"{sequences:,} sequences{of}, {residues:,} residues in {len(entries)} shards"
+        print(f"{split}: {known}: ok")
 
 
 def info(directory: Path) -> None:
@@ -59,11 +57,8 @@ def info(directory: Path) -> None:
 
 def _splits_table(directory: Path, manifest: Manifest) -> Table:
     indexes = {} if manifest.clusters is None else manifest.clusters.indexes
-    table = Table("split", "sequences", "residues", "shards", box=None)
-    if indexes:
-        table.add_column("clusters")
-    for name in _QUANTILES:
-        table.add_column(name)
+    names = ("sequences", "residues", "shards", *(["clusters"] if indexes else []), *_QUANTILES)
+    table = Table("split", *names, box=None)
     for column in table.columns:
         column.justify, column.no_wrap = "left" if column is table.columns[0] else "right", True
     for split, entries in sorted(manifest.splits.items()):

@@ -104,21 +104,21 @@ def test_decoding_is_the_forward_pass_of_all_layers(pattern):
 
 
 def test_a_saved_model_has_its_pattern_and_the_maps_of_each_layer(tmp_path):
-    original = checkpoint(*typed(*LOCAL))
+    original = checkpoint(*typed(*LOCAL), "+attention.options.hybrid.options.decay=selective")
     export(original, tmp_path / "new")
     model = load_model(tmp_path / "new")
     described = model.description
     assert (described, model.hash) == (original.description, model_of(original).hash)
-    assert attention_label(described.attention_config) == "alternating [window,window,hybrid]"
+    label = attention_label(described.attention_config)
+    assert label == "alternating [window,window,hybrid with selective decay]"
     maps = model.attention_maps(model.tokenize(["MKTAYIAKQRQISFVKSHFSRQ"]))
     far = torch.ones(24, 24).tril(-4).bool()
     for layer, name in enumerate(LOCAL[0], start=1):
         torch.testing.assert_close(maps[layer].sum(-1), torch.ones(1, 2, 24))
         assert (maps[layer][0, 1][far] == 0).all() == (name == "window")
-    weight = "the weight of value j in output i"
-    assert meaning(described.attention_config, 4) == (
-        f"in layers of window, {weight}; in layers of hybrid, {mechanism('hybrid').map_meaning}"
-    )
+    weight, other = "the weight of value j in output i", mechanism("hybrid").map_meaning
+    means = f"in layers of window, {weight}; in layers of hybrid, {other}"
+    assert meaning(described.attention_config, 4) == means
     options = {**described.attention_options, "layers": [["window"], 7]}
     broken = replace(original, description=replace(described, attention_options=options))
     with pytest.raises(InputDataError, match=r"impossible model: attention.layers=.* contains"):
@@ -177,9 +177,9 @@ def test_a_model_is_converted_to_a_pattern_and_back():
     assert (done.initialized, done.left_out, back.initialized) == ((), (), ())
     assert all(torch.equal(back.checkpoint.weights[n], x) for n, x in original.weights.items())
     decaying = checkpoint("attention=performer_relu", "attention.decay=selective")
-    wider = convert(
-        decaying, {**decaying.description.attention_config, "kernel_epsilon": 1}, seed=7
-    )
+    settings = {**decaying.description.attention_config, "kernel_epsilon": 1}
+    wider = convert(decaying, settings, seed=7)
+    assert attention_label(settings) == "performer_relu with selective decay"
     assert (wider.initialized, wider.left_out) == ((), ())
     assert all(torch.equal(wider.checkpoint.weights[n], x) for n, x in decaying.weights.items())
     described = replace(original.description, objective=Objective.causal)
