@@ -30,7 +30,7 @@ _KINDS = {
     "zinc_finger": ("ZN_FING", "zinc finger region"),
     "disulfide_bond": ("DISULFID", "disulfide bond"),
 }
-# Those that are no sites, and are read if they are asked for.
+# Those that are not sites, and are read if they are asked for.
 _REGIONS = {
     "domain": ("DOMAIN", "domain"),
     "region": ("REGION", "region of interest"),

@@ -147,7 +147,7 @@ class SequenceData(pl.LightningDataModule):
 
     def val_dataloader(self) -> DataLoader[Batch]:
         """Returns a loader of the validation split, with the same masks every time."""
-        # Where a part is validated: the first sequences of a file are no sample of it.
+        # Where a part is validated: the first sequences of a file are not a sample of it.
         is_cut = self.trainer is not None and isinstance(self.trainer.limit_val_batches, int)
         stream = BatchStream(
             self.valid.lengths_of,
