@@ -131,14 +131,12 @@ def _search(
     is_found = np.zeros(len(wanted), bool)
     index = KmerIndex([kmers for one in held_out.values() for kmers in one.sketches])
     with JobProgress("train sequences compared", len(train)) as progress:
-        done = 0
         for batch in batches(train[i] for i in range(len(train))):
             digests = _digests(batch)
             places = np.searchsorted(wanted[:-1], digests)
             is_found[places[wanted[places] == digests]] = True
             index.search(batch)
-            done += len(batch)
-            progress.update(done)
+            progress.advance(len(batch))
     identical = {
         split: int(np.count_nonzero(is_found[np.searchsorted(wanted, one.digests)]))
         for split, one in held_out.items()
@@ -159,14 +157,13 @@ def _summary(
     options: LeakageOptions,
 ) -> SplitLeakage:
     tenths = np.bincount(np.minimum(shares * 10, 9).astype(np.int64), minlength=10)
-    hits = None if identities is None else int(np.count_nonzero(~np.isnan(identities)))
     return SplitLeakage(
         sequences=len(held_out.digests),
         identical=identical,
         compared=len(shares),
         near=int(np.count_nonzero(shares >= options.min_shared)),
         shared_tenths=tuple(tenths.tolist()),
-        homologous=hits,
+        homologous=None if identities is None else int(np.count_nonzero(~np.isnan(identities))),
     )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from protlm.data.records import ReadOptions, Tally
-from protlm.data.shards.manifest import MANIFEST, ShardEntry
+from protlm.data.shards.manifest import MANIFEST
 from protlm.system.errors import UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.shares import Submission, in_order
@@ -121,8 +121,7 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
     if start == end:
         return
     origins = options.selection.no_fragments or bool(options.selection.organisms)
-    reading = replace(options.reading, origins=origins)
-    reader = SourceReader(plan.sources, reading, start, entries)
+    reader = SourceReader(plan.sources, replace(options.reading, origins=origins), start, entries)
     known = None
     if options.deduplicate:
         known = DigestSet(work.path / "digests.table")
@@ -179,9 +178,8 @@ def _totals(work: BuildFolder) -> Tally:
 
 def _conclude(work: BuildFolder, plan: Plan) -> Report:
     segments, totals = work.journal.segments, _totals(work)
-    splits: dict[str, tuple[ShardEntry, ...]] = {}
-    for split in sorted({split for segment in segments for split in segment.shards}):
-        splits[split] = tuple(s.shards[split] for s in segments if split in s.shards)
+    names = sorted({name for segment in segments for name in segment.shards})
+    splits = {name: tuple(s.shards[name] for s in segments if name in s.shards) for name in names}
     sources = tuple(entry for segment in segments for entry in segment.sources)
     return conclude(work.data, splits, sources, totals, plan.split_rule, plan.clusters)
 
