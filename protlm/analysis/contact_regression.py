@@ -138,8 +138,7 @@ class ContactRegression:
                 f"residues {MIN_SEPARATION} or more apart; give more structures"
             )
         values = np.concatenate([values for values, _ in pairs])
-        num_heads = values.shape[1]
-        spread_H = values.std(axis=0, dtype=np.float64) if self.scaled else np.ones(num_heads)
+        spread_H = values.std(axis=0, dtype=np.float64) if self.scaled else np.ones(values.shape[1])
         spread_H[spread_H == 0] = 1.0
         # As in the paper, classes are not balanced.
         solver = LogisticRegression(

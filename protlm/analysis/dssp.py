@@ -51,8 +51,7 @@ def hydrogen_bonds(backbone_L43: np.ndarray, sequence: str) -> np.ndarray:
     h_L3[1:][gives_L] = (n_L3[1:] + _NH_ANGSTROM * carbonyl_L3)[gives_L]
 
     def inverse(a_L3: np.ndarray, b_L3: np.ndarray) -> np.ndarray:
-        distance_LL = np.linalg.norm(a_L3[:, None] - b_L3[None], axis=-1)
-        return 1 / np.maximum(distance_LL, 0.5)
+        return 1 / np.maximum(np.linalg.norm(a_L3[:, None] - b_L3[None], axis=-1), 0.5)
 
     energy_LL = _COUPLING * (
         inverse(o_L3, n_L3) + inverse(c_L3, h_L3) - inverse(o_L3, h_L3) - inverse(c_L3, n_L3)
@@ -63,9 +62,8 @@ def hydrogen_bonds(backbone_L43: np.ndarray, sequence: str) -> np.ndarray:
 
 
 def _is_linked(backbone_L43: np.ndarray) -> np.ndarray:
-    return np.linalg.norm(backbone_L43[:-1, 2] - backbone_L43[1:, 0], axis=-1) < (
-        _LONGEST_PEPTIDE_BOND
-    )
+    distance_L = np.linalg.norm(backbone_L43[:-1, 2] - backbone_L43[1:, 0], axis=-1)
+    return distance_L < _LONGEST_PEPTIDE_BOND
 
 
 def _helix_starts(bond_LL: np.ndarray, linked_L: np.ndarray, turn: int) -> list[int]:

@@ -81,8 +81,7 @@ def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict
     nats, correct, targets = (np.bincount(numbers, values) for values in kinds)
     drawn = ratio_of("nats", nats, targets, seed=seed).resampled
     accuracy = ratio_of("accuracy", correct, targets, seed=seed).interval("accuracy")
-    perplexity = bounds(np.exp(np.minimum(drawn, 700.0)))
-    return {"accuracy": [*accuracy], "perplexity": [*perplexity]}
+    return {"accuracy": [*accuracy], "perplexity": [*bounds(np.exp(np.minimum(drawn, 700.0)))]}
 
 
 def by_group(sums: SequenceSums, group_of: Sequence[str]) -> dict[str, Any]:
@@ -107,9 +106,8 @@ def by_group(sums: SequenceSums, group_of: Sequence[str]) -> dict[str, Any]:
     macro: dict[str, Any] = {"groups": len(large)}
     for who in ("model", *BASELINES):
         nats = [math.log(values[who]["perplexity"]) for values in large]
-        accuracy = [values[who]["accuracy"] for values in large]
         macro[who] = {
-            "accuracy": float(np.mean(accuracy)),
+            "accuracy": float(np.mean([values[who]["accuracy"] for values in large])),
             "perplexity": math.exp(float(np.mean(nats))),
         }
     return {"by_group": groups, "macro": macro}

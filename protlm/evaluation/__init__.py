@@ -29,14 +29,11 @@ def evaluation(name: str) -> type[Evaluation]:
 
 def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
     """Builds an evaluation from its `name` and settings; its label is for messages."""
-    options = dict(settings)
+    options, section = dict(settings), f"evaluation.{label}"
     cls: Any = evaluation(str(options.pop("name", "")))
     allowed = list(inspect.signature(cls).parameters)
     if unknown := sorted(set(options) - set(allowed)):
-        raise UserError(
-            f"evaluation.{label}.{unknown[0]} is not a setting; it has: {one_of(allowed)}"
-        )
-    section = f"evaluation.{label}"
+        raise UserError(f"{section}.{unknown[0]} is not a setting; it has: {one_of(allowed)}")
     check_types(cls, options, section=section)
     if options.get("seed", 0) < 0:
         raise UserError(f"{section}.seed={options['seed']} must be at least 0")

@@ -150,8 +150,7 @@ class Accuracy(Evaluation):
                 )
             low, high = values["interval"]["perplexity"]
             shown = {"model": f"{low:.2f} to {high:.2f}"}
-            predictors = ["model", *BASELINES, "uniform"]
-            kinds = {who: values[who] for who in predictors}
+            kinds = {who: values[who] for who in ("model", *BASELINES, "uniform")}
             for who in ("model", *BASELINES) if "macro" in values else ():
                 name = f"{who}, mean over {values['macro']['groups']} groups"
                 kinds[name] = values["macro"][who]
@@ -181,8 +180,7 @@ class Accuracy(Evaluation):
     ) -> SequenceSums:
         causal = self.objective == "causal"
         max_residues = None if limit is None or self.concatenated else limit - SPECIALS
-        counts_V = count_residues(_sample(data.train, max_residues))
-        unigram_V = torch.from_numpy(frequencies(counts_V))
+        unigram_V = torch.from_numpy(frequencies(count_residues(_sample(data.train, max_residues))))
         trigram = Trigram(_sample(data.train, max_residues), causal=causal)
         sums = SequenceSums.zeros(len(data.split))
         order_S = self._order(data).draw(0, np.arange(len(data.split))).samples
@@ -205,13 +203,11 @@ class Accuracy(Evaluation):
         return sums
 
     def _watched(self, data: EvaluationData, limit: int | None) -> Iterator[Batch]:
-        done = 0
         with JobProgress(f"{data.name}: sequences evaluated", len(data.split)) as progress:
             for batch in self._batches(data, limit):
                 yield batch
                 ends = batch.tokens_BL == VOCABULARY.eos
-                done += int(ends.sum()) if self.concatenated else len(batch.samples_B)
-                progress.update(done)
+                progress.advance(int(ends.sum()) if self.concatenated else len(batch.samples_B))
 
     def _batches(self, data: EvaluationData, limit: int | None) -> DataLoader[Batch]:
         # Not the targets that training with this seed had in its first epoch.

@@ -68,8 +68,7 @@ class Heads(Evaluation):
                 result[who]["best_head"] = self._best_head(one, proteins)
             if who == "model":
                 labels = head_clusters(head_distances(survey.pooled), _CLUSTERS)
-                shape = survey.statistics["entropy"].shape[1:]
-                result["clusters"] = labels.reshape(shape).tolist()
+                result["clusters"] = labels.reshape(survey.statistics["entropy"].shape[1:]).tolist()
         return result
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
@@ -99,8 +98,7 @@ class Heads(Evaluation):
             inner = model.vocabulary.inner
             residues = map_BHLL[:, :, inner, inner].float().numpy()
             predicted.append((features(residues)[0], protein.contacts()))
-        found = scores(predicted, seed=self.seed)
-        return {"layer": layer + 1, "head": head + 1, "scores": found}
+        return {"layer": layer + 1, "head": head + 1, "scores": scores(predicted, seed=self.seed)}
 
 
 def _plain(values: np.ndarray) -> list[Any]:

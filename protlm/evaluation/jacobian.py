@@ -27,13 +27,7 @@ from protlm.analysis.structures import (
     read_folder,
     structures_folder,
 )
-from protlm.evaluation.base import (
-    NO_SPLIT,
-    Evaluation,
-    EvaluationData,
-    ResultTable,
-    compared,
-)
+from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.terminal import watched
 

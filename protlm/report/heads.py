@@ -194,8 +194,7 @@ def inspected_heads(
     most = max(_FULL_PAIRS // num_models // len(protein) ** 2, 1)
     kept = len(layers) * len(heads) if keep_full else most
     with JobProgress("layers", len(layers)) as progress:
-        each = layer_statistics(model, protein.sequence, layers, heads)
-        for layer, map_HLL, statistics in each:
+        for layer, map_HLL, statistics in layer_statistics(model, protein.sequence, layers, heads):
             for place, head in enumerate(heads):
                 own = {name: float(x_H[place]) for name, x_H in statistics.items() if x_H.ndim == 1}
                 map_LL = map_HLL[place].cpu().numpy()
