@@ -77,8 +77,7 @@ class EvaluateConfig(Checked):
 
     checkpoint: str | None = setting(
         "a run, a checkpoint, an exported or foreign model, or a name that `protlm models` lists; "
-        "`null`: "
-        "hybrid-6m",
+        "`null`: hybrid-6m",
         None,
     )
     evaluation: dict[str, Any] = field(default_factory=dict)

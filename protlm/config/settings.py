@@ -42,9 +42,8 @@ def settings_of(config: Any) -> Iterator[Setting]:
     'run_dir'
     """
     for name, one, decides in _fields(type(config)):
-        value = attrgetter(name)(config)
         help_text = one.metadata["help"] + _allowed(one.type)
-        yield Setting(name, as_typed(value), help_text, decides)
+        yield Setting(name, as_typed(attrgetter(name)(config)), help_text, decides)
 
 
 def may_change() -> set[str]:

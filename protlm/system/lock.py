@@ -113,8 +113,7 @@ class FolderLock:
                 f"{self._path.parent} is locked by {owner}, and this process cannot see whether "
                 "that one is still running: if it is not, type the same command with --break-lock"
             )
-        told = f"taking over from {owner}, which is no longer running"
-        print(printable(told), file=sys.stderr)
+        print(printable(f"taking over from {owner}, which is no longer running"), file=sys.stderr)
 
 
 def remove_locks_of_killed(folder: Path) -> None:

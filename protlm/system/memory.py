@@ -2,6 +2,7 @@
 
 import os
 import resource
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -20,23 +21,18 @@ def available_memory() -> int | None:
     when memory is needed.
     """
     found = []
-    try:
+    with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
         found.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    except (OSError, KeyError, ValueError):
-        pass
     for group in _cgroups():
-        try:
+        # No such file, or "max": there is no limit.
+        with suppress(OSError, ValueError):
             limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
             free = int(limit) - int(used) + _droppable(group)
             found.append(min(max(free, 0), int(limit)))
-        except (OSError, ValueError):
-            # No such file, or "max": there is no limit.
-            pass
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and _OWN_SIZE.exists():
-        pages = int(_OWN_SIZE.read_text().split()[0])
-        found.append(max(limit - pages * _PAGE, 0))
+        found.append(max(limit - int(_OWN_SIZE.read_text().split()[0]) * _PAGE, 0))
     return min(found) if found else None
 
 
