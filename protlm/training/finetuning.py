@@ -30,8 +30,7 @@ from protlm.training.run import Run, fit, last_step, newest_checkpoint
 
 def valid_losses(folder: Path, *, until: int) -> list[float]:
     """Returns the validation losses of the start and of the epochs, until a step."""
-    rows = read_metrics(folder / METRICS)
-    return [row["valid_loss"] for row in rows if row["step"] <= until]
+    return [row["valid_loss"] for row in read_metrics(folder / METRICS) if row["step"] <= until]
 
 
 def stale_epochs(losses: Sequence[float]) -> int:

@@ -120,8 +120,7 @@ class Batches(Dataset[TokenRows]):
     ) -> TokenRows:
         places, ends = self.data.places, self.data.ends.tolist()
         words = self.data.vocabulary
-        tokens = [self.data.tokens[one] for one in proteins]
-        tokens_BL, mask_BL = collate(tokens, vocabulary=words)
+        tokens_BL, mask_BL = collate([self.data.tokens[one] for one in proteins], vocabulary=words)
         is_label_BL = None
         if places is not None:
             is_label_BL = torch.zeros_like(mask_BL)

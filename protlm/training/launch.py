@@ -174,8 +174,7 @@ def check_trainer(config: TrainerConfig) -> None:
             f"trainer.accelerator={config.accelerator} is not one of {', '.join(ACCELERATORS)}"
         )
     asked = f"trainer.accelerator={config.accelerator} trainer.devices={config.devices}"
-    is_gpu = resolved_accelerator(config.accelerator) != "cpu"
-    require_devices(asked, config.devices, is_gpu=is_gpu)
+    require_devices(asked, config.devices, is_gpu=resolved_accelerator(config.accelerator) != "cpu")
     check_launch(config)
 
 

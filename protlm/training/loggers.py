@@ -74,12 +74,7 @@ class CsvFile(_RunLogger):
     """
 
     def __init__(
-        self,
-        run_dir: Path,
-        columns: Sequence[str] = COLUMNS,
-        *,
-        from_step: int,
-        warns: bool = True,
+        self, run_dir: Path, columns: Sequence[str] = COLUMNS, *, from_step: int, warns: bool = True
     ) -> None:
         super().__init__("csv")
         self.path = run_dir / METRICS

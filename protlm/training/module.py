@@ -200,8 +200,7 @@ class LanguageModeling(Objective):
         ends = target_sums(logits_BLV, batch.targets_BL.masked_fill(chosen, IGNORE))
         inputs, targets = batch.tokens_BL[chosen], targets_BL[chosen]
         unigram_nats = -self._unigram_VV[inputs, targets].sum()
-        parts = sums.stacked(), unigram_nats[None], ends.stacked()[[0, 2]]
-        self._validation += torch.cat(parts)
+        self._validation += torch.cat([sums.stacked(), unigram_nats[None], ends.stacked()[[0, 2]]])
 
     def validation_metrics(self) -> dict[str, float]:
         """Returns means over the residues that are targets, and over the ends of sequences.
@@ -225,5 +224,4 @@ class LanguageModeling(Objective):
         checkpoint[DESCRIPTION] = self.description.to_plain()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        source = checkpoint[DESCRIPTION].get("source")
-        self.description = replace(self.description, source=source)
+        self.description = replace(self.description, source=checkpoint[DESCRIPTION].get("source"))

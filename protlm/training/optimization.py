@@ -178,8 +178,7 @@ def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.
     """Returns the optimizer of a network; weight decay applies to matrices only."""
     kinds = ParameterKinds.of(network)
     if config.name is Optimizer.adamw:
-        decayed = kinds.hidden | kinds.matrices
-        return adamw(decayed, kinds.rest, config)
+        return adamw(kinds.hidden | kinds.matrices, kinds.rest, config)
     optimizers: list[Muon | torch.optim.AdamW] = []
     if kinds.hidden:
         rates = {"lr": config.learning_rate, "momentum": config.momentum}

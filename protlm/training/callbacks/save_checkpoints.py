@@ -157,8 +157,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         self._save_time = time.monotonic()
         # Damaged checkpoints after the step that the run resumes from are neither counted nor
         # removed; they are replaced when the run reaches their step again.
-        left = (path for path in all_checkpoints(run_dir) if step_of(path) > from_step)
-        self._damaged = {path.name for path in left}
+        self._damaged = {p.name for p in all_checkpoints(run_dir) if step_of(p) > from_step}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
