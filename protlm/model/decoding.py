@@ -14,12 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.data.vocabulary import STANDARD_TOKENS, VOCABULARY
 from protlm.model.objective import perplexity
 from protlm.model.transformer import DecodingState, ProteinLM
 from protlm.system.errors import UserError
-
-STANDARD_TOKENS = [VOCABULARY[letter] for letter in STANDARD]
 
 
 @final

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.dataset import collate
-from protlm.model.decoding import STANDARD_TOKENS, Sampling, draw
+from protlm.data.vocabulary import STANDARD_TOKENS
+from protlm.model.decoding import Sampling, draw
 from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
 from protlm.system.terminal import JobProgress

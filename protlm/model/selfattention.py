@@ -33,15 +33,13 @@ class BoundedNorm(nn.Module):
 
     def __init__(self, *, num_heads: int) -> None:
         super().__init__()
-        start = math.log(1.0 / (_LARGEST_NORM - 1.0))
-        self.scale = nn.Parameter(torch.full((num_heads,), start))
+        self.scale = nn.Parameter(torch.full((num_heads,), math.log(1.0 / (_LARGEST_NORM - 1.0))))
 
     def forward(self, x_BHLK: Tensor) -> Tensor:
         x = upcast(x_BHLK)
         norm_H11 = self.norms(self.scale.to(x.dtype))[:, None, None]
         length_BHL1 = x.square().sum(-1, keepdim=True).add(1e-12).sqrt()
-        scaled = x / length_BHL1 * norm_H11 * x_BHLK.shape[-1] ** 0.25
-        return scaled.to(x_BHLK.dtype)
+        return (x / length_BHL1 * norm_H11 * x_BHLK.shape[-1] ** 0.25).to(x_BHLK.dtype)
 
     @staticmethod
     def norms(scale_H: Tensor) -> Tensor:

@@ -73,10 +73,10 @@ class ProteinLM(nn.Module):
         self, config: ModelConfig, *, vocabulary: Vocabulary, mechanism: Callable[[int], Attention]
     ) -> None:
         super().__init__()
-        vocab_size = len(vocabulary)
+        vocab_size, dim, is_tied = len(vocabulary), config.model_dim, config.tied_head
         self.vocabulary = vocabulary
         self.activation_checkpointing = False
-        self.embedding = nn.Embedding(vocab_size, config.model_dim, padding_idx=vocabulary.pad)
+        self.embedding = nn.Embedding(vocab_size, dim, padding_idx=vocabulary.pad)
         self.positions = PositionTable(config) if config.has_position_table else None
         self.token_dropout = config.token_dropout
         self.embedding_norm = norm_layer(config) if config.embedding_norm else None
@@ -101,19 +101,14 @@ class ProteinLM(nn.Module):
         head_norms = {HeadKind.dense_norm: config.norm, HeadKind.dense_layer_norm: Norm.layer}
         self.head_transform = None
         if norm := head_norms.get(config.head):
-            dim = config.model_dim
             self.head_transform = HeadTransform(model_dim=dim, norm=norm_layer(config, norm))
         self.head = None
         if config.head is not HeadKind.none:
-            self.head = (
-                TiedHead(vocab_size=vocab_size)
-                if config.tied_head
-                else Linear(config.model_dim, vocab_size)
-            )
+            self.head = TiedHead(vocab_size=vocab_size) if is_tied else Linear(dim, vocab_size)
         self.apply(_initialize)
-        if config.tied_head:
+        if is_tied:
             with torch.no_grad():
-                self.embedding.weight /= math.sqrt(config.model_dim)
+                self.embedding.weight /= math.sqrt(dim)
 
     @property
     def num_layers(self) -> int:
