@@ -58,8 +58,7 @@ def merged(base: Source, folder: Path, family: type[Family]) -> Source:
         plain = re.sub(r"^(base_model\.model\.)+", "", name)
         found = _LORA.fullmatch(plain)
         plain = f"{found[1]}.weight" if found else plain
-        known = (n for n in (plain, family.encoder + plain) if n in weights)
-        own = next(known, plain)
+        own = next((n for n in (plain, family.encoder + plain) if n in weights), plain)
         if found:
             pairs.setdefault(own, {})[found[2]] = value
         elif own in weights and weights[own].shape != value.shape:

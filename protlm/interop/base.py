@@ -129,8 +129,7 @@ class Family:
         if "types" in weights:
             types_TD, table_LD = weights.pop("types"), weights[self.typed]
             check_shapes(source.path, {"types": types_TD}, {"types": (None, config.model_dim)})
-            sum_LD = table_LD.double() + types_TD[0].double()
-            weights[self.typed] = sum_LD.to(table_LD.dtype)
+            weights[self.typed] = (table_LD.double() + types_TD[0].double()).to(table_LD.dtype)
         if self.rotary_pairs:
             _pair_halves(source.path, config, weights)
         if terms := self.licenses.get(config.model_dim) or self.licenses.get(None):
@@ -168,8 +167,7 @@ class Family:
         sizes |= {ours: source.number(theirs) for ours, theirs in layout.sizes.items()}
         if "max_length" in sizes:
             sizes["max_length"] -= self.first_position
-        epsilon = source.fraction(*layout.epsilon)
-        return ModelConfig(**sizes, norm_epsilon=epsilon, **self.fixed)
+        return ModelConfig(**sizes, norm_epsilon=source.fraction(*layout.epsilon), **self.fixed)
 
     def alphabet(self, source: Source) -> Sequence[str]:
         """Returns the tokens of a model in order."""

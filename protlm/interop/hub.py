@@ -62,8 +62,7 @@ def download(name: str) -> Path:
     try:
         if constants.HF_HUB_OFFLINE:
             return _cached(name, "HF_HUB_OFFLINE is set")
-        info = huggingface_hub.HfApi().model_info(name, files_metadata=True)
-        files = _announced(name, info)
+        files = _announced(name, huggingface_hub.HfApi().model_info(name, files_metadata=True))
         # With a commit as its revision, the cache would not know it as the newest one.
         found = huggingface_hub.snapshot_download(name, allow_patterns=files)
     except UserError:

@@ -115,8 +115,7 @@ class Layout:
                     f"{path}: {copy} differs from {first}; only models in which they are tied are "
                     "supported"
                 )
-        names = self.all_names(self._numbers(tensors))
-        return used_once(path, tensors, names, unused=self.unused)
+        return used_once(path, tensors, self.all_names(self._numbers(tensors)), unused=self.unused)
 
     def _spelled(self, source: Source) -> dict[str, Tensor]:
         tensors: dict[str, Tensor] = {}
@@ -193,7 +192,6 @@ def gather_rows(weights: dict[str, Tensor], tokens: Sequence[int]) -> None:
     shared_V = torch.tensor([count[token] for token in tokens], dtype=torch.float64)
     for name in {"embedding.weight", "head.weight"} & weights.keys():
         weights[name] = weights[name][list(tokens)]
-    if "head.bias" not in weights:
-        return
-    bias_V = weights["head.bias"][list(tokens)]
-    weights["head.bias"] = (bias_V.double() - shared_V.log()).to(bias_V.dtype)
+    if "head.bias" in weights:
+        bias_V = weights["head.bias"][list(tokens)]
+        weights["head.bias"] = (bias_V.double() - shared_V.log()).to(bias_V.dtype)
