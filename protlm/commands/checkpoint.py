@@ -85,8 +85,7 @@ def export(path: Path, output: Path, dtype: str = "float32") -> None:
     """Writes a model to a new folder; `bfloat16` rounds parameters, not buffers."""
     found = read_model(path)
     parameters = [name for name, _ in model_of(found).network.named_parameters()]
-    rounded = parameters if dtype == "bfloat16" else []
-    checkpoints.export(found, output, rounded=rounded)
+    checkpoints.export(found, output, rounded=parameters if dtype == "bfloat16" else [])
     print(output)
 
 

@@ -172,8 +172,7 @@ def _compute(job: Job, blocks: Blocks, in_process: Callable[[EmbedOptions], int]
         ]
         halved = sum(here(in_process, shares, options.processes, "use fewer --processes"))
     if halved:
-        message = f"the memory of the device was full: {halved:,} batches were halved"
-        print(message, file=sys.stderr)
+        print(f"the memory of the device was full: {halved:,} batches were halved", file=sys.stderr)
     if options.share is not None:
         print(printable(f"share {share.number} of {share.count} is finished"), file=sys.stderr)
 

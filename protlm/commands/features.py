@@ -79,8 +79,7 @@ def train_features(
             save_figure(figure, made / "reconstruction.png")
             autoencoder.write(made)
         work.is_published = True
-    by_k = figures.pop("unexplained_by_k")
-    figures |= {f"unexplained, k {k}": x for k, x in by_k.items()}
+    figures |= {f"unexplained, k {k}": x for k, x in figures.pop("unexplained_by_k").items()}
     print_table(["figure", "value"], [[name, f"{x}"[:8]] for name, x in figures.items()])
     print(output)
 

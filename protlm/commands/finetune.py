@@ -99,8 +99,7 @@ def finetune_labels(
     }
     with run_folder(output, begun_with, break_lock=options.break_lock) as lock:
         work = _Work(model, labeled, options, lock)
-        found = _found(work, output)
-        result = Result(model_path.name, model.identity, labeled, found)
+        result = Result(model_path.name, model.identity, labeled, _found(work, output))
         _write(work, result, output)
     print_result(result)
     print(output)
@@ -147,8 +146,7 @@ def _found(work: _Work, output: Path) -> dict[str, Predictor]:
     if code := _train(work, head, output):
         print(f"stopped; the same command continues {output}", file=sys.stderr)
         sys.exit(code)
-    tuned = _tuned(work, head)
-    return {MODEL: tuned, FROZEN: compared.pop(MODEL), **compared}
+    return {MODEL: _tuned(work, head), FROZEN: compared.pop(MODEL), **compared}
 
 
 def _write(work: _Work, result: Result, output: Path) -> None:

@@ -162,8 +162,7 @@ def scan_protein(
 
 
 def _predictor(model_path: Path, options: ScoreOptions) -> tuple[Predictor, list[Estimator]]:
-    model = load_model(model_path, device=options.device)
-    predictor = Predictor(model, options.tokens_per_batch)
+    predictor = Predictor(load_model(model_path, device=options.device), options.tokens_per_batch)
     estimators = list(dict.fromkeys(options.estimators or [default_estimator(predictor)]))
     for estimator in estimators:
         check_estimator(estimator, predictor, per_token=options.per_token)

@@ -73,13 +73,11 @@ def main() -> None:
     arguments = sys.argv[1:]
     debug, break_lock = (flag in arguments for flag in OWN_FLAGS)
     arguments = [argument for argument in arguments if argument not in OWN_FLAGS]
-    flags = {argument for argument in arguments if argument.startswith("-")}
+    # Hydra's flags print; a run does not, and must not end when the reader of its output ends.
+    prints = any(argument.startswith("-") for argument in arguments)
     try:
-        # Hydra's flags print; a run does not, and must not end when the reader of its output ends.
         exit_with_message(
-            lambda: _run(arguments, break_lock=break_lock),
-            debug=debug,
-            result_on_stdout=bool(flags),
+            lambda: _run(arguments, break_lock=break_lock), debug=debug, result_on_stdout=prints
         )
     except SystemExit as end:
         if end.code in _CLEAN:
@@ -164,8 +162,7 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
     starts_from = None if all_checkpoints(run_dir) else config.model.init_from
     source = None
     if starts_from is not None:
-        path = Path(starts_from)
-        source = load_initial_weights(network, config.model, config.attention, path)
+        source = load_initial_weights(network, config.model, config.attention, Path(starts_from))
     network.activation_checkpointing = config.trainer.activation_checkpointing
     if is_first_rank() and config.data.dir is not None:
         _prepare_sample_if_missing(Path(config.data.dir))
@@ -272,11 +269,10 @@ def _print_start(config: TrainConfig, checkpoint: Path | None) -> None:
 
 def _print_summary(network: ProteinLM, data: SequenceData, config: TrainConfig) -> None:
     rule, train_split = data.rule, data.train
-    epoch = forecast(train_split.lengths_of, train_split.order(seed=config.seed), rule)
     facts = [
         f"{num_parameters(network):,} parameters, {_layers(config)}",
         _extent(train_split),
-        epoch.describe(),
+        forecast(train_split.lengths_of, train_split.order(seed=config.seed), rule).describe(),
         rule.curriculum.describe(),
         cannot_generate(config),
     ]
@@ -336,8 +332,7 @@ def _finish(run_dir: Path, step: int, code: ExitCode) -> None:
     if code:
         _print(f"stopped after step {step}; the same command continues {run_dir}")
         return
-    rows = read_metrics(run_dir / METRICS)
-    if rows:
+    if rows := read_metrics(run_dir / METRICS):
         save_figure(loss_curve(rows), run_dir / "loss.png", overwrite=True)
     _print(f"{run_dir} is complete at step {step}")
 

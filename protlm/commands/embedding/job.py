@@ -127,11 +127,10 @@ class Job:
         # Hashing takes seconds for a large model.
         self.model_hash = model.hash
         chosen = options.layers or range(model.num_layers + 1)
-        layers = (model.layer_number(layer, first=0) for layer in chosen)
         self.options = replace(
             options,
             include=tuple(dict.fromkeys(options.include)),
-            layers=tuple(dict.fromkeys(layers)),
+            layers=tuple(dict.fromkeys(model.layer_number(layer, first=0) for layer in chosen)),
         )
         self.autoencoder, self.features_hash, self._own_layers = None, None, {}
         if options.features is not None:

@@ -168,10 +168,8 @@ def _encode(job: Job, record: Record, vectors: Vectors) -> bytes:
         narrow = vectors[key].to(dtype.torch)
         if dtype is Dtype.float16 and narrow.isinf().any():
             raise UserError(
-                printable(
-                    f"the vectors of {record.identifier} have numbers that are too large for "
-                    "float16; type --dtype float32"
-                )
+                f"the vectors of {printable(record.identifier)} have numbers that are too large "
+                "for float16; type --dtype float32"
             )
         bits = narrow.view(torch.int16) if dtype is Dtype.bfloat16 else narrow
         contents.append(bits.contiguous().numpy().tobytes())

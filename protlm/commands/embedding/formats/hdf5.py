@@ -37,8 +37,7 @@ def write(results: Results, output: Path) -> None:
                     num_equal += 1
                     continue
                 renamed[record.identifier] = protein.original_id
-            own = replace(protein, record=record)
-            _add(entries, own, job)
+            _add(entries, replace(protein, record=record), job)
     if num_equal:
         print(f"records with the entry of an equal sequence: {num_equal:,}", file=sys.stderr)
 

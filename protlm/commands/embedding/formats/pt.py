@@ -35,8 +35,7 @@ def write(results: Results, output: Path) -> None:
             name = file_name(protein.record.identifier)
             save(_contents(job, protein), folder / name)
             files[protein.record.identifier] = name
-        about = {**results.attributes(), "files": files}
-        write_json(folder / "manifest.json", about, indent=1)
+        write_json(folder / "manifest.json", {**results.attributes(), "files": files}, indent=1)
 
 
 def file_name(identifier: str) -> str:
