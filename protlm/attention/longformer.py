@@ -121,11 +121,9 @@ class Longformer(Attention, Recurrent[LongformerState]):
         q_BHLK, k_BHLK, v_BHLC = given
         tokens = self._global_tokens(mask_BL)
         if tokens is None:
-            local = self._local_rows(given, mask_BL, None, causal=causal)
-            return zero_padding(local, mask_BL)
+            return zero_padding(self._local_rows(given, mask_BL, None, causal=causal), mask_BL)
         visible_BPL = tokens.visible(mask_BL, causal=causal)
-        seen_BLP = tokens.seen(causal=causal)
-        shared = SharedKeys(tokens.take(k_BHLK), tokens.take(v_BHLC), seen_BLP)
+        shared = SharedKeys(tokens.take(k_BHLK), tokens.take(v_BHLC), tokens.seen(causal=causal))
         # Global keys are in `shared`, and not counted again in a window.
         keys_BL = mask_BL & ~tokens.is_global_BL
         local = self._local_rows(given, keys_BL, shared, causal=causal)

@@ -88,8 +88,7 @@ class PerformerSoftmax(Performer):
                 f"not for attention.estimator={estimator}; set attention.optimal_for=null"
             )
         if optimal_for is not None:
-            stretch = optimal_stretch(head_dim, optimal_for)
-            feature_map = partial(PositiveFeatures, stretch=stretch)
+            feature_map = partial(PositiveFeatures, stretch=optimal_stretch(head_dim, optimal_for))
         antithetic = antithetic or estimator == Estimator.hyperbolic
         super().__init__(
             feature_map=feature_map,

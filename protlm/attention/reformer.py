@@ -264,8 +264,7 @@ class Reformer(Attention, RandomFeatures):
         )
         with no_autocast(q_BHLK):
             k = q * (q.square().sum(dim=-1, keepdim=True) + _EPSILON).rsqrt()
-            layout = self._layout(q_BHLK, mask_BL)
-            out = _ChunkedSoftmax.apply(q, k, v, causal, *layout)
+            out = _ChunkedSoftmax.apply(q, k, v, causal, *self._layout(q_BHLK, mask_BL))
         assert isinstance(out, Tensor)
         return out.view(v_BHLC.shape).to(v_BHLC.dtype)
 

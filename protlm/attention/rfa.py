@@ -11,11 +11,7 @@ from torch import Tensor, nn
 
 from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
 from protlm.attention.linearized.base import Performer
-from protlm.attention.linearized.features import (
-    FeatureMap,
-    FourierFeatures,
-    GeneralizedFeatures,
-)
+from protlm.attention.linearized.features import FeatureMap, FourierFeatures, GeneralizedFeatures
 from protlm.attention.linearized.gated import GatedSums
 from protlm.attention.linearized.gates import Gate
 from protlm.attention.linearized.normalization import Normalized, denominator, inverse_of_weight
@@ -39,8 +35,7 @@ def gated_means(
     they and keys are finite at padding.
     """
     written = recomputed(_written, v_BHLC.to(q_BHLK.dtype), log_gate_BHL1, mask_BL)
-    inputs = q_BHLK, k_BHLK, written, log_gate_BHL1, mask_BL
-    sums = GatedSums.apply(*inputs, feature_map, True)
+    sums = GatedSums.apply(q_BHLK, k_BHLK, written, log_gate_BHL1, mask_BL, feature_map, True)
     assert isinstance(sums, Tensor)
     return sums * inverse_of_weight(-torch.expm1(log_gate_BHL1.cumsum(dim=2)))
 

@@ -37,8 +37,7 @@ class SlidingWindow(Attention, Recurrent[KeyValueCache]):
 
     def forward_packed(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
         window = Window.of(self.window, causal=context.causal)
-        size = (window.before, window.after)
-        out_BHLC = varlen_softmax(heads, context.mask_BL, bounds, size)
+        out_BHLC = varlen_softmax(heads, context.mask_BL, bounds, (window.before, window.after))
         if out_BHLC is not None:
             return out_BHLC
         return self._mixed(heads, context, bounds.segment_L[None] + 1)
@@ -47,8 +46,7 @@ class SlidingWindow(Attention, Recurrent[KeyValueCache]):
         _, mask_BL, causal = context
         q, k, v = (zero_padding(x, mask_BL) for x in heads)
         window = Window.of(self.window, causal=causal)
-        near = window_softmax(q, k, v, keys_BL=keys_BL, window=window)
-        return zero_padding(near, mask_BL)
+        return zero_padding(window_softmax(q, k, v, keys_BL=keys_BL, window=window), mask_BL)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         _, mask_BL, causal = context

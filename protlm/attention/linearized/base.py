@@ -24,13 +24,7 @@ from protlm.attention.linearized.gates import Decay, Gate, decays
 from protlm.attention.linearized.normalization import Denominator, Normalized
 from protlm.attention.linearized.operands import Operands
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
-from protlm.attention.linearized.selection import (
-    Attend,
-    Backend,
-    Case,
-    chosen_attention,
-    has_fused,
-)
+from protlm.attention.linearized.selection import Attend, Backend, Case, chosen_attention, has_fused
 from protlm.attention.linearized.tiles import Tile
 from protlm.attention.ops.numerics import (
     accum_dtype,
