@@ -295,8 +295,7 @@ def test_two_devices_learn_what_one_learns(residues: Path, protlm_command: Comma
     # Of the last epoch, whether it is the best or not.
     one, two = (load_training(all_checkpoints(Path(n))[-1])["state_dict"] for n in "12")
     before = {f"network.{name}": value for name, value in weights(RUN).items()}
-    for name, value in one.items():
-        assert torch.allclose(value, two[name], rtol=1e-3, atol=2e-5), name
+    torch.testing.assert_close(one, two, rtol=1e-3, atol=2e-5)
     moved = max(float((one[name] - value).abs().max()) for name, value in before.items())
     assert moved > 1e-3
     for mine, its in zip(*(read_table(Path(n, "metrics.csv")) for n in "12"), strict=True):

@@ -156,8 +156,7 @@ def test_adapters_are_merged(settings, rank, scale, module, tmp_path, capsys):
     tensors[f"{QUERY}.weight"] += scale * b @ a
     tensors[f"{QUERY}.bias"] = torch.arange(WIDTH).double()
     expected, found = interop.read(ESM.save(tmp_path / "x", tensors)), interop.read(adapter)
-    for name, value in expected.weights.items():
-        torch.testing.assert_close(found.weights[name], value, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found.weights, expected.weights, rtol=0, atol=1e-12)
     changed, unchanged = (
         x.weights["blocks.1.attention.query.weight"] for x in (found, interop.read(base))
     )

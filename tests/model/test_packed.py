@@ -75,8 +75,7 @@ def test_a_packed_protein_is_as_it_is_alone(settings, positions, causal):
     assert torch.equal(whole.logits_BLV[mask_BL], out.logits_BLV[mask_BL])
     expected = torch.cat([one.logits_BLV[0] for one in parts])
     results = [gradients(network, logits) for logits in (out.logits_BLV[mask_BL], expected)]
-    for found, wanted in zip(*results, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.slow

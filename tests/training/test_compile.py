@@ -62,9 +62,8 @@ def test_a_length_is_one_graph_of_the_whole_model(settings):
     compile_model(compiled, backend=counter)
     assert list(compiled.state_dict()) == list(plain.state_dict())
     for number, length in enumerate((16, 24, 16), start=1):
-        expected = gradients(plain, 2, length)
-        for one, other in zip(gradients(compiled, 2, length), expected, strict=True):
-            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+        both = (gradients(made, 2, length) for made in (plain, compiled))
+        torch.testing.assert_close(*both, rtol=1e-4, atol=1e-5)
         # The third batch has the length of the first.
         assert counter.frame_count == min(number, 2)
 
@@ -81,9 +80,8 @@ def test_a_compiled_model_of_any_mechanism_is_one_graph_and_learns_the_same(name
     plain, compiled = network_of(*settings), network_of(*settings)
     counter = CompileCounterWithBackend("aot_eager")
     compile_model(compiled, backend=counter)
-    expected = gradients(plain, 2, 24, causal=causal)
-    for one, other in zip(gradients(compiled, 2, 24, causal=causal), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    both = (gradients(made, 2, 24, causal=causal) for made in (plain, compiled))
+    torch.testing.assert_close(*both, rtol=1e-3, atol=1e-5)
     assert counter.frame_count == 1
 
 
@@ -100,9 +98,8 @@ def test_softmax_hides_no_padding_where_the_host_knows_of_none():
     plain, compiled = (network_of("attention=softmax") for _ in range(2))
     compile_model(compiled, backend=keep)
     for is_whole in (False, True, False):
-        expected = gradients(plain, 2, 16, is_whole=is_whole)
-        for one, other in zip(gradients(compiled, 2, 16, is_whole=is_whole), expected, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        both = (gradients(made, 2, 16, is_whole=is_whole) for made in (plain, compiled))
+        torch.testing.assert_close(*both, rtol=1e-4, atol=1e-5)
     padded, whole = widths
     assert set(padded) == {whole[0] + 8} and len(padded) == len(whole) == plain.num_layers
 
@@ -152,8 +149,6 @@ def test_a_compiled_run_learns_the_same(train, monkeypatch):
     compiled = train("compiled", *settings, "trainer.compile=true")
     # Neither the validation nor the steps with hooks made another graph.
     assert counter.frame_count == 1
-    other = weights_of(compiled)
-    for name, value in weights_of(plain).items():
-        assert torch.allclose(value, other[name], rtol=0, atol=1e-5), name
+    torch.testing.assert_close(weights_of(plain), weights_of(compiled), rtol=0, atol=1e-5)
     assert [row["step"] for row in rows_of(compiled, "square_norm_layer_1")] == [2, 4]
     assert RunEagerly.__name__ not in saved(plain)["callbacks"]

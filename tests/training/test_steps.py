@@ -91,8 +91,7 @@ def test_any_micro_batches_make_the_same_steps_also_in_a_resumed_run(at_once, tr
         for one in (at_once, run)
     )
     assert [found[step] for step in (3, 6)] == pytest.approx([expected[3], expected[6]], rel=1e-5)
-    for name, value in weights_of(run).items():
-        assert torch.allclose(value, weights_of(at_once)[name], rtol=0, atol=2e-6), name
+    torch.testing.assert_close(weights_of(run), weights_of(at_once), rtol=0, atol=2e-6)
 
 
 def test_accumulated_gradients_are_those_of_all_targets_at_once(train, tiny_data):
@@ -110,8 +109,7 @@ def test_accumulated_gradients_are_those_of_all_targets_at_once(train, tiny_data
     (nats / count).backward()
     expected = torch.nn.utils.get_total_norm([p.grad for p in network.parameters()])
     settings = ("trainer.accumulate_grad_batches=3", "trainer.log_every=1", "trainer.max_steps=2")
-    run = train("run", *settings)
-    first = read_metrics(run / "metrics.csv")[0]
+    first = read_metrics(train("run", *settings) / "metrics.csv")[0]
     assert first["gradient_norm"] == pytest.approx(expected.item(), rel=1e-4)
     assert first["train_loss"] == pytest.approx(nats.item() / count, rel=1e-5)
 
@@ -330,8 +328,7 @@ def test_muon_and_adamw_make_one_step_and_adamw_is_torchs():
         for one, other in zip((last, bias), others, strict=True):
             other.grad = one.grad
         theirs.step()
-    for one, other in zip((last, bias), others, strict=True):
-        assert torch.allclose(one, other, rtol=1e-9, atol=0)
+    torch.testing.assert_close([last, bias], others, rtol=1e-9, atol=0)
     assert "momentum_buffer" in optimizer.state[weight] and "exp_avg" in optimizer.state[bias]
     # A schedule sets the rates of both.
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
