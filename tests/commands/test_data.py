@@ -16,15 +16,12 @@ from protlm.data.records import Tally, read_records
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit, TableSplit
 from protlm.system.errors import InputDataError, OutputError, UserError
-from protlm.system.paths import sample_dir
-
-TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 
 
 @pytest.fixture
-def directory(tmp_path):
+def directory(tmp_path, tiny_fasta):
     out = tmp_path / "data"
-    prepare([TINY], out, split_rule=HashSplit(0.1, 0.1))
+    prepare([tiny_fasta], out, split_rule=HashSplit(0.1, 0.1))
     return out
 
 
@@ -54,10 +51,10 @@ def test_damaged_and_missing_files_are_listed_and_not_exported(directory, tmp_pa
     assert not (tmp_path / "back.fasta").exists()
 
 
-def test_info_describes_splits_sources_and_counts(directory, capsys):
+def test_info_describes_splits_sources_and_counts(directory, tiny_fasta, capsys):
     info(directory)
     text = capsys.readouterr().out
-    for word in ("train", "valid", "median", TINY.name, "180", "blake2b-128 of the sequence"):
+    for word in ("train", "valid", "median", tiny_fasta.name, "180", "blake2b-128 of the sequence"):
         assert word in text
 
 
@@ -77,14 +74,14 @@ def test_info_truncates_nothing_without_a_terminal(tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.parametrize("output", ["back.fasta", None, "-"])
-def test_export_writes_every_sequence(directory, tmp_path, monkeypatch, capsys, output):
+def test_export_writes_every_sequence(directory, tiny_fasta, tmp_path, monkeypatch, capsys, output):
     monkeypatch.chdir(tmp_path)
     path = Path("back.fasta")
     export(directory, output and Path(output), ())
     if output != "back.fasta":
         assert [entry.name for entry in tmp_path.iterdir()] == ["data"]
         path.write_text(capsys.readouterr().out)
-    assert pairs(path) == pairs(TINY)
+    assert pairs(path) == pairs(tiny_fasta)
     assert max(len(line) for line in path.read_text().splitlines()) == 60
 
 
@@ -98,12 +95,12 @@ def test_gzip_output_is_reproducible(directory, tmp_path, monkeypatch):
     assert gzip.decompress(one) == (tmp_path / "plain.fasta").read_bytes()
 
 
-def test_export_of_one_split(directory, tmp_path):
+def test_export_of_one_split(directory, tiny_fasta, tmp_path):
     parts = []
     for split in ("train", "valid", "test"):
         export(directory, tmp_path / split, [split])
         parts += pairs(tmp_path / split)
-    assert sorted(parts) == pairs(TINY)
+    assert sorted(parts) == pairs(tiny_fasta)
     export(directory, tmp_path / "two", ["valid", "test", "valid"])
     both = (tmp_path / "valid").read_text() + (tmp_path / "test").read_text()
     assert (tmp_path / "two").read_text() == both

@@ -34,28 +34,26 @@ from protlm.data_prep.split import HashSplit
 from protlm.system import paths
 from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK
-from protlm.system.paths import check_output, complete_file, complete_folder, sample_dir
+from protlm.system.paths import check_output, complete_file, complete_folder
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from tests.fixtures.runs import steps_of
 from tests.marks import slow_but
 
-TINY_FASTA = sample_dir() / "uniprot_tiny.fasta.gz"
-
 # Commands that write to `new/`, and their output.
 COMMANDS = {
     "prepare": ("prepare {proteins} --shard-residues 30000 --out new/data", "data"),
-    "embed": (f"embed {TINY_FASTA} -m {{run}} --include per_tok -o new/out.h5", "out.h5"),
-    "embed as pt": (f"embed {TINY_FASTA} -m {{run}} --format pt -o new/out", "out"),
-    "attention": (f"attention {TINY_FASTA} -m {{run}} -o new/out.h5", "out.h5"),
+    "embed": ("embed {tiny} -m {run} --include per_tok -o new/out.h5", "out.h5"),
+    "embed as pt": ("embed {tiny} -m {run} --format pt -o new/out", "out"),
+    "attention": ("attention {tiny} -m {run} -o new/out.h5", "out.h5"),
 }
 
 
 @pytest.fixture(scope="module")
-def run_command(protlm_in_process, proteins, tiny_run) -> Callable:
+def run_command(protlm_in_process, proteins, tiny_fasta, tiny_run) -> Callable:
     """Runs a command of the table in a folder; the blocks of a file are small."""
 
     def run(name: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-        typed = COMMANDS[name][0].format(proteins=proteins, run=tiny_run)
+        typed = COMMANDS[name][0].format(proteins=proteins, tiny=tiny_fasta, run=tiny_run)
         (folder / "new").mkdir(exist_ok=True, parents=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(block, "BLOCK_BYTES", 1 << 14)
@@ -246,13 +244,13 @@ def as_nobody(folder: Path) -> Iterator[None]:
     ],
 )
 def test_a_read_only_folder_is_refused_before_the_input_is_read(
-    closed, mode, name, tmp_path, monkeypatch
+    closed, mode, name, tiny_fasta, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(sources, "SequenceFile", lambda *_: pytest.fail("the input was read"))
     tmp_path.chmod(0o777)
     (tmp_path / closed).mkdir(mode=mode)
     with as_nobody(tmp_path), pytest.raises((OutputError, PermissionError)) as refused:
-        prepare([TINY_FASTA], tmp_path / name, split_rule=HashSplit(0, 0), options=PrepareOptions())
+        prepare([tiny_fasta], tmp_path / name, split_rule=HashSplit(0, 0), options=PrepareOptions())
     if name != "data":
         assert f"{tmp_path / name} cannot be written" in str(refused.value)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

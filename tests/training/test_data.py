@@ -26,13 +26,11 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import UserError
-from protlm.system.paths import sample_dir
 from protlm.training.datamodule import SequenceData
 from protlm.training.labels import Batches, LabeledTokens, TokenRows
 from protlm.training.module import LanguageModeling
 from tests.fixtures.runs import rows_of
 
-SAMPLE = sample_dir() / "uniprot_tiny.fasta.gz"
 STEPS = 8
 FALLING = (
     "objective.mask_fraction_range=[0.1,0.6]",
@@ -122,12 +120,11 @@ def test_the_first_batches_of_validation_are_not_selected_by_length():
     assert 0.75 < first.mean() / lengths.mean() < 1.35
 
 
-def test_data_sets_with_another_split_rule_cause_a_warning(tiny_data, tmp_path):
+def test_data_sets_with_another_split_rule_cause_a_warning(tiny_data, tiny_fasta, tmp_path):
     other = tmp_path / "other"
-    prepare([SAMPLE], other, split_rule=HashSplit(0.3, 0.3))
-    config = compose(TrainConfig, mixture(tiny_data, other)).data
+    prepare([tiny_fasta], other, split_rule=HashSplit(0.3, 0.3))
     with pytest.warns(UserWarning, match=rf"{other} was split by another rule than {tiny_data}"):
-        open_data(config)
+        open_data(compose(TrainConfig, mixture(tiny_data, other)).data)
     with pytest.warns(UserWarning, match="split by another rule than .* fractions, and with one"):
         open_data(DataConfig(dir=str(tiny_data), valid_dir=str(other)))
     # Warnings are errors in the tests.
@@ -204,8 +201,7 @@ def test_a_part_of_the_validation_split_is_not_its_start(train, look_at):
     part, whole = seen
     first, again = part[: len(part) // 2], part[len(part) // 2 :]
     assert first == again
-    num_sequences = len(set(whole))
-    assert len(whole) == 2 * num_sequences
+    assert len(whole) == 2 * len(set(whole))
     # Without shuffling, the part would be the first batch of the whole.
     assert set(first) != set(whole[: len(first)])
 

@@ -11,9 +11,6 @@ from protlm.data.records import Record, Tally, read_records
 from protlm.data.records.fasta import FastaBlock
 from protlm.data.records.record import MAX_RESIDUES
 from protlm.system.errors import InputDataError
-from protlm.system.paths import sample_dir
-
-TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 
 
 def test_a_plain_file(read):
@@ -143,11 +140,11 @@ def test_nucleotides_are_detected_in_the_first_thousand_records(read, shares, is
     assert tally.noted["record of the letters ACGTUN alone"] == shares.count(1)
 
 
-def test_the_sample_is_read_like_by_biopython():
+def test_the_sample_is_read_like_by_biopython(tiny_fasta):
     tally = Tally()
-    with gzip.open(TINY, "rt") as file:
+    with gzip.open(tiny_fasta, "rt") as file:
         expected = list(SimpleFastaParser(file))
-    records = list(read_records(TINY, tally))
+    records = list(read_records(tiny_fasta, tally))
     assert [(r.header, r.sequence) for r in records] == expected
     assert len(records) == 180
     assert not tally.rejected

@@ -22,9 +22,6 @@ from protlm.data.records.block import cut
 from protlm.data.records.record import TOO_LONG
 from protlm.data.records.source import ByteSource, text_lines
 from protlm.system.errors import InputDataError
-from protlm.system.paths import sample_dir
-
-TINY = sample_dir() / "uniprot_tiny.fasta.gz"
 
 
 def tarred(name: str, content: bytes) -> bytes:
@@ -203,9 +200,9 @@ def test_highly_compressed_data_are_complete(tmp_path, any_zlib):
         assert content_of(path) == b"M" * size + b"K" * size
 
 
-def damaged() -> Iterator[tuple[bytes, str]]:
+def damaged(content: bytes) -> Iterator[tuple[bytes, str]]:
     """Gzip with other data behind it, cut anywhere, and with a bit flipped; and the message."""
-    content, rng = TINY.read_bytes(), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for garbage in (b"garbage", b"\0\0g", b"\x1f"):
         yield content + garbage, "other data follow"
     for size in [*rng.integers(2, len(content), 20), 2, len(content) - 1, len(content) - 8]:
@@ -220,15 +217,14 @@ def damaged() -> Iterator[tuple[bytes, str]]:
         yield bytes(flipped), ""
 
 
-def test_damaged_gzip_never_passes(tmp_path, any_zlib):
-    path = tmp_path / "damaged.gz"
-    for content, message in damaged():
+def test_damaged_gzip_never_passes(tmp_path, tiny_fasta, any_zlib):
+    path, whole = tmp_path / "damaged.gz", tiny_fasta.read_bytes()
+    for content, message in damaged(whole):
         path.write_bytes(content)
         with pytest.raises(InputDataError, match=rf"damaged\.gz.*{message}"):
             content_of(path)
-    path.write_bytes(TINY.read_bytes() + b"garbage" * 100_000)
-    expected = gzip.decompress(TINY.read_bytes())
-    assert content_of(path, ignore_trailing_garbage=True) == expected
+    path.write_bytes(whole + b"garbage" * 100_000)
+    assert content_of(path, ignore_trailing_garbage=True) == gzip.decompress(whole)
 
 
 def test_zip_bombs_are_rejected(tmp_path, monkeypatch):
@@ -373,8 +369,7 @@ def test_the_end_of_a_record_that_is_too_long_is_left_out(marker, is_last, monke
     assert pieces[0].is_last == is_last
     if not is_last:
         assert pieces[1].data == rest.lstrip(b"\n")
-        before = content[: -len(pieces[1].data)]
-        assert pieces[0].num_lines == before.count(b"\n")
+        assert pieces[0].num_lines == content[: -len(pieces[1].data)].count(b"\n")
 
 
 def test_memory_is_bounded_for_any_stream(monkeypatch):
