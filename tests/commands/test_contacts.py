@@ -66,8 +66,7 @@ def test_many_files_and_a_kept_fit(capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("again.fit.json").exists()
     (fitted,) = shortest_structures("fit", 1)
     predict(fitted, STRUCTURES[0], output="seen.h5", fit=fit)
-    lines = capsys.readouterr().out.splitlines()
-    (seen,) = [line for line in lines if "in the fit" in line]
+    (seen,) = [line for line in capsys.readouterr().out.splitlines() if "in the fit" in line]
     assert fitted.name.split(".")[0] in seen
     stored = json.loads(fit.read_text())
     fit.write_text(json.dumps(stored | {"model_hash": "0" * 64}))

@@ -49,8 +49,7 @@ def truth(model: PretrainedModel) -> dict[str, np.ndarray]:
     """The last hidden states of the residues of each protein, computed alone."""
     found = {}
     for name, sequence in SEQUENCES.items():
-        out = model(model.tokenize([sequence]), layers=[-1])
-        found[name] = out.hidden[-1][0, 1:-1].numpy()
+        found[name] = model(model.tokenize([sequence]), layers=[-1]).hidden[-1][0, 1:-1].numpy()
     return found
 
 
@@ -157,8 +156,7 @@ def test_pandas_reads_parquet(truth: dict[str, np.ndarray], model: PretrainedMod
     close(matrix, np.stack([residues.mean(0) for residues in truth.values()]), 2e-3)
     import pyarrow.parquet
 
-    metadata = pyarrow.parquet.read_schema(path).metadata
-    assert metadata[b"model_hash"].decode() == model.hash
+    assert pyarrow.parquet.read_schema(path).metadata[b"model_hash"].decode() == model.hash
     several = written("y.parquet", format=Format.parquet, layers=(0, -1))
     frame = pandas.read_parquet(several)
     assert list(frame) == ["id", "original_id", "length", "mean_0", "mean_2"]
@@ -310,12 +308,10 @@ def test_sparse_features_are_rows_of_scipy(include: tuple[Pooling, ...]) -> None
 
 
 def test_the_compute_dtype_changes_the_products(truth: dict[str, np.ndarray]) -> None:
-    path = written("x.h5", compute_dtype=Dtype.bfloat16)
-    with h5py.File(path) as file:
+    with h5py.File(written("x.h5", compute_dtype=Dtype.bfloat16)) as file:
         assert file.attrs["compute_dtype"] == "bfloat16"
         vectors = file["P3"][:]
-    difference = np.abs(vectors - truth["P3"].mean(0))
-    assert 0 < difference.max() < 0.1
+    assert 0 < np.abs(vectors - truth["P3"].mean(0)).max() < 0.1
 
 
 def test_long_proteins_are_embedded_in_windows(
@@ -326,8 +322,7 @@ def test_long_proteins_are_embedded_in_windows(
     rng = np.random.default_rng(0)
     sequences = ["".join(rng.choice(list("ACDEFGHIKL"), n)) for n in (32, 33, 100, 7)]
     FASTA.write_text("".join(f">P{i}\n{s}\n" for i, s in enumerate(sequences)))
-    options = EmbedOptions(include=(Pooling.per_tok,), windows=True)
-    embed(FASTA, run, Path("out.h5"), options)
+    embed(FASTA, run, Path("out.h5"), EmbedOptions(include=(Pooling.per_tok,), windows=True))
     assert "4 records: 4 embedded, 0 skipped" in capsys.readouterr().err
     model = protlm.load(run)
     with h5py.File("out.h5") as file:

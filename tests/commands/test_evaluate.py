@@ -97,8 +97,7 @@ def test_the_default_split_is_the_test_split(
 def test_a_run_is_evaluated_on_its_own_data(
     tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [f"checkpoint={tiny_run}", "evaluation=[masked]"]
-    report = evaluate(compose(EvaluateConfig, asked))
+    report = evaluate(compose(EvaluateConfig, [f"checkpoint={tiny_run}", "evaluation=[masked]"]))
     assert report["data"] == (tiny_data / MANIFEST_SHA256).read_text().split()[0]
     assert f"data.dir={tiny_data}, as in {tiny_run}" in capsys.readouterr().err
 

@@ -55,8 +55,7 @@ def labels() -> Path:
         table.append(f"P{number}\t{''.join(letters)}\tc{label}\t{split}")
     path = Path("labels.tsv")
     path.write_text("\n".join([*table, ""]))
-    fasta = "".join(">{}\n{}\n".format(*row.split("\t")) for row in table[1:])
-    PROTEINS.write_text(fasta)
+    PROTEINS.write_text("".join(">{}\n{}\n".format(*row.split("\t")) for row in table[1:]))
     return path
 
 
@@ -165,9 +164,8 @@ def test_all_weights_are_trained_and_resumed(
     assert end.value.code == 75
     assert "the same command continues" in capsys.readouterr().err
     assert all_checkpoints(Path("cut"))[-1].name == "step-00000010.ckpt"
-    other = FinetuneOptions(replace(SETTINGS, learning_rate=1e-2))
     with pytest.raises(UserError, match=r"begun with --learning-rate 0\.003, not 0\.01: "):
-        tune(labels, "cut", other)
+        tune(labels, "cut", FinetuneOptions(replace(SETTINGS, learning_rate=1e-2)))
     # Nor do other labels, sequences or clusters of the same file continue it.
     changed, clusters = Path("changed.fasta"), Path("clusters.tsv")
     changed.write_text(PROTEINS.read_text().replace("WWWW", "WWWA"))
@@ -236,8 +234,7 @@ def test_a_row_that_cannot_be_written_ends_the_run(
         assert len(read_table(NEW / "metrics.csv")) == epoch
     log = NEW / "metrics.csv"
     shutil.copytree(NEW, "holed")
-    lines = log.read_text().splitlines(keepends=True)
-    Path("holed/metrics.csv").write_text(lines[0])
+    Path("holed/metrics.csv").write_text(log.read_text().splitlines(keepends=True)[0])
     with pytest.raises(InputDataError, match="lacks the validation of epoch 0"):
         tune(labels, "holed", options)
     tune(labels, options=options)

@@ -201,8 +201,7 @@ def test_the_command_takes_every_flag(protlm_command: Command, protlm_in_process
     assert done.returncode == 0, done.stderr
     assert done.stdout == "g.fasta\n"
     assert "generating 5/5" in done.stderr
-    sampling = Sampling(0.8, top_k=10, top_p=0.9)
-    options = GenerateOptions("MKT", 5, 30, sampling, seed=3)
+    options = GenerateOptions("MKT", 5, 30, Sampling(0.8, top_k=10, top_p=0.9), seed=3)
     generate(CAUSAL, Path("again.fasta"), options)
     assert Path("again.fasta").read_bytes() == FILE.read_bytes()
     arguments = ["-m", CAUSAL, "-o", "-", *flags.split(), *more.split()]

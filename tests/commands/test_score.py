@@ -224,8 +224,7 @@ def test_assays_without_a_correlation_are_counted(capsys: pytest.CaptureFixture[
 def test_the_commands_of_the_page_run(
     workplace: Path, causal_run: Path, protlm_in_process: Command
 ) -> None:
-    page = (ROOT / "docs" / "score.md").read_text()
-    table = page.split("```text\n")[1].split("```")[0]
+    table = (ROOT / "docs" / "score.md").read_text().split("```text\n")[1].split("```")[0]
     (workplace / "variants.csv").write_text(table)
     (workplace / "protein.fasta").write_text(f">P1\n{WILD_TYPE}\n")
     (workplace / "indels.csv").write_text(f"mutated_sequence,DMS_score\n{WILD_TYPE}K,1\n")
