@@ -83,8 +83,7 @@ def enormous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shards = tuple(hollow_shard(path) for path in paths)
     index = hollow_index(directory / "train" / "clusters.h5")
     clusters = Clusters("cluster.tsv", "0" * 64, {"train": index})
-    counts = Counts(NUM_SHARDS * PER_SHARD)
-    Manifest({"train": shards}, (), counts, {}, clusters).write(directory)
+    Manifest({"train": shards}, (), Counts(NUM_SHARDS * PER_SHARD), {}, clusters).write(directory)
     assert sum(path.stat().st_size for path in paths) > 1e11
     return directory
 
@@ -95,8 +94,7 @@ def enormous(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_batch_of_250_million_sequences_takes_little(
     enormous: Path, mode: str, sampling: str
 ) -> None:
-    done = run_python(PROGRAM, enormous, mode, sampling, OMP_NUM_THREADS="1")
-    found = json.loads(done.stdout)
+    found = json.loads(run_python(PROGRAM, enormous, mode, sampling, OMP_NUM_THREADS="1").stdout)
     assert found["sequences"] == 250_000_080
     assert found["clusters"] == (NUM_CLUSTERS if sampling == "cluster" else None)
     assert not found["is_exact"]

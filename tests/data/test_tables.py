@@ -26,8 +26,7 @@ def test_labels_are_read_by_the_names_of_columns(
     content: str, compress: type[bytes], tmp_path: Path
 ) -> None:
     (tmp_path / "t.tsv").write_bytes(compress(content.encode()))
-    found = read_labels(tmp_path / "t.tsv", "accession", "cluster30")
-    assert found == {"A": "f0", "B": ""}
+    assert read_labels(tmp_path / "t.tsv", "accession", "cluster30") == {"A": "f0", "B": ""}
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,6 @@ def test_tables_that_expand_too_much_are_refused(tmp_path: Path) -> None:
     (tmp_path / "b.gz").write_bytes(gzip.compress(b"a" * (1 << 20)) * 80)
     with pytest.raises(InputDataError, match="expands to over 64 MiB, too much for a table"):
         read_text(tmp_path / "b.gz", "a table")
-    repeated = "".join(f"c{number % 99_999}\t" for number in range(100_000))
-    (tmp_path / "w.tsv").write_text(repeated)
+    (tmp_path / "w.tsv").write_text("".join(f"c{number % 99_999}\t" for number in range(100_000)))
     with pytest.raises(InputDataError, match="several columns of the name c0;"):
         read_table(tmp_path / "w.tsv", "a table")

@@ -122,8 +122,7 @@ def test_every_outcome_is_reported(build, fasta, out):
     }
     assert manifest.counts == Counts(**report["counts"])
     assert report["splits"]["train"]["sequences"] == 1_103
-    rows = (out / "rejected.tsv").read_text().splitlines()
-    assert rows == [
+    assert (out / "rejected.tsv").read_text().splitlines() == [
         "reason\tidentifier\tfile\tline",
         "NUL byte\tf\tproteins.fasta\t11",
         "blank sequence\te\tproteins.fasta\t9",
@@ -185,8 +184,7 @@ def test_a_warning_about_rejects_is_printed_once(build, fasta, out, monkeypatch,
 
 def test_records_missing_from_the_table_are_filtered(build, fasta, out, table, in_shards):
     source = fasta(">a\nMKV\n>b\nMKL\n")
-    known = TableSplit(table("accession\tsplit\na\ttrain\nunused\ttest\n"))
-    report = build(source, out, known)
+    report = build(source, out, TableSplit(table("accession\tsplit\na\ttrain\nunused\ttest\n")))
     assert in_shards(out) == {"train": [("a", "MKV")]}
     assert report.counts.filtered == {"in no split": 1}
     others = TableSplit(table("accession\tsplit\nunused\ttest\n"))

@@ -143,8 +143,7 @@ def test_other_records_follow_the_other_rule(table):
 
 @pytest.mark.parametrize("text", [EXPORT, "P00001\tPF07714\nP00001\tPF00069\nP00001\tPF07714\n"])
 def test_every_family_of_a_held_out_record_is_noted(table, text):
-    families = HeldOutFamilies(table(text), ["PF00069", "PF07714", "PF99999"])
-    rule = FamilySplit(families, ALL_TRAIN)
+    rule = FamilySplit(HeldOutFamilies(table(text), ["PF00069", "PF07714", "PF99999"]), ALL_TRAIN)
     noted = list(rule.notes_of(record("P00001"), "test_ood_family"))
     assert noted == ["of the held-out family PF00069", "of the held-out family PF07714"]
     assert list(rule.notes_of(record("P00002"), "train")) == []
@@ -327,6 +326,5 @@ def test_a_cluster_with_a_held_out_member_is_held_out_and_noted(table, clusters)
             assert sides == {"test_ood_family"}
         else:
             assert sides == {split_in(without, name) for name in members}
-    of_family = notes_of(rule, "P00050", "test_ood_family")
-    assert of_family == ["of the held-out family PF00069"]
+    assert notes_of(rule, "P00050", "test_ood_family") == ["of the held-out family PF00069"]
     assert notes_of(rule, "P00051", "test_ood_family") == [PULLED]

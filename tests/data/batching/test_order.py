@@ -251,8 +251,7 @@ def test_a_forecast_counts_what_an_epoch_draws(opened):
     mixture = Mixture([one[0], other[0]], clusters=[one[1], other[1]])
     order = mixture.order(seed=0)
     rule = LengthBuckets(100, 22)
-    drawn = order.draw(0, np.arange(len(order))).samples
-    over = mixture.lengths_of(drawn) - 20
+    over = mixture.lengths_of(order.draw(0, np.arange(len(order))).samples) - 20
     found = forecast(mixture.lengths_of, order, rule)
     assert (found.cropped, found.left_out) == ((over > 0).sum(), over[over > 0].sum())
     assert 0 < found.cropped < len(order)

@@ -378,8 +378,7 @@ def test_rows_are_the_stream_of_each_block_cut_in_pieces(mixture, max_length, to
     for number, rows in enumerate(blocks):
         assert [len(row) for row in rows[:-1]] == [max_length] * (len(rows) - 1)
         assert all(row[0] == VOCABULARY.cls for row in rows)
-        joined = [token for row in rows for token in row[1:]]
-        assert joined == stream_of(mixture, number * BLOCK)
+        assert [token for row in rows for token in row[1:]] == stream_of(mixture, number * BLOCK)
 
 
 def test_places_are_those_of_the_tokens(mixture):

@@ -196,8 +196,7 @@ def test_a_pickled_reader_contains_no_maps(data_set, proteins):
 
 
 def test_readers_share_the_maps_of_a_process(make_data_set, monkeypatch):
-    few = lru_cache(5)(reader_module._mapped.__wrapped__)
-    monkeypatch.setattr(reader_module, "_mapped", few)
+    monkeypatch.setattr(reader_module, "_mapped", lru_cache(5)(reader_module._mapped.__wrapped__))
     proteins = [(f"P{i}", "MKV" * (i + 1)) for i in range(16 * 30)]
     readers = [
         open_split(make_data_set(proteins, name), "train", verify="sizes") for name in ("a", "b")
@@ -242,8 +241,7 @@ def test_offsets_are_checked_where_they_are_used(data_set, trust, offset, astray
     with pytest.raises(InputDataError, match=re.escape(SHARD)):
         open_split(data_set, "train")
     reader = open_split(data_set, "train", verify="sizes")
-    whole = reader.lengths_of(np.array([0, 15, 16, 19, 39]))
-    assert (whole > 0).all()
+    assert (reader.lengths_of(np.array([0, 15, 16, 19, 39])) > 0).all()
     uses = [(reader.length_counts,)]
     for bad in astray:
         uses += [(reader.__getitem__, bad), (reader.identifier, bad)]

@@ -131,8 +131,7 @@ def test_clusters_of_many_hashes(tmp_path):
     hashes = np.repeat(rng.integers(0, 2**64, 2_000, dtype=np.uint64), rng.integers(1, 6, 2_000))
     rng.shuffle(hashes)
     some = PackedSequences.pack(["p"] * len(hashes), [b"M"] * len(hashes), hashes)
-    shard = write_shard(tmp_path, FILE, [some])
-    entry = write_cluster_index(tmp_path, "train", [shard])
+    entry = write_cluster_index(tmp_path, "train", [write_shard(tmp_path, FILE, [some])])
     assert entry.clusters == 2_000
     assert read_index(tmp_path / INDEX) == groups(hashes.tolist())
 
