@@ -32,8 +32,7 @@ def test_a_padded_key_has_no_weight_beside_large_logits(dtype, causal):
     q_BHLK = torch.full((1, 1, 2, 8), 100.0, dtype=dtype)
     v_BHLC = torch.tensor([1.0, 2.0], dtype=dtype)[:, None].expand(1, 1, 2, 8)
     inputs = Inputs(q_BHLK, -q_BHLK, v_BHLC, q_BHLK[:, 0], torch.tensor([[False, True]]))
-    out = inputs.run(softmax, causal=causal)
-    assert out[0, 0, :, 0].tolist() == [0, 2]
+    assert inputs.run(softmax, causal=causal)[0, 0, :, 0].tolist() == [0, 2]
 
 
 @MODES

@@ -83,10 +83,8 @@ def test_a_uniform_map_has_no_features_but_for_rounding() -> None:
     maps_NHLL[0, 0] = ((1 + noise_LL) / 80).astype(np.float32)
     found_HLL = features(maps_NHLL)
     assert not found_HLL[0].any() and found_HLL[1:].any(axis=(1, 2)).all()
-    regression = ContactRegression().fit([(found_HLL, contacts_LL)])
-    assert regression.weights_H[0] == 0
-    flat = ContactRegression().fit([(found_HLL[:1], contacts_LL)])
-    assert flat.num_heads_used == 0
+    assert ContactRegression().fit([(found_HLL, contacts_LL)]).weights_H[0] == 0
+    assert ContactRegression().fit([(found_HLL[:1], contacts_LL)]).num_heads_used == 0
 
 
 def test_probabilities_are_those_of_the_solver() -> None:
@@ -112,8 +110,7 @@ def test_near_and_unresolved_pairs_do_not_teach() -> None:
     (features_HLL, contacts_LL), *_ = examples(0)
     distance_LL = np.abs(np.subtract.outer(np.arange(80), np.arange(80)))
     near_LL = np.where(distance_LL < 6, 1 - contacts_LL, contacts_LL)
-    expected = fitted((features_HLL, contacts_LL))
-    assert fitted((features_HLL, near_LL)) == expected
+    assert fitted((features_HLL, near_LL)) == fitted((features_HLL, contacts_LL))
     hidden_LL = contacts_LL.copy()
     hidden_LL[40:] = hidden_LL[:, 40:] = -1
     halves = (features_HLL[:, :40, :40], contacts_LL[:40, :40])

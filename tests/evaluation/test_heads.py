@@ -173,8 +173,7 @@ def test_statistics_of_random_maps_match_their_definitions() -> None:
 
 
 def test_a_causal_map_without_a_diagonal_is_not_symmetric() -> None:
-    map_LL = torch.ones(6, 6).tril(-1)
-    found = head_statistics(map_LL[None])
+    found = head_statistics(torch.ones(6, 6).tril(-1)[None])
     assert found["symmetry"].item() == 1
     # The first row is empty and does not count.
     assert found["effective_keys"].item() == pytest.approx((1 + 2 + 3 + 4 + 5) / 5)

@@ -23,8 +23,7 @@ def annotations(folder: str, tmp_path: Path) -> Evaluation:
 
 
 def ablation(folder: str, tmp_path: Path) -> Evaluation:
-    fit = structure_folder(tmp_path, "fit", 2)
-    return Ablation(structures=folder, fit_structures=fit)
+    return Ablation(structures=folder, fit_structures=structure_folder(tmp_path, "fit", 2))
 
 
 def similarity(folder: str, tmp_path: Path) -> Evaluation:
@@ -43,7 +42,6 @@ def test_it_runs_and_fills_its_table(
     create: Callable[[str, Path], Evaluation], tmp_path: Path
 ) -> None:
     made = create(structure_folder(tmp_path, "test", 3), tmp_path)
-    model = small_model("softmax")
-    values = json.loads(json.dumps(made.run(model, None), allow_nan=False))
+    values = json.loads(json.dumps(made.run(small_model("softmax"), None), allow_nan=False))
     table = made.table({NO_SPLIT: values})
     assert table.rows and {len(row) for row in table.rows} == {len(table.columns)}

@@ -54,8 +54,7 @@ class Hub(BaseHTTPRequestHandler):
             entry = {"type": "file", "oid": REVISION}
             return json.dumps([{**entry, "path": n, "size": s} for n, s in sizes.items()]).encode()
         siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
-        model = {"_id": "1", "id": NAME, "sha": REVISION, "siblings": siblings}
-        return json.dumps(model).encode()
+        return json.dumps({"_id": "1", "id": NAME, "sha": REVISION, "siblings": siblings}).encode()
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass

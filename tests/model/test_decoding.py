@@ -262,15 +262,13 @@ def test_a_sequence_depends_on_its_seed_and_number_and_the_model_stays_as_it_is(
     whole = sampled(model, 8)
     assert sampled(model, 8) == whole
     assert sampled(model, 3, batch_size=3)[2].sequence == whole[2].sequence
-    other = {s.sequence for s in sampled(model, 8, seed=1)}
-    assert not other & {s.sequence for s in whole}
+    assert not {s.sequence for s in sampled(model, 8, seed=1)} & {s.sequence for s in whole}
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.head.weight.dtype == torch.float32
 
 
 def test_only_standard_residues_are_drawn():
-    others = sorted(set(range(33)) - {*RESIDUES, VOCABULARY.eos})
-    model = bias(network(), others, 30.0)
+    model = bias(network(), sorted(set(range(33)) - {*RESIDUES, VOCABULARY.eos}), 30.0)
     for sequence in sampled(model, 20, prefix="MXBUZO"):
         assert set(sequence.sequence[6:]) <= set(STANDARD)
 

@@ -373,8 +373,7 @@ def test_a_query_key_norm_may_have_the_width_of_all_heads():
     centered_BLD = query_BLD - query_BLD.mean(-1, keepdim=True)
     variance_BL1 = centered_BLD.square().mean(-1, keepdim=True)
     normed_BLD = centered_BLD / (variance_BL1 + 1e-5).sqrt() * layer.query_norm.weight
-    expected_BHLK = normed_BLD.unflatten(-1, (2, 4)).transpose(1, 2)
-    torch.testing.assert_close(inputs.q_BHLK, expected_BHLK)
+    torch.testing.assert_close(inputs.q_BHLK, normed_BLD.unflatten(-1, (2, 4)).transpose(1, 2))
     with pytest.raises(UserError, match=r"qk_norm_width=layer needs model\.qk_norm=true"):
         ModelConfig(**SUBLAYER, qk_norm_width=QueryKeyWidth.layer)
 

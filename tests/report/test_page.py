@@ -245,8 +245,7 @@ def test_predictions_are_those_with_one_residue_masked(model: PretrainedModel) -
 
 
 def test_predictions_of_a_causal_model_do_not_depend_on_the_rest(train: Train) -> None:
-    run = train("causal", "objective=causal", "trainer.max_steps=2")
-    model = protlm.load(run)
+    model = protlm.load(train("causal", "objective=causal", "trainer.max_steps=2"))
     whole = predicted_distributions(model, SEQUENCE)
     part = predicted_distributions(model, SEQUENCE[:10] + "W" * 10)
     assert whole.shape == (33, 20)

@@ -100,8 +100,7 @@ def test_a_second_derivative_is_rejected(performer, causal):
 @MODES
 def test_a_redraw_before_the_backward_pass_is_an_error(causal):
     mechanism = create("performer_softmax", {}, **SIZES)
-    inputs = make_inputs(5).to(torch.float32).differentiable()
-    out = inputs.run(mechanism, causal=causal)
+    out = make_inputs(5).to(torch.float32).differentiable().run(mechanism, causal=causal)
     assert isinstance(mechanism, RandomFeatures)
     mechanism.redraw(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
