@@ -26,8 +26,7 @@ CHOICES = [(group, choice) for group in GROUPS for choice in choices(group)]
 
 @pytest.mark.parametrize("group, choice", slow_but(CHOICES, *CHOICES[::8]))
 def test_every_choice_composes(group, choice):
-    config = compose(TrainConfig, [f"{group}={choice}"])
-    assert to_plain(config)["seed"] == 0
+    assert to_plain(compose(TrainConfig, [f"{group}={choice}"]))["seed"] == 0
 
 
 @pytest.mark.parametrize("evaluation", choices("evaluation"))

@@ -210,8 +210,7 @@ def test_the_commands_of_the_document(protlm_in_process, train, tiny_data, tmp_p
     assert swap.stdout == "runs/swapped\n"
     maps = (f"blocks.*.attention.mechanism.{name}_map" for name in ("query", "key"))
     assert swap.stderr == f"initialized: {', '.join(maps)}\nleft out: none\n"
-    model = protlm.load(tmp_path / "runs" / "linear")
-    assert isinstance(model.network.mechanism(1), Hedgehog)
+    assert isinstance(protlm.load(tmp_path / "runs" / "linear").network.mechanism(1), Hedgehog)
     favor = protlm.load(tmp_path / "runs" / "favor").description.attention_options
     assert (favor["num_features"], favor["redraw_every"]) == (512, None)
     info = protlm_in_process("checkpoint", "info", "runs/favor", cwd=tmp_path).stdout

@@ -156,8 +156,7 @@ def test_the_readme_names_real_commands(protlm_in_process: Command, tmp_path: Pa
         return set(re.findall(r"^  ([a-z]+)  ", help_of(*command).partition("Commands:")[2], re.M))
 
     typed = [words[1:] for document in DOCUMENTS for words in commands_in(document, "protlm")]
-    makefile = (ROOT / "Makefile").read_text()
-    demo = re.findall(r"^\t\.venv/bin/protlm (.+)$", makefile, re.MULTILINE)
+    demo = re.findall(r"^\t\.venv/bin/protlm (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert len(typed) >= 5 and len(demo) == 5
     for words in [*typed, *map(str.split, demo)]:
         assert words[0] in subcommands(), f"protlm {' '.join(words)}"

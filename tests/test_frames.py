@@ -207,8 +207,7 @@ def test_sequences_are_sampled(kind: str, tmp_path: Path, run: Callable[..., str
             assert new == "".join(STANDARD[n] for n in best_L.tolist())
     said = run("generate -m c --number 3 --max-length 9 -o h.fasta", code=0 if before else 2)
     assert before or "--prefix RESIDUES" in said
-    hot = Sampling(temperature=5)
-    sampled = [*causal.generate(40, prefix="MK", max_residues=9, sampling=hot)]
+    sampled = [*causal.generate(40, prefix="MK", max_residues=9, sampling=Sampling(temperature=5))]
     assert {str(one.ended) for one in sampled} == ({"length", "eos"} if after else {"length"})
     # What was drawn, from the row as it is read at once.
     one = max(sampled, key=lambda one: len(one.sequence))

@@ -79,8 +79,7 @@ def test_scores_are_differences_of_log_probabilities(model: Model) -> None:
     (came,) = model.score(wild_type.lower(), ["K2R"], "wt-marginals")
     assert came == pytest.approx(float(log_p_LV[2, new] - log_p_LV[2, own]), abs=1e-4)
     assert model.score(wild_type, ["K25R"], first_residue=24).shape == (1,)
-    indel = model.score("MKV", ["MKKV", "MRV"], "pseudo-log-likelihood")
-    assert np.isfinite(indel).all()
+    assert np.isfinite(model.score("MKV", ["MKKV", "MRV"], "pseudo-log-likelihood")).all()
     with pytest.raises(UserError, match="estimator=x does not exist"):
         model.score("MKV", ["K2R"], "x")
 

@@ -73,8 +73,7 @@ def test_the_lock_holds_what_is_declared() -> None:
     wanted = {name: bounds for name, bounds in declared().items() if name not in NOT_LOCKED}
     lock = locked()
     assert wanted.keys() <= lock.keys()
-    outside = [name for name, bounds in wanted.items() if pinned(lock[name]) not in bounds]
-    assert outside == []
+    assert [name for name, bounds in wanted.items() if pinned(lock[name]) not in bounds] == []
     # A local version such as 2.13.0+cpu would be found on one kind of machine only.
     assert str(lock["torch"]) == "torch==2.13.0"
     assert [name for name in lock if pinned(lock[name]).local] == []

@@ -109,9 +109,8 @@ def replace(path, old: bytes, new: bytes):
 @pytest.mark.parametrize("change", [append, rewrite, truncate])
 @pytest.mark.parametrize("at", ["P1", "P2700"])
 def test_a_source_that_changes_while_it_is_read(source, tmp_path, change, at):
-    rule = Meddling(lambda: change(source), at)
     with pytest.raises(InputDataError, match=r"proteins\.fasta changed while it was read"):
-        build([source], tmp_path / "data", rule)
+        build([source], tmp_path / "data", Meddling(lambda: change(source), at))
     assert not (tmp_path / "data").exists()
 
 
@@ -146,8 +145,7 @@ def test_what_may_change(begun, source, contents, options):
     if "restart" in options:
         append(source)
     build([source], begun, **options)
-    whole = build([source], begun.with_name("whole"))
-    assert contents(begun) == contents(whole)
+    assert contents(begun) == contents(build([source], begun.with_name("whole")))
 
 
 def test_a_source_that_was_read_is_not_opened_again(first, source, tmp_path, contents):

@@ -58,8 +58,7 @@ def test_the_training_is_unaffected(spoil, words, plain, train, state_of, log_of
         warnings.simplefilter("always", UserWarning)
         spoil(patch)
         run = train("run", "logger=wandb", "trainer.log_every=1")
-    said = [str(warning.message) for warning in told]
-    (found,) = [text for text in said if "wandb" in text]
+    (found,) = [str(one.message) for one in told if "wandb" in str(one.message)]
     assert re.search(words, found), found
     assert state_of(max(all_checkpoints(run))) == state_of(max(all_checkpoints(plain)))
     assert log_of(run) == log_of(plain)

@@ -212,8 +212,7 @@ def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
         os._exit(0)
 
     monkeypatch.setattr(module, "_owner_of", read_slowly)
-    processes = [fork.Process(target=take) for _ in range(2)]
-    assert exit_codes(processes) == [0, 7]
+    assert exit_codes([fork.Process(target=take) for _ in range(2)]) == [0, 7]
 
 
 def test_a_process_that_lost_its_lock_stops(tmp_path):
@@ -277,8 +276,7 @@ def test_of_two_builders_one_is_refused(tmp_path, proteins, monkeypatch, capfd):
         both.wait(60)
         exit_with_message(lambda: make(tmp_path / "data"))
 
-    builders = [fork.Process(target=build) for _ in range(2)]
-    assert exit_codes(builders) == [0, ExitCode.OUTPUT]
+    assert exit_codes([fork.Process(target=build) for _ in range(2)]) == [0, ExitCode.OUTPUT]
     assert "data.partial is being built by" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 

@@ -357,8 +357,7 @@ def test_measurements_are_drawn_against_the_right_axis():
     rows = [{"step": n, "train_loss": 3.0 - n, **VALUES} for n in (1.0, 2.0)]
     left, right = loss_curve(rows).axes
     assert right.get_ylabel() == "measured (%)"
-    drawn = [np.asarray(line.get_ydata())[0] for line in right.lines]
-    assert drawn == [25.0, 12.5, 50.0]
+    assert [np.asarray(line.get_ydata())[0] for line in right.lines] == [25.0, 12.5, 50.0]
     assert right.get_ylim()[0] == 0
     _, right = loss_curve([{**rows[0], "measured_zero_shot": -0.1}]).axes
     assert right.lines[-1].get_label() == "100 × zero-shot Spearman"
@@ -481,5 +480,4 @@ def test_heads_and_settings_of_a_hybrid_are_named_as_the_model_has_them():
 
 
 def test_a_model_without_a_softmax_performer_is_ignored(tiny_run):
-    header = (tiny_run / "metrics.csv").read_text().splitlines()[0]
-    assert "_layer_" not in header
+    assert "_layer_" not in (tiny_run / "metrics.csv").read_text().splitlines()[0]
