@@ -157,8 +157,7 @@ def test_pandas_reads_parquet(truth: dict[str, np.ndarray], model: PretrainedMod
     import pyarrow.parquet
 
     assert pyarrow.parquet.read_schema(path).metadata[b"model_hash"].decode() == model.hash
-    several = written("y.parquet", format=Format.parquet, layers=(0, -1))
-    frame = pandas.read_parquet(several)
+    frame = pandas.read_parquet(written("y.parquet", format=Format.parquet, layers=(0, -1)))
     assert list(frame) == ["id", "original_id", "length", "mean_0", "mean_2"]
     close(frame["mean_2"][1], truth["P2"].mean(0))
 
