@@ -114,8 +114,7 @@ def test_a_contact_figure_tells_right_from_wrong() -> None:
 
 
 def test_contacts_of_a_protein_without_structure(tmp_path: Path) -> None:
-    probabilities_LL = np.random.default_rng(0).random((40, 40))
-    figure = contact_figure(probabilities_LL, None, title="unknown")
+    figure = contact_figure(np.random.default_rng(0).random((40, 40)), None, title="unknown")
     assert legend(figure) == ["top L predictions"]
     assert figure.axes[0].get_title() == "unknown"
     assert len(points(figure.axes[0], "top L predictions")) == 40

@@ -65,8 +65,7 @@ def test_a_dead_feature_returns() -> None:
     with torch.no_grad():
         model.encoder[0] *= 0.01
         model.idle[0] = 1e6
-    optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    learn(model, optimizer, planted(40_000, 0)[1], 256)
+    learn(model, torch.optim.Adam(model.parameters(), fused=True), planted(40_000, 0)[1], 256)
     assert not is_dead(model)[0]
 
 
@@ -95,10 +94,9 @@ def test_a_resumed_training_is_the_same(
     stream: StateStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "BLOCK", 1000)
-    settings = settings_of(stream.model, sparsity=Sparsity.batch_topk)
 
     def run(name: str, stop_at: int = -1) -> dict[str, torch.Tensor]:
-        model = SparseAutoencoder(64, settings)
+        model = SparseAutoencoder(64, settings_of(stream.model, sparsity=Sparsity.batch_topk))
 
         def stop(seen: int) -> None:
             if seen == stop_at:

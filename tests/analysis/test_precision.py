@@ -204,8 +204,7 @@ def test_the_caption_has_the_comparison_and_the_structures_left_out() -> None:
 @pytest.mark.slow
 def test_a_protein_without_a_pair_is_left_out_and_counted() -> None:
     proteins = [protein(seed) for seed in range(3)]
-    short = (np.ones((20, 20)), np.ones((20, 20), dtype=np.int8))
-    one = precisions([*proteins, short])
+    one = precisions([*proteins, (np.ones((20, 20)), np.ones((20, 20), dtype=np.int8))])
     compared = {"model": one, "nearest_in_sequence": one}
     found = group_scores(compared, ["near", "near", "near", "far"], seed=0)
     assert found["model"]["long"] == scores(proteins, seed=0)["long"]

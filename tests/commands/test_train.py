@@ -327,8 +327,7 @@ def test_the_last_weights_are_validated(
     train_tiny: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = ("trainer.valid_every=2", "trainer.accumulate_grad_batches=2")
-    run = train_tiny(NEW, *settings, "trainer.max_steps=5")
-    rows = read_metrics(run / METRICS)
+    rows = read_metrics(train_tiny(NEW, *settings, "trainer.max_steps=5") / METRICS)
     assert [row["step"] for row in rows if "valid_loss" in row] == [2, 4, 5]
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step 5")]
     assert f"loss {rows[-1]['valid_loss']:.3f}, perplexity" in line

@@ -90,8 +90,7 @@ def test_identical_sequences_are_those_of_a_dictionary(make_splits):
     # Fractions are counted by tenths.
     shares = np.array([0, 0.05, 0.1, 0.19, 0.3, 0.5, 0.59, 0.7, 0.9, 0.95, 1])
     held_out: Any = SimpleNamespace(digests=range(20))
-    identities = np.array([np.nan, 0.3])
-    one = module._summary(held_out, 3, shares, identities, LeakageOptions())
+    one = module._summary(held_out, 3, shares, np.array([np.nan, 0.3]), LeakageOptions())
     assert one.shared_tenths == (2, 2, 0, 1, 0, 2, 0, 1, 0, 3)
     assert (one.sequences, one.identical, one.compared) == (20, 3, 11)
     assert (one.near, one.homologous) == (6, 1)

@@ -243,8 +243,7 @@ def test_groups_are_figures_of_their_own(judge: Judge, split: SplitReader, tmp_p
     header, *rows = (tmp_path / "sums.split.tsv").read_text().splitlines()
     assert header.split("\t")[:4] == ["accession", "group", "targets", "nats"]
     assert [row.split("\t")[0] for row in rows] == names
-    nats = sum(float(row.split("\t")[3]) for row in rows)
-    assert nats == pytest.approx(total)
+    assert sum(float(row.split("\t")[3]) for row in rows) == pytest.approx(total)
     # Few groups say less than many sequences.
     widths = [np.ptp(values["interval"]["perplexity"]) for values in (found, alone)]
     assert widths[0] > 0 and widths[1] > 0
@@ -256,8 +255,7 @@ def test_groups_of_five_count_in_the_mean_over_groups() -> None:
     found = by_group(sums, ["of five"] * 5 + ["of four"] * 4)
     assert set(found["by_group"]) == {"of five", "of four"}
     assert found["macro"]["groups"] == 1
-    expected = pytest.approx(found["by_group"]["of five"]["model"])
-    assert found["macro"]["model"] == expected
+    assert found["macro"]["model"] == pytest.approx(found["by_group"]["of five"]["model"])
     assert "macro" not in by_group(sums, [str(number) for number in range(9)])
 
 

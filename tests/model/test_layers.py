@@ -232,8 +232,7 @@ def test_the_scale_is_088_over_the_unmasked_fraction(num_masks):
 def test_padding_and_other_rows_do_not_count_and_a_row_of_masks_is_finite():
     row = [0, MASK, A, 2]
     alone = scales([row])[0]
-    batch = scales([[*row, PAD, PAD], [0, A, A, A, A, 2]])
-    assert torch.equal(batch[0, :4], alone)
+    assert torch.equal(scales([[*row, PAD, PAD], [0, A, A, A, A, 2]])[0, :4], alone)
     assert torch.equal(scales([[MASK, MASK]]), torch.zeros(1, 2, dtype=torch.float64))
 
 

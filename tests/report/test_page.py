@@ -82,8 +82,7 @@ def test_the_policy_allows_the_scripts_and_styles_of_the_page_alone(elements: El
     assert set(rules) == {"default-src", "script-src", "style-src", "base-uri", "form-action"}
 
     def digest(text: str) -> str:
-        found = hashlib.sha256(text.encode()).digest()
-        return f"'sha256-{base64.b64encode(found).decode()}'"
+        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
     code = [text for attributes, text in elements.all("script") if "type" not in attributes]
     assert rules["script-src"].split() == [digest(text) for text in code]

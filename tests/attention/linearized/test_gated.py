@@ -72,8 +72,7 @@ def test_chunks_may_be_summed_at_once_or_one_after_the_other(chunks, reverse):
 def test_heads_first_remember_512_to_32_positions(decay, num_heads, memories):
     gate = Gate.of(decay, num_heads=num_heads, model_dim=16)
     assert gate is not None
-    memory_H = 1 / torch.sigmoid(-gate.bias)
-    torch.testing.assert_close(memory_H.detach(), torch.tensor(memories))
+    torch.testing.assert_close(1 / torch.sigmoid(-gate.bias).detach(), torch.tensor(memories))
     assert (gate.weight is None) == (decay == "learned")
     gate.bias.data.copy_(torch.tensor([100.0, -100.0, 3.0])[:num_heads])
     logits_BHL1 = gate(torch.zeros(1, 5, 16), torch.ones(1, 5, dtype=torch.bool))

@@ -245,8 +245,7 @@ def test_the_number_of_features_counts_in_every_kind_of_pairs():
     paired = predicted({"estimator": "hyperbolic"}, norms)
     # Lemma 2 at equal numbers of features.
     torch.testing.assert_close(paired / plain, (-torch.expm1(-norms.sum_H.double())).sqrt())
-    circular = predicted(SETTINGS[3], norms)
-    torch.testing.assert_close(circular, paired.flip(0))
+    torch.testing.assert_close(predicted(SETTINGS[3], norms), paired.flip(0))
     for settings in SETTINGS:
         half, full = predicted(settings, norms, 128), predicted(settings, norms, 512)
         torch.testing.assert_close(half, 2 * full)
@@ -275,8 +274,7 @@ def brute_force(q: Tensor, k: Tensor, mask: Tensor, sign: int, causal: bool) -> 
     pairs = (q[:, :, :, None] + sign * k[:, :, None]).square().sum(-1) / q.shape[-1] ** 0.5
     real = (mask[:, None, :, None] & mask[:, None, None]).expand_as(pairs)
     real = real.tril() if causal else real
-    heads = range(q.shape[1])
-    return torch.stack([pairs[:, head][real[:, head]].mean() for head in heads])
+    return torch.stack([pairs[:, head][real[:, head]].mean() for head in range(q.shape[1])])
 
 
 def ragged() -> tuple[Tensor, Tensor, Tensor]:

@@ -162,8 +162,7 @@ def reformer(given: Given) -> Tensor:
     q_BHLK, options = given.q_BHLK, given.options
     seen_BHLL = torch.zeros(*q_BHLK.shape[:3], given.length, dtype=torch.bool)
     # In float32 as in the mechanism: a tie would fall otherwise.
-    rotations_THKR = given.tensors["rotations"].float()
-    for rotations_HKR in rotations_THKR:
+    for rotations_HKR in given.tensors["rotations"].float():
         rotated_BHLR = q_BHLK.detach().float() @ rotations_HKR
         buckets_BHL = torch.cat([rotated_BHLR, -rotated_BHLR], dim=-1).argmax(dim=-1)
         if options["num_buckets"] == 1:

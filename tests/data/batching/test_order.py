@@ -135,8 +135,7 @@ def test_the_fingerprint_is_that_of_the_data_their_weights_and_clusters(
         ([same_lengths], [1], None), ([one], [1], [first]), ([one], [1], [second]),
         ([one, one], [1, 1], [first, second]), ([one, one], [2, 1], [first, second]),
     ]  # fmt: skip
-    prints = {Mixture(*mixture).fingerprint for mixture in mixtures}
-    assert len(prints) == len(mixtures)
+    assert len({Mixture(*mixture).fingerprint for mixture in mixtures}) == len(mixtures)
     assert Mixture([one]).fingerprint == one.fingerprint
 
 
