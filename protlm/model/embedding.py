@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 Vectors = dict[tuple[Pooling, int], Tensor]
 T = TypeVar("T")
 # The number of records of a file that are sorted by length at a time, which bounds the memory.
-_WINDOW = 2_048
+_WINDOW, _GAPS = 2_048, 256
 # Hidden states of more numbers are in files, and in float16, up to its largest number.
-_IN_MEMORY, _LARGEST = 2**28, 65_504
+IN_MEMORY, _LARGEST = 2**28, 65_504
 
 
 def batches(
@@ -311,11 +311,14 @@ def embeddings(
     texts = residues_of(sequence[: model.max_residues] for sequence in sequences)
     ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])
     shape = (int(ends[-1]), model.description.model.model_dim)
-    in_memory = shape[0] * shape[1] * len(layers) <= _IN_MEMORY
+    in_memory = shape[0] * shape[1] * len(layers) <= IN_MEMORY
     found = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
     with JobProgress("sequences embedded", len(texts), quiet=places is not None) as progress:
         computed = embed_all(features, texts, tokens_per_batch, spans, longest_first=True)
-        for row, vectors in computed:
+        for number, (row, vectors) in enumerate(computed):
+            # Batches of ever smaller tensors leave gaps in the heap.
+            if number % _GAPS == 0:
+                return_freed_memory()
             own = features.checked(vectors, f"a protein of {len(texts[row]):,} residues")
             for layer, states in zip(layers, found, strict=True):
                 if not in_memory and own[kind, layer].abs().max() > _LARGEST:
@@ -326,8 +329,7 @@ def embeddings(
                 states[ends[row] : ends[row + 1]] = own[kind, layer].numpy()
                 forget(states)
             progress.advance(1)
-    if not in_memory:
-        return_freed_memory()
+    return_freed_memory()
     return found
 
 

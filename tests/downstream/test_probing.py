@@ -331,7 +331,7 @@ def planted_residues(numbers) -> tuple[list[str], Targets, Split]:
 
 def test_residue_labels_are_found(numbers, model, monkeypatch: pytest.MonkeyPatch) -> None:
     # In files.
-    monkeypatch.setattr("protlm.model.embedding._IN_MEMORY", 10)
+    monkeypatch.setattr("protlm.model.embedding.IN_MEMORY", 10)
     found = probe(model, *planted_residues(numbers), ProbeOptions(layers=(0, 1)))
     assert found[MODEL].scores.values["accuracy"] > 0.99
     assert found["residue"].scores.values["accuracy"] > 0.99
@@ -364,7 +364,7 @@ def test_sparse_features_are_probed_beside_the_states(numbers, model) -> None:
 
 @pytest.mark.slow
 def test_convolutions_find_residue_labels(numbers, model, monkeypatch) -> None:
-    monkeypatch.setattr("protlm.model.embedding._IN_MEMORY", 10)
+    monkeypatch.setattr("protlm.model.embedding.IN_MEMORY", 10)
     sequences, targets, split = planted_residues(numbers)
     options, rows = ProbeOptions(head=CNN), np.arange(30)
     with pytest.raises(UserError, match="--head cnn needs labels of residues; leave it out"):

@@ -49,7 +49,7 @@ def test_embeddings_are_those_of_single_proteins_or_refused(
         return embeddings(model, of, layers=[0, 2], tokens_per_batch=150, places=places)
 
     whole = computed(sequences)
-    monkeypatch.setattr("protlm.model.embedding._IN_MEMORY", 10)
+    monkeypatch.setattr("protlm.model.embedding.IN_MEMORY", 10)
     stored = computed(sequences)
     assert all(isinstance(one, np.memmap) and one.dtype == np.float16 for one in stored)
     np.testing.assert_allclose(stored, whole, rtol=1e-3, atol=1e-6)
@@ -65,7 +65,7 @@ def test_embeddings_are_those_of_single_proteins_or_refused(
     with pytest.raises(UserError, match=r"exceed 65,504.* choose other layers: --layers"):
         computed(sequences)
     factor = 1.0
-    monkeypatch.setattr("protlm.model.embedding._IN_MEMORY", 2**28)
+    monkeypatch.setattr("protlm.model.embedding.IN_MEMORY", 2**28)
     np.testing.assert_allclose(computed(sequences), whole, rtol=1e-4, atol=1e-5)
     with pytest.raises(UserError, match="a protein of 39 residues does not fit into the memory"):
         computed([*sequences, "MKV" * 13])
