@@ -1,8 +1,9 @@
 """Retrieval of relatives as nearest neighbors in the space of embeddings.
 
 Each sequence of the split is a query among sequences of the training split; relatives have the same
-label, for instance the same 30 % cluster. Mean embeddings are compared by cosine; baselines are
-random weights, composition and 3-mers.
+label, for instance the same 30 % cluster. A sequence is no neighbor of itself, so that a split may
+be searched in itself. Mean embeddings are compared by cosine; baselines are random weights,
+composition and 3-mers.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -61,16 +62,21 @@ class Retrieval(Evaluation):
         drawn = order[np.arange(min(len(data.train), self.max_gallery))].tolist()
         gallery, gallery_labels = _labeled(data.train, drawn, label_of)
         queries, labels = _labeled(data.split, range(len(data.split)), label_of)
-        relevant = np.isin(labels, gallery_labels)
+        numbers = {one: n for n, one in enumerate({*queries, *gallery})}
+        sides = [np.array([numbers[one] for one in some]) for some in (queries, gallery)]
+        is_self = sides[0][:, None] == sides[1]
+        truth = (labels[:, None] == gallery_labels) & ~is_self
+        relevant = truth.any(axis=1)
         if not relevant.any():
             raise InputDataError(
                 f"no sequence of the split shares its {self.column} in {self.labels} with one of "
                 "the training split; choose another split or column"
             )
         queries = [query for query, keep in zip(queries, relevant, strict=True) if keep]
-        truth = labels[relevant][:, None] == gallery_labels[None]
         result: dict[str, Any] = {
-            who: _scores(similarity, truth, self.seed)
+            who: _scores(
+                np.where(is_self[relevant], -np.inf, similarity), truth[relevant], self.seed
+            )
             for who, similarity in self._similarities(model, data, queries, gallery)
         }
         counts = {"queries": len(queries), "without_relative": int((~relevant).sum())}

@@ -1,6 +1,7 @@
 """Secondary structure, retrieval and classes of sequences, on a tiny model and planted families."""
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,8 @@ def planted(tmp_path: Path, make_data_set: Any) -> tuple[EvaluationData, Path]:
 
 
 def test_relatives_are_found(planted: tuple[EvaluationData, Path], model: PretrainedModel) -> None:
-    data, table = planted
-    values, table = evaluated("retrieval", model, data, labels=table, layer=1)
+    data, tsv = planted
+    values, table = evaluated("retrieval", model, data, labels=tsv, layer=1)
     assert (values["queries"], values["gallery"], values["without_relative"]) == (10, 55, 1)
     assert values["three_mers"]["top1"]["value"] == values["three_mers"]["map"]["value"] == 1
     assert values["model"]["top1"]["value"] > values["chance"]["top1"]["value"]
@@ -112,6 +113,10 @@ def test_relatives_are_found(planted: tuple[EvaluationData, Path], model: Pretra
     assert len(table.rows) == 5
     caption = "layer 1; 1 queries without a relative of the same cluster30 left out"
     assert values["layer"] == 1 and caption in table.caption
+    # No sequence is its own neighbor.
+    values, _ = evaluated("retrieval", model, replace(data, split=data.train), labels=tsv)
+    assert values["queries"] == values["gallery"] == 55
+    assert values["chance"]["top1"]["value"] < 0.4 < values["three_mers"]["top1"]["value"]
 
 
 def test_average_precision_by_hand() -> None:
