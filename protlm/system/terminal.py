@@ -70,8 +70,9 @@ def print_table(
     widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
     if sum(widths) + 2 * len(widths) > out.width and len(table) <= _FEW:
         table = [list(cells) for cells in zip(*table, strict=True)]
-    # No name is cut, however narrow a terminal is.
+    # No name is cut, however narrow a terminal is; those of rows are not divided, either.
     kept = [Column(escape(name), overflow="fold") for name in table[0]]
+    kept[0].no_wrap = max(len(row[0]) for row in table) < out.width // 2
     shown = Table(*kept, box=SIMPLE, collapse_padding=True)
     for row in table[1:]:
         shown.add_row(*map(escape, row))
