@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 
@@ -73,6 +74,11 @@ class Labeled:
     folds: Mapping[str, Split] = field(default_factory=dict)
 
     @property
+    def leaks(self) -> str | None:
+        """A sentence on the test proteins that have a relative in train or valid, or None."""
+        return self.leakage.describe(len(self.split.test))
+
+    @property
     def sequences(self) -> list[str]:
         """The sequences of the proteins."""
         return [one.sequence for one in self.proteins.examples]
@@ -123,7 +129,7 @@ def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProte
     sequences = [one.sequence for one in found.examples]
     shared = highest_shared_fractions(sequences, tested, enough=MIN_SHARED)
     kept = [*(~np.array(is_fitted) | (shared < MIN_SHARED))]
-    return found.only(kept, "to fit to that are relatives of one of the test")
+    return found.only(kept, "of train or valid that are relatives of a test protein")
 
 
 def left_out_by_length(reason: str) -> bool:
@@ -140,7 +146,8 @@ def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -
     targets = targets_of(labels, task, min_count=reading.min_count, separator=reading.separator)
     if reading.task is None:
         refuse_many_classes(targets)
-    names = f" of {len(targets.classes)} classes ({', '.join(targets.classes)[:80]})"
+    listed = shorten(", ".join(targets.classes), 80, placeholder=" ...")
+    names = f" of {len(targets.classes)} classes ({listed})"
     all_residues = sum(len(one.sequence) for one in proteins.examples)
     of = f", {len(targets.values):,} of {all_residues:,} residues" if task.of_residues else ""
     if not targets.classes:
@@ -150,10 +157,11 @@ def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -
     more = f" and {len(reading.form.others)} more" if reading.form.others else ""
     taken = f"{path}{more}: task: {task}{names}"
     parts = [taken, f"{len(labels):,} of {rows:,} rows are used{of}"]
-    if targets.classes and targets.values.ndim == 1:
-        counts = np.bincount(targets.values)
-        ends = ((int(n), counts[n] / counts.sum()) for n in (counts.argmax(), counts.argmin()))
-        parts.append(" and ".join(f"{x:.1%} are {targets.classes[n]}" for n, x in ends))
+    if targets.classes:
+        values, verb = targets.values, "have" if targets.values.ndim == 2 else "are"
+        counts = np.bincount(values) if values.ndim == 1 else values.sum(axis=0)
+        ends = ((n, counts[n] / len(values)) for n in np.argsort(counts, kind="stable")[[-1, 0]])
+        parts.append(" and ".join(f"{x:.1%} {verb} {targets.classes[n]}" for n, x in ends))
     said = {"masked": proteins.masked, "left out": proteins.left_out, "changed": proteins.changed}
     for what, counts in said.items():
         if counts:

@@ -4,7 +4,7 @@ Dallago et al. 2021 (doi:10.1101/2021.11.09.467890): a table has the columns seq
 and validation; headers of FASTA files have SET=, TARGET= and VALIDATION=, and MASK= in those of
 biotrainer; labels of residues are `TARGET=`, or letters in place of the sequence. Headers of
 DeepLoc (Almagro Armenteros et al. 2017, doi:10.1093/bioinformatics/btx431) have a location and a
-suffix for membrane, soluble or unknown in their second word.
+suffix for membrane, soluble or unknown in their second word, and `test` in the third one.
 """
 
 import re
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protlm.data.tables import MISSING, number_of, read_table
+from protlm.data.tables import MISSING, read_table
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
 from protlm.system.paths import existing_file
 from protlm.system.terminal import printable
@@ -26,7 +26,7 @@ LIST = ";"
 TRAIN, VALID, TEST, PRED = "train", "valid", "test", "pred"
 FITTED = (TRAIN, VALID)
 _SPLITS = {TRAIN: TRAIN, TEST: TEST, PRED: PRED}
-_SPLITS |= dict.fromkeys(["valid", "validation", "val", "dev"], VALID)
+_SPLITS |= dict.fromkeys(["valid", "validation", "val", "dev"], VALID) | {"training": TRAIN}
 # Columns as benchmarks and UniProt name them.
 _NAMES = ("identifier", "accession", "id", "ACC", "sid", "PDB-chain", "Entry", "Entry Name")
 _SEQUENCES = ("sequence", "seq", "aa_seq", "seq_full", "input", "primary", "fasta")
@@ -38,6 +38,7 @@ _ATTRIBUTES = ("SET", "TARGET", "VALIDATION", "CLUSTER", "MASK")
 _KEY = re.compile(r"(?<!\S)(\w+)=")
 _PAIRS = re.compile(r"^>.*[ \t]INTERACTOR=", re.MULTILINE)
 SUFFIX = re.compile(r"-[MSU]$")
+_TESTED = re.compile(r"^>\S+[ \t]+\S+[ \t]+(?:new_test_set|test)[ \t]*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,12 @@ def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
     found = [name for name in _SEQUENCES if name in columns]
     if (is_lost := lost or not (label or form.columns)) or not (name or found):
         # As they are in the file.
-        shown = ", ".join(read_table(path, "a table of labels")[0])[:200]
+        shown = ", ".join(filter(None, read_table(path, "a table of labels")[0]))[:200]
         advice = f", not {lost[0] if lost else 'label'}; choose the column of the labels: --label"
         advice = f"{advice} COLUMN" if is_lost else "; add a column identifier or sequence"
+        if lost and lost[0] != form.column:
+            option = "--fold" if lost[0] == form.fold else "--label-columns"
+            advice = f", not {lost[0]}; choose from these for {option}"
         raise InputDataError(f"{path} has the columns {shown}{advice}")
     if len(found) > 1 and found[0] != _SEQUENCES[0]:
         raise InputDataError(
@@ -125,9 +129,10 @@ def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
 def _label(cells: Mapping[str, str], column: str | None, form: Form, place: str) -> str:
     if not form.columns:
         return cells[column or ""]
-    values = {one: number_of(cells[one]) for one in form.columns}
-    if other := [one for one, value in values.items() if value not in (0, 1)]:
-        raise InputDataError(f"{place}: {other[0]} of --label-columns is not 0 or 1")
+    values = {one: TRUTH.get(cells[one].lower()) for one in form.columns}
+    if other := [one for one, value in values.items() if value is None]:
+        given = f"{other[0]} of --label-columns is {cells[other[0]]!r}"
+        raise InputDataError(f"{place}: {given}, not 0 or 1, true or false")
     # That of none of the classes is not a missing label.
     return LIST.join(one for one, value in values.items() if value) or LIST
 
@@ -139,6 +144,8 @@ def fasta_rows(
     if pair := _PAIRS.search(text):
         line = text.count("\n", 0, pair.start()) + 1
         raise InputDataError(f"{path}, line {line}: the header has INTERACTOR=; pairs are not read")
+    if form.header is not None and _TESTED.search(text):
+        split = split or TRAIN
     header, number, letters = "", 0, []
     lines = text.splitlines()
     for line, content in enumerate([*lines, ">"], start=1):
@@ -169,6 +176,8 @@ def _attributes(header: str, form: Form, place: str) -> dict[str, str]:
         if len(words := header.split()) < 2:
             raise InputDataError(f"{place}: the header has no second word, the label")
         cells["label"] = SUFFIX.sub("", words[1]) if form.header == "location" else words[1]
+        if _TESTED.match(f">{header}"):
+            cells["set"] = TEST
     keys = list(_KEY.finditer(header))
     ends = [*(key.start() for key in keys[1:]), len(header)]
     for key, end in zip(keys, ends, strict=False):
@@ -197,8 +206,8 @@ def _split_of(cells: Mapping[str, str], where: str, form: Form, of_file: str) ->
 def split_named(given: str, test_sets: Sequence[str], where: str) -> str:
     """Returns train, valid, pred, or a test set: `test`, with a number or a name, or a given one.
 
-    >>> split_named("val", [], ""), split_named("test1", [], "")
-    ('valid', 'test1')
+    >>> split_named("val", [], ""), split_named("training", [], ""), split_named("test1", [], "")
+    ('valid', 'train', 'test1')
     """
     if given in test_sets or re.fullmatch(r"(?i)test[\w.-]+", given):
         return given

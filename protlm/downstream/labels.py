@@ -160,8 +160,9 @@ def _distinct(examples: Sequence[Example], counts: Counter[str]) -> tuple[list[E
         differs = (one.sequence, one.label, one.fold) != (other.sequence, other.label, other.fold)
         if differs or not (is_same or len(to_fit) == 1):
             same = one.identifier if one.is_named else f"the sequence of {other.identifier}"
-            what = "another label or sequence" if differs else f"the split {other.split}"
-            advice = "remove one" + ("" if one.is_named else ", or add a column of identifiers")
+            what = "another label, sequence or fold" if differs else f"the split {other.split}"
+            how = "change names that only number rows" if one.is_named else "add identifiers"
+            advice = f"remove one, or {how}"
             raise InputDataError(f"{one.place}: {same} is repeated, with {what}; {advice}")
         counts["identical to an earlier one" if is_same else "that the test has too"] += 1
         if not is_same:

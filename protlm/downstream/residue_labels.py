@@ -35,13 +35,17 @@ def are_of_residues(examples: Sequence[Example]) -> bool:
     """Returns whether labels are of residues; refuses those that may be.
 
     They are if each has as many letters or items as its sequence has residues, and this is unlikely
-    of names: the proteins are not peptides, or differ in length, or the items are decimals.
+    of names and numbers: the proteins are not peptides, or differ in length, or items are decimals.
     """
     labels = [one.label for one in examples]
     # Names of two or three classes and numbers, not masks, may be as long as peptides.
     is_few = len(set(labels)) <= min(3, len(labels) / 2) and max(map(len, labels)) <= _PEPTIDE
     are_numbers = all(number_of(one) is not None for one in labels)
-    if is_few or (are_numbers and not any(re.match("0[0-9]|[0-9]{20}", one) for one in labels)):
+    # A digit for each residue, or most of them with zeros or digits that no number begins with.
+    pairs = [(one.label, len(one.sequence)) for one in examples]
+    may_be = all(label.isdigit() and len(label) == size > 1 for label, size in pairs)
+    may_be |= any(re.match("0[0-9]|[0-9]{20}", one) for one in labels)
+    if is_few or (are_numbers and not may_be):
         return False
     fits = [
         len(one.sequence) > 1 and _states(one.label, one.sequence) is not None for one in examples

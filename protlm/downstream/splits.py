@@ -87,7 +87,8 @@ def split_of(examples: Sequence[Example], *, seed: int) -> Split:
     sets = {str(name): np.flatnonzero(given == name) for name in np.unique(given[test])}
     for name, rows in ((TRAIN, train), (TEST, test)):
         if not rows.size:
-            raise InputDataError(f"no protein is in the split {name}; correct the column split")
+            advice = f"correct the column split, or type --splits {name}=FILE for each split"
+            raise InputDataError(f"no protein is in the split {name}; {advice}")
     return Split(train, valid, test, groups, names is not None, sets)
 
 

@@ -289,7 +289,7 @@ def test_relatives_of_casp_are_not_fitted_to(tiny_run: Path, tmp_path: Path) -> 
     found = json.loads((tmp_path / "out/results.json").read_text())
     found = found["tasks"][tiny_run.name]["casp"]
     assert found["in_train_or_valid_and_test"] == ["P0"]
-    relatives = "to fit to that are relatives of one of the test"
+    relatives = "of train or valid that are relatives of a test protein"
     assert found["left_out"] == {"that the test has too": 1, relatives: 1}
     assert found["proteins"] == {"train": 8, "valid": 0, "test": 5}
     assert found["test_sets"] == {"CASP12": 1, "CASP13": 1, "CASP14": 1, "test": 2}

@@ -126,7 +126,9 @@ def test_repeated_proteins_are_counted_and_leave_what_is_fitted_to(read, capsys)
         (f"MK{end}", split) for end, split in kept
     ]
     assert found.left_out == {"identical to an earlier one": 1, "that the test has too": 3}
-    with pytest.raises(InputDataError, match="3: A is repeated, with another label or sequence"):
+    with pytest.raises(
+        InputDataError, match="3: A is repeated, with another label, sequence or fold"
+    ):
         read(head + row.format("A", 1, "test") + row.format("A", 2, "test"))
 
 
@@ -139,6 +141,7 @@ def test_headers_of_deeploc(read, capsys) -> None:
         form = Form(header=header)
         found = read(text, "x.fasta", form=form)
         assert [one.label for one in found.examples] == labels
+        assert [one.split for one in found.examples] == ["test", "train"]
         targets_from(Path("x"), found, LabelOptions(task=Task.one_class, form=form))
         said = capsys.readouterr().err
         assert ("at the end are kept (--labels location drops" in said) == (header == "header")
@@ -162,12 +165,14 @@ def test_columns_of_classes_and_folds_of_deeploc_2(read) -> None:
     }
     # A protein of none of the classes is an example without them, as in the set of HPA.
     assert targets_of(labels, Task.several_classes).values.any(axis=1).tolist() == [1, 1, 0]
-    found = read(",sid,fasta,x\n0,A,MKTA,0\n1,B,MKTC,1\n", form=Form(columns=("x",)))
+    found = read(",sid,fasta,x\n0,A,MKTA,False\n1,B,MKTC,1\n", form=Form(columns=("x",)))
     known = [("A", "MKTA", ";"), ("B", "MKTC", "x")]
     assert [(one.identifier, one.sequence, one.label) for one in found.examples] == known
-    with pytest.raises(InputDataError, match="not Nucleus; choose"):
+    with pytest.raises(InputDataError, match="not Nucleus; choose from these for --label-c"):
         read(text, "x.csv", form=Form(columns=("Nucleus",)))
-    with pytest.raises(InputDataError, match="line 2: Kingdom of --label-columns is not 0 or 1"):
+    with pytest.raises(
+        InputDataError, match="line 2: Kingdom of --label-columns is 'Metazoa', not 0"
+    ):
         read(text, "x.csv", form=Form(columns=("Kingdom",)))
     with pytest.raises(InputDataError, match="all proteins are in the fold 1; give two"):
         folds_of([Example("A", "MK", "1", fold="1")], seed=0)

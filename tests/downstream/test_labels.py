@@ -68,6 +68,8 @@ def test_fasta_of_residues(read, tmp_path: Path) -> None:
     found = read(text, "labels.fasta", sequences=tmp_path / "x.fasta")
     assert found.per_residue
     assert found.examples[0] == Example("A", "MKTA", "HHE?", "train")
+    # Digits of peptides of three lengths are no numbers.
+    assert read(">A TARGET=31\nMK\n>B TARGET=175\nMKT\n>C TARGET=2946\nMKTA\n", "y.fa").per_residue
     with pytest.raises(InputDataError, match="3: 2 labels for the 3 residues of B; write a letter"):
         read(">A SET=train\nHHEE\n>B SET=test\nHE\n", "bad.fasta", sequences=tmp_path / "x.fasta")
 
@@ -179,7 +181,7 @@ TAKEN: dict[str, tuple] = {
     "forty classes": (cycle(*(f"c{number}" for number in range(40))), 40),
     "three residues": (cycle("HHH", "EEE"), 2),
     "peptides, decimals": ([f"{n / 7:.6f}"[:8] for n in range(80)], Task.number, 8),
-    "peptides, whole numbers": ([str(n * 9_973 + 100_000) for n in range(80)], Task.number, 6),
+    "peptides, whole numbers": ([str(n * 9_973 + 100_000) for n in range(80)], Task.number, 7),
     "peptides, classes": (cycle("positive", "negative"), 2, 8),
     "peptides, classes of their length": (cycle("binder", "nobind", "strong"), 3, 6),
     "dipeptides": (cycle("10", "20"), 2, 2),
@@ -197,6 +199,7 @@ def test_labels_are_taken_for(take, capsys, case: str) -> None:
     said = capsys.readouterr().err
     assert "80 of 80 rows are used" in said
     assert ("separate nothing without --separator ," in said) == (case == "commas in a name")
+    assert not re.search(r"% are ([^;]*) and .*% are \1[;\n]", said)
     if isinstance(expected, Task):
         assert found.task is expected
     else:
@@ -233,6 +236,7 @@ LONG = "line 2: 80 of 80 labels are as long as their sequences.* type --per-resi
 PEPTIDES = {
     "letters": [f"{n:08b}".replace("0", "H") for n in range(80)],
     "masks": [f"{n:08b}"[::-1] for n in range(80)],
+    "digits": [str(n * 997_300 + 10_000_000) for n in range(80)],
     "half of them alike": ["C" * 8] * 40 + [f"{n:08b}" for n in range(40)],
 }
 REFUSED: dict[str, tuple] = {
