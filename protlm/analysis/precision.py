@@ -181,7 +181,7 @@ def group_scores(
 ) -> dict[str, Any]:
     """Returns the scores of each predictor, of all structures and `by_group` where there are any.
 
-    `over_best_baseline` has for each range P@L of the model less that of the baseline with the
+    `over_best_baseline` has for each range P@L of the model minus that of the baseline with the
     highest mean, with a paired 95 % bootstrap interval over proteins. Baselines are the predictors
     that do not use the model's weights, whose names do not begin with `MODEL`.
     """
@@ -232,7 +232,7 @@ def caption(values: Mapping[str, Any]) -> str:
         for separation, over in scores["over_best_baseline"].items():
             mean, low, high = (percent(over[name], "+.1%") for name in ("mean", "low", "high"))
             lines.append(
-                f"{over['metric']} of the model less that of {over['baseline']}, "
+                f"{over['metric']} of the model minus that of {over['baseline']}, "
                 f"{separation}{suffix}: {mean} ({low} to {high})"
             )
     for name, found in values[MODEL].items():

@@ -89,7 +89,8 @@ def metric_rows(scores: Mapping[str, Any], heading: str = "labels by") -> list[l
     """Returns headings and a row for each predictor, of the value of `scores_of`."""
     predictors = scores["predictors"]
     first, *others = next(iter(predictors.values()))["metrics"]
-    rows = [[heading, first, "95 %", *others, "layer"]]
+    shown = [one.removeprefix(f"{first} ") for one in others]
+    rows = [[heading, first, "95 %", *shown, "layer"]]
     for name, found in predictors.items():
         metrics = found["metrics"]
         value, low, high = (_digits(metrics[first][key]) for key in ("value", "low", "high"))
@@ -105,7 +106,7 @@ def comparison(scores: Mapping[str, Any]) -> str:
     for over in (scores[key] for key in _COMPARED if key in scores):
         value, low, high = (_digits(over[key], "+") for key in ("value", "low", "high"))
         includes = None not in (over["low"], over["high"]) and over["low"] <= 0 <= over["high"]
-        than = f"{over['metric']} of the model less that of {over['baseline']}"
+        than = f"{over['metric']} of the model minus that of {over['baseline']}"
         lines.append(f"{than}: {value} ({low} to {high}{', which includes 0' * includes})")
     return "; ".join(lines)
 
@@ -137,12 +138,12 @@ def print_result(result: Result) -> None:
     for name, rows_of_set in labeled.split.test_sets.items():
         found = {who: one.by_set.get(name) for who, one in result.predictors.items()}
         metric = LABEL_METRICS[task][0]
-        values = [f"{who} {_digits(x.values[metric])}" for who, x in found.items() if x is not None]
+        each = ((who, x.values[metric]) for who, x in found.items() if x is not None)
+        values = [f"{who} {_digits(finite_or_none(x))}" for who, x in each]
         if values:
             notes.append(f"{name}, {len(rows_of_set):,} proteins: {metric} of {', '.join(values)}")
-    leaks = labeled.leakage.describe(len(labeled.split.test))
-    lacking = missing_in_test(targets, labeled.split.test)
-    notes += [f"warning: {one}" for one in (leaks, lacking) if one]
+    lacking = missing_in_test(targets, test)
+    notes += [f"warning: {one}" for one in (labeled.leaks, lacking) if one]
     print_table(headings, rows, notes)
 
 
@@ -182,7 +183,9 @@ def write_folds(folder: Path, column: str, folds: Mapping[str, Result]) -> None:
     scores = scores_of(mean_over(folds), task)
     write_json(folder / RESULTS, {"fold": column, "folds": list(folds), "task": task, **scores})
     headings, *rows = metric_rows(scores, f"mean of {len(folds)} folds by")
-    print_table(headings, rows, [comparison(scores)])
+    leaks = {fold: one.labeled.leaks for fold, one in folds.items()}
+    told = (f"warning: fold {fold}: {one}" for fold, one in leaks.items() if one)
+    print_table(headings, rows, [comparison(scores), *told])
 
 
 def write_predictions(folder: Path, result: Result) -> None:
@@ -198,7 +201,11 @@ def write_predictions(folder: Path, result: Result) -> None:
     for row, cells in zip(rows, found, strict=True):
         one = examples[targets.groups[row]]
         if places is None:
-            table.append([one.identifier, one.label.strip(LIST), *cells])
+            several = values.ndim == 2
+            own = (
+                LIST.join(classes[n] for n in np.flatnonzero(values[row])) if several else one.label
+            )
+            table.append([one.identifier, own, *cells])
         else:
             place = int(places[row])
             label = classes[values[row]] if classes else f"{values[row]:g}"

@@ -194,7 +194,7 @@ def test_the_caption_has_the_comparison_and_the_structures_left_out() -> None:
     over = found["by_group"]["far"]["over_best_baseline"]["long"]
     assert lines[-1] == "left out, longer than 50 residues: 1abc_A, 2xyz_B"
     assert lines[5] == (
-        f"P@L of the model less that of random_weights, long, far: {over['mean']:+.1%} "
+        f"P@L of the model minus that of random_weights, long, far: {over['mean']:+.1%} "
         f"({over['low']:+.1%} to {over['high']:+.1%})"
     )
     assert len(lines) == 3 * 3 + 1

@@ -70,7 +70,7 @@ def test_a_probe_and_its_predictions(
     assert printed.endswith(f"{folder}\n")
     assert "class of 2 classes (membrane, nucleus); 6 of 6 rows are used; 50.0% are" in said
     assert "task: class of 2 classes; proteins: 4 train, 2 test" in printed
-    assert "accuracy of the model less that of" in printed and ", which includes 0" in printed
+    assert "accuracy of the model minus that of" in printed and ", which includes 0" in printed
     assert "fewer than 10 test proteins of a class: metrics are uncertain" in printed
     assert "the split leaks: of 2 test" in printed
     results = json.loads((folder / "results.json").read_text())
@@ -140,6 +140,7 @@ def test_folds_and_their_mean(
     assert not (tmp_path / "p").exists()
     done = protlm_in_process("probe", "assay.csv", *typed, "--layers", "1", cwd=tmp_path)
     assert done.returncode == 0 and "mean of 3 folds by" in done.stdout
+    assert "warning: fold 2: the split leaks: of 4 test proteins, " in done.stdout
     mean = json.loads((tmp_path / "p" / "results.json").read_text())
     assert (mean["fold"], mean["folds"]) == ("fold_random_5", ["0", "1", "2"])
     tested, each = [], []

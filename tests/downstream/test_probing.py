@@ -353,7 +353,7 @@ def test_sparse_features_are_probed_beside_the_states(numbers, model) -> None:
     assert found["sparse_features"].scores.values["accuracy"] > 0.99
     over = scores_of(found, targets.task)
     assert over["over_best_baseline"]["baseline"] != "sparse_features"
-    assert re.findall("less that of ([a-z_]+)", comparison(over))[1:] == ["sparse_features"]
+    assert re.findall("minus that of ([a-z_]+)", comparison(over))[1:] == ["sparse_features"]
     (states,) = embeddings(model, sequences, layers=[1])
     means = Targets(Task.number, [], states[:, 0].astype(float), np.arange(30))
     fitted = probe(model, sequences, means, split, options)["sparse_features"]
