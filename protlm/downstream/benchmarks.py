@@ -178,7 +178,7 @@ def table(benchmark: str, found: Mapping[str, Mapping[str, dict[str, Any]]]) -> 
         whole = all(some[task].get("complete", True) for some in found.values())
         for one in published if whole else ():
             if (one["task"], one["metric"]) == (task, metric):
-                source = f"{one['table']}, {one['address']}"
+                source = f"head: {one['head']}; {one['table']}, {one['address']}"
                 value = (float(one["value"]), None, None, None, source)
                 rows.append((task, metric, one["model"], *value))
     return rows
