@@ -5,6 +5,7 @@ machine without a screen, shown in a notebook, and saved.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -231,28 +232,30 @@ def reconstruction(unexplained: Mapping[int, float], k: int) -> "Figure":
     return figure
 
 
-def benchmark_figure(rows: Sequence[tuple]) -> "Figure":
-    """Draws the values of tasks, with their intervals, by each predictor; squares are published.
+def benchmark_figure(rows: Sequence[tuple], models: Sequence[str]) -> "Figure":
+    """Draws the values of predictors below each task, with their intervals; baselines are gray.
 
     Rows have a task, a metric, a predictor, a value and its bounds, which may be None, the number
-    of proteins, and the source of a published value.
+    of proteins, and the source of a published value, which is a square.
     """
-    shown = [row for row in rows if row[3] is not None]
-    tasks = list(dict.fromkeys(row[:2] for row in shown))
-    names = list(dict.fromkeys(row[2] for row in shown))
-    figure, ((axes,),) = _new_figure(7.5, 1.8 + 0.5 * len(tasks))
-    for number, name in enumerate(names):
-        some = [row for row in shown if row[2] == name]
-        places = np.array([tasks.index(x[:2]) for x in some]) + 0.7 * (number + 0.5) / len(names)
-        low, values, high = np.array([[x[4], x[3], x[5]] for x in some], float).T
-        errors = np.nan_to_num(np.maximum([values - low, high - values], 0))
-        style = {"fmt": "s" if some[0][-1] else "o", "color": _CYCLE[number % len(_CYCLE)]}
-        axes.errorbar(values, places, xerr=errors, markersize=4, linewidth=1, label=name, **style)
-    axes.set_yticks(np.arange(len(tasks)) + 0.35, [f"{a}\n{b}" for a, b in tasks], fontsize=8)
-    axes.invert_yaxis()
+    lines: list[tuple[str, tuple | None]] = []
+    for task, some in groupby((row for row in rows if row[3] is not None), lambda row: row[:2]):
+        lines += [(", ".join(task), None), *((row[2], row) for row in some)]
+    figure, ((axes,),) = _new_figure(7.5, 0.6 + 0.17 * len(lines))
+    for place, (name, row) in enumerate(lines):
+        if row is not None:
+            low, value, high = np.array([row[4], row[3], row[5]], float)
+            error = np.nan_to_num(np.maximum([[value - low], [high - value]], 0))
+            color = BLUE if name in models else ORANGE if row[-1] else GRAY
+            style = {"fmt": "s" if row[-1] else "o", "color": color, "markersize": 4}
+            axes.errorbar(value, place, xerr=error, linewidth=1, **style)
+    axes.set_yticks(range(len(lines)), [name for name, _ in lines], fontsize=7)
+    for label, (_, row) in zip(axes.get_yticklabels(), lines, strict=True):
+        label.set_fontweight("bold" if row is None else "normal")
+    axes.set_ylim(len(lines) - 0.5, -0.5)
+    axes.set_xlabel("value and 95 % interval; squares are published figures", fontsize=8)
     axes.grid(axis="x", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     return figure
 
 

@@ -29,9 +29,12 @@ if TYPE_CHECKING:
 Sequences = Annotated[Path | None, option("A sequence file, for labels without sequences.")]
 Column = Annotated[str | None, option("Column of the labels; default: label or target.", "--label")]
 TaskName = Annotated[
-    str | None, option("number, class, multi-label, per-residue; default: guessed.", "--task")
+    str | None,
+    option(
+        "number, class, multi-label, per-residue, per-residue-number; default: guessed.", "--task"
+    ),
 ]
-PerResidue = Annotated[bool, option("A label has one letter for each residue.", "--per-residue")]
+PerResidue = Annotated[bool, option("A label has an item for each residue.", "--per-residue")]
 Files = Annotated[
     list[str], typer.Argument(help="TSV, CSV or FASTA files of labels, or SPLIT=FILE each.")
 ]
@@ -72,14 +75,14 @@ def probe(
     fold: Annotated[str | None, option("Column of folds: each is the test once.")] = None,
     head: Head = "linear",
     layers: Layers = None,
-    features: Annotated[Path | None, option("Sparse features, to compare with states.")] = None,
+    features: Annotated[Path | None, option("Sparse features to probe beside states.")] = None,
     min_count: MinCount = 1,
     separator: Separator = ";",
     cluster_table: ClusterTable = None,
     cluster: Cluster = False,
     toks_per_batch: Annotated[int, option("Tokens per batch.")] = TOKENS_PER_BATCH,
     seed: Annotated[int, option("Seed of splits, random weights, bootstrap.")] = 0,
-    dry_run: Annotated[bool, option("Only say what is read.", "--dry-run")] = False,
+    dry_run: Annotated[bool, option("Only print what is read.", "--dry-run")] = False,
     device: Device = "auto",
 ) -> None:
     """Predict labels from frozen embeddings, and compare with baselines."""
@@ -165,12 +168,13 @@ def benchmark(
     ],
     output: Annotated[Path, new_output("The new folder of results.")],
     model: Annotated[
-        list[Path] | None, option("As for protlm probe; give it again to compare.", "--model", "-m")
+        list[Path] | None,
+        option("A model; several: -m again. Default: as in probe.", "--model", "-m"),
     ] = None,
     tasks: Annotated[list[str] | None, option("Only these, as --dry-run names them.")] = None,
     toks_per_batch: Annotated[int, option("Tokens per batch.")] = TOKENS_PER_BATCH,
     seed: Annotated[int, option("Seed of splits, random weights, bootstrap.")] = 0,
-    dry_run: Annotated[bool, option("Only say what it takes.", "--dry-run")] = False,
+    dry_run: Annotated[bool, option("Only print the time and memory.", "--dry-run")] = False,
     device: Device = "auto",
     break_lock: BreakLock = False,
 ) -> None:

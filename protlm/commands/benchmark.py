@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
@@ -30,11 +31,12 @@ from protlm.downstream.examples import left_out_by_length, read_examples, read_l
 from protlm.downstream.metrics import LABEL_METRICS, agreement, positions_of
 from protlm.downstream.probe_results import Result, content_of, mean_over
 from protlm.downstream.probing import MODEL, RANDOM, ProbeOptions, probe_folds
+from protlm.downstream.splits import folds_of, split_of
 from protlm.downstream.variants import VariantTable, read_variants
 from protlm.evaluation.base import compared
 from protlm.evaluation.contacts import LONGEST, Contacts
 from protlm.loading import load_model
-from protlm.model.embedding import Embedder, VectorStore
+from protlm.model.embedding import IN_MEMORY, Embedder, VectorStore
 from protlm.model.memory import Room
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
@@ -92,7 +94,7 @@ def benchmark(
         "torch": torch.__version__,
         "the benchmark": name,
         "the files": {str(x.relative_to(folder)): sha256_of(x) for one in found for x in one.files},
-        "--model": {model: one.identity for model, one in models.items()},
+        "--model": [f"{model} {one.identity}" for model, one in models.items()],
         "--toks-per-batch": options.probe.tokens_per_batch,
         "--seed": options.probe.seed,
         "--device": [one.device.type for one in models.values()],
@@ -104,9 +106,9 @@ def benchmark(
         }
         seed = options.probe.seed
         rows = table(name, {model: _figures(tasks, some, seed) for model, some in contents.items()})
-        # Hundreds of assays are shown as averages.
         assays = {task.name for task in tasks if task.assay is not None} - asked
-        shown = [row for row in rows if row[0] not in assays]
+        # Hundreds of assays are shown as averages, a few beside it.
+        shown = [row for row in rows if len(assays) <= _SHOWN or row[0] not in assays]
         made = work.path / "results"
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir()
@@ -114,7 +116,8 @@ def benchmark(
         write_json(made / "results.json", {**begun, **said, "table": plain, "tasks": contents})
         cells = (["" if x is None else str(x) for x in row] for row in rows)
         write_table(made / "results.tsv", COLUMNS, cells)
-        save_figure(benchmark_figure([x for x in shown if LESS not in x[2]]), made / "results.png")
+        drawn = benchmark_figure([x for x in shown if LESS not in x[2]], [*models])
+        save_figure(drawn, made / "results.png")
         work.publish(made, output)
     print_table(("task", "by", "value (95 %)"), _screen(shown), notes)
     print(output)
@@ -124,7 +127,8 @@ def _screen(rows: Iterable[tuple]) -> Iterator[list[str]]:
     """Yields the cells of rows, in 80 columns: the first has the task, its metric and proteins."""
     for (task, metric), some in groupby(rows, lambda row: row[:2]):
         group = list(some)
-        heads = [*task.split("/"), metric, f"{group[0][-2]:,} proteins", *[""] * len(group)]
+        number = f"{group[0][-2]:,} protein{'s' * (group[0][-2] != 1)}"
+        heads = [*task.split("/"), metric, number, *[""] * len(group)]
         for head, (_, _, by, *numbers, _, source) in zip(heads, group, strict=False):
             value, low, high = ("undefined" if x is None else f"{x:.3f}" for x in numbers)
             name, less, baseline = by.partition(" of ")[0].partition(LESS)
@@ -146,6 +150,8 @@ def _content(
             raise type(error)(f"{task.name}: {error}; --tasks runs other tasks") from None
         work.lock.check()
         write_json(path, content)
+    else:
+        print(f"{task.name}: finished before", file=sys.stderr)
     return read_json(path, "the results of a task")
 
 
@@ -155,8 +161,8 @@ def _labels(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[s
     found = probe_folds(model, labeled.sequences, targets, folds, options)
     results = {fold: Result("", model.identity, labeled, one) for fold, one in found.items()}
     result = next(iter(results.values()))
-    if task.assay is None and (leaks := labeled.leakage.describe(len(labeled.split.test))):
-        print(f"warning: {task.name}: {leaks}", file=sys.stderr)
+    if task.assay is None and labeled.leaks:
+        print(f"warning: {task.name}: {labeled.leaks}", file=sys.stderr)
     sets = {name: len(rows) for name, rows in labeled.split.test_sets.items()}
     if labeled.folds:
         result = replace(result, predictors=mean_over(results))
@@ -246,10 +252,11 @@ def _estimate(
     """Prints the passes of each task, and the time and memory of each model."""
     rows = []
     for name, model in models.items():
-        room, seen, longest, total = Room(model), set[str](), 1, 0.0
+        room, seen, longest, total, kept = Room(model), set[str](), 1, 0.0, 0
         seconds = token_seconds(Embedder(model, (Pooling.mean,), (model.num_layers,)), size)
         for task in tasks:
-            residues = _passes(task, room, seen)
+            residues, of_residues = _passes(task, room, seen)
+            kept = max(kept, sum(residues) * of_residues)
             lengths = [length + model.vocabulary.num_around for length in residues]
             # The model, and random weights.
             time = 2 * sum(length * seconds(length) for length in lengths)
@@ -258,26 +265,34 @@ def _estimate(
             rows.append((task.name, name, *(f"{n:,}" for n in counts)))
         needs = readable_size(max(size // longest, 1) * room.needs(longest))
         free, time = readable_size(free_memory(model.device)), timedelta(seconds=round(total))
-        notes.append(f"{name}: about {time}, {needs} of memory without the fits; {free} are free")
+        notes.append(f"{name}: without fits about {time} and {needs} of memory; {free} are free")
+        width = model.description.model.model_dim
+        if (states := kept * width * (model.num_layers + 1)) > IN_MEMORY:
+            files = readable_size(2 * states)
+            notes.append(f"{name}: {files} of temporary files in {gettempdir()}")
     print_table(("task", "model", "passes", "residues", "seconds"), rows, notes)
 
 
-def _passes(task: Task, room: Room, seen: set[str]) -> list[int]:
-    """Returns the residues of each pass of a task, but for mean vectors that others have `seen`."""
+def _passes(task: Task, room: Room, seen: set[str]) -> tuple[list[int], bool]:
+    """Returns the residues of each pass of a task, and whether residues have its labels.
+
+    Mean vectors that others have `seen` need no pass.
+    """
     if task.kind == "contacts":
         structures, _ = read_folder(task.files[0].parent, longest_read(room.model, LONGEST))
-        return [len(one.sequence) for one in structures]
+        return [len(one.sequence) for one in structures], False
     if task.kind == "variants":
         wild_type, table, estimator = _read_variants(task, room.model)
         if estimator.scores_indels:
             each = [len(one.apply(wild_type)) for one in table.variants]
-            return [n for n in each for _ in range(1 if room.model.causal else n)]
+            return [n for n in each for _ in range(1 if room.model.causal else n)], False
         places = {one.position for variant in table.variants for one in variant.substitutions}
-        return [len(wild_type)] * len(places)
+        return [len(wild_type)] * len(places), False
     proteins = read_examples(task.files[0], room, task.reading)
     targets_from(task.files[0], proteins, task.reading)
+    (split_of if task.reading.form.fold is None else folds_of)(proteins.examples, seed=0)
     new = [one.sequence for one in proteins.examples]
     if not proteins.per_residue:
         new = [*{*new} - seen]
         seen.update(new)
-    return [*map(len, new)]
+    return [*map(len, new)], proteins.per_residue

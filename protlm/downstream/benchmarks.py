@@ -159,7 +159,8 @@ def average(
             means = [np.full(RESAMPLES, np.nan)]
         value = float(np.mean([one.mean() for one in groups])) if groups else np.nan
         scores[who] = Metrics({first["metric"]: value}, np.mean(means, axis=0)[:, None])
-    return figure_of(scores, first["metric"], len({one.protein for one in assays.values()}))
+    known = [name for name, one in figures.items() if one["by"][MODEL]["value"] is not None]
+    return figure_of(scores, first["metric"], len({assays[name].protein for name in known}))
 
 
 def table(benchmark: str, found: Mapping[str, Mapping[str, dict[str, Any]]]) -> list[tuple]:

@@ -87,9 +87,7 @@ def agreement(
     seed: int = 0,
     is_clinical: bool = False,
 ) -> Agreement | None:
-    """Compares predicted scores with measured ones, higher for fitter variants.
-
-    None if no variant was measured.
+    """Compares predicted scores, higher for fitter variants, with measured ones; None without any.
 
     `is_fit` has the classes for AUC and MCC; None divides the measured scores at their median.
     """

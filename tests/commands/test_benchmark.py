@@ -3,10 +3,12 @@
 import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -105,12 +107,14 @@ def gym(workplace: Path) -> Path:
 
 @pytest.mark.slow
 def test_flip_is_run_as_it_is_published(
-    flip: Path, tiny_run: Path, workplace: Path, protlm_in_process: Command
+    flip: Path, tiny_run: Path, workplace: Path, protlm_in_process: Command, monkeypatch
 ) -> None:
     """And has the figures of `protlm probe`."""
+    monkeypatch.setattr(command, "IN_MEMORY", 10)
     typed = ["benchmark", "flip", flip, "-m", "run", "-o", "out"]
     done = protlm_in_process(*typed, "--dry-run", cwd=workplace)
     assert done.returncode == 0 and not (workplace / "out").exists(), done.stderr
+    assert "run: 68.0 kB of temporary files in " in done.stdout
     assert re.search(r"secondary_structure +run +18 +177 +\d+ ", done.stdout)
     assert "18 of 18 rows are used, 159 of 177 residues; " in done.stderr
     assert "; masked: 18 by mask.fasta" in done.stderr
@@ -143,7 +147,7 @@ def test_flip_is_run_as_it_is_published(
 
 @pytest.mark.slow
 def test_what_was_killed_continues_to_the_same_bytes(
-    flip: Path, causal_run: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch
+    flip: Path, causal_run: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
     """Each of two models embeds the proteins of two splits once."""
     embedded: list[str] = []
@@ -180,6 +184,7 @@ def test_what_was_killed_continues_to_the_same_bytes(
     with pytest.raises(UserError, match="was begun with --seed 0, not 1: use the same"):
         run("parts", seed=1)
     run("parts")
+    assert capsys.readouterr().err.count("gb1/one_vs_rest: finished before\n") == 4
     for name in ("results.json", "results.tsv", "results.png"):
         whole, parts = ((workplace / x / name).read_bytes() for x in ("whole", "parts"))
         assert whole == parts
@@ -238,7 +243,9 @@ def test_averages_draw_proteins_in_pairs() -> None:
     assert found["proteins"] == 400 and one["value"] == pytest.approx(drawn.mean())
     assert one["high"] - one["low"] == pytest.approx(2 * 1.96 * drawn.std() / 20, rel=0.1)
     assert [less[key] for key in ("value", "low", "high")] == pytest.approx([0.1] * 3)
-    # One protein has no interval.
+    # A gene of one class is in no average; one protein has no interval.
+    few = {"A0": figures["A0"], "B": figure(np.nan)}
+    assert average(few, {name: Assay("M", name, "") for name in few}, seed=0)["proteins"] == 1
     found = average({"A0": figures["A0"]}, {"A0": Assay("M", "A0", "")}, seed=0)
     assert found["by"]["random_weights"]["low"] is None
 
@@ -305,7 +312,7 @@ def test_variants_of_a_position_are_drawn_together(gym: Path) -> None:
 
 
 def test_mistakes_are_named(flip: Path, tiny_run: Path, tmp_path: Path) -> None:
-    write(flip / "gb1/splits/sampled.csv", "sequence,target,set", "MKT,1,train")
+    write(flip / "gb1/splits/sampled.csv", "sequence,target,set", "MKT,1.5,train", "MK,2,train")
     for name, models, tasks, words in (
         ("flap", 1, (), "NAME=flap does not exist; there are: .*flip"),
         ("pbc", 1, (), "has no whole task of pbc: conservation lacks the file conservation; "),
@@ -317,14 +324,18 @@ def test_mistakes_are_named(flip: Path, tiny_run: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=words):
             options = BenchmarkOptions(tasks=tasks)
             benchmark(name, flip, [tiny_run] * models, tmp_path / "out", options)
+    with pytest.raises(UserError, match=r"in the split test; .* type --splits test=F"):
+        options = BenchmarkOptions(tasks=("gb1/sampled",), dry_run=True)
+        benchmark("flip", flip, [tiny_run], tmp_path / "out", options)
 
 
-def test_names_of_tasks_are_amid_their_predictors_and_a_bound_may_be_zero() -> None:
+def test_predictors_are_below_their_task_and_a_bound_may_be_zero() -> None:
     rows = [(task, "MCC", by, 0.5, 0.0, 0.6, 9, "") for task in "ab" for by in "xyz"]
-    (axes,) = benchmark_figure(rows).axes
-    points = [point.get_ydata() for point, *_ in axes.containers]
-    assert np.mean(points, axis=0) == pytest.approx(axes.get_yticks())
-    (bars,) = zip(*(bars for *_, bars in axes.containers), strict=True)
+    (axes,) = benchmark_figure(rows, ["x"]).axes
+    names = [one.get_text() for one in axes.get_yticklabels()]
+    assert names == ["a, MCC", *"xyz", "b, MCC", *"xyz"]
+    points, bars = zip(*((point, bars) for point, _, (bars,) in axes.containers), strict=True)
+    assert [names[int(one.get_ydata()[0])] for one in points] == [*"xyzxyz"]
     assert {one.get_segments()[0][0, 0] for one in bars} == {0}
 
 
@@ -386,23 +397,42 @@ def test_the_recipes_of_the_page_have_the_vectors_of_the_model(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_biotrainer_finds_what_the_probe_finds(
+def test_biotrainer_finds_what_the_benchmark_finds(
     tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cli = pytest.importorskip("biotrainer.utilities.cli")
+    """By a file of `protlm embed`; and autoeval, which needs four data sets, by the recipe."""
+    cli, harness = map(pytest.importorskip, ("biotrainer.utilities.cli", "biotrainer.autoeval"))
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    common = {"a": "AILVAILV", "b": "DEKRDEKR"}
-    texts = ["".join(rng.choice([*common["ab"[n % 2]], *LETTERS], 30)) for n in range(160)]
-    splits = ("train", "train", "val", "test")
-    heads = [f"P{n} TARGET={'ab'[n % 2]} SET={splits[n // 2 % 4]}" for n in range(160)]
-    fasta(Path("x.fasta"), heads, texts)
-    embed(Path("x.fasta"), tiny_run, Path("x.h5"), EmbedOptions(by_hash=True))
-    config = {"protocol": "sequence_to_class", "input_file": "x.fasta", "embeddings_file": "x.h5"}
+    rng, common = np.random.default_rng(0), ("AILVAILV", "DEKRDEKR")
+    texts = ["".join(rng.choice([*common[n % 2], *LETTERS], 30)) for n in range(160)]
+    splits = ["train", "train", "train", "train", "val", "val", "test", "test"] * 20
+    states = ["".join("12"[x in "AILV"] for x in text) for text in texts]
+    for task in ("conservation", "secondary_structure", "disorder", "scl"):
+        labels = {"scl": ["a", "b"] * 80, "disorder": [";".join(x) for x in states]}
+        each = enumerate(zip(labels.get(task, states), splits, strict=True))
+        heads = [f"P{n} TARGET={label} SET={split}" for n, (label, split) in each]
+        path = Path(f"data/PBC/supervised/{task}/{task}.fasta")
+        fasta(path, heads, texts)
+    options = BenchmarkOptions(("scl",), ProbeOptions(layers=(-1,)))
+    benchmark("pbc", Path("data"), [tiny_run], tmp_path / "ours", options)
+    ours = float(results(tmp_path / "ours")["scl", tiny_run.name]["value"])
+    embed(path, tiny_run, Path("x.h5"), EmbedOptions(by_hash=True))
+    config = {"protocol": "sequence_to_class", "input_file": str(path), "embeddings_file": "x.h5"}
     config |= {"model_choice": "LogReg", "num_epochs": 200, "learning_rate": 0.01, "device": "cpu"}
     config |= {"output_dir": "out", "disable_pytorch_compile": True, "batch_size": 16}
-    theirs = cli.train(config)["test_results"]["test"]["metrics"]["accuracy"]
-    probe = ProbeOptions(layers=(-1,))
-    result = probe_labels(Path("x.fasta"), tiny_run, tmp_path / "p", probe, LabelOptions())
-    ours = result.predictors["model"].scores.values["accuracy"]
-    assert min(ours, theirs) > 0.8 and abs(ours - theirs) < 0.1
+    theirs = [cli.train(config)]
+    own = partial(harness.autoeval_pipeline, custom_storage_path="data", device="cpu")
+    monkeypatch.setattr(harness, "autoeval_pipeline", own)
+    monkeypatch.setattr(protlm, "load", lambda _, load=protlm.load: load(tiny_run))
+    exec(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)[0], {})
+    report = json.loads(Path("autoeval_output/mine/autoeval_report_mine.json").read_text())
+    theirs.append(report["supervised_results"]["PBC"]["results"]["PBC-scl"])
+    found = [one["test_results"]["test"]["metrics"]["accuracy"] for one in theirs]
+    assert min(ours, *found) > 0.8 and np.ptp([ours, *found]) < 0.1
+    with (
+        h5py.File("x.h5") as one,
+        h5py.File("autoeval_output/mine/PBC/reduced_embeddings_file_mine.h5") as other,
+    ):
+        assert {*one} == {*other}
+        for key in one:
+            np.testing.assert_allclose(one[key][:], other[key][:], atol=1e-6)
