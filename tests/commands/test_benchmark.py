@@ -224,9 +224,15 @@ def test_proteingym_is_averaged_as_it_defines(
     assert found["tasks"]["run"]["indels/D_1"]["estimator"] == "pseudo-log-likelihood"
     assert found["missing"]["1 of 4 tables of substitutions"] == ["C_1"]
     typed[-1] = "one"
-    done = protlm_in_process(*typed, "--tasks", "substitutions/A_1", cwd=workplace)
+    asked = ["substitutions/A_1", "indels"]
+    done = protlm_in_process(*typed, "--tasks", *asked, cwd=workplace)
     assert done.returncode == 0 and " A_1 " in done.stdout, done.stderr
-    assert {x.partition("/")[0] for x, _ in results(workplace / "one")} == {"substitutions"}
+    # The average of one assay, too.
+    assert " D_1 " in done.stdout
+    assert {x.partition("/")[0] for x, _ in results(workplace / "one")} == {
+        "substitutions",
+        "indels",
+    }
 
 
 def test_averages_draw_proteins_in_pairs() -> None:
@@ -330,12 +336,13 @@ def test_mistakes_are_named(flip: Path, tiny_run: Path, tmp_path: Path) -> None:
 
 
 def test_predictors_are_below_their_task_and_a_bound_may_be_zero() -> None:
-    rows = [(task, "MCC", by, 0.5, 0.0, 0.6, 9, "") for task in "ab" for by in "xyz"]
+    rows = [(task, "MCC", by, 0.5, 0.0, 0.6, 9, "z" * (by == "z")) for task in "ab" for by in "xyz"]
     (axes,) = benchmark_figure(rows, ["x"]).axes
     names = [one.get_text() for one in axes.get_yticklabels()]
     assert names == ["a, MCC", *"xyz", "b, MCC", *"xyz"]
     points, bars = zip(*((point, bars) for point, _, (bars,) in axes.containers), strict=True)
     assert [names[int(one.get_ydata()[0])] for one in points] == [*"xyzxyz"]
+    assert len({one.get_color() for one in points}) == 3
     assert {one.get_segments()[0][0, 0] for one in bars} == {0}
 
 

@@ -162,13 +162,14 @@ def test_files_of_splits_and_columns_of_classes(
     rows = read_table(labels)
     for split in ("train", "test", "other"):
         of = [one for one in rows if (one["split"] == "train") == (split == "train")]
+        other = split == "other"
         cells = (
-            f"{one['sequence']}{'A' * (split == 'other')},{int('W' in one['sequence'])},"
+            f"{one['sequence']}{'A' * other},{int(other or 'W' in one['sequence'])},"
             f"{int(one['label'] == 'nucleus')}"
             for one in of
         )
         (tmp_path / f"{split}.csv").write_text("\n".join(["aa_seq,a,b", *cells]))
-    typed = ["train.csv", "test.csv", "CASP=other.csv", "--label-columns", "a", "b", "-m", tiny_run]
+    typed = ["train.csv", "test.csv", "CASP=other.csv", "--label-columns", "b", "a", "-m", tiny_run]
     done = protlm_in_process("probe", *typed, "-o", "p", "--layers", "0", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "train.csv and 2 more: task: multi-label of 2 classes (a, b); 8 of 8" in done.stderr
@@ -176,13 +177,14 @@ def test_files_of_splits_and_columns_of_classes(
     found = json.loads((tmp_path / "p" / "results.json").read_text())
     assert found["test_sets"] == {"CASP": 2, "test": 2} and found["proteins"]["test"] == 4
     assert {*found["predictors"]["model"]["by_test_set"]} == {"CASP", "test"}
+    assert "a;b" in {row["label"] for row in read_table(tmp_path / "p" / "predictions.tsv")}
 
 
 def test_numbers_of_residues_are_learned_and_predicted(
     labels: Path, tiny_run: Path, tmp_path: Path, protlm_in_process: Command
 ) -> None:
-    lines = []
-    for row in read_table(labels):
+    lines, rows = [], read_table(labels)
+    for row in [*rows[:-1], {**rows[-1], "split": "test2"}]:
         values = [f"{1.5 if letter == 'W' else 0.25}" for letter in row["sequence"]]
         mask = "0" + "1" * (len(values) - 1)
         head = f">{row['identifier']} SET={row['split']} TARGET={';'.join(values)} MASK={mask}"
@@ -191,7 +193,7 @@ def test_numbers_of_residues_are_learned_and_predicted(
     typed = ["x.fasta", "-m", tiny_run, "-o", "p"]
     done = protlm_in_process("probe", *typed, "--layers", "0", cwd=tmp_path)
     assert done.returncode == 0 and "task: per-residue-number; 6 of 6 rows" in done.stderr
-    assert "masked: 6 by MASK=" in done.stderr
+    assert "masked: 6 by MASK=" in done.stderr and ", constant undefined" in done.stdout
     found = json.loads((tmp_path / "p" / "results.json").read_text())
     assert found["predictors"]["model"]["metrics"]["R2"]["value"] > 0.9
     assert found["masked_residues"] == {"by MASK=": 6}

@@ -135,6 +135,10 @@ def test_a_table_without_relatives_is_refused(
     (tmp_path / "t.tsv").write_text("accession\tcluster30\nF0M0\tf0\n")
     with pytest.raises(InputDataError, match="no sequence of the split shares its cluster30"):
         evaluated("retrieval", model, planted[0], labels=tmp_path / "t.tsv")
+    # Nor is a sequence a relative of itself.
+    with pytest.raises(InputDataError, match="no sequence of the split shares its cluster30"):
+        alone = replace(planted[0], train=planted[0].split)
+        evaluated("retrieval", model, alone, labels=planted[1])
 
 
 @pytest.mark.slow
