@@ -20,7 +20,7 @@ FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 
 # Lines of Python, code and tests: what the house may weigh. They are lowered, and rise only with a
 # feature whose size was agreed before.
-LINES = {("protlm", "data_prep"): 42313, ("tests",): 36045}
+LINES = {("protlm", "data_prep"): 42313, ("tests",): 36050}
 
 # What may break a limit, since when and why. A shorter list is a better one.
 EXCEPTIONS = {

@@ -51,7 +51,12 @@ def test_embeddings_are_those_of_single_proteins_or_refused(
 
     whole = computed(sequences)
     monkeypatch.setattr("protlm.model.embedding.IN_MEMORY", 10)
+    returned: list[int] = []
+    monkeypatch.setattr("protlm.model.embedding._GAPS", 2)
+    monkeypatch.setattr("protlm.model.embedding.return_freed_memory", lambda: returned.append(1))
     stored = computed(sequences)
+    # After none, two and all of the proteins.
+    assert len(returned) == 3
     assert all(isinstance(one, np.memmap) and one.dtype == np.float16 for one in stored)
     np.testing.assert_allclose(stored, whole, rtol=1e-3, atol=1e-6)
     for layer, found in zip((0, 2), whole, strict=True):
