@@ -18,9 +18,14 @@ ROOT = Path(__file__).resolve().parent.parent
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 
-# Lines of Python, code and tests: what the house may weigh. They are lowered, and rise only with a
-# feature whose size was agreed before.
-LINES = {("protlm", "data_prep"): 42313, ("tests",): 36050}
+# Statements of Python without docstrings: what the house may weigh, with 1 % of slack. They are
+# lowered, and rise only with a feature whose size was agreed before.
+STATEMENTS = {
+    ("protlm", "data_prep"): 22909,
+    ("tests",): 21968,
+    ("benchmarks", "studies"): 4741,
+}
+SLACK = 1.01
 
 # What may break a limit, since when and why. A shorter list is a better one.
 EXCEPTIONS = {
@@ -109,9 +114,22 @@ def is_kernel(function: Function) -> bool:
     return any("triton.jit" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
-@pytest.mark.parametrize("folders, most", LINES.items())
-def test_the_house_does_not_grow(folders: tuple[str, ...], most: int) -> None:
-    assert sum(len(path.read_text().splitlines()) for path in python_files(*folders)) <= most
+def num_statements(path: Path) -> int:
+    """Returns the number of statements of a file, less its docstrings."""
+    nodes = list(ast.walk(tree(path)))
+    documented = [one for one in nodes if isinstance(one, ast.Module | ast.ClassDef | Function)]
+    docstrings = sum(ast.get_docstring(one) is not None for one in documented)
+    return sum(isinstance(one, ast.stmt) for one in nodes) - docstrings
+
+
+@pytest.mark.parametrize("folders, budget", STATEMENTS.items(), ids=str)
+def test_the_house_does_not_grow(folders: tuple[str, ...], budget: int) -> None:
+    paths = python_files(*folders)
+    statements = sum(num_statements(path) for path in paths)
+    lines = sum(len(path.read_text().splitlines()) for path in paths)
+    # Lines are information, and limit nothing.
+    print(f"{', '.join(folders)}: {statements:,} statements of {budget:,}, {lines:,} lines")
+    assert statements <= budget * SLACK
 
 
 def test_functions_have_few_arguments() -> None:
