@@ -15,16 +15,13 @@ import torch.nn.functional as F
 from packaging.requirements import Requirement
 from safetensors.torch import load_file
 
-from benchmarks import gpu_product, roofline
-from benchmarks.mechanism_costs import traced
+from benchmarks import gpu_product
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
-from protlm.attention import names
 from studies import twin_tables
 from studies.alignments import GAP, Alignment, FactoredAttention
 from tests.fixtures.commands import run_here
 
 ROOT = Path(__file__).resolve().parent.parent
-GPU_PAGE = ROOT / "docs" / "gpu.md"
 MODULES = [f"{path.parent.name}.{path.stem}" for path in sorted(ROOT.glob("[bs]*s/*.py"))]
 # The smallest setting of each script that needs no minute, GPU, model or data, and what it prints.
 SMALLEST = {
@@ -53,7 +50,7 @@ def test_a_script_answers_help(
     module = importlib.import_module(name)
     is_named = any(f"{start}{name}" in (module.__doc__ or "") for start in ("python -m ", "`"))
     assert hasattr(module, "main") or not is_named
-    if not hasattr(module, "main") or name == "benchmarks.roofline":
+    if not hasattr(module, "main"):
         return
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit, match="0"):
@@ -101,36 +98,6 @@ def test_peers_are_pinned_and_stay_out_of_the_lock() -> None:
     assert {str(peer.specifier)[:2] for peer in peers} == {"=="}
     locked = {requirement.name for requirement in requirements(ROOT / "requirements.lock")}
     assert {peer.name for peer in peers} & {*locked, "torch", "triton"} == set()
-
-
-def test_operations_are_those_of_the_formulas() -> None:
-    exact = traced("softmax", 1024, causal=False)
-    # Two products of the length forward, five backward; the mask is a coordinate, padded to 72.
-    assert exact is not None and exact.operations == {torch.bfloat16: 2 * 7 * 1024 * 72}
-    linear = traced("performer_softmax", 1024, causal=False, num_features=128)
-    # Six products with the rows, six of features and values of a further column of ones.
-    assert linear is not None and linear.operations[torch.float32] == 2 * 6 * 128 * 64
-    assert linear.operations[torch.bfloat16] == pytest.approx(2 * 6 * 128 * 65, rel=0.02)
-
-
-def test_the_page_has_the_predictions_of_causal_attention_and_softmax() -> None:
-    page = GPU_PAGE.read_text()
-    assert roofline.table(roofline.CAUSAL_TITLES, roofline.causal_predictions()) in page
-    for row in roofline.mechanism_rows(["softmax"]):
-        assert f"| {' | '.join(row)} |" in page
-
-
-@pytest.mark.slow
-def test_the_page_has_all_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = GPU_PAGE.read_text()
-    titles = roofline.table(roofline.TITLES_OF_MECHANISMS, [])
-    rows = list(roofline.mechanism_rows([name for name in names() if name != "aft_full"]))
-    # At the longer length it takes twice as long as all others together.
-    monkeypatch.setattr(roofline, "LENGTHS", roofline.LENGTHS[:1])
-    rows += roofline.mechanism_rows(["aft_full"])
-    lines = (f"\n| {' | '.join(row)} |" for row in rows)
-    for text in (roofline.table(roofline.TITLES, roofline.predictions()), titles, *lines):
-        assert text in page, "type: python -m benchmarks.roofline; copy its tables"
 
 
 def test_factored_attention_and_its_loss_are_their_formulas() -> None:
