@@ -2,11 +2,11 @@
 
 import io
 import re
-import warnings
 from collections.abc import Sequence
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, final
 
 import numpy as np
 
@@ -14,16 +14,15 @@ from protlm.data.records.format_detection import structure_format
 from protlm.data.records.source import ByteSource
 from protlm.system.errors import InputDataError
 
-if TYPE_CHECKING:
-    from Bio.PDB.Model import Model
-    from Bio.PDB.Residue import Residue
-
 _MAX_BYTES = 1 << 27
 _ATOMS = ("ATOM  ", "HETATM", "ANISOU")
 # A peptide bond is 1.33 Å long; the next nearest C and N of a chain are over 3 Å apart.
 _PEPTIDE_BOND_ANGSTROM = 2.0
 # Without these atoms, neighbors are recognized by CA atoms, which are 3.8 Å apart.
 _CA_ANGSTROM = 4.3
+# Alternatives have their CA atoms nearer than two residues can be.
+_SAME_PLACE_ANGSTROM = 2.0
+_DECIMAL = re.compile(r"-?(?:\d+\.?\d*|\.\d+)")
 # Columns of mmCIF that may be missing, and what is taken for them.
 _OPTIONAL = {"pdbx_PDB_ins_code": " ", "label_alt_id": " ", "occupancy": "1", "group_PDB": ""}
 _OPTIONAL |= {"pdbx_PDB_model_num": "1", "label_asym_id": "", "label_entity_id": ""}
@@ -45,6 +44,26 @@ _FURTHER = (
 )
 
 
+@final
+@dataclass(eq=False)
+class Residue:
+    """A residue of a file, whether amino acid or not.
+
+    `sites` has the coordinates of all atoms by their names and alternatives, `atoms` those of the
+    most occupied alternative, the first if equal, and `shares` its occupancy. `options` are the
+    names of the residues at this position, if it was chosen among them.
+    """
+
+    name: str
+    number: int
+    insertion: str
+    is_ligand: bool
+    sites: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
+    atoms: dict[str, np.ndarray] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+
+
 @cache
 def residue_letters() -> dict[str, str]:
     """Returns the letter of each name of the PDB; of modified residues that of the parent."""
@@ -53,27 +72,25 @@ def residue_letters() -> dict[str, str]:
     return protein_letters_3to1_extended | {x[:3]: x[3] for x in _FURTHER.split()}
 
 
-def letter_of(residue: "Residue") -> str:
+def letter_of(residue: Residue) -> str:
     """Returns the letter of a residue, by its name in the PDB, or those of force fields."""
-    of_pdb = residue_letters().get(residue.resname)
-    heavy = {name for name in residue.child_dict if name.lstrip("123")[:1] not in ("H", "D")}
+    of_pdb = residue_letters().get(residue.name)
+    heavy = {name for name in residue.atoms if name.lstrip("123")[:1] not in ("H", "D")}
     for letter, (atoms, names) in _FORCE_FIELDS.items():
-        if residue.resname in names.split():
+        if residue.name in names.split():
             expected, found = set(atoms.split()), heavy - _NOT_SIDE_CHAIN
             # An incomplete side chain does not decide; ligands are marked as heteroatoms.
-            is_sure = found == expected or of_pdb is None or residue.id[0] == " "
+            is_sure = found == expected or of_pdb is None or not residue.is_ligand
             if found <= expected and is_sure:
                 return letter
     return of_pdb or "X"
 
 
-def read_model(path: Path) -> "tuple[Model, dict[str, list[str]], list[str]]":
-    """Reads the first model, the names in the sequence of each chain, and notes for the user.
+def read_model(path: Path) -> tuple[dict[str, list[Residue]], dict[str, list[str]], list[str]]:
+    """Reads the chains of the first model, the names in their sequences, and notes for the user.
 
     In mmCIF chains are those of `auth_asym_id`, and numbers of `label_seq_id`, where they exist.
     """
-    from Bio.PDB.PDBExceptions import PDBConstructionException
-
     with ByteSource(path, "a structure") as source:
         contents = bytearray()
         for block in source.blocks():
@@ -84,31 +101,56 @@ def read_model(path: Path) -> "tuple[Model, dict[str, list[str]], list[str]]":
                 )
     is_mmcif = structure_format(contents) == "mmCIF"
     text = io.StringIO(contents.decode("utf-8", errors="replace"), newline=None)
-    lost = ("defined twice", "Blank altlocs in duplicate")
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            model, sequences = (_read_mmcif if is_mmcif else _read_pdb)(text)
-        count = sum(any(word in str(one.message) for word in lost) for one in caught)
-        if count and all(len({residue.id[1] for residue in chain}) < 2 for chain in model):
-            raise ValueError("all residues have one number, so that atoms are defined twice")
-    except StopIteration:
-        raise InputDataError(f"{path} has no atoms; give a complete PDB or mmCIF file") from None
-    except (ValueError, LookupError, TypeError, PDBConstructionException) as error:
+        rows, sequences = (_read_mmcif if is_mmcif else _read_pdb)(text)
+        chains, repeated = _chains(rows)
+    except (ValueError, LookupError, TypeError) as error:
         kind = "an mmCIF" if is_mmcif else "a PDB"
-        is_lost = any(word in str(error) for word in lost)
-        advice = "give each residue of a chain its own number" if is_lost else "give a complete one"
-        message = f"{path} cannot be read as {kind} file ({error}); {advice}"
+        message = f"{path} cannot be read as {kind} file ({error}); give a complete one"
         raise InputDataError(message) from error
-    note = "atoms or residues are there twice, the first is used; name chains differently"
-    return model, sequences, [f"{count:,} {note}"] if count else []
+    if not rows:
+        raise InputDataError(f"{path} has no atoms; give a complete PDB or mmCIF file")
+    notes = [f"{repeated:,} atoms are there twice, the first is used"] if repeated else []
+    return chains, sequences, notes
 
 
-def _read_pdb(text: io.StringIO) -> "tuple[Model, dict[str, list[str]]]":
-    from Bio.PDB.PDBParser import PDBParser
+def _chains(rows: Sequence[Sequence[str]]) -> tuple[dict[str, list[Residue]], int]:
+    """Returns the residues of each chain, in order, and the number of repeated atoms.
 
+    Residues of one number are several if their names differ, or if the number comes again later.
+    """
+    chains, last, named, repeated = dict[str, list[Residue]](), None, dict[str, Residue](), 0
+    for chain, name, group, number, insertion, atom, alternative, occupancy, *xyz in rows:
+        try:
+            place, coordinates = (chain, int(number), insertion), np.array(xyz, dtype="f")
+        except ValueError:
+            what = f"the atom {atom} of {name} {number.strip()} of chain {chain}"
+            raise ValueError(f"{what} lacks the number of its residue, or x, y or z") from None
+        if place != last:
+            last, named = place, {}
+        key, residue = (atom, alternative), named.get(name)
+        if residue is None or _starts_again(residue, key, coordinates):
+            residue = named[name] = Residue(name, *place[1:], is_ligand=group == "HETATM")
+            chains.setdefault(chain, []).append(residue)
+        if key in residue.sites:
+            repeated += 1
+            continue
+        residue.sites[key] = coordinates
+        # Other programs write other numbers there, or none.
+        share = float(occupancy) if _DECIMAL.fullmatch(occupancy) else 1.0
+        if share > residue.shares.get(atom, -np.inf):
+            residue.shares[atom], residue.atoms[atom] = share, coordinates
+    return chains, repeated
+
+
+def _starts_again(residue: Residue, key: tuple[str, str], coordinates: np.ndarray) -> bool:
+    first, place = next(iter(residue.sites.items()))
+    return key == first and not np.array_equal(place, coordinates)
+
+
+def _read_pdb(text: io.StringIO) -> tuple[list[list[str]], dict[str, list[str]]]:
     sequences: dict[str, list[str]] = {}
-    shortest, line = 80, "\n"
+    shortest, line, rows = 80, "\n", list[list[str]]()
     for line in text:
         if line.startswith("SEQRES"):
             sequences.setdefault(line[11:12], []).extend(line[19:70].split())
@@ -118,13 +160,18 @@ def _read_pdb(text: io.StringIO) -> "tuple[Model, dict[str, list[str]]]":
     if any(x.startswith(line[:6]) for x in _ATOMS) and len(line.rstrip()) < columns:
         raise ValueError("its last line ends within an atom")
     text.seek(0)
-    structure: Any = PDBParser().get_structure("", text)
-    return next(structure.get_models()), sequences
+    for line in text:
+        if line.startswith(("MODEL", "ENDMDL")) and rows:
+            break
+        if line.startswith(_ATOMS[:2]):
+            values = [line[21:22], line[17:20].strip(), line[:6], line[22:26], line[26:27]]
+            values += [line[12:16].strip(), line[16:17], line[54:60].strip()]
+            rows.append([*values, line[30:38], line[38:46], line[46:54]])
+    return rows, sequences
 
 
-def _read_mmcif(text: io.StringIO) -> "tuple[Model, dict[str, list[str]]]":
+def _read_mmcif(text: io.StringIO) -> tuple[list[list[str]], dict[str, list[str]]]:
     from Bio.PDB.MMCIF2Dict import MMCIF2Dict
-    from Bio.PDB.StructureBuilder import StructureBuilder
 
     values: dict[str, Any] = MMCIF2Dict(text)
 
@@ -142,29 +189,21 @@ def _read_mmcif(text: io.StringIO) -> "tuple[Model, dict[str, list[str]]]":
     columns += [column(tag, default=default) for tag, default in _OPTIONAL.items()]
     if len({len(column) for column in columns}) > 1:
         raise ValueError("an atom lacks columns")
-    builder, last, sequences, stated = StructureBuilder(), None, {}, _stated(values)
-    builder.init_structure("")
-    builder.init_model(0)
-    builder.init_seg(" ")
+    rows, sequences, stated = list[list[str]](), {}, _stated(values)
     for row in zip(*columns, strict=True):
         chain, atom, name, number, insertion, alternative, occupancy, group, model = row[3:12]
         is_ligand = group == "HETATM" if group else name not in residue_letters()
         # Waters may have no number; models follow each other.
         if model != columns[11][0] or (is_ligand and not number):
             continue
-        if last is None or chain != last[0]:
-            builder.init_chain(chain)
         of_chain = stated.get(("asym_id", row[12])) or stated.get(("entity_id", row[13]))
         if of_chain and name in of_chain:
             is_ligand = False
             sequences.setdefault(chain, of_chain)
-        key = (chain, name, "H" if is_ligand else " ", int(number), insertion)
-        if key != last:
-            builder.init_residue(*key[1:])
-            last = key
-        xyz, share = np.array(row[:3], dtype="f"), float(occupancy)
-        builder.init_atom(atom, xyz, 0.0, share, alternative, atom, element=atom[:1])
-    return builder.get_structure()[0], sequences  # pyright: ignore[reportOptionalSubscript]
+        group = "HETATM" if is_ligand else "ATOM"
+        values_of = [chain, name, group, number, insertion, atom, alternative, occupancy]
+        rows.append([*values_of, *row[:3]])
+    return rows, sequences
 
 
 def _stated(values: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
@@ -180,16 +219,30 @@ def _stated(values: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
     return {owner: [names[key] for key in sorted(names)] for owner, names in found.items()}
 
 
-def is_bonded(before: "Residue | None", after: "Residue | None") -> bool:
+def are_alternatives(first: Residue, other: Residue) -> bool:
+    """Returns whether residues of one number are alternatives, which are marked or overlap."""
+    is_marked = all(alternative.strip() for _, alternative in other.sites)
+    is_near = _distance(first, "CA", other, "CA") < _SAME_PLACE_ANGSTROM
+    return is_marked or (is_near and first.name != other.name)
+
+
+def is_bonded(before: Residue | None, after: Residue | None) -> bool:
     """Returns whether two residues are neighbors in the chain."""
     if before is None or after is None:
         return False
-    if "C" in before and "N" in after:
-        return bool(before["C"] - after["N"] < _PEPTIDE_BOND_ANGSTROM)
-    return "CA" in before and "CA" in after and bool(before["CA"] - after["CA"] < _CA_ANGSTROM)
+    if "C" in before.atoms and "N" in after.atoms:
+        return _distance(before, "C", after, "N") < _PEPTIDE_BOND_ANGSTROM
+    return _distance(before, "CA", after, "CA") < _CA_ANGSTROM
 
 
-def places_in(stated: str, residues: "Sequence[Residue]") -> list[int] | None:
+def _distance(one: Residue, atom: str, other: Residue, of_other: str) -> float:
+    """Returns the distance of two atoms in ångström, infinity if one is missing."""
+    if atom not in one.atoms or of_other not in other.atoms:
+        return np.inf
+    return float(np.linalg.norm(one.atoms[atom] - other.atoms[of_other]))
+
+
+def places_in(stated: str, residues: Sequence[Residue]) -> list[int] | None:
     """Returns the place of each residue in a sequence, from 0, by letters; None if there is none.
 
     Bonded residues have consecutive places. If there are several ways, the numbering decides: of
@@ -197,15 +250,15 @@ def places_in(stated: str, residues: "Sequence[Residue]") -> list[int] | None:
     """
     options, letters = [], residue_letters()
     for residue in residues:
-        names = residue.xtra.get("names", [residue.resname])
+        names = residue.options or [residue.name]
         options.append({letter_of(residue), *(letters.get(name, "X") for name in names)})
     pairs = zip([None, *residues], residues, strict=False)
     starts = [place for place, pair in enumerate(pairs) if not is_bonded(*pair)]
-    gaps, parts = [f".{{{max(residues[0].id[1] - 1, 0)}}}"], []
+    gaps, parts = [f".{{{max(residues[0].number - 1, 0)}}}"], []
     for start, end in zip(starts, [*starts[1:], len(residues)], strict=True):
         parts.append("(" + "".join(f"[{''.join(one)}]" for one in options[start:end]) + ")")
         if start:
-            skipped = residues[start].id[1] - residues[start - 1].id[1] - 1
+            skipped = residues[start].number - residues[start - 1].number - 1
             gaps.append(f".{{{max(skipped, 0)}}}")
     exact = "".join(map("".join, zip(["", *gaps[1:]], parts, strict=True)))
     # Atomic groups take the first place of each part, so that the search is no longer than that.

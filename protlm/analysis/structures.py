@@ -5,13 +5,16 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, final
+from statistics import fmean
+from typing import NamedTuple, final
 
 import numpy as np
 
 from protlm.analysis.structure_files import (
+    Residue,
+    are_alternatives,
     is_bonded,
     letter_of,
     places_in,
@@ -26,17 +29,14 @@ from protlm.system.errors import InputDataError, UserError, one_of
 from protlm.system.paths import existing_file, sample_dir
 from protlm.system.terminal import printable
 
-if TYPE_CHECKING:
-    from Bio.PDB.Chain import Chain
-    from Bio.PDB.Residue import Residue
-
 CONTACT_ANGSTROM = 8.0
 _ENDING = re.compile(r"(?<=.)\.(pdb|ent|cif|mmcif)(\.gz)?\Z", re.IGNORECASE)
 # A larger jump in the numbering counts no missing residues: it may mark a fusion.
 _MAX_GAP = 1_000
 # What ends a chain in place of a residue.
-_CAPS = ("ACE", "FOR", "NH2", "NME")
+_CAPS = ("ACE", "FOR", "NH2", "NMA", "NME")
 _SHOWN_NOTES = 5
+_REPEATED = "their numbers were there before; number residues apart, or name chains differently"
 # Cβ from N, CA and C, as in trRosetta and the contact notebook of ESM: CA–CB bond in ångström,
 # angle N–CA–CB and dihedral C–N–CA–CB in radians.
 _CB_BOND, _CB_ANGLE, _CB_DIHEDRAL = 1.522, 1.927, -2.143
@@ -97,8 +97,8 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
     of alternative residues and atoms the one of highest occupancy is used; waters and ligands are
     ignored. In mmCIF chains are those of `auth_asym_id`.
     """
-    model, sequences, notes = read_model(path)
-    chains = {chain.id: residues for chain in model if (residues := _residues(chain))}
+    found, sequences, notes = read_model(path)
+    chains = {name: some for name, all_of in found.items() if (some := _residues(all_of))[0]}
     if not chains:
         raise InputDataError(f"{path} has no protein chain; give a PDB or mmCIF file of one")
     if chain is not None and chain not in chains:
@@ -108,9 +108,13 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
         )
     chosen = next(iter(chains)) if chain is None else chain
     others = tuple(name for name in chains if name != chosen)
-    rows, more = _rows(chains[chosen], sequences.get(chosen, []))
+    residues, num_left_out = chains[chosen]
+    if num_left_out and not residues[1:]:
+        what = f"{path}, chain {chosen}: all residues have the number {residues[0].number}"
+        raise InputDataError(f"{what}; give each residue of a chain its own number")
+    rows, of_gaps = _rows(residues, sequences.get(chosen, []))
     letters, atoms_L53, unknown = _with_gaps(rows)
-    notes += [f"chain {chosen}: {note}" for note in (*more, *unknown)]
+    notes += [f"chain {chosen}: {note}" for note in (*_notes_on(residues, num_left_out), *of_gaps, *unknown)]
     cb_L3, backbone_L43 = atoms_L53[:, 0], atoms_L53[:, 1:]
     return Structure(
         _ENDING.sub("", path.name), letters, cb_L3, backbone_L43, chosen, others, tuple(notes)
@@ -144,46 +148,54 @@ def contact_map(structure: Structure) -> np.ndarray:
     return contacts_LM
 
 
-def _residues(chain: "Chain") -> "list[Residue]":
-    """Returns the amino acids of the chain in order, without waters and ligands."""
-    candidates = [most for most in map(_most_occupied, chain) if _is_amino_acid(most)]
-    neighbors = zip([None, *candidates], candidates, [*candidates[1:], None], strict=False)
-    # Some ligands (S-adenosylmethionine, free amino acids) have the atoms of an amino acid too:
-    # only a bond to the chain distinguishes a modified residue from them.
-    return [
-        residue
-        for before, residue, after in neighbors
-        if residue.id[0] == " " or is_bonded(before, residue) or is_bonded(residue, after)
-    ]
+def _residues(chain: Sequence[Residue]) -> tuple[list[Residue], int]:
+    """Returns the amino acids in order, one for each number, and how many others are left out.
+
+    Of alternatives that with the highest mean occupancy is kept, or the first in the file.
+    """
+    numbers: dict[tuple[int, str], list[Residue]] = {}
+    for residue in filter(_is_amino_acid, chain):
+        numbers.setdefault((residue.number, residue.insertion), []).append(residue)
+    groups, residues, num_left_out = list(numbers.values()), list[Residue](), 0
+    for before, group, after in zip([[], *groups], groups, [*groups[1:], []], strict=False):
+        # Some ligands (S-adenosylmethionine, free amino acids) have the atoms of an amino acid too:
+        # only a bond to the chain distinguishes a modified residue from them.
+        bonded = {y for x, y in product(before, group) if is_bonded(x, y)}
+        bonded |= {x for x, y in product(group, after) if is_bonded(x, y)}
+        in_chain = [x for x in group if not x.is_ligand or x in bonded]
+        options = [x for x in group if in_chain and are_alternatives(in_chain[0], x)]
+        options = [x for x in group if x in in_chain[:1] or x in options]
+        num_left_out += len({*in_chain} - {*options})
+        # The sort is stable.
+        for chosen in sorted(options, key=lambda x: -fmean(x.shares.values()))[:1]:
+            chosen.options = tuple(x.name for x in options)
+            residues.append(chosen)
+    return residues, num_left_out
 
 
-def _most_occupied(residue: "Residue") -> "Residue":
-    """Chooses among alternative residues at one position; others are returned unchanged."""
-    from Bio.PDB.Residue import DisorderedResidue
-
-    if not isinstance(residue, DisorderedResidue):
-        return residue
-    most = max(
-        residue.disordered_get_list(),
-        key=lambda alternative: (
-            sum(atom.get_occupancy() or 0.0 for atom in alternative) / max(len(alternative), 1)
-        ),
-    )
-    most.xtra["names"] = residue.disordered_get_id_list()
-    return most
+def _notes_on(residues: Sequence[Residue], num_left_out: int) -> list[str]:
+    several = [f"{x.number} {x.name}" for x in residues if len(set(x.options)) > 1]
+    notes = [f"{num_left_out:,} residues are left out, since {_REPEATED}"] * (num_left_out > 0)
+    if several:
+        shown = ", ".join(several[:_SHOWN_NOTES]) + ", ..." * (len(several) > _SHOWN_NOTES)
+        what = f"{len(several):,} positions have alternative residues"
+        notes.append(f"{what}, of which the most occupied is used: {shown}")
+    return notes
 
 
-def _is_amino_acid(residue: "Residue") -> bool:
-    if residue.id[0] == " ":
+def _is_amino_acid(residue: Residue) -> bool:
+    is_known, has_ca = residue.name in residue_letters(), "CA" in residue.atoms
+    if residue.name in _CAPS:
+        return False
+    if not residue.is_ligand:
         # The calcium ion is an atom CA in a residue CA.
-        return residue.resname in residue_letters() or ("CA" in residue and residue.resname != "CA")
-    is_known = residue.resname in residue_letters() and "CA" in residue
-    return is_known or all(name in residue for name in ("N", "CA", "C"))
+        return is_known or (has_ca and residue.name != "CA")
+    return (is_known and has_ca) or all(name in residue.atoms for name in ("N", "CA", "C"))
 
 
 def _rows(
-    residues: "Sequence[Residue]", stated: Sequence[str]
-) -> "tuple[list[tuple[Residue | None, str]], list[str]]":
+    residues: Sequence[Residue], stated: Sequence[str]
+) -> tuple[list[tuple[Residue | None, str]], list[str]]:
     """Returns the residues with their names, None for those without coordinates, and notes."""
     names = [name for name in stated if name not in _CAPS]
     places = places_in("".join(residue_letters().get(name, "X") for name in names), residues)
@@ -198,17 +210,17 @@ def _rows(
     rows, notes = [], [unfit] if stated else []
     for before, residue in zip([None, *residues], residues, strict=False):
         if before is not None and not is_bonded(before, residue):
-            skipped = residue.id[1] - before.id[1] - 1
+            skipped = residue.number - before.number - 1
             put = skipped if 0 < skipped < _MAX_GAP else 0
             rows += [(None, "")] * put
             if skipped not in (-1, 0):
-                jump = f"{before.id[1]} to {residue.id[1]}"
+                jump = f"{before.number} to {residue.number}"
                 notes.append(f"numbers go from {jump} at a break; {put} residues X are put there")
-        rows.append((residue, residue.resname))
+        rows.append((residue, residue.name))
     return rows, notes
 
 
-def _with_gaps(rows: "Sequence[tuple[Residue | None, str]]") -> tuple[str, np.ndarray, list[str]]:
+def _with_gaps(rows: Sequence[tuple[Residue | None, str]]) -> tuple[str, np.ndarray, list[str]]:
     """Returns letters, the atoms CB, N, CA, C and O, NaN for missing ones, and notes."""
     absent = [residue_letters().get(name, "X") for _, name in rows]
     letters = [letter_of(row[0]) if row[0] else x for row, x in zip(rows, absent, strict=True)]
@@ -222,12 +234,12 @@ def _with_gaps(rows: "Sequence[tuple[Residue | None, str]]") -> tuple[str, np.nd
     return "".join(letters), atoms_L53, notes
 
 
-def _atoms(residue: "Residue") -> np.ndarray:
+def _atoms(residue: Residue) -> np.ndarray:
     cb, *backbone = (
-        residue[name].coord.astype(np.float64) if name in residue else np.full(3, np.nan)
+        residue.atoms.get(name, np.full(3, np.nan)).astype(np.float64)
         for name in ("CB", "N", "CA", "C", "O")
     )
-    if "CB" not in residue:
+    if "CB" not in residue.atoms:
         # NaN if one of the three is missing, or if they are in a line.
         with np.errstate(invalid="ignore", divide="ignore"):
             cb = imputed_cb(*backbone[:3])
