@@ -4,13 +4,13 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 
-from protlm.data.records.format_detection import structure_format
+from protlm.data.records.format_detection import foreign_structure, structure_format
 from protlm.data.records.source import ByteSource
 from protlm.system.errors import InputDataError
 
@@ -103,13 +103,14 @@ def read_model(path: Path) -> tuple[dict[str, list[Residue]], dict[str, list[str
     text = io.StringIO(contents.decode("utf-8", errors="replace"), newline=None)
     try:
         rows, sequences = (_read_mmcif if is_mmcif else _read_pdb)(text)
+        if not rows:
+            raise ValueError("it has no atoms" if contents.strip() else "it is empty")
         chains, repeated = _chains(rows)
     except (ValueError, LookupError, TypeError) as error:
-        kind = "an mmCIF" if is_mmcif else "a PDB"
-        message = f"{path} cannot be read as {kind} file ({error}); give a complete one"
-        raise InputDataError(message) from error
-    if not rows:
-        raise InputDataError(f"{path} has no atoms; give a complete PDB or mmCIF file")
+        what = f"it cannot be read as {'an mmCIF' if is_mmcif else 'a PDB'} file ({error})"
+        why = what if is_mmcif else foreign_structure(contents) or what
+        advice = "give a complete PDB or mmCIF file, plain or gzip"
+        raise InputDataError(f"{path}: {why}; {advice}") from error
     notes = [f"{repeated:,} atoms are there twice, the first is used"] if repeated else []
     return chains, sequences, notes
 
@@ -164,9 +165,10 @@ def _read_pdb(text: io.StringIO) -> tuple[list[list[str]], dict[str, list[str]]]
         if line.startswith(("MODEL", "ENDMDL")) and rows:
             break
         if line.startswith(_ATOMS[:2]):
-            values = [line[21:22], line[17:20].strip(), line[:6], line[22:26], line[26:27]]
-            values += [line[12:16].strip(), line[16:17], line[54:60].strip()]
-            rows.append([*values, line[30:38], line[38:46], line[46:54]])
+            name, atom, occupancy = (line[a:b].strip() for a, b in ((17, 20), (12, 16), (54, 60)))
+            kind, xyz = line[:6], [line[30:38], line[38:46], line[46:54]]
+            where = [line[21:22], name, kind, line[22:26], line[26:27]]
+            rows.append([*where, atom, line[16:17], occupancy, *xyz])
     return rows, sequences
 
 
@@ -200,9 +202,8 @@ def _read_mmcif(text: io.StringIO) -> tuple[list[list[str]], dict[str, list[str]
         if of_chain and name in of_chain:
             is_ligand = False
             sequences.setdefault(chain, of_chain)
-        group = "HETATM" if is_ligand else "ATOM"
-        values_of = [chain, name, group, number, insertion, atom, alternative, occupancy]
-        rows.append([*values_of, *row[:3]])
+        where = [chain, name, "HETATM" if is_ligand else "ATOM", number, insertion]
+        rows.append([*where, atom, alternative, occupancy, *row[:3]])
     return rows, sequences
 
 
@@ -220,10 +221,10 @@ def _stated(values: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
 
 
 def are_alternatives(first: Residue, other: Residue) -> bool:
-    """Returns whether residues of one number are alternatives, which are marked or overlap."""
+    """Returns whether residues of one number are the same, marked as alternatives, or overlap."""
     is_marked = all(alternative.strip() for _, alternative in other.sites)
     is_near = _distance(first, "CA", other, "CA") < _SAME_PLACE_ANGSTROM
-    return is_marked or (is_near and first.name != other.name)
+    return first is other or is_marked or (is_near and first.name != other.name)
 
 
 def is_bonded(before: Residue | None, after: Residue | None) -> bool:

@@ -5,7 +5,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice, product
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple, final
@@ -36,7 +36,9 @@ _MAX_GAP = 1_000
 # What ends a chain in place of a residue.
 _CAPS = ("ACE", "FOR", "NH2", "NMA", "NME")
 _SHOWN_NOTES = 5
-_REPEATED = "their numbers were there before; number residues apart, or name chains differently"
+# Files of a structure have three decimals, and some programs two.
+_ROUNDING_ANGSTROM = 0.02
+_APART = "give each residue of a chain its own number, or name chains differently"
 # Cβ from N, CA and C, as in trRosetta and the contact notebook of ESM: CA–CB bond in ångström,
 # angle N–CA–CB and dihedral C–N–CA–CB in radians.
 _CB_BOND, _CB_ANGLE, _CB_DIHEDRAL = 1.522, 1.927, -2.143
@@ -63,6 +65,11 @@ class Structure:
     def __len__(self) -> int:
         return len(self.sequence)
 
+    def resolved(self) -> tuple[str, np.ndarray]:
+        """Returns the letters and backbones of the residues that have a CA atom."""
+        places = np.flatnonzero(~np.isnan(self.backbone_L43[:, 1, 0]))
+        return "".join(self.sequence[place] for place in places), self.backbone_L43[places]
+
 
 def is_structure(path: Path) -> bool:
     """Returns whether a file is a structure by its name or its first line.
@@ -76,11 +83,17 @@ def is_structure(path: Path) -> bool:
         return bool(structure_format(next(source.blocks())))
 
 
-def structure_files(directory: Path) -> list[Path]:
-    """Lists the structure files of a folder, sorted by name."""
+def structure_files(directory: Path, *, tells: bool = False) -> list[Path]:
+    """Lists the structure files of a folder, sorted by name, and prints how many are hidden."""
     if not directory.is_dir():
         raise InputDataError(f"{directory}: no such folder; give a folder of .pdb or .cif files")
-    files = sorted(path for path in directory.iterdir() if _ENDING.search(path.name))
+    # Macs write ._x.pdb beside x.pdb, and .DS_Store.
+    hidden = sorted(path for path in directory.glob(".*") if path.is_file())
+    if hidden and tells:
+        names = f"{hidden[0].name}{', ...' * (len(hidden) > 1)}"
+        print(printable(f"{directory}: {len(hidden)} hidden skipped: {names}"), file=sys.stderr)
+    named = {path for path in directory.iterdir() if _ENDING.search(path.name)}
+    files = sorted(named.difference(hidden))
     if not files:
         raise InputDataError(
             f"{directory} has no structures: files must end in .pdb, .ent, .cif or .mmcif, also .gz"
@@ -114,7 +127,10 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
         raise InputDataError(f"{what}; give each residue of a chain its own number")
     rows, of_gaps = _rows(residues, sequences.get(chosen, []))
     letters, atoms_L53, unknown = _with_gaps(rows)
-    notes += [f"chain {chosen}: {note}" for note in (*_notes_on(residues, num_left_out), *of_gaps, *unknown)]
+    notes += [
+        f"chain {chosen}: {note}"
+        for note in (*_notes_on(residues, num_left_out), *of_gaps, *unknown)
+    ]
     cb_L3, backbone_L43 = atoms_L53[:, 0], atoms_L53[:, 1:]
     return Structure(
         _ENDING.sub("", path.name), letters, cb_L3, backbone_L43, chosen, others, tuple(notes)
@@ -160,37 +176,37 @@ def _residues(chain: Sequence[Residue]) -> tuple[list[Residue], int]:
     for before, group, after in zip([[], *groups], groups, [*groups[1:], []], strict=False):
         # Some ligands (S-adenosylmethionine, free amino acids) have the atoms of an amino acid too:
         # only a bond to the chain distinguishes a modified residue from them.
-        bonded = {y for x, y in product(before, group) if is_bonded(x, y)}
-        bonded |= {x for x, y in product(group, after) if is_bonded(x, y)}
-        in_chain = [x for x in group if not x.is_ligand or x in bonded]
-        options = [x for x in group if in_chain and are_alternatives(in_chain[0], x)]
-        options = [x for x in group if x in in_chain[:1] or x in options]
-        num_left_out += len({*in_chain} - {*options})
-        # The sort is stable.
-        for chosen in sorted(options, key=lambda x: -fmean(x.shares.values()))[:1]:
-            chosen.options = tuple(x.name for x in options)
+        in_chain = [
+            residue
+            for residue in group
+            if not residue.is_ligand
+            or any(is_bonded(other, residue) for other in before)
+            or any(is_bonded(residue, other) for other in after)
+        ]
+        if in_chain:
+            options = [x for x in group if are_alternatives(in_chain[0], x)]
+            num_left_out += len({*in_chain} - {*options})
+            chosen = max(options, key=lambda option: fmean(option.shares.values()))
+            chosen.options = tuple(option.name for option in options)
             residues.append(chosen)
     return residues, num_left_out
 
 
 def _notes_on(residues: Sequence[Residue], num_left_out: int) -> list[str]:
     several = [f"{x.number} {x.name}" for x in residues if len(set(x.options)) > 1]
-    notes = [f"{num_left_out:,} residues are left out, since {_REPEATED}"] * (num_left_out > 0)
-    if several:
-        shown = ", ".join(several[:_SHOWN_NOTES]) + ", ..." * (len(several) > _SHOWN_NOTES)
-        what = f"{len(several):,} positions have alternative residues"
-        notes.append(f"{what}, of which the most occupied is used: {shown}")
-    return notes
+    if more := len(several[_SHOWN_NOTES:]):
+        several[_SHOWN_NOTES:] = [f"and {more:,} more"]
+    named = f"of alternative residues the most occupied is used: {', '.join(several)}"
+    left_out = f"residues left out, whose numbers were there before: {num_left_out:,}; {_APART}"
+    return [named] * bool(several) + [left_out] * bool(num_left_out)
 
 
 def _is_amino_acid(residue: Residue) -> bool:
     is_known, has_ca = residue.name in residue_letters(), "CA" in residue.atoms
-    if residue.name in _CAPS:
-        return False
     if not residue.is_ligand:
-        # The calcium ion is an atom CA in a residue CA.
-        return is_known or (has_ca and residue.name != "CA")
-    return (is_known and has_ca) or all(name in residue.atoms for name in ("N", "CA", "C"))
+        # The calcium ion is an atom CA in a residue CA; some programs have a CA in caps, too.
+        return is_known or (has_ca and residue.name not in ("CA", *_CAPS))
+    return (is_known and has_ca) or residue.atoms.keys() >= {"N", "CA", "C"}
 
 
 def _rows(
@@ -261,23 +277,41 @@ def imputed_cb(n: np.ndarray, ca: np.ndarray, c: np.ndarray) -> np.ndarray:
     )
 
 
-def read_structures(files: Sequence[Path]) -> list[Structure]:
-    """Reads the first protein chain of each file, and prints the first notes on them."""
-    structures = [read_structure(path) for path in files]
-    pairs = zip(files, structures, strict=True)
-    notes = [f"{path}, {note}" for path, structure in pairs for note in structure.notes]
-    if more := len(notes[_SHOWN_NOTES:]):
-        notes[_SHOWN_NOTES:] = [f"and {more} more such notes on structures"]
-    for note in notes:
-        print(printable(note), file=sys.stderr)
-    return structures
+def is_repeat(path: Path, structure: Structure, seen: dict[str, tuple[Path, Structure]]) -> bool:
+    """Returns whether a structure was seen in another file, and prints it, or adds it to `seen`.
+
+    It is the same if its resolved residues and their backbones are; another one of its name is
+    refused.
+    """
+    first, other = seen.setdefault(structure.identifier, (path, structure))
+    if other is structure:
+        return False
+    (letters, atoms_L43), (of_other, other_L43) = structure.resolved(), other.resolved()
+    is_same = letters == of_other and np.allclose(
+        atoms_L43, other_L43, rtol=0, atol=_ROUNDING_ANGSTROM, equal_nan=True
+    )
+    if not is_same:
+        what = f"{first} and {path} are two different structures named {structure.identifier}"
+        raise InputDataError(f"{what}; rename one of them or leave it out")
+    print(printable(f"{path} has the structure of {first} again, and is left out"), file=sys.stderr)
+    return True
 
 
 def read_folder(
     directory: Path, max_residues: int | None = None
 ) -> tuple[list[Structure], list[str]]:
-    """Returns the structures of a folder, and the names of those that are too long."""
-    structures = read_structures(structure_files(directory))
+    """Returns the structures of a folder, the first protein chain of each, and the too long ones.
+
+    Prints the first notes on them, what is hidden, and what is there twice.
+    """
+    seen: dict[str, tuple[Path, Structure]] = {}
+    read = [(path, read_structure(path)) for path in structure_files(directory, tells=True)]
+    structures = [structure for path, structure in read if not is_repeat(path, structure, seen)]
+    notes = [f"{path}, {note}" for path, structure in seen.values() for note in structure.notes]
+    if more := len(notes[_SHOWN_NOTES:]):
+        notes[_SHOWN_NOTES:] = [f"and {more} more such notes on structures"]
+    for note in notes:
+        print(printable(note), file=sys.stderr)
     if max_residues is None:
         return structures, []
     short = [structure for structure in structures if len(structure) <= max_residues]

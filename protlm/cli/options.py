@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Callable
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -32,9 +33,10 @@ def _checked(check: Callable[[Path], object]) -> Callable[[Any], Any]:
     return checked
 
 
-def input_files(text: str, what: str = "a sequence file") -> Any:
-    """Returns an argument of files that must exist."""
-    return typer.Argument(help=text, callback=_checked(lambda path: existing_file(path, what)))
+def input_files(text: str, what: str = "a sequence file", *, takes_folder: bool = False) -> Any:
+    """Returns an argument of files that must exist, or folders of them."""
+    check = partial(existing_file, what=what, or_folder=takes_folder)
+    return typer.Argument(help=text, callback=_checked(check))
 
 
 def new_output(text: str, *, takes_folder: bool = False) -> OptionInfo:

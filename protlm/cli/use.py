@@ -245,7 +245,14 @@ def attention(
 
 
 def contacts(
-    proteins: Annotated[list[Path], input_files("Files of proteins, or PDB or mmCIF structures.")],
+    proteins: Annotated[
+        list[Path],
+        input_files(
+            "Files of proteins, PDB or mmCIF structures, or folders of structures.",
+            "a sequence file, or of a PDB or mmCIF structure",
+            takes_folder=True,
+        ),
+    ],
     output: Output,
     model: Model = None,
     fit: Annotated[
@@ -276,7 +283,11 @@ def contacts(
 
 def inspect(
     protein: Annotated[
-        Path, input_files("A sequence file of one protein, or a PDB or mmCIF structure.")
+        Path,
+        input_files(
+            "A sequence file of one protein, or a PDB or mmCIF structure.",
+            "a sequence file, or of a PDB or mmCIF structure",
+        ),
     ],
     output: Annotated[Path, new_output("The HTML page to write.")],
     model: Annotated[

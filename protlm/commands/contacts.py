@@ -10,7 +10,14 @@ import numpy as np
 
 from protlm.analysis.contact_regression import BYTES_PER_PAIR, SavedFit, fit_contacts
 from protlm.analysis.precision import SEPARATIONS, precision_at
-from protlm.analysis.structures import contact_map, read_chain, structure_files, structures_folder
+from protlm.analysis.structures import (
+    Structure,
+    contact_map,
+    is_repeat,
+    read_chain,
+    structure_files,
+    structures_folder,
+)
 from protlm.commands.hdf5_output import entry_bytes, entry_name, protein_file
 from protlm.commands.outputs import HDF5, check_figure_output, check_suffix
 from protlm.data.records import Record
@@ -67,7 +74,9 @@ def contacts(
     model = load_model(model_path, device=options.device)
     figure_bytes = _FIGURE_BYTES if options.figure is not None else 0
     room = Room(model, per_pair=4 * model.num_heads + BYTES_PER_PAIR + figure_bytes)
-    inputs = [_read(path, options, room) for path in sources]
+    files = [y for x in sources for y in (structure_files(x, tells=True) if x.is_dir() else [x])]
+    seen: dict[str, tuple[Path, Structure]] = {}
+    inputs = [one for path in files if (one := _read(path, options, room, seen)) is not None]
     figures = _figures(inputs, options.figure)
     fit = fit_contacts(model, options.fit)
     with all_or_none() as written:
@@ -154,10 +163,15 @@ def _precision(predicted_LL: np.ndarray, contacts_LL: np.ndarray | None) -> tupl
     )
 
 
-def _read(path: Path, options: ContactOptions, room: Room) -> _Input:
+def _read(
+    path: Path, options: ContactOptions, room: Room, seen: dict[str, tuple[Path, Structure]]
+) -> _Input | None:
+    """Returns the proteins of a file, None for a structure that was seen in another file."""
     longest, structure = room.model.max_residues, read_chain(path, options.chain)
     if structure is None:
         return _Input(path, Proteins(path, longest, options.duplicates, refuse=room.refusal))
+    if is_repeat(path, structure, seen):
+        return None
     if longest is not None and len(structure) > longest:
         raise UserError(
             f"{path} has {len(structure):,} residues, more than the {longest:,} that this model "

@@ -62,10 +62,12 @@ def sha256_of(*paths: Path) -> str:
     return digest.hexdigest()
 
 
-def existing_file(path: Path, what: str) -> Path:
-    """Returns `path` if it is a readable file."""
+def existing_file(path: Path, what: str, *, or_folder: bool = False) -> Path:
+    """Returns `path` if it is a readable file, or a folder where it may be one."""
     try:
         if path.is_dir():
+            if or_folder:
+                return path
             raise InputDataError(f"{path} is a folder, not {what}: give the path of a file")
         if not path.is_file() and path.exists():
             raise InputDataError(

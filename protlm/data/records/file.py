@@ -16,7 +16,10 @@ from protlm.system.errors import InputDataError
 
 # Bytes that include everything before the first entry of an XML file.
 _START_BYTES = 1 << 16
-_KNOWN = "protlm reads FASTA, Swiss-Prot flat files (.dat) and UniProt XML, plain or gzip"
+_KNOWN = (
+    "protlm reads FASTA, Swiss-Prot flat files (.dat) and UniProt XML, plain or gzip; protlm "
+    "contacts and protlm inspect read structures, too (PDB, mmCIF)"
+)
 
 
 class SequenceFile:

@@ -20,8 +20,26 @@ _COMMENT = (
 )
 # The first line of a structure; mmCIF may have comments before.
 _MMCIF = re.compile(rb"(?:\s|#.*)*+data_[^\s,]*+\s", re.IGNORECASE)
+# Atoms with a charge and a radius, without fixed columns.
+_PQR = re.compile(
+    rb"^(?:ATOM|HETATM)\s+\d+\s+\S+\s+\S+\s+(?:\S+\s+)?-?\d+\w?(?:\s+-?\d*\.\d+){5}\s*$",
+    re.MULTILINE,
+)
 _PDB = re.compile(rb"\s*(HEADER|TITLE|EXPDTA|REMARK|SEQRES|CRYST1|MODEL|ATOM|HETATM|PARENT)[ \r\n]")
+# As MessagePack: maps whose first key is one of these.
+_STRUCTURES = (
+    (
+        (b"\x83\xa7encoder", b"\x83\xa7version", b"\x83\xaadataBlocks"),
+        "this is BinaryCIF; download the entry as mmCIF (.cif), or write it so with Mol*",
+    ),
+    (
+        tuple(b"\xde\x00%c\xabmmtfVersion" % keys for keys in range(256)),
+        "this is MMTF, which the PDB has given up; download the entry as mmCIF (.cif)",
+    ),
+)
 _STARTS = (
+    *_STRUCTURES,
+    (b"@<TRIPOS>", "this is MOL2; write it as PDB: obabel FILE -O FILE.pdb"),
     (b"@", "this is FASTQ"),
     (b"PK\x03\x04", "this is a zip archive; type: unzip"),
     (b"\x1f\x8b", "this is compressed by gzip twice; type: gunzip"),
@@ -68,6 +86,13 @@ _3DI = re.compile(rb"\S*_(?:ss|3di)\b", re.IGNORECASE)
 def structure_format(start: bytes | bytearray) -> str:
     """Returns "mmCIF" or "PDB" for the format that begins with these bytes, otherwise ""."""
     return "mmCIF" if _MMCIF.match(start) else "PDB" if _PDB.match(start) else ""
+
+
+def foreign_structure(data: bytes | bytearray) -> str:
+    """Names a format of structures that is not read, or returns "" for all others."""
+    known = (what for beginning, what in _STRUCTURES if data.startswith(beginning))
+    pqr = "this is PQR; give the PDB file from which it was made" if _PQR.search(data) else ""
+    return next(known, pqr)
 
 
 def foreign_format(start: bytes) -> str:

@@ -65,7 +65,8 @@ class ByteSource:
             if len(start) >= _MARK_BYTES:
                 break
         # In UTF-16 without a mark, every other byte of ASCII letters is zero.
-        if start.startswith(_UTF16_MARKS) or start[:2].count(0) == 1:
+        is_half_zero = [any(start[i:4:2]) for i in (0, 1)].count(False) == 1
+        if start.startswith(_UTF16_MARKS) or is_half_zero:
             raise InputDataError(
                 f"{self.name}, line 1: the text is UTF-16; type: {as_utf8(path, 'UTF-16')}"
             )
