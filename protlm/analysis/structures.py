@@ -88,10 +88,10 @@ def structure_files(directory: Path, *, tells: bool = False) -> list[Path]:
     if not directory.is_dir():
         raise InputDataError(f"{directory}: no such folder; give a folder of .pdb or .cif files")
     # Macs write ._x.pdb beside x.pdb, and .DS_Store.
-    hidden = sorted(path for path in directory.glob(".*") if path.is_file())
+    hidden = [path for path in directory.glob(".*") if path.is_file()]
     if hidden and tells:
-        names = f"{hidden[0].name}{', ...' * (len(hidden) > 1)}"
-        print(printable(f"{directory}: {len(hidden)} hidden skipped: {names}"), file=sys.stderr)
+        what = f"{directory}: hidden files skipped: {len(hidden):,}, such as {min(hidden).name}"
+        print(printable(what), file=sys.stderr)
     named = {path for path in directory.iterdir() if _ENDING.search(path.name)}
     files = sorted(named.difference(hidden))
     if not files:

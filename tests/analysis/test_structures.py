@@ -40,7 +40,7 @@ OPTIONAL = [x for x in SITE if x not in NEEDED or x in ("label_asym_id", "label_
 WHOLE_CB = read_structure(DATA / "1A8O.pdb.gz").cb_L3
 BCIF = b"\x83\xa7encoder\xa5mol*/\xa7version\xa50.3.0"
 MMTF = b"\xde\x00\x27\xabmmtfVersion\xa50.2.0\xacmmtfProducer"
-FREE = ["ATOM 1 N MET 1 27.3 24.4 2.6 -0.30 1.85"] * 3 + [""]
+FREE = ["ATOM 1 N MET 1 27.3 24.4 2.6 -0.3000 1.85"] * 3 + [""]
 
 
 def number(line: str) -> int:
@@ -446,7 +446,7 @@ def test_what_is_no_structure_is_refused_by_name(tmp_path: Path) -> None:
         write(tmp_path / "b.pdb", BCIF): "this is BinaryCIF; download the entry as mmCIF",
         write(tmp_path / "m.pdb.gz", gzip.compress(MMTF)): "this is MMTF, .* as mmCIF",
         write(tmp_path / "free.pqr", FREE): "this is PQR; give the PDB file from which",
-        write(tmp_path / "a.pdb", [f"{x[:22]}    {x[26:]}" for x in ATOMS]): "N of MET .*number",
+        write(tmp_path / "a.pdb", [f"{x[:22]}    {x[26:]}" for x in ATOMS]): "N of MSE .*number",
         write(tmp_path / "header.cif", cif[:40]): "cannot be read as an mmCIF file",
         write(tmp_path / "sequence.fasta", [">a", "MKV"]): r"\(it has no atoms\); give a complete",
         tmp_path / "nowhere.pdb": "no such file",
@@ -482,9 +482,33 @@ def test_a_folder_gives_its_structures_by_name(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("not a structure")
     with pytest.raises(InputDataError, match="has no structures"):
         structure_files(tmp_path)
-    for name in ("b.pdb", "a.cif.gz", "c.ENT"):
+    for name in ("b.pdb", "a.cif.gz", "c.ENT", "._b.pdb", ".DS_Store"):
         (tmp_path / name).touch()
     assert [path.name for path in structure_files(tmp_path)] == ["a.cif.gz", "b.pdb", "c.ENT"]
+
+
+def test_a_structure_is_read_once_from_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Without the stated sequence, a structure is the same.
+    write(tmp_path / "1A8O.pdb", [*ATOMS, *SERINE])
+    for name in ("1A8O.pdb.gz", "1A8O.cif.gz"):
+        (tmp_path / name).write_bytes((DATA / name).read_bytes())
+    write(tmp_path / "other.pdb", ATOMS[9:])
+    write(tmp_path / "._1A8O.pdb", bytes(64))
+    write(tmp_path / ".DS_Store", bytes(64))
+    structures, _ = read_folder(tmp_path)
+    assert [one.identifier for one in structures] == ["1A8O", "other"]
+    hidden, *repeats = capsys.readouterr().err.splitlines()[:3]
+    assert hidden == f"{tmp_path}: hidden files skipped: 2, such as .DS_Store"
+    assert [Path(x.split()[0]).name for x in repeats] == ["1A8O.pdb", "1A8O.pdb.gz"]
+    moved = [f"{x[:30]}{float(x[30:38]) + 1:8.3f}{x[38:]}" for x in ATOMS]
+    for lines in (moved, ATOMS[9:], [x.replace("ARG", "LYS") for x in ATOMS]):
+        write(tmp_path / "1A8O.ent", lines)
+        with pytest.raises(
+            InputDataError, match=r"1A8O\.cif\.gz and .*1A8O\.ent are two different"
+        ):
+            read_folder(tmp_path)
 
 
 def test_the_shipped_structures_are_what_their_index_says() -> None:

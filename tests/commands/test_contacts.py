@@ -1,5 +1,6 @@
 """`protlm contacts`: many files, one HDF5 file and one table, and a fit that is kept."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,27 @@ def test_a_failure_leaves_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InterruptedJobError):
         predict(*STRUCTURES, FASTA, figure=Path("c.png"))
     assert [path.name for path in Path().iterdir()] == ["x.fasta"]
+
+
+def test_a_folder_is_read_as_its_files(capsys: pytest.CaptureFixture[str]) -> None:
+    folder, (one, other) = Path("models"), STRUCTURES
+    folder.mkdir()
+    names = [path.name.split(".")[0] for path in STRUCTURES]
+    for path, name in ((one, one.name), (one, f"{names[0]}.ent.gz"), (other, other.name)):
+        (folder / name).write_bytes(path.read_bytes())
+    (folder / f"._{one.name}").write_bytes(bytes(9))
+    (fitted,) = shortest_structures("fit", 1)
+    Path("fit").mkdir()
+    (Path("fit") / fitted.name).write_bytes(fitted.read_bytes())
+    predict(folder, FASTA, fit=Path("fit"))
+    with h5py.File("c.h5") as file:
+        assert sorted(file) == sorted([*names, "P1"])
+    said = capsys.readouterr().err
+    assert "models: hidden files skipped: 1" in said and "again, and is left out" in said
+    (folder / f"{names[0]}.pdb").write_bytes(gzip.decompress(other.read_bytes()))
+    with pytest.raises(InputDataError, match=f"are two different structures named {names[0]}"):
+        predict(folder, output="d.h5", fit=Path("fit"))
+    assert not Path("d.h5").exists()
 
 
 def test_a_full_memory_loses_one_protein(

@@ -20,9 +20,10 @@ _COMMENT = (
 )
 # The first line of a structure; mmCIF may have comments before.
 _MMCIF = re.compile(rb"(?:\s|#.*)*+data_[^\s,]*+\s", re.IGNORECASE)
-# Atoms with a charge and a radius, without fixed columns.
+# Atoms with a charge and a radius, without fixed columns; PDB has two decimals after x, y and z.
 _PQR = re.compile(
-    rb"^(?:ATOM|HETATM)\s+\d+\s+\S+\s+\S+\s+(?:\S+\s+)?-?\d+\w?(?:\s+-?\d*\.\d+){5}\s*$",
+    rb"^(?:ATOM|HETATM)\s+\d+\s+\S+\s+\S+\s+(?:\S+\s+)?-?\d+\w?(?:\s+-?\d*\.\d+){3}"
+    rb"\s+-?\d*\.(?:\d|\d{3,})\s+\d*\.\d+\s*$",
     re.MULTILINE,
 )
 _PDB = re.compile(rb"\s*(HEADER|TITLE|EXPDTA|REMARK|SEQRES|CRYST1|MODEL|ATOM|HETATM|PARENT)[ \r\n]")
