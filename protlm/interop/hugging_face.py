@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protlm import __version__
 from protlm.attention import Attention
 from protlm.checkpoints.bundle import Bundle, Name
 from protlm.checkpoints.checks import write_sums
@@ -24,6 +25,7 @@ from protlm.data.alphabet import ALPHABET, TOKENIZER
 from protlm.data.vocabulary import VOCABULARY, Vocabulary, vocabulary_of
 from protlm.interop.base import ContactHead
 from protlm.interop.esm import HUGGING_FACE_ESM, Esm
+from protlm.interop.layout import FREQUENCY
 from protlm.interop.protlm import NETWORK
 from protlm.model.positions import Rotary
 from protlm.model.transformer import build_network
@@ -59,7 +61,8 @@ def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> 
         config, weights = _esm_config(model.description.model), _esm_weights(model, contacts)
     else:
         config = _config(model)
-        weights = {NETWORK + name: value for name, value in model.weights.items()}
+        kept = {name: value for name, value in model.weights.items() if name != FREQUENCY}
+        weights = {NETWORK + name: value for name, value in kept.items()}
     with complete_folder(directory) as folder:
         if has_code:
             (folder / f"{_MODULE}.py").write_text(_code(model.description), encoding="utf-8")
@@ -133,7 +136,7 @@ def _esm_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _config(model: Checkpoint) -> dict[str, Any]:
-    described = model.description
+    described, frequency = model.description, model.weights.get(FREQUENCY)
     # An encoder without an output layer is the class without a head.
     is_encoder = described.model.head is HeadKind.none
     heads = [] if is_encoder else [f"For{_HEADS[described.objective]}"]
@@ -146,6 +149,11 @@ def _config(model: Checkpoint) -> dict[str, Any]:
             **{f"AutoModel{kind}": f"{_MODULE}.Protlm{kind}" for kind in (*heads, *_TASKS)},
         },
         "dtype": "float32",
+        # 4.57.6 takes the tokenizer of a newer version, or of none, for Mistral's.
+        "transformers_version": "4.48.0",
+        "protlm_version": __version__,
+        # Pipelines of 4.48 look for it here.
+        "tokenizer_class": _TOKENIZER,
         # No other architecture builds itself, with new weights, from these settings.
         "vocab_size": None,
         "hidden_size": described.model.model_dim,
@@ -154,6 +162,7 @@ def _config(model: Checkpoint) -> dict[str, Any]:
         "pad_token_id": VOCABULARY.pad,
         "mask_token_id": VOCABULARY.mask,
         "protlm": described.to_plain(),
+        "frequencies": None if frequency is None else frequency.tolist(),
     }
 
 

@@ -2,6 +2,8 @@
 
 from typing import final
 
+import torch
+
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import CONFIG
 from protlm.interop.base import Family, ForeignModel
@@ -10,7 +12,6 @@ from protlm.interop.source import Source
 
 # The name of the network in the classes of transformers.
 NETWORK = "network."
-# Frequencies are float64; transformers loads them in float32, which has their values.
 
 
 @final
@@ -21,6 +22,10 @@ class Protlm(Family):
         description = ModelDescription.parse(source.path / CONFIG, source.settings.get("protlm"))
         names = {n.removeprefix(NETWORK): n for n in source.tensors if n.startswith(NETWORK)}
         weights = used_once(source.path, source.tensors, names)
+        # Older exports have the frequencies among the weights.
+        frequencies = source.settings.get("frequencies")
+        if frequencies is not None:
+            weights[FREQUENCY] = torch.tensor(frequencies, dtype=torch.float64)
         if FREQUENCY in weights:
             weights[FREQUENCY] = weights[FREQUENCY].double()
         return ForeignModel(source.path, description, weights)

@@ -6,7 +6,8 @@ pairs coordinate i with i + K/2 (as in ESM-2 and GPT-NeoX). Biases: T5, arXiv 19
 """
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,13 @@ class Rotary(nn.Module):
         frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         self.frequency: Tensor
         self.register_buffer("frequency", frequency, persistent=stored)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Moves the frequencies with the model, and does not round them in one of low precision."""
+        exact = self.frequency
+        super()._apply(fn, recurse)
+        self.frequency = exact.to(self.frequency.device)
+        return self
 
     def angles(self, position_L: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the cosines and sines of positions, each LK, float32."""

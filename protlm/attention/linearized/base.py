@@ -86,6 +86,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         backend: str = Backend.torch,
     ) -> None:
         super().__init__()
+        # In the dtype of the weights that follow.
+        _refuse_float16(torch.empty(0))
         if redraw_every is not None and projection is None:
             raise UserError(
                 f"attention.redraw_every={redraw_every} needs a projection: set "
@@ -286,5 +288,6 @@ def _refuse_float16(*inputs: Tensor) -> None:
     if any(x.dtype == torch.float16 for x in inputs):
         raise UserError(
             "a Performer cannot run in float16: its features and sums exceed the range of "
-            "float16, and gradients become NaN; set trainer.precision=bf16-mixed or 32-true"
+            "float16, and gradients become NaN; load with dtype=torch.bfloat16 or float32 "
+            "(protlm embed: --compute-dtype bfloat16 or float32)"
         )

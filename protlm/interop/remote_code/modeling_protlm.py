@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers import modeling_outputs as outputs
-from transformers.utils.generic import can_return_tuple
 
 from protlm.attention import Attention
 from protlm.checkpoints.description import ModelDescription
@@ -23,6 +23,10 @@ from protlm.model.pooling import residue_means
 from protlm.model.selfattention import ValueEmbedding
 from protlm.model.transformer import ModelOutput, build_network
 from protlm.system.errors import UserError
+
+# The oldest transformers in which the tests use exported models.
+_OLDEST = (4, 48)
+_SPREAD = 0.02
 
 # The mechanisms of the model, by name.
 MECHANISMS: dict[str, type[Attention]] = {}
@@ -44,25 +48,43 @@ def chosen_attention(*case: Any) -> None:
     """Returns None, for attention by PyTorch: this file contains no fused kernels."""
 
 
-class ProtlmConfig(PreTrainedConfig):
-    """The settings of a model; `protlm` is its description as in protlm's own `config.json`."""
+class ProtlmConfig(PretrainedConfig):
+    """The settings of a model.
+
+    `protlm` is its description as in protlm's own `config.json`, and `frequencies` are the rotary
+    frequencies of a model that has its own: as weights, they would be rounded in low precision.
+    """
 
     model_type = "protlm"
 
-    def __init__(self, protlm: dict[str, Any] | None = None, **others: Any) -> None:
-        self.protlm = protlm
+    def __init__(
+        self,
+        protlm: dict[str, Any] | None = None,
+        frequencies: list[float] | None = None,
+        **others: Any,
+    ) -> None:
+        version = transformers.__version__
+        if tuple(int(number) for number in version.split(".")[:2]) < _OLDEST:
+            raise ImportError(
+                f"transformers {version} is too old for this model: type pip install "
+                "'transformers>=4.48'"
+            )
+        self.protlm, self.frequencies = protlm, frequencies
         super().__init__(**others)
 
 
 class ProtlmPreTrainedModel(PreTrainedModel):
-    """A network, with its output layer, in the form that transformers loads and saves."""
+    """A network, with its output layer, in the form that transformers loads and saves.
+
+    Maps of `output_attentions` have a graph for softmax, window, longformer, and the heads of
+    hybrid that have windows; the maps of other mechanisms have no gradient.
+    """
 
     config_class = ProtlmConfig
     config: ProtlmConfig
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     gradient_checkpointing = False
-    _keep_in_fp32_modules_strict = ["rotary", "global_rotary"]
     # Its output, and whether it has a linear layer for the labels of another task.
     _kind: type[Any] = outputs.BaseModelOutput
     _classifies = False
@@ -71,14 +93,23 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         super().__init__(config)
         described = ModelDescription.parse(Path("config.json"), config.protlm)
         self.causal = described.objective is Objective.causal
-        # Transformers builds models on the device `meta`, where tables and angles have no numbers.
-        with torch.device("cpu"):
-            self.network = build_network(
-                described.model,
-                described.attention_config,
-                seed=described.seed,
-                vocabulary=vocabulary_of(described.frame),
-            )
+        try:
+            # Transformers builds models on the device `meta`, where tables have no numbers.
+            with torch.device("cpu"):
+                self.network = build_network(
+                    described.model,
+                    described.attention_config,
+                    seed=described.seed,
+                    vocabulary=vocabulary_of(described.frame),
+                )
+        except UserError:
+            # It was refused; transformers 4 would leave that of the refused model.
+            torch.set_default_dtype(torch.float32)
+            raise
+        if config.frequencies is not None:
+            assert self.network.rotary is not None
+            frequency = torch.tensor(config.frequencies, dtype=torch.float64, device="cpu")
+            self.network.rotary.register_buffer("frequency", frequency, persistent=False)
         if self._classifies:
             self.classifier = nn.Linear(described.model.model_dim, config.num_labels or 2)
         self._constants = {
@@ -91,7 +122,8 @@ class ProtlmPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Restores what is not saved: transformers replaces it by memory without values."""
         if module is getattr(self, "classifier", None):
-            super()._init_weights(module)
+            nn.init.normal_(module.weight, std=_SPREAD)
+            nn.init.zeros_(module.bias)
         with torch.no_grad():
             for name, value in self._constants.get(module, {}).items():
                 module.get_buffer(name).copy_(value)
@@ -99,7 +131,24 @@ class ProtlmPreTrainedModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         return self.network.embedding
 
-    @can_return_tuple
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.network.embedding = value
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Module:
+        """Returns the embeddings; another number of tokens is refused."""
+        number = len(self.network.vocabulary)
+        if pad_to_multiple_of or new_num_tokens not in (None, number):
+            raise ValueError(
+                f"this model has {number} tokens, of which its tokenizer and its output layer "
+                f"consist: their number cannot be changed"
+            )
+        return self.network.embedding
+
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -108,11 +157,15 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
     ) -> Any:
         """Returns the output of the class, with hidden states and maps where asked.
 
         Without `attention_mask`, everything but padding is attended to. Embeddings in the place of
-        tokens are those of residues. Labels of -100 do not count.
+        tokens are those of residues. Labels of -100 do not count. Positions are 0 to L - 1, and
+        types of tokens 0; other ones are refused.
         """
         tokens_BL = self._tokens(input_ids, inputs_embeds)
         mask_BL = tokens_BL != self.config.pad_token_id
@@ -124,19 +177,23 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                 "attention_mask must have the shape of input_ids, and padding only on the right: "
                 "set tokenizer.padding_side = 'right'"
             )
+        _refuse_ids(mask_BL, position_ids, token_type_ids)
         network, causal, last = self.network, self.causal, self.network.num_layers
         network.activation_checkpointing = self.gradient_checkpointing
         fields: dict[str, Any] = {}
+        has_states = _first(output_hidden_states, self.config.output_hidden_states)
+        layers = range(0 if has_states else last, last + 1)
         with self._instead(inputs_embeds):
-            out = network(tokens_BL, mask_BL, causal=causal, layers=range(last + 1))
-            if _first(output_hidden_states, self.config.output_hidden_states):
-                fields["hidden_states"] = tuple(out.hidden[n] for n in range(last + 1))
+            out = network(tokens_BL, mask_BL, causal=causal, layers=layers)
+            if has_states:
+                fields["hidden_states"] = tuple(out.hidden[n] for n in layers)
             if _first(output_attentions, self.config.output_attentions):
                 fields["attentions"] = tuple(
                     network.mechanism(number).attention_map(x.q_BHLK, x.k_BHLK, **x.rest)
                     for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=causal)
                 )
-        return self._kind(**self._results(out, mask_BL, labels), **fields)
+        result = self._kind(**self._results(out, mask_BL, labels), **fields)
+        return result if _first(return_dict, self.config.return_dict) else result.to_tuple()
 
     def _instead(self, inputs_embeds: Tensor | None) -> AbstractContextManager[object]:
         """Returns a context in which these are the embeddings of the tokens."""
@@ -183,9 +240,24 @@ class ProtlmForMaskedLM(_ProtlmPredicting):
 
 
 class ProtlmForCausalLM(_ProtlmPredicting):
-    """A model that predicts the next residue; `generate` of transformers is not supported."""
+    """A model that predicts the next residue; `generate` of transformers is refused."""
 
     _kind, _distance = outputs.CausalLMOutput, 1
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """Returns true, so that pipelines and PEFT call `generate` and show its sentence."""
+        return True
+
+    def generate(self, *given: Any, **named: Any) -> Any:
+        """Refuses to generate."""
+        raise NotImplementedError(
+            "transformers does not generate from this model: type protlm generate -m FOLDER -o "
+            "NEW.fasta, with the folder of the model"
+        )
+
+    # PEFT looks for it before it trains.
+    prepare_inputs_for_generation = generate
 
 
 class ProtlmForSequenceClassification(ProtlmPreTrainedModel):
@@ -216,6 +288,26 @@ class ProtlmForTokenClassification(ProtlmPreTrainedModel):
 
 class ProtlmTokenizer(PreTrainedTokenizerFast):
     """The tokenizer of `tokenizer.json`, by a name from which programs infer no other model."""
+
+
+def _refuse_ids(
+    mask_BL: Tensor, position_ids: Tensor | None, token_type_ids: Tensor | None
+) -> None:
+    """Refuses positions and types of tokens that the model does not have, except at padding.
+
+    A compiler would have to read them.
+    """
+    if torch.compiler.is_compiling():
+        return
+    position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
+    for name, given, allowed_L, says in (
+        ("position_ids", position_ids, position_L, "0 to L - 1 in each row"),
+        ("token_type_ids", token_type_ids, torch.zeros_like(position_L), "0"),
+    ):
+        if given is None:
+            continue
+        if given.shape[-1:] != allowed_L.shape or ((given != allowed_L) & mask_BL).any():
+            raise ValueError(f"{name} must be {says}: leave them out")
 
 
 def _first(given: bool | None, default: bool | None) -> bool:
