@@ -3,6 +3,8 @@
 PYTHON := .venv/bin/python
 INSTALLED := .venv/.installed
 PEERS := build/peers
+# Older versions in which exported models have to run.
+TRANSFORMERS := build/transformers-4.48.3 build/transformers-4.57.6
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
@@ -59,7 +61,7 @@ demo/contacts.h5: | $(INSTALLED)
 test: $(INSTALLED) ## Run the tests, less those marked slow
 	$(PYTEST) -m "not slow"
 
-test-all: $(INSTALLED) ## Run every test
+test-all: $(INSTALLED) $(TRANSFORMERS:%=%/.installed) ## Run every test
 	$(PYTEST)
 
 mutants: $(INSTALLED) ## Plant the stored faults one by one, and see which tests notice (hours; goes on)
@@ -137,12 +139,19 @@ study-families: $(INSTALLED) ## Adapt a model to families and test its contacts 
 study-propagation: $(INSTALLED) ## Replace the attention of trained softmax models by FAVOR+ (OPTIONS=--quick)
 	OMP_NUM_THREADS=1 $(PYTHON) -m studies.propagation $(OPTIONS)
 
-# The peers have a folder of their own, and --no-deps leaves torch as it is.
+# Peers and older versions of transformers have folders of their own, and --no-deps leaves torch as
+# it is.
+define INSTALL_INTO_FOLDER
+@rm -rf $(@D)
+@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $<
+@touch $@
+endef
+
 $(PEERS)/.installed: benchmarks/requirements.txt $(INSTALLED)
-	@rm -rf $(PEERS)
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --target $(PEERS) \
-	  -r benchmarks/requirements.txt
-	@touch $@
+	$(INSTALL_INTO_FOLDER)
+
+build/transformers-%/.installed: tests/interop/transformers-%.txt $(INSTALLED)
+	$(INSTALL_INTO_FOLDER)
 
 # The environment is made anew, so that it never holds more than the lock names; the stamp comes
 # last, so that an interrupted installation is repeated.

@@ -52,13 +52,16 @@ EXCEPTIONS = {
     "protlm/attention/longformer.py __init__": "2026-11-22: its arguments are its YAML",
     "protlm/attention/bigbird.py __init__": "2026-11-22: its arguments are its YAML",
     "protlm/attention/hybrid.py __init__": "2026-11-21: its arguments are its YAML",
+    "protlm/interop/remote_code/modeling_protlm.py forward": "2026-11-29: transformers passes them",
     "protlm/attention/rfa.py __init__": "2026-11-21: its arguments are its YAML",
     "protlm/attention/performer_generalized.py __init__": "2026-11-21: its arguments are its YAML",
 }
 
 # The functions that may take `**kwargs`, in which a misspelt name vanishes: those whose caller is
 # transformers.
-SINKS = {"protlm/interop/remote_code/modeling_protlm.py __init__"}
+SINKS = {
+    f"protlm/interop/remote_code/modeling_protlm.py {name}" for name in ("__init__", "generate")
+}
 # The Python interface, whose docstrings list what they raise.
 PUBLIC = {f"protlm/{name}.py" for name in ("__init__", "interface", "model/pretrained")}
 PUBLIC |= {f"protlm/attention/{name}.py" for name in ("__init__", "base")}

@@ -43,7 +43,7 @@ from protlm.data.vocabulary import VOCABULARY, vocabulary_of
 from protlm.interop import hugging_face
 from protlm.interop.hugging_face import is_esm
 from protlm.model.transformer import build_network
-from tests.fixtures.commands import run_python
+from tests.fixtures.commands import ROOT, run_python
 from tests.interop.example import Example
 from tests.interop.families import ESM, ESM_1V
 from tests.interop.test_families import assert_same, outputs
@@ -111,9 +111,11 @@ def exported(model: Checkpoint, folder: Path) -> Path:
     return folder
 
 
-def use_exported(*folders: Path) -> None:
-    """Loads the folders in a process that cannot import protlm."""
+def use_exported(*folders: Path, libraries: Path | None = None) -> None:
+    """Loads the folders in a process that cannot import protlm, by the libraries of a folder."""
     environment = {"OMP_NUM_THREADS": "1", "HOME": str(folders[0]), "HF_HOME": str(folders[0])}
+    if libraries is not None:
+        environment["PYTHONPATH"] = str(libraries)
     done = run_python(PROGRAM, *folders, cwd=folders[0], env=environment)
     assert done.stdout.count("good") == len(folders)
 
@@ -187,6 +189,51 @@ def test_transformers_loads_a_model_without_protlm_and_computes_the_same(tmp_pat
     assert (merged_NV - base_NV).abs().max() > 0.01
     adapted, merged = interop.read(folder / "adapter", folder), interop.read(folder / "merged")
     torch.testing.assert_close(adapted.weights, merged.weights, rtol=0, atol=1e-6)
+
+
+OLDER = [path.stem for path in sorted(Path(__file__).parent.glob("transformers-*.txt"))]
+
+
+@pytest.mark.peers
+@pytest.mark.slow
+@pytest.mark.parametrize("version", OLDER)
+def test_older_versions_of_transformers_compute_the_same(version, tmp_path):
+    libraries = ROOT / "build" / version
+    assert (libraries / ".installed").exists(), f"type make build/{version}/.installed"
+    frequencies = {"rotary.frequency": torch.tensor([1.0, 1 / 3, 1e-3, 0.7], dtype=torch.float64)}
+    stored = model_with("softmax", stored_frequencies=True)
+    models = {
+        "hybrid": model_with("hybrid"),
+        "causal": model_with("performer_relu", objective=Objective.causal),
+        "stored": replace(stored, weights={**stored.weights, **frequencies}),
+    }
+    folders = {name: exported(model, tmp_path / name) for name, model in models.items()}
+    use_exported(*folders.values(), libraries=libraries)
+    for name, folder in folders.items():
+        assert_read_again(folder, models[name])
+
+
+def test_a_config_names_the_oldest_version_of_transformers(tmp_path):
+    hugging_face.export(model_with("linear"), tmp_path / "x", None)
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    assert config["transformers_version"] == "4.48.0"
+    assert config["protlm_version"] == protlm.__version__
+    done = run_python("-c", TOO_OLD, cwd=tmp_path, HF_HOME=str(tmp_path))
+    assert done.stdout.strip() == (
+        "ImportError transformers 4.47.1 is too old for this model: type "
+        "pip install 'transformers>=4.48'"
+    )
+
+
+TOO_OLD = """
+import os, transformers
+os.environ["HF_HUB_OFFLINE"] = "1"
+transformers.__version__ = "4.47.1"
+try:
+    transformers.AutoModel.from_pretrained("x", trust_remote_code=True)
+except Exception as error:
+    print(type(error).__name__, error)
+"""
 
 
 @pytest.mark.parametrize("frame", [TWO, Frame(prefix=()), Frame((), ())])
