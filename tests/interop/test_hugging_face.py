@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 
 import protlm
 from protlm import attention, interop
@@ -223,6 +224,33 @@ def test_a_config_names_the_oldest_version_of_transformers(tmp_path):
         "ImportError transformers 4.47.1 is too old for this model: type "
         "pip install 'transformers>=4.48'"
     )
+
+
+def test_frequencies_are_read_from_the_weights_of_older_exports(tmp_path):
+    model = model_with("softmax", stored_frequencies=True)
+    folder = tmp_path / "x"
+    hugging_face.export(model, folder, None)
+    config = json.loads((folder / "config.json").read_text())
+    frequency = torch.tensor(config.pop("frequencies"), dtype=torch.float64)
+    assert torch.equal(frequency, model.weights["rotary.frequency"])
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    save_file(weights | {"network.rotary.frequency": frequency}, folder / "model.safetensors")
+    assert_same(interop.read(folder).weights, model.weights)
+
+
+def test_maps_have_a_graph_where_the_page_says_so():
+    tokens_BL = torch.randint(4, 24, (1, 9))
+    found = set()
+    for name in attention.names():
+        described = model_with(name, num_layers=1).description
+        network = build_network(described.model, described.attention_config, seed=0)
+        ((_, x),) = network.attention_inputs(tokens_BL, tokens_BL > 0, causal=False)
+        if network.mechanism(1).attention_map(x.q_BHLK, x.k_BHLK, **x.rest).requires_grad:
+            found.add(name)
+    page = (ROOT / "docs" / "interop.md").read_text()
+    (says,) = re.findall(r"gradient can be taken of the maps(.*?)have windows", page, re.DOTALL)
+    assert found == set(re.findall(r"`(\w+)`", says)) - {"output_attentions"}
 
 
 TOO_OLD = """

@@ -451,6 +451,8 @@ def test_low_precision_is_kept_and_rounded_once():
     turned = rotate(low_BHLK, *angles)
     assert turned.dtype == torch.bfloat16
     assert torch.equal(turned, rotate(low_BHLK.float(), *angles).bfloat16())
+    low_angles = Rotary(head_dim=8).bfloat16().half().angles(torch.arange(100, 109))
+    assert all(map(torch.equal, low_angles, angles))
 
 
 def test_stored_frequencies_are_those_of_the_file():

@@ -110,8 +110,14 @@ def test_a_redraw_before_the_backward_pass_is_an_error(causal):
 def test_float16_is_rejected_with_the_reason(performer, causal):
     mechanism, inputs = performer.create(), make_inputs(5).to(torch.float16)
     for refused in (inputs.run, inputs.map_of):
-        with pytest.raises(UserError, match=r"range of float16.*bf16"):
+        with pytest.raises(UserError, match=r"range of float16.*dtype=torch.bfloat16 or float32"):
             refused(mechanism, causal=causal)
+    try:
+        torch.set_default_dtype(torch.float16)
+        with pytest.raises(UserError, match="range of float16"):
+            performer.create()
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 LENGTH = 257

@@ -134,6 +134,11 @@ def check_inputs(model: Any, tokens: Any) -> None:
     with mock.patch("torch.compiler.is_compiling", return_value=True):
         found = model(**tokens, token_type_ids=zeros_BL + 1)
     compare("outputs in a compiler", found[0], expected)
+    # A plain forward keeps one hidden state.
+    network = model.network
+    with mock.patch.object(network, "forward", wraps=network.forward) as forward:
+        model(**tokens)
+    assert [*forward.call_args.kwargs["layers"]] == [network.num_layers]
     number = len(model.get_input_embeddings().weight)
     model.set_input_embeddings(model.resize_token_embeddings(number))
     assert_refused(f"has {number} tokens", partial(model.resize_token_embeddings, number + 1))
