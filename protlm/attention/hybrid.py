@@ -47,6 +47,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
     those of softmax, and the others as the mechanism requires.
     """
 
+    exports = True
     cost: ClassVar[str] = "L window K; in the other heads that of the linear mechanism"
     advice: ClassVar[str] = "long proteins: exact weights nearby and a map over all pairs"
     map_meaning: ClassVar[str] = (
@@ -86,6 +87,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
         self.supports_causal = self.linear.supports_causal
         self.max_length = self.linear.max_length
         self.qk_norm = self.linear.qk_norm
+        self.exports = self.linear.exports
 
     @classmethod
     def stored_options(cls, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
     cost: ClassVar[str] = "L² K"
     advice: ClassVar[str] = "short proteins, and the reference for all others; exact maps"
     takes_bias: ClassVar[bool] = True
+    exports = True
 
     def __init__(self, *, bounded_qk_norm: bool = False) -> None:
         super().__init__()

@@ -26,6 +26,7 @@ class SlidingWindow(Attention, Recurrent[KeyValueCache]):
     """
 
     cost: ClassVar[str] = "L window K"
+    exports = True
     advice: ClassVar[str] = "local layers of `alternating`; alone, it does not see distant pairs"
 
     def __init__(self, *, window: Annotated[int, even(2)] = 256) -> None:

@@ -33,7 +33,7 @@ class FeedForward(nn.Module):
         self.down = Linear(inner, dim, bias=not gated)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
-        if self.chunk is None:
+        if self.chunk is None or torch.compiler.is_exporting():
             return self._all_at_once(x_BLD)
         kind = x_BLD.device.type
         is_mixed, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)

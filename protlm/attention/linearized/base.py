@@ -7,7 +7,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_exporting
 
 from protlm.attention.base import (
     Attention,
@@ -21,11 +21,12 @@ from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.gated import GatedSums
 from protlm.attention.linearized.gates import Decay, Gate, decays
+from protlm.attention.linearized.graph import graph_attention
 from protlm.attention.linearized.normalization import Denominator, Normalized
 from protlm.attention.linearized.operands import Operands
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
 from protlm.attention.linearized.selection import Attend, Backend, Case, chosen_attention, has_fused
-from protlm.attention.linearized.tiles import Tile
+from protlm.attention.linearized.tiles import WHOLE
 from protlm.attention.ops.numerics import (
     accum_dtype,
     no_autocast,
@@ -39,7 +40,6 @@ from protlm.bounds import Bounds
 from protlm.system.errors import UserError
 
 _BY_SUM = Denominator()
-_WHOLE = Tile(*[slice(None)] * 3)
 # The logarithm of a gate that lets nothing through, of which sums to base 2 are exact.
 _CLOSED = -1024.0 * math.log(2)
 # Positions of all heads up to which two products in a graph are level with fused kernels (H200).
@@ -69,6 +69,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     supports_bidirectional = True
     supports_causal = True
+    exports = True
     qk_norm = QueryKeyNorms.bounded
     cost: ClassVar[str] = "L R K"
     projection: Tensor | None
@@ -123,6 +124,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
                 "attention.backend=auto, or attention.decay=none"
             )
         self.gate = Gate.of(decay, num_heads=num_heads, model_dim=model_dim)
+        self.exports = self.gate is None
 
     def redraw(self, index: int) -> None:
         self.redraw_index.fill_(index)
@@ -133,6 +135,9 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         hidden_BLD, mask_BL, causal = context
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         feature_map = self.feature_map(accum_dtype(q_BHLK))
+        if is_exporting() and self.gate is None:
+            weighting = Weighting(feature_map, self._normalizer, causal)
+            return graph_attention(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
         fused = self._fused((q_BHLK, k_BHLK, v_BHLC), causal=causal, is_packed=False)
         is_level = fused is None or q_BHLK.shape[:-1].numel() <= _LEVEL
         if self._is_plain and is_level and is_compiling() and not causal and self.gate is None:
@@ -207,8 +212,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             # Maps have no values.
             operands = Operands(q_BHLK, k_BHLK, k_BHLK, mask_BL, feature_map)
             if not causal:
-                operands.raise_reference(_WHOLE)
-            phi_k_BHLR, _ = operands.keys(_WHOLE, causal=causal)
+                operands.raise_reference(WHOLE)
+            phi_k_BHLR, _ = operands.keys(WHOLE, causal=causal)
             phi_q_BHMR, _ = feature_map.queries(upcast(q_BHMK), operands.reference_BH1R)
             weights_BHML = phi_q_BHMR @ phi_k_BHLR.mT
             if self.gate is not None:

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.compiler import is_compiling
 
+from protlm.attention.ops.blocks import to_blocks
 from protlm.attention.ops.numerics import accum_dtype
 from protlm.attention.ops.products import matrix_product
 from protlm.bounds import Spans
@@ -28,6 +28,9 @@ class Tile:
 
     def of(self, x: Tensor) -> Tensor:
         return x[self.samples, self.heads, self.rows]
+
+
+WHOLE = Tile(*[slice(None)] * 3)
 
 
 def tiles(
@@ -61,9 +64,7 @@ def _ranges(first: int, last: int, size: int) -> list[slice]:
 
 def chunked(x_BHLR: Tensor) -> Tensor:
     """Splits positions into chunks, (B, H, chunks, 64, R); the last one is padded with 0."""
-    missing = -x_BHLR.shape[2] % CHUNK
-    padded = F.pad(x_BHLR, (0, 0, 0, missing)) if missing else x_BHLR
-    return padded.unflatten(2, (-1, CHUNK))
+    return to_blocks(x_BHLR, CHUNK)
 
 
 def positions(chunks: Tensor, tile: Tile) -> Tensor:

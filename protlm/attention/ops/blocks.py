@@ -7,18 +7,27 @@ from typing import NamedTuple, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.compiler import is_exporting
 
 
 def to_blocks(x_BHLK: Tensor, size: int, *, value: float = 0.0) -> Tensor:
-    """Splits positions into S = ⌈L / size⌉ blocks of M = size, BHSMK; `value` pads the last one."""
-    if missing := -x_BHLK.shape[2] % size:
-        x_BHLK = F.pad(x_BHLK, (0, 0, 0, missing), value=value)
-    return x_BHLK.unflatten(2, (-1, size))
+    """Splits positions into S = ⌈L / size⌉ blocks of M = size, BHSMK; `value` pads the last one.
+
+    An exported graph has another block, of padding: it could not have one block or several.
+    """
+    length = x_BHLK.shape[2]
+    number = (length + (2 * size if is_exporting() else size) - 1) // size
+    if is_exporting() or number * size > length:
+        x_BHLK = F.pad(x_BHLK, (0, 0, 0, number * size - length), value=value)
+    return x_BHLK.unflatten(2, (number, size))
 
 
 def from_blocks(x_BHSMK: Tensor, length: int) -> Tensor:
     """Joins blocks, BHLK, without the padding of the last one."""
-    return x_BHSMK.flatten(2, 3)[:, :, :length]
+    x_BHLK = x_BHSMK.flatten(2, 3)
+    if is_exporting():
+        return x_BHLK.index_select(2, torch.arange(length, device=x_BHLK.device))
+    return x_BHLK[:, :, :length]
 
 
 def with_margins(
@@ -61,6 +70,9 @@ def softmax_in_blocks(q_BHSMK: Tensor, k_BHSLK: Tensor, v_BHSLC: Tensor, visible
         .flatten(0, 1)
         for x in (q_BHSMK, k_BHSLK, v_BHSLC)
     )
+    if is_exporting():
+        # Strides of one head that depend on the length would bound the length.
+        q = q.clone(memory_format=torch.contiguous_format)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=visible.transpose(1, 2).flatten(0, 1), scale=1 / math.sqrt(key_width)
     )
@@ -127,10 +139,10 @@ def window_softmax(
     if window.dilation > 1:
         return _dilated_softmax(q_BHLK, k_BHLK, v_BHLC, keys_BL, window, shared)
     length = q_BHLK.shape[2]
-    before, after, size = window.before, window.after, _block_size(length, window)
-    if size == length:
-        # A single block contains all keys.
-        before = after = 0
+    before, after, size = window.before, window.after, _block_size(window)
+    # A single block contains all keys, if that costs no more. An exported graph has any length.
+    if not is_exporting() and length <= size + before + after:
+        before, after, size = 0, 0, length
     k, v, is_key = (
         with_margins(to_blocks(x, size), before=before, after=after, shared_BHPK=extra)
         for x, extra in (
@@ -150,14 +162,12 @@ def window_softmax(
     return from_blocks(softmax_in_blocks(to_blocks(q_BHLK, size), k, v, visible), length)
 
 
-def _block_size(length: int, window: Window) -> int:
-    """Returns the size of a block: half of a window, or all positions if that costs no more.
+def _block_size(window: Window) -> int:
+    """Returns the size of a block: half of a window.
 
     Smaller blocks would copy keys more often, larger ones would compute more masked weights.
     """
-    reach = window.before + window.after
-    size = max(reach // 2, _SMALLEST_BLOCK)
-    return length if length <= size + reach else size
+    return max((window.before + window.after) // 2, _SMALLEST_BLOCK)
 
 
 def _dilated_softmax(
