@@ -67,8 +67,8 @@ class Attention(nn.Module, ABC):
     # The modes that a mechanism supports; an instance overrides them where settings exclude one.
     supports_bidirectional: bool = True
     supports_causal: bool = True
-    # Whether the mechanism can be exported with a free length: under `torch.compiler.is_exporting()`
-    # nothing in `mix` depends on the length. An instance may override it.
+    # Whether the mechanism can be exported with a free length: nothing in `mix` depends on it under
+    # `torch.compiler.is_exporting()`. An instance may override it.
     exports: bool = False
     # Whether keys are the queries; the model then has no key projection.
     shares_query_key: ClassVar[bool] = False

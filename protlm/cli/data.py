@@ -193,25 +193,29 @@ def checkpoint_verify(path: Path) -> None:
 @checkpoint_app.command("export")
 def checkpoint_export(
     path: Path,
-    output: Annotated[Path, new_output("The folder to write.")],
+    output: Annotated[Path, new_output("The folder to write; a file with --format onnx.")],
     dtype: Annotated[
         str | None, option("float32, or bfloat16, which is half as large; only of protlm's format.")
     ] = None,
-    format: Annotated[str, option("protlm, or hf for Hugging Face transformers.")] = ("protlm"),
+    format: Annotated[
+        str, option("protlm, hf for Hugging Face transformers, or onnx for ONNX runtimes.")
+    ] = "protlm",
     fit: Annotated[
         Path | None, option("The NAME.fit.json of the contact head; only of an ESM with hf.")
     ] = None,
 ) -> None:
-    """Export the weights and their description to a new folder."""
-    from protlm.commands.checkpoint import export, export_to_hugging_face
+    """Export the weights and their description to a new folder, or the network to an ONNX file."""
+    from protlm.commands.checkpoint import export, export_to_hugging_face, export_to_onnx
 
-    allowed_value("--format", format, "hf", "protlm")
-    if format == "hf" and dtype is not None:
-        raise UserError(f"--dtype {dtype} needs --format protlm; --format hf is float32")
+    allowed_value("--format", format, "hf", "onnx", "protlm")
+    if format != "protlm" and dtype is not None:
+        raise UserError(f"--dtype {dtype} needs --format protlm; --format {format} is float32")
     if format == "hf":
         export_to_hugging_face(path, output, fit)
     elif fit is not None:
         raise UserError("--fit needs --format hf")
+    elif format == "onnx":
+        export_to_onnx(path, output)
     else:
         kind = allowed_value("--dtype", dtype or "float32", "float32", "bfloat16")
         export(path, output, kind)

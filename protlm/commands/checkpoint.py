@@ -19,7 +19,7 @@ from protlm.config import BestMetric, TrainConfig
 from protlm.config.composition import compose, to_plain
 from protlm.config.fields import as_typed
 from protlm.conversion import convert
-from protlm.interop import hugging_face
+from protlm.interop import hugging_face, onnx_file
 from protlm.interop.base import ContactHead
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
@@ -115,6 +115,12 @@ def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) ->
     else:
         say = "transformers loads it as EsmForMaskedLM"
     print(say, file=sys.stderr)
+    print(output)
+
+
+def export_to_onnx(path: Path, output: Path) -> None:
+    """Writes an ONNX file, once it computes what the model computes."""
+    print(onnx_file.export(load_model(path), output), file=sys.stderr)
     print(output)
 
 

@@ -187,14 +187,19 @@ def _code(description: ModelDescription) -> str:
     return f"{_HEADER}\n\n{bundle.source()}\n\nMECHANISMS.update({{\n{''.join(entries)}}})\n"
 
 
+def tokenizer_of(frame: Frame | None) -> str:
+    """Returns the text of `tokenizer.json`, which the library `tokenizers` reads by itself."""
+    text = files("protlm.interop.remote_code").joinpath(TOKENIZER).read_text(encoding="utf-8")
+    return (
+        text if frame is None else json.dumps(_with_frame(json.loads(text), vocabulary_of(frame)))
+    )
+
+
 def _write_tokenizer(folder: Path, frame: Frame | None, *, has_code: bool) -> None:
     settings: dict[str, Any] = {"model_max_length": 10**30, **_SPECIAL}
     if has_code:
         # Residues are read as in the commands; one `<unk>` for each letter that they refuse.
-        text = files("protlm.interop.remote_code").joinpath(TOKENIZER).read_text(encoding="utf-8")
-        if frame is not None:
-            text = json.dumps(_with_frame(json.loads(text), vocabulary_of(frame)))
-        (folder / TOKENIZER).write_text(text, encoding="utf-8")
+        (folder / TOKENIZER).write_text(tokenizer_of(frame), encoding="utf-8")
         auto = {"AutoTokenizer": [None, f"{_MODULE}.{_TOKENIZER}"]}
         settings |= {"tokenizer_class": _TOKENIZER, "auto_map": auto}
         settings |= {"padding_side": "right", "model_input_names": ["input_ids", "attention_mask"]}

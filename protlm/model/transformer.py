@@ -48,6 +48,22 @@ class ModelOutput:
             raise UserError(ENCODER)
         return self.logits
 
+    def only(self, rows_B: Tensor) -> "ModelOutput":
+        """Returns the output with NaN in all other rows."""
+        logits = None if self.logits is None else only(rows_B, self.logits)
+        return ModelOutput(logits, {n: only(rows_B, x) for n, x in self.hidden.items()})
+
+
+def only(rows_B: Tensor, x: Tensor) -> Tensor:
+    """Returns a tensor with NaN in all rows but some: a graph cannot refuse the others."""
+    return torch.where(rows_B.view(-1, *[1] * (x.dim() - 1)), x, torch.nan)
+
+
+def padded_at_the_end(mask_BL: Tensor) -> Tensor:
+    """Returns which rows of a mask have no padding before a position that is attended to."""
+    position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
+    return (mask_BL == (position_L < mask_BL.sum(1, keepdim=True))).all(1)
+
 
 @final
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers import modeling_outputs as outputs
 
@@ -21,7 +22,7 @@ from protlm.config import Objective
 from protlm.data.vocabulary import vocabulary_of
 from protlm.model.pooling import residue_means
 from protlm.model.selfattention import ValueEmbedding
-from protlm.model.transformer import ModelOutput, build_network
+from protlm.model.transformer import ModelOutput, build_network, only, padded_at_the_end
 from protlm.system.errors import UserError
 
 # The oldest transformers in which the tests use exported models.
@@ -171,8 +172,9 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         mask_BL = tokens_BL != self.config.pad_token_id
         if attention_mask is not None:
             mask_BL = attention_mask.bool()
-        # Positions are counted from the first column.
-        if mask_BL.shape != tokens_BL.shape or (mask_BL[:, 1:] & ~mask_BL[:, :-1]).any():
+        # Positions are counted from the first column. A graph cannot raise: other rows are NaN.
+        rows_B, is_graph = padded_at_the_end(mask_BL), is_compiling()
+        if mask_BL.shape != tokens_BL.shape or not (is_graph or rows_B.all()):
             raise ValueError(
                 "attention_mask must have the shape of input_ids, and padding only on the right: "
                 "set tokenizer.padding_side = 'right'"
@@ -185,6 +187,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         layers = range(0 if has_states else last, last + 1)
         with self._instead(inputs_embeds):
             out = network(tokens_BL, mask_BL, causal=causal, layers=layers)
+            out = out.only(rows_B) if is_graph else out
             if has_states:
                 fields["hidden_states"] = tuple(out.hidden[n] for n in layers)
             if _first(output_attentions, self.config.output_attentions):
@@ -192,6 +195,8 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                     network.mechanism(number).attention_map(x.q_BHLK, x.k_BHLK, **x.rest)
                     for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=causal)
                 )
+        if is_graph and "attentions" in fields:
+            fields["attentions"] = tuple(only(rows_B, x) for x in fields["attentions"])
         result = self._kind(**self._results(out, mask_BL, labels), **fields)
         return result if _first(return_dict, self.config.return_dict) else result.to_tuple()
 
@@ -297,7 +302,7 @@ def _refuse_ids(
 
     A compiler would have to read them.
     """
-    if torch.compiler.is_compiling():
+    if is_compiling():
         return
     position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
     for name, given, allowed_L, says in (
