@@ -160,7 +160,7 @@ def test_the_command_writes_one_file_with_its_tokenizer(saved, protlm_in_process
     assert metadata["max_length"] == "64"
     tokens = Tokenizer.from_str(metadata["tokenizer.json"]).encode("MKTV").ids
     assert tokens == model.tokenize(["MKTV"]).tokens_BL[0].tolist()
-    with pytest.raises(Exception, match="BroadcastIterator|dimension"):
+    with pytest.raises(Exception, match=r"broadcast|dimension"):
         run(tmp_path / "x.onnx", *tokens_of((65,)))
     again = protlm_in_process(*command, cwd=tmp_path)
     assert again.returncode == 4
