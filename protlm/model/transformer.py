@@ -48,15 +48,14 @@ class ModelOutput:
             raise UserError(ENCODER)
         return self.logits
 
-    def only(self, rows_B: Tensor) -> "ModelOutput":
-        """Returns the output with NaN in all other rows."""
-        logits = None if self.logits is None else only(rows_B, self.logits)
-        return ModelOutput(logits, {n: only(rows_B, x) for n, x in self.hidden.items()})
-
 
 def only(rows_B: Tensor, x: Tensor) -> Tensor:
-    """Returns a tensor with NaN in all rows but some: a graph cannot refuse the others."""
-    return torch.where(rows_B.view(-1, *[1] * (x.dim() - 1)), x, torch.nan)
+    """Returns a tensor with NaN in all other rows, which a graph cannot refuse.
+
+    A number is NaN if there are any.
+    """
+    kept = rows_B.view(-1, *[1] * (x.dim() - 1)) if x.dim() else rows_B.all()
+    return torch.where(kept, x, torch.nan)
 
 
 def padded_at_the_end(mask_BL: Tensor) -> Tensor:

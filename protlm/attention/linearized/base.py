@@ -18,10 +18,9 @@ from protlm.attention.base import (
     not_compiled,
 )
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
-from protlm.attention.linearized.function import LinearAttention, Weighting
+from protlm.attention.linearized.function import LinearAttention, Weighting, graph_attention
 from protlm.attention.linearized.gated import GatedSums
 from protlm.attention.linearized.gates import Decay, Gate, decays
-from protlm.attention.linearized.graph import graph_attention
 from protlm.attention.linearized.normalization import Denominator, Normalized
 from protlm.attention.linearized.operands import Operands
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor

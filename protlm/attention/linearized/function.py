@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
@@ -25,8 +26,9 @@ from torch.compiler import is_compiling
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.operands import Operands, rounds_on_cpu
-from protlm.attention.linearized.tiles import States, Tile, chunked, positions, tiles
-from protlm.attention.ops.numerics import no_autocast
+from protlm.attention.linearized.tiles import WHOLE, States, Tile, chunked, positions, tiles
+from protlm.attention.ops.blocks import from_blocks
+from protlm.attention.ops.numerics import no_autocast, zero_padding
 from protlm.attention.ops.products import matrix_product, product
 from protlm.bounds import Spans
 
@@ -118,6 +120,34 @@ class LinearAttention(torch.autograd.Function):
                 operands.reference_BH1R = reference
                 compute(operands, group, states, dsums_of, write)
         return *gradients, None, None
+
+
+def graph_attention(
+    q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, weighting: Weighting
+) -> Tensor:
+    """Returns what `LinearAttention` returns, up to rounding, for an exported graph.
+
+    All positions are one tile: a loop over tiles would be that of one length. The states before
+    chunks are cumulative sums, so that causal attention is linear in the length there too.
+    """
+    feature_map, normalizer, causal, _ = weighting
+    operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
+    with no_autocast(v_BHLC):
+        if not causal:
+            operands.raise_reference(WHOLE)
+        phi_k = operands.keys(WHOLE, causal=causal).phi_BHLR
+        phi_q = operands.queries(WHOLE).phi_BHLR
+        values = zero_padding(F.pad(v_BHLC.to(operands.dtype), (0, 1), value=1.0), mask_BL)
+        if causal:
+            phi_q, phi_k, values = (chunked(x) for x in (phi_q, phi_k, values))
+            # Each state is moved to the next chunk.
+            before = F.pad((phi_k.mT @ values).cumsum(dim=2), (0, 0, 0, 0, 1, -1))
+            chunks = (phi_q @ phi_k.mT).tril() @ values + phi_q @ before
+            sums = from_blocks(chunks, v_BHLC.shape[2])
+        else:
+            sums = phi_q @ (phi_k.mT @ values)
+        out_BHLC, _ = normalizer(sums)
+    return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
 
 def _bidirectional(

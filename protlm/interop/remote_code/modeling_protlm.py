@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 from torch.compiler import is_compiling
+from torch.utils._pytree import tree_map_only
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers import modeling_outputs as outputs
 
@@ -173,8 +174,8 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         if attention_mask is not None:
             mask_BL = attention_mask.bool()
         # Positions are counted from the first column. A graph cannot raise: other rows are NaN.
-        rows_B, is_graph = padded_at_the_end(mask_BL), is_compiling()
-        if mask_BL.shape != tokens_BL.shape or not (is_graph or rows_B.all()):
+        rows_B = padded_at_the_end(mask_BL)
+        if mask_BL.shape != tokens_BL.shape or not (is_compiling() or rows_B.all()):
             raise ValueError(
                 "attention_mask must have the shape of input_ids, and padding only on the right: "
                 "set tokenizer.padding_side = 'right'"
@@ -187,7 +188,6 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         layers = range(0 if has_states else last, last + 1)
         with self._instead(inputs_embeds):
             out = network(tokens_BL, mask_BL, causal=causal, layers=layers)
-            out = out.only(rows_B) if is_graph else out
             if has_states:
                 fields["hidden_states"] = tuple(out.hidden[n] for n in layers)
             if _first(output_attentions, self.config.output_attentions):
@@ -195,9 +195,10 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                     network.mechanism(number).attention_map(x.q_BHLK, x.k_BHLK, **x.rest)
                     for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=causal)
                 )
-        if is_graph and "attentions" in fields:
-            fields["attentions"] = tuple(only(rows_B, x) for x in fields["attentions"])
-        result = self._kind(**self._results(out, mask_BL, labels), **fields)
+        fields |= self._results(out, mask_BL, labels)
+        if is_compiling():
+            fields = tree_map_only(Tensor, lambda x: only(rows_B, x), fields)
+        result = self._kind(**fields)
         return result if _first(return_dict, self.config.return_dict) else result.to_tuple()
 
     def _instead(self, inputs_embeds: Tensor | None) -> AbstractContextManager[object]:
