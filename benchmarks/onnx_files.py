@@ -49,7 +49,12 @@ class File:
 
     def __init__(self, label: str, preset: str, folder: str) -> None:
         name, objective = label.split()
-        typed = [f"model={preset}", f"attention={name}", f"objective={objective}"]
+        typed = [
+            f"model={preset}",
+            "model.num_layers=2",
+            f"attention={name}",
+            f"objective={objective}",
+        ]
         config = compose(TrainConfig, typed)
         network = build_network(config.model, config.attention, seed=0)
         found = Checkpoint(Path(folder), describe(config), dict(network.state_dict()))
