@@ -20,7 +20,7 @@ from protlm.data.tables import read_clusters
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.interruption import sigterm_as_interrupt
-from protlm.system.paths import existing_file, explain_os_error
+from protlm.system.paths import existing_file, explain_os_error, scratch_name
 from protlm.system.terminal import printable
 from protlm.system.work_folder import Kind, unfinished, work_folder
 
@@ -85,7 +85,7 @@ def cluster_sequences(sequences: Sequence[str]) -> list[int]:
     """Returns the number of each sequence's cluster: the row of its representative."""
     find_mmseqs()
     clusters = list(range(len(sequences)))
-    with _scratch("protlm-clusters-") as folder:
+    with _scratch("protlm-clusters") as folder:
         fasta = _write_fasta(sequences, folder / "sequences.fasta")
         identity = ("--min-seq-id", str(MIN_IDENTITY))
         command = ["easy-cluster", fasta, folder / "found", folder / "tmp"]
@@ -98,7 +98,7 @@ def cluster_sequences(sequences: Sequence[str]) -> list[int]:
 def highest_identities(queries: Sequence[np.ndarray], others: Iterable[np.ndarray]) -> np.ndarray:
     """Returns the highest identity of each query's hits with E < 1e-3, float64; NaN without one."""
     identities = np.full(len(queries), np.nan)
-    with _scratch("protlm-leakage-") as folder:
+    with _scratch("protlm-leakage") as folder:
         hits = folder / "hits.tsv"
         files = [
             _write_fasta(map(VOCABULARY.decode, tokens), folder / name)
@@ -117,13 +117,13 @@ def highest_identities(queries: Sequence[np.ndarray], others: Iterable[np.ndarra
 
 
 @contextmanager
-def _scratch(prefix: str) -> Iterator[Path]:
+def _scratch(name: str) -> Iterator[Path]:
     """Yields a temporary folder (`TMPDIR`), which is removed when a cluster ends the job, too.
 
     Its files may be as large as a data set.
     """
-    with sigterm_as_interrupt(), TemporaryDirectory(prefix=prefix) as name:
-        yield Path(name)
+    with sigterm_as_interrupt(), TemporaryDirectory(**scratch_name(name)) as folder:
+        yield Path(folder)
 
 
 def _write_fasta(sequences: Iterable[str], path: Path) -> Path:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from protlm.data.records import ReadOptions, Tally
+from protlm.data.shards.data_set import verify
 from protlm.data.shards.manifest import MANIFEST
-from protlm.system.errors import UserError
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.shares import Submission, in_order
 from protlm.system.terminal import JobProgress, printable
@@ -130,7 +131,7 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
     segment, totals, is_warned = OpenSegment(known), _totals(work), False
     with (
         JobProgress("records", None, done=totals.records, quiet=options.is_share) as progress,
-        closing(in_order(encoder, reader.blocks(), options.workers)) as encoded,
+        closing(in_order(encoder, reader.blocks(), options.workers, work.path)) as encoded,
     ):
         for place, block in encoded:
             segment.add(block)
@@ -167,6 +168,9 @@ def _make_share(encoder: Encoder, options: PrepareOptions, pair: tuple[Path, Pat
     if not (share / MANIFEST).is_file():
         rule, clusters = encoder.split_rule, encoder.clusters
         prepare([source], share, split_rule=rule, clusters=clusters, options=options)
+    # A share that an earlier start finished may be damaged since.
+    for fault in verify(share):
+        raise InputDataError(f"{fault}; type the same command with --restart")
 
 
 def _totals(work: BuildFolder) -> Tally:

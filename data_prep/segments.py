@@ -1,16 +1,14 @@
 """A segment: the records between two points from which a killed build can resume."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from protlm.data.records import Tally
 from protlm.data.shards.manifest import SourceEntry
 from protlm.data.shards.writer import PackedSequences, write_shard
-from protlm.system.paths import complete_file
+from protlm.system.parts import new_part
 
 from .duplicates import DigestSet
 from .encode import EncodedBlock
@@ -65,15 +63,11 @@ class OpenSegment:
             split: write_shard(work.data, f"{split}/shard-{numbers[split]:05d}.h5", parts)
             for split, parts in sorted(self._splits.items())
         }
-        digests = work.first_seen(len(before))
-        sha256 = None if self._known is None else self._write_first_seen(digests)
+        if self._known is not None:
+            digests = np.concatenate([np.zeros((0, 2), np.uint64), *self._first_seen])
+            with new_part(work.first_seen(len(before))) as temporary:
+                # numpy's own error on a full disk does not say that the disk is full.
+                temporary.write_bytes(digests.tobytes())
         num_named = sum(len(segment.sources) for segment in before)
         finished = tuple(sources[num_named : end.source])
-        work.journal.append(Segment(end, finished, shards, self.tally, sha256))
-
-    def _write_first_seen(self, path: Path) -> str:
-        digests = np.concatenate([np.zeros((0, 2), np.uint64), *self._first_seen]).tobytes()
-        with complete_file(path) as temporary:
-            # numpy's own error on a full disk does not say that the disk is full.
-            temporary.write_bytes(digests)
-        return hashlib.sha256(digests).hexdigest()
+        work.journal.append(Segment(end, finished, shards, self.tally))

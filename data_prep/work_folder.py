@@ -3,8 +3,6 @@
 Its journal has one small file for each finished segment, written after its shards.
 """
 
-import hashlib
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -20,9 +18,10 @@ from protlm.data.records import Tally
 from protlm.data.shards.manifest import ShardEntry, SourceEntry
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError
-from protlm.system.json_file import Sha256, from_json, to_json, write_json
-from protlm.system.paths import check_output
-from protlm.system.terminal import printable
+from protlm.system.json_file import from_json, to_json
+from protlm.system.parts import read_part, write_facts
+from protlm.system.paths import check_output, sha256_of
+from protlm.system.terminal import printable, watched
 from protlm.system.work_folder import Kind, WorkFolder, read_begun, unfinished, work_folder
 
 from .sources import Place, Source
@@ -40,15 +39,12 @@ class Segment:
 
     Args:
         sources: sources before this position that no earlier segment lists.
-        digests_sha256: SHA-256 of the file with the digests of its sequences; None if duplicates
-            are not looked for.
     """
 
     end: Place
     sources: tuple[SourceEntry, ...]
     shards: dict[str, ShardEntry]
     tally: Tally
-    digests_sha256: Sha256 | None
 
 
 class Journal:
@@ -65,8 +61,7 @@ class Journal:
 
     def append(self, segment: Segment) -> None:
         """Writes the entry of the next segment, whose shards are complete."""
-        path, fields = self._folder / _NAME.format(len(self.segments)), to_json(segment)
-        write_json(path, {"sha256": _hash(fields), "content": fields})
+        write_facts(self._folder / _NAME.format(len(self.segments)), to_json(segment))
         self.segments.append(segment)
 
 
@@ -118,26 +113,23 @@ class BuildFolder:
 
     def read_first_seen(self, segment: int) -> np.ndarray:
         """Returns the digests of `first_seen`, uint64 [n, 2]."""
-        path = self.first_seen(segment)
-        digests = path.read_bytes() if path.is_file() else b""
-        expected = self.journal.segments[segment].digests_sha256
-        if hashlib.sha256(digests).hexdigest() != expected:
+        if (part := read_part(path := self.first_seen(segment))) is None:
             raise _lost(path)
-        return np.frombuffer(digests, np.uint64).reshape(-1, 2)
+        return np.frombuffer(part.content, np.uint64).reshape(-1, 2)
 
     def _sweep(self) -> None:
         """Removes unfinished files of a killed build, and checks that finished shards exist."""
         segments = self.journal.segments
         shards = {entry.file: entry for segment in segments for entry in segment.shards.values()}
-        for file, entry in shards.items():
+        for file, entry in watched("shards verified", shards.items()):
             path = self.data / file
-            if not path.is_file() or path.stat().st_size != entry.bytes:
+            if not path.is_file() or sha256_of(path) != entry.sha256:
                 raise _lost(path)
         kept = {self.data / file for file in shards}
         kept |= {self.first_seen(number) for number in range(len(segments))}
         for folder in (self.data, self._digests):
             for path in list(folder.rglob("*")):
-                if path.is_file() and path not in kept:
+                if not path.is_dir() and path not in kept:
                     path.unlink()
 
 
@@ -165,10 +157,10 @@ def build_folder(
 
 def _refuse_changed_sources(path: Path, plan: Plan) -> None:
     begun, now = read_begun(path, DATA_SET) or {}, plan.fields()
-    if begun.get("sources") != now["sources"]:
+    states = begun.get(_STATES)
+    if begun.get("sources") != now["sources"] or not isinstance(states, list):
         return
-    states = zip(plan.sources, begun.get(_STATES) or [], now[_STATES], strict=False)
-    for source, before, state in states:
+    for source, before, state in zip(plan.sources, states, now[_STATES], strict=False):
         if before != state:
             raise InputDataError(
                 f"{source.path} has changed since {path} was begun: type the same command with "
@@ -176,22 +168,14 @@ def _refuse_changed_sources(path: Path, plan: Plan) -> None:
             )
 
 
-def _lost(path: Path, reason: str = "") -> InputDataError:
+def _lost(path: Path) -> InputDataError:
     return InputDataError(
-        f"{path} was finished, and is missing or damaged now{reason}: the build cannot be resumed; "
+        f"{path} was finished, and is missing or damaged now: the build cannot be resumed; "
         "type the same command with --restart"
     )
 
 
 def _read_segment(path: Path) -> Segment:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if content["sha256"] != _hash(content["content"]):
-            raise ValueError("its SHA-256 does not match")
-        return from_json(Segment, content["content"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _lost(path, f" ({error})") from error
-
-
-def _hash(fields: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    if (part := read_part(path)) is None:
+        raise _lost(path)
+    return from_json(Segment, part.facts)

@@ -143,7 +143,7 @@ def newest_whole(run_dir: Path) -> tuple[Path | None, list[str]]:
     if faults:
         raise InputDataError(
             f"all checkpoints of {run_dir} are damaged ({'; '.join(faults)}): restore a copy of "
-            "one, or start a new run in another run_dir="
+            "one, or start a new run in another folder"
         )
     return None, []
 

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from protlm.cli.options import OUTPUT, Device, Model, choice, model_or_default, new_output, option
+from protlm.cli.options import (
+    OUTPUT,
+    BreakLock,
+    Device,
+    Model,
+    choice,
+    model_or_default,
+    new_output,
+    option,
+)
 
 features_app = typer.Typer(help="Learn sparse features of a layer, and name them.")
 
@@ -25,6 +34,7 @@ def train_features(
         int | None, option("Seed of an untrained model in place of the trained one: a control.")
     ] = None,
     device: Device = "auto",
+    break_lock: BreakLock = False,
 ) -> None:
     """Train a sparse autoencoder on the hidden states of a layer; resumable."""
     from protlm.analysis.features.autoencoder import Sparsity
@@ -33,7 +43,15 @@ def train_features(
     kind = choice("--sparsity", sparsity, Sparsity)
     typed = {"latents": latents, "k": k, "residues": residues, "seed": seed, "sparsity": kind}
     typed["random_weights"] = random_weights
-    run(model_or_default(model), data, output, typed, layer=layer, device=device)
+    run(
+        model_or_default(model),
+        data,
+        output,
+        typed,
+        layer=layer,
+        device=device,
+        break_lock=break_lock,
+    )
 
 
 @features_app.command("describe")
@@ -48,7 +66,7 @@ def describe_features(
     random: Annotated[Path | None, option("Features of --random-weights: a control.")] = None,
     max_proteins: Annotated[int, option("Proteins drawn, without relatives.")] = 1000,
     max_residues: Annotated[int, option("Longer proteins are left out.")] = 1024,
-    permutations: Annotated[int, option("Exchanges of annotations, for chance.")] = 20,
+    permutations: Annotated[int, option("Exchanges of annotations, for chance.")] = 100,
     seed: Annotated[int, option("Of the draw, the exchanges and the masks.")] = 0,
     device: Device = "auto",
 ) -> None:

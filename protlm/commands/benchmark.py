@@ -5,6 +5,7 @@ in the folder `RESULTS.partial`, from which an interrupted command continues.
 """
 
 import hashlib
+import json
 import math
 import shutil
 import sys
@@ -42,8 +43,9 @@ from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.plots import benchmark_figure, save_figure
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
-from protlm.system.json_file import read_json, write_json
+from protlm.system.json_file import write_json
 from protlm.system.memory import free_memory, readable_size
+from protlm.system.parts import read_part, write_facts
 from protlm.system.paths import sha256_of
 from protlm.system.terminal import print_table
 from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
@@ -140,19 +142,24 @@ def _screen(rows: Iterable[tuple]) -> Iterator[list[str]]:
 def _content(
     task: Task, model: PretrainedModel, options: ProbeOptions, work: WorkFolder
 ) -> dict[str, Any]:
-    """Returns the results of a task; those that are finished are read."""
+    """Returns the results of a task; those that are finished are read, with their vectors.
+
+    The vectors of a task that are lost are computed by that task: others would make other batches.
+    """
     name = hashlib.sha256(f"{task.name} {model.identity}".encode()).hexdigest()
-    if not (path := work.path / f"{name}.json").exists():
-        model.store = VectorStore(work.path, work.lock.check)
-        try:
-            content = _RUN[task.kind](task, model, options)
-        except UserError as error:
-            raise type(error)(f"{task.name}: {error}; --tasks runs other tasks") from None
-        work.lock.check()
-        write_json(path, content)
-    else:
+    part = read_part(path := work.path / f"{name}.json")
+    if part is not None and all(read_part(work.path / one) for one in part.facts["vectors"]):
         print(f"{task.name}: finished before", file=sys.stderr)
-    return read_json(path, "the results of a task")
+        return part.facts["results"]
+    store = model.store = VectorStore(work.path, work.lock.check)
+    try:
+        content = _RUN[task.kind](task, model, options)
+    except UserError as error:
+        raise type(error)(f"{task.name}: {error}; --tasks runs other tasks") from None
+    # As they are when they are read.
+    facts = json.loads(json.dumps({"results": content, "vectors": sorted(store.used)}))
+    write_facts(path, facts, check=work.lock.check)
+    return facts["results"]
 
 
 def _labels(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def _fingerprint(job: Job, output: Path) -> dict[str, Any]:
 
 def _compute(job: Job, blocks: Blocks, in_process: Callable[[EmbedOptions], int]) -> None:
     """Computes what is not finished: a share or everything, here or in several processes."""
-    options, share = job.options, job.options.share or Share()
+    options, share, folder = job.options, job.options.share or Share(), blocks.folder
     if options.processes == 1:
         halved = compute(job, blocks, share)
     else:
@@ -170,7 +170,7 @@ def _compute(job: Job, blocks: Blocks, in_process: Callable[[EmbedOptions], int]
             replace(one, device=device_of(options.device, number))
             for number, one in enumerate(_shares(options), start=1)
         ]
-        halved = sum(here(in_process, shares, options.processes, "use fewer --processes"))
+        halved = sum(here(in_process, shares, options.processes, "use fewer --processes", folder))
     if halved:
         print(f"the memory of the device was full: {halved:,} batches were halved", file=sys.stderr)
     if options.share is not None:

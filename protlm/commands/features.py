@@ -1,5 +1,6 @@
 """Sparse features of a layer: `protlm features train`, and `describe`, which names them."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -47,7 +48,14 @@ _TRAINING = Kind("training of features", "being trained", "--output")
 
 
 def train_features(
-    model_path: Path, data: Path, output: Path, typed: dict[str, Any], *, layer: int, device: str
+    model_path: Path,
+    data: Path,
+    output: Path,
+    typed: dict[str, Any],
+    *,
+    layer: int,
+    device: str,
+    break_lock: bool = False,
 ) -> None:
     """Trains an autoencoder, measures it on held-out proteins, and writes a new folder."""
     refuse_finished(output, _TRAINING)
@@ -58,16 +66,20 @@ def train_features(
     settings = SparseSettings(model.identity, model.vocabulary.hash, number, **typed)
     if settings.k > settings.latents:
         raise UserError(f"--k {settings.k} must be at most --latents {settings.latents}")
-    stream = StateStream(model, number, open_split(data, "train", shuffled=True), settings.seed)
+    stream = StateStream(
+        model, number, open_split(data, "train", shuffled=True), settings.seed, f"{model_path}"
+    )
     shards = read_manifest(data).splits
     held_out = [x for x in ("valid", "test") if any(one.sequences for one in shards.get(x, ()))]
     measured = stream._replace(split=open_split(data, [*held_out, "train"][0]))
     begun_with = {**asdict(settings), "the data": stream.split.fingerprint}
     autoencoder = SparseAutoencoder(model.description.model.model_dim, settings).to(model.device)
     folder = unfinished(output)
-    with work_folder(folder, begun_with, _TRAINING) as work:
+    with work_folder(folder, begun_with, _TRAINING, break_lock=break_lock) as work:
         with JobProgress("residues", settings.residues) as progress:
-            train(autoencoder, stream, folder / "state.ckpt", progress.update)
+            train(
+                autoencoder, stream, folder / "state.ckpt", progress.update, check=work.lock.check
+            )
         lengths = measured.split.length_counts()
         number = min(BLOCK // 2, int(lengths @ np.arange(len(lengths))))
         figures = figures_of(autoencoder, measured.block(0, number)[0])
@@ -106,6 +118,7 @@ def describe_features(
     typed["max_residues"] = longest_read(trained, typed["max_residues"])
     proteins, left_out = read_concepts(*annotations, **typed)
     concepts, rows, summary = concepts_of(proteins), list[dict[str, Any]](), {}
+    begun = time.monotonic()
     # Features are the last, after the controls that they have to exceed.
     for name, values in watched("predictors", _predictors(known, proteins, concepts)):
         own = [{"predictor": name, **row} for row in compare(values, concepts, repeats, seed=seed)]
@@ -116,6 +129,7 @@ def describe_features(
             row["beyond controls"] = name == SPARSE and row["named"] and all(exceeds)
             row["examples"] = _examples(column(columns, row["feature"]), proteins, concepts)
         rows, summary[name] = rows + own, _counted(own)
+    seconds = time.monotonic() - begun
     texts = [one.sequence for one in proteins[1::2]][:_SPLICED]
     losses = splice_losses(model, autoencoder, texts, seed=seed) if model.predicts else {}
     results = {"features": sha256_of(folder / FEATURES.weights), "left_out": left_out}
@@ -128,6 +142,7 @@ def describe_features(
         write_json(made / "results.json", {**results, "predictors": summary, "splice": losses})
     lost = ", ".join(f"{number:,} {why}" for why, number in left_out.items()) or "nothing"
     notes = [f"{len(proteins):,} proteins, {len(concepts.protein):,} residues; left out: {lost}"]
+    notes.append(f"chance: {repeats:,} permutations; all predictors took {seconds:,.0f} s")
     for what, one in losses.items():
         is_loss = isinstance(one, dict)
         shown = "{mean:.3f} nats ({low:.3f} to {high:.3f})".format(**one) if is_loss else str(one)

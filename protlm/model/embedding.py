@@ -5,7 +5,7 @@ import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -22,8 +22,9 @@ from protlm.data.records.in_memory import residues_of
 from protlm.data.records.proteins import Proteins
 from protlm.model.memory import Room
 from protlm.model.pooling import Pooling, Ranges, pool
-from protlm.system.errors import UserError, is_full_memory
-from protlm.system.paths import complete_file, explain_os_error
+from protlm.system.errors import InputDataError, UserError, is_full_memory
+from protlm.system.parts import new_part, read_part
+from protlm.system.paths import explain_os_error
 from protlm.system.processes import return_freed_memory
 from protlm.system.terminal import JobProgress, printable
 
@@ -175,7 +176,7 @@ class Embedder:
                 f"the vectors of {name} are not finite: numbers of the computation are too large "
                 f"for --compute-dtype {given}; type --compute-dtype float32"
             )
-        raise UserError(
+        raise InputDataError(
             f"the vectors of {name} are not finite, although they were computed in float32: the "
             "weights of this model are unusable; choose another checkpoint"
         )
@@ -354,32 +355,38 @@ def forget(states: np.ndarray) -> None:
 
 @dataclass(frozen=True)
 class VectorStore:
-    """Mean vectors of several calls, in files of a folder, from which another process continues.
+    """Mean vectors of several calls, in parts in a folder, from which another process continues.
 
-    A file has the sequences of a call that no earlier one has: equal calls make equal batches.
+    A part has the sequences of a call that no earlier one has: equal calls make equal batches. What
+    is computed with a store depends on all parts in `used`.
     """
 
     folder: Path
     check: Callable[[], object]
+    used: set[str] = field(default_factory=set)
 
     def means(
         self, of: str, sequences: Sequence[str], compute: Callable[[list[str]], list[np.ndarray]]
     ) -> list[np.ndarray]:
         """Returns what `compute` returns, by layer; `of` is what it depends on."""
-        paths = sorted(self.folder.glob(f"{_digest(of)}-*.npy"))
-        rows = (row for path in paths for row in np.load(path, mmap_mode="r"))
-        known = {str(row["key"]): row["means"] for row in rows}
+        paths = [x for x in sorted(self.folder.glob(f"{_digest(of)}-*.npy")) if read_part(x)]
+        known = {str(row["key"]): row["means"] for x in paths for row in np.load(x, mmap_mode="r")}
         keys = {one: _digest(one) for one in sequences}
-        if not (new := [one for one, key in keys.items() if key not in known]):
-            layers = zip(*(known[keys[one]] for one in sequences), strict=True)
-            return [np.stack(layer) for layer in layers]
-        means = np.stack(compute(new), axis=1)
-        part = np.empty(len(new), [("key", "U32"), ("means", np.float32, means.shape[1:])])
-        part["key"], part["means"] = [keys[one] for one in new], means
-        path = self.folder / f"{_digest(of)}-{len(paths):05d}.npy"
-        with complete_file(path, check=self.check) as temporary, temporary.open("wb") as file:
-            np.save(file, part)
-        return self.means(of, sequences, compute)
+        if new := [one for one, key in keys.items() if key not in known]:
+            means = np.stack(compute(new), axis=1)
+            part = np.empty(len(new), [("key", "U32"), ("means", np.float32, means.shape[1:])])
+            part["key"], part["means"] = [keys[one] for one in new], means
+            # One that was lost gets the name that it had.
+            paths.append(self.folder / f"{_digest(of)}-{_digest(' '.join(new))}.npy")
+            with (
+                new_part(paths[-1], check=self.check) as temporary,
+                temporary.open("wb") as file,
+            ):
+                np.save(file, part)
+            known |= zip(part["key"].tolist(), part["means"], strict=True)
+        self.used.update(path.name for path in paths)
+        layers = zip(*(known[keys[one]] for one in sequences), strict=True)
+        return [np.stack(layer) for layer in layers]
 
 
 def _digest(text: str) -> str:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -57,6 +58,12 @@ class FolderLock:
 
     def __init__(self, folder: Path, doing: str, option: str, *, break_lock: bool = False) -> None:
         self._path, self._me = folder / LOCK, _Owner.this_process()
+        with suppress(FileNotFoundError):
+            if not stat.S_ISREG(self._path.lstat().st_mode):
+                raise OutputError(
+                    f"{self._path} is not a file, so that {folder} cannot be locked: remove it, or "
+                    f"choose another {option}"
+                )
         try:
             self._file, is_guarded = _locked(self._path)
         except BlockingIOError:
@@ -128,7 +135,7 @@ def remove_locks_of_killed(folder: Path) -> None:
 
 def _locked(path: Path, mode: str = "rb") -> tuple[IO[bytes], bool]:
     """Opens and locks the lock file; returns it, and whether its file system has locks."""
-    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     flags |= os.O_RDONLY if mode == "rb" else os.O_RDWR
     file: IO[bytes] = os.fdopen(os.open(path, flags, 0o666), mode, 0)
     is_guarded = True

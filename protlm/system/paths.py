@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from protlm.system.errors import FULL_DISK, InputDataError, OutputError, UserError
 
@@ -253,6 +254,19 @@ def complete_folder(
     with complete_file(path, overwrite=overwrite, check=check) as folder:
         folder.mkdir()
         yield folder
+
+
+def scratch_name(name: str, folder: Path | None = None) -> dict[str, Any]:
+    """Returns the arguments of `tempfile` for a temporary file or folder.
+
+    Those of this name that killed processes of this machine left are removed. The default folder is
+    `TMPDIR`.
+    """
+    path = (folder or Path(tempfile.gettempdir())) / name
+    _clear_parts(path)
+    # The tokens of `tempfile` have eight letters, too.
+    prefix, _, suffix = _temporary(path, os.getpid(), "*").name.partition("*")
+    return {"prefix": prefix, "suffix": suffix, "dir": path.parent}
 
 
 @contextmanager

@@ -21,9 +21,10 @@ from threading import Thread
 from types import ModuleType
 from typing import Any, Self, TypeVar
 
-from protlm.system.errors import FULL_DISK, ExitCode, OutputError, UserError, of_the_system, one_of
+from protlm.system.errors import FULL_DISK, ExitCode, UserError, of_the_system, one_of
 from protlm.system.interruption import interrupts_held
 from protlm.system.lock import KILLED
+from protlm.system.paths import explain_os_error, scratch_name
 from protlm.system.terminal import watched
 
 Tag = TypeVar("Tag")
@@ -118,11 +119,12 @@ class Submission:
         """Applies a function to every item, each in a job; raises the error of a job that fails.
 
         Function and items are pickled. Jobs of a cluster keep in the folder what they print, and
-        have this number of cores, unless the parameters have another.
+        have this number of cores, unless the parameters have another. Processes of this machine
+        keep their results beside it.
         """
         if self.executor is Executor.LOCAL:
             at_once = max(1, (os.cpu_count() or 1) // cores)
-            results = here(function, items, at_once, "omit --executor")
+            results = here(function, items, at_once, "omit --executor", folder.parent)
         else:
             results = self._on_cluster(partial(_answer, function), items, folder, cores)
         for _ in watched("jobs", results, total=len(items)):
@@ -153,10 +155,14 @@ class Submission:
 
 
 def here(
-    function: Callable[[Item], Result], items: Sequence[Item], at_once: int, advice: str
+    function: Callable[[Item], Result],
+    items: Sequence[Item],
+    at_once: int,
+    advice: str,
+    folder: Path | None = None,
 ) -> Iterator[Result]:
     """Yields results in any order, computed by processes here, to which function and items go."""
-    with processes(function, min(at_once, len(items)), advice) as submit:
+    with processes(function, min(at_once, len(items)), advice, folder) as submit:
         for future in as_completed([submit(item) for item in items]):
             yield _loaded(future.result())
 
@@ -221,7 +227,10 @@ def _parameter(setting: str) -> tuple[str, Any]:
 
 
 def in_order(
-    function: Callable[[Item], Result], items: Iterator[tuple[Tag, Item]], num_workers: int
+    function: Callable[[Item], Result],
+    items: Iterator[tuple[Tag, Item]],
+    num_workers: int,
+    folder: Path | None = None,
 ) -> Generator[tuple[Tag, Result], None, None]:
     """Yields the result of the function for every item, with its tag, in the order of the items.
 
@@ -232,7 +241,7 @@ def in_order(
         yield from ((tag, function(item)) for tag, item in items)
         return
     waiting: deque[tuple[Tag, Future[_Pickled]]] = deque()
-    with processes(function, num_workers, "use fewer --workers", forked=True) as submit:
+    with processes(function, num_workers, "use fewer --workers", folder, forked=True) as submit:
         for submitted in _submitted(items, submit):
             waiting.append(submitted)
             if len(waiting) == num_workers + _AHEAD:
@@ -262,49 +271,56 @@ def _first(waiting: "deque[tuple[Tag, Future[_Pickled]]]") -> tuple[Tag, Any]:
 
 @contextmanager
 def processes(
-    function: Callable[[Item], Any], count: int, advice: str, *, forked: bool = False
+    function: Callable[[Item], Any],
+    count: int,
+    advice: str,
+    folder: Path | None = None,
+    *,
+    forked: bool = False,
 ) -> "Iterator[Callable[[Item], Future[_Pickled]]]":
     """Yields a function that passes an item to one of several processes, which apply `function`.
 
     They ignore Ctrl-C, SIGTERM and the signals that this process handles, and are killed at the end
     of the block, or when this process dies. Forks share the memory of the function; others start
     anew, and the function is pickled. The advice is for a lack of memory: "use fewer --workers".
+    Large results go through a scratch folder in `folder`, which is that of the work, so that the
+    next start of it removes what a kill left; by default it is the temporary folder (`TMPDIR`).
     """
     others = active_children()
-    folder = Path(tempfile.mkdtemp(prefix="protlm-"))
-    with _refusal_explained(count, advice):
-        context = get_context("fork" if forked else "spawn")
-        pool = ProcessPoolExecutor(count, context, _begin, (function, folder))
+    named = scratch_name("protlm-workers", folder)
+    with tempfile.TemporaryDirectory(**named, ignore_cleanup_errors=True) as scratch:
+        with _refusal_explained(count, advice):
+            context = get_context("fork" if forked else "spawn")
+            pool = ProcessPoolExecutor(count, context, _begin, (function, Path(scratch)))
 
-    def submit(item: Item) -> Future[_Pickled]:
-        # The first items start the processes. A signal to a fork that is not yet in `_begin` would
-        # unwind a copy of this process's stack, and run its cleanup.
-        with _refusal_explained(count, advice), interrupts_held(), warnings.catch_warnings():
-            # Python 3.12 warns of forks in processes with threads. The threads here are those of
-            # numpy's linear algebra, which no worker uses.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            return pool.submit(_apply, item)
+        def submit(item: Item) -> Future[_Pickled]:
+            # The first items start the processes. A signal to a fork that is not yet in `_begin`
+            # would unwind a copy of this process's stack, and run its cleanup.
+            with _refusal_explained(count, advice), interrupts_held(), warnings.catch_warnings():
+                # Python 3.12 warns of forks in processes with threads. The threads here are those
+                # of numpy's linear algebra, which no worker uses.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                return pool.submit(_apply, item)
 
-    try:
-        yield submit
-    except BrokenProcessPool as error:
-        if error.__cause__ is not None:
-            # No process died: an error of one cannot be unpickled here.
-            raise
-        raise ProcessDiedError(
-            "a process was killed, perhaps because memory ran out; type the same command again to "
-            f"resume, and if it was, {advice}"
-        ) from error
-    finally:
-        with interrupts_held():
-            mine = [process for process in active_children() if process not in others]
-            for process in mine:
-                process.kill()
-            pool.shutdown(cancel_futures=True)
-            for process in mine:
-                process.join()
-            KILLED.update(process.pid for process in mine if process.pid is not None)
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
+            yield submit
+        except BrokenProcessPool as error:
+            if error.__cause__ is not None:
+                # No process died: an error of one cannot be unpickled here.
+                raise
+            raise ProcessDiedError(
+                "a process was killed, perhaps because memory ran out; type the same command again "
+                f"to resume, and if it was, {advice}"
+            ) from error
+        finally:
+            with interrupts_held():
+                mine = [process for process in active_children() if process not in others]
+                for process in mine:
+                    process.kill()
+                pool.shutdown(cancel_futures=True)
+                for process in mine:
+                    process.join()
+                KILLED.update(process.pid for process in mine if process.pid is not None)
 
 
 @contextmanager
@@ -353,8 +369,7 @@ def _apply(item: Any) -> "_Pickled":
     except OSError as error:
         if error.errno not in FULL_DISK:
             raise
-        told = f"{_folder.parent}: no space left; free some, or set TMPDIR to a folder elsewhere"
-        raise OutputError(told) from error
+        raise explain_os_error(error, _folder.parent) from error
     return Path(file.name)
 
 

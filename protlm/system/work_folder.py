@@ -1,6 +1,7 @@
 """A folder in which a result grows, and from which an interrupted command continues."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -21,6 +22,15 @@ BEGUN = "begun_with.json"
 _SUFFIX = ".partial"
 # A hash, and as much of it as is worth reading.
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
+
+
+def _refuse_special_files(folder: Path) -> None:
+    """Refuses pipes, sockets, devices and broken links, for which a process may wait forever."""
+    for path in folder.rglob("*"):
+        # What another process has removed meanwhile is none.
+        is_special = not path.is_file() and not path.is_dir() and os.path.lexists(path)
+        if is_special and (path.suffix == ".part" or not path.name.startswith(".")):
+            raise OutputError(f"{path} is neither a file nor a folder: remove it")
 
 
 def _has_parts(path: Path) -> bool:
@@ -71,6 +81,7 @@ class WorkFolder:
                 f"{path} exists already and is not an unfinished {kind.what}: move it away or "
                 f"choose another {kind.option}"
             )
+        _refuse_special_files(path)
         self.path, self.is_quiet, self.is_published = path, True, False
         self._kind, self._break_lock, self._locked = kind, break_lock, path / share
         self._locked.mkdir(exist_ok=True)
@@ -100,6 +111,8 @@ class WorkFolder:
             self.refuse_others()
             if restart or not self._kind.has_finished(self.path):
                 _clear(self.path)
+            # What killed processes have left, such as the results of workers.
+            _clear(self.path, ".*.part")
         if not (begun := self.path / BEGUN).exists():
             try:
                 write_json(begun, dict(begun_with))
@@ -193,6 +206,8 @@ def read_begun(path: Path, kind: Kind) -> dict[str, Any] | None:
     """Returns what the work in a folder was begun with; None if nothing was begun there."""
     begun = path / BEGUN
     try:
+        if os.path.lexists(begun) and not begun.is_file():
+            raise InputDataError(f"{begun} is not a file")
         return read_json(begun, "a record of settings") if begun.exists() else None
     except InputDataError as error:
         raise InputDataError(f"{error}; {kind.advice(path)}") from None
@@ -233,8 +248,8 @@ def _listed(values: list[Any]) -> str:
     return words.get(text, _HASH.sub(r"\1", text)[:200])
 
 
-def _clear(folder: Path) -> None:
-    """Removes everything but the lock, and hidden files of others."""
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name == BEGUN):
+def _clear(folder: Path, pattern: str = "*") -> None:
+    """Removes everything of a pattern but the lock, and hidden files of others."""
+    for entry in sorted(folder.glob(pattern), key=lambda entry: entry.name == BEGUN):
         if entry.name != LOCK and (entry.suffix == ".part" or not entry.name.startswith(".")):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)

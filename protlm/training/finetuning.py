@@ -8,8 +8,9 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.plugins.environments import LightningEnvironment  # pyright: ignore[reportPrivateImportUsage]
 
-from protlm.checkpoints.format import load_training
-from protlm.checkpoints.validations import METRICS, best_checkpoints, is_validated, read_metrics
+from protlm.checkpoints.checks import check_sum
+from protlm.checkpoints.format import CHECKPOINTS, checkpoint_name, load_training, read_facts
+from protlm.checkpoints.validations import METRICS, best_checkpoints, read_metrics
 from protlm.config import BestMetric, OnSaveError, TrainerConfig
 from protlm.system.errors import (
     ExitCode,
@@ -19,10 +20,16 @@ from protlm.system.errors import (
     UserError,
 )
 from protlm.system.lock import FolderLock
+from protlm.system.paths import complete_file
 from protlm.system.terminal import JobProgress
 from protlm.training.callbacks.hooks import LoopCallback, log
 from protlm.training.labels import FinetuneSettings, LabeledData, LabelLearning
-from protlm.training.launch import leave_other_ranks, require_devices
+from protlm.training.launch import (
+    ACCELERATORS,
+    is_first_rank,
+    leave_other_ranks,
+    require_devices,
+)
 from protlm.training.loggers import CsvFile
 from protlm.training.module import Objective
 from protlm.training.run import Run, fit, last_step, newest_checkpoint
@@ -42,14 +49,32 @@ def stale_epochs(losses: Sequence[float]) -> int:
     return len(losses) - 1 - losses.index(min(losses)) if losses else 0
 
 
-def check_rows(folder: Path, steps_per_epoch: int, *, until: int) -> None:
-    """Refuses a log without an epoch before a step, which might be the best one."""
-    for epoch, step in enumerate(range(0, until, steps_per_epoch)):
-        if not is_validated(folder, step):
+def restore_log(folder: Path, checkpoint: Path | None) -> None:
+    """Makes the log what a verified checkpoint has, since the best epoch is chosen by it."""
+    log: str | None = ""
+    if checkpoint is not None:
+        found = read_facts(checkpoint)
+        log = found.get("callbacks", {}).get(ReportEpochs.__qualname__, {}).get(METRICS)
+        if log is None or found.get("global_step") != last_step(checkpoint):
             raise InputDataError(
-                f"{folder / METRICS} lacks the validation of epoch {epoch}, which may be the best; "
-                f"remove {folder} to begin again"
+                f"{checkpoint} is not of the step in its name, or of another version: remove "
+                f"{folder} to begin again"
             )
+    with complete_file(folder / METRICS, overwrite=True) as temporary:
+        temporary.write_bytes(log.encode())
+
+
+def check_best(folder: Path, steps_per_epoch: int, *, until: int) -> None:
+    """Refuses a run without the weights of the best epoch."""
+    if losses := valid_losses(folder, until=until):
+        best = losses.index(min(losses))
+        try:
+            check_sum(folder / CHECKPOINTS / checkpoint_name(best * steps_per_epoch))
+        except InputDataError as error:
+            raise InputDataError(
+                f"{error}, and it has the weights of epoch {best}, the best until now; remove "
+                f"{folder} to begin again"
+            ) from error
 
 
 class ReportEpochs(LoopCallback):
@@ -61,6 +86,11 @@ class ReportEpochs(LoopCallback):
         self._progress: JobProgress | None = None
         self._done = 0
         self._losses: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the log until now, which a checkpoint keeps."""
+        path = self._file.path
+        return {METRICS: path.read_bytes().decode() if path.exists() else ""}
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses = valid_losses(self._folder, until=trainer.global_step)
@@ -144,6 +174,11 @@ class ReportEpochs(LoopCallback):
 
 def check_devices(settings: FinetuneSettings) -> None:
     """Makes sure that the devices exist, and that each gets a protein of a batch."""
+    if settings.device.partition(":")[0] not in ACCELERATORS:
+        raise UserError(
+            f"--device {settings.device}: fine-tuning needs float64, which this device lacks; "
+            "type --device cpu"
+        )
     asked = f"--devices {settings.devices}"
     require_devices(asked, settings.devices, is_gpu=settings.device.startswith("cuda"))
     if settings.devices > settings.batch_size:
@@ -168,7 +203,9 @@ def finetune(
     """
     checkpoint = newest_checkpoint(folder)
     step = last_step(checkpoint)
-    check_rows(folder, data.steps_per_epoch, until=step)
+    if is_first_rank():
+        restore_log(folder, checkpoint)
+    check_best(folder, data.steps_per_epoch, until=step)
     if checkpoint is None or stale_epochs(valid_losses(folder, until=step)) < settings.patience:
         columns = ("epoch", "train_loss", "valid_loss", f"valid_{module.metric.name}")
         file = CsvFile(folder, columns, from_step=step, warns=False)

@@ -16,11 +16,13 @@ from protlm.analysis.features.autoencoder import (
     read_features,
 )
 from protlm.analysis.features.training import StateStream, figures_of, is_dead, learn, train
+from protlm.checkpoints.format import read_facts, save
 from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, TrainingDivergedError, UserError
+from protlm.system.parts import new_part
 from tests.fixtures.commands import Command
 
 HASH = "0" * 64
@@ -113,6 +115,71 @@ def test_a_resumed_training_is_the_same(
     assert all(torch.equal(whole[name], again[name]) for name in whole)
 
 
+def trained(stream: StateStream, folder: Path, **changed) -> dict[str, torch.Tensor]:
+    """The weights of a training whose state is in a folder."""
+    model = SparseAutoencoder(64, settings_of(stream.model, **changed))
+    train(model, stream, folder / "state.ckpt", lambda seen: None)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("change", ["flip", "nan", "moment", "beyond"])
+def test_a_state_that_no_training_has_is_not_continued(
+    change: str, stream: StateStream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A damaged one is replaced; another one would be the result, or never end."""
+    state, whole = tmp_path / "state.ckpt", trained(stream, tmp_path, residues=1000)
+    if change == "flip":
+        content = bytearray(state.read_bytes())
+        content[999] ^= 1
+        state.write_bytes(content)
+        again = trained(stream, tmp_path, residues=1000)
+        assert f"{state} is damaged" in capsys.readouterr().err
+        assert all(torch.equal(whole[name], again[name]) for name in whole)
+        return
+    found = read_facts(state, mmap=False)
+    moment = found["optimizer"]["state"][0]["exp_avg"]
+    changed = {"nan": found["autoencoder"]["bias"], "moment": moment[0]}
+    changed.get(change, found["autoencoder"]["progress"])[0] = (
+        2000 if change == "beyond" else np.nan
+    )
+    with new_part(state) as temporary:
+        save(found, temporary)
+    words = rf"{state} has numbers that are not finite, or more residues .*: remove {tmp_path} to"
+    with pytest.raises(InputDataError, match=words):
+        trained(stream, tmp_path, residues=1000)
+
+
+@pytest.mark.parametrize(("size", "words"), [(np.nan, "are not finite"), (1e30, "too large for")])
+def test_states_that_are_not_finite_are_of_the_model(
+    size: float, words: str, stream: StateStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = PretrainedModel.hidden_states
+
+    def changed(self: PretrainedModel, *given) -> dict[int, torch.Tensor]:
+        return {layer: states * size for layer, states in hidden(self, *given).items()}
+
+    monkeypatch.setattr(PretrainedModel, "hidden_states", changed)
+    with pytest.raises(InputDataError, match=f"^models/mine: .*{words}"):
+        trained(stream._replace(name="models/mine"), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_training_that_diverges_names_seed_and_step(
+    stream: StateStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of the rest of a sum that is 0; or by a weight that overflows."""
+    states = torch.ones(5000, WIDTH)
+    settings = settings_of(residues=5000, seed=7)
+    model = SparseAutoencoder(WIDTH, settings)
+    model.idle.fill_(1e6)
+    with pytest.raises(TrainingDivergedError, match=r"^seed 7, step 1: the loss or a weight"):
+        learn(model, torch.optim.Adam(model.parameters()), states)
+    monkeypatch.setattr(training, "_RATE", 1e38)
+    with pytest.raises(TrainingDivergedError, match=r"^seed 0, step [12]: .* no features are writ"):
+        trained(stream, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def perfect(width: int, settings: SparseSettings) -> SparseAutoencoder:
     """Features that are each component, and its negative."""
     model, sides = SparseAutoencoder(width, settings), torch.eye(width)
@@ -174,3 +241,5 @@ def test_the_command_trains_and_measures(workplace: Path, protlm_in_process: Com
     assert (workplace / "sae" / "reconstruction.png").stat().st_size > 1000
     assert not (workplace / "sae.partial").exists()
     assert protlm_in_process(*words, cwd=workplace).returncode == 4
+    done = protlm_in_process(*words[:-1], "2047", cwd=workplace)
+    assert done.returncode == 2 and "--residues" in done.stderr and "2048" in done.stderr

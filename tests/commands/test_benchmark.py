@@ -29,6 +29,7 @@ from protlm.model import embedding
 from protlm.plots import benchmark_figure
 from protlm.system.errors import UserError
 from protlm.system.paths import sha256_of
+from protlm.system.work_folder import work_folder
 from tests.fixtures.commands import Command, read_table, run_page
 from tests.fixtures.runs import Killed
 from tests.small_models import structure_folder
@@ -191,6 +192,50 @@ def test_what_was_killed_continues_to_the_same_bytes(
     by = [by for _, by in results(workplace / "parts")]
     assert {"other", "random_weights of run", "random_weights of other"} <= {*by}
     assert by.count("three_mers") == 2
+
+
+@pytest.mark.parametrize("lost", ["vectors", "both vectors", "results", "flipped"])
+def test_lost_parts_are_computed_as_they_were(
+    lost: str, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    """Vectors are computed in the same batches: those of another task differ by rounding."""
+    model, made = protlm.load(tiny_run), list[list[str]]()
+    sequences = {"one": ["A", "C"], "two": ["C", "D", "E"], "three": ["E", "F", "A"]}
+
+    def compute(some: list[str]) -> list[np.ndarray]:
+        made.append(some)
+        return [np.full((len(some), 4), len(some), np.float32)]
+
+    def fake(task: Any, model: Any, options: Any) -> dict[str, Any]:
+        (found,) = model.store.means("model", sequences[task.name], compute)
+        return {"figures": {"": found.tolist()}, "task": task.name}
+
+    monkeypatch.setitem(command._RUN, "labels", fake)
+
+    def run(folder: Path, *tasks: str) -> list[dict[str, Any]]:
+        with work_folder(folder, {}, command._KIND) as work:
+            named = [SimpleNamespace(name=one, kind="labels") for one in tasks]
+            return [command._content(one, model, ProbeOptions(), work) for one in named]  # type: ignore[arg-type]
+
+    whole = run(tmp_path / "whole", *sequences)
+    assert made == [["A", "C"], ["D", "E"], ["F"]]
+    run(tmp_path / "work", "one", "two")
+    vectors, outcomes = (
+        sorted((tmp_path / "work").glob("*.npy")),
+        (tmp_path / "work").glob("*.json"),
+    )
+    damaged = {"vectors": vectors[:1], "both vectors": vectors, "flipped": vectors[1:]}
+    for path in damaged.get(lost, [one for one in outcomes if "begun" not in one.name]):
+        content = path.read_bytes()
+        path.unlink() if lost != "flipped" else path.write_bytes(
+            content[:200] + b"?" + content[201:]
+        )
+    capsys.readouterr()
+    assert run(tmp_path / "work", *sequences) == whole
+    names = [{one.name for one in (tmp_path / x).glob("*.npy")} for x in ("whole", "work")]
+    assert names[0] == names[1]
+    told = capsys.readouterr().err
+    assert ("is damaged" in told) == (lost == "flipped")
 
 
 @pytest.mark.slow

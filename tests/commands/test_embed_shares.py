@@ -126,13 +126,16 @@ def test_a_command_killed_while_it_writes_the_output_computes_nothing_again(
 
 
 @pytest.mark.parametrize("size", [100, None])
-def test_a_damaged_part_is_computed_again(size: int | None, undisturbed: bytes) -> None:
+def test_a_damaged_part_is_computed_again(
+    size: int | None, undisturbed: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     disturb(4, die, Killed)
     block = PARTIAL / "000000.vectors"
     content = bytearray(block.read_bytes())
     content[99] ^= 1
     block.write_bytes(content[:size])
     assert embedded().read_bytes() == undisturbed
+    assert f"{block} is damaged" in capsys.readouterr().err
 
 
 def test_unfinished_results_of_another_command_are_refused(train_tiny: Train) -> None:

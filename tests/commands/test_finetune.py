@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -206,7 +205,7 @@ def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
     with pytest.raises(SystemExit) as end:
         tune(labels, options=options)
     assert end.value.code == 75
-    assert not Path("run/metrics.csv").exists()
+    assert Path("run/metrics.csv").read_bytes() == b""
     tune(labels, options=options)
     assert [row["epoch"] for row in read_table(Path("run/metrics.csv"))] == ["0", "1"]
 
@@ -215,7 +214,7 @@ def test_a_validation_of_the_start_that_is_cut_off_has_no_result(
 def test_a_row_that_cannot_be_written_ends_the_run(
     labels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same command repeats the validation; a row that is lost later is not overlooked."""
+    """The same command repeats the validation."""
     options = FinetuneOptions(replace(SETTINGS, epochs=2))
     tune(labels, "whole", options)
     write = csv.DictWriter.writerow
@@ -233,14 +232,55 @@ def test_a_row_that_cannot_be_written_ends_the_run(
         assert re.search(told, str(end.value))
         assert len(read_table(NEW / "metrics.csv")) == epoch
     log = NEW / "metrics.csv"
-    shutil.copytree(NEW, "holed")
-    Path("holed/metrics.csv").write_text(log.read_text().splitlines(keepends=True)[0])
-    with pytest.raises(InputDataError, match="lacks the validation of epoch 0"):
-        tune(labels, "holed", options)
     tune(labels, options=options)
     assert log.read_bytes() == Path("whole/metrics.csv").read_bytes()
     after, again = weights(Path("whole/model")), weights(NEW / "model")
     assert all(torch.equal(after[name], again[name]) for name in after)
+
+
+def damage(name: str, run: Path) -> None:
+    """Changes a digit of the log, loses the best weights, or gives others their name."""
+    log, first = run / "metrics.csv", run / "checkpoints/step-00000000.ckpt"
+    if name == "log":
+        log.write_text(log.read_text().replace(",0.", ",0.0"))
+    elif name == "missing log":
+        log.unlink()
+    elif name == "best":
+        first.unlink()
+    else:
+        for path in (first, first.with_name(f"{first.name}.sha256")):
+            path.with_name(path.name.replace("00000000", "00000099")).write_bytes(path.read_bytes())
+        (run / "checkpoints/latest").write_text("step-00000099.ckpt\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("log", ""),
+        ("missing log", ""),
+        ("best", r"step-00000000\.ckpt is missing .* weights of epoch 0, .*; remove damaged to"),
+        ("renamed", r"step-00000099\.ckpt is not of the step .* another version: remove damaged"),
+    ],
+)
+def test_a_damaged_run_is_continued_as_it_was_or_refused(
+    name: str, words: str, residues: Path, killed_after: Any
+) -> None:
+    """With a rate that destroys the model, the start remains the best."""
+    options = FinetuneOptions(replace(SETTINGS, epochs=3, learning_rate=0.5))
+    reading = LabelOptions(sequences=PROTEINS)
+    with killed_after(7):
+        tune(residues, "damaged", options, reading)
+    damage(name, Path("damaged"))
+    if words:
+        with pytest.raises(InputDataError, match=words):
+            tune(residues, "damaged", options, reading)
+        return
+    tune(residues, "damaged", options, reading)
+    tune(residues, "whole", options, reading)
+    logs = [Path(run, "metrics.csv").read_bytes() for run in ("damaged", "whole")]
+    assert logs[0] == logs[1] and len(logs[0].splitlines()) == 5
+    after, again = (weights(Path(run, "model")) for run in ("damaged", "whole"))
+    assert all(torch.equal(after[one], again[one]) for one in after)
 
 
 def test_adapters_are_trained_saved_and_merged(labels: Path) -> None:

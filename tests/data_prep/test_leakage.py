@@ -212,5 +212,5 @@ def test_a_terminated_job_leaves_no_copy_of_the_data_set(
     done = protlm_command("data", "leakage", directory, "--mmseqs", env=environment, timeout=60)
     assert done.returncode == 130
     assert done.stderr.splitlines()[-1] == "protlm: interrupted"
-    assert not list((tmp_path / "scratch").glob("protlm-leakage-*"))
+    assert not list((tmp_path / "scratch").iterdir())
     assert_gone(int(pid.read_text()))

@@ -397,6 +397,13 @@ def test_an_error_while_merging_keeps_the_parts(prepare_locally, tmp_path, monke
     parts = tmp_path / "data.partial" / "parts"
     assert {name.split("/")[0] for name in contents(parts)} == {"00000", "00001"}
     monkeypatch.setattr(module, "_build", None)
+    shard = parts / "00001" / "train" / "shard-00000.h5"
+    content = shard.read_bytes()
+    shard.write_bytes(content[:-1] + b"?")
+    # It was hashed when it was written, perhaps days ago.
+    with pytest.raises(InputDataError, match=f"{shard}.*type the same command with --restart"):
+        prepare_locally()
+    shard.write_bytes(content)
     prepare_locally()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
 

@@ -1,6 +1,5 @@
 """What a build keeps on disk: a journal of what is finished, and a set of digests."""
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -29,9 +28,8 @@ SEGMENTS = [
             Counter(),
             {"gap": [("P1", "wéird \udc80 name.fasta", 7)]},
         ),
-        digests_sha256="c" * 64,
     ),
-    Segment(Place(2, 0, 0), (SourceEntry("x", 3, "b" * 64),), {}, Tally(1), "d" * 64),
+    Segment(Place(2, 0, 0), (SourceEntry("x", 3, "b" * 64),), {}, Tally(1)),
 ]
 
 
@@ -42,30 +40,9 @@ def test_a_round_trip_changes_nothing(tmp_path):
         journal.append(segment)
     assert Journal(tmp_path / "journal").segments == journal.segments == SEGMENTS
     first = tmp_path / "journal" / "segment-00000.json"
-    assert set(json.loads(first.read_text())) == {"sha256", "content"}
     first.unlink()
     with pytest.raises(InputDataError, match=r"segment-00000\.json was finished, and is missing"):
         Journal(tmp_path / "journal")
-
-
-def test_a_flipped_bit_in_any_byte_of_an_entry_is_found(tmp_path):
-    for segment in SEGMENTS:
-        Journal(tmp_path).append(segment)
-    path = tmp_path / "segment-00000.json"
-    content = path.read_bytes()
-    meant_the_same = 0
-    for position, bit in enumerate(np.random.default_rng(0).integers(0, 8, len(content))):
-        flipped = bytearray(content)
-        flipped[position] ^= 1 << int(bit)
-        path.write_bytes(flipped)
-        try:
-            assert Journal(tmp_path).segments == SEGMENTS
-            meant_the_same += 1
-        except InputDataError as error:
-            assert f"{path} was finished, and is missing or damaged" in str(error)
-            assert "--restart" in str(error)
-    # White space, and the case of hexadecimal escapes.
-    assert meant_the_same < 0.02 * len(content)
 
 
 OPTIONS = {"rule": HashSplit(0.1, 0.1), "shard_residues": 20_000, "deduplicate": True}
@@ -102,6 +79,7 @@ def test_finished_parts_are_kept_and_files_of_a_killed_build_are_removed(begun, 
     [
         ("journal/segment-00001.json", False),
         ("data/train/shard-00001.h5", False),
+        ("data/train/shard-00001.h5", True),
         ("digests/first-00000.bin", False),
         ("digests/first-00000.bin", True),
     ],

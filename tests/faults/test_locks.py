@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import time
 import warnings
 from collections.abc import Callable
@@ -93,6 +94,25 @@ def test_a_lock_is_taken_over_or_explained_and_broken_on_request(
     assert (owner["pid"], owner["job"], owner["restart"]) == (os.getpid(), "main/12", 1)
     lock.release()
     assert not list(tmp_path.iterdir())
+
+
+OTHER_KINDS: dict[str, Callable[[Path], object]] = {
+    "pipe": os.mkfifo,
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK),
+    "broken link": lambda path: path.symlink_to("nothing"),
+    "loop": lambda path: path.symlink_to(path.name),
+    "folder": Path.mkdir,
+    "device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("make", OTHER_KINDS.values(), ids=OTHER_KINDS)
+@pytest.mark.parametrize("break_lock", [False, True])
+def test_what_is_not_a_lock_file_is_refused_at_once(make, break_lock, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make(Path(LOCK))
+    with pytest.raises(OutputError, match=rf"^{LOCK} is not a file, .*: remove it, or choose"):
+        locked(Path(), break_lock=break_lock)
 
 
 def test_a_count_of_restarts_that_is_no_number_is_none(in_job, monkeypatch, tmp_path):
@@ -299,19 +319,23 @@ def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, m
     assert not list(lock.parent.glob("data/*/*")), "it wrote to a folder of another builder"
 
 
-@pytest.mark.parametrize("command", slow_but(["prepare", "embed", "finetune", "train"], "prepare"))
+@pytest.mark.parametrize(
+    "command", slow_but(["prepare", "embed", "finetune", "features", "train"], "prepare")
+)
 def test_a_command_breaks_a_lock_on_request(
-    command, protlm_in_process, tiny_run, tiny_settings, tmp_path
+    command, protlm_in_process, tiny_run, tiny_data, tiny_settings, tmp_path
 ):
     records = "".join(f">P{n}\nMKV{'LAW' * (n % 9)}{'WC' * (n % 7)}\n" for n in range(60))
     (tmp_path / "x.fasta").write_text(records)
     splits = ("train", "valid", "test")
     rows = [f"P{n}\t{'WC' * (n % 7 + 1)}MK\tc{n % 2}\t{splits[n % 3]}\n" for n in range(60)]
     (tmp_path / "labels.tsv").write_text("".join(["identifier\tsequence\tlabel\tsplit\n", *rows]))
+    trained = ["--layer", "1", "--data", tiny_data, "--residues", "2048", "--latents", "64"]
     arguments, folder = {
         "prepare": (["x.fasta", "--out", "data"], "data.partial"),
         "embed": (["x.fasta", "-m", tiny_run, "-o", "out.h5"], "out.h5.partial"),
         "finetune": (["labels.tsv", "-m", tiny_run, "-o", "run", "--epochs", "1"], "run"),
+        "features": (["train", *trained, "-m", tiny_run, "-o", "sae"], "sae.partial"),
         "train": (["run_dir=run", *tiny_settings, "trainer.max_steps=2"], "run"),
     }[command]
     (tmp_path / folder).mkdir()

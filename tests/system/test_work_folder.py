@@ -139,6 +139,26 @@ def test_a_damaged_record_is_refused(out, content):
     assert (unfinished(out) / "1.part").exists()
 
 
+@pytest.mark.parametrize("name", [BEGUN, "1.part", ".workers.part/x", "share-1/lock.json"])
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path.name)])
+def test_pipes_and_broken_links_are_refused_at_once(name, make, out):
+    begin(out, "2.part")
+    path = unfinished(out) / name
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    make(path)
+    if name == BEGUN:
+        with pytest.raises(InputDataError, match=rf"{BEGUN} is not a file; remove {path.parent} "):
+            read_begun(unfinished(out), KIND)
+    for restart in (False, True):
+        with (
+            pytest.raises(OutputError, match=rf"{name} is neither|is not an unfinished"),
+            work_folder(unfinished(out), WITH, KIND, restart=restart),
+        ):
+            pass
+    assert (unfinished(out) / "2.part").exists()
+
+
 @pytest.fixture
 def refused(out: Path) -> Callable[..., None]:
     """Begins work that is refused with an error and its words."""

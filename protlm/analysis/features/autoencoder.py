@@ -82,7 +82,7 @@ class SparseAutoencoder(nn.Module):
         self.encoder_bias, self.bias = (nn.Parameter(torch.zeros(n)) for n in rows.shape)
         self.mean, self.scale = nn.Buffer(torch.zeros(width)), nn.Buffer(torch.ones(()))
         self.threshold = nn.Buffer(torch.zeros(()))
-        counts = (torch.zeros(n, dtype=torch.float64) for n in (settings.latents, 2))
+        counts = (torch.zeros(n, dtype=torch.int64) for n in (settings.latents, 2))
         self.idle, self.progress = map(nn.Buffer, counts)
 
     def activations(self, z_BD: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ from protlm.data.shards.data_set import SplitReader
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.paths import complete_file
+from protlm.system.errors import InputDataError, TrainingDivergedError
+from protlm.system.parts import new_part, read_part
 
 # Residues whose states are in memory at a time.
 BLOCK = 1 << 16
@@ -33,13 +34,15 @@ _INFERENCE_K = (1, 2, 4, 8, 16, 32, 64, 128)
 class StateStream(NamedTuple):
     """The states of the residues of a split, in the order of the seed, epoch after epoch.
 
-    Proteins are cropped at random to the length that the model was trained with.
+    Proteins are cropped at random to the length that the model was trained with. Messages call the
+    model by its name.
     """
 
     model: PretrainedModel
     layer: int
     split: SplitReader
     seed: int
+    name: str = "the model"
 
     def block(self, place: int, residues: int) -> tuple[Tensor, int]:
         """Returns shuffled states, [residues, D], of the next proteins, and the next place."""
@@ -53,28 +56,55 @@ class StateStream(NamedTuple):
             kept = crop(len(tokens), longest, "random", row_rng(self.seed, epoch, sample))
             texts.append(VOCABULARY.decode(tokens[kept]))
         every = [np.arange(len(text)) for text in texts]
-        (states,) = embeddings(self.model, texts, layers=[self.layer], places=every)
+        try:
+            (states,) = embeddings(self.model, texts, layers=[self.layer], places=every)
+        except InputDataError as error:
+            raise InputDataError(f"{self.name}: {error}") from error
+        if not torch.from_numpy(states).square().mean().isfinite():
+            raise InputDataError(
+                f"{self.name}: hidden states of layer {self.layer} are too large for float32; "
+                "choose another --layer or --model"
+            )
         rows = row_rng(self.seed, 0, place, 1).permutation(len(states))[:residues]
         return torch.from_numpy(states[rows]).to(self.model.device), place + len(texts)
 
 
 def train(
-    model: SparseAutoencoder, stream: StateStream, state: Path, report: Callable[[int], None]
+    model: SparseAutoencoder,
+    stream: StateStream,
+    state: Path,
+    report: Callable[[int], None],
+    check: Callable[[], object] = lambda: None,
 ) -> None:
-    """Trains to the end, from where the file `state` is, if there is one."""
+    """Trains to the end, from where the part `state` is, if there is one.
+
+    Before a state is kept, `check` may refuse.
+    """
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    if state.exists():
-        found = read_facts(state, mmap=False)
-        model.load_state_dict(found["autoencoder"])
-        optimizer.load_state_dict(found["optimizer"])
-    while left := model.settings.residues - int(model.progress[0]):
+    if read_part(state) is not None:
+        _continue(model, optimizer, state)
+    while (left := model.settings.residues - int(model.progress[0])) > 0:
         block_BD, place = stream.block(int(model.progress[1]), min(BLOCK, left))
         learn(model, optimizer, block_BD)
         model.progress[1] = place
-        with complete_file(state, overwrite=True) as temporary:
+        with new_part(state, check=check) as temporary:
             found = {"autoencoder": model.state_dict(), "optimizer": optimizer.state_dict()}
             save(found, temporary)
         report(int(model.progress[0]))
+
+
+def _continue(model: SparseAutoencoder, optimizer: torch.optim.Optimizer, state: Path) -> None:
+    """Takes over what a state has, if a training can have it."""
+    found = read_facts(state, mmap=False)
+    model.load_state_dict(found["autoencoder"])
+    optimizer.load_state_dict(found["optimizer"])
+    moments = (one for some in optimizer.state.values() for one in some.values())
+    is_finite = all(bool(one.isfinite().all()) for one in (*model.state_dict().values(), *moments))
+    if not is_finite or model.progress[0] > model.settings.residues:
+        raise InputDataError(
+            f"{state} has numbers that are not finite, or more residues than --residues: remove "
+            f"{state.parent} to start over"
+        )
 
 
 def learn(
@@ -89,19 +119,29 @@ def learn(
         rate = _RATE * (4096 / model.settings.latents) ** 0.5
         optimizer.param_groups[0]["lr"] = rate * min(1.0, left / _DECAY)
         optimizer.zero_grad()
-        f = _backward(model, (part_BD - model.mean) * model.scale)
+        f, loss = _backward(model, (part_BD - model.mean) * model.scale)
         with torch.no_grad():
             slope, decoder = model.decoder.grad, model.decoder
             assert slope is not None
             slope -= (slope * decoder).sum(1, keepdim=True) * decoder
             optimizer.step()
-            decoder /= decoder.norm(dim=1, keepdim=True)
+            decoder /= torch.linalg.vector_norm(decoder, dim=1, keepdim=True)
             model.idle.add_(len(f)).masked_fill_((f > 0).any(0), 0)
+            _refuse_not_finite(model, loss, *model.parameters())
             model.progress[0] += len(f)
 
 
-def _backward(model: SparseAutoencoder, z_BD: Tensor) -> Tensor:
-    """Computes the gradients of a step, and returns f."""
+def _refuse_not_finite(model: SparseAutoencoder, *values: Tensor) -> None:
+    if not all(bool(one.isfinite().all()) for one in values):
+        raise TrainingDivergedError(
+            f"seed {model.settings.seed}, step {int(model.progress[0]) // ROWS + 1:,}: the loss or "
+            "a weight is not finite, and no features are written; type another --seed, --latents "
+            "or --k"
+        )
+
+
+def _backward(model: SparseAutoencoder, z_BD: Tensor) -> tuple[Tensor, Tensor]:
+    """Computes the gradients of a step, and returns f and the loss."""
     a, settings = model.activations(z_BD), model.settings
     if settings.sparsity is Sparsity.topk:
         f = largest(a, settings.k)
@@ -117,7 +157,7 @@ def _backward(model: SparseAutoencoder, z_BD: Tensor) -> Tensor:
         again_BD = largest(a[:, dead], z_BD.shape[1] // 2) @ model.decoder[dead]
         loss = loss + _AUXILIARY * (rest_BD - again_BD).square().sum() / rest_BD.square().sum()
     loss.backward()
-    return f.detach()
+    return f.detach(), loss.detach()
 
 
 def is_dead(model: SparseAutoencoder) -> Tensor:

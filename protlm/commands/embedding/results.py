@@ -2,11 +2,9 @@
 
 `embed` continues from the folder of blocks, `OUT.partial`.
 
-The file of a block has the vectors of its records, and the SHA-256 of them. It gets its name when
-it is complete; a damaged one is computed again.
+The vectors of a block are a part; a damaged one is computed again.
 """
 
-import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +22,7 @@ from protlm.data.records import Record
 from protlm.model.embedding import Vectors, num_windows
 from protlm.model.pooling import Pooling
 from protlm.system.errors import UserError
-from protlm.system.paths import finish
+from protlm.system.parts import new_part, read_part
 from protlm.system.shares import Share
 from protlm.system.terminal import JobProgress, printable
 from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
@@ -34,18 +32,15 @@ EMBEDDING = Kind("embedding", "being computed", "--output")
 # ones of such a record.
 NO_MEMORY = b"\xff"
 _MARK = 4 * NO_MEMORY
-_DIGEST_BYTES = hashlib.sha256().digest_size
 # The numbers, and the proteins, that are written at a time.
 _BLOCK_VALUES, _BLOCK_PROTEINS = 1 << 24, 1 << 14
 
 
 class Blocks:
-    """The unfinished results of one output; `share` is in the names of temporary files."""
+    """The unfinished results of one output."""
 
-    def __init__(
-        self, output: Path, plan: Plan, work: WorkFolder | None = None, share: str = ""
-    ) -> None:
-        self.folder, self._plan, self._work, self._share = unfinished(output), plan, work, share
+    def __init__(self, output: Path, plan: Plan, work: WorkFolder | None = None) -> None:
+        self.folder, self._plan, self._work = unfinished(output), plan, work
         self._mapped = lru_cache(maxsize=16)(self._map)
 
     @property
@@ -56,12 +51,8 @@ class Blocks:
 
     def too_large(self, block: Block) -> set[int] | None:
         """Returns the records that did not fit into the memory; None if the block is unfinished."""
-        size = self._plan.bytes_of(block)
-        path = self._path(block.number)
-        if not path.is_file() or path.stat().st_size != size + _DIGEST_BYTES:
-            return None
-        content = self._mapped(block.number)
-        if hashlib.sha256(content[:size].data).digest() != content[size:].tobytes():
+        part = read_part(self._path(block.number))
+        if part is None or len(part.content) != self._plan.bytes_of(block):
             return None
         return {
             record
@@ -72,20 +63,13 @@ class Blocks:
 
     def write(self, block: Block, vectors: Iterable[bytes]) -> None:
         """Stores the vectors of all records of a block, in the order of its batches."""
-        path, digest = self._path(block.number), hashlib.sha256()
-        # The lock of the share has no other owner.
-        temporary = path.with_name(f".{path.name}{self._share}.part")
-        try:
-            with temporary.open("wb") as file:
-                for content in vectors:
-                    digest.update(content)
-                    file.write(content)
-                file.write(digest.digest())
-            self.work.lock.check()
-            finish(temporary, path, overwrite=True)
-            self._mapped.cache_clear()
-        finally:
-            temporary.unlink(missing_ok=True)
+        path = self._path(block.number)
+        with (
+            new_part(path, check=self.work.lock.check) as temporary,
+            temporary.open("wb") as file,
+        ):
+            file.writelines(vectors)
+        self._mapped.cache_clear()
 
     def read(self, record: int) -> memoryview:
         """Returns the bytes of the vectors of a record, whose block was found to be finished."""
@@ -117,7 +101,7 @@ def opened(
     folder = unfinished(output)
     with work_folder(folder, fingerprint, EMBEDDING, break_lock=break_lock, share=name) as work:
         work.is_quiet = quiet
-        yield Blocks(output, job.plan, work, name)
+        yield Blocks(output, job.plan, work)
 
 
 def compute(job: Job, blocks: Blocks, share: Share, *, quiet: bool = False) -> int:
@@ -150,7 +134,7 @@ def _contents(
         numbers = batch[job.plan.num_bytes[batch] > 0]
         some = [records[number] for number in numbers]
         sequences = [record.sequence for record in some]
-        ranges = [job.ranges_of(record) for record in some]
+        ranges = [job.ranges_of(record.identifier) for record in some]
         computed = job.embedder.vectors(sequences, ranges) if some else []
         for number, record, vectors in zip(numbers, some, computed, strict=True):
             if vectors is None:
@@ -219,7 +203,7 @@ class Results:
                     job.proteins.renamed.get(record.identifier, record.identifier),
                     self._vectors(number, record),
                     num_windows(len(record.sequence), job.model.max_residues),
-                    job.ranges_of(record),
+                    job.ranges_of(record.identifier),
                 )
 
     def check(self) -> None:
@@ -253,7 +237,7 @@ class Results:
         values = np.frombuffer(self._blocks.read(number), job.options.dtype.stored)
         rows = values.reshape(-1, job.width)
         for kind, layer in job.keys:
-            end = start + kind.num_rows(len(record.sequence), len(job.ranges_of(record)))
+            end = start + kind.num_rows(len(record.sequence), len(job.ranges_of(record.identifier)))
             found[kind, layer] = rows[start:end] if kind.is_matrix else rows[start]
             start = end
         return found

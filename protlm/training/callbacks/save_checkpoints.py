@@ -82,8 +82,8 @@ class VerifiedCheckpointIO(CheckpointIO):
             if not isinstance(contents.get(key), kind):
                 raise InputDataError(
                     f"{path} is not a checkpoint that a run can continue from: its {key!r} is "
-                    "missing or damaged; remove it to continue from the one before, or choose "
-                    "another run_dir="
+                    "missing or damaged; remove it to continue from the one before, or start "
+                    "a new run in another folder"
                 )
         return contents
 
