@@ -8,7 +8,7 @@ TRANSFORMERS := build/transformers-4.48.3 build/transformers-4.57.6
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all test-portable mutants fingerprint lint format notebooks docs site bench-attention bench-data bench-embedding bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins study-families
+.PHONY: help setup demo test test-all test-portable mutants fingerprint lint format notebooks docs site bench-attention bench-data bench-embedding bench-intervals bench-onnx bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins study-families
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -99,6 +99,12 @@ bench-attention: $(PEERS)/.installed ## Measure attention on this machine beside
 
 bench-data: $(INSTALLED) ## Measure preparing, reading and feeding (OPTIONS="--fasta FILE.fasta.gz")
 	$(PYTHON) -m benchmarks.data $(OPTIONS)
+
+bench-intervals: $(INSTALLED) ## Measure how often intervals of AUPRC and Fmax contain the true value (OPTIONS="--draws 100")
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.intervals $(OPTIONS)
+
+bench-onnx: $(INSTALLED) ## Measure exported ONNX files beside torch (OPTIONS=--quick)
+	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.onnx_files $(OPTIONS)
 
 bench-embedding: $(INSTALLED) ## Measure embedding beside EsmModel of transformers (OPTIONS=--quick)
 	$(PYTHON) -m benchmarks.embedding $(OPTIONS)

@@ -197,6 +197,8 @@ LABEL_METRICS = {
 }
 # Of two classes, also the areas of the second one.
 _AREAS = ("AUROC", "AUPRC")
+# At most this number of blocks of units is left out, one after another.
+_BLOCKS = 200
 
 
 def label_scores(
@@ -220,13 +222,19 @@ def label_scores(
         np.bincount(drawn, minlength=number)[cluster_of]
         for drawn in draws(number, seed=seed, number=resamples)
     ]
-    weights = np.array([np.ones(len(first)), *counts])
+    blocks = _BLOCKS if resamples and (task is Task.several_classes or outputs.shape[1] == 2) else 0
+    block_of = np.random.default_rng(seed).permutation(number)[cluster_of] % _BLOCKS
+    kept = [block_of != block for block in range(blocks)]
+    weights = np.array([np.ones(len(first)), *counts, *kept])
     is_empty = ~weights.any(axis=1)
     weights[is_empty] = 1
     found = _metrics_of(outputs, values, group_of, task)(weights)
     found[is_empty] = np.nan
-    names = LABEL_METRICS[task] + _AREAS
-    return Metrics(dict(zip(names, found[0].tolist(), strict=False)), found[1:])
+    own = dict(zip(LABEL_METRICS[task] + _AREAS, found[0].tolist(), strict=False))
+    # Those that take the best threshold, or each one, by the labels that they are measured with.
+    biased = [(n, x) for n, x in enumerate(own) if blocks and x in ("AUPRC", "Fmax")]
+    left_out = {name: found[1 + resamples :, number] for number, name in biased}
+    return Metrics(own, found[1 : 1 + resamples], left_out=left_out)
 
 
 def _metrics_of(
@@ -313,15 +321,16 @@ def _fmax(outputs: np.ndarray, values: np.ndarray, weights: np.ndarray) -> np.nd
     label, as in CAFA (Radivojac et al. 2013, doi:10.1038/nmeth.2340).
     """
     p, is_labeled = np.exp(-np.logaddexp(0, -outputs)), values.sum(axis=1) > 0
-    best = np.zeros(len(weights))
+    sizes, ratios = np.maximum(values.sum(axis=1), 1), []
     for threshold in np.linspace(0, 1, 101):
         taken = (p >= threshold) & is_labeled[:, None]
-        hits = (taken & values).sum(axis=1)
-        ratios = [hits / np.maximum(one.sum(axis=1), 1) for one in (taken, values)]
-        counted = [weights @ one for one in (taken.any(axis=1), is_labeled)]
-        x, y = (weights @ a / np.maximum(b, 1) for a, b in zip(ratios, counted, strict=True))
-        best = np.maximum(best, 2 * x * y / np.maximum(x + y, 1e-12))
-    return np.where(weights @ is_labeled > 0, best, np.nan)
+        hits, number = (taken & values).sum(axis=1), taken.sum(axis=1)
+        ratios.append([hits / np.maximum(number, 1), hits / sizes, number > 0])
+    right, found, predicted = weights @ np.transpose(ratios, (1, 2, 0))
+    labeled = (weights @ is_labeled)[:, None]
+    x, y = right / np.maximum(predicted, 1), found / np.maximum(labeled, 1)
+    best = (2 * x * y / np.maximum(x + y, 1e-12)).max(axis=1)
+    return np.where(labeled[:, 0] > 0, best, np.nan)
 
 
 def _areas(scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -331,6 +340,9 @@ def _areas(scores: np.ndarray, is_positive: np.ndarray, weights: np.ndarray) -> 
     """
     order = np.argsort(-scores, kind="stable")
     ends = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+    # Thresholds between positives count as one, which changes neither area.
+    has_more = np.diff(np.cumsum(is_positive[order])[ends], prepend=0) > 0
+    ends = ends[has_more | np.append(has_more[1:], True)]
     weighted = weights[:, order]
     hits = np.cumsum(weighted * is_positive[order], axis=1)[:, ends]
     taken = np.cumsum(weighted, axis=1)[:, ends]

@@ -80,7 +80,8 @@ def mean_over(folds: Mapping[str, Result]) -> dict[str, Predictor]:
     for name, first in next(iter(folds.values())).predictors.items():
         scores = [one.predictors[name].scores for one in folds.values()]
         values = {key: float(np.mean([x.values[key] for x in scores])) for key in scores[0].values}
-        means = Metrics(values, np.mean([one.resampled for one in scores], axis=0))
+        left = {key: np.mean([x.left_out[key] for x in scores], 0) for key in scores[0].left_out}
+        means = Metrics(values, np.mean([one.resampled for one in scores], axis=0), left_out=left)
         found[name] = replace(first, layer=None, penalty=None, by_layer={}, scores=means)
     return found
 
