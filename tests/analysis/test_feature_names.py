@@ -29,7 +29,7 @@ def test_figures_are_those_by_hand(make) -> None:
     protein = np.repeat([0, 1, 2, 3], [4, 6, 2, 3])
     concepts = Concepts(["site"], np.array(present, bool)[:, None], protein)
     values = make(np.array([activity, [0.0] * 15], np.float32).T)
-    (figures,) = compare(values, concepts, 1, seed=0)
+    (figures,) = compare(values, concepts, 20, seed=0)
     # One of four residues and of two runs; another active residue is in the protein without any.
     expected = {"precision": 1 / 2, "recall": 1 / 4, "recall of domains": 1 / 2}
     expected |= {"F1": 1 / 3, "F1 of domains": 1 / 2, "threshold": 0.5, "feature": 0}
@@ -54,6 +54,18 @@ def test_names_are_beyond_chance() -> None:
     found = [(x["concept"], x["feature"]) for x in (site, common, first)]
     assert found == [("marked", 0), ("common", 1), ("first 5", 3)]
     assert common["F1"] > 0.7 and first["F1"] == 1 <= first["by chance"]
+
+
+def test_tables_without_relation_seldom_have_a_name() -> None:
+    """One in 20: of 30 tables of 40 concepts at most 4, which is two deviations more."""
+    rng, named, protein = np.random.default_rng(0), 0, np.repeat(np.arange(20), 10)
+    for _ in range(30):
+        present = rng.random((200, 40)) < 0.05
+        present[[0, 10]] = True
+        concepts = Concepts([""] * 40, present, protein)
+        values = 1.0 * (rng.random((200, 1)) < 0.3)
+        named += any(row["named"] for row in compare(values, concepts, 20, seed=0))
+    assert named <= 4
 
 
 def test_a_name_is_what_is_furthest_from_chance() -> None:
@@ -156,6 +168,7 @@ def test_the_command_describes(
     shown = run(f"{describe} --random random --permutations 20 -o names")
     results = json.loads((workplace / "names" / "results.json").read_text())
     assert len(results["predictors"]) == 6 and "left out" in shown and results["splice"]
+    assert re.search(r"chance: 20 permutations; all predictors took [\d,]+ s", shown)
     table = read_table(workplace / "names" / "names.tsv")
     assert {row["predictor"] for row in table} == set(results["predictors"])
     of = {(row["predictor"], row["concept"]): row for row in table}
