@@ -2,6 +2,7 @@
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from protlm import interop
 from protlm.checkpoints import checks
 from protlm.checkpoints import format as checkpoints
+from protlm.checkpoints.description import ModelDescription
 from protlm.data.vocabulary import vocabulary_of
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM, build_network
@@ -28,10 +30,8 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
     described = found.description
     checks.check_sizes(found.path, described.model, found.weights)
 
-    def rebuild(seed: int) -> ProteinLM:
-        words, mechanism = vocabulary_of(described.frame), described.attention_config
-        return build_network(described.model, mechanism, seed=seed, vocabulary=words)
-
+    # Not a function in here, so that models can be pickled.
+    rebuild = partial(_network_of, described)
     try:
         with checks.LimitedMemory(found.path, found.weights):
             network = rebuild(described.seed)
@@ -45,6 +45,11 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
             f"{found.path} does not match its description: {misfit(error)}"
         ) from None
     return PretrainedModel(network, described, rebuild=rebuild).to(pick_device(device))
+
+
+def _network_of(described: ModelDescription, seed: int) -> ProteinLM:
+    words, mechanism = vocabulary_of(described.frame), described.attention_config
+    return build_network(described.model, mechanism, seed=seed, vocabulary=words)
 
 
 def misfit(error: Exception) -> str:

@@ -1,6 +1,9 @@
 """The Python interface: vectors, scores and predictions, equal to those of the commands."""
 
+import pickle
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,16 @@ from torch import Tensor
 
 import protlm
 from protlm import interface, loading
+from protlm.attention import names
+from protlm.checkpoints.format import Checkpoint
 from protlm.commands.contacts import ContactOptions, contacts
 from protlm.data.records import Record
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.interface import Model
 from protlm.model.embedding import Embedder
+from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
+from tests.small_models import small_model
 
 SEQUENCES = ["MKTAYIAKQRQISFVKSHFSRQ", "mkv", "ACDEFGHIKLMNPQRSTVWY"]
 
@@ -226,7 +233,7 @@ NOT_SEQUENCES: dict[str, tuple[Any, str]] = {
     "no array": (np.array("MKV"), "one ndarray is given"),
     "dictionary": ({"MKV": "x"}, r"one dict is given .*values\(\)"),
     "table": (pandas.DataFrame({"SEQ": ["MKV"]}), "one DataFrame is given .*one column"),
-    "bytes": ([b"MKV"], "of type bytes"),
+    "bytes": ([b"MKV"], r"of type bytes; .* read bytes of h5py as text: dataset.asstr\(\)"),
     "missing": (
         pandas.Series(["MKV", np.nan]),
         "(sequence|mutant) 2 is nan of type float; .*leave out",
@@ -313,3 +320,30 @@ def test_vectors_that_are_not_finite_are_refused(tiny_run: Path, tiny_fasta: Pat
 def test_random_weights_have_the_same_methods(model: Model) -> None:
     assert isinstance(model.with_random_weights(1), Model)
     assert model.with_random_weights(1).embed(["MKV"]).shape == (1, 64)
+
+
+def doubled(module: torch.nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    """A hook that can be pickled."""
+    return 2 * output
+
+
+def logits_of(model: PretrainedModel) -> Tensor:
+    """The logits of two sequences, also in another process."""
+    return model(model.tokenize(SEQUENCES[:2])).logits_BLV
+
+
+@pytest.mark.parametrize("name", names())
+def test_models_can_be_pickled(name: str) -> None:
+    """Also with a hook on a layer, and with what makes one with random weights."""
+    small = small_model(name)
+    weights = dict(small.network.float().state_dict())
+    made = loading.model_of(Checkpoint(Path("small"), small.description, weights))
+    made.network.final_norm.register_forward_hook(doubled)
+    copy = pickle.loads(pickle.dumps(made))
+    assert torch.equal(logits_of(copy), logits_of(made))
+    assert copy.with_random_weights(2).hash == made.with_random_weights(2).hash != copy.hash
+
+
+def test_a_model_is_sent_to_a_process_that_was_spawned(model: Model) -> None:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        assert torch.equal(pool.submit(logits_of, model).result(), logits_of(model))

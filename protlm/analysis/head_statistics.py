@@ -10,6 +10,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from protlm.attention.ops.numerics import in_float64
 from protlm.model.pretrained import PretrainedModel
 
 # The offset profile reaches from -MAX_OFFSET to MAX_OFFSET residues.
@@ -44,7 +45,7 @@ def head_statistics(map_HLL: Tensor) -> dict[str, Tensor]:
     normalized again.
     """
     # One head at a time, because several float64 copies are needed.
-    each = [_of_map(map_LL.double()) for map_LL in map_HLL]
+    each = [_of_map(in_float64(map_LL)) for map_LL in map_HLL]
     return {name: torch.stack([one[name] for one in each]).cpu() for name in each[0]}
 
 
@@ -92,7 +93,7 @@ def sink_mass(rows_HML: Tensor, model: PretrainedModel) -> Tensor:
     """Returns the weight on the tokens around the residues in each row, float64 HM."""
     start, length, around = model.vocabulary.start, rows_HML.shape[2], model.vocabulary.num_around
     columns = [*range(start), *range(length - around + start, length)]
-    return rows_HML[:, :, columns].double().sum(dim=2)
+    return in_float64(rows_HML[:, :, columns]).sum(dim=2)
 
 
 def residue_rows(

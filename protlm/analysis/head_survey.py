@@ -16,6 +16,7 @@ from protlm.analysis.contact_regression import features
 from protlm.analysis.head_statistics import layer_statistics
 from protlm.analysis.precision import precision_at
 from protlm.analysis.structures import Protein
+from protlm.attention.ops.numerics import in_float64
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.terminal import watched
 
@@ -74,11 +75,11 @@ def survey_heads(model: PretrainedModel, proteins: Sequence[Protein], what: str)
 
 def pool(map_HLL: Tensor) -> np.ndarray:
     """Returns maps averaged in P × P cells of about equal size, P = 64 at most, float64 HPP."""
-    length = map_HLL.shape[2]
+    map_HLL, length = in_float64(map_HLL), map_HLL.shape[2]
     size = min(POOLED, length)
     cells_LP = F.one_hot(torch.arange(length, device=map_HLL.device) * size // length).double()
     cells_LP /= cells_LP.sum(dim=0)
-    return (cells_LP.T @ map_HLL.double() @ cells_LP).cpu().numpy()
+    return (cells_LP.T @ map_HLL @ cells_LP).cpu().numpy()
 
 
 def head_distances(pooled: Iterable[np.ndarray]) -> np.ndarray:

@@ -42,8 +42,8 @@ def masked_scores(
             tokens_BL[0, words.start + places] = words.mask
         logits_BLV = model.network(tokens_BL, batch.mask_BL, causal=model.causal).logits_BLV
         asked = words.before if model.causal else words.inner
-        predicted = logits_BLV[0, asked][places].double()
-        targets = residues[places]
+        predicted = logits_BLV[0, asked][places].cpu().double()
+        targets = residues[places].cpu()
         nats = F.cross_entropy(predicted, targets, reduction="sum")
         correct = (predicted.argmax(-1) == targets).sum()
         rows.append((float(nats), float(correct), float(len(places))))

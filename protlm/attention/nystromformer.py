@@ -13,6 +13,7 @@ from protlm.attention.ops.numerics import (
     padding_bias,
     upcast,
     visible_softmax,
+    widest_dtype,
     zero_padding,
 )
 from protlm.config.fields import at_least
@@ -40,9 +41,9 @@ class Nystromformer(Attention):
     the paper's rule where n is a multiple of P; otherwise the paper pads the sequence, which would
     include padding in the means. With n < P every position is its own landmark, and the others do
     not exist. The convolution runs over the positions of the tensor, with 0 at padding. All
-    computations are in float32 or better, those of A and Z in float64, because Z magnifies errors.
-    A row's weights may be negative, and sum to 1 only without the skip and as far as Z has
-    converged.
+    computations are in float32 or better, those of A and Z in float64, because Z magnifies errors;
+    on a device without float64 in float32. A row's weights may be negative, and sum to 1 only
+    without the skip and as far as Z has converged.
     """
 
     supports_causal = False
@@ -146,9 +147,10 @@ def convolved(v_BHLC: Tensor, weight: Tensor) -> Tensor:
 
 
 def _kernel(q_BHPK: Tensor, k_BHPK: Tensor, exists_BP: Tensor) -> Tensor:
-    """Computes softmax(q̃ k̃ᵀ / √K), BHPP in float64; 0 for landmarks that do not exist."""
+    """Computes softmax(q̃ k̃ᵀ / √K), BHPP in the widest dtype; 0 without landmarks."""
     exists_B1P1, exists_B11P = exists_BP[:, None, :, None], exists_BP[:, None, None]
-    logits_BHPP = q_BHPK.double() @ k_BHPK.double().mT / q_BHPK.shape[-1] ** 0.5
+    q_BHPK, k_BHPK = (x.to(widest_dtype(x.device)) for x in (q_BHPK, k_BHPK))
+    logits_BHPP = q_BHPK @ k_BHPK.mT / q_BHPK.shape[-1] ** 0.5
     return visible_softmax(logits_BHPP, exists_B1P1 & exists_B11P)
 
 

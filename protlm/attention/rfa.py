@@ -13,7 +13,7 @@ from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.features import FeatureMap, FourierFeatures, GeneralizedFeatures
 from protlm.attention.linearized.gated import GatedSums
-from protlm.attention.linearized.gates import Gate
+from protlm.attention.linearized.gates import Gate, decay_
 from protlm.attention.linearized.normalization import Normalized, denominator, inverse_of_weight
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, recomputed, upcast, zero_padding
 from protlm.attention.ops.projection import Projection, RowSampling
@@ -184,7 +184,8 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             keys = F.pad(feature_map.keys(k_BH1K).phi_BHLR, (0, 1), value=1.0)
             values = F.pad(v_BHC.to(state.dtype), (0, 1), value=1.0)[..., None]
             written = values * torch.sigmoid(-gate_BH11)
-            state.mul_(torch.sigmoid(gate_BH11)).addcmul_(written, keys)
+            decay_(state, F.logsigmoid(gate_BH11))
+            state.addcmul_(written, keys)
             means = phi_q_BH1R @ state[..., :-1].mT * inverse_of_weight(state[..., -1:, -1:])
             out_BH1C, _ = self._normalizer(means)
         return state, out_BH1C.squeeze(2).to(v_BHC.dtype)

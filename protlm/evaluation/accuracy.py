@@ -244,7 +244,7 @@ class Accuracy(Evaluation):
         logits = logits_BLV[chosen_BL.to(device)].float()
         targets = targets_BL[chosen_BL].to(device)
         nats = F.cross_entropy(logits, targets, reduction="none")
-        return nats.double().cpu(), (logits.argmax(-1) == targets).cpu()
+        return nats.cpu().double(), (logits.argmax(-1) == targets).cpu()
 
 
 def _cropped(split: SplitReader, limit: int | None) -> dict[str, int]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from protlm.attention.ops.numerics import in_float64
 from protlm.data.vocabulary import STANDARD_TOKENS, VOCABULARY
 from protlm.model.objective import perplexity
 from protlm.model.transformer import DecodingState, ProteinLM
@@ -109,7 +110,7 @@ def generate(
     """
     # The last digits of a matrix product depend on its number of rows. In float64 this difference
     # is too small to change a draw, so the batch size does not change the sequences.
-    network = copy.deepcopy(network).double().eval()
+    network = float64_copy(network)
     words = network.vocabulary
     state, logits_1V = _read(network, [*words.prefix, *prefix.tolist()])
     for first in range(1, number + 1, batch_size):
@@ -117,6 +118,12 @@ def generate(
         batch = [_Sequence(n, seed, prefix, max_residues, words.suffix[:1]) for n in numbers]
         rows_B = torch.zeros(len(batch), dtype=torch.int64, device=logits_1V.device)
         yield from _generate_batch(network, batch, sampling, state[rows_B], logits_1V[rows_B])
+
+
+def float64_copy(network: ProteinLM) -> ProteinLM:
+    """Returns a copy for evaluation in float64, on the CPU if its device has none."""
+    device = in_float64(network.embedding.weight[:1]).device
+    return copy.deepcopy(network).to(device).double().eval()
 
 
 def _read(network: ProteinLM, tokens: list[int]) -> tuple[DecodingState, Tensor]:

@@ -4,7 +4,6 @@ Wang and Cho 2019 (arXiv 1902.04094). If the model's conditionals are those of o
 residues are masked one at a time, that distribution is the limit; in general neither holds.
 """
 
-import copy
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import Tensor
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import STANDARD_TOKENS
-from protlm.model.decoding import Sampling, draw
+from protlm.model.decoding import Sampling, draw, float64_copy
 from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
 from protlm.system.terminal import JobProgress
@@ -52,7 +51,7 @@ def resample(
     the 20 standard amino acids are drawn. Sequences of similar length share a batch.
     """
     # As in `generate`: in float64, the batch does not change the draws.
-    network = copy.deepcopy(network).double().eval()
+    network = float64_copy(network)
     words = network.vocabulary
     lengths = [len(start) for start in starts]
     divided = [*batches(lengths, TOKENS_PER_BATCH, batch_size, around=words.num_around)]

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from protlm.attention.ops.numerics import widest_dtype
 from protlm.attention.ops.products import product, takes_onednn
 from protlm.bounds import Bounds
 from protlm.data.vocabulary import VOCABULARY
@@ -152,7 +153,8 @@ def drop_masked_tokens(
     protein is scaled by its own fraction.
     """
     is_dropped_BL = (tokens_BL == VOCABULARY.mask) & mask_BL
-    counts_2BL = torch.stack([mask_BL, mask_BL & ~is_dropped_BL]).double()
+    counts_2BL = torch.stack([mask_BL, mask_BL & ~is_dropped_BL])
+    counts_2BL = counts_2BL.to(widest_dtype(mask_BL.device))
     if bounds is None:
         num_tokens, num_left = counts_2BL.sum(2, keepdim=True)
     else:

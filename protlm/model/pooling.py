@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.attention.ops.numerics import accum_dtype
+from protlm.attention.ops.numerics import accum_dtype, in_float64
 
 Ranges: TypeAlias = Sequence[tuple[int, int]] | np.ndarray
 
@@ -94,6 +94,7 @@ def _range_means(hidden_BLD: Tensor, ranges: Sequence[Ranges], start: int) -> Te
     segment = torch.arange(len(size), device=size.device).repeat_interleave(size)
     place = torch.arange(len(segment), device=size.device) + (last + 1 - size.cumsum(0))[segment]
     # Float64, so that the order of additions does not matter.
-    sums = hidden_BLD.new_zeros(len(size), hidden_BLD.shape[2], dtype=torch.float64)
-    sums.index_add_(0, segment, hidden_BLD.flatten(0, 1)[place].double())
-    return (sums / size[:, None]).float()
+    values = in_float64(hidden_BLD.flatten(0, 1)[place])
+    sums = values.new_zeros(len(size), values.shape[1])
+    sums.index_add_(0, segment.to(values.device), values)
+    return (sums / size[:, None].to(values.device)).float().to(hidden_BLD.device)

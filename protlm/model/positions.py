@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from protlm.attention import Attention
-from protlm.attention.ops.numerics import upcast
+from protlm.attention.ops.numerics import in_float64, upcast, widest_dtype
 from protlm.bounds import Bounds
 from protlm.config import ModelConfig, Positions
 from protlm.system.errors import UserError
@@ -58,7 +58,8 @@ class Rotary(nn.Module):
     """Rotary positions: queries and keys are rotated by angles proportional to the position.
 
     The frequencies are base^(-2i/K). `stored` ones are saved with the weights: those of ESM-2 are
-    rounded to half precision, as in its training.
+    rounded to half precision, as in its training. They stay float64 whatever the network is cast
+    to, and on the CPU if its device has no float64.
     """
 
     def __init__(self, *, head_dim: int, stored: bool = False, base: float = _PERIOD) -> None:
@@ -70,17 +71,18 @@ class Rotary(nn.Module):
         self.register_buffer("frequency", frequency, persistent=stored)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves the frequencies with the model, and does not round them in one of low precision."""
-        exact = self.frequency
-        super()._apply(fn, recurse)
-        self.frequency = exact.to(self.frequency.device)
+        """Moves the frequencies with the model, and never rounds them."""
+        device = fn(self.frequency.float()).device
+        if widest_dtype(device) == torch.float64:
+            self.frequency = self.frequency.to(device)
         return self
 
     def angles(self, position_L: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the cosines and sines of positions, each LK, float32."""
         # In float32 the angle at position 35,000 has an error of 1e-3.
-        angle_LK = (position_L[:, None].double() * self.frequency).repeat(1, 2)
-        return angle_LK.cos().float(), angle_LK.sin().float()
+        angle_LK = (in_float64(position_L)[:, None] * self.frequency).repeat(1, 2)
+        cos_LK, sin_LK = (x.float().to(position_L.device) for x in (angle_LK.cos(), angle_LK.sin()))
+        return cos_LK, sin_LK
 
 
 class RelativeBias(nn.Module):
@@ -117,9 +119,10 @@ class RelativeBias(nn.Module):
         half = len(self.table) // 2
         near = half // 2
         distance_O = offset_O.abs()
-        logarithm_O = (distance_O.double().clamp(min=near) / near).log()
+        logarithm_O = (in_float64(distance_O).clamp(min=near) / near).log()
         far_O = (logarithm_O / math.log(self.max_distance / near) * (half - near)).long() + near
-        bucket_O = distance_O.where(distance_O < near, far_O.clamp(max=half - 1))
+        far_O = far_O.clamp(max=half - 1).to(distance_O.device)
+        bucket_O = distance_O.where(distance_O < near, far_O)
         return bucket_O + half * (offset_O > 0)
 
 

@@ -79,7 +79,7 @@ def predicted_distributions(model: PretrainedModel, sequence: str) -> np.ndarray
     """
     if model.causal:
         logits_LV = model(model.tokenize([sequence])).logits_BLV[0, model.vocabulary.before]
-        log_p_L20 = logits_LV.double().cpu()[:, STANDARD_TOKENS].numpy()
+        log_p_L20 = logits_LV.cpu().double()[:, STANDARD_TOKENS].numpy()
     else:
         queries = [Query(sequence, position) for position in range(len(sequence))]
         found = Predictor(model).log_p(watched("predictions", queries))

@@ -20,7 +20,7 @@ from protlm.attention.base import (
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import LinearAttention, Weighting, graph_attention
 from protlm.attention.linearized.gated import GatedSums
-from protlm.attention.linearized.gates import Decay, Gate, decays
+from protlm.attention.linearized.gates import Decay, Gate, decay_, decays
 from protlm.attention.linearized.normalization import Denominator, Normalized
 from protlm.attention.linearized.operands import Operands
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
@@ -238,8 +238,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             if self._is_exponential:
                 sums, reference_BH1R = state[..., :-1, :], state[..., -1:, :]
             if self.gate is not None:
-                # 1 + (g - 1), since g itself would be rounded alike in all steps.
-                sums.addcmul_(sums, self._log_gate(hidden_BD).expm1())
+                decay_(sums, self._log_gate(hidden_BD))
             if isinstance(feature_map, ExponentialFeatureMap):
                 assert reference_BH1R is not None
                 if self.gate is not None:
@@ -292,6 +291,6 @@ def _refuse_float16(*inputs: Tensor) -> None:
     if any(x.dtype == torch.float16 for x in inputs):
         raise UserError(
             "a Performer cannot run in float16: its features and sums exceed the range of "
-            "float16, and gradients become NaN; load with dtype=torch.bfloat16 or float32 "
-            "(protlm embed: --compute-dtype bfloat16 or float32)"
+            "float16, and gradients become NaN; load with dtype=torch.bfloat16 or float32, set "
+            "trainer.precision=bf16-mixed or 32-true, or type --compute-dtype bfloat16 or float32"
         )

@@ -1,12 +1,19 @@
 """Gates of linear attention: one number for each position and head, in log space."""
 
+import math
 from enum import StrEnum
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.ops.numerics import no_autocast, upcast, zero_padding
+from protlm.attention.ops.numerics import (
+    in_float64,
+    no_autocast,
+    upcast,
+    widest_dtype,
+    zero_padding,
+)
 
 # Gates closer to 0 or 1 than 3e-7 are not distinguished.
 _LARGEST_LOGIT = 15.0
@@ -70,9 +77,22 @@ class Gate(nn.Module):
 def decays(log_gate_BHL1: Tensor, rows: slice) -> Tensor:
     """Returns the decay of each pair of a position in `rows` and one of all, BHML."""
     # In float64, because differences of long sums are small.
-    until_BHL1 = log_gate_BHL1.double().cumsum(dim=2)
-    before_BHL1 = until_BHL1 - log_gate_BHL1
-    return pairs(until_BHL1[:, :, rows], before_BHL1[:, :, rows], until_BHL1, before_BHL1).exp()
+    exact_BHL1, device = in_float64(log_gate_BHL1), log_gate_BHL1.device
+    until_BHL1 = exact_BHL1.cumsum(dim=2)
+    before_BHL1 = until_BHL1 - exact_BHL1
+    sums_BHML = pairs(until_BHL1[:, :, rows], before_BHL1[:, :, rows], until_BHL1, before_BHL1)
+    return sums_BHML.exp().to(widest_dtype(device)).to(device)
+
+
+def decay_(sums: Tensor, log_gate: Tensor) -> None:
+    """Multiplies sums by gates, in place, as 2^n (1 + x) with |x| < 0.42.
+
+    A power of 2 rounds nothing, and x is exact to its own last digits: g itself, or 1 + (g - 1) of
+    a closed gate, would be off by the same amount in all steps.
+    """
+    power = (log_gate / math.log(2)).round()
+    sums.mul_(power.exp2())
+    sums.addcmul_(sums, (log_gate - power * math.log(2)).expm1())
 
 
 def pairs(until_i: Tensor, before_i: Tensor, until_j: Tensor, before_j: Tensor) -> Tensor:

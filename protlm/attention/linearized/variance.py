@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention.linearized.positive import optimal_stretch
-from protlm.attention.ops.numerics import accum_dtype, zero_padding
+from protlm.attention.ops.numerics import accum_dtype, in_float64, zero_padding
 
 # exp(|z|²) overflows for large queries and keys. A relative error of 10⁶ is as useless as a larger
 # one, and keeps infinities out of the log.
@@ -72,7 +72,7 @@ class SquareNorms(NamedTuple):
 
     @classmethod
     def of(cls, sums_3H: Tensor) -> Self:
-        squares_H, products_H, pairs_H = sums_3H.double()
+        squares_H, products_H, pairs_H = in_float64(sums_3H)
         squares_H, products_H = (x_H / pairs_H.clamp(min=1) for x_H in (squares_H, products_H))
         return cls(squares_H + 2 * products_H, squares_H - 2 * products_H)
 
@@ -105,7 +105,7 @@ def _log_second_moment(mechanism: SoftmaxEstimate, norms: SquareNorms) -> Tensor
     head_dim, lambda_ = mechanism.projection.shape[1], mechanism.optimal_for
     stretch = 1.0 if lambda_ is None else optimal_stretch(head_dim, lambda_)
     rho = 1 / (2 * stretch**2 - 1)
-    norm_H = deciding_norm(mechanism, norms).double()
+    norm_H = in_float64(deciding_norm(mechanism, norms))
     log_moment_H = rho * norm_H
     if _comes_in_pairs(mechanism):
         log_moment_H = torch.logaddexp(log_moment_H, -norm_H) - math.log(2)

@@ -27,6 +27,16 @@ def upcast(x: Tensor) -> Tensor:
     return x.to(accum_dtype(x))
 
 
+def widest_dtype(device: torch.device) -> torch.dtype:
+    """Returns float64, or float32 on a device without it, a GPU of Apple."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def in_float64(x: Tensor) -> Tensor:
+    """Casts a tensor to float64, on the CPU if its device has none."""
+    return (x if widest_dtype(x.device) == torch.float64 else x.cpu()).double()
+
+
 def zero_padding(x_BHLK: Tensor, mask_BL: Tensor) -> Tensor:
     """Sets padded positions to 0; a weight of 0 would not do, because padding may be NaN."""
     return torch.where(mask_BL[:, None, :, None], x_BHLK, 0)

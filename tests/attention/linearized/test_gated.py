@@ -1,6 +1,7 @@
 """Decay from strong to weak, over many chunks, in float32; its limits; and what padding is not."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -8,9 +9,10 @@ import torch
 from protlm.attention.linearized import gated
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.gates import Gate
-from tests.attention.cases import Case, find_case, make_inputs
+from tests.attention.cases import HEAD_DIM, Case, Inputs, find_case, make_inputs
 from tests.attention.test_contract import gradients, relative_error, steps
 from tests.marks import slow_but
+from tests.rounding import error_bound
 
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 DECAYS = pytest.mark.parametrize("decay", ["learned", "selective"])
@@ -79,11 +81,42 @@ def test_heads_first_remember_512_to_32_positions(decay, num_heads, memories):
     assert logits_BHL1[0, :, 4, 0].tolist() == [15, -15, 3][:num_heads]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_steps_with_a_decay_drift_no_more_than_those_without(name):
+@pytest.mark.parametrize(("name", "times"), [*((name, 2) for name in NAMES), ("rfa", 4)])
+def test_steps_with_a_decay_drift_no_more_than_those_without(name, times):
     inputs, errors = make_inputs(1500).without_padding().to(torch.float32), []
-    for make in (find_case(name).create, lambda: decaying("learned", 0.999, name)[1]):
+
+    def gated():
+        if name != "rfa":
+            return decaying("learned", 0.999, name)[1]
+        mechanism: Any = find_case(name, gate=True).create()
+        mechanism.gate.weight.data.zero_()
+        mechanism.gate.bias.data.fill_(15)
+        return mechanism
+
+    for make in (find_case(name).create, gated):
         exact = inputs.to(torch.float64).run(make().double(), causal=True)[:, :, -500:]
         _, out = steps(make(), inputs)
         errors.append(relative_error(out[:, :, -500:], exact))
-    assert errors[1] <= 2 * errors[0]
+    assert errors[1] <= times * errors[0]
+
+
+@pytest.mark.parametrize("every", [1, 200])
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_round_no_more_than_what_closed_gates_let_through(name, every):
+    """Each weight is rounded in its features, and in both operations of each step after its own."""
+    length = 240
+    inputs = make_inputs(length).without_padding().to(torch.float32)
+    # Gates of 1 - 3e-7, and of 3e-7 at each `every`-th position.
+    inputs.hidden_BLD[..., 0] = torch.where(torch.arange(length) % every == every - 1, -15.0, 15.0)
+    mechanism = decaying("selective", 0.5, name)[1]
+    assert mechanism.gate is not None and mechanism.gate.weight is not None
+    mechanism.gate.weight.data.zero_()[:, 0] = 1
+    _, out = steps(mechanism, inputs)
+    exact = Inputs(*(x[:1] for x in inputs)).to(torch.float64)
+    wide = mechanism.double()
+    weights_BHLL = exact.map_of(wide, causal=True)
+    past_LL = torch.arange(length)[:, None] - torch.arange(length)
+    roundings_LL = mechanism.num_features + 2 * HEAD_DIM + 2 * past_LL.clamp(min=0)
+    condition = (weights_BHLL * roundings_LL) @ exact.v_BHLC.abs()
+    errors = (out[:1].double() - exact.run(wide, causal=True)).abs()
+    assert bool((errors <= error_bound(torch.float32, condition, 1)).all())
