@@ -1,5 +1,6 @@
 """The optimizer of a network, with its groups of parameters."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -32,7 +33,11 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     is_tall = x.shape[1] > x.shape[2]
     x = x.mT if is_tall else x
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    # By a power of 2, which rounds nothing: the squares of small numbers would vanish.
+    largest = torch.linalg.vector_norm(x, math.inf, (1, 2), keepdim=True, dtype=torch.float32)
+    x = x.ldexp(-largest.frexp().exponent.clamp(-100, 100))
+    # The norm is at least a half, unless all numbers are 0 (or below 2^-100).
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=0.5)
     for _ in range(_ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
