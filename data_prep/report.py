@@ -154,7 +154,7 @@ def read_rejected(directory: Path) -> dict[str, list[tuple[str, str, int]]]:
             reason, identifier, file, line = row.split("\t")
             listed.setdefault(reason, []).append((identifier, file, int(line)))
     except (OSError, ValueError) as error:
-        raise InputDataError(f"{path} is missing or damaged ({error})") from error
+        raise InputDataError(f"{path} is missing or damaged; prepare the data set again") from error
     return listed
 
 

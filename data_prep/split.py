@@ -1,5 +1,6 @@
 """Split rules: by a hash of the sequence, or by a table."""
 
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any, Protocol, final
 
 from protlm.data.records import Record
 from protlm.data.shards.manifest import SPLIT_NAME
-from protlm.data.tables import excerpt, places_of, read_rows
+from protlm.data.tables import SPLITS, excerpt, places_of, read_rows
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sha256_of
 
@@ -105,15 +106,18 @@ def _read_splits(path: Path) -> dict[str, str]:
             raise InputDataError(
                 f"{place}: {len(fields)} fields, not {len(columns)}, in {excerpt(fields)}"
             )
-        accession, split = fields[accession_column], fields[split_column]
+        accession, given = fields[accession_column], fields[split_column]
+        split = SPLITS.get(given.lower(), given)
         if not SPLIT_NAME.fullmatch(split):
             raise InputDataError(
-                f"{place}: {split!r:.80} is not a valid split name; use small letters, digits and _"
+                f"{place}: {given!r:.80} is not a valid split name; use small letters, digits and _"
             )
-        name = names.setdefault(split, split)
+        name = names.setdefault(given, split)
         if splits.setdefault(accession, name) != name:
             raise InputDataError(
                 f"{place}: {accession} is in {splits[accession]} and in {split}; a sequence has "
                 "one split"
             )
+    if meant := ", ".join(f"{a} as {b}" for a, b in names.items() if a != b):
+        print(f"{path}: read {meant}", file=sys.stderr)
     return splits

@@ -162,6 +162,9 @@ attention=my_own -> there are: aft_conv & when its package is installed (docs/ex
 attention=performer -> mean attention=performer_relu or attention=performer_softmax or
 attention=[window,hybrid] -> is a list; type one of: aft_conv & alternating
 attention=former -> (did you mean attention=reformer or attention=linformer or
+trainer.max_steps=1.5e0 -> trainer.max_steps=1.5e0 must be a whole number, e.g. 8
+optimizer.learning_rate=0,0001 -> optimizer.learning_rate=0,0001 has a comma & write 0.0001; for
+schedule.warmup_steps=1,000 -> write 1.000 or 1000; for a run with each value, add --multirun
 trainer.max_steps=soon -> trainer.max_steps=soon must be a whole number, e.g. 8
 model.positions=circular -> circular & rotary
 trainer.max_steps -> trainer.max_steps

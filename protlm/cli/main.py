@@ -17,6 +17,7 @@ from protlm.cli.labels import benchmark, finetune, predict, probe
 from protlm.cli.options import OUTPUT, RANGES, Device, Model, model_or_default, option
 from protlm.cli.use import attention, contacts, embed, generate, inspect, score
 from protlm.commands.outputs import check_figure_output
+from protlm.config.fields import number_typed
 from protlm.system import interruption
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
 from protlm.system.paths import in_home, shipped
@@ -183,7 +184,7 @@ def _run(arguments: list[str]) -> None:
         arguments = [*arguments, "--help"]
     # Raises an error if it was removed, where torch would end the process.
     Path.cwd()
-    _check_values(arguments)
+    arguments = _checked_values(arguments)
     if run:
         run(arguments[1:])
         return
@@ -209,8 +210,12 @@ def _run(arguments: list[str]) -> None:
         sys.exit(code)
 
 
-def _check_values(arguments: list[str]) -> None:
-    """Refuses empty arguments, which would be read as the current folder, and bad values."""
+def _checked_values(arguments: list[str]) -> list[str]:
+    """Refuses empty arguments, which would be read as the current folder, and bad values.
+
+    Returns the arguments, with whole numbers such as 1e3 as integers.
+    """
+    checked: list[str] = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
         flag, equals, value = argument.partition("=")
         if argument and not (equals and flag.startswith("--")):
@@ -220,11 +225,14 @@ def _check_values(arguments: list[str]) -> None:
             raise UserError(f"{where} is empty, like a shell variable that is not set; type one")
         if flag == "--figure":
             check_figure_output(Path(value))
-        if flag in RANGES:
+        checked.append(argument)
+        if flag in RANGES and value:
+            checked[-1] = argument.removesuffix(value) + (value := number_typed(f"{flag} ", value))
             with suppress(ValueError):
                 number = int(value) if value.lstrip("+-").isdigit() else float(value)
                 if number not in (allowed := RANGES[flag]):
                     raise UserError(f"{flag} {value} must be {allowed.expected(number)}")
+    return checked
 
 
 def _in_home(argument: str) -> str:

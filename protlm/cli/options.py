@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.models import OptionInfo
 
-from protlm.config.fields import above, at_least
+from protlm.config.fields import ANY_NUMBER, above, at_least
 from protlm.system.errors import UserError, did_you_mean
 from protlm.system.paths import check_output, existing_file
 
@@ -53,11 +53,16 @@ def new_output(text: str, *, takes_folder: bool = False) -> OptionInfo:
 
 # The numbers that options allow, in all commands that have them.
 RANGES = {
+    # Commands check the values of these, or they depend on another.
+    **dict.fromkeys(["--valid-fraction", "--test-fraction", "--layer"], ANY_NUMBER),
+    **dict.fromkeys(["--min-length", "--temperature", "--top-p"], ANY_NUMBER),
     **dict.fromkeys(["--seed", "--min-count", "--random-weights"], at_least(0)),
     **dict.fromkeys(["--toks-per-batch", "--batch-size", "--shard-residues"], at_least(1)),
     **dict.fromkeys(["--max-length", "--top-k", "--sweeps", "--epochs", "--patience"], at_least(1)),
-    **dict.fromkeys(["--lora", "--devices", "--latents", "--k", "--residues"], at_least(1)),
+    **dict.fromkeys(["--lora", "--devices", "--latents", "--k"], at_least(1)),
     **dict.fromkeys(["--max-proteins", "--max-residues"], at_least(1)),
+    # Those of a step of `protlm features train`.
+    "--residues": at_least(2_048),
     # Fewer bound what can be in excess of their mean, and so the 95 % quantile.
     "--permutations": at_least(20),
     "--learning-rate": above(0),

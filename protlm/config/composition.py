@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.choices import added, choices, options_file, refuse_unknown_choice
+from protlm.config.fields import number_typed
 from protlm.system.errors import InputDataError, UserError, did_you_mean, one_of
 from protlm.system.paths import existing_file, in_home, shipped
 
@@ -201,15 +202,20 @@ def through_hydra(
 def quoted(override: str) -> str:
     r"""Quotes the value of a setting that is a path, so that Hydra's grammar does not read it.
 
-    >>> quoted("run_dir=run (1)"), quoted("data.dir=null"), quoted("seed=1")
-    ("run_dir='run (1)'", 'data.dir=null', 'seed=1')
+    Other values are numbers as they are typed.
+
+    >>> quoted("run_dir=run (1)"), quoted("data.dir=null"), quoted("seed=1e1")
+    ("run_dir='run (1)'", 'data.dir=null', 'seed=10')
     """
     name, equals, value = override.partition("=")
     if name == "data.mixture":
         # Within a list, Hydra's grammar has no `~`.
         return re.sub(r"(\bdir:\s*)(~[^,}]*)", r"\1'\2'", override)
     is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-    if key_of(name) not in PATHS or not equals or is_quoted or value in ("", "null", "???"):
+    if key_of(name) not in PATHS:
+        advice = "; for a run with each value, add --multirun"
+        return f"{name}{equals}{number_typed(f'{name}=', value, advice)}"
+    if not equals or is_quoted or value in ("", "null", "???"):
         return override
     # In Hydra's grammar, backslashes escape only when they precede a quote.
     escaped = re.sub(r"(\\*)(?='|$)", r"\1\1", value).replace("'", r"\'")

@@ -1,9 +1,13 @@
-"""Fields of settings: default, help text and allowed range in one place; types of options."""
+"""Fields of settings: default, help text and allowed range in one place; types of options.
+
+Numbers of settings and of flags are read as they are typed.
+"""
 
 import importlib
 import inspect
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
@@ -38,6 +42,9 @@ class Range:
 
     def __str__(self) -> str:
         return self.text
+
+
+ANY_NUMBER = Range("a number", lambda _: True)
 
 
 def _is_too_large(value: float) -> bool:
@@ -86,6 +93,22 @@ class Checked:
             if allowed is not None and value is not None and value not in allowed:
                 name, expected = f"{self._section}{one.name}", allowed.expected(value)
                 raise UserError(f"{name}={value} must be {expected}")
+
+
+def number_typed(name: str, text: str, otherwise: str = "") -> str:
+    """Returns a value that may be a number, whole ones as integers; refuses a decimal comma.
+
+    >>> [number_typed("--epochs ", text) for text in ("1e3", "2.0", "1e-3", "auto")]
+    ['1000', '2', '1e-3', 'auto']
+    """
+    if found := re.fullmatch(r"([+-]?[0-9]*),([0-9]+)((?:[eE][+-]?[0-9]+)?)", text):
+        meant = f"{found[1] or 0}.{found[2]}{found[3]}"
+        meant += f" or {found[1]}{found[2]}" if len(found[2]) == 3 and found[1] else ""
+        raise UserError(f"{name}{text} has a comma for a point; write {meant}{otherwise}")
+    # Names may be digits alone.
+    is_number = re.fullmatch(r"[+-]?[0-9]{1,15}(?=[.eE])(?:\.[0-9]*)?(?:[eE]\+?[0-9]{1,2})?", text)
+    is_whole = is_number and abs(float(text)) < 2**53 and float(text).is_integer()
+    return f"{float(text):.0f}" if is_whole else text
 
 
 def classes_in(module: str, base: type[T]) -> list[type[T]]:

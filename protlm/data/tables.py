@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
+from protlm.data.records.format_detection import CONTROL, foreign_format
 from protlm.data.records.source import ByteSource, as_utf8, text_lines
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import complete_file, existing_file
@@ -19,12 +20,16 @@ from protlm.system.terminal import printable
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
 # Tables of variants, which repeat a sequence of thousands of residues, compress by up to 130:1.
 _MOST_BYTES, _BOMB_BYTES, _BOMB_RATIO = 1 << 31, 1 << 26, 200
+_START_BYTES = 1 << 16
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 # A number with commas, and perhaps an uncertainty and a unit.
 _NOTATION = re.compile(
     r"([-+]?[0-9.,]{1,40}(?:[eE][-+]?[0-9]{1,9})?)(?:\s*(?:±|\+/-)[\s0-9.,]{1,40})?"
     r"(?:\s*[a-zµμ°Å%/][^\s\d]{0,9}|\s+[A-Z][^\s\d]{0,9})?"
 )
+# The names of splits, as people write them in small letters.
+SPLITS = dict.fromkeys(["train", "training"], "train") | {"test": "test"}
+SPLITS |= dict.fromkeys(["valid", "validation", "val", "dev"], "valid")
 # A cell is missing if it is one of these, as pandas or people write them; `none` may be a class.
 MISSING = frozenset(
     ["", "#N/A", "#NA", "<NA>", "N/A", "n/a", "NA", "NULL", "null", "NaN", "nan", "NAN", "None"]
@@ -40,6 +45,8 @@ _ANNOTATIONS = re.compile(r"^### (?=PDB-chain\t)", re.MULTILINE)
 # In the header of a domain of SCOPe: d1dlwa_ a.1.1.1 (A:) ...
 _SCOPE = re.compile(r"^>(\S+)[ \t]+([a-z](?:\.\d+){3})(?=\s)", re.MULTILINE)
 _LEVELS = ("class", "fold", "superfamily", "family")
+# Lines of comments before the header, which may begin with # itself: #identifier, label.
+_COMMENTS = re.compile(r"(?:#(?:[^\w\n][^\n]*|[^\n,;\t]*)\n|[ \t\r]*\n)+")
 _LMDB = b"\xde\xc0\xef\xbe"
 
 
@@ -55,8 +62,8 @@ def read_text(path: Path, what: str) -> str:
                     f"{path} expands to over {len(content) >> 20:,} MiB, too much for {what}; "
                     "divide it, or give another file"
                 )
-    if content.startswith(b"PK\x03\x04"):
-        raise InputDataError(f"{path} is an Excel workbook or a zip archive; save a sheet as CSV")
+    if CONTROL.search(start := bytes(content[:_START_BYTES])):
+        raise InputDataError(f"{path}: {foreign_format(start)}, not {what}")
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -224,7 +231,9 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     skipped = 0
     if text.startswith("###") and (start := _ANNOTATIONS.search(text)):
         skipped, text = text.count("\n", 0, start.start()), text[start.end() :]
-    header = text.lstrip("\r\n ").partition("\n")[0]
+    if comments := _COMMENTS.match(text):
+        skipped, text = skipped + text.count("\n", 0, comments.end()), text[comments.end() :]
+    header = text.partition("\n")[0]
     delimiter = "\t" if "\t" in header else max(",;", key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     width = 0

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protlm.data.tables import MISSING, read_table
+from protlm.data.tables import MISSING, SPLITS, read_table
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
 from protlm.system.paths import existing_file
 from protlm.system.terminal import printable
@@ -25,8 +25,7 @@ LIST = ";"
 # `pred` are proteins without labels, to be predicted.
 TRAIN, VALID, TEST, PRED = "train", "valid", "test", "pred"
 FITTED = (TRAIN, VALID)
-_SPLITS = {TRAIN: TRAIN, TEST: TEST, PRED: PRED}
-_SPLITS |= dict.fromkeys(["valid", "validation", "val", "dev"], VALID) | {"training": TRAIN}
+_SPLITS = SPLITS | {PRED: PRED}
 # Columns as benchmarks and UniProt name them.
 _NAMES = ("identifier", "accession", "id", "ACC", "sid", "PDB-chain", "Entry", "Entry Name")
 _SEQUENCES = ("sequence", "seq", "aa_seq", "seq_full", "input", "primary", "fasta")

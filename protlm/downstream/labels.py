@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from protlm.data.records import ReadOptions, Tally, read_records
+from protlm.data.records.format_detection import foreign_letters
 from protlm.data.records.record import accession, residues
 from protlm.data.tables import MISSING, read_text
 from protlm.data.vocabulary import capitals
@@ -22,8 +23,6 @@ from protlm.downstream.label_files import (
 )
 from protlm.downstream.residue_labels import are_of_residues, residue_examples
 from protlm.system.errors import InputDataError, UserError
-
-_NUCLEOTIDE_LETTERS = 50
 
 
 @dataclass(frozen=True)
@@ -221,9 +220,8 @@ def _check_sequences(path: Path, examples: Sequence[Example]) -> None:
             f"{path}: {same:,} of {len(examples):,} labels are the sequences themselves; headers "
             "of labels of proteins need TARGET= and SET= ('>ID TARGET=class SET=train')"
         )
-    letters = "".join(one.sequence for one in examples)
-    if len(letters) >= _NUCLEOTIDE_LETTERS and {*letters} <= {*"ACGTUN"}:
-        raise InputDataError(f"{path}: the sequences look like DNA or RNA; translate them first")
+    if told := foreign_letters([one.sequence.encode() for one in examples]):
+        raise InputDataError(f"{path}: {told}")
 
 
 def _sequences(path: Path, wanted: Set[str]) -> dict[str, tuple[str, str]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from protlm.data.records.record import accession
+from protlm.data.records.record import Names
 from protlm.data.relatives import MIN_SHARED, K, highest_shared_fractions
 from protlm.downstream.label_files import FITTED, TEST, TRAIN, VALID, Example
 from protlm.system.errors import InputDataError
@@ -134,11 +134,8 @@ def with_clusters(examples: Sequence[Example], clusters: Mapping[str, str]) -> l
 
     MMseqs2 shortens sp|P12345|NAME to P12345.
     """
-    by_accession = {accession(member): name for member, name in clusters.items()}
-    names = [
-        clusters.get(one.identifier) or by_accession.get(accession(one.identifier), "")
-        for one in examples
-    ]
+    members = Names(clusters, "the cluster table")
+    names = [clusters.get(members.find(one.identifier) or "", "") for one in examples]
     if not any(names):
         raise InputDataError(
             f"the cluster table has none of the {len(examples):,} proteins; give the table made "

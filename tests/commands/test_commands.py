@@ -134,11 +134,23 @@ def test_a_home_folder_is_found_where_the_shell_does_not_look(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     seen: list[str] = []
-    monkeypatch.setattr(cli, "_check_values", seen.extend)
+    monkeypatch.setattr(cli, "_checked_values", lambda typed: seen.extend(typed) or typed)
     monkeypatch.setattr(sys, "argv", ["protlm", "embed", typed])
     with pytest.raises(SystemExit):
         cli.main()
     assert seen == ["embed", read]
+
+
+def test_whole_numbers_of_flags_are_integers() -> None:
+    typed = ["embed", "--seed", "1e3", "--k=2.0", "--top-p", "1e-3", "--temperature=", "-o", "1e3"]
+    with pytest.raises(UserError, match="the value of --temperature is empty"):
+        cli._checked_values(typed)
+    del typed[6]
+    read = ["embed", "--seed", "1000", "--k=2", "--top-p", "1e-3", "-o", "1e3"]
+    assert cli._checked_values(typed) == read
+    for one in ("--seed=1,5", "--min-length=1,5", "--temperature=1,5", "--valid-fraction=1,5"):
+        with pytest.raises(UserError, match=r"1,5 has a comma for a point; write 1\.5$"):
+            cli._checked_values(["x", one])
 
 
 OVER = "no part is finished: the same command starts over"

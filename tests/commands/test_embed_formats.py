@@ -17,6 +17,7 @@ from protlm.analysis.features.autoencoder import SparseAutoencoder
 from protlm.commands.embed import embed
 from protlm.commands.embedding.formats import parquet
 from protlm.commands.embedding.job import Dtype, EmbedOptions, Format
+from protlm.data.records.proteins import Duplicates
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.embedding import windows
 from protlm.model.pooling import Pooling
@@ -258,6 +259,32 @@ def test_poolings_are_statistics_of_the_residues(truth: dict[str, np.ndarray]) -
             close(entry["ranges/2"][:], np.array(means).reshape(-1, 64))
             close(entry["mean/0"][:], entry["per_tok/0"][:].mean(0))
         assert file["P3/ranges/2"].attrs["ranges"].tolist() == [[1, 4], [20, 20]]
+
+
+@pytest.mark.parametrize("name", ["P3", "sp|P3|NAME", "tr|P3|X"])
+@pytest.mark.parametrize("header", ["P3", "sp|P3|NAME of it"])
+def test_ranges_are_found_by_accession(name: str, header: str) -> None:
+    Path("x.fasta").write_text(f">{header}\nMKTAYIAK\n>P2\nMKV\n")
+    Path("x.tsv").write_text(f"accession\tfirst\tlast\n{name}\t1\t4\n{name}\t2\t2\n")
+    options = EmbedOptions((Pooling.ranges,), ranges=Path("x.tsv"), duplicates=Duplicates.header)
+    embed(Path("x.fasta"), RUN, Path("x.h5"), options)
+    with h5py.File("x.h5") as file:
+        assert [len(file[one]) for one in (header, "P2")] == [2, 0]
+    with Path("x.fasta").open("a") as file:
+        file.write(">sp|P3|OTHER\nMKW\n")
+    Path("x.tsv").write_text("accession\tfirst\tlast\nP3\t1\t2\n")
+    with pytest.raises(InputDataError, match=r"may be .*P3.* or sp\|P3\|OTHER; write the whole"):
+        embed(Path("x.fasta"), RUN, Path("y.h5"), options)
+    Path("x.tsv").write_text("accession\tfirst\tlast\nsp|P3|A\t1\t2\ntr|P3|B\t1\t2\n")
+    with pytest.raises(InputDataError, match=r"x.tsv: sp.P3.A and tr.P3.B have the accession of"):
+        embed(Path("x.fasta"), RUN, Path("y.h5"), options)
+
+
+def test_rows_with_gaps_are_said_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("x.a3m").write_text(">q\nMKTAYIAK\n" + ">h\nMKT-YIAK\n" * 3)
+    with pytest.warns(UserWarning, match=r"x.a3m: 3 of 4 records have gaps .*: sed -e .*FILE"):
+        embed(Path("x.a3m"), RUN, Path("x.h5"), EmbedOptions(processes=2))
+    assert "have gaps" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

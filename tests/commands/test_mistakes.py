@@ -22,6 +22,10 @@ FILES = {
     "wrong.csv": "mutant\nM1A\nA2P\n",
     "zero.csv": "mutant\nM0A\nT2A\nY4F\n",
     "other_value.csv": "mutant,DMS_score\nK2R,1\nM1A,0\nk2r,2\n",
+    "states.fasta": ">P1\n" + "CCEEEHHHHH" * 50 + "\n",
+    "sequences.csv": "id,seq\nP1,MKTAYIAK\nP2,MKTAYIAK\n",
+    "bytes.csv": "SQLite format 3\0",
+    "comments.csv": "# urn:mavedb:1, by x\n#\nmutant,DMS_score\nM1P,1\nM9A,2\n",
     "utf16.csv": "m\0u\0t\0a\0n\0t\0\n\0",
     "indel.csv": "mutated_sequence\nMKT\n",
     "other.csv": "DMS_id,target_seq\nother,MKT\n",
@@ -154,7 +158,18 @@ TABLE = """
     -> other_value.csv, line 4: DMS_score is 2, and in line 2, of the same variant, 1
 3 score v.csv -m run -o s.csv --wild-type x.fasta --label fit -> mutant; --label fit is not one
 3 probe uniprot.tsv -m run -o p -> Entry, Reviewed, Sequence, not label
-3 probe book.xlsx -m run -o p -> book.xlsx is an Excel workbook or a zip archive; save a sheet as
+3 probe book.xlsx -m run -o p -> book.xlsx: this is a zip archive & or an Excel workbook (save
+3 score bytes.csv -m run -o s.csv --wild-type x.fasta -> bytes.csv: this is a binary file
+3 score comments.csv -m run -o s.csv --wild-type x.fasta -> comments.csv, line 5: M9A: position 9
+3 embed states.fasta -m run -o o.h5 -> letters CEH alone: these look like secondary structures
+3 prepare states.fasta --out o -> letters CEH alone
+3 score states.fasta --scan -m run -o s.csv -> letters CEH alone
+3 contacts states.fasta -m run -o c.h5 -> letters CEH alone
+3 embed sequences.csv -m run -o o.h5 -> this is a table & awk -F',' & $2}' TABLE > SEQUENCES.fasta
+2 generate -m run -o g.fasta --start x.fasta --temperature 0,7 -> --temperature 0,7 & write 0.7
+2 generate -m run -o g.fasta --number 1e9 -> --number 1000000000 must be at least 1 and at most
+2 finetune labels.tsv -m run -o new --epochs 1,000 -> --epochs 1,000 & write 1.000 or 1000
+2 train optimizer.learning_rate=0,0001 run_dir=o -> write 0.0001
 3 score utf16.csv -m run -o s.csv --wild-type x.fasta \
     -> iconv -f UTF-16 -t UTF-8 utf16.csv > utf16.utf8.csv
 3 score v.csv wrong.csv -m run -o s --wild-type x.fasta -> wrong.csv, line 3: A2P: position 2 of

@@ -18,8 +18,10 @@ from protlm.system.errors import InputDataError
         "\naccession\tlength\tcluster30\nA\t3\tf0\n\nB\t4\t\n\n",
         "accession,length,cluster30\nA,3,f0\nB,4,\n",
         '"accession";"length";" cluster30 "\r\n"A";3;f0 \r\nB;4;\r\n;;\r\n',
+        "# urn:x, y\r\n#\r\n##z\n\n#w\naccession,length,cluster30\nA,3,f0\nB,4,\n",
+        "#x\taccession\tcluster30\n#\tA\tf0\n\tB\t\n",
     ],
-    ids=["plain", "byte order mark", "blank lines", "commas", "semicolons"],
+    ids=["plain", "mark", "blank lines", "commas", "semicolons", "comments", "name with #"],
 )
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_labels_are_read_by_the_names_of_columns(
@@ -36,7 +38,12 @@ def test_labels_are_read_by_the_names_of_columns(
         ("accession\tcluster30\nA\n", "line 2: 1 fields"),
         ("accession\tcluster30\nA\tf0\n\nA\tf1\n", "line 4: A is repeated; leave one row"),
         ("", "no column accession"),
+        ("# a\n#b\n\naccession\tcluster30\nA\tf0\nA\tf1\n", "line 6: A is repeated"),
+        ("accession\tcluster30\nA\0\tf0\n", "this is a binary file, not a table of labels"),
         ("accession\tcluster30\n\xff\n", r"line 2: it cannot be read as .*iconv -f CP1252"),
+        ("\x00\x93\xff junk", r"tsv: this is a binary file, not a table of labels$"),
+        ("\x89HDF\r\n\x1a\n\0", r"tsv: this is HDF5, not a table of labels"),
+        ("BZh91AY&SY\0\x93", "this is compressed by bzip2; type: bunzip2"),
         ("\xff\xfea\0c\0", "the text is UTF-16; type: iconv -f UTF-16 -t UTF-8"),
     ],
 )

@@ -10,6 +10,7 @@ from protlm.data_prep import clusters as module
 from protlm.data_prep.clusters import PULLED, UNCLUSTERED, ClusterSplit, ClusterTable, name_hash
 from protlm.data_prep.families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, entry_of
 from protlm.data_prep.split import HashSplit, TableSplit
+from protlm.downstream.label_files import split_named
 from protlm.system.errors import InputDataError, UserError
 
 
@@ -43,6 +44,20 @@ def test_a_table_is_looked_up_by_its_named_columns(table, name):
     assert rule.describe()["table"] == name
 
 
+def test_splits_have_the_names_that_labels_take(table, capsys):
+    names = ["train", "Training", "val", "DEV", "validation", "valid", "Test", "test_ood", "pred"]
+    rows = "".join(f"P{n}\t{name}\n" for n, name in enumerate(names))
+    rule = TableSplit(table(f"accession\tsplit\n{rows}P0\ttraining\n"))
+    found = [rule.split_of(record(f"P{n}"), bytes(16)) for n in range(len(names))]
+    assert found == [*["train"] * 2, *["valid"] * 4, "test", "test_ood", "pred"]
+    assert [split_named(one, ["test_ood"], "") for one in names] == found
+    told = capsys.readouterr().err
+    assert "table.tsv: read Training as train, val as valid, DEV as valid, validation as" in told
+    assert "pred" not in told
+    TableSplit(table("accession\tsplit\nP1\tvalid\n"))
+    assert not capsys.readouterr().err
+
+
 # What reads a table, the table, and what is said of it.
 INVALID = [
     (TableSplit, "", "line 1: the table is empty; give a split table"),
@@ -52,7 +67,8 @@ INVALID = [
     (TableSplit, "accession\tsplit\nP1\ttrain\tx\n", r"line 2: 3 fields, .*'P1\\ttrain\\tx'$"),
     (TableSplit, f"accession\tsplit\n{'W' * 999}\n", r"line 2: 1 fields, not 2, in 'W{79}$"),
     (TableSplit, "accession\tsplit\nP1\t../../x\n", "line 2.*small letters"),
-    (TableSplit, "accession\tsplit\nP1\tTrain\n", "line 2"),
+    (TableSplit, "accession\tsplit\nP1\tMy-Split\n", "line 2: 'My-Split' is not a valid split"),
+    (TableSplit, "accession\tsplit\nP1\tval\nP1\ttrain\n", "line 3: P1 is in valid and in train"),
     (TableSplit, "accession\tsplit\nP1\t\n", "line 2"),
     (TableSplit, "accession\tsplit\nP1\ttrain\nP1\ttest\n", "line 3: P1 is in train and in test"),
     (HeldOutFamilies, "", "line 1"),

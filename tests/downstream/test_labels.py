@@ -293,9 +293,9 @@ def test_sequences_are_read_as_in_fasta_files(take, capsys, read, tmp_path: Path
     said = capsys.readouterr().err
     for words in ("1 with a rejected sequence ('*' inside", "(gap)", "(digit)", "1 J written as X"):
         assert words in said
-    with pytest.raises(InputDataError, match="look like DNA or RNA"):
+    with pytest.raises(InputDataError, match="looks like DNA or RNA"):
         take(NUMBERS, ["GATTACA"] * 80)
-    text = "".join(f">{n}\nMK1\n" for n in range(1_200))
+    text = "".join(f">{n}\nMKTAY1\n" for n in range(1_200))
     (tmp_path / "x.fasta").write_text(f"{text}>sp|A|A_B\n\n>B\nMKTC\n")
     labels = "id\tlabel\n3\t1\nA\t1\n1100\t1\nB\t2\n"
     with pytest.warns(UserWarning, match="1,201 of 1,202 records rejected"):
@@ -417,6 +417,10 @@ def test_tables_are_searched_by_accession() -> None:
     for table in ({"sp|P1|A": "c", "P2": "c"}, {"tr|P1|A": "c", "sp|P2|X": "c"}):
         assert cluster_names(with_clusters(examples, table)) == ["c", "c"]
     assert [one.cluster for one in with_clusters(examples, {"P1": "c"})] == ["c", ""]
+    several = {"sp|P1|A": "c", "tr|P1|A": "d"}
+    with pytest.raises(InputDataError, match=r"sp.P1.A and tr.P1.A have the accession of P1"):
+        with_clusters(examples, several)
+    assert with_clusters(examples, {**several, "P1": "e"})[0].cluster == "e"
     # Of equal sequences one with a cluster decides, also if the copy without one comes first.
     three = [Example("A", "MKTA", "1"), Example("B", "MKTA", "1"), Example("C", "MKTC", "1")]
     assert cluster_names(with_clusters(three, {"B": "c", "C": "c"})) == ["c", "c", "c"]

@@ -17,6 +17,7 @@ from protlm.commands.embedding.plan import Block, Plan, first_equal
 from protlm.config.data import EMBED_TOKENS
 from protlm.data.records import Record
 from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.records.record import Names
 from protlm.data.tables import places_of, read_table
 from protlm.loading import load_model
 from protlm.model.embedding import Embedder
@@ -143,6 +144,7 @@ class Job:
         self.layers = tuple(dict.fromkeys(layer for _, layer in self.keys))
         self.embedder = Embedder(model, include, self.layers, dtype)
         self.ranges = {} if options.ranges is None else _read_ranges(options.ranges)
+        self._of_ranges = Names(self.ranges, options.ranges)
         self._digests, self._names = bytearray(), list[str]()
         self.width = model.description.model.model_dim
         self.proteins = Proteins(
@@ -152,7 +154,7 @@ class Job:
             observe=self._observe,
         )
         if options.ranges is not None:
-            _check_ranges(options.ranges, self.ranges, self._names, self.proteins.lengths)
+            self._check_ranges(options.ranges)
         self.plan = self._plan()
 
     @property
@@ -183,11 +185,11 @@ class Job:
         """Returns the number of vectors of a kind for each record."""
         lengths = np.array(self.proteins.lengths, np.int64)
         if kind is Pooling.ranges:
-            return np.array([len(self.ranges.get(name, ())) for name in self._names], np.int64)
+            return np.array([len(self.ranges_of(name)) for name in self._names], np.int64)
         return lengths if kind.is_matrix else np.ones_like(lengths)
 
-    def ranges_of(self, record: Record) -> Ranges:
-        return self.ranges.get(record.identifier, ())
+    def ranges_of(self, identifier: str) -> Ranges:
+        return self.ranges.get(self._of_ranges.find(identifier) or "", ())
 
     def fingerprint(self) -> dict[str, Any]:
         """Returns everything that the vectors depend on, as JSON values."""
@@ -245,9 +247,31 @@ class Job:
     def _digest(self, record: Record) -> bytes:
         """Returns a digest of all that the vectors of a protein depend on."""
         digest = hashlib.blake2b(record.sequence.encode(), digest_size=_DIGEST_BYTES)
-        if ranges := self.ranges_of(record):
+        if ranges := self.ranges_of(record.identifier):
             digest.update(repr(ranges).encode())
         return digest.digest()
+
+    def _check_ranges(self, path: Path) -> None:
+        known: dict[str, tuple[str, int]] = {}
+        for name, length in zip(self._names, self.proteins.lengths, strict=True):
+            key = self._of_ranges.find(name)
+            if key and known.setdefault(key, (name, length))[0] != name:
+                raise InputDataError(
+                    f"{path}: {printable(key)} may be {printable(known[key][0])} or "
+                    f"{printable(name)}; write the whole name of the protein"
+                )
+        for name, some in self.ranges.items():
+            if name not in known:
+                raise InputDataError(
+                    f"{path}: {printable(name)} is not among the embedded proteins; correct the "
+                    "accession or remove its rows"
+                )
+            last = max(end for _, end in some)
+            if last > known[name][1]:
+                raise InputDataError(
+                    f"{path}: a range of {printable(name)} ends at residue {last:,}, and it has "
+                    f"{known[name][1]:,}; correct the range"
+                )
 
     def _changed(self) -> InputDataError:
         return InputDataError(
@@ -274,24 +298,6 @@ def _read_ranges(path: Path) -> dict[str, Ranges]:
             )
         found[accession] = (*found.get(accession, ()), (first, last))
     return found
-
-
-def _check_ranges(
-    path: Path, ranges: dict[str, Ranges], names: Sequence[str], lengths: Sequence[int]
-) -> None:
-    known = dict(zip(names, lengths, strict=True))
-    for name, some in ranges.items():
-        if name not in known:
-            raise InputDataError(
-                f"{path}: {printable(name)} is not among the embedded proteins; correct the "
-                "accession or remove its rows"
-            )
-        last = max(end for _, end in some)
-        if last > known[name]:
-            raise InputDataError(
-                f"{path}: a range of {printable(name)} ends at residue {last:,}, and it has "
-                f"{known[name]:,}; correct the range"
-            )
 
 
 def _number(text: str) -> int:

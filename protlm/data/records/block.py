@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from protlm.data.records.record import NUCLEOTIDES, STRICT, ReadOptions, Record, Tally
+from protlm.data.records.format_detection import FIRST_RECORDS, foreign_letters
+from protlm.data.records.record import STRICT, ReadOptions, Record, Tally
 from protlm.system.errors import InputDataError
 
-_NUCLEOTIDE_FRACTION, _NUCLEOTIDE_RECORDS, _NUCLEOTIDE_LETTERS = 0.95, 1_000, 50
 BLOCK_BYTES = 4 << 20
 # Bytes read beyond the size of a block to find its end, at first.
 _FIRST_STEP = 1 << 16
@@ -76,9 +76,10 @@ class Block(ABC):
         records = self._without_cut(tally) if self.is_cut else self._records(self.data, tally)
         if not self.is_first or self.options.allow_nucleotides:
             return records
-        # Nucleotides are detected before the first record is used.
-        first = list(islice(records, _NUCLEOTIDE_RECORDS))
-        self._refuse_nucleotides(first)
+        # Letters that are no residues are detected before the first record is used.
+        first = list(islice(records, FIRST_RECORDS))
+        if told := foreign_letters([record.sequence.encode() for record in first]):
+            raise InputDataError(f"{self.source}: {told}")
         return chain(first, records)
 
     @abstractmethod
@@ -100,17 +101,6 @@ class Block(ABC):
 
     def _reject(self, tally: Tally, reason: str, identifier: str, line: int) -> None:
         tally.reject(reason, identifier, self.file, line)
-
-    def _refuse_nucleotides(self, records: list[Record]) -> None:
-        letters = "".join(record.sequence for record in records).encode()
-        num_others = len(letters.translate(None, NUCLEOTIDES))
-        fraction = 1 - num_others / max(len(letters), 1)
-        if len(letters) >= _NUCLEOTIDE_LETTERS and fraction >= _NUCLEOTIDE_FRACTION:
-            raise InputDataError(
-                f"{self.source}: {fraction:.0%} of the letters of the first {len(records):,} "
-                "records are ACGTUN: this looks like DNA or RNA; translate it first "
-                "(only protlm prepare has --allow-nucleotides)"
-            )
 
 
 class CutBlock(NamedTuple):

@@ -118,7 +118,8 @@ class FastaBlock(Block):
             self._refuse(data, begin)
         if not records and self.is_whole:
             raise InputDataError(f"{self.source}: the file contains comments, and no record")
-        if self.is_first and (what := annotation(records)):
+        allowed = self.options.allow_nucleotides
+        if self.is_first and (what := annotation(records, allow_nucleotides=allowed)):
             raise InputDataError(f"{self.source}: {what}")
         # The parser ignores a header that follows white space.
         return b"\n" * data.count(b"\n", 0, begin) + records

@@ -1,6 +1,9 @@
 """Detection of unsupported formats by their first bytes, and of annotation in FASTA files."""
 
 import re
+from collections.abc import Sequence
+
+from protlm.data.records.record import NUCLEOTIDES
 
 # The first line of an alignment of ColabFold, lengths and copies of its chains, or the MPI toolkit.
 ALIGNMENT = re.compile(rb"^#(?:A3M#|\d+((?:,\d+)*)[ \t][\d,]+)[ \t]*$", re.MULTILINE)
@@ -22,44 +25,55 @@ _COMMENT = (
 _MMCIF = re.compile(rb"(?:\s|#.*)*+data_[^\s,]*+\s", re.IGNORECASE)
 # Atoms with a charge and a radius, without fixed columns; PDB has two decimals after x, y and z.
 _PQR = re.compile(
-    rb"^(?:ATOM|HETATM)\s+\d+\s+\S+\s+\S+\s+(?:\S+\s+)?-?\d+\w?(?:\s+-?\d*\.\d+){3}"
-    rb"\s+-?\d*\.(?:\d|\d{3,})\s+\d*\.\d+\s*$",
+    rb"^REMARK.*\bPQR\b|^(?:ATOM|HETATM)\s+\d+\s+\S+\s+\S+\s+(?:\S+\s+)?-?\d+\w?"
+    rb"(?:\s+-?\d*\.\d+){3}\s+-?\d*\.(?:\d|\d{3,})\s+\d*\.\d+\s*$",
     re.MULTILINE,
 )
 _PDB = re.compile(rb"\s*(HEADER|TITLE|EXPDTA|REMARK|SEQRES|CRYST1|MODEL|ATOM|HETATM|PARENT)[ \r\n]")
-# As MessagePack: maps whose first key is one of these.
+# Bytes that no text has; NCBI writes \x01 between titles.
+CONTROL = re.compile(rb"[\x00\x02-\x08\x0e-\x19\x7f]")
+# Structures that are not read; the first two are MessagePack.
 _STRUCTURES = (
     (
-        (b"\x83\xa7encoder", b"\x83\xa7version", b"\x83\xaadataBlocks"),
+        rb"(?s)[\x80-\x8f\xde].{1,4}(?:encoder|version|dataBlocks)",
         "this is BinaryCIF; download the entry as mmCIF (.cif), or write it so with Mol*",
     ),
     (
-        tuple(b"\xde\x00%c\xabmmtfVersion" % keys for keys in range(256)),
+        rb"(?s)[\x80-\x8f\xde].{1,40}?mmtf(?:Version|Producer)",
         "this is MMTF, which the PDB has given up; download the entry as mmCIF (.cif)",
     ),
+    (rb"@<TRIPOS>", "this is MOL2; write it as PDB: obabel FILE -O FILE.pdb"),
 )
 _STARTS = (
-    *_STRUCTURES,
-    (b"@<TRIPOS>", "this is MOL2; write it as PDB: obabel FILE -O FILE.pdb"),
-    (b"@", "this is FASTQ"),
-    (b"PK\x03\x04", "this is a zip archive; type: unzip"),
-    (b"\x1f\x8b", "this is compressed by gzip twice; type: gunzip"),
-    (b"BZh", "this is compressed by bzip2; type: bunzip2"),
-    (b"\xfd7zXZ\x00", "this is compressed by xz; type: unxz"),
-    (b"\x28\xb5\x2f\xfd", "this is compressed by zstd; type: unzstd"),
-    (b"\x89HDF", "this is HDF5"),
-    (b"%PDF", "this is PDF"),
-    (b"ID   ", "this is an EMBL flat file of nucleotides"),
-    (b"LOCUS ", "this is a GenBank flat file"),
-    (b"# STOCKHOLM", "this is a Stockholm alignment"),
-    (b"CLUSTAL", "this is a Clustal alignment"),
-    (b";", _COMMENT),
-    (b"#", _COMMENT),
-    (b"!", _COMMENT),
+    (rb"@(?:HD|SQ|RG|PG|CO)\t", "this is SAM, an alignment of reads"),
+    (rb"@", "this is FASTQ"),
+    (rb"PK\x03\x04", "this is a zip archive (unzip it) or an Excel workbook (save a sheet as CSV)"),
+    (rb"\x1f\x8b", "this is compressed by gzip twice; type: gunzip"),
+    (rb"BZh", "this is compressed by bzip2; type: bunzip2"),
+    (rb"\xfd7zXZ\x00", "this is compressed by xz; type: unxz"),
+    (rb"\x28\xb5\x2f\xfd", "this is compressed by zstd; type: unzstd"),
+    (rb"\x89HDF", "this is HDF5"),
+    (rb"%PDF", "this is PDF"),
+    (rb"ID   .*\bBP\.", "this is an EMBL flat file of nucleotides"),
+    (
+        rb"ID   \S+; (?:PATTERN|MATRIX|RULE)\.|CC   [\s\S]{,4000}?\bPROSITE\b|\{PDOC\d",
+        "this is PROSITE, which has patterns and no sequences",
+    ),
+    (rb"ID   ", "this is a flat file, but its first line has no number of AA as in Swiss-Prot"),
+    (rb"LOCUS ", "this is a GenBank flat file"),
+    (rb"# STOCKHOLM", "this is a Stockholm alignment"),
+    (rb"CLUSTAL|MUSCLE|PROBCONS", "this is a Clustal alignment"),
+    (rb"#NEXUS", "this is NEXUS"),
+    (rb"\d+[ \t]+\d+\s*\n", "this is a PHYLIP alignment"),
+    (rb"##(?:gff-version|fileformat=VCF)", "this is a table of a genome's features (GFF, VCF)"),
+    (rb"(?s).*?" + CONTROL.pattern, "this is a binary file"),
+    (rb"[;#!]", _COMMENT),
 )
+# Names of the columns of a table of sequences, in small letters.
+_TABLE_COLUMNS = (("entry", "accession", "identifier", "id", "name"), ("sequence", "seq"))
 # Earlier UniProt releases are tar archives, whose first 257 bytes contain a file name.
 _TAR_MAGIC = 257
-_RECORDS = 1_000
+FIRST_RECORDS = 1_000
 _FORMATS = (
     (
         re.compile(rb"(?:ss|sa|aa|bb)_(?:pred|conf|dssp)\b"),
@@ -74,6 +88,11 @@ _FORMATS = (
         "awk '/^>/{keep=!/[:_](secstr|disorder|ss|pred|dssp)[^a-z]*$/} keep' FILE > SEQUENCES.fa",
     ),
     (
+        re.compile(rb".*\n[\d \t-]*\d[ \t]+\d[\d\s-]*\Z"),
+        "records have numbers alone, as the qualities of bases have them (.qual): give the file of "
+        "the sequences",
+    ),
+    (
         re.compile(rb"(?:[PF]1|[DR][LC]|N[13]|XX);\S.*\n.*(?:\n[^*]*\*|[\d:;,(]|\S[ \t]+\S)"),
         "this is PIR (NBRF), where a line of description follows '>P1;ID' and '*' ends a sequence; "
         "convert it: awk '/^>/{sub(/..;/,\"\"); print; getline; on=1; next} on; /[*]/{on=0}' FILE "
@@ -82,6 +101,12 @@ _FORMATS = (
 )
 _RUN = re.compile(rb"(.)\1*")
 _3DI = re.compile(rb"\S*_(?:ss|3di)\b", re.IGNORECASE)
+# SaProt writes the state of Foldseek, or #, after each residue.
+_PAIRS = re.compile(rb"(?:[A-Z#][a-z#])*")
+_NUCLEOTIDE_FRACTION, _NUCLEOTIDE_LETTERS = 0.95, 50
+# Those of three or of eight states, and the least letters that are sure to be states or labels.
+_STATES, _STATE_LETTERS = (set(b"HECGIBTSP"), set(b"CEHL")), 500
+_LABELS, _LABEL_RECORDS, _LABEL_LETTERS = 4, 10, 1_000
 
 
 def structure_format(start: bytes | bytearray) -> str:
@@ -91,7 +116,7 @@ def structure_format(start: bytes | bytearray) -> str:
 
 def foreign_structure(data: bytes | bytearray) -> str:
     """Names a format of structures that is not read, or returns "" for all others."""
-    known = (what for beginning, what in _STRUCTURES if data.startswith(beginning))
+    known = (what for beginning, what in _STRUCTURES if re.match(beginning, data))
     pqr = "this is PQR; give the PDB file from which it was made" if _PQR.search(data) else ""
     return next(known, pqr)
 
@@ -102,30 +127,69 @@ def foreign_format(start: bytes) -> str:
         return "this is a tar archive; type: tar xf"
     if found := ALIGNMENT.match(start):
         return _CHAINS if found[1] else A3M
+    if foreign := foreign_structure(start):
+        return foreign
     if kind := structure_format(start):
         return (
             f"this is a structure ({kind}), which protlm contacts and protlm inspect take as a "
             "file; write its sequence as FASTA for the others"
         )
     for beginning, what in _STARTS:
-        if start.startswith(beginning):
+        if re.match(beginning, start):
             return what
-    line = start.partition(b"\n")[0].rstrip().decode("utf-8", "backslashreplace")
-    if "\t" in line[:40]:
-        columns = line.split("\t")
-        # As uniprot.org names them.
-        places = [1 + columns.index(one) for one in ("Entry", "Sequence") if one in columns]
-        write = "awk -F'\\t' 'NR>1{{print \">\"${}\"\\n\"${}}}' TABLE > SEQUENCES.fasta"
+    line, second = (*start.decode("utf-8", "backslashreplace").split("\n"), "")[:2]
+    sign = "\t" if "\t" in line[:40] else max(",;", key=line.count)
+    # Prose has commas, too, but not as many in each line.
+    if sign in line and (sign == "\t" or line.count(sign) == second.count(sign)):
+        columns = [one.strip().lower() for one in line.split(sign)]
+        known = [[one for one in names if one in columns] for names in _TABLE_COLUMNS]
+        places = [1 + columns.index(names[0]) for names in known if names]
+        write = "awk -F'{}' 'NR>1{{print \">\"${}\"\\n\"${}}}' TABLE > SEQUENCES.fasta"
+        advice = f": {write.format(repr(sign)[1:-1], *places)}" if places[1:] else ""
         return (
             "this is a table; type protlm probe TABLE for labels, protlm score TABLE for variants, "
-            f"or write its sequences as FASTA{': ' + write.format(*places) if places[1:] else ''}"
+            f"or write its sequences as FASTA{advice}"
         )
-    return f"{line[:40]!r} precedes the first header; a FASTA file begins with '>'"
+    return f"{line.rstrip()[:40]!r} precedes the first header; a FASTA file begins with '>'"
 
 
-def annotation(data: bytes) -> str:
+def foreign_letters(sequences: Sequence[bytes], *, allow_nucleotides: bool = False) -> str | None:
+    """Returns why the letters of the first records are not those of proteins, or "".
+
+    Of nucleotides that are allowed it returns None.
+    """
+    letters, where = b"".join(sequences).upper(), f"the first {len(sequences):,} records"
+    letters = letters.translate(None, b"-.~*")
+    size, used = len(letters), set(letters)
+    fraction = 1 - len(letters.translate(None, NUCLEOTIDES)) / max(size, 1)
+    if size >= _NUCLEOTIDE_LETTERS and fraction >= _NUCLEOTIDE_FRACTION:
+        told = (
+            f"{fraction:.0%} of the letters of {where} are ACGTUN: this looks like DNA or RNA; "
+            "translate it first (only protlm prepare has --allow-nucleotides)"
+        )
+        return None if allow_nucleotides else told
+    if size > _LABEL_RECORDS and all(map(_PAIRS.fullmatch, sequences)):
+        return (
+            f"in {where}, a small letter or # follows each residue: these are pairs of SaProt, "
+            'with states of Foldseek; leave the states out: awk \'!/^>/{t=""; for(i=1;i<=length($0'
+            ');i+=2)t=t substr($0,i,1); gsub(/#/,"X",t); $0=t} 1\' FILE > SEQUENCES.fasta'
+        )
+    # Collagen has G and P alone.
+    are_states = any(used <= one for one in _STATES) and len(used & set(b"HEC")) > 1
+    are_few = len(used) <= _LABELS and len(sequences) >= _LABEL_RECORDS
+    if (are_states and size >= _STATE_LETTERS) or (are_few and size >= _LABEL_LETTERS):
+        shown = bytes(sorted(used)).decode("ascii", "backslashreplace")
+        return (
+            f"{where} have the letters {shown} alone: these look like secondary structures or "
+            "other labels; give the file of the sequences; if they are residues, put other "
+            "proteins into the same file"
+        )
+    return ""
+
+
+def annotation(data: bytes, *, allow_nucleotides: bool = False) -> str:
     """Returns what is wrong with data that begin with a record of FASTA, or ""."""
-    records = data.removeprefix(b">").split(b"\n>", _RECORDS)[:_RECORDS]
+    records = data.removeprefix(b">").split(b"\n>", FIRST_RECORDS)[:FIRST_RECORDS]
     for pattern, sentence in _FORMATS:
         if any(map(pattern.match, records)):
             return sentence
@@ -139,6 +203,10 @@ def annotation(data: bytes) -> str:
             "records begin and end with D and are rich in D and V: these are 3Di states of "
             "Foldseek; leave them out, and give residues: foldseek convert2fasta DB, not DB_ss"
         )
+    letters = [b"".join(one.partition(b"\n")[2].split()) for one in records]
+    told = foreign_letters(letters, allow_nucleotides=allow_nucleotides)
+    if told or told is None:
+        return told or ""
     lines = [[s for s in record.split(b"\n")[1:] if s.strip()] for record in records]
     texts = [b"".join(some) for some in lines if len(some) > 1]
     # Labels are the last two thirds, or the lower half, however a record is wrapped.

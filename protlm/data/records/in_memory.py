@@ -34,8 +34,8 @@ def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
             return str(one)
     raise UserError(
         f"{name} is {short_repr(given)} of type {type(given).__name__}; a sequence is a str, a Seq "
-        "or SeqRecord of Biopython, or a tuple (name, sequence): leave out what is missing, and "
-        "join letters by ''.join(letters)"
+        "or SeqRecord of Biopython, or a tuple (name, sequence): leave out what is missing, join "
+        "letters by ''.join(letters), and read bytes of h5py as text: dataset.asstr()[:]"
     )
 
 

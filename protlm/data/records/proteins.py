@@ -3,11 +3,13 @@
 import shutil
 import sys
 import tempfile
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import IO
 
@@ -16,7 +18,7 @@ from protlm.data.records.format_detection import WITHOUT_GAPS
 from protlm.data.records.record import GAP, Record, Tally
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.system.errors import InputDataError
-from protlm.system.paths import existing_file
+from protlm.system.paths import existing_file, scratch_name
 from protlm.system.terminal import printable
 
 _MOST_LISTED = 20
@@ -39,7 +41,7 @@ def _spooled_input() -> IO[bytes]:
     """Copies standard input to a temporary file, since the records are read more than once."""
     if sys.stdin is None:
         raise InputDataError("standard input is closed; give the path of a sequence file")
-    spool = tempfile.NamedTemporaryFile(prefix="standard-input-")  # noqa: SIM115
+    spool = tempfile.NamedTemporaryFile(**scratch_name("protlm-standard-input"))  # noqa: SIM115
     shutil.copyfileobj(sys.stdin.buffer, spool)
     spool.flush()
     return spool
@@ -85,13 +87,17 @@ class Proteins:
                 self.observe(record)
         # The observer may refer to this object.
         self.observe = None
+        gaps = f"; remove gaps: {WITHOUT_GAPS}" if GAP in self.tally.rejected else ""
         if not self.lengths:
             identifier, reason = self.without_entry()[0]
-            gaps = f"; remove gaps: {WITHOUT_GAPS}" if GAP in self.tally.rejected else ""
             raise InputDataError(
                 f"{self.name}: none of the {self.num_records:,} records can be used, the first of "
                 f"them {identifier}: {reason}{gaps}"
             )
+        # Only once, not in the processes that divide the work.
+        if gaps and parent_process() is None:
+            number = f"{self.tally.rejected[GAP]:,} of {self.num_records:,} records"
+            warnings.warn(f"{self.name}: {number} have gaps and are left out{gaps}", stacklevel=2)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -3,12 +3,13 @@
 import re
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from protlm.data.vocabulary import RESIDUES, STANDARD
+from protlm.system.errors import InputDataError
 
 MAX_LISTED = 1_000
 # Identifiers of databases, of which MMseqs2 keeps the accession when it reads FASTA.
@@ -153,6 +154,29 @@ def accession(identifier: str) -> str:
     """
     match = _DATABASE.match(identifier)
     return match[1] if match else identifier
+
+
+class Names:
+    """Names of proteins, which are found with and without those of databases.
+
+    >>> Names(["sp|P12345|AATM_RABIT"], "x.tsv").find("P12345")
+    'sp|P12345|AATM_RABIT'
+    """
+
+    def __init__(self, names: Iterable[str], where: object) -> None:
+        self._where, self._by_accession = where, dict[str, list[str]]()
+        for name in names:
+            self._by_accession.setdefault(accession(name), []).append(name)
+
+    def find(self, name: str) -> str | None:
+        """Returns this name, or else the one with its accession; refuses several of these."""
+        same = self._by_accession.get(accession(name), [])
+        if len(same) > 1 and name not in same:
+            raise InputDataError(
+                f"{self._where}: {' and '.join(same[:2])} have the accession of {name}; write the "
+                "whole name of each protein"
+            )
+        return name if name in same else min(same, default=None)
 
 
 def residues(letters: str, tally: Tally, options: ReadOptions) -> tuple[str, str]:

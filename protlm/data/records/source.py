@@ -25,8 +25,8 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 # Blocks of this size stay in the processor's cache and reuse the same memory.
 _RAW_BYTES, _PLAIN_BYTES = 1 << 15, 1 << 17
-# Number of bytes that suffices to detect the encoding.
-_MARK_BYTES = 4
+# Numbers of bytes that have a mark, and that suffice to detect the encoding without one.
+_MARK_BYTES, _TEXT_BYTES = 4, 1 << 12
 # Text compresses by at most about 10:1. More than 200:1 over a gigabyte is a zip bomb.
 _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 200
 _MAX_LINE = 1 << 24
@@ -64,9 +64,10 @@ class ByteSource:
             start += block
             if len(start) >= _MARK_BYTES:
                 break
-        # In UTF-16 without a mark, every other byte of ASCII letters is zero.
-        is_half_zero = [any(start[i:4:2]) for i in (0, 1)].count(False) == 1
-        if start.startswith(_UTF16_MARKS) or is_half_zero:
+        # In UTF-16, every other byte of ASCII letters is zero, and no byte between them.
+        text = start[2 * start.startswith(_UTF16_MARKS) : _TEXT_BYTES]
+        fewer, more = sorted((text[::2].count(0), text[1::2].count(0)))
+        if not fewer and more and 4 * more >= len(text):
             raise InputDataError(
                 f"{self.name}, line 1: the text is UTF-16; type: {as_utf8(path, 'UTF-16')}"
             )

@@ -1,6 +1,7 @@
 """FASTA: records that are kept, changed or rejected; files and annotation that are refused."""
 
 import gzip
+import random
 import re
 import subprocess
 
@@ -129,7 +130,8 @@ def test_lines_about_as_long_as_a_piece(read, length):
     ],
 )
 def test_nucleotides_are_detected_in_the_first_thousand_records(read, shares, is_refused):
-    letters = (b"ACGTN" * round(20 * share) + b"W" * round(100 * (1 - share)) for share in shares)
+    others = [(b"LIVWY" * 20)[: round(100 * (1 - share))] for share in shares]
+    letters = [b"ACGTN" * round(20 * n) + one for n, one in zip(shares, others, strict=True)]
     content = b"".join(b">r\n%b\n" % sequence for sequence in letters)
     if is_refused:
         told = r"the first (51|100|1,000) records are ACGTUN.*DNA or RNA.*--allow-nucleotides"
@@ -340,6 +342,74 @@ def test_annotation_is_refused_by_name_and_the_advice_leaves_the_sequences(read,
 def test_sequences_that_look_like_annotation_are_read(read, content):
     found, tally = read(content.encode())
     assert len(found) == content.count(">") and not tally.rejected
+
+
+def drawn(letters: str, number: int, size: int, separator: str = "") -> str:
+    """Returns records of letters in random order."""
+    rng = random.Random(number)
+    return "".join(
+        f">r{n}\n{separator.join(rng.choices(letters, k=size))}\n" for n in range(number)
+    )
+
+
+SAPROT = "".join(f">p{n}\n{''.join(a + 'dvp#'[n] for a in ONE)}\n" for n in range(4))
+NO_RESIDUES = [
+    (drawn("CEH", 1, 500), "letters CEH alone: these look like secondary structures"),
+    (drawn("ech", 20, 100), "letters CEH alone"),
+    (drawn("HECGIBTSP-", 5, 120), "letters BCEGHIPST alone"),
+    (drawn("-HE", 9, 100), "letters EH alone"),
+    (drawn("CEHL", 5, 100), "letters CEHL alone"),
+    (drawn("IMO", 10, 101), "letters IMO alone"),
+    (drawn("01", 10, 101), "letters 01 alone"),
+    (drawn("-D", 10, 300), "letters D alone"),
+    (SAPROT, "pairs of SaProt"),
+    (drawn("ACGT-", 9, 100), "100% of the letters of the first 9 records are ACGTUN"),
+    (drawn("acgtACGTN-", 9, 60, "\n" * 2), "looks like DNA or RNA"),
+    ("".join(f">d{n}\n{'ACGT' * 30}RYKM\n{'AC-GT' * 25}\n" for n in range(3)), "98% of the"),
+    (drawn([*map(str, range(41))], 3, 40, " "), "qualities of bases"),
+    (">r\n40 40 38\n 7 12\n", "qualities of bases"),
+]
+LOW_IN_COMPLEXITY = [
+    f">p\n{'GPP' * 400}\n",
+    f">p\n{'Q' * 1_200}\n",
+    f">p\n{'EELLEEL' * 200}\n",
+    drawn("CEH", 1, 499),
+    drawn("GSAY", 9, 400),
+    drawn("GSAY", 10, 99),
+    drawn("GSAYV", 10, 400),
+    "".join(f">p{n}\n{one * 40}\n" for n, one in enumerate([*LOW, "GA", "RS"])),
+    ">p\nMk\n",
+    ">p\nMkVlAaGgWwYy\n>q\nMKV\n",
+]
+
+
+@pytest.mark.parametrize(("content", "told"), NO_RESIDUES)
+def test_letters_that_are_no_residues_are_refused(read, content, told):
+    """By the first 1,000 records, whatever follows."""
+    with pytest.raises(InputDataError) as caught:
+        read(content.encode())
+    assert told in str(caught.value) and "SignalP" not in str(caught.value)
+    if "ACGTUN" in str(caught.value):
+        assert read(content.encode(), allow_nucleotides=True, allow_gaps=True)[0]
+    rows = content[1:].split("\n>")
+    first = "".join(f">{rows[n % len(rows)].strip()}\n" for n in range(1_000))
+    with pytest.raises(InputDataError, match=told[-15:]):
+        read(f"{first}>p\n{ONE}\n".encode())
+
+
+@pytest.mark.parametrize("content", LOW_IN_COMPLEXITY)
+def test_proteins_that_are_low_in_complexity_are_read(read, content):
+    found, tally = read(content.encode())
+    assert len(found) == content.count(">") and not tally.rejected
+
+
+def test_the_advice_for_saprot_leaves_the_residues(read, tmp_path):
+    with pytest.raises(InputDataError) as caught:
+        read(SAPROT.encode())
+    (tmp_path / "FILE").write_text(SAPROT)
+    command = ["awk", str(caught.value).partition("awk '")[2].partition("'")[0], tmp_path / "FILE"]
+    found, _ = read(subprocess.run(command, capture_output=True, check=True).stdout)
+    assert [one.sequence for one in found] == [ONE] * 4
 
 
 ROWS = ">101\nMKTAY\n>U\t0.9\nMK-Yi\n"
