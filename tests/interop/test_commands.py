@@ -161,7 +161,7 @@ def test_a_run_is_exported_for_transformers_and_imported_again(succeed, tiny_run
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--format", "onnx"], "--format onnx is not one of hf, protlm"),
+        (["--format", "tf"], "--format tf is not one of hf, onnx, protlm"),
         (["--format", "hf", "--dtype", "bfloat16"], "--dtype bfloat16 needs --format protlm"),
         (["--fit", "x.json"], "--fit needs --format hf"),
         (["--format", "hf", "--fit", "fit.json"], "needs a model with the architecture of ESM"),

@@ -123,17 +123,18 @@ class ProtlmPreTrainedModel(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module) -> None:
         """Restores what is not saved: transformers replaces it by memory without values."""
-        if module is getattr(self, "classifier", None):
+        if isinstance(module, nn.Linear) and module is getattr(self, "classifier", None):
             nn.init.normal_(module.weight, std=_SPREAD)
             nn.init.zeros_(module.bias)
         with torch.no_grad():
             for name, value in self._constants.get(module, {}).items():
                 module.get_buffer(name).copy_(value)
 
-    def get_input_embeddings(self) -> nn.Module:
+    def get_input_embeddings(self) -> nn.Embedding:
         return self.network.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
+        assert isinstance(value, nn.Embedding)
         self.network.embedding = value
 
     def resize_token_embeddings(
@@ -141,7 +142,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         new_num_tokens: int | None = None,
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
-    ) -> nn.Module:
+    ) -> nn.Embedding:
         """Returns the embeddings; another number of tokens is refused."""
         number = len(self.network.vocabulary)
         if pad_to_multiple_of or new_num_tokens not in (None, number):

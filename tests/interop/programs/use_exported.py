@@ -180,7 +180,8 @@ def check_causal(folder: Path, tokenizer: Any, tokens: Any, inputs: dict[str, An
     again = PeftModel.from_pretrained(load(), folder / "causal_adapter")
     compare("logits of adapters", again(**tokens).logits, model(**tokens).logits)
     assert (model(**tokens).logits[inputs["mask"]] - inputs["logits"]).abs().max() > 1e-4
-    for one in (load(), model):
+    models: list[Any] = [load(), model]
+    for one in models:
         assert_refused("type protlm generate", partial(one.generate, **tokens))
     generator = pipeline("text-generation", model=load(), tokenizer=tokenizer)
     assert_refused("type protlm generate", partial(generator, "MKT"))
