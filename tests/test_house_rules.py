@@ -21,8 +21,8 @@ FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 # Statements of Python without docstrings: what the house may weigh, with 1 % of slack. They are
 # lowered, and rise only with a feature whose size was agreed before.
 STATEMENTS = {
-    ("protlm", "data_prep"): 22909,
-    ("tests",): 21968,
+    ("protlm", "data_prep"): 23159,
+    ("tests",): 22600,
     ("benchmarks", "studies"): 4741,
 }
 SLACK = 1.01
