@@ -134,8 +134,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         return self.network.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        assert isinstance(value, nn.Embedding)
-        self.network.embedding = value
+        self.network.add_module("embedding", value)
 
     def resize_token_embeddings(
         self,
@@ -148,7 +147,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
         if pad_to_multiple_of or new_num_tokens not in (None, number):
             raise ValueError(
                 f"this model has {number} tokens, of which its tokenizer and its output layer "
-                f"consist: their number cannot be changed"
+                "consist: their number cannot be changed"
             )
         return self.network.embedding
 
@@ -304,7 +303,7 @@ def _refuse_ids(
 
     A compiler would have to read them.
     """
-    if is_compiling():
+    if torch.compiler.is_compiling():
         return
     position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
     for name, given, allowed_L, says in (
