@@ -121,7 +121,7 @@ class BuildFolder:
         """Removes unfinished files of a killed build, and checks that finished shards exist."""
         segments = self.journal.segments
         shards = {entry.file: entry for segment in segments for entry in segment.shards.values()}
-        for file, entry in watched("shards verified", shards.items()):
+        for file, entry in watched("shards verified", shards.items(), quiet=not shards):
             path = self.data / file
             if not path.is_file() or sha256_of(path) != entry.sha256:
                 raise _lost(path)

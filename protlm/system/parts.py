@@ -32,14 +32,15 @@ def new_part(
     path: Path,
     facts: dict[str, Any] | None = None,
     *,
+    overwrite: bool = True,
     check: Callable[[], object] = lambda: None,
 ) -> Iterator[Path]:
-    """Yields a temporary path for the content; what is there replaces a part of this name.
+    """Yields a temporary path for the content; what is there may replace a part of this name.
 
     Facts are values of JSON, and may be added within the block. Just before the part gets its name,
     `check` may refuse.
     """
-    with complete_file(path, overwrite=True, check=check) as temporary:
+    with complete_file(path, overwrite=overwrite, check=check) as temporary:
         yield temporary
         with temporary.open("a") as file:
             print("", json.dumps([path.name, facts or {}]), sep="\n", file=file, flush=True)
@@ -47,10 +48,14 @@ def new_part(
 
 
 def write_facts(
-    path: Path, facts: dict[str, Any], *, check: Callable[[], object] = lambda: None
+    path: Path,
+    facts: dict[str, Any],
+    *,
+    overwrite: bool = True,
+    check: Callable[[], object] = lambda: None,
 ) -> None:
     """Writes a part that has nothing but facts."""
-    with new_part(path, facts, check=check):
+    with new_part(path, facts, overwrite=overwrite, check=check):
         pass
 
 

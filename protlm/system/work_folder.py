@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from protlm.system.errors import InputDataError, OutputError, UserError
-from protlm.system.json_file import read_json, write_json
 from protlm.system.lock import LOCK, FolderLock, remove_locks_of_killed
+from protlm.system.parts import read_part, write_facts
 from protlm.system.paths import OUTPUT_FAULTS, beside, check_output, explain_os_error, finish
 from protlm.system.terminal import printable
 
@@ -115,7 +115,7 @@ class WorkFolder:
             _clear(self.path, ".*.part")
         if not (begun := self.path / BEGUN).exists():
             try:
-                write_json(begun, dict(begun_with))
+                write_facts(begun, dict(begun_with), overwrite=False)
             except OutputError:
                 # Another share may have begun in the meantime.
                 if not begun.exists():
@@ -205,12 +205,12 @@ def refuse_finished(out: Path, kind: Kind) -> None:
 def read_begun(path: Path, kind: Kind) -> dict[str, Any] | None:
     """Returns what the work in a folder was begun with; None if nothing was begun there."""
     begun = path / BEGUN
-    try:
-        if os.path.lexists(begun) and not begun.is_file():
-            raise InputDataError(f"{begun} is not a file")
-        return read_json(begun, "a record of settings") if begun.exists() else None
-    except InputDataError as error:
-        raise InputDataError(f"{error}; {kind.advice(path)}") from None
+    if not os.path.lexists(begun):
+        return None
+    part = read_part(begun)
+    if part is None:
+        raise InputDataError(f"{begun} is damaged or of another version: {kind.advice(path)}")
+    return part.facts
 
 
 def refuse_other(path: Path, begun_with: Mapping[str, Any], kind: Kind) -> None:

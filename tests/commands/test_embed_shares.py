@@ -153,7 +153,7 @@ def test_unfinished_results_of_another_command_are_refused(train_tiny: Train) ->
         embedded()
     FASTA.write_text(content)
     (PARTIAL / BEGUN).write_text("{")
-    with pytest.raises(InputDataError, match=rf"is not JSON: .*; remove {PARTIAL} to start over"):
+    with pytest.raises(InputDataError, match=rf"is damaged .*: remove {PARTIAL} to start over"):
         embedded()
 
 

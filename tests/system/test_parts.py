@@ -35,14 +35,13 @@ def test_content_and_facts_are_read_as_they_were_written(path, capsys):
     assert capsys.readouterr().err == ""
 
 
-def flip(path: Path, place: int) -> None:
-    content = bytearray(path.read_bytes())
-    content[place] ^= 1 << place % 8
-    path.write_bytes(content)
+def flipped(path: Path, place: int) -> object:
+    content = path.read_bytes()
+    return path.write_bytes(bytes(x ^ (n == place) << n % 8 for n, x in enumerate(content)))
 
 
 DAMAGES: dict[str, Callable[[Path], object]] = {
-    **{f"flipped at {n}": lambda path, n=n: flip(path, n) for n in range(-200, 700, 19)},
+    **{f"flipped at {n}": lambda path, n=n: flipped(path, n) for n in range(0, 920, 23)},
     **{f"cut off at {n}": lambda path, n=n: os.truncate(path, n) for n in (0, 1, 64, 65, 768, 800)},
     "other JSON": lambda path: path.write_text('{"sha256": "", "facts": {}}\n' * 9),
     "longer": lambda path: path.write_bytes(path.read_bytes() + b"\n"),
