@@ -238,39 +238,41 @@ def test_a_row_that_cannot_be_written_ends_the_run(
     assert all(torch.equal(after[name], again[name]) for name in after)
 
 
-def damage(name: str, run: Path) -> None:
-    """Changes a digit of the log, loses the best weights, or gives others their name."""
-    log, first = run / "metrics.csv", run / "checkpoints/step-00000000.ckpt"
-    if name == "log":
-        log.write_text(log.read_text().replace(",0.", ",0.0"))
-    elif name == "missing log":
-        log.unlink()
-    elif name == "best":
-        first.unlink()
-    else:
-        for path in (first, first.with_name(f"{first.name}.sha256")):
-            path.with_name(path.name.replace("00000000", "00000099")).write_bytes(path.read_bytes())
-        (run / "checkpoints/latest").write_text("step-00000099.ckpt\n")
+def rename_first(run: Path) -> None:
+    for path in [*run.glob("checkpoints/step-00000000*")]:
+        path.rename(path.with_name(path.name.replace("00000000", "00000099")))
+    (run / "checkpoints/latest").write_text("step-00000099.ckpt\n")
+
+
+def change_log(run: Path) -> None:
+    (log := run / "metrics.csv").write_text(log.read_text().replace(",0.", ",0.0"))
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("damage", "words"),
     [
-        ("log", ""),
-        ("missing log", ""),
-        ("best", r"step-00000000\.ckpt is missing .* weights of epoch 0, .*; remove damaged to"),
-        ("renamed", r"step-00000099\.ckpt is not of the step .* another version: remove damaged"),
+        (change_log, ""),
+        (lambda run: (run / "metrics.csv").unlink(), ""),
+        (
+            lambda run: (run / "checkpoints/step-00000000.ckpt").unlink(),
+            r"step-00000000\.ckpt is missing .* weights of epoch 0, .*; remove damaged to",
+        ),
+        (
+            rename_first,
+            r"step-00000099\.ckpt is not of the step .* another version: remove damaged",
+        ),
     ],
+    ids=["log", "missing log", "best", "renamed"],
 )
 def test_a_damaged_run_is_continued_as_it_was_or_refused(
-    name: str, words: str, residues: Path, killed_after: Any
+    damage: Any, words: str, residues: Path, killed_after: Any
 ) -> None:
     """With a rate that destroys the model, the start remains the best."""
     options = FinetuneOptions(replace(SETTINGS, epochs=3, learning_rate=0.5))
     reading = LabelOptions(sequences=PROTEINS)
     with killed_after(7):
         tune(residues, "damaged", options, reading)
-    damage(name, Path("damaged"))
+    damage(Path("damaged"))
     if words:
         with pytest.raises(InputDataError, match=words):
             tune(residues, "damaged", options, reading)

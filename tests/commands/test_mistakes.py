@@ -159,7 +159,7 @@ TABLE = """
 3 score v.csv -m run -o s.csv --wild-type x.fasta --label fit -> mutant; --label fit is not one
 3 probe uniprot.tsv -m run -o p -> Entry, Reviewed, Sequence, not label
 3 probe book.xlsx -m run -o p -> book.xlsx: this is a zip archive & or an Excel workbook (save
-3 score bytes.csv -m run -o s.csv --wild-type x.fasta -> bytes.csv: this is a binary file
+3 score bytes.csv -m run -o s.csv --wild-type x.fasta -> bytes.csv: this is a binary file, not a
 3 score comments.csv -m run -o s.csv --wild-type x.fasta -> comments.csv, line 5: M9A: position 9
 3 embed states.fasta -m run -o o.h5 -> letters CEH alone: these look like secondary structures
 3 prepare states.fasta --out o -> letters CEH alone
