@@ -150,7 +150,7 @@ def foreign_format(start: bytes) -> str:
             "this is a table; type protlm probe TABLE for labels, protlm score TABLE for variants, "
             f"or write its sequences as FASTA{advice}"
         )
-    return f"{line.rstrip()[:40]!r} precedes the first header; a FASTA file begins with '>'"
+    return f"{line[:40].rstrip(' ')!r} precedes the first header; a FASTA file begins with '>'"
 
 
 def foreign_letters(sequences: Sequence[bytes], *, allow_nucleotides: bool = False) -> str | None:
