@@ -27,7 +27,7 @@ from protlm.config import (
 from protlm.config.composition import to_plain
 from protlm.config.fields import as_typed
 from protlm.data.batching.mixture import Mixture, integer_weights
-from protlm.data.batching.plan import BatchingStrategy, Curriculum, RankBatches
+from protlm.data.batching.plan import BatchingStrategy, RankBatches
 from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins
 from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
@@ -209,14 +209,13 @@ def batching_strategy(
     config: DataConfig, *, tokens_per_step: int | None = None
 ) -> BatchingStrategy:
     """Returns the batching of training; with `tokens_per_step`, a batch is an optimizer step."""
-    curriculum = Curriculum(config.curriculum)
     size = (tokens_per_step or config.tokens_per_batch, config.max_length)
     if config.mode is Mode.concatenated:
-        return Packing(*size, curriculum=curriculum)
+        return Packing(*size)
     if config.batching is Batching.packed:
         row = config.tokens_per_row
-        return WholeProteins(*size, curriculum=curriculum, crop=config.crop, row=row)
-    return LengthBuckets(*size, curriculum=curriculum, crop=config.crop)
+        return WholeProteins(*size, crop=config.crop, row=row)
+    return LengthBuckets(*size, crop=config.crop)
 
 
 def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "SequenceData":

@@ -227,7 +227,7 @@ def test_a_home_folder_is_that_of_the_user(monkeypatch):
         compose(TrainConfig, ["run_dir=~absent-user/x"])
 
 
-@pytest.mark.parametrize("setting", ["data.curriculum=" + "[" * 30_000, "run_dir=" + "${" * 30_000])
+@pytest.mark.parametrize("setting", ["data.mixture=" + "[" * 30_000, "run_dir=" + "${" * 30_000])
 def test_values_that_are_nested_without_end_are_refused(setting):
     with pytest.raises(UserError, match="nested more than 32 deep"):
         compose(TrainConfig, [setting])

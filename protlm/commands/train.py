@@ -273,7 +273,6 @@ def _print_summary(network: ProteinLM, data: SequenceData, config: TrainConfig) 
         f"{num_parameters(network):,} parameters, {_layers(config)}",
         _extent(train_split),
         forecast(train_split.lengths_of, train_split.order(seed=config.seed), rule).describe(),
-        rule.curriculum.describe(),
         cannot_generate(config),
     ]
     _print("; ".join(fact for fact in facts if fact))

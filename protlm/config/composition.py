@@ -46,6 +46,13 @@ _LARGEST = 1 << 20
 _DEEPEST = 32
 # "a.b=1 c.d=2" in one argument: a value and, after a space, another key.
 _TWO_SETTINGS = re.compile(r"[^\s=]+=[^\s'\"\[{]*\s+[\w.]+=")
+# Settings that are gone: the value that changed nothing, and what replaces them.
+REMOVED = {
+    "data.curriculum": (
+        [],
+        "train with a short data.max_length, then with a longer one and model.init_from=RUN",
+    ),
+}
 _NUMBERS = {"Float": "a number, e.g. 1e-3", "Integer": "a whole number, e.g. 8"}
 _SECTIONS = ("attention", "data", "model", "objective", "optimizer", "trainer")
 Config = TypeVar("Config", TrainConfig, EvaluateConfig)
@@ -116,6 +123,8 @@ def check_setting(argument: str, schema: type) -> None:
 
 
 def _check_key(key: str, schema: type) -> None:
+    if key in REMOVED:
+        raise UserError(f"{key} was removed; {REMOVED[key][1]}")
     here: Any = schema
     walked: list[str] = []
     for part in key.split("."):
@@ -329,6 +338,7 @@ def read_run_config(path: Path) -> dict[Any, Any]:
         settings = load_yaml(path, "the config of a run")
         if missing := [name for name in _SECTIONS if name not in settings]:
             raise ValueError(f"it has no section {missing[0]!r}")
+        drop_removed(settings)
         loaded = OmegaConf.merge(OmegaConf.structured(TrainConfig), settings)
         before = OmegaConf.to_container(loaded, enum_to_str=True)
     except InputDataError:
@@ -340,6 +350,15 @@ def read_run_config(path: Path) -> dict[Any, Any]:
         ) from error
     assert isinstance(before, dict)
     return before
+
+
+def drop_removed(settings: Any) -> None:
+    """Takes settings that are gone out of a file; raises ValueError if they changed something."""
+    for name, (neutral, instead) in REMOVED.items():
+        section, _, key = name.partition(".")
+        value = settings.get(section, {}).pop(key, neutral)
+        if value != neutral:
+            raise ValueError(f"{name}={value} was removed; {instead}")
 
 
 def reason_of(error: Exception) -> str:

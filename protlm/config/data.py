@@ -59,10 +59,6 @@ class DataConfig(Checked):
         "maximum tokens of a row, including special tokens", 1024, allowed=at_least(3)
     )
     crop: Crop = setting("the part of a longer sequence that is kept", Crop.prefix)
-    curriculum: list[list[int]] = setting(
-        "pairs [samples, tokens]: the maximum number of tokens in a row after a number of samples",
-        [],
-    )
     tokens_per_batch: int = setting(
         "padded size of a batch, over all devices together, or one longer row",
         16_384,

@@ -9,7 +9,14 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from protlm.config import TrainConfig
-from protlm.config.composition import PATHS, check_setting, key_of, load_yaml, reason_of
+from protlm.config.composition import (
+    PATHS,
+    check_setting,
+    drop_removed,
+    key_of,
+    load_yaml,
+    reason_of,
+)
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import in_home
 
@@ -38,6 +45,7 @@ def settings_of(path: Path, arguments: Sequence[str]) -> list[str]:
         loaded = load_yaml(path, "the settings of --config")
         if not isinstance(loaded, DictConfig):
             raise ValueError("it has no settings of the form name: value")
+        drop_removed(loaded)
         content = OmegaConf.to_container(loaded)
         assert isinstance(content, dict)
         found = [*_choices(content), *_values(content)]

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from protlm.data.batching.mixture import Mixture
-from protlm.data.batching.plan import BatchPlan, BatchStream, Curriculum, Progress, RankBatches
+from protlm.data.batching.plan import BatchPlan, BatchStream, Progress, RankBatches
 from protlm.data.batching.strategies import (
     LengthBuckets,
     PackedRow,
@@ -151,10 +151,9 @@ def test_collate_keeps_whole_sequences():
     assert (tokens_BL[~mask_BL] == VOCABULARY.pad).all()
 
 
-STAGES = Curriculum([[0, 40], [45, 100]])
 RULES = {
-    "sequences": LengthBuckets(500, 100, block=15, crop="random", curriculum=STAGES),
-    "concatenated": Packing(500, 100, block=15, curriculum=STAGES),
+    "sequences": LengthBuckets(500, 100, block=15, crop="random"),
+    "concatenated": Packing(500, 100, block=15),
 }
 NUM_BATCHES = 40
 

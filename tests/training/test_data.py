@@ -84,11 +84,10 @@ def test_a_run_by_clusters_reads_a_member_of_each(tiny_clusters):
 
 
 def test_the_start_describes_an_epoch(train, tiny_clusters, capsys):
-    train("run", "data.curriculum=[[0,32],[100,64]]", "trainer.max_steps=2")
+    train("run", "data.max_length=32", "trainer.max_steps=2")
     said = capsys.readouterr().err
     assert "cropped" in said
     assert "of the positions of a batch are padding" in said
-    assert "rows of 32 tokens, 64 after 100 samples" in said
     assert "clusters" not in said
     settings = (f"data.dir={tiny_clusters}", "data.sampling=cluster", "trainer.max_steps=2")
     train("clusters", *settings)
@@ -98,17 +97,15 @@ def test_the_start_describes_an_epoch(train, tiny_clusters, capsys):
 
 
 def test_configs_become_rules():
-    config = compose(TrainConfig, ["data=trembl", "data.curriculum=[[0,256],[1000,1024]]"]).data
+    config = compose(TrainConfig, ["data=trembl"]).data
     rule = batching_strategy(config)
     assert isinstance(rule, LengthBuckets)
     assert (rule.tokens_per_batch, rule.max_length, rule.crop) == (131_072, 1_024, "prefix")
-    assert rule.curriculum.max_length(1_000) == 1_024
-    config = compose(TrainConfig, ["data=concatenated", "data.curriculum=[[0,2048]]"]).data
+    config = compose(TrainConfig, ["data=concatenated"]).data
     rule = batching_strategy(config)
     assert config.mode is Mode.concatenated
     assert isinstance(rule, Packing)
     assert (rule.tokens_per_batch, rule.max_length) == (131_072, 8_192)
-    assert rule.curriculum.max_length(0) == 2_048
 
 
 def test_the_first_batches_of_validation_are_not_selected_by_length():
@@ -150,8 +147,7 @@ def test_a_mixture_is_composed(tiny_data, other_data):
 def test_validation_always_has_one_sequence_per_row(tiny_data):
     """And, with one fraction of masks, the same targets."""
     expected = list(build(tiny_data).val_dataloader())
-    curriculum = ["data.curriculum=[[0,32]]", "data.crop=random"]
-    for extra in (["data.mode=concatenated"], curriculum, FALLING):
+    for extra in (["data.mode=concatenated"], ["data.crop=random"], FALLING):
         for one, other in zip(expected, build(tiny_data, *extra).val_dataloader(), strict=True):
             assert torch.equal(one.tokens_BL, other.tokens_BL)
             assert torch.equal(one.targets_BL, other.targets_BL)

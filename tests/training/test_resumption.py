@@ -17,7 +17,7 @@ from protlm.checkpoints.format import Checkpoint, export
 from protlm.config import Activation, NormOrder, Positions, TrainConfig
 from protlm.config.composition import compose
 from protlm.model.transformer import build_network
-from protlm.system.errors import UserError
+from protlm.system.errors import InputDataError, UserError
 from tests.fixtures.data_sets import prepare_tiny
 from tests.fixtures.ranks import assert_same_run
 from tests.fixtures.runs import saved
@@ -42,11 +42,10 @@ DECAYING = (
 )
 # The settings, and the step after which the run is killed. Names in braces are fixtures.
 RUNS = {
-    "growing": ("data.curriculum=[[0,32],[100,64]] data.crop=random trainer.max_steps=8", 5),
     "packed": ("data.batching=packed data.tokens_per_row=300 data.crop=random", 3),
-    "packed, clusters, growing": (
+    "packed, clusters": (
         f"{CLUSTERS} data.batching=packed data.tokens_per_row=256 "
-        "data.curriculum=[[0,32],[100,64]] attention=hybrid objective=causal trainer.max_steps=12",
+        "attention=hybrid objective=causal trainer.max_steps=12",
         8,
     ),
     "mixture": (f"data.crop=random {MIXTURE} trainer.max_steps=8", 5),
@@ -101,10 +100,13 @@ def test_settings_that_are_newer_than_a_run_have_their_defaults(train):
     newer = ("token_dropout:", "decay: none")
     older = [line for line in lines if not line.strip().startswith(newer)]
     assert len(older) == len(lines) - 2
-    config.write_text("".join(older))
+    config.write_text("".join(older).replace("data:\n", "data:\n  curriculum: []\n"))
     train(run, "attention=performer_relu", "trainer.max_steps=3")
     with pytest.raises(UserError, match=r"a run with model\.token_dropout=false, not true; to"):
         train(run, "model.token_dropout=true", "trainer.max_steps=4")
+    config.write_text("".join(older).replace("data:\n", "data:\n  curriculum: [[0, 64]]\n"))
+    with pytest.raises(InputDataError, match=r"data\.curriculum=\[\[0, 64\]\] was removed; train"):
+        train(run, "trainer.max_steps=4")
 
 
 CHANGED = "model.token_dropout=false, not true; model.dropout=0.0, not 0.1; seed=0, not 7; to"
@@ -113,7 +115,6 @@ OTHER_DATA = "the run was trained on other data"
 # run is also compared with the data that it was trained on.
 LATER = [
     ("", "data.mode=concatenated", "data.mode"),
-    ("", "data.curriculum=[[0,32]]", "data.curriculum"),
     ("", "data.max_length=64", "data.max_length"),
     ("", "data.batching=packed", "data.batching=padded, not packed"),
     # Which rows are in a batch depends on the padded lengths.
@@ -164,9 +165,7 @@ REFUSED = [
     ("data.dir=null data.mixture=[{dir:x}]", "weight"),
     ("data.dir=null data.mixture=[{dir:x,wieght:1}]", "data.mixture=[{dir:x,wieght"),
     ("data.mode=joined", "concatenated"),
-    ("data.curriculum=[[0,9999]]", "data.max_length=9999"),
-    ("data.curriculum=[[10,64]]", "[[0,256],[1000000,1024]]"),
-    ("data.curriculum=[[0,many]]", "many"),
+    ("data.curriculum=[[0,64]]", "data.curriculum was removed; train with a short data.max_length"),
     ("data.sampling=clusters", "expected one of [uniform, cluster]"),
     ("data.sampling=cluster", "prepare it again with --cluster-table"),
     *(

@@ -1,11 +1,10 @@
 """The order of a run's batches, the micro-batches of ranks, and the position to resume from."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Protocol, TypeAlias, final
 
 import numpy as np
@@ -21,9 +20,6 @@ _BLOCK, _BLOCK_FOR = 16_384, 131_072
 
 # Returns the lengths of samples in residues, int64, given their numbers.
 Lengths: TypeAlias = Callable[[np.ndarray], np.ndarray]
-# Up to this number of samples, all lengths are read, in a second or two; beyond it, only those of
-# the first block, which the first batch needs anyway.
-_MAX_EXACT = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -49,56 +45,6 @@ class RankBatches:
     def numbers(self) -> range:
         """Numbers of the micro-batches of this rank."""
         return range(self.rank * self.micro_batches, (self.rank + 1) * self.micro_batches)
-
-
-@final
-class Curriculum:
-    """The maximum length of rows as a function of the samples that a run has consumed.
-
-    Stages are pairs of a number of samples, beginning with 0, and the length from there on.
-    """
-
-    def __init__(self, stages: Sequence[Sequence[int]] = ()) -> None:
-        self._stages = [tuple(stage) for stage in stages]
-        are_pairs = all(len(stage) == 2 for stage in self._stages)
-        columns = zip((-1, SPECIALS), *self._stages, strict=True) if are_pairs else [(0, 0)]
-        is_ascending = all(a < b for numbers in columns for a, b in pairwise(numbers))
-        if self._stages and not (is_ascending and self._stages[0][0] == 0):
-            raise UserError(
-                f"curriculum={self} must be pairs of samples and length, both ascending, from 0 "
-                "samples and a length of at least 3 on, for instance [[0,256],[1000000,1024]]"
-            )
-
-    def __str__(self) -> str:
-        return str([list(stage) for stage in self._stages]).replace(" ", "")
-
-    def check(self, max_length: int) -> None:
-        longest = max((length for _, length in self._stages), default=0)
-        if longest > max_length:
-            raise UserError(
-                f"curriculum={self} reaches {longest}, more than max_length={max_length}; "
-                f"type data.max_length={longest}, or remove the last stages"
-            )
-
-    def max_length(self, samples: int) -> int | None:
-        """Returns the maximum length after a number of samples; None without a curriculum.
-
-        >>> Curriculum([[0, 256], [1_000, 512]]).max_length(999)
-        256
-        """
-        return max((length for start, length in self._stages if start <= samples), default=None)
-
-    def describe(self) -> str:
-        """Describes the stages for the log; empty without a curriculum.
-
-        >>> Curriculum([[0, 256], [1_000, 512]]).describe()
-        'rows of 256 tokens, 512 after 1,000 samples'
-        """
-        if not self._stages:
-            return ""
-        (_, first), *others = self._stages
-        later = [f"{length} after {samples:,} samples" for samples, length in others]
-        return ", ".join([f"rows of {first} tokens", *later])
 
 
 @dataclass(frozen=True, order=True)
@@ -173,8 +119,7 @@ class BatchPlan:
 class SampleBlock:
     """Consecutive samples of the order, from which batches are formed together.
 
-    Of each sample it has the number, the pass over its data set and the length, int64. A row has at
-    most `max_length` tokens, including special tokens.
+    Of each sample it has the number, the pass over its data set and the length, int64.
     """
 
     start: Progress
@@ -182,7 +127,6 @@ class SampleBlock:
     samples: np.ndarray
     passes: np.ndarray
     num_residues: np.ndarray
-    max_length: int
 
     @property
     def end(self) -> Progress:
@@ -204,14 +148,12 @@ class BatchingStrategy(ABC):
     tokens_per_batch: int
     max_length: int
     block: int | None = None
-    curriculum: Curriculum = field(default_factory=Curriculum)
 
     def __post_init__(self) -> None:
         for name, least in (("tokens_per_batch", 1), ("max_length", SPECIALS + 1), ("block", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise UserError(f"{name}={value} must be at least {least}")
-        self.curriculum.check(self.max_length)
 
     @property
     def block_size(self) -> int:
@@ -230,11 +172,8 @@ class BatchingStrategy(ABC):
     def longest_row(self) -> int:
         return self.max_length
 
-    def row_length(self, seen: int) -> int:
-        return self.curriculum.max_length(seen) or self.max_length
-
     @abstractmethod
-    def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
+    def left_out(self, num_residues: np.ndarray) -> np.ndarray:
         """Returns the number of residues of each sequence that do not fit in a row."""
 
 
@@ -321,14 +260,12 @@ class BatchStream(Sampler[BatchPlan]):
     def _block(self, epoch: int, first: int) -> SampleBlock:
         last = min(first + self._rule.block_size, len(self._order))
         samples, passes = self._order.draw(epoch, np.arange(first, last))
-        seen = epoch * len(self._order) + first
         return SampleBlock(
             start=Progress(epoch, first),
             seed=self._order.seed,
             samples=samples,
             passes=passes,
             num_residues=self._lengths_of(samples),
-            max_length=self._rule.row_length(seen),
         )
 
     def _plans(self, batch: GlobalBatch) -> Iterator[BatchPlan]:
@@ -347,46 +284,34 @@ class BatchStream(Sampler[BatchPlan]):
 @final
 @dataclass(frozen=True)
 class Forecast:
-    """Sequences of an epoch that are longer than a row, and how many residues they lose.
+    """What the first block of an epoch says of all: what is cropped, and how much is padding.
 
-    For large data sets, both are estimates. The fraction is that of the positions in the first
-    block that are not padding.
+    `cropped` sequences of `num_samples` lose `left_out` residues. The fraction is that of the
+    positions that are not padding.
     """
 
+    num_samples: int
     cropped: int
     left_out: int
-    is_exact: bool
     useful_fraction: float
 
     def describe(self) -> str:
-        about = "" if self.is_exact else "about "
         padding = f"{1 - self.useful_fraction:.1%} of the positions of a batch are padding"
         if not self.cropped:
             return padding
-        return f"{about}{self.cropped:,} cropped ({self.left_out:,} residues); {padding}"
+        cropped = f"{self.cropped:,} of the first {self.num_samples:,} sequences"
+        return f"{cropped} are cropped, by {self.left_out:,} residues; {padding}"
 
 
 def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) -> Forecast:
-    """Predicts the statistics of the first epoch."""
-    cropped = left_out = 0.0
-    for start, row_length, scale in _sampled_blocks(order, rule):
-        positions = np.arange(start, min(start + rule.block_size, len(order)))
-        residues = rule.left_out(lengths_of(order.draw(0, positions).samples), row_length)
-        cropped += int(np.count_nonzero(residues)) * scale
-        left_out += int(residues.sum()) * scale
+    """Counts in the first block of the first epoch, which the first batch needs anyway."""
+    positions = np.arange(min(rule.block_size, len(order)))
+    left_out = rule.left_out(lengths_of(order.draw(0, positions).samples))
     batches = BatchStream(lengths_of, order, rule).block(0, 0)
-    positions = sum(len(batch.rows) * batch.length for batch in batches)
-    useful_fraction = sum(batch.num_tokens for batch in batches) / positions
-    is_exact = len(order) <= _MAX_EXACT
-    return Forecast(round(cropped), round(left_out), is_exact, useful_fraction)
-
-
-def _sampled_blocks(order: SampleOrder, rule: BatchingStrategy) -> list[tuple[int, int, float]]:
-    """Returns the starts of blocks, their row lengths, and the blocks that each represents."""
-    starts = range(0, len(order), rule.block_size)
-    if len(order) <= _MAX_EXACT:
-        return [(start, rule.row_length(start), 1.0) for start in starts]
-    # The first block represents all others, for each length of the curriculum.
-    num_blocks = Counter(map(rule.row_length, starts))
-    num_per_block = len(order) / len(starts) / rule.block_size
-    return [(0, length, number * num_per_block) for length, number in num_blocks.items()]
+    size = sum(len(batch.rows) * batch.length for batch in batches)
+    return Forecast(
+        num_samples=len(positions),
+        cropped=int(np.count_nonzero(left_out)),
+        left_out=int(left_out.sum()),
+        useful_fraction=sum(batch.num_tokens for batch in batches) / size,
+    )

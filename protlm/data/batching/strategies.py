@@ -92,15 +92,15 @@ class LengthBuckets(BatchingStrategy):
         """Creates no rows, since a validation split may have millions."""
         return len(self._cuts(block))
 
-    def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
-        return np.maximum(num_residues + SPECIALS - row_length, 0)
+    def left_out(self, num_residues: np.ndarray) -> np.ndarray:
+        return np.maximum(num_residues + SPECIALS - self.max_length, 0)
 
     def _cuts(self, block: SampleBlock) -> list[tuple[Any, int]]:
         """Returns the positions in the block of the rows of each batch, and their padded length."""
         # In descending order, only the last batch of a block can be far below the budget.
         longest_first = np.argsort(-block.num_residues, kind="stable")
         num_tokens = self._num_tokens(block)
-        padded = np.minimum(self.edges[np.searchsorted(self.edges, num_tokens)], block.max_length)
+        padded = self.edges[np.searchsorted(self.edges, num_tokens)]
         cuts: list[tuple[Any, int]] = []
         position = 0
         while position < len(longest_first):
@@ -111,13 +111,11 @@ class LengthBuckets(BatchingStrategy):
         return cuts
 
     def _num_tokens(self, block: SampleBlock) -> np.ndarray:
-        return np.minimum(block.num_residues + SPECIALS, block.max_length)
+        return np.minimum(block.num_residues + SPECIALS, self.max_length)
 
     def _rows(self, block: SampleBlock, places: Any) -> list[Any]:
         drawn = zip(block.samples[places].tolist(), block.passes[places].tolist(), strict=True)
-        return [
-            SequenceRow(sample, repeat, block.max_length, self.crop) for sample, repeat in drawn
-        ]
+        return [SequenceRow(sample, repeat, self.max_length, self.crop) for sample, repeat in drawn]
 
 
 @final
@@ -227,20 +225,20 @@ class Packing(BatchingStrategy):
 
     def batches(self, block: SampleBlock) -> list[GlobalBatch]:
         # One token of each row is <cls>.
-        per_row = block.max_length - 1
+        per_row = self.max_length - 1
         ends = np.cumsum(block.num_residues + 1)
         starts = np.arange(0, ends[-1], per_row)
         rows = [self._row(block, ends, int(start), per_row) for start in starts]
-        num_rows = max(self.tokens_per_batch // block.max_length, 1)
+        num_rows = max(self.tokens_per_batch // self.max_length, 1)
         batches = []
         for first in range(0, len(rows), num_rows):
             some = rows[first : first + num_rows]
             num_tokens = sum(row.num_tokens + 1 for row in some)
             after = self._place(block, ends, (first + num_rows) * per_row)
-            batches.append(GlobalBatch(some, block.max_length, num_tokens, after))
+            batches.append(GlobalBatch(some, self.max_length, num_tokens, after))
         return batches
 
-    def left_out(self, num_residues: np.ndarray, row_length: int) -> np.ndarray:
+    def left_out(self, num_residues: np.ndarray) -> np.ndarray:
         return np.zeros_like(num_residues)
 
     def _row(self, block: SampleBlock, ends: np.ndarray, start: int, size: int) -> PackedRow:

@@ -6,9 +6,8 @@ from itertools import chain, islice
 import numpy as np
 import pytest
 
-from protlm.data.batching import plan as module
 from protlm.data.batching.mixture import Mixture, SampleOrder
-from protlm.data.batching.plan import BatchStream, Curriculum, Progress, RankBatches, forecast
+from protlm.data.batching.plan import BatchStream, Progress, RankBatches, forecast
 from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins
 from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_split
@@ -19,14 +18,11 @@ from protlm.system.paths import sample_dir
 NUM_SAMPLES = 150
 # Clusters have twice as many sequences, and an epoch as many samples.
 LENGTHS = np.random.default_rng(0).integers(1, 300, 2 * NUM_SAMPLES)
-STAGES = Curriculum([[0, 32], [70, 64], [200, 128]])
 RULES = {
     "sequences": LengthBuckets(1_000, 128, block=32),
     "concatenated": Packing(300, 128, block=32),
     "packed": WholeProteins(600, 128, block=32, row=300),
     "one row to a batch": Packing(50, 128, block=10),
-    "sequences, growing": LengthBuckets(1_000, 128, block=32, curriculum=STAGES),
-    "concatenated, growing": Packing(300, 128, block=32, curriculum=STAGES),
 }
 
 MANY = np.random.default_rng(0).integers(1, 300, 5_000)
@@ -176,29 +172,8 @@ def test_a_block_has_as_many_batches_whatever_their_size(rule_of):
     assert rule_of(2**21, 1_024, block=7).block_size == 7
 
 
-def test_a_curriculum_applies_from_the_start_of_a_block():
-    order = ORDERS["one"]
-    for mode in ("sequences", "concatenated"):
-        grown, growing = RULES[mode], RULES[f"{mode}, growing"]
-        seen = {}
-        plans = list(stream(order, growing, num_batches=3 * len(stream(order, growing))))
-        for plan, before in zip(plans, [Progress(), *(p.after for p in plans)], strict=False):
-            samples = before.epoch * len(order) + before.samples // growing.block * growing.block
-            seen[samples] = max(seen.get(samples, 0), plan.length)
-            if mode == "sequences":
-                assert {row.max_length for row in plan.rows} == {STAGES.max_length(samples)}
-        expected = {s: STAGES.max_length(s) for s in seen}
-        assert seen == expected
-        assert set(expected.values()) == {32, 64, 128}
-        # After the last stage, batches equal those without a curriculum.
-        late = Progress(2)
-        one, other = (stream(order, r, start=late, num_batches=100) for r in (grown, growing))
-        assert list(one) == list(other)
-
-
 # Settings that no rule accepts.
 OF_ANY = [("tokens_per_batch", 0), ("max_length", 2), ("block", 0)]
-OF_ANY += [("curriculum", Curriculum([[0, 64], [9, 129]]))]
 
 
 @pytest.mark.parametrize("rule_of", [Packing, LengthBuckets])
@@ -208,41 +183,20 @@ def test_invalid_rules_are_rejected(rule_of, name, value):
         rule_of(**({"tokens_per_batch": 1_000, "max_length": 128} | {name: value}))
 
 
-def test_a_length_applies_from_its_number_of_samples_on():
-    curriculum = Curriculum([[0, 256], [1_000, 512], [3_000, 1_024]])
-    seen = [0, 999, 1_000, 2_999, 3_000, 10**12]
-    assert [curriculum.max_length(n) for n in seen] == [256, 256, 512, 512, 1_024, 1_024]
-    assert curriculum.describe() == (
-        "rows of 256 tokens, 512 after 1,000 samples, 1024 after 3,000 samples"
-    )
-    curriculum.check(1_024)
-    with pytest.raises(UserError, match=r"data\.max_length=1024"):
-        curriculum.check(1_023)
-    # Without stages there is no curriculum.
-    assert Curriculum().max_length(0) is None
-    assert Curriculum([]).describe() == ""
-    Curriculum().check(3)
+def test_cropping_is_counted_in_the_first_block():
+    asked = []
 
+    def lengths_of(samples):
+        asked.extend(samples.tolist())
+        return MANY.take(samples)
 
-@pytest.mark.parametrize(
-    "stages",
-    [
-        *([[5, 64]], [[0, 2]], [[0, 64, 1]], [[0]], [[]], [[0, 64], [10, 64]], [[0, 64], [10, 32]]),
-        [[0, 64], [20, 128], [20, 256]],
-    ],
-)
-def test_invalid_stages_are_rejected(stages):
-    with pytest.raises(UserError, match="pairs of samples and length, both ascending, from 0"):
-        Curriculum(stages)
-
-
-def test_cropping_is_counted():
-    found = forecast(MANY.take, MANY_ORDER, BUCKETS)
-    left_out = np.maximum(MANY + 2 - 128, 0)
-    assert (found.cropped, found.left_out) == ((left_out > 0).sum(), left_out.sum())
-    assert found.is_exact
-    assert f"{found.cropped:,} cropped ({found.left_out:,} residues)" in found.describe()
-    assert "about" not in found.describe()
+    found = forecast(lengths_of, MANY_ORDER, BUCKETS)
+    drawn = MANY_ORDER.draw(0, np.arange(BUCKETS.block)).samples
+    assert set(asked) == set(drawn.tolist())
+    left_out = np.maximum(MANY[drawn] + 2 - 128, 0)
+    assert (found.cropped, found.left_out) == (np.count_nonzero(left_out), left_out.sum())
+    said = f"{found.cropped} of the first 1,000 sequences are cropped, by {found.left_out:,} "
+    assert found.describe().startswith(said)
     # What fits is not mentioned.
     text = forecast(MANY.take, MANY_ORDER, LengthBuckets(4_000, 302)).describe()
     assert "cropped" not in text
@@ -251,30 +205,6 @@ def test_cropping_is_counted():
     joined = forecast(MANY.take, MANY_ORDER, Packing(4_096, 128, block=1_000))
     assert joined.cropped == 0
     assert 0.999 < joined.useful_fraction <= 1
-
-
-@pytest.mark.parametrize("most", [5_000, 4_999])
-def test_a_curriculum_crops_more(monkeypatch, most):
-    """Half of the epoch has rows of 32 tokens, the rest rows of 128."""
-    monkeypatch.setattr(module, "_MAX_EXACT", most)
-    asked = []
-
-    def lengths_of(samples):
-        asked.extend(samples.tolist())
-        return MANY.take(samples)
-
-    rule = LengthBuckets(4_000, 128, block=1_000, curriculum=Curriculum([[0, 32], [2_500, 128]]))
-    found = forecast(lengths_of, MANY_ORDER, rule)
-    drawn = MANY[MANY_ORDER.draw(0, np.arange(5_000)).samples]
-    # A block has the length that holds at its beginning: the first three are short.
-    left_out = np.maximum(drawn + 2 - np.repeat([32, 128], [3_000, 2_000]), 0)
-    rel = 1e-9 if found.is_exact else 0.1
-    assert found.cropped == pytest.approx(np.count_nonzero(left_out), rel=rel)
-    assert found.left_out == pytest.approx(left_out.sum(), rel=rel)
-    assert found.is_exact == (most == 5_000)
-    assert found.describe().startswith("about ") == (most == 4_999)
-    # Of a large data set only one block is read.
-    assert len(set(asked)) == (5_000 if found.is_exact else rule.block)
 
 
 SOME = np.random.default_rng(0).integers(1, 300, 500)
@@ -390,7 +320,7 @@ def test_places_are_those_of_the_tokens(mixture):
         done += 2 * 29
         assert ends[plan.after.samples] + plan.after.tokens == done
         assert plan.after.tokens <= lengths[plan.after.samples]
-    assert rule.left_out(np.array([10, 10**6]), 30).tolist() == [0, 0]
+    assert rule.left_out(np.array([10, 10**6])).tolist() == [0, 0]
 
 
 def test_rows_have_independent_random_numbers(mixture):

@@ -47,7 +47,7 @@ def main() -> None:
     found = {
         "sequences": len(data),
         "clusters": data.num_clusters,
-        "is_exact": told.is_exact,
+        "forecast": told.num_samples,
         "rows": rows,
         "mib": after["mib"],
         "more_mib": after["mib"] - before["mib"],
