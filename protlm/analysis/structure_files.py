@@ -22,6 +22,7 @@ _PEPTIDE_BOND_ANGSTROM = 2.0
 _CA_ANGSTROM = 4.3
 # Alternatives have their CA atoms nearer than two residues can be.
 _SAME_PLACE_ANGSTROM = 2.0
+_HYBRID_36 = re.compile(r"[A-Z][0-9A-Z]{3}|[a-z][0-9a-z]{3}")
 _DECIMAL = re.compile(r"-?(?:\d+\.?\d*|\.\d+)")
 # Columns of mmCIF that may be missing, and what is taken for them.
 _OPTIONAL = {"pdbx_PDB_ins_code": " ", "label_alt_id": " ", "occupancy": "1", "group_PDB": ""}
@@ -50,8 +51,8 @@ class Residue:
     """A residue of a file, whether amino acid or not.
 
     `sites` has the coordinates of all atoms by their names and alternatives, `atoms` those of the
-    most occupied alternative, the first if equal, and `shares` its occupancy. `options` are the
-    names of the residues at this position, if it was chosen among them.
+    most occupied alternative, the first if equal, and `occupancies` its occupancy. `options` are
+    the names of the residues at this position, if it was chosen among them.
     """
 
     name: str
@@ -60,7 +61,7 @@ class Residue:
     is_ligand: bool
     sites: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
     atoms: dict[str, np.ndarray] = field(default_factory=dict)
-    shares: dict[str, float] = field(default_factory=dict)
+    occupancies: dict[str, float] = field(default_factory=dict)
     options: tuple[str, ...] = ()
 
 
@@ -118,33 +119,51 @@ def read_model(path: Path) -> tuple[dict[str, list[Residue]], dict[str, list[str
 def _chains(rows: Sequence[Sequence[str]]) -> tuple[dict[str, list[Residue]], int]:
     """Returns the residues of each chain, in order, and the number of repeated atoms.
 
-    Residues of one number are several if their names differ, or if the number comes again later.
+    Residues of one number are several if their names differ, or if their atoms come again. Other
+    atoms may follow later, as hydrogens that a program added at the end of the chain.
     """
-    chains, last, named, repeated = dict[str, list[Residue]](), None, dict[str, Residue](), 0
+    chains, last, repeated = dict[str, list[Residue]](), None, 0
+    known: dict[tuple[str, int, str, str], Residue] = {}
     for chain, name, group, number, insertion, atom, alternative, occupancy, *xyz in rows:
         try:
-            place, coordinates = (chain, int(number), insertion), np.array(xyz, dtype="f")
+            place, coordinates = (chain, _number(number), insertion), np.array(xyz, dtype="f")
         except ValueError:
             what = f"the atom {atom} of {name} {number.strip()} of chain {chain}"
             raise ValueError(f"{what} lacks the number of its residue, or x, y or z") from None
-        if place != last:
-            last, named = place, {}
-        key, residue = (atom, alternative), named.get(name)
-        if residue is None or _starts_again(residue, key, coordinates):
-            residue = named[name] = Residue(name, *place[1:], is_ligand=group == "HETATM")
+        key, residue = (atom, alternative), known.get((*place, name))
+        if residue is None or _starts_again(residue, key, coordinates, is_apart=place != last):
+            residue = Residue(name, *place[1:], is_ligand=group == "HETATM")
+            known[*place, name] = residue
             chains.setdefault(chain, []).append(residue)
+        last = place
         if key in residue.sites:
             repeated += 1
             continue
         residue.sites[key] = coordinates
         # Other programs write other numbers there, or none.
-        share = float(occupancy) if _DECIMAL.fullmatch(occupancy) else 1.0
-        if share > residue.shares.get(atom, -np.inf):
-            residue.shares[atom], residue.atoms[atom] = share, coordinates
+        occupied = float(occupancy) if _DECIMAL.fullmatch(occupancy) else 1.0
+        if occupied > residue.occupancies.get(atom, -np.inf):
+            residue.occupancies[atom], residue.atoms[atom] = occupied, coordinates
     return chains, repeated
 
 
-def _starts_again(residue: Residue, key: tuple[str, str], coordinates: np.ndarray) -> bool:
+def _number(text: str) -> int:
+    """Returns the number of a residue; in hybrid-36, A000 is 10,000, and a000 follows ZZZZ.
+
+    >>> [_number(text) for text in ("9999", "A000", "ZZZZ", "a000")]
+    [9999, 10000, 1223055, 1223056]
+    """
+    if not _HYBRID_36.fullmatch(text):
+        return int(text)
+    return int(text, 36) - 10 * 36**3 + 10_000 + 26 * 36**3 * text[0].islower()
+
+
+def _starts_again(
+    residue: Residue, key: tuple[str, str], coordinates: np.ndarray, *, is_apart: bool
+) -> bool:
+    """Returns whether an atom is of another residue, of the same number and name as this one."""
+    if is_apart:
+        return key in residue.sites
     first, place = next(iter(residue.sites.items()))
     return key == first and not np.array_equal(place, coordinates)
 
@@ -220,11 +239,16 @@ def _stated(values: dict[str, Any]) -> dict[tuple[str, str], list[str]]:
     return {owner: [names[key] for key in sorted(names)] for owner, names in found.items()}
 
 
-def are_alternatives(first: Residue, other: Residue) -> bool:
-    """Returns whether residues of one number are the same, marked as alternatives, or overlap."""
+def are_alternatives(first: Residue, other: Residue, *, is_in_chain: bool) -> bool:
+    """Returns whether residues of one number are the same, marked as alternatives, or overlap.
+
+    Of those that are marked, one that is neither in the chain nor there is a ligand of its own.
+    """
     is_marked = all(alternative.strip() for _, alternative in other.sites)
     is_near = _distance(first, "CA", other, "CA") < _SAME_PLACE_ANGSTROM
-    return first is other or is_marked or (is_near and first.name != other.name)
+    if is_marked:
+        return is_in_chain or is_near
+    return first is other or (is_near and first.name != other.name)
 
 
 def is_bonded(before: Residue | None, after: Residue | None) -> bool:

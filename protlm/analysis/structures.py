@@ -184,9 +184,10 @@ def _residues(chain: Sequence[Residue]) -> tuple[list[Residue], int]:
             or any(is_bonded(residue, other) for other in after)
         ]
         if in_chain:
-            options = [x for x in group if are_alternatives(in_chain[0], x)]
+            first = in_chain[0]
+            options = [x for x in group if are_alternatives(first, x, is_in_chain=x in in_chain)]
             num_left_out += len({*in_chain} - {*options})
-            chosen = max(options, key=lambda option: fmean(option.shares.values()))
+            chosen = max(options, key=lambda option: fmean(option.occupancies.values()))
             chosen.options = tuple(option.name for option in options)
             residues.append(chosen)
     return residues, num_left_out

@@ -88,6 +88,11 @@ def test_one_of_alternative_residues_is_kept(
 HALF = [x for x in ATOMS if number(x) < 161]
 WATERS = [f"{x[:17]}SOL{x[20:]}" for x in ATOMS if x[12:16] == " O  "]
 LATER = [f"{x[:16]}B{x[17:55]} 0.40{x[60:]}" for x in HALF]
+# All atoms of the first residue but one, as of a program that adds what is missing at the end.
+ADDED = [x for x in ATOMS if number(x) == FIRST and x[12:16] != " N  "]
+# A free amino acid, far away, that has alternatives and the number of a residue.
+RARE = [f"{x[:55]} 0.20{x[60:]}" if number(x) == FIRST + 2 else x for x in ATOMS]
+LIGAND = [f"HETATM{x[6:16]}AGLU{x[20:46]} 999.000{x[54:]}" for x in RARE if number(x) == FIRST + 2]
 RESTARTS = {
     "a second chain": ([*ATOMS, "TER", *HALF], CAPSID, 10),
     "frames": ([*HALF, "END", *HALF, "END", *HALF], CAPSID[:10], 20),
@@ -99,6 +104,9 @@ RESTARTS = {
     "no insertion code": ([renumbered(x, -(number(x) == 160)) for x in HALF], CAPSID[:9], 1),
     "waters": ([*ATOMS, *WATERS], CAPSID, 0),
     "alternatives later": ([*ATOMS, *LATER], CAPSID, 0),
+    "atoms later": ([*(x for x in ATOMS if x not in ADDED), *ADDED], CAPSID, 0),
+    "a ligand": ([*RARE, *LIGAND], CAPSID, 0),
+    "hybrid-36": ([*ATOMS, *(f"{x[:22]}A000{x[26:]}" for x in WATERS[:1])], CAPSID, 0),
 }
 
 
