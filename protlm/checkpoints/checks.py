@@ -22,8 +22,8 @@ _LONGEST_LIST, _LARGEST_FILE = 1 << 26, 1 << 38
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 # The formats of weights; integers and floats of 8 bits are those of quantized models.
 _FORMATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
-# Counters and keys of mechanisms, and counters of sparse autoencoders.
-_INTEGERS = (".hash_key", ".redraw_index", "idle", "progress")
+# Counters and keys of mechanisms.
+_INTEGERS = (".hash_key", ".redraw_index")
 # Numbers that may be created per weight, and for tables that are not saved.
 _DRAWS_PER_WEIGHT, _TABLE = 16, 1 << 26
 _NAMES = "arange empty eye full linspace ones rand randint randn randperm zeros"

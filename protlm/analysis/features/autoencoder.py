@@ -108,7 +108,7 @@ class SparseAutoencoder(nn.Module):
 
     def write(self, folder: Path) -> None:
         """Writes the two files, and the checksums of all files of the folder."""
-        # In files, counts are float64; here they are integers, which every device has.
+        # In files, counts are numbers as all others are; here integers, which every device has.
         counts = {name: getattr(self, name).cpu().double() for name in ("idle", "progress")}
         FEATURES.write(folder, {**self.state_dict(), **counts}, to_json(self.settings))
 
