@@ -2,7 +2,9 @@
 
 import json
 from dataclasses import replace
+from math import nan
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
@@ -159,6 +161,16 @@ def test_a_file_that_differs_gets_no_name(saved, monkeypatch, tmp_path):
     with pytest.raises(UserError, match=r"was not written: onnxruntime .* differs"):
         onnx_file.export(load_model(saved), tmp_path / "x.onnx")
     assert [one.name for one in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize(
+    ("factor", "most"), [((1, 1 + 3e-4), 3e-4), ((1, nan), nan), ((nan, 1), nan)]
+)
+def test_the_largest_difference_of_any_output_is_found(factor, most):
+    graph, given = Graph(model_of(model_with("softmax", num_layers=1))), rows(7, 5)
+    values = [value.numpy() * x for value, x in zip(graph(*given), factor, strict=True)]
+    session = SimpleNamespace(run=lambda *_: values)
+    assert difference(graph, session, given) == pytest.approx(most, rel=0.1, nan_ok=True)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from torch.utils._pytree import tree_map_only
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers import modeling_outputs as outputs
@@ -105,8 +104,9 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                     vocabulary=vocabulary_of(described.frame),
                 )
         except UserError:
-            # It was refused; transformers 4 would leave that of the refused model.
-            torch.set_default_dtype(torch.float32)
+            # transformers 4 would leave the type of the refused model.
+            if torch.get_default_dtype() == torch.float16:
+                torch.set_default_dtype(torch.float32)
             raise
         if config.frequencies is not None:
             assert self.network.rotary is not None
@@ -175,7 +175,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
             mask_BL = attention_mask.bool()
         # Positions are counted from the first column. A graph cannot raise: other rows are NaN.
         rows_B = padded_at_the_end(mask_BL)
-        if mask_BL.shape != tokens_BL.shape or not (is_compiling() or rows_B.all()):
+        if mask_BL.shape != tokens_BL.shape or not (torch.compiler.is_compiling() or rows_B.all()):
             raise ValueError(
                 "attention_mask must have the shape of input_ids, and padding only on the right: "
                 "set tokenizer.padding_side = 'right'"
@@ -196,7 +196,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                     for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=causal)
                 )
         fields |= self._results(out, mask_BL, labels)
-        if is_compiling():
+        if torch.compiler.is_compiling():
             fields = tree_map_only(Tensor, lambda x: only(rows_B, x), fields)
         result = self._kind(**fields)
         return result if _first(return_dict, self.config.return_dict) else result.to_tuple()
