@@ -168,7 +168,7 @@ def test_a_file_that_differs_gets_no_name(saved, monkeypatch, tmp_path):
 )
 def test_the_largest_difference_of_any_output_is_found(factor, most):
     graph, given = Graph(model_of(model_with("softmax", num_layers=1))), rows(7, 5)
-    values = [value.numpy() * x for value, x in zip(graph(*given), factor, strict=True)]
+    values = [y.detach().numpy() * x for y, x in zip(graph(*given), factor, strict=True)]
     session = SimpleNamespace(run=lambda *_: values)
     assert difference(graph, session, given) == pytest.approx(most, rel=0.1, nan_ok=True)
 

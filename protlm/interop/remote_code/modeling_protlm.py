@@ -133,7 +133,8 @@ class ProtlmPreTrainedModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.network.embedding
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.resize_token_embeddings(value.num_embeddings)
         self.network.add_module("embedding", value)
 
     def resize_token_embeddings(
