@@ -246,10 +246,12 @@ class ProtlmForMaskedLM(_ProtlmPredicting):
     _kind, _distance = outputs.MaskedLMOutput, 0
 
 
-class ProtlmForCausalLM(_ProtlmPredicting):
-    """A model that predicts the next residue; `generate` of transformers is refused."""
+class _NoGenerationMixin:
+    """Refuses to generate.
 
-    _kind, _distance = outputs.CausalLMOutput, 1
+    transformers puts its `GenerationMixin`, and a new class that cannot be pickled, in the place of
+    a class with these methods, unless a base class has this name.
+    """
 
     @classmethod
     def can_generate(cls) -> bool:
@@ -265,6 +267,12 @@ class ProtlmForCausalLM(_ProtlmPredicting):
 
     # PEFT looks for it before it trains.
     prepare_inputs_for_generation = generate
+
+
+class ProtlmForCausalLM(_NoGenerationMixin, _ProtlmPredicting):
+    """A model that predicts the next residue; `generate` of transformers is refused."""
+
+    _kind, _distance = outputs.CausalLMOutput, 1
 
 
 class ProtlmForSequenceClassification(ProtlmPreTrainedModel):

@@ -4,6 +4,7 @@ Usage: use_exported.py FOLDER...; each has `inputs.pt`, and gets the folders `sa
 """
 
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable
@@ -181,6 +182,7 @@ def check_causal(folder: Path, tokenizer: Any, tokens: Any, inputs: dict[str, An
     compare("logits of adapters", again(**tokens).logits, model(**tokens).logits)
     assert (model(**tokens).logits[inputs["mask"]] - inputs["logits"]).abs().max() > 1e-4
     models: list[Any] = [load(), model]
+    assert torch.equal(pickle.loads(pickle.dumps(load()))(**tokens)[0], load()(**tokens)[0])
     for one in models:
         assert_refused("type protlm generate", partial(one.generate, **tokens))
     generator = pipeline("text-generation", model=load(), tokenizer=tokenizer)
