@@ -26,7 +26,7 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY, vocabulary_of
 from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.errors import InputDataError
 from tests.interop.example import WIDTH, Example, published
-from tests.interop.families import AMPLIFY, BERT, ESM, ESM_1B, ESM_1V, ESMC_LIBRARY, FAMILIES
+from tests.interop.families import AMPLIFY, BERT, ESM, FAMILIES
 from tests.marks import slow_but
 from tests.rounding import error_bound
 
@@ -40,17 +40,6 @@ PEERS = {
     "dplm": "EsmForMaskedLM",
     "nv_esm": "EsmForMaskedLM",
     "nv_esmc": "EsmcForMaskedLM",
-}
-# The layouts that contain one model.
-SAME = {
-    "fair_esm2": ESM,
-    "fair_esm1v": ESM_1V,
-    "fair_esm1b": ESM_1B,
-    "esmc": ESMC_LIBRARY,
-    "esmc_fused": ESMC_LIBRARY,
-    "nv_esmc": ESMC_LIBRARY,
-    "nv_esm_first": FAMILIES["nv_esm"],
-    "amplify_te": FAMILIES["amplify"],
 }
 ALL = pytest.mark.parametrize("name", FAMILIES)
 
@@ -232,20 +221,6 @@ def test_contacts_are_those_of_hugging_face(tmp_path, in_double):
     condition = float(np.tensordot(np.abs(head.weights), sizes_HLL, axes=1).max())
     bound = error_bound(torch.float32, condition, 1)
     np.testing.assert_allclose(regression.predict(features_HLL), expected_LL, rtol=0, atol=bound)
-
-
-@pytest.mark.parametrize("name", SAME)
-def test_all_layouts_have_the_same_model(name, tmp_path):
-    original, weights = SAME[name], SAME[name].weights()
-    other = FAMILIES[name].save(tmp_path / "other", FAMILIES[name].tensors(weights))
-    if name.startswith("fair_esm1"):
-        # As fair-esm reads a file, and as the folder of Hugging Face was made.
-        weights["embed.weight"][VOCABULARY.mask] = 0
-    expected = interop.read(original.save(tmp_path / "original", original.tensors(weights)))
-    found = interop.read(other)
-    assert found.description.model == expected.description.model
-    assert found.contacts == expected.contacts
-    assert_same(found.weights, expected.weights)
 
 
 def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
