@@ -319,8 +319,13 @@ def budget(performer: PerformerSoftmax, x: Inputs, dtype: torch.dtype) -> float:
 @MODES
 @pytest.mark.parametrize("variant", slow_but(VARIANTS, "optimal"))
 @pytest.mark.parametrize("scale", slow_but(SCALES, 6.0))
+@pytest.mark.parametrize("positions", [32, 1 << 11])
 @pytest.mark.portable
-def test_outputs_and_gradients_are_the_reference(scale, variant, causal):
+def test_outputs_gradients_and_maps_are_the_reference(
+    positions, scale, variant, causal, monkeypatch
+):
+    """In one tile, and where references and states cross tiles and padding fills whole ones."""
+    monkeypatch.setattr(tile_sizes, "_CPU_POSITIONS", positions)
     dim = WIDE if variant == "wide" else DIM
     performer, x = favor(VARIANTS[variant], dim), wide_inputs(scale, head_dim=dim)
     clean = x.with_padding(0.0).to(torch.float64).differentiable()
@@ -330,6 +335,8 @@ def test_outputs_and_gradients_are_the_reference(scale, variant, causal):
         leaves = x.to(dtype).differentiable()
         bound = budget(performer, clean, dtype)
         found = results(performer, leaves.run(performer, causal=causal), leaves)
+        rows_BHLL = leaves.map_of(performer, causal=causal, rows=slice(40, 97)).detach()
+        assert (rows_BHLL - map_[:, :, 40:97]).norm() <= bound * map_[:, :, 40:97].norm()
         for one, other in zip(found, wanted, strict=True):
             assert (one.double() - other).norm() <= bound * other.norm()
         # A residue's output is a mean of values, which are not 0.
@@ -349,49 +356,6 @@ def test_steps_are_the_reference(scale):
     bound = budget(performer, x.to(torch.float64), torch.float32)
     assert (out.double() - expected).norm() <= bound * expected.norm()
     assert out.abs().amax(dim=-1).all()
-
-
-@MODES
-@pytest.mark.parametrize("scale", [1.0, 6.0, 20.0])
-def test_maps_are_the_reference(scale, causal):
-    performer, x = favor({}), wide_inputs(scale)
-    clean = x.with_padding(0.0).to(torch.float64)
-    rows = slice(40, 97)
-    found = x.map_of(performer, causal=causal, rows=rows)
-    expected = weights(performer, clean, causal=causal, dtype=torch.float32)[:, :, rows]
-    assert (found - expected).norm() <= budget(performer, clean, torch.float32) * expected.norm()
-
-
-@pytest.mark.parametrize("scale", [1.0, 6.0])
-@pytest.mark.parametrize("position", [1, 63, 64, 600])
-def test_the_past_does_not_see_the_future(position, scale):
-    """Whether later logits rise far above those before, or fall far below, or are not a number."""
-    performer, x = favor({}), wide_inputs(scale, length=650).without_padding()
-    before = x.run(performer, causal=True)
-    assert performer.projection is not None
-    # The key with the largest logit of the first feature, |ω|²/2.
-    beside = performer.projection[0] * DIM**0.25
-    for key in (beside, 100 * beside, torch.full_like(beside, math.nan)):
-        k_BHLK = x.k_BHLK.clone()
-        k_BHLK[:, :, position] = key
-        after = x._replace(k_BHLK=k_BHLK).run(performer, causal=True)
-        # A NaN reaches all of its chunk.
-        end = position if key.isfinite().all() else position // 64 * 64
-        assert torch.equal(before[:, :, :end], after[:, :, :end])
-        assert not torch.equal(before, after)
-
-
-@MODES
-@pytest.mark.parametrize("scale", [6.0, 20.0])
-def test_several_tiles_are_one(scale, causal, monkeypatch):
-    """References and states that cross tiles, and padding that fills whole tiles."""
-    performer, found = favor({}), []
-    for positions in (1 << 11, 64):
-        monkeypatch.setattr("protlm.attention.linearized.tiles._CPU_POSITIONS", positions)
-        x = wide_inputs(scale, length=400).to(torch.float64).differentiable()
-        found.append(results(performer, x.run(performer, causal=causal), x))
-    for one, other in zip(*found, strict=True):
-        assert (one - other).norm() <= 1e-11 * other.norm()
 
 
 @pytest.mark.filterwarnings("default:keys of causal attention")
