@@ -71,21 +71,17 @@ def test_a_flipped_bit_is_found(data_set, num_flips):
     open_data(DataConfig(dir=str(data_set)))
 
 
-@pytest.mark.slow
-def test_bits_of_the_manifest_s_checksum_count(data_set):
-    path = data_set / "manifest.json.sha256"
-    # Of each byte some bits, and of all bytes together each.
-    for bit in range(0, 8 * path.stat().st_size, 3):
-        assert_found(data_set, path, bit)
+def flip_a_token(path: Path, bit: int) -> None:
+    with h5py.File(path) as file:
+        first, number = file["tokens"].id.get_offset(), file["tokens"].size // 2
+    flip(path, 8 * (first + number) + bit)
 
 
 @pytest.mark.parametrize("bit", [5, 6, 7])
 def test_a_flipped_token_is_found_when_it_is_read(data_set, bit):
     """With `data.verify=sizes`, which reads no tokens at the start; residues are below 32."""
     path = data_set / "train" / "shard-00000.h5"
-    with h5py.File(path) as file:
-        first, number = file["tokens"].id.get_offset(), file["tokens"].size // 2
-    flip(path, 8 * (first + number) + bit)
+    flip_a_token(path, bit)
     split = open_split(data_set, "train", verify="sizes")
     with pytest.raises(InputDataError, match=f"the shard {path} .*protlm data verify {data_set}"):
         for index in range(len(split)):
@@ -94,12 +90,8 @@ def test_a_flipped_token_is_found_when_it_is_read(data_set, bit):
 
 def test_a_loader_worker_names_the_shard_of_a_flipped_token(make_data_set, train):
     directory = make_data_set([(f"P{i:03}", "MKTAYIAK" * 4) for i in range(60)])
-    for shard in sorted((directory / "train").glob("*.h5")):
-        with h5py.File(shard) as file:
-            place, size = file["tokens"].id.get_offset(), file["tokens"].size
-        content = bytearray(shard.read_bytes())
-        content[place : place + size : 32] = bytes([200]) * len(range(0, size, 32))
-        shard.write_bytes(content)
+    for shard in (directory / "train").glob("*.h5"):
+        flip_a_token(shard, 7)
     settings = [f"data.dir={directory}", "data.verify=sizes", "data.num_workers=2"]
     with pytest.raises(InputDataError, match=r"^the shard .*train/shard-.*protlm data verify") as e:
         train("run", *settings)
@@ -220,13 +212,31 @@ FOREIGN: dict[str, Callable[[h5py.File, np.ndarray], object]] = {
 }
 
 
-@pytest.mark.parametrize("foreign", FOREIGN.values(), ids=FOREIGN)
-def test_a_foreign_array_is_refused_before_data_are_read(data_set, trust, monkeypatch, foreign):
+OFFSETS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "fewer": lambda offsets: offsets[:-1],
+    "more": lambda offsets: np.append(offsets, offsets[-1]),
+    "none": lambda offsets: offsets[:0],
+    "beyond": lambda offsets: offsets + np.uint64(1),
+    "signed": lambda offsets: offsets.astype(np.int64),
+    "big-endian": lambda offsets: offsets.astype(">u8"),
+    "float": lambda offsets: offsets.astype(np.float64),
+}
+
+
+ARRAYS = [("tokens", foreign) for foreign in FOREIGN.values()]
+ARRAYS += [(name, spoil) for name in ("offsets", "id_offsets") for spoil in OFFSETS.values()]
+
+
+@pytest.mark.parametrize(("name", "spoil"), ARRAYS, ids=[*FOREIGN, *OFFSETS, *OFFSETS])
+def test_a_foreign_array_is_refused_before_data_are_read(data_set, trust, monkeypatch, name, spoil):
     """Although the manifest agrees with the file."""
     with h5py.File(data_set / SHARD, "r+") as file:
-        tokens = file["tokens"][:]
-        del file["tokens"]
-        foreign(file, tokens)
+        values = file[name][:]
+        del file[name]
+        if name == "tokens":
+            spoil(file, values)
+        else:
+            file[name] = spoil(values)
     trust(data_set, SHARD)
 
     def refuse(*_: object) -> None:
@@ -255,28 +265,6 @@ def test_another_number_of_residues_than_the_manifest_s_is_refused(data_set, wri
     fields = json.loads((data_set / MANIFEST).read_text())
     fields["splits"]["train"][1]["residues"] += 1
     write_manifest(data_set, json.dumps(fields))
-    assert_refused(data_set)
-
-
-OFFSETS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "fewer": lambda offsets: offsets[:-1],
-    "more": lambda offsets: np.append(offsets, offsets[-1]),
-    "none": lambda offsets: offsets[:0],
-    "beyond": lambda offsets: offsets + np.uint64(1),
-    "signed": lambda offsets: offsets.astype(np.int64),
-    "big-endian": lambda offsets: offsets.astype(">u8"),
-    "float": lambda offsets: offsets.astype(np.float64),
-}
-
-
-@pytest.mark.parametrize("name", ["offsets", "id_offsets"])
-@pytest.mark.parametrize("spoil", OFFSETS.values(), ids=OFFSETS)
-def test_invalid_offsets_are_refused(data_set, trust, name, spoil):
-    with h5py.File(data_set / SHARD, "r+") as file:
-        offsets = file[name][:]
-        del file[name]
-        file[name] = spoil(offsets)
-    trust(data_set, SHARD)
     assert_refused(data_set)
 
 
