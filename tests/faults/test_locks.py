@@ -23,7 +23,7 @@ from protlm.data_prep.encode import Encoder
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
 from protlm.system import lock as module
-from protlm.system.errors import ExitCode, OutputError, exit_with_message
+from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK, FolderLock
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.launch import locked as locked_run
@@ -286,21 +286,6 @@ def test_a_terminated_job_has_no_lock(protlm_in_process, proteins, tmp_path, con
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
-@pytest.mark.slow
-def test_of_two_builders_one_is_refused(tmp_path, proteins, monkeypatch, capfd):
-    encode = Encoder.__call__
-    monkeypatch.setattr(Encoder, "__call__", lambda *given: time.sleep(1) or encode(*given))
-    both, make = fork.Barrier(2), partial(prepare, [proteins], split_rule=HashSplit(0, 0))
-
-    def build() -> None:
-        both.wait(60)
-        exit_with_message(lambda: make(tmp_path / "data"))
-
-    assert exit_codes([fork.Process(target=build) for _ in range(2)]) == [0, ExitCode.OUTPUT]
-    assert "data.partial is being built by" in capfd.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
-
-
 def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, monkeypatch):
     out = tmp_path / "data"
     lock = out.with_name("data.partial") / LOCK
@@ -323,7 +308,7 @@ def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, m
     "command", slow_but(["prepare", "embed", "finetune", "features", "train"], "prepare")
 )
 def test_a_command_breaks_a_lock_on_request(
-    command, protlm_in_process, tiny_run, tiny_data, tiny_settings, tmp_path
+    command, protlm_in_process, tiny_run, tiny_data, tiny_settings, tmp_path, contents
 ):
     records = "".join(f">P{n}\nMKV{'LAW' * (n % 9)}{'WC' * (n % 7)}\n" for n in range(60))
     (tmp_path / "x.fasta").write_text(records)
@@ -340,31 +325,14 @@ def test_a_command_breaks_a_lock_on_request(
     }[command]
     (tmp_path / folder).mkdir()
     (tmp_path / folder / LOCK).write_text(json.dumps(OTHER))
+    before = contents(tmp_path / folder)
     done = protlm_in_process(command, *arguments, cwd=tmp_path)
     assert done.returncode == 4, done.stderr
     assert "process 1 on elsewhere" in done.stderr and "--break-lock" in done.stderr
+    assert contents(tmp_path / folder) == before
     done = protlm_in_process(command, *arguments, "--break-lock", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / folder / LOCK).exists()
-
-
-@pytest.mark.slow
-def test_a_second_training_is_refused_and_changes_nothing(train, start_child, tmp_path, contents):
-    """Of a new run and of an existing one."""
-    run = tmp_path / "run"
-    run.mkdir()
-    for steps in (2, 4):
-        first = start_child(partial(hold, run))
-        owner, before = json.loads((run / LOCK).read_text()), contents(run)
-        with pytest.raises(OutputError, match=r"choose another run_dir=") as refused:
-            train(run, f"trainer.max_steps={steps}")
-        assert "process {pid} on {host} since {since}".format(**owner) in str(refused.value)
-        assert refused.value.exit_code == ExitCode.OUTPUT
-        assert contents(run) == before
-        first.kill()
-        first.join()
-        train(run, f"trainer.max_steps={steps}")
-        assert not (run / LOCK).exists()
 
 
 LOSSES = {
