@@ -152,25 +152,6 @@ def test_the_command_line_stores_clusters(release, table, tmp_path, protlm_in_pr
     assert f" {index.clusters} " in done.stdout
 
 
-@pytest.mark.usefixtures("small_blocks")
-def test_a_build_does_not_resume_with_another_table(made, table, tmp_path, monkeypatch):
-    out, options = tmp_path / "data", {"shard_residues": 2_000}
-
-    def fail(*_):
-        raise InputDataError("stopped")
-
-    with monkeypatch.context() as patch, pytest.raises(InputDataError, match="stopped"):
-        patch.setattr("protlm.data_prep.report.write_clusters", fail)
-        made(out, table, **options)
-    assert (tmp_path / "data.partial").is_dir()
-    for other in (None, tmp_path / "other.tsv"):
-        (tmp_path / "other.tsv").write_text("A\tA\n")
-        with pytest.raises(UserError, match=r"was begun with cluster table.*--restart"):
-            made(out, other, **options)
-    made(out, table, **options)
-    assert_indexed(out, table)
-
-
 # --- merged
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protlm.data.records import ReadOptions, block
+from protlm.data_prep.clusters import ClusterTable
 from protlm.data_prep.encode import Selection
 from protlm.data_prep.prepare import PrepareOptions, prepare
 from protlm.data_prep.split import HashSplit
@@ -22,9 +23,9 @@ def _small_blocks(monkeypatch):
     monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 14)
 
 
-def build(sources: Sequence[Path], out: Path, rule=RULE, **options) -> Path:
+def build(sources: Sequence[Path], out: Path, rule=RULE, clusters=None, **options) -> Path:
     settings = PrepareOptions(**{"shard_residues": 30_000, **options})
-    prepare(sources, out, split_rule=rule, options=settings)
+    prepare(sources, out, split_rule=rule, clusters=clusters, options=settings)
     return out
 
 
@@ -175,6 +176,12 @@ def test_a_source_that_was_read_is_not_opened_again(first, source, tmp_path, con
 def test_a_build_does_not_resume_with_other_settings(begun, source, changed, told):
     with pytest.raises(UserError, match=f"was begun with {told}: .*--restart"):
         build([source], begun, **changed)
+
+
+def test_a_build_does_not_resume_with_a_table_of_clusters(begun, source, tmp_path):
+    (tmp_path / "cluster.tsv").write_text("P0\tP1\n")
+    with pytest.raises(UserError, match=r"was begun with cluster table .*--restart"):
+        build([source], begun, clusters=ClusterTable(tmp_path / "cluster.tsv"))
 
 
 def test_a_build_does_not_resume_with_other_sources(begun, source, first):
