@@ -95,34 +95,35 @@ def test_the_constant_predicts_the_mean_or_the_most_common_class() -> None:
     assert classes.outputs(np.zeros((1, 2))).argmax() == 1
 
 
-def test_metrics_are_those_of_scikit_learn(numbers) -> None:
+def test_metrics_of_several_classes_and_numbers_are_those_of_scikit_learn(numbers) -> None:
     from sklearn import metrics
 
-    y, outputs = numbers.integers(4, size=80), numbers.normal(size=(80, 4))
-    groups = np.repeat(np.arange(20), 4)
-    found = label_scores(outputs, y, groups, Task.residue_classes).values
-    p = outputs.argmax(1)
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(y, p))
-    assert found["accuracy per protein"] == pytest.approx((y == p).reshape(20, 4).mean(1).mean())
+    outputs, groups = numbers.normal(size=(80, 4)), np.repeat(np.arange(20), 4)
     several = numbers.integers(2, size=(80, 3)).astype(bool)
     several[:, 2] = False
     rounded = outputs[:, :3].round(1)
-    found = label_scores(rounded, several, np.arange(80), Task.several_classes).values
     kept = several[:, :2], rounded[:, :2]
-    assert found["AUROC"] == pytest.approx(metrics.roc_auc_score(*kept))
-    assert found["AUPRC"] == pytest.approx(metrics.average_precision_score(*kept))
-    assert found["Fmax"] == pytest.approx(slow_fmax(rounded, several))
+    expected = {
+        "AUROC": metrics.roc_auc_score(*kept),
+        "AUPRC": metrics.average_precision_score(*kept),
+        "Fmax": slow_fmax(rounded, several),
+    }
+    found = label_scores(rounded, several, np.arange(80), Task.several_classes).values
+    assert found == pytest.approx(expected)
     found = label_scores(rounded, several & False, np.arange(80), Task.several_classes).values
     assert np.isnan([*found.values()]).all()
     values = numbers.normal(size=80)
-    found = label_scores(outputs, values, np.arange(80), Task.number).values
-    assert found["R2"] == pytest.approx(metrics.r2_score(values, outputs[:, 0]))
-    found = label_scores(outputs, values, groups, Task.residue_numbers).values
-    assert found["MAE"] == pytest.approx(metrics.mean_absolute_error(values, outputs[:, 0]))
-    assert found["Spearman"] == pytest.approx(spearmanr(values, outputs[:, 0])[0])
     pairs = zip(values.reshape(20, 4), outputs[:, 0].reshape(20, 4), strict=True)
-    mean = np.mean([spearmanr(*pair)[0] for pair in pairs])
-    assert found["Spearman per protein"] == pytest.approx(mean)
+    expected = {
+        "Spearman": spearmanr(values, outputs[:, 0])[0],
+        "R2": metrics.r2_score(values, outputs[:, 0]),
+        "MAE": metrics.mean_absolute_error(values, outputs[:, 0]),
+        "Spearman per protein": np.mean([spearmanr(*pair)[0] for pair in pairs]),
+    }
+    for task in (Task.number, Task.residue_numbers):
+        names = LABEL_METRICS[task]
+        found = label_scores(outputs, values, groups, task).values
+        assert found == pytest.approx({name: expected[name] for name in names})
 
 
 def slow_fmax(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -143,7 +144,8 @@ def slow_fmax(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("num_labels", [2, 3, 5, 6])
-def test_metrics_of_classes_without_labels_are_those_of_scikit_learn(num_labels: int, numbers):
+def test_metrics_of_classes_are_those_of_scikit_learn(num_labels: int, numbers):
+    """Of some classes there are no labels."""
     from sklearn import metrics
 
     y, outputs = numbers.integers(2, size=30), numbers.normal(size=(30, 2)).round(1)
@@ -155,10 +157,16 @@ def test_metrics_of_classes_without_labels_are_those_of_scikit_learn(num_labels:
         y, outputs = numbers.integers(num_labels, size=12), numbers.normal(size=(12, 6))
         y[:2] = 0, 1
         p = outputs.argmax(1)
+        expected = {
+            "accuracy": metrics.accuracy_score(y, p),
+            "macro F1": metrics.f1_score(y, p, average="macro"),
+            "MCC": metrics.matthews_corrcoef(y, p),
+            "accuracy per protein": np.mean([x.mean() for x in np.split(y == p, [6, 8])]),
+        }
         for task in (Task.one_class, Task.residue_classes):
-            found = label_scores(outputs, y, np.arange(12), task, resamples=0).values
-            assert found["macro F1"] == pytest.approx(metrics.f1_score(y, p, average="macro"))
-            assert found["MCC"] == pytest.approx(metrics.matthews_corrcoef(y, p))
+            groups = np.repeat([0, 1, 2], [6, 2, 4])
+            found = label_scores(outputs, y, groups, task, resamples=0).values
+            assert found == pytest.approx({name: expected[name] for name in LABEL_METRICS[task]})
 
 
 @pytest.mark.parametrize("task", [Task.one_class, Task.several_classes, Task.number])
