@@ -17,7 +17,6 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate
 from protlm.commands.embedding.job import Dtype, EmbedOptions
 from protlm.commands.embedding.plan import Plan, first_equal
-from protlm.commands.hdf5_output import entry_name
 from protlm.data.records import Tally, read_records
 from protlm.data.records.proteins import Duplicates
 from protlm.data.vocabulary import VOCABULARY
@@ -98,17 +97,6 @@ def test_numbers_too_large_for_float16_are_refused(
 
 def write(*identifiers: str) -> None:
     FASTA.write_text("".join(f">{name} text\nMKTAYIAKQR\n" for name in identifiers))
-
-
-def test_attributes_contain_identifiers_that_hdf5_cannot_use_as_names() -> None:
-    names = ["a/b", "a", "..", ".", "../../x", "<script>", "100%", "%2F"]
-    write(*names)
-    embed(FASTA, RUN, OUTPUT, EmbedOptions())
-    with h5py.File(OUTPUT) as file:
-        assert len(file) == len(names)
-        assert {file[key].attrs["original_id"] for key in file} == set(names)
-        assert all(isinstance(file[key], h5py.Dataset) for key in file)
-    assert len({entry_name(name) for name in names}) == len(names)
 
 
 def test_repeated_identifiers() -> None:
