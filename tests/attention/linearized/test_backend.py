@@ -241,20 +241,22 @@ def test_the_choice_does_not_break_a_graph(backend, stand_in, monkeypatch):
     assert torch.equal(compiled(*heads, **given, causal=False), heads[2] + 2), "with bounds"
 
 
-def test_a_missing_triton_and_wide_heads_are_said(stand_in, monkeypatch):
-    stand_in(torch_attention)
-    monkeypatch.setattr(selection, "_HAS_TRITON", False)
-    with pytest.warns(UserWarning, match="the package triton is missing"):
-        run("performer_relu")
-    monkeypatch.setattr(selection, "_HAS_TRITON", True)
-    with pytest.warns(UserWarning, match=r"not 8 in torch\.float64"):
-        run("performer_relu", None, torch.float64)
+# What kernels cannot compute, with Triton or without, and what is said of it.
+UNFIT = [
+    ({}, torch.float32, False, "the package triton is missing"),
+    ({}, torch.float64, True, r"not 8 in torch\.float64"),
+    ({"decay": "learned"}, torch.float32, True, "not used on cpu: they have no decay"),
+]
 
 
-def test_auto_says_that_kernels_have_no_decay(stand_in):
+@pytest.mark.parametrize(("options", "dtype", "has_triton", "said"), UNFIT)
+def test_auto_says_once_why_kernels_are_not_used(
+    options, dtype, has_triton, said, stand_in, monkeypatch
+):
     stand_in(does_not_compile)
-    with pytest.warns(UserWarning, match="not used on cpu: they have no decay") as warned:
-        out = [run("performer_relu", {"decay": "learned"}) for _ in range(2)]
+    monkeypatch.setattr(selection, "_HAS_TRITON", has_triton)
+    with pytest.warns(UserWarning, match=said) as warned:
+        out = [run("performer_relu", options, dtype) for _ in range(2)]
     assert len(warned) == 1 and torch.equal(*out)
 
 
