@@ -8,7 +8,7 @@ TRANSFORMERS := build/transformers-4.48.3 build/transformers-4.57.6
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all test-portable mutants fingerprint lint format notebooks docs site bench-attention bench-data bench-embedding bench-intervals bench-onnx bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-approximation study-linearize study-propagation results study-recipe study-twins study-families
+.PHONY: help setup demo test test-all test-portable mutants fingerprint lint format notebooks docs site bench-attention bench-data bench-embedding bench-intervals bench-onnx bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-linearize results study-recipe study-twins study-families
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -124,9 +124,6 @@ bench-overhead: $(INSTALLED) ## Measure what trainer, loader and logs add to a b
 compare-mechanisms: $(INSTALLED) ## Train a small model with every mechanism (OPTIONS=--quick)
 	$(PYTHON) -m studies.training_comparison $(OPTIONS)
 
-study-approximation: $(INSTALLED) ## Measure how well FAVOR+ estimates softmax attention (OPTIONS=--quick)
-	OMP_NUM_THREADS=1 $(PYTHON) -m studies.approximation $(OPTIONS)
-
 study-linearize: $(INSTALLED) ## Make a softmax model linear (MODEL=RUN DATA=DIR CLUSTERS=TSV, a prepared data set and its clusters)
 	OMP_NUM_THREADS=1 $(PYTHON) -m studies.linearize $(MODEL) $(DATA) $(CLUSTERS) $(OPTIONS)
 
@@ -141,9 +138,6 @@ study-twins: $(INSTALLED) ## Train Performer and softmax models as twins (TRAIN=
 
 study-families: $(INSTALLED) ## Adapt a model to families and test its contacts (TRAIN=DIR STRUCTURES=DIR)
 	OMP_NUM_THREADS=1 $(PYTHON) -m studies.families $(TRAIN) $(STRUCTURES) $(OPTIONS)
-
-study-propagation: $(INSTALLED) ## Replace the attention of trained softmax models by FAVOR+ (OPTIONS=--quick)
-	OMP_NUM_THREADS=1 $(PYTHON) -m studies.propagation $(OPTIONS)
 
 # Peers and older versions of transformers have folders of their own, and --no-deps leaves torch as
 # it is.

@@ -35,10 +35,8 @@ SMALLEST = {
     "benchmarks.overhead --quick model=tiny data.max_length=64 schedule.warmup_steps=0": "adds",
     "benchmarks.synthetic_fasta proteins.fasta.gz --records 100": "",
     "benchmarks.training --quick --lengths 32": "packed rows",
-    "studies.approximation --quick": "Relative error of the output",
     "studies.step_costs --quick --mechanisms softmax alternating": "A training step",
     "studies.training_comparison --quick --mechanisms softmax": "softmax",
-    "studies.two_flash --quick": "two flash calls",
 }
 
 
