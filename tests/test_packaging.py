@@ -175,7 +175,6 @@ def test_a_mechanism_and_an_evaluation_are_installed_as_the_page_says(
     (source / "pyproject.toml").write_text(declared)
     install(wheel, site, tmp_path)
     install(source, own, tmp_path)
-    install(ROOT / "studies", own, tmp_path)
 
     def protlm(*words: object) -> str:
         path = f"{site}{os.pathsep}{own}"
@@ -187,10 +186,9 @@ def test_a_mechanism_and_an_evaluation_are_installed_as_the_page_says(
     protlm("train", "run_dir=run", "trainer.max_steps=3")
     evaluated = protlm(
         *("evaluate", "checkpoint=run", f"data.dir={tiny_data}", "output=out.json"),
-        *("evaluation=[masked,confidence,ablation]", "evaluation.confidence.max_sequences=3"),
-        *(f"evaluation.ablation.sequences={tiny_fasta}", "evaluation.ablation.max_proteins=1"),
+        *("evaluation=[masked,confidence]", "evaluation.confidence.max_sequences=3"),
     )
-    assert all(x in evaluated for x in ("entropy", "perplexity", "without each head"))
+    assert all(x in evaluated for x in ("entropy", "perplexity"))
     values = json.loads((tmp_path / "out.json").read_text())["results"]["test"]["confidence"]
     assert 0 < values["entropy"] < math.log(33)
     loaded = "import protlm; print(protlm.__file__, protlm.load('run').embed(['MKV']).shape)"
