@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.pretended_cuda import DEVICE, PretendedCuda
 from protlm.attention import attention_free, long_short, reformer
 from protlm.attention.linearized import selection, tiles
 from protlm.attention.ops import block_sparse
@@ -17,6 +16,7 @@ from protlm.config.composition import compose
 from protlm.model.objective import target_sums
 from protlm.model.transformer import build_network
 from tests.attention.cases import Inputs, LargestTensor, make_inputs
+from tests.fixtures.pretended_cuda import DEVICE, PretendedCuda
 from tests.marks import slow_but
 
 # The numbers that are computed together on a CPU, by module.

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 import protlm
-from benchmarks.pretended_cuda import PretendedCuda
 from protlm.build import build_module
 from protlm.config import DistillationStage, TrainConfig
 from protlm.config.composition import compose
@@ -20,6 +19,7 @@ from protlm.model.block import Block
 from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 from protlm.training.run_config import compose_run
+from tests.fixtures.pretended_cuda import PretendedCuda
 from tests.fixtures.runs import Train, rows_of, saved
 
 Settings = tuple[str, ...]

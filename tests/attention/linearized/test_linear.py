@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.pretended_cuda import PretendedCuda
 from protlm.attention import create
 from protlm.attention.base import RandomFeatures
 from protlm.attention.linearized import operands
@@ -30,6 +29,7 @@ from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.system.errors import UserError
 from tests.attention.cases import HAS_FAR_KEYS, HEADS, Inputs, make_inputs
 from tests.attention.test_contract import assert_reference, errors, gradients, steps
+from tests.fixtures.pretended_cuda import PretendedCuda
 from tests.marks import slow_but
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}

@@ -16,7 +16,6 @@ import yaml
 from pytorch_lightning.loggers.logger import DummyLogger
 from scipy.stats import spearmanr
 
-from benchmarks.pretended_cuda import PretendedCuda
 from protlm.analysis.structures import structure_files
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import LoggerConfig, WandbMode
@@ -38,6 +37,7 @@ from protlm.training.loggers import COLUMNS, CsvFile, make_loggers
 from protlm.training.module import LanguageModeling
 from tests.attention.linearized.test_random_features import brute_force
 from tests.fixtures.commands import run_python
+from tests.fixtures.pretended_cuda import PretendedCuda
 from tests.fixtures.runs import rows_of, weights_of
 from tests.small_models import network_of, small_model
 
