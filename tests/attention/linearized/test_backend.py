@@ -375,8 +375,8 @@ WRITTEN = {
 def test_a_compiled_graph_launches_the_kernels_itself(causal, starts, monkeypatch):
     """Each node of the graph is a kernel, of which torch knows what it writes."""
     pytest.importorskip("triton")
-    from benchmarks.kernel_resources import _target
     from protlm.attention.linearized.fused.attention import attention
+    from tests.fixtures.cards import compiling_for
 
     graphs: list[list[list[str]]] = []
 
@@ -396,7 +396,7 @@ def test_a_compiled_graph_launches_the_kernels_itself(causal, starts, monkeypatc
     q, k, v = (torch.randn(1, 4, 512, 64, requires_grad=True) for _ in range(3))
     features = torch.randn(32, 64), torch.randn(32), 0.0
     given = torch.ones(1, 512, dtype=torch.bool), starts, *features, causal
-    with _target("sm_90"):
+    with compiling_for("sm_90"):
         operator: Any = attention
         compiled = torch.compile(lambda *x: operator(*x, *given)[0], backend=backend)
         compiled(q, k, v).sum().backward()
@@ -406,7 +406,6 @@ def test_a_compiled_graph_launches_the_kernels_itself(causal, starts, monkeypatc
 
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs" / "gpu.md"
 # Of outputs, and of gradients: their sums over the values cancel in part, so that the roundings of
 # the operands weigh more. The second one is the limit of the check at first use.
 BUDGETS = {"float32": (1e-5, 1e-5), "bfloat16": (1e-2, 2e-2)}
@@ -461,23 +460,19 @@ def test_kernels_are_exact_within_the_dtype(arguments):
         assert found.get("is_causal") or found.get("is_alone") or mode == "bidirectional", found
 
 
+PACKED = torch.tensor([0, 100, 300, 512], dtype=torch.int32)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("card", ["sm_80", "sm_90", "sm_100"])
-def test_kernels_fit_every_card_without_spills(card):
+# The launches of both passes; causal sums of packed proteins have one chunk.
+@pytest.mark.parametrize(("starts", "number"), [(None, 70), (PACKED, 58)], ids=["one", "packed"])
+def test_kernels_fit_every_card_without_spills(card, starts, number):
     pytest.importorskip("triton")
-    from benchmarks.kernel_resources import CARDS, usages
+    from tests.fixtures.cards import SHARED, programs, spilled
 
-    packed = usages(card, is_packed=True).values()
-    # Causal sums of packed proteins have one chunk.
-    assert len(packed) == 54 and not any(usage.spilled for usage in packed)
-    assert max(usage.shared for usage in packed) <= CARDS[card].shared
-    rows = [line.split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    titles = next(row for row in rows if row[-1] == "sm_100 |")
-    found = usages(card)
-    assert len(found) == 62
-    for key, usage in found.items():
-        assert usage.spilled == 0, key
-        assert usage.shared <= CARDS[card].shared, key
-        (row,) = [row for row in rows if row[:3] == [f"| {key[0]}", *key[1:]]]
-        of_page = dict(zip(titles, row, strict=True))
-        assert str(usage) in str(of_page.get(card, of_page.get(f"{card} |"))), key
+    found = programs(card, starts)
+    assert len(found) == number
+    for program in found:
+        assert spilled(program) == 0, program.name
+        assert program.metadata.shared <= SHARED[card], program.name
