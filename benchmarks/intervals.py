@@ -13,13 +13,13 @@ import argparse
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from protlm.analysis.bootstrap import Metrics, bounds
+from protlm.analysis.bootstrap import Metrics, percentiles
 from protlm.downstream.metrics import label_scores
 from protlm.downstream.tasks import Task
 from studies.tables import markdown
 
-# The shares of positives, in classes of proteins or in ten residues of a protein, and the distances
-# of positives from negatives by each model, in standard deviations.
+# The fractions of positives, in classes of proteins or in ten residues of a protein, and the
+# distances of positives from negatives by each model, in standard deviations.
 POPULATIONS = {
     "6 classes of 5 to 30 %": (np.geomspace(0.05, 0.3, 6), (3.0, 2.5)),
     "6 classes of 2 to 20 %, weak": (np.geomspace(0.02, 0.2, 6), (1.5, 1.2)),
@@ -69,7 +69,7 @@ def intervals(models: list[Metrics], metric: str) -> np.ndarray:
     found = []
     for x, y in zip((both[0], both[0] - both[1]), corrected, strict=True):
         drawn, left_out = np.split(x[1:], [len(one.resampled)])
-        found.append([bounds(drawn), accelerated(x[0], drawn, left_out), y])
+        found.append([percentiles(drawn), accelerated(x[0], drawn, left_out), y])
     return np.array(found, dtype=float)
 
 

@@ -24,39 +24,33 @@ def draws(size: int, *, seed: int, number: int = RESAMPLES) -> Iterator[np.ndarr
     return starmap(draw, repeat((), number))
 
 
-def bounds(
-    values: np.ndarray,
-    of: float = 0.0,
-    left_out: np.ndarray | None = None,
-    *,
-    is_share: bool = True,
-) -> tuple[float, float]:
-    """Returns the 2.5 % and 97.5 % quantiles of the defined values; NaN if none is defined.
-
-    With the metric itself and its values with each block left out, the bounds are those of a metric
-    that the resamples are biased for: a share of 0 to 1, or a difference of two.
-    """
+def percentiles(values: np.ndarray) -> tuple[float, float]:
+    """Returns the 2.5 % and 97.5 % quantiles of the defined values; NaN if no value is defined."""
     defined = values[~np.isnan(values)]
-    if not len(defined):
-        return np.nan, np.nan
-    low, high = np.quantile(defined, [0.025, 0.975])
-    if left_out is not None:
-        low, high = _corrected(of, defined.mean() - of, left_out, is_share=is_share)
+    low, high = np.quantile(defined, [0.025, 0.975]) if len(defined) else (np.nan, np.nan)
     return float(low), float(high)
 
 
-def _corrected(value: float, bias: float, left_out: np.ndarray, *, is_share: bool) -> np.ndarray:
-    """Returns normal bounds around the value without its bias; those of shares in log odds.
+def corrected(
+    value: float, resampled: np.ndarray, left_out: np.ndarray, *, is_difference: bool = False
+) -> tuple[float, float]:
+    """Returns normal bounds around a metric of 0 to 1, or a difference, without its bias.
 
-    The error is that of the jackknife, and the bias counts as its own uncertainty.
+    The bias is that of the resamples, and counts as its own uncertainty. The error is the root of
+    the sum of squared changes of the metric with each block of units left out.
     """
     from scipy.special import expit, logit
 
+    defined = resampled[~np.isnan(resampled)]
+    bias = (defined.mean() if len(defined) else np.nan) - value
+    # Around the value, so that a block without units, or without which nothing is defined, adds 0.
     center, error = value - bias, np.sqrt(np.nansum((left_out - value) ** 2))
     ends = np.array([-1.959964, 1.959964]) * np.hypot(error, bias)
-    if is_share and 0 < center < 1:
-        return expit(logit(center) + ends / (center * (1 - center)))
-    return (center + ends).clip(0 if is_share else -1, 1)
+    if 0 < center < 1 and not is_difference:
+        low, high = expit(logit(center) + ends / (center * (1 - center)))
+    else:
+        low, high = (center + ends).clip(-1 if is_difference else 0, 1)
+    return float(low), float(high)
 
 
 def ratio_interval(
@@ -87,14 +81,18 @@ class Metrics:
 
     def interval(self, name: str) -> tuple[float, float]:
         """Returns the bounds of the interval of a metric; NaN if it is undefined."""
-        return bounds(self._column(name), self.values[name], self.left_out.get(name))
+        if name in self.left_out:
+            return corrected(self.values[name], self._column(name), self.left_out[name])
+        return percentiles(self._column(name))
 
     def less(self, other: "Metrics", name: str) -> dict[str, float | None]:
         """Returns the difference of a metric from that of another, and its paired interval."""
-        value, drawn = self.values[name] - other.values[name], self._column(name)
-        left_out = self.left_out[name] - other.left_out[name] if name in self.left_out else None
-        found = bounds(drawn - other._column(name), value, left_out, is_share=False)
-        return plain_interval(value, *found)
+        value = self.values[name] - other.values[name]
+        resampled = self._column(name) - other._column(name)
+        if name not in self.left_out:
+            return plain_interval(value, *percentiles(resampled))
+        left_out = self.left_out[name] - other.left_out[name]
+        return plain_interval(value, *corrected(value, resampled, left_out, is_difference=True))
 
     def to_plain(self) -> dict[str, dict[str, float | None]]:
         """Returns the value and the bounds of each metric for JSON."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from protlm.analysis.bootstrap import bounds, ratio_of
+from protlm.analysis.bootstrap import percentiles, ratio_of
 from protlm.data.tables import write_table
 from protlm.model.objective import perplexity
 
@@ -81,7 +81,8 @@ def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict
     nats, correct, targets = (np.bincount(numbers, values) for values in kinds)
     drawn = ratio_of("nats", nats, targets, seed=seed).resampled
     accuracy = ratio_of("accuracy", correct, targets, seed=seed).interval("accuracy")
-    return {"accuracy": [*accuracy], "perplexity": [*bounds(np.exp(np.minimum(drawn, 700.0)))]}
+    perplexity = percentiles(np.exp(np.minimum(drawn, 700.0)))
+    return {"accuracy": [*accuracy], "perplexity": [*perplexity]}
 
 
 def by_group(sums: SequenceSums, group_of: Sequence[str]) -> dict[str, Any]:

@@ -217,13 +217,13 @@ def label_scores(
     """
     _, first, group_of = np.unique(groups, return_index=True, return_inverse=True)
     units = group_of if clusters is None else np.unique(clusters, return_inverse=True)[1]
-    number, cluster_of = int(units.max()) + 1, units[first]
+    size, cluster_of = int(units.max()) + 1, units[first]
     counts = [
-        np.bincount(drawn, minlength=number)[cluster_of]
-        for drawn in draws(number, seed=seed, number=resamples)
+        np.bincount(drawn, minlength=size)[cluster_of]
+        for drawn in draws(size, seed=seed, number=resamples)
     ]
     blocks = _BLOCKS if resamples and (task is Task.several_classes or outputs.shape[1] == 2) else 0
-    block_of = np.random.default_rng(seed).permutation(number)[cluster_of] % _BLOCKS
+    block_of = np.random.default_rng(seed).permutation(size)[cluster_of] % _BLOCKS
     kept = [block_of != block for block in range(blocks)]
     weights = np.array([np.ones(len(first)), *counts, *kept])
     is_empty = ~weights.any(axis=1)
@@ -233,7 +233,7 @@ def label_scores(
     own = dict(zip(LABEL_METRICS[task] + _AREAS, found[0].tolist(), strict=False))
     # Those that take the best threshold, or each one, by the labels that they are measured with.
     biased = [(n, x) for n, x in enumerate(own) if blocks and x in ("AUPRC", "Fmax")]
-    left_out = {name: found[1 + resamples :, number] for number, name in biased}
+    left_out = {name: found[1 + resamples :, place] for place, name in biased}
     return Metrics(own, found[1 : 1 + resamples], left_out=left_out)
 
 
