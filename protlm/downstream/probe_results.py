@@ -26,7 +26,7 @@ from protlm.downstream.label_files import LIST
 from protlm.downstream.linear import LinearModel, probabilities
 from protlm.downstream.metrics import LABEL_METRICS, caution
 from protlm.downstream.probing import MODEL, SPARSE, Predictor, ProbeOptions
-from protlm.downstream.tasks import Task, missing_in_test
+from protlm.downstream.tasks import Targets, Task, missing_in_test
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import from_json, write_json
@@ -124,21 +124,31 @@ def described(labeled: Labeled) -> str:
     return f"task: {targets.task}{classes}; proteins: {sides}"
 
 
+def few_in_test(targets: Targets, proteins: np.ndarray) -> list[str]:
+    """Returns a sentence if test proteins are few, or those that have or lack a class.
+
+    Classes count where the metrics include AUROC and AUPRC.
+    """
+    if targets.task is not Task.several_classes and len(targets.classes) != 2:
+        return caution(len(proteins), "test proteins")
+    rows = targets.rows_of(proteins)
+    values, groups = targets.values[rows], targets.groups[rows]
+    has_class = values if values.ndim == 2 else values[:, None] == 1
+    counts = [len({*groups[side]}) for one in has_class.T for side in (one, ~one)]
+    return caution(min(counts), "test proteins of a class, or without it")
+
+
 def print_result(result: Result) -> None:
     """Prints a row for each predictor, the comparison with the best baseline, and what leaks."""
     labeled, targets = result.labeled, result.labeled.targets
-    task = targets.task
-    scores = scores_of(result.predictors, task)
+    scores, test = scores_of(result.predictors, targets.task), labeled.split.test
     headings, *rows = metric_rows(scores)
-    test, are_two = labeled.split.test, task is Task.one_class and len(targets.classes) == 2
-    counts = np.bincount(targets.values[targets.rows_of(test)], minlength=2) if are_two else []
-    few = caution(min([len(test), *counts]), f"test proteins{' of a class' * are_two}")
-    notes = [described(labeled), comparison(scores), *few]
+    notes = [described(labeled), comparison(scores), *few_in_test(targets, test)]
     if left_out := labeled.proteins.left_out:
         notes.append("left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items()))
     for name, rows_of_set in labeled.split.test_sets.items():
         found = {who: one.by_set.get(name) for who, one in result.predictors.items()}
-        metric = LABEL_METRICS[task][0]
+        metric = LABEL_METRICS[targets.task][0]
         each = ((who, x.values[metric]) for who, x in found.items() if x is not None)
         values = [f"{who} {_digits(finite_or_none(x))}" for who, x in each]
         if values:
@@ -186,7 +196,12 @@ def write_folds(folder: Path, column: str, folds: Mapping[str, Result]) -> None:
     headings, *rows = metric_rows(scores, f"mean of {len(folds)} folds by")
     leaks = {fold: one.labeled.leaks for fold, one in folds.items()}
     told = (f"warning: fold {fold}: {one}" for fold, one in leaks.items() if one)
-    print_table(headings, rows, [comparison(scores), *told])
+    few = (
+        f"fold {fold}: {sentence}"
+        for fold, one in folds.items()
+        for sentence in few_in_test(one.labeled.targets, one.labeled.split.test)
+    )
+    print_table(headings, rows, [comparison(scores), *few, *told])
 
 
 def write_predictions(folder: Path, result: Result) -> None:
