@@ -81,8 +81,10 @@ def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict
     nats, correct, targets = (np.bincount(numbers, values) for values in kinds)
     drawn = ratio_of("nats", nats, targets, seed=seed).resampled
     accuracy = ratio_of("accuracy", correct, targets, seed=seed).interval("accuracy")
-    perplexity = percentiles(np.exp(np.minimum(drawn, 700.0)))
-    return {"accuracy": [*accuracy], "perplexity": [*perplexity]}
+    return {
+        "accuracy": [*accuracy],
+        "perplexity": [*percentiles(np.exp(np.minimum(drawn, 700.0)))],
+    }
 
 
 def by_group(sums: SequenceSums, group_of: Sequence[str]) -> dict[str, Any]:

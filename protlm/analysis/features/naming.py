@@ -65,14 +65,16 @@ def compare(
     """Compares activities, [residues, features], with concepts; negative ones count as 0.
 
     Returns the figures of the feature that is chosen for each concept, and of all features with a
-    name: the concept at which F1 is furthest above the bar in the half for choosing, if it is above
-    the bar in the other half too. `F1 of draws` is for paired comparisons. The bar is of chance:
+    name: the concept at which F1 less the bar is highest in the half for choosing, if F1 in the
+    other half is above the bar; F1 in the half for choosing need not be. `F1 of draws` is for
+    paired comparisons. The bar is of chance:
     the whole choice is repeated with exchanged annotations, and the best F1 of all features taken.
     The bar is its mean plus as many standard deviations as makes the largest excess among all
     concepts (max T of Westfall and Young 1993) rank among the highest 5 % of those of the repeats,
-    so that in 19 of 20 tables no name is by chance. The excess of a repeat is over the others: one
-    that counts in its own mean and deviation looks smaller than that of a table that does not. The
-    bar is at least the F1 of every residue.
+    so that in about 19 of 20 tables no name is by chance. The excess of a repeat is over the
+    others: one that counts in its own mean and deviation looks smaller than that of a table that
+    does not. The rank is approximate, since the table itself is over all repeats, one more. The bar
+    is at least the F1 of every residue.
     """
     levels = _levels(values, concepts.rows(0))
     halves = [levels[concepts.rows(side)] for side in (0, 1)]
