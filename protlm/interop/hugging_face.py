@@ -149,7 +149,7 @@ def _config(model: Checkpoint) -> dict[str, Any]:
             **{f"AutoModel{kind}": f"{_MODULE}.Protlm{kind}" for kind in (*heads, *_TASKS)},
         },
         "dtype": "float32",
-        # 4.57.6 takes the tokenizer of a newer version, or of none, for Mistral's.
+        # 4.57.6 takes the tokenizer of a newer version, or without a version, for Mistral's.
         "transformers_version": "4.48.0",
         "protlm_version": __version__,
         # Pipelines of 4.48 look for it here.

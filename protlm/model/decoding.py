@@ -121,7 +121,7 @@ def generate(
 
 
 def float64_copy(network: ProteinLM) -> ProteinLM:
-    """Returns a copy for evaluation in float64, on the CPU if its device has none."""
+    """Returns a copy for evaluation in float64, on the CPU if its device lacks it."""
     device = in_float64(network.embedding.weight[:1]).device
     return copy.deepcopy(network).to(device).double().eval()
 

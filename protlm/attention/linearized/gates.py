@@ -87,8 +87,9 @@ def decays(log_gate_BHL1: Tensor, rows: slice) -> Tensor:
 def decay_(sums: Tensor, log_gate: Tensor) -> None:
     """Multiplies sums by gates, in place, as 2^n (1 + x) with |x| < 0.42.
 
-    A power of 2 rounds nothing, and x is exact to its own last digits: g itself, or 1 + (g - 1) of
-    a closed gate, would be off by the same amount in all steps.
+    A power of 2 rounds nothing, and near 1, where n is 0, x is exact to its own last digits (else
+    log g less n log 2 is rounded): g itself, or 1 + (g - 1) of a closed gate, would be off by the
+    same amount in all steps.
     """
     power = (log_gate / math.log(2)).round()
     sums.mul_(power.exp2())

@@ -33,7 +33,7 @@ def widest_dtype(device: torch.device) -> torch.dtype:
 
 
 def in_float64(x: Tensor) -> Tensor:
-    """Casts a tensor to float64, on the CPU if its device has none."""
+    """Casts a tensor to float64, on the CPU if its device does not have it."""
     return (x if widest_dtype(x.device) == torch.float64 else x.cpu()).double()
 
 
