@@ -140,7 +140,7 @@ def _chains(rows: Sequence[Sequence[str]]) -> tuple[dict[str, list[Residue]], in
             repeated += 1
             continue
         residue.sites[key] = coordinates
-        # Other programs write other numbers there, or none.
+        # Other programs write other numbers there, or no number.
         occupied = float(occupancy) if _DECIMAL.fullmatch(occupancy) else 1.0
         if occupied > residue.occupancies.get(atom, -np.inf):
             residue.occupancies[atom], residue.atoms[atom] = occupied, coordinates

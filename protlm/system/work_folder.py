@@ -27,7 +27,7 @@ _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
 def _refuse_special_files(folder: Path) -> None:
     """Refuses pipes, sockets, devices and broken links, for which a process may wait forever."""
     for path in folder.rglob("*"):
-        # What another process has removed meanwhile is none.
+        # What another process has removed meanwhile is not special.
         is_special = not path.is_file() and not path.is_dir() and os.path.lexists(path)
         if is_special and (path.suffix == ".part" or not path.name.startswith(".")):
             raise OutputError(f"{path} is neither a file nor a folder: remove it")
