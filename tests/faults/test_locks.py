@@ -170,7 +170,7 @@ def test_a_lock_file_that_is_removed_while_it_is_locked_is_created_again(tmp_pat
 
 
 def test_a_running_process_is_never_taken_over(start_child, tmp_path):
-    """Nor one in another container, whose process ID is of another process here, or of no process."""
+    """Nor one in another container, whose process ID has another process here, or no process."""
     pid = start_child(partial(hold, tmp_path)).pid
     for number, break_lock in product((pid, 1, 2**22), (False, True)):
         # The same file, of which the process holds the lock.
