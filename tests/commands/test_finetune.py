@@ -25,7 +25,7 @@ from protlm.downstream.label_files import Form
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.training.finetuning import ReportEpochs
-from protlm.training.labels import FinetuneSettings
+from protlm.training.labels import FinetuneSettings, LabelLearning
 from tests.fixtures.commands import Command, read_table
 from tests.fixtures.runs import RUN
 
@@ -282,6 +282,26 @@ def test_a_damaged_run_is_continued_as_it_was_or_refused(
     logs = [Path(run, "metrics.csv").read_bytes() for run in ("damaged", "whole")]
     assert logs[0] == logs[1] and len(logs[0].splitlines()) == 5
     after, again = (weights(Path(run, "model")) for run in ("damaged", "whole"))
+    assert all(torch.equal(after[one], again[one]) for one in after)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_after_any_validation_is_continued(
+    labels: Path, monkeypatch: pytest.MonkeyPatch, killed_after: Any
+) -> None:
+    """Before the next checkpoint, by whose log another epoch is the best; and before the result."""
+    monkeypatch.setattr(
+        LabelLearning,
+        "valid_scores",
+        lambda self: ((2.0, 3.0, 1.0, 4.0, 0.5)[self.trainer.global_step // 4], 0.5),
+    )
+    tune(labels, "whole")
+    for step in range(0, 17, 4):
+        with killed_after(step, "on_validation_end"):
+            tune(labels)
+    tune(labels)
+    assert Path("run/metrics.csv").read_bytes() == Path("whole/metrics.csv").read_bytes()
+    after, again = weights(Path("run/model")), weights(Path("whole/model"))
     assert all(torch.equal(after[one], again[one]) for one in after)
 
 

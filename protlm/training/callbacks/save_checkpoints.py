@@ -178,11 +178,9 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             self._save(trainer)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Saves after a signal; otherwise removes checkpoints that are no longer the best."""
+        """Saves after a signal."""
         if trainer.should_stop:
             self._save(trainer)
-        else:
-            self._prune(trainer)
 
     def _is_due(self, trainer: Trainer) -> bool:
         """Returns whether to save after this step; the same on all ranks."""
@@ -245,6 +243,11 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             warnings.warn(f"{failure}; training continues", stacklevel=2)
 
     def _prune(self, trainer: Trainer) -> None:
+        """Removes old checkpoints, right after a newer one was saved.
+
+        A run may continue from that one, and by its log, which lacks the validation that follows,
+        another is the best.
+        """
         if not trainer.is_global_zero:
             return
         config = self._config

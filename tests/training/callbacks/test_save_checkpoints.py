@@ -79,8 +79,11 @@ def test_the_best_are_kept_besides_the_newest(metric, stop, validations, train, 
 @pytest.mark.parametrize(
     "losses, keep, kept",
     [
-        # The last is the best: the best before it, which is not among the newest, is removed.
-        ([0.2, 0.5, 0.9, 0.3, 0.1], ["trainer.keep_best=1"], [8, 10]),
+        # By the log of the last checkpoint, 6 is the best, and neither 2 nor 4.
+        ([0.3, 0.2, 0.1, 0.5, 0.4], ["trainer.keep_best=1"], [6, 8, 10]),
+        # The last is the best, but a run that is killed continues from its checkpoint, by whose
+        # log the best is the one before.
+        ([0.2, 0.5, 0.9, 0.3, 0.1], ["trainer.keep_best=1"], [2, 8, 10]),
         # By default no best is kept.
         ([0.1, 0.2, 0.3, 0.4, 0.5], [], [5, 10]),
     ],
