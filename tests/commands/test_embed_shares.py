@@ -302,6 +302,9 @@ def test_the_space_of_what_a_command_adds_is_required(monkeypatch: pytest.Monkey
     needs(14, share=Share(2, 2))
     embedded(**mean, share=Share(2, 2))
     needs(40, merge=True)
+    # A block that is cut off is written again.
+    (PARTIAL / "000003.vectors").write_bytes(b"")
+    needs(7 + 40)
 
 
 def test_the_output_is_not_written_after_another_share_has_begun() -> None:

@@ -77,11 +77,15 @@ class Blocks:
         return self._mapped(block)[place].data
 
     def missing_bytes(self, share: Share) -> int:
-        """Returns the bytes of the vectors of a share that are not on the disk yet."""
+        """Returns the bytes of the vectors of a share that are not on the disk yet.
+
+        A damaged block, which is replaced, may be shorter than it was.
+        """
+        sizes = {path: path.stat().st_size for path in self.folder.glob("*") if path.is_file()}
         return sum(
-            self._plan.bytes_of(block)
+            max(0, self._plan.bytes_of(block) - sizes.get(self._path(block.number), 0))
             for block in self._plan.blocks
-            if block.number in share and not self._path(block.number).exists()
+            if block.number in share
         )
 
     def _map(self, number: int) -> np.ndarray:
