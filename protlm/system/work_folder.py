@@ -24,15 +24,6 @@ _SUFFIX = ".partial"
 _HASH = re.compile(r"\b([0-9a-f]{12})[0-9a-f]{20,}\b")
 
 
-def _refuse_special_files(folder: Path) -> None:
-    """Refuses pipes, sockets, devices and broken links, for which a process may wait forever."""
-    for path in folder.rglob("*"):
-        # What another process has removed meanwhile is not special.
-        is_special = not path.is_file() and not path.is_dir() and os.path.lexists(path)
-        if is_special and (path.suffix == ".part" or not path.name.startswith(".")):
-            raise OutputError(f"{path} is neither a file nor a folder: remove it")
-
-
 def _has_parts(path: Path) -> bool:
     """Returns whether a folder has more than the lock and what the work was begun with."""
     return not all(entry.name in (BEGUN, LOCK) or _is_free(entry) for entry in path.iterdir())
@@ -67,6 +58,21 @@ class Kind:
         return self.start_over or f"remove {folder} to start over"
 
 
+def _refuse_special_files(folder: Path, kind: Kind, *, restart: bool) -> None:
+    """Refuses pipes, sockets, devices and broken links, for which a process may wait forever.
+
+    Where the work cannot go on without the file, it has to start over, which removes it.
+    """
+    for path in folder.rglob("*"):
+        # Skips what another process has removed meanwhile.
+        is_special = not path.is_file() and not path.is_dir() and os.path.lexists(path)
+        if is_special and (path.suffix == ".part" or not path.name.startswith(".")):
+            is_needed = path.name == BEGUN or (kind.start_over and path.name != LOCK)
+            if not (is_needed and restart):
+                advice = kind.advice(folder) if is_needed else "remove it"
+                raise OutputError(f"{path} is neither a file nor a folder: {advice}")
+
+
 class WorkFolder:
     """A work folder, in which this process may write.
 
@@ -75,13 +81,15 @@ class WorkFolder:
     after an error; that of a published result is removed at the end.
     """
 
-    def __init__(self, path: Path, kind: Kind, *, share: str, break_lock: bool) -> None:
-        if not (path / BEGUN).exists() and _has_parts(path):
+    def __init__(
+        self, path: Path, kind: Kind, *, share: str, break_lock: bool, restart: bool
+    ) -> None:
+        if not os.path.lexists(path / BEGUN) and _has_parts(path):
             raise OutputError(
                 f"{path} exists already and is not an unfinished {kind.what}: move it away or "
                 f"choose another {kind.option}"
             )
-        _refuse_special_files(path)
+        _refuse_special_files(path, kind, restart=restart)
         self.path, self.is_quiet, self.is_published = path, True, False
         self._kind, self._break_lock, self._locked = kind, break_lock, path / share
         self._locked.mkdir(exist_ok=True)
@@ -167,7 +175,7 @@ def work_folder(
     out = path.with_name(path.name.removesuffix(_SUFFIX))
     try:
         path.mkdir(parents=True, exist_ok=True)
-        work = WorkFolder(path, kind, share=share, break_lock=break_lock)
+        work = WorkFolder(path, kind, share=share, break_lock=break_lock, restart=restart)
     except OSError as error:
         with suppress(OSError):
             path.rmdir()
