@@ -23,6 +23,8 @@ OUTPUT_FAULTS = frozenset({*FULL_DISK, errno.EACCES, errno.EROFS, errno.EPERM})
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LONGEST_NAME = 255
 _PACKAGE = Path(__file__).resolve().parents[1]
+# Tells containers apart, whose processes do not see each other.
+_PID_NAMESPACE = Path("/proc/self/ns/pid")
 
 
 def sample_dir() -> Path:
@@ -187,14 +189,18 @@ def _link(made: Path, path: Path) -> bool:
 def _temporary(path: Path, pid: int | str, token: str) -> Path:
     """Returns the temporary name of an output, with the machine and the process that write it.
 
-    The token tells processes of one number apart, in containers that share a machine's name.
+    The token tells processes of one number apart, on machines that have one name.
     """
-    host = re.sub(r"[^\w-]", "_", socket.gethostname())[:40]
-    return beside(path, f".{host}.{pid}.{token}.part", prefix=".")
+    host = re.sub(r"[^\w-]", "_", socket.gethostname())[:30]
+    space = f"-{_PID_NAMESPACE.stat().st_ino}" if _PID_NAMESPACE.exists() else ""
+    return beside(path, f".{host}{space}.{pid}.{token}.part", prefix=".")
 
 
 def _clear_parts(path: Path) -> None:
-    """Removes the temporary files of an output that killed processes of this machine left."""
+    """Removes the temporary files of an output that killed processes left.
+
+    Those of other machines and containers, whose processes are not seen here, stay.
+    """
     with suppress(OSError):
         for entry in path.absolute().parent.iterdir():
             by = re.fullmatch(r".+\.(\d{1,9})\.(\w{8})\.part", entry.name)
