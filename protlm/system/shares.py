@@ -159,7 +159,7 @@ def here(
     items: Sequence[Item],
     at_once: int,
     advice: str,
-    folder: Path | None = None,
+    folder: Path,
 ) -> Iterator[Result]:
     """Yields results in any order, computed by processes here, to which function and items go."""
     with processes(function, min(at_once, len(items)), advice, folder) as submit:
@@ -230,7 +230,7 @@ def in_order(
     function: Callable[[Item], Result],
     items: Iterator[tuple[Tag, Item]],
     num_workers: int,
-    folder: Path | None = None,
+    folder: Path,
 ) -> Generator[tuple[Tag, Result], None, None]:
     """Yields the result of the function for every item, with its tag, in the order of the items.
 
@@ -274,7 +274,7 @@ def processes(
     function: Callable[[Item], Any],
     count: int,
     advice: str,
-    folder: Path | None = None,
+    folder: Path,
     *,
     forked: bool = False,
 ) -> "Iterator[Callable[[Item], Future[_Pickled]]]":
@@ -284,7 +284,7 @@ def processes(
     of the block, or when this process dies. Forks share the memory of the function; others start
     anew, and the function is pickled. The advice is for a lack of memory: "use fewer --workers".
     Large results go through a scratch folder in `folder`, which is that of the work, so that the
-    next start of it removes what a kill left; by default it is the temporary folder (`TMPDIR`).
+    next start of it removes what a kill left.
     """
     others = active_children()
     named = scratch_name("protlm-workers", folder)
@@ -321,6 +321,7 @@ def processes(
                 for process in mine:
                     process.join()
                 KILLED.update(process.pid for process in mine if process.pid is not None)
+                shutil.rmtree(scratch, ignore_errors=True)
 
 
 @contextmanager

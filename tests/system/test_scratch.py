@@ -10,20 +10,22 @@ from pathlib import Path
 
 import pytest
 
+from protlm.system import paths
 from protlm.system.shares import in_order
 from protlm.system.work_folder import Kind, work_folder
 
 ROOT = str(Path(__file__).resolve().parents[2])
-# Passes results through a scratch folder until it is killed: in a work folder, or by default.
+# Has a scratch folder until it is killed: for results in a work folder, or in TMPDIR.
 WORK = """
 import sys
 from pathlib import Path
+from tempfile import gettempdir
 from protlm.system.shares import in_order
 from protlm.system.work_folder import Kind, work_folder
 
 with work_folder(Path(sys.argv[1]), {}, Kind("x", "x", "x")) as work:
     (work.path / "part").touch()
-    where = work.path if sys.argv[2] == "work" else None
+    where = work.path if sys.argv[2] == "work" else Path(gettempdir())
     for _ in in_order(bytes, ((n, 1 << 14) for n in range(10**6)), 2, where):
         print(flush=True)
 """
@@ -51,7 +53,17 @@ def test_the_scratch_folder_of_a_killed_group_is_removed(where, tmp_path, monkey
         own = {"work": {tmp_path / name for name in ("killed", "running")}}.get(where, {temporary})
         assert {one.parent for one in tmp_path.rglob(".protlm-workers*")} == own
         with work_folder(tmp_path / "killed", {}, Kind("x", "x", "x")) as work:
-            assert [*in_order(abs, ((n, -n) for n in range(3)), 2)] == [(0, 0), (1, 1), (2, 2)]
+            assert [*in_order(abs, iter([(0, 0), (1, -1)]), 2, temporary)] == [(0, 0), (1, 1)]
             assert (work.path / "part").exists()
         (kept,) = tmp_path.rglob(".protlm-workers*")
         assert kept not in left
+
+
+def test_the_scratch_files_of_another_container_stay(tmp_path, monkeypatch):
+    """Its processes seem dead here, if the machines have one name and a folder is shared."""
+    for token, space in (("far_away", tmp_path), ("seenhere", tmp_path.parent)):
+        monkeypatch.setattr(paths, "_PID_NAMESPACE", space, raising=False)
+        # The number of no process.
+        paths._temporary(tmp_path / "x", 999_999_999, token).touch()
+    paths.scratch_name("x", tmp_path)
+    assert [path.name.split(".")[-2] for path in tmp_path.iterdir()] == ["far_away"]

@@ -30,6 +30,7 @@ from protlm.system.interruption import interrupts_held
 from protlm.system.shares import Executor, ProcessDiedError, Share, Submission, here, in_order
 
 ROOT = str(Path(__file__).resolve().parents[2])
+TEMPORARY = Path(module.tempfile.gettempdir())
 
 
 def write(folder: Path, number: int) -> None:
@@ -78,7 +79,7 @@ def test_every_share_is_computed(submission, tmp_path):
 def test_no_process_goes_on_after_another_failed(tmp_path):
     """It would write to the folder in which the same command resumes."""
     with pytest.raises(OutputError, match=r"^no space for 1$"):
-        list(here(partial(fail, tmp_path), [1, 2], 2, ""))
+        list(here(partial(fail, tmp_path), [1, 2], 2, "", tmp_path))
     assert not multiprocessing.active_children()
     assert not (tmp_path / "was not ended").exists()
 
@@ -92,7 +93,7 @@ def test_a_killed_share_is_one_sentence(submission, tmp_path):
 
 
 def test_processes_return_results_in_any_order():
-    assert sorted(here(abs, [-1, 2, -3], 2, "")) == [1, 2, 3]
+    assert sorted(here(abs, [-1, 2, -3], 2, "", TEMPORARY)) == [1, 2, 3]
     assert "the memory is full or limited" in str(module._answer(exhaust, 1))
 
 
@@ -216,7 +217,7 @@ def test_other_settings_are_rejected(executor, setting, told):
 
 
 def results(function: Callable[[int], Any], count: int, workers: int) -> list[tuple[int, Any]]:
-    return list(in_order(function, ((i, i) for i in range(count)), workers))
+    return list(in_order(function, ((i, i) for i in range(count)), workers, TEMPORARY))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
@@ -229,7 +230,7 @@ def test_results_of_any_size_come_in_the_order_of_the_items(workers):
 
     sizes = [n * 100_003 % 3_000_001 for n in range(30)]
     items = [(size, bytes([size % 251]) * size) for size in sizes]
-    stream = in_order(reverse, iter(items), workers)
+    stream = in_order(reverse, iter(items), workers, TEMPORARY)
     assert list(stream) == [(size, (item, size)) for size, item in items]
     assert results(abs, 0, workers) == []
 
@@ -251,7 +252,7 @@ def test_an_error_follows_the_results_before_it(workers, fails_at, told):
 
     seen = []
     with pytest.raises(InputDataError, match=told):
-        for _, result in in_order(fail, items(), workers):
+        for _, result in in_order(fail, items(), workers, TEMPORARY):
             seen.append(result)
     assert seen == list(range(min(12, fails_at)))
 
@@ -288,7 +289,7 @@ def open_files_and_processes() -> tuple[int, list[BaseProcess]]:
 
 def test_a_stream_is_not_read_far_ahead_and_leaves_nothing_when_it_is_abandoned():
     before, drawn = open_files_and_processes(), []
-    stream = in_order(abs, ((n, drawn.append(n) or n) for n in range(1_000)), 2)
+    stream = in_order(abs, ((n, drawn.append(n) or n) for n in range(1_000)), 2, TEMPORARY)
     for _ in range(10):
         next(stream)
     assert len(drawn) < 20
@@ -330,6 +331,8 @@ def test_a_process_killed_while_it_passes_a_large_result_ends_the_stream():
 # Prints the process IDs of two workers, a line per item, until it is killed or interrupted.
 PRINT_IDS = """
 import os, signal, time
+from pathlib import Path
+from tempfile import gettempdir
 from protlm.system.errors import exit_with_message
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.shares import in_order
@@ -339,7 +342,7 @@ def work(number):
     return os.getpid()
 def print_ids():
     with sigterm_as_interrupt():
-        for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2):
+        for _, pid in in_order(work, ((i, i) for i in range(10_000)), 2, Path(gettempdir())):
             print(pid, flush=True)
 
 # A shell makes the processes that it starts in the background ignore Ctrl-C.
@@ -438,23 +441,25 @@ def test_a_signal_to_a_fork_that_is_not_yet_prepared(monkeypatch):
             os._exit(1)
 
 
-def test_a_second_ctrl_c_does_not_keep_processes_alive(monkeypatch):
-    stream = in_order(abs, ((n, n) for n in range(1_000)), 2)
+@pytest.mark.parametrize(("owner", "name"), [(BaseProcess, "kill"), (module.shutil, "rmtree")])
+def test_a_second_ctrl_c_leaves_no_processes_and_files(owner, name, monkeypatch, tmp_path):
+    stream = in_order(abs, ((n, n) for n in range(1_000)), 2, tmp_path)
     next(stream)
     # A signal that one thread blocks may be delivered to another, such as that of a progress bar.
     over = threading.Event()
     threading.Thread(target=over.wait, daemon=True).start()
-    kill = BaseProcess.kill
+    end = getattr(owner, name)
 
-    def kill_impatiently(process: BaseProcess) -> None:
+    def end_impatiently(*given: Any, **named: Any) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        kill(process)
+        end(*given, **named)
 
-    monkeypatch.setattr(BaseProcess, "kill", kill_impatiently)
+    monkeypatch.setattr(owner, name, end_impatiently)
     with handled(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
         stream.throw(KeyboardInterrupt())
     over.set()
     assert not multiprocessing.active_children()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
