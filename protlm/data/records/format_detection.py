@@ -103,9 +103,13 @@ _RUN = re.compile(rb"(.)\1*")
 _3DI = re.compile(rb"\S*_(?:ss|3di)\b", re.IGNORECASE)
 # SaProt writes the state of Foldseek, or #, after each residue.
 _PAIRS = re.compile(rb"(?:[A-Z#][a-z#])*")
+_PAIR_LETTERS = 10
 _NUCLEOTIDE_FRACTION, _NUCLEOTIDE_LETTERS = 0.95, 50
-# Those of three or of eight states, and the least letters that are sure to be states or labels.
-_STATES, _STATE_LETTERS = (set(b"HECGIBTSP"), set(b"CEHL")), 500
+# Of A, C, G and T: proteins of two of them exist, as (AAT)n of antifreeze or (GA)n.
+_NUCLEOTIDE_KINDS = 3
+# States of three or of eight kinds, and the least letters that are sure to be states or labels;
+# of the kinds in collagen, no number is.
+_STATES, _STATE_LETTERS, _COLLAGEN = (set(b"HECGIBTSP-"), set(b"CEHL")), 500, set(b"GPST-")
 _LABELS, _LABEL_RECORDS, _LABEL_LETTERS = 4, 10, 1_000
 
 
@@ -153,38 +157,42 @@ def foreign_format(start: bytes) -> str:
     return f"{line[:40].rstrip(' ')!r} precedes the first header; a FASTA file begins with '>'"
 
 
-def foreign_letters(sequences: Sequence[bytes], *, allow_nucleotides: bool = False) -> str | None:
-    """Returns why the letters of the first records are not those of proteins, or "".
-
-    Of nucleotides that are allowed it returns None.
-    """
-    letters, where = b"".join(sequences).upper(), f"the first {len(sequences):,} records"
-    letters = letters.translate(None, b"-.~*")
-    size, used = len(letters), set(letters)
-    fraction = 1 - len(letters.translate(None, NUCLEOTIDES)) / max(size, 1)
-    if size >= _NUCLEOTIDE_LETTERS and fraction >= _NUCLEOTIDE_FRACTION:
-        told = (
+def foreign_letters(sequences: Sequence[bytes]) -> str:
+    """Returns why the letters of the first records are not those of proteins, or ""."""
+    where = f"the first {len(sequences):,} records" if len(sequences) > 1 else "the first record"
+    states = b"".join(sequences).upper().translate(None, b".~*")
+    letters = states.replace(b"-", b"")
+    size, used, fraction = len(letters), set(letters), _nucleotide_fraction(letters)
+    kinds = set(letters.replace(b"U", b"T")) & set(b"ACGT")
+    if fraction >= _NUCLEOTIDE_FRACTION and len(kinds) >= _NUCLEOTIDE_KINDS:
+        return (
             f"{fraction:.0%} of the letters of {where} are ACGTUN: this looks like DNA or RNA; "
-            "translate it first (only protlm prepare has --allow-nucleotides)"
+            "translate it first (only protlm prepare has --allow-nucleotides); if they are "
+            "residues, put other proteins into the same file"
         )
-        return None if allow_nucleotides else told
-    if size > _LABEL_RECORDS and all(map(_PAIRS.fullmatch, sequences)):
+    if size > _PAIR_LETTERS and all(map(_PAIRS.fullmatch, sequences)):
         return (
             f"in {where}, a small letter or # follows each residue: these are pairs of SaProt, "
             'with states of Foldseek; leave the states out: awk \'!/^>/{t=""; for(i=1;i<=length($0'
             ');i+=2)t=t substr($0,i,1); gsub(/#/,"X",t); $0=t} 1\' FILE > SEQUENCES.fasta'
         )
-    # Collagen has G and P alone.
-    are_states = any(used <= one for one in _STATES) and len(used & set(b"HEC")) > 1
+    are_states = any(set(states) <= one for one in _STATES) and not set(states) <= _COLLAGEN
     are_few = len(used) <= _LABELS and len(sequences) >= _LABEL_RECORDS
-    if (are_states and size >= _STATE_LETTERS) or (are_few and size >= _LABEL_LETTERS):
-        shown = bytes(sorted(used)).decode("ascii", "backslashreplace")
+    if (are_states and len(states) >= _STATE_LETTERS) or (are_few and size >= _LABEL_LETTERS):
+        shown = bytes(sorted(set(states))).decode("ascii", "backslashreplace")
         return (
-            f"{where} have the letters {shown} alone: these look like secondary structures or "
-            "other labels; give the file of the sequences; if they are residues, put other "
+            f"in {where} there are the letters {shown} alone: these look like secondary structures "
+            "or other labels; give the file of the sequences; if they are residues, put other "
             "proteins into the same file"
         )
     return ""
+
+
+def _nucleotide_fraction(letters: bytes) -> float:
+    """Returns the fraction of nucleotides in capitals; 0 of too few letters to tell."""
+    size = len(letters)
+    rest = len(letters.translate(None, NUCLEOTIDES))
+    return 1 - rest / size if size >= _NUCLEOTIDE_LETTERS else 0
 
 
 def annotation(data: bytes, *, allow_nucleotides: bool = False) -> str:
@@ -204,9 +212,11 @@ def annotation(data: bytes, *, allow_nucleotides: bool = False) -> str:
             "Foldseek; leave them out, and give residues: foldseek convert2fasta DB, not DB_ss"
         )
     letters = [b"".join(one.partition(b"\n")[2].split()) for one in records]
-    told = foreign_letters(letters, allow_nucleotides=allow_nucleotides)
-    if told or told is None:
-        return told or ""
+    joined = b"".join(letters).upper().translate(None, b"-.~*")
+    if allow_nucleotides and _nucleotide_fraction(joined) >= _NUCLEOTIDE_FRACTION:
+        return ""
+    if told := foreign_letters(letters):
+        return told
     lines = [[s for s in record.split(b"\n")[1:] if s.strip()] for record in records]
     texts = [b"".join(some) for some in lines if len(some) > 1]
     # Labels are the last two thirds, or the lower half, however a record is wrapped.
