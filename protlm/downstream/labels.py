@@ -65,6 +65,10 @@ def read_labeled_proteins(
         found, is_certain = _rows(one, form, split, has_sequences=sequences is not None)
         rows += found
         per_residue = is_certain or per_residue
+    # As they are typed: pairs of SaProt have small letters.
+    typed = ["".join(one.sequence.split()) for one in rows if one.sequence]
+    if told := foreign_letters([one.encode() for one in typed]):
+        raise InputDataError(f"{path}: {told}")
     counts, tally, hidden = Counter[str](), Tally(), Counter[str]()
     if lost := [one for one in form.test_sets if one not in {row.split for row in rows}]:
         raise UserError(f"--test-sets {lost[0]}: {path} has no row with this split")
@@ -74,7 +78,7 @@ def read_labeled_proteins(
         reasons = ", ".join(f"{n:,} {why}" for why, n in counts.items() if n)
         advice = "give a row, or in FASTA files TARGET= after a blank, for each protein"
         raise InputDataError(f"{path} has no labels ({reasons}); {advice}")
-    _check_sequences(path, examples)
+    _check_labels(path, examples)
     if per_residue is None:
         per_residue = are_of_residues(examples)
     if per_residue:
@@ -212,16 +216,14 @@ def _residues_of(
     return residues(one.sequence, tally, ReadOptions())
 
 
-def _check_sequences(path: Path, examples: Sequence[Example]) -> None:
-    """Refuses labels that are the sequences themselves, and nucleotides."""
+def _check_labels(path: Path, examples: Sequence[Example]) -> None:
+    """Refuses labels that are the sequences themselves."""
     same = sum(capitals(one.label) == one.sequence for one in examples)
     if 2 * same >= len(examples):
         raise InputDataError(
             f"{path}: {same:,} of {len(examples):,} labels are the sequences themselves; headers "
             "of labels of proteins need TARGET= and SET= ('>ID TARGET=class SET=train')"
         )
-    if told := foreign_letters([one.sequence.encode() for one in examples]):
-        raise InputDataError(f"{path}: {told}")
 
 
 def _sequences(path: Path, wanted: Set[str]) -> dict[str, tuple[str, str]]:

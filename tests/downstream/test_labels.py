@@ -295,6 +295,8 @@ def test_sequences_are_read_as_in_fasta_files(take, capsys, read, tmp_path: Path
         assert words in said
     with pytest.raises(InputDataError, match="looks like DNA or RNA"):
         take(NUMBERS, ["GATTACA"] * 80)
+    with pytest.raises(InputDataError, match="pairs of SaProt"):
+        take(NUMBERS, ["MdKvTa#dAp"] * 80)
     text = "".join(f">{n}\nMKTAY1\n" for n in range(1_200))
     (tmp_path / "x.fasta").write_text(f"{text}>sp|A|A_B\n\n>B\nMKTC\n")
     labels = "id\tlabel\n3\t1\nA\t1\n1100\t1\nB\t2\n"
