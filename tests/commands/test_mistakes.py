@@ -286,6 +286,12 @@ def test_a_mistake_ends_a_process_with_one_sentence(
     assert_one_sentence(protlm_command, typed, dict(MISTAKES)[typed], place)
 
 
+def test_rows_with_gaps_are_said_in_a_sentence(workplace, protlm_in_process: Command) -> None:
+    (workplace / "a.a3m").write_text(">q\nMKTAYIAK\n>h\nMKT-YIAK\n")
+    done = protlm_in_process("embed", "a.a3m", "-m", "run", "-o", "a.h5", cwd=workplace)
+    assert "\nprotlm: warning: a.a3m: 1 of 2 records have gaps" in f"\n{done.stderr}"
+
+
 def test_values_without_end_are_mistakes(place: Path, protlm_in_process: Command) -> None:
     for typed, words in (
         (f"2 embed x.fasta -o o.h5 --shard {'9' * 5000}", "I/N"),

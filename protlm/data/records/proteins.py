@@ -97,7 +97,8 @@ class Proteins:
         # Only once, not in the processes that divide the work.
         if gaps and parent_process() is None:
             number = f"{self.tally.rejected[GAP]:,} of {self.num_records:,} records"
-            warnings.warn(f"{self.name}: {number} have gaps and are left out{gaps}", stacklevel=2)
+            # Of the caller: the frame between is that of the generated `__init__`.
+            warnings.warn(f"{self.name}: {number} have gaps and are left out{gaps}", stacklevel=3)
 
     def __len__(self) -> int:
         return len(self.lengths)
