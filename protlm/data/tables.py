@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from protlm.data.records.format_detection import CONTROL, foreign_format
+from protlm.data.records.format_detection import NO_TABLE, foreign_format
 from protlm.data.records.source import ByteSource, as_utf8, text_lines
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import complete_file, existing_file
@@ -62,7 +62,7 @@ def read_text(path: Path, what: str) -> str:
                     f"{path} expands to over {len(content) >> 20:,} MiB, too much for {what}; "
                     "divide it, or give another file"
                 )
-    if CONTROL.search(start := bytes(content[:_START_BYTES])):
+    if NO_TABLE.match(start := bytes(content[:_START_BYTES])):
         raise InputDataError(f"{path}: {foreign_format(start)}, not {what}")
     try:
         return content.decode()

@@ -25,6 +25,7 @@ from protlm.model.embedding import Embedder, batches
 from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError, is_full_memory
+from protlm.system.paths import sample_dir
 from protlm.system.shares import Executor, Share, Submission
 from tests.fixtures.commands import Command
 from tests.fixtures.runs import RUN, Train
@@ -262,6 +263,8 @@ def test_the_examples_of_the_page_run(
     place: Path, protlm_in_process: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(place)
+    Path("table.csv").write_text('Sequence,x\nMKV,"a, b"\n')
+    Path("structures").symlink_to(sample_dir() / "structures" / "fit")
     (place / "p.fasta").rename(place / "proteins.fasta")
     done = protlm_in_process("embed", "proteins.fasta", "-o", "embeddings.h5", cwd=place)
     assert (done.returncode, done.stdout) == (0, "embeddings.h5\n"), done.stderr

@@ -165,7 +165,8 @@ TABLE = """
 3 prepare states.fasta --out o -> letters CEH alone
 3 score states.fasta --scan -m run -o s.csv -> letters CEH alone
 3 contacts states.fasta -m run -o c.h5 -> letters CEH alone
-3 embed sequences.csv -m run -o o.h5 -> this is a table & awk -F',' & $2}' TABLE > SEQUENCES.fasta
+3 embed sequences.csv -m run -o o.h5 -> table & r['id'], r['seq'] & > SEQUENCES.fasta
+3 embed folder -m run -o o.h5 -> folder is a folder & of structures, write the sequences first
 2 generate -m run -o g.fasta --start x.fasta --temperature 0,7 -> --temperature 0,7 & write 0.7
 2 generate -m run -o g.fasta --number 1e9 -> --number 1000000000 must be at least 1 and at most
 2 finetune labels.tsv -m run -o new --epochs 1,000 -> --epochs 1,000 & write 1.000 or 1000
@@ -201,7 +202,7 @@ TABLE = """
 3 inspect two.fasta -m run -o p.html -> has 2 proteins, and a page shows one
 3 score twice.fasta -m run --scan -o s.csv -> has 2 proteins; give a file of one protein
 3 contacts twice.fasta -m run -o c.h5 -> twice.fasta, line 3: the identifier P1 & --duplicates
-3 embed uniprot.tsv -m run -o o.h5 -> this is a table & $3}' TABLE > SEQUENCES.fasta
+3 embed uniprot.tsv -m run -o o.h5 -> r['Entry'], r['Sequence'] & delimiter='\\t'
 2 embed x.fasta -m run -o o.h5 --executor local -> needs the number of processes & --processes N
 2 attention x.fasta -m run -o o.h5 --layers 1,x -> --layers 1,x is not a number & --layers all
 2 inspect long.fasta -m run -o p.html -> 2,100 residues, and a page shows at most 2,048

@@ -1,5 +1,6 @@
 """Detection of unsupported formats by their first bytes, and of annotation in FASTA files."""
 
+import csv
 import re
 from collections.abc import Sequence
 
@@ -30,8 +31,17 @@ _PQR = re.compile(
     re.MULTILINE,
 )
 _PDB = re.compile(rb"\s*(HEADER|TITLE|EXPDTA|REMARK|SEQRES|CRYST1|MODEL|ATOM|HETATM|PARENT)[ \r\n]")
-# Bytes that no text has; NCBI writes \x01 between titles.
-CONTROL = re.compile(rb"[\x00\x02-\x08\x0e-\x19\x7f]")
+_CHAIN = (
+    'write its sequence: python -c "from pathlib import Path; '
+    "from protlm.analysis.structures import read_structure as read; "
+    "print('>FILE', read(Path('FILE')).sequence, sep='\\n')\" > SEQUENCES.fasta "
+    "(of a folder: docs/embed.md)"
+)
+# Bytes that no text has, also four that continue a letter; NCBI writes \x01 between titles.
+_NO_TEXT = rb"[\x00\x02-\x08\x0e-\x19\x7f]|[\x80-\xbf]{4}"
+_JSON = rb"\s*[\[{]\s*[\"\[{]"
+# The start of a file that is no table either.
+NO_TABLE = re.compile(rb"(?s)%s|.*?(?:%s)" % (_JSON, _NO_TEXT))
 # Structures that are not read; the first two are MessagePack.
 _STRUCTURES = (
     (
@@ -46,7 +56,8 @@ _STRUCTURES = (
 )
 _STARTS = (
     (rb"@(?:HD|SQ|RG|PG|CO)\t", "this is SAM, an alignment of reads"),
-    (rb"@", "this is FASTQ"),
+    (rb"@[\t -~]*\n", "this is FASTQ"),
+    (rb"(?s).{4}\0{4}\{", "these are weights (safetensors)"),
     (rb"PK\x03\x04", "this is a zip archive (unzip it) or an Excel workbook (save a sheet as CSV)"),
     (rb"\x1f\x8b", "this is compressed by gzip twice; type: gunzip"),
     (rb"BZh", "this is compressed by bzip2; type: bunzip2"),
@@ -66,9 +77,12 @@ _STARTS = (
     (rb"#NEXUS", "this is NEXUS"),
     (rb"\d+[ \t]+\d+\s*\n", "this is a PHYLIP alignment"),
     (rb"##(?:gff-version|fileformat=VCF)", "this is a table of a genome's features (GFF, VCF)"),
-    (rb"(?s).*?" + CONTROL.pattern, "this is a binary file"),
+    (rb"(?s).*?(?:%s)" % _NO_TEXT, "this is a binary file"),
+    (_JSON, "this is JSON"),
     (rb"[;#!]", _COMMENT),
 )
+# Letters of a line of a table that are looked at, fewer than csv's limit of a cell.
+_CELLS = 60_000
 # Names of the columns of a table of sequences, in small letters.
 _TABLE_COLUMNS = (("entry", "accession", "identifier", "id", "name"), ("sequence", "seq"))
 # Earlier UniProt releases are tar archives, whose first 257 bytes contain a file name.
@@ -104,9 +118,8 @@ _3DI = re.compile(rb"\S*_(?:ss|3di)\b", re.IGNORECASE)
 # SaProt writes the state of Foldseek, or #, after each residue.
 _PAIRS = re.compile(rb"(?:[A-Z#][a-z#])*")
 _PAIR_LETTERS = 10
-_NUCLEOTIDE_FRACTION, _NUCLEOTIDE_LETTERS = 0.95, 50
-# Of A, C, G and T: proteins of two of them exist, as (AAT)n of antifreeze or (GA)n.
-_NUCLEOTIDE_KINDS = 3
+# Kinds are A, C, G and T: proteins of two of them exist, as (AAT)n of antifreeze or (GA)n.
+_NUCLEOTIDE_FRACTION, _NUCLEOTIDE_LETTERS, _NUCLEOTIDE_KINDS = 0.95, 50, 3
 # States of three or of eight kinds, and the least letters that are sure to be states or labels;
 # of the kinds in collagen, no number is.
 _STATES, _STATE_LETTERS, _COLLAGEN = (set(b"HECGIBTSP-"), set(b"CEHL")), 500, set(b"GPST-")
@@ -135,21 +148,30 @@ def foreign_format(start: bytes) -> str:
         return foreign
     if kind := structure_format(start):
         return (
-            f"this is a structure ({kind}), which protlm contacts and protlm inspect take as a "
-            "file; write its sequence as FASTA for the others"
+            f"this is a structure ({kind}), which only protlm contacts and inspect read; {_CHAIN}"
         )
     for beginning, what in _STARTS:
         if re.match(beginning, start):
             return what
     line, second = (*start.decode("utf-8", "backslashreplace").split("\n"), "")[:2]
     sign = "\t" if "\t" in line[:40] else max(",;", key=line.count)
+    # Of a quotation mark that is not closed, the second row is empty.
+    rows = [*csv.reader([line[:_CELLS], second[:_CELLS]], delimiter=sign), []]
+    names = {one.strip().lower(): one for one in rows[0]}
+    known = [names[one[0]] for some in _TABLE_COLUMNS if (one := [x for x in some if x in names])]
     # Prose has commas, too, but not as many in each line.
-    if sign in line and (sign == "\t" or line.count(sign) == second.count(sign)):
-        columns = [one.strip().lower() for one in line.split(sign)]
-        known = [[one for one in names if one in columns] for names in _TABLE_COLUMNS]
-        places = [1 + columns.index(names[0]) for names in known if names]
-        write = "awk -F'{}' 'NR>1{{print \">\"${}\"\\n\"${}}}' TABLE > SEQUENCES.fasta"
-        advice = f": {write.format(repr(sign)[1:-1], *places)}" if places[1:] else ""
+    is_even = len(rows[0]) == len(rows[1])
+    if sign in line and (sign == "\t" or is_even or known[1:]):
+        advice = " (docs/embed.md)"
+        if known[1:] and is_even:
+            cells, of = (
+                ", ".join(f"r[{one!r}]" for one in known),
+                "open('TABLE', encoding='utf-8-sig')",
+            )
+            advice = (
+                f": python -c \"import csv; [print('>' + {cells}, sep='\\n') for r in "
+                f'csv.DictReader({of}, delimiter={sign!r})]" > SEQUENCES.fasta'
+            )
         return (
             "this is a table; type protlm probe TABLE for labels, protlm score TABLE for variants, "
             f"or write its sequences as FASTA{advice}"
@@ -190,9 +212,8 @@ def foreign_letters(sequences: Sequence[bytes]) -> str:
 
 def _nucleotide_fraction(letters: bytes) -> float:
     """Returns the fraction of nucleotides in capitals; 0 of too few letters to tell."""
-    size = len(letters)
     rest = len(letters.translate(None, NUCLEOTIDES))
-    return 1 - rest / size if size >= _NUCLEOTIDE_LETTERS else 0
+    return 1 - rest / len(letters) if len(letters) >= _NUCLEOTIDE_LETTERS else 0
 
 
 def annotation(data: bytes, *, allow_nucleotides: bool = False) -> str:

@@ -141,8 +141,9 @@ _REASONS = (
     (NUL, b"\0"),
     ("'>' inside a line", b">"),
     ("'*' inside the sequence", b"*"),
-    (GAP, _GAPS),
+    # Before gaps, for the point of decimals.
     ("digit", b"0123456789"),
+    (GAP, _GAPS),
 )
 
 
