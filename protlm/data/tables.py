@@ -45,8 +45,8 @@ _ANNOTATIONS = re.compile(r"^### (?=PDB-chain\t)", re.MULTILINE)
 # In the header of a domain of SCOPe: d1dlwa_ a.1.1.1 (A:) ...
 _SCOPE = re.compile(r"^>(\S+)[ \t]+([a-z](?:\.\d+){3})(?=\s)", re.MULTILINE)
 _LEVELS = ("class", "fold", "superfamily", "family")
-# Lines of comments before the header, which may begin with # itself: #identifier, label.
-_COMMENTS = re.compile(r"(?:#(?:[^\w\n][^\n]*|[^\n,;\t]*)\n|[ \t\r]*\n)+")
+# Lines that may precede the header, which may begin with # itself; spreadsheets quote comments.
+_COMMENTS = re.compile(r'(?:"?#[^\n]*(?:\n|\Z)|[ \t\r]*\n)+')
 _LMDB = b"\xde\xc0\xef\xbe"
 
 
@@ -140,8 +140,10 @@ def read_table(
     Blanks around the names of columns are removed, and rows without any text are left out. Columns
     of these names are also found in other cases, and returned as they are here.
     """
-    lines = _rows(path, read_text(path, what))
+    lines = _rows(path, read_text(path, what), names)
     columns = [name.strip() for name in next(lines, (0, []))[1]]
+    if not columns:
+        raise InputDataError(f"{path}: the file is empty, or has comments alone; give {what}")
     wanted = {name.lower(): name for name in names if name not in columns}
     columns = [one if one in names else wanted.get(one.lower(), one) for one in columns]
     repeated = sorted(name for name, count in Counter(columns).items() if name and count > 1)
@@ -215,7 +217,7 @@ def read_labels(path: Path, key: str, column: str) -> dict[str, str]:
             raise InputDataError(f"{path}: {column} is not one of SCOPe's {', '.join(_LEVELS)}")
         level = 1 + _LEVELS.index(column)
         return {name: ".".join(family.split(".")[:level]) for name, family in domains}
-    columns, rows = read_table(path, "a table of labels")
+    columns, rows = read_table(path, "a table of labels", (key, column))
     place, label = places_of(path, columns, (key, column))
     found: dict[str, str] = {}
     for line, row in rows:
@@ -227,12 +229,17 @@ def read_labels(path: Path, key: str, column: str) -> dict[str, str]:
     return found
 
 
-def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: Path, text: str, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
     skipped = 0
     if text.startswith("###") and (start := _ANNOTATIONS.search(text)):
         skipped, text = text.count("\n", 0, start.start()), text[start.end() :]
     if comments := _COMMENTS.match(text):
-        skipped, text = skipped + text.count("\n", 0, comments.end()), text[comments.end() :]
+        # The header is the first line without #, or else the last one before it that has a name.
+        known = "|".join(map(re.escape, names)) or "(?!)"
+        named = re.compile(rf'(?im)^(?:.*[,;\t])?["# ]*(?:{known})[" \r]*(?:[,;\t]|$)')
+        found = named.finditer(text, 0, text.find("\n", begin := comments.end()))
+        begin = max((one.start() for one in found), default=begin)
+        skipped, text = skipped + text.count("\n", 0, begin), text[begin:].lstrip("# ")
     header = text.partition("\n")[0]
     delimiter = "\t" if "\t" in header else max(",;", key=header.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
@@ -246,4 +253,6 @@ def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
                     raise InputDataError(f"{path}, line {line}: {fields}")
                 yield line, row
     except csv.Error as error:
-        raise InputDataError(f"{path}, line {reader.line_num}: {error}") from error
+        limit = f"a cell has over {csv.field_size_limit():,} characters; close a quotation mark"
+        what = limit if "limit" in str(error) else error
+        raise InputDataError(f"{path}, line {skipped + reader.line_num}: {what}") from error

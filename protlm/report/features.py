@@ -67,7 +67,7 @@ def read_inspected(
     if made.get("features") != sha256_of(folder / FEATURES.weights):
         raise UserError(f"{description} describes other features than {folder}; give theirs")
     path, names = description / "names.tsv", dict[int, dict[str, Any]]()
-    columns, rows = read_table(path, "a table of names")
+    columns, rows = read_table(path, "a table of names", _COLUMNS)
     places = places_of(path, columns, _COLUMNS)
     for line, row in rows:
         one: dict[str, Any] = {name: row[at] for name, at in zip(_COLUMNS, places, strict=True)}

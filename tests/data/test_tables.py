@@ -20,8 +20,20 @@ from protlm.system.errors import InputDataError
         '"accession";"length";" cluster30 "\r\n"A";3;f0 \r\nB;4;\r\n;;\r\n',
         "# urn:x, y\r\n#\r\n##z\n\n#w\naccession,length,cluster30\nA,3,f0\nB,4,\n",
         "#x\taccession\tcluster30\n#\tA\tf0\n\tB\t\n",
+        "#from Smith, 2020\n# accession, cluster30\naccession,length,cluster30\nA,3,f0\nB,4,\n",
+        '"# a, b",,\n#,,\n# accession,length,cluster30\nA,3,f0\nB,4,\n',
     ],
-    ids=["plain", "mark", "blank lines", "commas", "semicolons", "comments", "name with #"],
+    ids=[
+        "plain",
+        "mark",
+        "blank lines",
+        "commas",
+        "semicolons",
+        "comments",
+        "name with #",
+        "two commas",
+        "header with #",
+    ],
 )
 @pytest.mark.parametrize("compress", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_labels_are_read_by_the_names_of_columns(
@@ -37,7 +49,13 @@ def test_labels_are_read_by_the_names_of_columns(
         ("accession\tfamily\nA\tB\n", "no column cluster30, only"),
         ("accession\tcluster30\nA\n", "line 2: 1 fields"),
         ("accession\tcluster30\nA\tf0\n\nA\tf1\n", "line 4: A is repeated; leave one row"),
-        ("", "no column accession"),
+        ("", "t.tsv: the file is empty"),
+        ("# a\n\n#b", "the file is empty, or has comments alone; give a table of labels"),
+        (
+            f'accession\tcluster30\nA\t"{"f" * 131_073}\n',
+            "line 2: a cell has over 131,072 char.*; close a quot",
+        ),
+        ('{"accession": "A"}', "this is JSON, not a table of labels"),
         ("# a\n#b\n\naccession\tcluster30\nA\tf0\nA\tf1\n", "line 6: A is repeated"),
         ("accession\tcluster30\nA\0\tf0\n", "this is a binary file, not a table of labels"),
         ("accession\tcluster30\n\xff\n", r"line 2: it cannot be read as .*iconv -f CP1252"),

@@ -285,7 +285,7 @@ def _unwrap_single(values: Sequence[Any]) -> object:
 
 def _read_ranges(path: Path) -> dict[str, Ranges]:
     """Returns the ranges of each protein, in the order of a table; residues count from 1."""
-    columns, rows = read_table(path, "a table of ranges")
+    columns, rows = read_table(path, "a table of ranges", _COLUMNS)
     places = places_of(path, columns, _COLUMNS)
     found: dict[str, Ranges] = {}
     for line, row in rows:
