@@ -95,7 +95,7 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
     name = "train" if schema is TrainConfig else "evaluate"
     with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
         try:
-            config = hydra_compose(name, [quoted(override) for override in overrides])
+            config = hydra_compose(name, [quoted(override, schema) for override in overrides])
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_explain(error, overrides)) from error
     return _with_home(config)
@@ -122,14 +122,15 @@ def check_setting(argument: str, schema: type) -> None:
     _check_choice(key_of(argument), argument.partition("=")[2])
 
 
-def _check_key(key: str, schema: type) -> None:
+def _check_key(key: str, schema: type) -> Any:
+    """Refuses a setting that does not exist; returns the type of one that does, if it has one."""
     if key in REMOVED:
         raise UserError(f"{key} was removed; {REMOVED[key][1]}")
     here: Any = schema
     walked: list[str] = []
     for part in key.split("."):
         if not is_dataclass(here):
-            return
+            return None
         known = {one.name: one.type for one in fields(here)}
         if part not in known and not (not walked and part in ("experiment", "hydra")):
             hint = did_you_mean(part, {name: ".".join([*walked, name]) for name in known})
@@ -137,6 +138,7 @@ def _check_key(key: str, schema: type) -> None:
             raise UserError(f"{key} is not a setting{hint or listed}")
         here = known.get(part)
         walked.append(part)
+    return here
 
 
 def _check_choice(group: str, value: str) -> None:
@@ -197,7 +199,7 @@ def through_hydra(
     # Hydra's parser takes settings in one place only: here before the flags with their values.
     pairs = zip(["", *arguments], arguments, strict=False)
     ordered = sorted(pairs, key=lambda two: two[1][:1] == "-" or two[0] in _FLAGS_WITH_VALUE)
-    sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for _, one in ordered]
+    sys.argv[1:] = [one if is_sweep and "," in one else quoted(one, schema) for _, one in ordered]
     # What --info logs may lose its reader: `| head`.
     logging.raiseExceptions = False
     # Errors are raised here, and reported in one sentence.
@@ -208,13 +210,15 @@ def through_hydra(
         raise UserError(_explain(error, arguments)) from error
 
 
-def quoted(override: str) -> str:
+def quoted(override: str, schema: type) -> str:
     r"""Quotes the value of a setting that is a path, so that Hydra's grammar does not read it.
 
-    Other values are numbers as they are typed.
+    Of other settings, digits of text are quoted, and numbers are as they are typed.
 
-    >>> quoted("run_dir=run (1)"), quoted("data.dir=null"), quoted("seed=1e1")
-    ("run_dir='run (1)'", 'data.dir=null', 'seed=10')
+    >>> [quoted(one, TrainConfig) for one in ("run_dir=run (1)", "data.dir=null", "seed=1e1")]
+    ["run_dir='run (1)'", 'data.dir=null', 'seed=10']
+    >>> quoted("logger.wandb_project=1e3", TrainConfig)
+    "logger.wandb_project='1e3'"
     """
     name, equals, value = override.partition("=")
     if name == "data.mixture":
@@ -222,6 +226,12 @@ def quoted(override: str) -> str:
         return re.sub(r"(\bdir:\s*)(~[^,}]*)", r"\1'\2'", override)
     is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     if key_of(name) not in PATHS:
+        # Digits that are text.
+        if re.fullmatch(r"[-+.,\deE]+", value) and _check_key(key_of(name), schema) in (
+            str,
+            str | None,
+        ):
+            return f"{name}='{value}'"
         advice = "; for a run with each value, add --multirun"
         return f"{name}{equals}{number_typed(f'{name}=', value, advice)}"
     if not equals or is_quoted or value in ("", "null", "???"):
