@@ -196,11 +196,15 @@ class VariantTable:
         if len(self.unscored) == 1:
             return f"{path}, {self.unscored[0]}"
         rows = f"{len(self.unscored):,} of {len(self.rows):,} rows"
-        listed = [one.rpartition("; ") for one in self.unscored[:_MOST_LISTED]]
+        listed = [
+            one.rpartition("; ") if "; " in one else (one, "", "")
+            for one in self.unscored[:_MOST_LISTED]
+        ]
         more = ["..."] if len(self.unscored) > _MOST_LISTED else []
-        parts = [*(reason or whole for reason, _, whole in listed), *more]
-        parts += dict.fromkeys(advice for reason, _, advice in listed if reason)
-        return f"{path}: {rows} cannot be scored: {'; '.join(parts)}"
+        # Each advice follows the rows that it is about.
+        reasons = {advice: [x[0] for x in listed if x[2] == advice] for *_, advice in listed}
+        parts = [", ".join(some) + f" ({one})" * bool(one) for one, some in reasons.items()]
+        return f"{path}: {rows} cannot be scored: {'; '.join([*parts, *more])}"
 
 
 def read_variants(
