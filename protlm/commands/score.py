@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 import numpy as np
 
@@ -287,11 +288,9 @@ def _report_table(source: Path, table: VariantTable) -> None:
         print(printable(text), file=sys.stderr)
     for note in table.notes:
         print(printable(f"{source}: {note}"), file=sys.stderr)
-    likely = " or ".join(filter(_LIKELY.search, table.columns))
+    likely = " or ".join(f"--label {quote(one)}" for one in table.columns if _LIKELY.search(one))
     if likely and table.measured is None:
-        text = (
-            f"{source} has no column DMS_score to compare with; if {likely} is that, type --label"
-        )
+        text = f"{source} has no column DMS_score to compare with; for another, type {likely}"
         print(printable(text), file=sys.stderr)
 
 
@@ -318,6 +317,8 @@ def _print_results(results: Sequence[Result], means: Averages) -> None:
     columns = [name for name in rows[0] if any(row[name] for row in rows)]
     counts = [one.agreement.num_variants for one in results if one.agreement]
     notes = caution(min(counts), "measured variants") if counts else []
+    # Of fewer than ten, the top 10 % is empty.
+    notes += ["NDCG of fewer than ten variants is undefined"] * ("NDCG" in columns and bool(notes))
     notes += [f"{estimator}: {text}" for estimator, text in _definitions(results).items()]
     for (metric, estimator), (values, left_out) in means.items():
         shown = [f"{name} {value:.3f}" for name, value in values.items() if name]

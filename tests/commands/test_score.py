@@ -64,6 +64,7 @@ def test_scores_are_added_as_columns(capsys: pytest.CaptureFixture[str]) -> None
     assert printed.endswith("new/scores.tsv\n")
     assert "Spearman" in printed and "sum over M of log p(y_i | x\\i)" in printed
     assert "fewer than 10 measured variants: metrics are uncertain" in printed
+    assert "NDCG of fewer than ten variants is undefined" in printed
     rows, before = read_table("new/scores.tsv"), read_table("A_2020.csv")
     assert list(rows[0]) == [*before[0], *asked]
     assert [{name: row[name] for name in before[0]} for row in rows] == before
@@ -85,7 +86,9 @@ def test_rows_without_scores_are_counted_and_written(
     assert refused.returncode == 3 and "line 3: 'p.Lys2Ter' is not a" in refused.stderr
     done = protlm_in_process(*typed, "--skip-invalid", cwd=workplace)
     assert done.returncode == 0 and "; rows left unscored: 1" in done.stderr
-    assert "has no column DMS_score to compare with; if Fitness is that" in done.stderr
+    assert (
+        "has no column DMS_score to compare with; for another, type --label Fitness" in done.stderr
+    )
     assert "perplexity of wild type" in done.stdout
     assert all(name not in done.stdout for name in ("Spearman", "AUC", "NDCG"))
     rows = read_table("s.csv")
