@@ -14,7 +14,7 @@ from protlm import __version__
 from protlm.cli.data import checkpoint_app, data_app, prepare
 from protlm.cli.features import features_app
 from protlm.cli.labels import benchmark, finetune, predict, probe
-from protlm.cli.options import OUTPUT, RANGES, Device, Model, model_or_default, option
+from protlm.cli.options import FRACTIONS, OUTPUT, RANGES, Device, Model, model_or_default, option
 from protlm.cli.use import attention, contacts, embed, generate, inspect, score
 from protlm.commands.outputs import check_figure_output
 from protlm.config.fields import number_typed
@@ -226,6 +226,9 @@ def _checked_values(arguments: list[str]) -> list[str]:
         if flag == "--figure":
             check_figure_output(Path(value))
         checked.append(argument)
+        # A whole number may be 2.0.
+        if flag in RANGES.keys() - FRACTIONS and re.fullmatch(r"[+-]?\d*[.,]\d+(?<![.,]0)", value):
+            raise UserError(f"{flag} {value} must be a whole number, typed in digits alone")
         if flag in RANGES and value:
             checked[-1] = argument.removesuffix(value) + (value := number_typed(f"{flag} ", value))
             with suppress(ValueError):

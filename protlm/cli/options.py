@@ -74,6 +74,11 @@ RANGES = {
     "--processes": at_least(1, at_most=1_000),
     "--first-residue": at_least(-(10**9), at_most=10**9),
 }
+# The others are whole numbers.
+FRACTIONS = {
+    *("--valid-fraction", "--test-fraction", "--temperature", "--top-p", "--learning-rate"),
+    *("--min-shared", "--cluster-identity", "--mask-fraction", "--max-reject-rate"),
+}
 Model = Annotated[
     Path | None,
     option(

@@ -12,6 +12,7 @@ FILES = {
     "two.fasta": ">P1\nMKTAYIAK\n>P2\nMKTAYIAK\n",
     "old.png": "",
     "book.xlsx": "PK\3\4",
+    "map.json": '{"P1": "MKT"}',
     "twice.fasta": ">P1\nMKTAYIAK\n>P1\nMKTAYIAK\n",
     "uniprot.tsv": "Entry\tReviewed\tSequence\nP1\treviewed\tMKTAYIAK\n",
     "again.fasta": ">P1\nMKTAYIAKQRQISFVKSHFSRQ\n",
@@ -158,6 +159,7 @@ TABLE = """
     -> other_value.csv, line 4: DMS_score is 2, and in line 2, of the same variant, 1
 3 score v.csv -m run -o s.csv --wild-type x.fasta --label fit -> mutant; --label fit is not one
 3 probe uniprot.tsv -m run -o p -> Entry, Reviewed, Sequence, not label
+3 probe map.json -m run -o p -> map.json: this is JSON, not
 3 probe book.xlsx -m run -o p -> book.xlsx: this is a zip archive & or an Excel workbook (save
 3 score bytes.csv -m run -o s.csv --wild-type x.fasta -> bytes.csv: this is a binary file, not a
 3 score comments.csv -m run -o s.csv --wild-type x.fasta -> comments.csv, line 5: M9A: position 9
@@ -166,10 +168,12 @@ TABLE = """
 3 score states.fasta --scan -m run -o s.csv -> letters CEH alone
 3 contacts states.fasta -m run -o c.h5 -> letters CEH alone
 3 embed sequences.csv -m run -o o.h5 -> table & r['id'], r['seq'] & > SEQUENCES.fasta
-3 embed folder -m run -o o.h5 -> folder is a folder & of structures, write the sequences first
+3 embed folder -m run -o o.h5 -> folder is a folder & the sequences of structures (docs/embed.md)
 2 generate -m run -o g.fasta --start x.fasta --temperature 0,7 -> --temperature 0,7 & write 0.7
+2 embed x.fasta -m run -o o.h5 --toks-per-batch 4,5 -> 4,5 must be a whole number
+2 probe x.tsv -m run -o o --seed=4.5 -> --seed 4.5 must be a whole number
 2 generate -m run -o g.fasta --number 1e9 -> --number 1000000000 must be at least 1 and at most
-2 finetune labels.tsv -m run -o new --epochs 1,000 -> --epochs 1,000 & write 1.000 or 1000
+2 finetune labels.tsv -m run -o new --epochs 1,000 -> --epochs 1,000 must be a whole number
 2 train optimizer.learning_rate=0,0001 run_dir=o -> write 0.0001
 3 score utf16.csv -m run -o s.csv --wild-type x.fasta \
     -> iconv -f UTF-16 -t UTF-8 utf16.csv > utf16.utf8.csv
