@@ -66,8 +66,7 @@ def read_labeled_proteins(
         rows += found
         per_residue = is_certain or per_residue
     # As they are typed: pairs of SaProt have small letters.
-    typed = ["".join(one.sequence.split()).encode() for one in rows if one.sequence]
-    if told := foreign_letters(typed):
+    if told := foreign_letters(["".join(one.sequence.split()).encode() for one in rows]):
         raise InputDataError(f"{path}: {told}")
     counts, tally, hidden = Counter[str](), Tally(), Counter[str]()
     if lost := [one for one in form.test_sets if one not in {row.split for row in rows}]:

@@ -20,7 +20,6 @@ _BLOCK = 1 << 20
 # Errors of the system that mean that an output cannot be written.
 OUTPUT_FAULTS = frozenset({*FULL_DISK, errno.EACCES, errno.EROFS, errno.EPERM})
 # The beginning of what Git LFS writes in the place of a file.
-_OF_STRUCTURES = "; of structures, write the sequences first (docs/embed.md)"
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LONGEST_NAME = 255
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -72,10 +71,8 @@ def existing_file(path: Path, what: str, *, or_folder: bool = False) -> Path:
         if path.is_dir():
             if or_folder:
                 return path
-            raise InputDataError(
-                f"{path} is a folder, not {what}: give the path of a file"
-                f"{_OF_STRUCTURES if what == 'a sequence file' else ''}"
-            )
+            more = ", or the sequences of structures (docs/embed.md)" if "sequence" in what else ""
+            raise InputDataError(f"{path} is a folder, not {what}: give the path of a file{more}")
         if not path.is_file() and path.exists():
             raise InputDataError(
                 f"{path} is a pipe or a device, not {what}: write its data to a file first"

@@ -37,11 +37,10 @@ _CHAIN = (
     "print('>FILE', read(Path('FILE')).sequence, sep='\\n')\" > SEQUENCES.fasta "
     "(of a folder: docs/embed.md)"
 )
-# Bytes that no text has, also four that continue a letter; NCBI writes \x01 between titles.
-_NO_TEXT = rb"[\x00\x02-\x08\x0e-\x19\x7f]|[\x80-\xbf]{4}"
 _JSON = rb"\s*[\[{]\s*[\"\[{]"
-# The start of a file that is no table either.
-NO_TABLE = re.compile(rb"(?s)%s|.*?(?:%s)" % (_JSON, _NO_TEXT))
+# What no table is: JSON, or bytes that no text has, also four that continue a letter; NCBI writes
+# \x01 between titles.
+NO_TABLE = re.compile(rb"(?s)%s|.*?(?:[\x00\x02-\x08\x0e-\x19\x7f]|[\x80-\xbf]{4})" % _JSON)
 # Structures that are not read; the first two are MessagePack.
 _STRUCTURES = (
     (
@@ -77,14 +76,16 @@ _STARTS = (
     (rb"#NEXUS", "this is NEXUS"),
     (rb"\d+[ \t]+\d+\s*\n", "this is a PHYLIP alignment"),
     (rb"##(?:gff-version|fileformat=VCF)", "this is a table of a genome's features (GFF, VCF)"),
-    (rb"(?s).*?(?:%s)" % _NO_TEXT, "this is a binary file"),
     (_JSON, "this is JSON"),
+    (NO_TABLE.pattern, "this is a binary file"),
     (rb"[;#!]", _COMMENT),
 )
-# Letters of a line of a table that are looked at, fewer than csv's limit of a cell.
-_CELLS = 60_000
 # Names of the columns of a table of sequences, in small letters.
 _TABLE_COLUMNS = (("entry", "accession", "identifier", "id", "name"), ("sequence", "seq"))
+_WRITE = (
+    ": python -c \"import csv; [print('>' + r[{}], r[{}], sep='\\n') for r in csv.DictReader("
+    "open('TABLE', encoding='utf-8-sig'), delimiter={})]\" > SEQUENCES.fasta"
+)
 # Earlier UniProt releases are tar archives, whose first 257 bytes contain a file name.
 _TAR_MAGIC = 257
 FIRST_RECORDS = 1_000
@@ -118,7 +119,7 @@ _3DI = re.compile(rb"\S*_(?:ss|3di)\b", re.IGNORECASE)
 # SaProt writes the state of Foldseek, or #, after each residue.
 _PAIRS = re.compile(rb"(?:[A-Z#][a-z#])*")
 _PAIR_LETTERS = 10
-# Kinds are A, C, G and T: proteins of two of them exist, as (AAT)n of antifreeze or (GA)n.
+# Kinds are A, C, G and T or U: proteins of two of them exist, as (AAT)n of antifreeze or (GA)n.
 _NUCLEOTIDE_FRACTION, _NUCLEOTIDE_LETTERS, _NUCLEOTIDE_KINDS = 0.95, 50, 3
 # States of three or of eight kinds, and the least letters that are sure to be states or labels;
 # of the kinds in collagen, no number is.
@@ -155,23 +156,15 @@ def foreign_format(start: bytes) -> str:
             return what
     line, second = (*start.decode("utf-8", "backslashreplace").split("\n"), "")[:2]
     sign = "\t" if "\t" in line[:40] else max(",;", key=line.count)
-    # Of a quotation mark that is not closed, the second row is empty.
-    rows = [*csv.reader([line[:_CELLS], second[:_CELLS]], delimiter=sign), []]
+    # Fewer letters than the limit of csv; without a closed quotation mark the second row is empty.
+    rows = [*csv.reader([line[:60_000], second[:60_000]], delimiter=sign), []]
     names = {one.strip().lower(): one for one in rows[0]}
     known = [names[one[0]] for some in _TABLE_COLUMNS if (one := [x for x in some if x in names])]
     # Prose has commas, too, but not as many in each line.
     is_even = len(rows[0]) == len(rows[1])
     if sign in line and (sign == "\t" or is_even or known[1:]):
-        advice = " (docs/embed.md)"
-        if known[1:] and is_even:
-            cells, of = (
-                ", ".join(f"r[{one!r}]" for one in known),
-                "open('TABLE', encoding='utf-8-sig')",
-            )
-            advice = (
-                f": python -c \"import csv; [print('>' + {cells}, sep='\\n') for r in "
-                f'csv.DictReader({of}, delimiter={sign!r})]" > SEQUENCES.fasta'
-            )
+        typed = [*known, sign] if known[1:] and is_even else []
+        advice = _WRITE.format(*map(repr, typed)) if typed else " (docs/embed.md)"
         return (
             "this is a table; type protlm probe TABLE for labels, protlm score TABLE for variants, "
             f"or write its sequences as FASTA{advice}"
@@ -185,8 +178,7 @@ def foreign_letters(sequences: Sequence[bytes]) -> str:
     states = b"".join(sequences).upper().translate(None, b".~*")
     letters = states.replace(b"-", b"")
     size, used, fraction = len(letters), set(letters), _nucleotide_fraction(letters)
-    kinds = set(letters.replace(b"U", b"T")) & set(b"ACGT")
-    if fraction >= _NUCLEOTIDE_FRACTION and len(kinds) >= _NUCLEOTIDE_KINDS:
+    if fraction >= _NUCLEOTIDE_FRACTION and len(used & set(b"ACGTU")) >= _NUCLEOTIDE_KINDS:
         return (
             f"{fraction:.0%} of the letters of {where} are ACGTUN: this looks like DNA or RNA; "
             "translate it first (only protlm prepare has --allow-nucleotides); if they are "
@@ -211,7 +203,8 @@ def foreign_letters(sequences: Sequence[bytes]) -> str:
 
 
 def _nucleotide_fraction(letters: bytes) -> float:
-    """Returns the fraction of nucleotides in capitals; 0 of too few letters to tell."""
+    """Returns the fraction of nucleotides; 0 of too few letters to tell."""
+    letters = letters.upper().translate(None, b"-.~*")
     rest = len(letters.translate(None, NUCLEOTIDES))
     return 1 - rest / len(letters) if len(letters) >= _NUCLEOTIDE_LETTERS else 0
 
@@ -233,8 +226,7 @@ def annotation(data: bytes, *, allow_nucleotides: bool = False) -> str:
             "Foldseek; leave them out, and give residues: foldseek convert2fasta DB, not DB_ss"
         )
     letters = [b"".join(one.partition(b"\n")[2].split()) for one in records]
-    joined = b"".join(letters).upper().translate(None, b"-.~*")
-    if allow_nucleotides and _nucleotide_fraction(joined) >= _NUCLEOTIDE_FRACTION:
+    if allow_nucleotides and _nucleotide_fraction(b"".join(letters)) >= _NUCLEOTIDE_FRACTION:
         return ""
     if told := foreign_letters(letters):
         return told
