@@ -57,6 +57,7 @@ LETTERS: list[tuple[bytes, str, str]] = [
     ("MKV\u00a0\nLL".encode(), "", "letter that is not ASCII"),
     ("MKV\u3000".encode(), "", "letter that is not ASCII"),
     ("\u2028\nMKV".encode(), "", "letter that is not ASCII"),
+    (b"0.5 -1.25", "", "digit"),
     (b"MK@V", "", "character that is not a letter"),
     (b"M" * (MAX_RESIDUES + 1), "", f"longer than {MAX_RESIDUES:,} residues"),
     (b"M" * 10_000_000, "", f"longer than {MAX_RESIDUES:,} residues"),
