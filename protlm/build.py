@@ -213,8 +213,7 @@ def batching_strategy(
     if config.mode is Mode.concatenated:
         return Packing(*size)
     if config.batching is Batching.packed:
-        row = config.tokens_per_row
-        return WholeProteins(*size, crop=config.crop, row=row)
+        return WholeProteins(*size, crop=config.crop, row=config.tokens_per_row)
     return LengthBuckets(*size, crop=config.crop)
 
 

@@ -22,8 +22,8 @@ FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 # lowered, and rise only with a feature whose size was agreed before.
 STATEMENTS = {
     ("protlm", "data_prep"): 23159,
-    ("tests",): 22600,
-    ("benchmarks", "studies"): 4741,
+    ("tests",): 22418,
+    ("benchmarks", "studies"): 3518,
 }
 SLACK = 1.01
 

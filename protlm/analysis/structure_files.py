@@ -110,8 +110,9 @@ def read_model(path: Path) -> tuple[dict[str, list[Residue]], dict[str, list[str
     except (ValueError, LookupError, TypeError) as error:
         what = f"it cannot be read as {'an mmCIF' if is_mmcif else 'a PDB'} file ({error})"
         why = what if is_mmcif else foreign_structure(contents) or what
-        advice = "give a complete PDB or mmCIF file, plain or gzip"
-        raise InputDataError(f"{path}: {why}; {advice}") from error
+        raise InputDataError(
+            f"{path}: {why}; give a complete PDB or mmCIF file, plain or gzip"
+        ) from error
     notes = [f"{repeated:,} atoms are there twice, the first is used"] if repeated else []
     return chains, sequences, notes
 
@@ -128,8 +129,10 @@ def _chains(rows: Sequence[Sequence[str]]) -> tuple[dict[str, list[Residue]], in
         try:
             place, coordinates = (chain, _number(number), insertion), np.array(xyz, dtype="f")
         except ValueError:
-            what = f"the atom {atom} of {name} {number.strip()} of chain {chain}"
-            raise ValueError(f"{what} lacks the number of its residue, or x, y or z") from None
+            raise ValueError(
+                f"the atom {atom} of {name} {number.strip()} of chain {chain} lacks the number of "
+                "its residue, or x, y or z"
+            ) from None
         key, residue = (atom, alternative), known.get((*place, name))
         if residue is None or _starts_again(residue, key, coordinates, is_apart=place != last):
             residue = Residue(name, *place[1:], is_ligand=group == "HETATM")

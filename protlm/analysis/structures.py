@@ -123,8 +123,10 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
     others = tuple(name for name in chains if name != chosen)
     residues, num_left_out = chains[chosen]
     if num_left_out and not residues[1:]:
-        what = f"{path}, chain {chosen}: all residues have the number {residues[0].number}"
-        raise InputDataError(f"{what}; give each residue of a chain its own number")
+        raise InputDataError(
+            f"{path}, chain {chosen}: all residues have the number {residues[0].number}; give each "
+            "residue of a chain its own number"
+        )
     rows, of_gaps = _rows(residues, sequences.get(chosen, []))
     letters, atoms_L53, unknown = _with_gaps(rows)
     notes += [
@@ -148,8 +150,10 @@ def read_chain(path: Path, chain: str | None) -> Structure | None:
         return None
     structure = read_structure(existing_file(path, "a sequence file or a structure"), chain)
     if chain is None and structure.other_chains:
-        others = ", ".join(structure.other_chains)
-        message = f"{path}: chain {structure.chain} is used; --chain takes another: {others}"
+        message = (
+            f"{path}: chain {structure.chain} is used; --chain takes another: "
+            f"{', '.join(structure.other_chains)}"
+        )
         print(printable(message), file=sys.stderr)
     for note in structure.notes:
         print(printable(f"{path}, {note}"), file=sys.stderr)
@@ -184,8 +188,11 @@ def _residues(chain: Sequence[Residue]) -> tuple[list[Residue], int]:
             or any(is_bonded(residue, other) for other in after)
         ]
         if in_chain:
-            first = in_chain[0]
-            options = [x for x in group if are_alternatives(first, x, is_in_chain=x in in_chain)]
+            options = [
+                residue
+                for residue in group
+                if are_alternatives(in_chain[0], residue, is_in_chain=residue in in_chain)
+            ]
             num_left_out += len({*in_chain} - {*options})
             chosen = max(options, key=lambda option: fmean(option.occupancies.values()))
             chosen.options = tuple(option.name for option in options)
@@ -220,8 +227,10 @@ def _rows(
         found = dict(zip(places, residues, strict=True))
         rows = [(found.get(place), name) for place, name in enumerate(names)]
         if absent := len(rows) - len(residues):
-            what = "the sequence that the file states has them"
-            return rows, [f"{absent} of {len(rows)} residues have no coordinates; {what}"]
+            return rows, [
+                f"{absent} of {len(rows)} residues have no coordinates; their letters are from the "
+                "sequence that the file states"
+            ]
         return rows, []
     unfit = "the sequence that the file states does not fit its atoms, and is not used"
     rows, notes = [], [unfit] if stated else []

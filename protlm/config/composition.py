@@ -27,7 +27,7 @@ _FLAGS_WITH_VALUE = ("--cfg", "--info", "--config")
 OWN_FLAGS = ("--debug", "--break-lock")
 TRAIN_FLAGS = ("--config", "--break-lock", "--debug")
 HYDRA_FLAGS = ("--help", "--cfg", "--resolve", "--info", "--multirun", "-m")
-# Settings that are paths: their values are taken as they were typed.
+# Settings that are paths or names: their values are taken as they were typed.
 PATHS = {
     "run_dir",
     "data.dir",
@@ -36,6 +36,7 @@ PATHS = {
     "objective.teacher",
     "trainer.measure_assay",
     "trainer.measure_wild_type",
+    "logger.wandb_project",
     "checkpoint",
     "output",
 }
@@ -46,12 +47,10 @@ _LARGEST = 1 << 20
 _DEEPEST = 32
 # "a.b=1 c.d=2" in one argument: a value and, after a space, another key.
 _TWO_SETTINGS = re.compile(r"[^\s=]+=[^\s'\"\[{]*\s+[\w.]+=")
-# Settings that are gone: the value that changed nothing, and what replaces them.
+# Settings that are gone, and what replaces them.
 REMOVED = {
-    "data.curriculum": (
-        [],
-        "train with a short data.max_length, then with a longer one and model.init_from=RUN",
-    ),
+    "data.curriculum": "train with a short data.max_length, then with a longer one and "
+    "model.init_from=RUN",
 }
 _NUMBERS = {"Float": "a number, e.g. 1e-3", "Integer": "a whole number, e.g. 8"}
 _SECTIONS = ("attention", "data", "model", "objective", "optimizer", "trainer")
@@ -95,7 +94,7 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
     name = "train" if schema is TrainConfig else "evaluate"
     with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
         try:
-            config = hydra_compose(name, [quoted(override, schema) for override in overrides])
+            config = hydra_compose(name, [quoted(override) for override in overrides])
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_explain(error, overrides)) from error
     return _with_home(config)
@@ -122,15 +121,14 @@ def check_setting(argument: str, schema: type) -> None:
     _check_choice(key_of(argument), argument.partition("=")[2])
 
 
-def _check_key(key: str, schema: type) -> Any:
-    """Refuses a setting that does not exist; returns the type of one that does, if it has one."""
+def _check_key(key: str, schema: type) -> None:
     if key in REMOVED:
-        raise UserError(f"{key} was removed; {REMOVED[key][1]}")
+        raise UserError(f"{key} was removed; {REMOVED[key]}")
     here: Any = schema
     walked: list[str] = []
     for part in key.split("."):
         if not is_dataclass(here):
-            return None
+            return
         known = {one.name: one.type for one in fields(here)}
         if part not in known and not (not walked and part in ("experiment", "hydra")):
             hint = did_you_mean(part, {name: ".".join([*walked, name]) for name in known})
@@ -138,7 +136,6 @@ def _check_key(key: str, schema: type) -> Any:
             raise UserError(f"{key} is not a setting{hint or listed}")
         here = known.get(part)
         walked.append(part)
-    return here
 
 
 def _check_choice(group: str, value: str) -> None:
@@ -199,7 +196,7 @@ def through_hydra(
     # Hydra's parser takes settings in one place only: here before the flags with their values.
     pairs = zip(["", *arguments], arguments, strict=False)
     ordered = sorted(pairs, key=lambda two: two[1][:1] == "-" or two[0] in _FLAGS_WITH_VALUE)
-    sys.argv[1:] = [one if is_sweep and "," in one else quoted(one, schema) for _, one in ordered]
+    sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for _, one in ordered]
     # What --info logs may lose its reader: `| head`.
     logging.raiseExceptions = False
     # Errors are raised here, and reported in one sentence.
@@ -210,14 +207,14 @@ def through_hydra(
         raise UserError(_explain(error, arguments)) from error
 
 
-def quoted(override: str, schema: type) -> str:
-    r"""Quotes the value of a setting that is a path, so that Hydra's grammar does not read it.
+def quoted(override: str) -> str:
+    r"""Quotes a path or a name, so that Hydra's grammar does not read it.
 
-    Of other settings, digits of text are quoted, and numbers are as they are typed.
+    Numbers are as they are typed.
 
-    >>> [quoted(one, TrainConfig) for one in ("run_dir=run (1)", "data.dir=null", "seed=1e1")]
-    ["run_dir='run (1)'", 'data.dir=null', 'seed=10']
-    >>> quoted("logger.wandb_project=1e3", TrainConfig)
+    >>> quoted("run_dir=run (1)"), quoted("data.dir=null"), quoted("seed=1e1")
+    ("run_dir='run (1)'", 'data.dir=null', 'seed=10')
+    >>> quoted("logger.wandb_project=1e3")
     "logger.wandb_project='1e3'"
     """
     name, equals, value = override.partition("=")
@@ -226,14 +223,11 @@ def quoted(override: str, schema: type) -> str:
         return re.sub(r"(\bdir:\s*)(~[^,}]*)", r"\1'\2'", override)
     is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
     if key_of(name) not in PATHS:
-        # Digits that are text.
-        if re.fullmatch(r"[-+.,\deE]+", value) and _check_key(key_of(name), schema) in (
-            str,
-            str | None,
-        ):
-            return f"{name}='{value}'"
-        advice = "; for a run with each value, add --multirun"
-        return f"{name}{equals}{number_typed(f'{name}=', value, advice)}"
+        return (
+            name
+            + equals
+            + number_typed(f"{name}=", value, "; for a run with each value, add --multirun")
+        )
     if not equals or is_quoted or value in ("", "null", "???"):
         return override
     # In Hydra's grammar, backslashes escape only when they precede a quote.
@@ -363,11 +357,10 @@ def read_run_config(path: Path) -> dict[Any, Any]:
 
 
 def drop_removed(settings: Any) -> None:
-    """Takes settings that are gone out of a file; raises ValueError if they changed something."""
-    for name, (neutral, instead) in REMOVED.items():
+    """Takes settings that are gone out of a file; raises ValueError if they have a value there."""
+    for name, instead in REMOVED.items():
         section, _, key = name.partition(".")
-        value = settings.get(section, {}).pop(key, neutral)
-        if value != neutral:
+        if value := settings.get(section, {}).pop(key, None):
             raise ValueError(f"{name}={value} was removed; {instead}")
 
 

@@ -122,9 +122,8 @@ def _write(graph: Graph, model: PretrainedModel, path: Path) -> None:
             verbose=False,
         )
     about = {"version": __version__, "max_positions": model.max_length, **described.to_plain()}
-    program.model.metadata_props.update(
-        {"protlm": json.dumps(about), "tokenizer.json": tokenizer_of(described.frame)}
-    )
+    program.model.metadata_props["protlm"] = json.dumps(about)
+    program.model.metadata_props["tokenizer.json"] = tokenizer_of(described.frame)
     program.save(path, external_data=False)
 
 

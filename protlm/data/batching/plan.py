@@ -128,10 +128,6 @@ class SampleBlock:
     passes: np.ndarray
     num_residues: np.ndarray
 
-    @property
-    def end(self) -> Progress:
-        return Progress(self.start.epoch, self.start.samples + len(self.samples))
-
 
 @dataclass(frozen=True)
 class BatchingStrategy(ABC):
@@ -299,8 +295,10 @@ class Forecast:
         padding = f"{1 - self.useful_fraction:.1%} of the positions of a batch are padding"
         if not self.cropped:
             return padding
-        cropped = f"{self.cropped:,} of the first {self.num_samples:,} sequences"
-        return f"{cropped} are cropped, by {self.left_out:,} residues; {padding}"
+        return (
+            f"{self.cropped:,} of the first {self.num_samples:,} sequences are cropped, by "
+            f"{self.left_out:,} residues; {padding}"
+        )
 
 
 def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) -> Forecast:

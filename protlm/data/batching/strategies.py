@@ -253,6 +253,6 @@ class Packing(BatchingStrategy):
         """Returns the position of a token of the block's stream, or the end of the block."""
         number = int(np.searchsorted(ends, token, side="right"))
         if number == len(ends):
-            return block.end
+            return Progress(block.start.epoch, block.start.samples + len(block.samples))
         begin = int(ends[number - 1]) if number else 0
         return Progress(block.start.epoch, block.start.samples + number, token - begin)

@@ -133,7 +133,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Embedding:
         return self.network.embedding
 
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
+    def set_input_embeddings(self, value: Any) -> None:
         self.resize_token_embeddings(value.num_embeddings)
         self.network.add_module("embedding", value)
 
