@@ -20,6 +20,8 @@ from protlm.downstream.metrics import (
     spearman,
     top_recall,
 )
+from protlm.downstream.probe_results import few_in_test
+from protlm.downstream.tasks import Targets, Task
 from protlm.downstream.variants import Assay, Variant, parse_mutant
 
 MEASURED = np.array(
@@ -141,3 +143,14 @@ def test_averages_weight_proteins_and_selection_types() -> None:
     }
     found = averages({"a": 0.2, "b": 0.4, "c": 0.5, "d": 0.0}, assays)
     assert found == pytest.approx({"Activity": 0.4, "Stability": 0.0, "mean of types": 0.2})
+
+
+@pytest.mark.parametrize("task", [Task.one_class, Task.several_classes, Task.residue_classes])
+@pytest.mark.parametrize(("size", "few"), [(9, True), (10, False), (20, False), (21, True)])
+def test_few_test_proteins_with_or_without_a_class_are_noted(task: Task, size: int, few: bool):
+    """Of 30; residues are of their proteins."""
+    groups = np.repeat(np.arange(60), 5 if task is Task.residue_classes else 1)
+    values = np.stack([groups < 15, groups < size], axis=1)
+    values = values if task is Task.several_classes else 1 * values[:, 1]
+    targets = Targets(task, ["a", "b"], values, groups)
+    assert len(few_in_test(targets, np.arange(30))) == few

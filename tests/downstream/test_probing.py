@@ -25,7 +25,6 @@ from protlm.downstream.metrics import LABEL_METRICS, label_scores
 from protlm.downstream.probe_results import (
     Probe,
     comparison,
-    few_in_test,
     read_probe,
     scores_of,
     write_probe,
@@ -247,17 +246,6 @@ def test_intervals_at_the_ends_and_of_undefined_resamples() -> None:
         assert 0 < low <= one.values[name] <= high < 1
     none = label_scores(1.0 * labels, labels & False, np.arange(12), Task.several_classes)
     assert np.isnan(none.interval("AUPRC")).all() and np.isnan(none.interval("Fmax")).all()
-
-
-@pytest.mark.parametrize("task", [Task.one_class, Task.several_classes, Task.residue_classes])
-@pytest.mark.parametrize(("size", "few"), [(9, True), (10, False), (20, False), (21, True)])
-def test_few_test_proteins_with_or_without_a_class_are_noted(task: Task, size: int, few: bool):
-    """Of 30; residues are of their proteins."""
-    groups = np.repeat(np.arange(60), 5 if task is Task.residue_classes else 1)
-    values = np.stack([groups < 15, groups < size], axis=1)
-    values = values if task is Task.several_classes else 1 * values[:, 1]
-    targets = Targets(task, ["a", "b"], values, groups)
-    assert len(few_in_test(targets, np.arange(30))) == few
 
 
 def test_clusters_are_drawn_whole_and_those_of_all_folds_at_once(numbers) -> None:
