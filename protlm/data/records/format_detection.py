@@ -121,8 +121,8 @@ _PAIRS = re.compile(rb"(?:[A-Z#][a-z#])*")
 _PAIR_LETTERS = 10
 # Kinds are A, C, G and T or U: proteins of two of them exist, as (AAT)n of antifreeze or (GA)n.
 _NUCLEOTIDE_FRACTION, _NUCLEOTIDE_LETTERS, _NUCLEOTIDE_KINDS = 0.95, 50, 3
-# States of three or of eight kinds, and the least letters that are sure to be states or labels;
-# of the kinds in collagen, no number is.
+# States of three or of eight kinds, and the least letters that are sure to be states or labels. The
+# letters of collagen are residues, however many there are.
 _STATES, _STATE_LETTERS, _COLLAGEN = (set(b"HECGIBTSP-"), set(b"CEHL")), 500, set(b"GPST-")
 _LABELS, _LABEL_RECORDS, _LABEL_LETTERS = 4, 10, 1_000
 
