@@ -148,9 +148,12 @@ def test_whole_numbers_of_flags_are_integers() -> None:
     del typed[6]
     read = ["embed", "--seed", "1000", "--k=2", "--top-p", "1e-3", "-o", "1e3"]
     assert cli._checked_values(typed) == read
-    for one in ("--seed=1,5", "--min-length=1,5", "--temperature=1,5", "--valid-fraction=1,5"):
-        with pytest.raises(UserError, match=r"1,5 has a comma for a point; write 1\.5$"):
-            cli._checked_values(["x", one])
+    for flag, told in (
+        *((flag, r"has a comma for a point; write 1\.5$") for flag in ("temperature", "top-p")),
+        *((flag, "must be a whole number, typed in digits") for flag in ("seed", "min-length")),
+    ):
+        with pytest.raises(UserError, match=f"--{flag} 1,5 {told}"):
+            cli._checked_values(["x", f"--{flag}=1,5"])
 
 
 OVER = "no part is finished: the same command starts over"
