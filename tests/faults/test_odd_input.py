@@ -96,7 +96,7 @@ def refuse_bytes(prepare_bytes, tmp_path) -> Callable[..., str]:
 REFUSED = {
     "no valid record": (b">a\n>b\n", "none of the 2 records can be used: 2 blank sequence"),
     "table": (b"id\tlabel\n", "line 1: this is a table; type protlm probe TABLE for labels"),
-    "structure": (b"HEADER    X\n", "this is a structure (PDB), which protlm contacts and"),
+    "structure": (b"HEADER    X\n", "this is a structure (PDB), which only protlm contacts"),
     "truncated gzip": (TINY[:1_000], "truncated or damaged near byte"),
     "holes": (CLEAN + b">c\nMK" + bytes(4096) + b"\n", "1 of 3 records contain NUL bytes"),
     "DNA": (DNA, "--allow-nucleotides"),
