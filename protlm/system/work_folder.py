@@ -61,7 +61,7 @@ class Kind:
 def _refuse_special_files(folder: Path, kind: Kind, *, restart: bool) -> None:
     """Refuses pipes, sockets, devices and broken links, for which a process may wait forever.
 
-    Where the work cannot go on without the file, it has to start over, which removes it.
+    Work that needs the file has to start over, which removes it.
     """
     for path in folder.rglob("*"):
         # Skips what another process has removed meanwhile.
