@@ -8,7 +8,6 @@ it has before (Linux only).
 """
 
 import argparse
-import ctypes
 import sys
 import time
 from functools import partial
@@ -38,6 +37,7 @@ from protlm.config.composition import compose
 from protlm.interop.onnx_file import INPUTS, Graph, difference, export
 from protlm.loading import model_of
 from protlm.model.transformer import build_network
+from protlm.system.processes import return_freed_memory
 
 MECHANISMS = ("softmax", "performer_relu", "performer_softmax", "hybrid", "linear")
 LENGTHS, QUICK_LENGTHS, BATCHES = (64, 512, 2048, 8192), (8, 40), (1, 4)
@@ -78,7 +78,7 @@ class File:
 def peak(run: partial[float]) -> int:
     """Returns the bytes that a run adds to the memory of this process at most."""
     # Of what earlier runs left, a run would use some again.
-    ctypes.CDLL(None).malloc_trim(0)
+    return_freed_memory()
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
     run()
