@@ -37,9 +37,9 @@ from protlm.data.dataset import collate
 from protlm.data.records import Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.embedding import Embedder, batches
-from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import build_network
+from protlm.options.embed import Pooling
 from protlm.system.paths import sample_dir
 
 ESM_2_8M = Sizes(num_layers=6, model_dim=320, num_heads=20, feedforward_dim=1280)

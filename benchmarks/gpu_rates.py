@@ -36,9 +36,9 @@ from protlm.data.records import Tally, read_records
 from protlm.loading import load_model
 from protlm.model.embedding import Embedder, embed_all
 from protlm.model.objective import target_sums
-from protlm.model.pooling import Pooling
 from protlm.model.pretrained import TokenBatch
 from protlm.model.transformer import ProteinLM, build_network, num_parameters
+from protlm.options.embed import Pooling
 from protlm.system.paths import sample_dir
 from protlm.training.callbacks.hooks import compile_model
 

@@ -15,7 +15,7 @@ from scipy.special import ndtr, ndtri
 
 from protlm.analysis.bootstrap import Metrics, percentiles
 from protlm.downstream.metrics import label_scores
-from protlm.downstream.tasks import Task
+from protlm.options.labels import Task
 from studies.tables import markdown
 
 # The fractions of positives, in classes of proteins or in ten residues of a protein, and the

@@ -40,9 +40,9 @@ from protlm.conversion import convert
 from protlm.data.vocabulary import STANDARD
 from protlm.loading import model_of
 from protlm.model.embedding import Embedder
-from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import build_network
+from protlm.options.embed import Pooling
 from protlm.system.processes import keep_freed_memory
 
 ORIGINAL = "softmax"

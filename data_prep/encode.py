@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import compress
-from typing import Any
 
 import numpy as np
 
 from protlm.data.records import Block, Record, Tally
 from protlm.data.shards.writer import PackedSequences
-from protlm.system.errors import UserError
+from protlm.options.prepare import Selection
 
 from .clusters import ClusterTable
 from .split import SplitRule
@@ -21,62 +20,26 @@ UNLISTED = "a cluster by itself, because it is missing from the cluster table"
 _VIRUS = re.compile(r"\b(bacterio)?phage|virus\b")
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Criteria for records to keep; the default keeps all.
-
-    Args:
-        no_fragments: records whose source does not say whether they are fragments are kept.
-        organisms: names, which include strains, or NCBI taxon numbers; a record must match one of
-            them. Records without an organism in the source are left out.
-    """
-
-    min_length: int | None = None
-    max_length: int | None = None
-    no_fragments: bool = False
-    organisms: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        shortest = 1 if self.min_length is None else self.min_length
-        longest = self.max_length
-        if shortest < 1 or (longest is not None and longest < shortest):
-            bounds = {"--min-length": self.min_length, "--max-length": self.max_length}
-            given = " ".join(f"{flag} {n}" for flag, n in bounds.items() if n is not None)
-            raise UserError(
-                f"{given}: no record has such a length; both are numbers of residues, at least 1, "
-                "the first not above the second"
-            )
-        if not all(organism.strip() for organism in self.organisms):
-            raise UserError("--organism '' is empty; give a name or a number: 9606")
-
-    def select(self, records: Iterator[Record], tally: Tally) -> Iterator[Record]:
-        """Yields the selected records, and counts the others as filtered."""
-        taxa = {int(organism) for organism in self.organisms if organism.isdecimal()}
-        names = tuple(o.casefold() for o in self.organisms if not o.isdecimal())
-        for record in records:
-            length = len(record.sequence)
-            if self.min_length is not None and length < self.min_length:
-                tally.filtered[f"shorter than {self.min_length:,} residues"] += 1
-            elif self.max_length is not None and length > self.max_length:
-                tally.filtered[f"longer than {self.max_length:,} residues"] += 1
-            elif self.no_fragments and record.is_fragment:
-                tally.filtered["fragment"] += 1
-            elif self.organisms and not _is_of(record, taxa, names):
-                is_missing = (taxa and record.taxon is None) or (names and record.organism is None)
-                why = "organism missing in the source" if is_missing else "other organism"
-                tally.filtered[why] += 1
-            else:
-                if self.no_fragments and record.is_fragment is None:
-                    tally.noted["fragment status missing in the source"] += 1
-                yield record
-
-    def describe(self) -> dict[str, Any]:
-        return {
-            "--min-length": self.min_length,
-            "--max-length": self.max_length,
-            "--no-fragments": self.no_fragments,
-            "--organism": self.organisms,
-        }
+def selected(records: Iterator[Record], selection: Selection, tally: Tally) -> Iterator[Record]:
+    """Yields the selected records, and counts the others as filtered."""
+    taxa = {int(organism) for organism in selection.organisms if organism.isdecimal()}
+    names = tuple(o.casefold() for o in selection.organisms if not o.isdecimal())
+    for record in records:
+        length = len(record.sequence)
+        if selection.min_length is not None and length < selection.min_length:
+            tally.filtered[f"shorter than {selection.min_length:,} residues"] += 1
+        elif selection.max_length is not None and length > selection.max_length:
+            tally.filtered[f"longer than {selection.max_length:,} residues"] += 1
+        elif selection.no_fragments and record.is_fragment:
+            tally.filtered["fragment"] += 1
+        elif selection.organisms and not _is_of(record, taxa, names):
+            is_missing = (taxa and record.taxon is None) or (names and record.organism is None)
+            why = "organism missing in the source" if is_missing else "other organism"
+            tally.filtered[why] += 1
+        else:
+            if selection.no_fragments and record.is_fragment is None:
+                tally.noted["fragment status missing in the source"] += 1
+            yield record
 
 
 @dataclass(frozen=True)
@@ -124,7 +87,7 @@ class Encoder:
         identifiers: list[str] = []
         sequences: list[bytes] = []
         digests: list[bytes] = []
-        for record in self.selection.select(block.records(tally), tally):
+        for record in selected(block.records(tally), self.selection, tally):
             letters = record.sequence.encode()
             digest = blake2b(letters, digest_size=DIGEST_BYTES).digest()
             split = rule.split_of(record, digest)

@@ -11,6 +11,7 @@ from rich.table import Table
 from protlm.data.relatives import SKETCH_SIZE, K, KmerIndex, batches, sketch
 from protlm.data.shards.data_set import SplitReader, open_split
 from protlm.data.shards.manifest import read_manifest
+from protlm.options.prepare import LeakageOptions
 from protlm.system.errors import UserError, one_of
 from protlm.system.json_file import write_json
 from protlm.system.paths import check_output
@@ -24,15 +25,6 @@ from .split import TRAIN
 _MAX_COMPARED = 50_000
 # Further fractions that have a row in the table, in tenths.
 _LEVELS = (9, 5, 2)
-
-
-@dataclass(frozen=True)
-class LeakageOptions:
-    """`min_shared` is the fraction of a sequence's k-mers that a close relative must contain."""
-
-    min_shared: float = 0.5
-    json: Path | None = None
-    mmseqs: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,20 @@ from protlm.system.work_folder import difference
 from .report import Report, conclude, read_rejected
 
 
-def merge(parts: Sequence[Path], out: Path) -> Report:
+def merge(parts: Sequence[Path], output: Path) -> Report:
     """Merges several data sets into one; where the disk allows it, shards are hard-linked.
 
     Sequences that occur in two parts are kept in both. Clusters are kept if all parts have those
     of the same table.
     """
     if len({os.path.realpath(part) for part in parts}) != len(parts) or not parts:
-        raise UserError("give the data sets to merge, each once: protlm data merge A B --out DIR")
+        raise UserError(
+            "give the data sets to merge, each once: protlm data merge A B --output DIR"
+        )
     manifests = _mergeable(parts, verify="full")
     _warn_of_sources_in_common(parts, manifests)
     _warn_of_lost_clusters(parts, manifests)
-    with complete_folder(out) as directory:
+    with complete_folder(output) as directory:
         report = _merge(parts, manifests, directory)
     report.print()
     return report

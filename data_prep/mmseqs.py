@@ -14,10 +14,11 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
+from protlm.data.records import Record, SequenceFile, Tally
 from protlm.data.records.record import accession
 from protlm.data.tables import read_clusters
 from protlm.data.vocabulary import VOCABULARY
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.paths import existing_file, explain_os_error, scratch_name

@@ -3,67 +3,40 @@
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from protlm.data.records import ReadOptions, Tally
+from protlm.data.records import Tally
 from protlm.data.shards.data_set import verify
 from protlm.data.shards.manifest import MANIFEST
+from protlm.options.jobs import Submission
+from protlm.options.prepare import PrepareOptions, SplitOptions
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.interruption import sigterm_as_interrupt
-from protlm.system.shares import Submission, in_order
+from protlm.system.shares import in_order
 from protlm.system.terminal import JobProgress, printable
 from protlm.system.work_folder import refuse_finished
 
 from .clusters import ClusterSplit, ClusterTable
 from .duplicates import DigestSet
-from .encode import Encoder, Selection
+from .encode import Encoder
 from .families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, refuse_empty_hold_out
 from .merge import merge_into
 from .mmseqs import Clustering, cluster_sources
 from .report import Report, conclude, refuse_too_many_rejects, warn_of_rejects
 from .segments import OpenSegment
-from .sources import STANDARD_INPUT, Place, SourceReader, check_formats, find_sources, refuse_inside
+from .sources import (
+    STANDARD_INPUT,
+    Place,
+    SourceReader,
+    check_formats,
+    find_sources,
+    list_files,
+    refuse_inside,
+)
 from .split import HashSplit, SplitRule, TableSplit
 from .work_folder import DATA_SET, BuildFolder, Plan, build_folder
-
-
-@dataclass(frozen=True)
-class PrepareOptions:
-    """Options of a build, except those of its splits.
-
-    Args:
-        workers: number of processes that parse and encode; it does not change the result.
-        deduplicate: keeps only the first of identical sequences.
-        shard_residues: minimum number of residues of a segment, which becomes one shard in each
-            split, unless its sequences are very short.
-        is_share: the data set will be merged with others, so it may lack held-out families, and no
-            report is printed.
-    """
-
-    workers: int = 1
-    selection: Selection = field(default_factory=Selection)
-    deduplicate: bool = False
-    max_reject_rate: float = 0.01
-    shard_residues: int = 256_000_000
-    reading: ReadOptions = field(default_factory=ReadOptions)
-    restart: bool = False
-    break_lock: bool = False
-    is_share: bool = False
-
-    def settings(self) -> dict[str, Any]:
-        """Returns the settings that the result depends on, by flag."""
-        return {
-            "--shard-residues": self.shard_residues,
-            "--deduplicate": self.deduplicate,
-            "--allow-nucleotides": self.reading.allow_nucleotides,
-            "--allow-comments": self.reading.allow_comments,
-            "--allow-gaps": self.reading.allow_gaps,
-            "--ignore-trailing-garbage": self.reading.ignore_trailing_garbage,
-            **self.selection.describe(),
-        }
 
 
 def prepare(
@@ -92,7 +65,7 @@ def prepare(
     if submission and (options.deduplicate or STANDARD_INPUT in sources):
         what = "--deduplicate" if options.deduplicate else "standard input"
         raise UserError(f"--executor runs one job per file, which excludes {what}")
-    settings = {**options.settings(), "--executor": submission and submission.executor.value}
+    settings = {**options.settings(), "--executor": submission and str(submission.executor)}
     table = None if clusters is None else (clusters.path.name, clusters.sha256)
     plan = Plan(find_sources(sources), settings, split_rule.describe(), table)
     encoder = Encoder(options.selection, split_rule, clusters)
@@ -188,27 +161,19 @@ def _conclude(work: BuildFolder, plan: Plan) -> Report:
     return conclude(work.data, splits, sources, totals, plan.split_rule, plan.clusters)
 
 
-@dataclass(frozen=True)
-class SplitOptions:
-    """Options of the split rule; the default is a random split.
-
-    Args:
-        split_table: table of the split of each accession; excludes all options except clusters.
-        ood_families: words of the family table, separate or joined by commas; if empty, the Pfam
-            families of the Performer paper.
-        cluster_table: the `cluster.tsv` of MMseqs2; determines the clusters, and without a split
-            table also the splits.
-        cluster: creates such a table with MMseqs2.
-    """
-
-    valid_fraction: float = 0.01
-    test_fraction: float = 0.01
-    split_table: Path | None = None
-    ood_families: tuple[str, ...] = ()
-    family_table: Path | None = None
-    cluster_table: Path | None = None
-    cluster: bool = False
-    cluster_identity: float | None = None
+def prepare_files(
+    sources: Sequence[Path],
+    out: Path,
+    split: SplitOptions,
+    options: PrepareOptions,
+    submission: Submission | None,
+) -> None:
+    """Prepares files, and folders of files, by the split rule of the options."""
+    files = list_files(sources)
+    if submission is not None:
+        submission.check()
+    rule, clusters = make_rule(split, files, out, options)
+    prepare(files, out, split_rule=rule, clusters=clusters, options=options, submission=submission)
 
 
 def make_rule(
@@ -218,7 +183,6 @@ def make_rule(
 
     Reads the tables, and clusters the sources if requested.
     """
-    _check(options)
     fractions = HashSplit(options.valid_fraction, options.test_fraction)
     # Tables and clusters may take hours, so an output that cannot be written is reported first.
     refuse_finished(out, DATA_SET)
@@ -251,25 +215,3 @@ def _clusters(
         )
         path = cluster_sources(sources, out, clustering)
     return None if path is None else ClusterTable(path)
-
-
-def _check(options: SplitOptions) -> None:
-    others = {
-        "--valid-fraction": options.valid_fraction != SplitOptions.valid_fraction,
-        "--test-fraction": options.test_fraction != SplitOptions.test_fraction,
-        "--family-table": options.family_table is not None,
-    }
-    given = [flag for flag, is_given in others.items() if is_given]
-    if options.split_table is not None and given:
-        raise UserError(
-            f"--split-table determines the split of every record and excludes {given[0]}: give one"
-        )
-    if options.cluster_table is not None and options.cluster:
-        raise UserError("--cluster creates a cluster table and excludes --cluster-table: give one")
-    if options.cluster_identity is not None and not options.cluster:
-        raise UserError("--cluster-identity requires --cluster, which is not given")
-    if options.ood_families and options.family_table is None:
-        raise UserError(
-            "--ood-families requires --family-table TABLE, which lists the families of accessions: "
-            "at uniprot.org choose Download, TSV, and the columns Entry and Pfam"
-        )

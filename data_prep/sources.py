@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from protlm.data.records import Block, ReadOptions, SequenceFile
+from protlm.data.records import Block, SequenceFile
 from protlm.data.records.source import STANDARD_INPUT, fast_zlib
 from protlm.data.shards.manifest import SourceEntry
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import existing_file
 

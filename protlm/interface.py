@@ -15,15 +15,17 @@ from protlm.analysis.features.autoencoder import read_features
 from protlm.attention.layers import attention_label
 from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
-from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.records.proteins import Proteins
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.downstream.estimators import Estimator, Predictor, default_estimator, perplexity, score
+from protlm.downstream.estimators import Predictor, default_estimator, perplexity, score
 from protlm.downstream.variants import is_mutant, parse_mutant, parse_sequence
 from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, embed_all
 from protlm.model.memory import Room
-from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel, numbers_of
 from protlm.model.transformer import num_parameters
+from protlm.options.embed import Pooling
+from protlm.options.score import Estimator
+from protlm.options.shared import Duplicates
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
 
 if TYPE_CHECKING:

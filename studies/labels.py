@@ -19,16 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from protlm.commands.finetune import HEAD, MERGED, FinetuneOptions, finetune_labels
+from protlm.commands.finetune import HEAD, MERGED, finetune_labels
 from protlm.commands.probe import probe_labels
 from protlm.data.records import Tally, read_records
 from protlm.data.tables import read_table
-from protlm.downstream.examples import LabelOptions
 from protlm.downstream.probe_results import comparison, metric_rows
-from protlm.downstream.probing import ProbeOptions
 from protlm.loading import pick_device
+from protlm.options.labels import FinetuneOptions, FinetuneSettings, LabelOptions, ProbeOptions
 from protlm.system.paths import complete_file
-from protlm.training.labels import FinetuneSettings
 from studies.settings import keep_settings
 from studies.tables import markdown
 

@@ -28,9 +28,9 @@ from protlm.config.composition import compose
 from protlm.data.vocabulary import RESIDUES, STANDARD, VOCABULARY, vocabulary_of
 from protlm.interface import Model
 from protlm.loading import load_model
-from protlm.model.decoding import Sampling
 from protlm.model.embedding import embeddings
 from protlm.model.transformer import build_network
+from protlm.options.generate import Sampling
 from protlm.system.errors import InputDataError, UserError
 from protlm.training.labels import Batches, LabeledTokens
 from tests.fixtures.commands import Command, read_table

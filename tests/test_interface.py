@@ -20,12 +20,13 @@ import protlm
 from protlm import interface, loading
 from protlm.attention import names
 from protlm.checkpoints.format import Checkpoint
-from protlm.commands.contacts import ContactOptions, contacts
+from protlm.commands.contacts import contacts
 from protlm.data.records import Record
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.interface import Model
 from protlm.model.embedding import Embedder
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.look import ContactOptions
 from protlm.system.errors import InputDataError, UserError
 from tests.small_models import small_model
 

@@ -17,16 +17,17 @@ from protlm.analysis.head_survey import pool as pooled_cells
 from protlm.analysis.replacement import masked_scores
 from protlm.attention import names
 from protlm.attention.linearized.gates import decays
-from protlm.model.decoding import Sampling
-from protlm.model.gibbs import Sweeps, resample
-from protlm.model.pooling import Pooling, pool
+from protlm.model.gibbs import resample
+from protlm.model.pooling import pool
 from protlm.model.positions import Rotary
 from protlm.model.transformer import ProteinLM
+from protlm.options.embed import Pooling
+from protlm.options.generate import Sampling, Sweeps
+from protlm.options.labels import FinetuneSettings
 from protlm.report.protein import predicted_distributions
 from protlm.system.errors import UserError
 from protlm.system.paths import shipped
 from protlm.training.finetuning import check_devices
-from protlm.training.labels import FinetuneSettings
 from tests.attention.cases import shipped_options
 from tests.fixtures.apple import apple_gpu
 from tests.rounding import condition_of, error_bound
@@ -154,7 +155,9 @@ def test_a_model_on_it_embeds_scores_and_samples(tiny_run: Path, causal_run: Pat
 
 
 def test_features_are_learned_on_it_and_fine_tuning_is_refused():
-    settings = SparseSettings("0" * 64, "0" * 64, 1, latents=8, k=2, residues=20)
+    settings = SparseSettings(
+        model="0" * 64, vocabulary="0" * 64, layer=1, latents=8, k=2, residues=2_048
+    )
     states_BD = torch.randn(20, 4)
 
     def learned(device: str) -> dict[str, Tensor]:

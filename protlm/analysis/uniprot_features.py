@@ -8,8 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from protlm.data.records import Feature, ReadOptions, SequenceFile, Tally
+from protlm.data.records import Feature, SequenceFile, Tally
 from protlm.data.relatives import unrelated
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError
 from protlm.system.terminal import JobProgress
 

@@ -3,85 +3,31 @@
 import os
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, NoReturn
-
-import typer
-from typer.exceptions import TyperException
+from typing import NoReturn
 
 from protlm import __version__
-from protlm.cli.data import checkpoint_app, data_app, prepare
-from protlm.cli.features import features_app
-from protlm.cli.labels import benchmark, finetune, predict, probe
-from protlm.cli.options import FRACTIONS, OUTPUT, RANGES, Device, Model, model_or_default, option
-from protlm.cli.use import attention, contacts, embed, generate, inspect, score
-from protlm.commands.outputs import check_figure_output
-from protlm.config.fields import number_typed
+from protlm.cli.commands import COMMANDS, GROUPS, MODEL_NAMES, OUTPUT_NAMES
+from protlm.cli.completion import script
+from protlm.cli.flags import help_text, imported, read, table, wrapped
 from protlm.system import interruption
-from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError, exit_with_message
+from protlm.system.errors import UserError, did_you_mean, exit_with_message
 from protlm.system.paths import in_home, shipped
 from protlm.system.processes import ignore_modules_of_working_folder, keep_freed_memory
 
-app = typer.Typer(
-    name="protlm",
-    help="Train protein language models with linear-cost attention, embed proteins, and inspect "
-    "attention.",
-    epilog=f"Files that messages name, such as docs/train.md, are in {shipped('docs').parent}.",
-    # Inherited by the commands.
-    context_settings={"help_option_names": ["-h", "--help"]},
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+_ABOUT = (
+    "Train protein language models with linear-cost attention, embed proteins, and inspect "
+    "attention."
 )
-app.add_typer(data_app, name="data")
-app.add_typer(checkpoint_app, name="checkpoint")
-app.add_typer(features_app, name="features")
-_SEVERAL = {
-    "--include": "mean|max|std|cls|bos|per_tok|ranges",
-    "--repr-layers": r"-?\d+|all",
-    "--layers": r"-?\d+|all",
-    "--heads": r"\d+|all",
-    "--estimator": "(wt|masked|mutant)-marginals|pseudo-log-likelihood|causal-likelihood",
-    "--ood-families": r"[A-Z]+\d+|[A-Za-z\d]+:[\w.]+|[^/]+ [^/]+",
-    "--split": r"train|valid|test(_(iid|ood|remote)\w*)?",
-    "--organism": r"\d+",
-    "--lora-targets": "query|key|value|output|up|gate|down",
-    "--slurm": r"[a-z_]+=.+",
-    "--set": r"\w+=.+",
-    "--label-columns": r"[^-].*",
-    "--test-sets": r"[^-].*",
-    "--splits": r"[\w.-]+=.+",
-    "--tasks": r"[^-].*",
-}
-_MAY_BE_EMPTY = ("--prefix", "--label")
 # Flags of other commands, and the settings of `protlm evaluate` that they are.
-_SETTINGS = dict.fromkeys(("-m", "--model"), "checkpoint") | dict.fromkeys(OUTPUT, "output")
+_SETTINGS: dict[str, str] = {
+    **dict.fromkeys(MODEL_NAMES, "checkpoint"),
+    **dict.fromkeys(OUTPUT_NAMES, "output"),
+}
+_HELP = {"-h", "--help"}
 
 
-def _print_version(requested: bool) -> None:
-    if requested:
-        print(f"protlm {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-        ),
-    ] = False,
-) -> None:
-    """Defines the options before the command."""
-
-
-app.command()(prepare)
-
-
-@app.command()
-def train(arguments: list[str]) -> None:
-    """Train a model or continue a run: protlm train [key=value ...]."""
+def _train(arguments: list[str]) -> None:
     from protlm.config import TrainConfig
     from protlm.config.composition import OWN_FLAGS, TRAIN_FLAGS, check_arguments
     from protlm.config.settings import print_help
@@ -103,9 +49,7 @@ def train(arguments: list[str]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "protlm.train", *arguments])  # noqa: S606
 
 
-@app.command()
-def evaluate(arguments: list[str]) -> None:
-    """Evaluate a model: protlm evaluate checkpoint=RUN [...]."""
+def _evaluate(arguments: list[str]) -> None:
     from protlm.config import EvaluateConfig
     from protlm.config.composition import compose, data_dir_of, through_hydra
     from protlm.config.settings import print_help
@@ -130,37 +74,6 @@ def evaluate(arguments: list[str]) -> None:
         run(compose(EvaluateConfig, typed))
 
 
-for command in (embed, attention, contacts, inspect, generate, score):
-    app.command()(command)
-
-
-@app.command()
-def models() -> None:
-    """List the models that come with protlm."""
-    from protlm.commands.checkpoint import print_models
-
-    print_models()
-
-
-@app.command()
-def doctor(
-    fasta: Annotated[Path | None, typer.Argument(help="A sequence file to check as well.")] = None,
-    model: Model = None,
-    json: Annotated[bool, option("Print JSON.", "--json")] = False,
-    device: Device = "auto",
-) -> None:
-    """Check this machine, a model and an input before a job."""
-    from protlm.commands.doctor import doctor as run
-
-    # Without a file, no model is needed.
-    needed = model is not None or fasta is not None
-    run(fasta, model_or_default(model) if needed else None, device=device, as_json=json)
-
-
-for command in (probe, finetune, predict, benchmark):
-    app.command()(command)
-
-
 def main() -> NoReturn:
     """Runs the command that the arguments of this process name."""
     ignore_modules_of_working_folder()
@@ -172,70 +85,67 @@ def main() -> NoReturn:
     keep_freed_memory()
     # On SIGTERM, clean up and print a message.
     with interruption.sigterm_as_interrupt():
-        exit_with_message(lambda: _run(arguments), debug=debug)
+        exit_with_message(lambda: run(arguments), debug=debug)
 
 
-def _run(arguments: list[str]) -> None:
-    """Parses the arguments and runs the command; raises usage errors as `UserError`."""
+def run(words: list[str]) -> None:
+    """Runs the command that is typed; raises what is wrong with it as `UserError`."""
     # Hydra reads the arguments of these two.
-    run = {"train": train, "evaluate": evaluate}.get(arguments[0] if arguments else "")
-    arguments = arguments if run else [*map(_in_home, arguments)]
-    if arguments in ([], ["data"], ["checkpoint"], ["features"]):
-        arguments = [*arguments, "--help"]
+    own = {"train": _train, "evaluate": _evaluate}.get(words[0] if words else "")
+    words = words if own else [*map(_in_home, words)]
     # Raises an error if it was removed, where torch would end the process.
     Path.cwd()
-    arguments = _checked_values(arguments)
-    if run:
-        run(arguments[1:])
+    if own:
+        own(words[1:])
         return
-    try:
-        code = app(_spread(arguments), prog_name="protlm", standalone_mode=False)
-    except TyperException as error:
-        message = " ".join(error.format_message().split()).rstrip(".")
-        if found := re.search("path '(.*)' is not readable", message):
-            kind = OutputError if "'--out" in message else InputDataError
-            raise kind(f"{found[1]} cannot be read: no permission") from None
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context else f"protlm {arguments[0]}"
-        raise UserError(f"{message}; type: {command} --help") from None
-    except SystemExit as end:
-        # Click turns any broken pipe into exit code 1 without a message.
-        if isinstance(end.__context__, BrokenPipeError):
-            raise end.__context__ from None
-        raise
-    if code == ExitCode.INTERRUPTED:
-        # Click turned Ctrl-C into this exit code without printing anything.
-        raise KeyboardInterrupt
-    if code:
-        sys.exit(code)
+    named = words[:2] if words[:1] and words[0] in GROUPS else words[:1]
+    name = " ".join(named)
+    if name in COMMANDS:
+        command = COMMANDS[name]
+        rest = words[len(named) :]
+        if _HELP & {*rest}:
+            print(help_text(f"protlm {name}", command.sentence, command.options))
+        else:
+            typed = read(f"protlm {name}", command.options, rest)
+            imported(command.function)(**vars(typed))
+    elif name == "--version":
+        print(f"protlm {__version__}")
+    elif name == "--completion":
+        print(script(words[1:]))
+    elif not words or named[-1] in GROUPS or named[-1] in _HELP:
+        print(_overview(words[0] if words and words[0] in GROUPS else ""))
+    else:
+        of = f"protlm {words[0]}" if words[0] in GROUPS else "protlm"
+        known = {one: one for one in (*COMMANDS, *GROUPS)}
+        raise UserError(f"there is no command {name}{did_you_mean(name, known)}; type: {of} --help")
 
 
-def _checked_values(arguments: list[str]) -> list[str]:
-    """Refuses empty arguments, which would be read as the current folder, and bad values.
-
-    Returns the arguments, with whole numbers such as 1e3 as integers.
-    """
-    checked: list[str] = []
-    for before, argument in zip(["", *arguments], arguments, strict=False):
-        flag, equals, value = argument.partition("=")
-        if argument and not (equals and flag.startswith("--")):
-            flag, value = before, argument
-        elif not value and (name := flag or before) not in _MAY_BE_EMPTY:
-            where = f"the value of {name}" if name[:1] == "-" else "an argument"
-            raise UserError(f"{where} is empty, like a shell variable that is not set; type one")
-        if flag == "--figure":
-            check_figure_output(Path(value))
-        checked.append(argument)
-        # A whole number may be 2.0.
-        if flag in RANGES.keys() - FRACTIONS and re.fullmatch(r"[+-]?\d*[.,]\d+(?<![.,]0)", value):
-            raise UserError(f"{flag} {value} must be a whole number, typed in digits alone")
-        if flag in RANGES and value:
-            checked[-1] = argument.removesuffix(value) + (value := number_typed(f"{flag} ", value))
-            with suppress(ValueError):
-                number = int(value) if value.lstrip("+-").isdigit() else float(value)
-                if number not in (allowed := RANGES[flag]):
-                    raise UserError(f"{flag} {value} must be {allowed.expected(number)}")
-    return checked
+def _overview(of: str) -> str:
+    """Returns the help of all commands, or of those of a group."""
+    command = f"protlm {of}".strip()
+    if of:
+        rows = [(x.split()[1], y.sentence) for x, y in COMMANDS.items() if x.startswith(f"{of} ")]
+    else:
+        rows = [(x, y.sentence) for x, y in COMMANDS.items() if " " not in x]
+        rows += GROUPS.items()
+    parts = [
+        f"Usage: {command} COMMAND ...",
+        wrapped(GROUPS.get(of, _ABOUT)),
+        table("Commands", rows),
+        table(
+            "Flags",
+            [
+                ("-h, --help", "Show this help, or that of a command."),
+                ("--version", "Print the version."),
+                ("--debug", "Show where in the code an error was raised."),
+                ("--completion", "bash or zsh: print the script that completes commands."),
+            ],
+        ),
+        wrapped(
+            f"Files that messages name, such as docs/train.md, are in {shipped('docs').parent}."
+        ),
+    ]
+    return "\n\n".join(parts[:3] if of else parts)
 
 
 def _in_home(argument: str) -> str:
@@ -246,36 +156,6 @@ def _in_home(argument: str) -> str:
     """
     found = re.fullmatch(r"(--[\w-]+=|-\w)?(~.*)", argument, re.DOTALL)
     return (found[1] or "") + in_home(found[2]) if found else argument
-
-
-def _spread(arguments: list[str]) -> list[str]:
-    """Allows several values after one flag, as in esm-extract, with blanks or commas between them.
-
-    >>> _spread(["--include", "mean", "per_tok", "--heads=1,2", "x.fasta"])
-    ['--include', 'mean', '--include', 'per_tok', '--heads', '1', '--heads', '2', 'x.fasta']
-    """
-    spread: list[str] = []
-    flag, fresh = "", False
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if name in _SEVERAL:
-            flag, fresh = name, True
-            spread.append(flag)
-            if not equals:
-                continue
-        given = value if fresh and equals and name == flag else argument
-        values = _values(flag, given) if flag else []
-        spread += [one for value in values for one in (flag, value)][fresh:] or [given]
-        flag, fresh = flag if values else "", False
-    return spread
-
-
-def _values(flag: str, text: str) -> list[str]:
-    """Returns the values of an option that are joined by commas; none if the text is another."""
-    for found in ([one.strip() for one in text.split(",") if one.strip()], [text]):
-        if found and all(re.fullmatch(_SEVERAL[flag], one) for one in found):
-            return found
-    return []
 
 
 if __name__ == "__main__":

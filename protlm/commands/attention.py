@@ -1,6 +1,5 @@
 """`protlm attention FASTA -m MODEL -o OUT.h5`: exact attention maps, written in blocks of rows."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +8,11 @@ from protlm.attention.layers import attention_label
 from protlm.commands.hdf5_output import ProteinFile, entry_bytes, protein_file
 from protlm.commands.outputs import HDF5, check_suffix
 from protlm.data.records import Record
-from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.records.proteins import Proteins
 from protlm.loading import load_model
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.look import MapOptions
 from protlm.plots import attention_grid, save_figure
 from protlm.system.errors import UserError, interrupt_explained
 from protlm.system.paths import all_or_none
@@ -21,18 +21,6 @@ from protlm.system.terminal import printable, watched
 # The approximate number of map entries in memory, for proteins of any length.
 _BLOCK_ENTRIES = 1 << 25
 _LONGEST_FIGURE = 2_000
-
-
-@dataclass(frozen=True)
-class MapOptions:
-    """The settings of `protlm attention`; layers and heads are numbered from 1; None: all."""
-
-    layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    dtype: str = "float32"
-    device: str = "auto"
-    duplicates: Duplicates = Duplicates.error
-    figure: Path | None = None
 
 
 @interrupt_explained("nothing was written; the same command starts again")

@@ -10,7 +10,7 @@ import math
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import groupby
 from pathlib import Path
@@ -27,11 +27,11 @@ from protlm.commands.embedding.estimate import token_seconds
 from protlm.data.tables import write_table
 from protlm.data.vocabulary import RESIDUES
 from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, lacks, table
-from protlm.downstream.estimators import Estimator, Predictor, default_estimator, score
+from protlm.downstream.estimators import Predictor, default_estimator, score
 from protlm.downstream.examples import left_out_by_length, read_examples, read_labeled, targets_from
 from protlm.downstream.metrics import LABEL_METRICS, agreement, positions_of
 from protlm.downstream.probe_results import Result, content_of, mean_over
-from protlm.downstream.probing import MODEL, RANDOM, ProbeOptions, probe_folds
+from protlm.downstream.probing import MODEL, RANDOM, probe_folds
 from protlm.downstream.splits import folds_of, split_of
 from protlm.downstream.variants import VariantTable, read_variants
 from protlm.evaluation.base import compared
@@ -39,8 +39,10 @@ from protlm.evaluation.contacts import LONGEST, Contacts
 from protlm.loading import load_model
 from protlm.model.embedding import IN_MEMORY, Embedder, VectorStore
 from protlm.model.memory import Room
-from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.embed import Pooling
+from protlm.options.labels import BenchmarkOptions, ProbeOptions
+from protlm.options.score import Estimator
 from protlm.plots import benchmark_figure, save_figure
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
 from protlm.system.json_file import write_json
@@ -53,17 +55,6 @@ from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 _KIND = Kind("benchmark", "being run", "--output")
 # Names that are shown of missing tasks, and of files.
 _SHOWN = 4
-
-
-@dataclass(frozen=True)
-class BenchmarkOptions:
-    """The settings of `protlm benchmark`; no tasks means all."""
-
-    tasks: tuple[str, ...] = ()
-    probe: ProbeOptions = field(default_factory=ProbeOptions)
-    device: str = "auto"
-    dry_run: bool = False
-    break_lock: bool = False
 
 
 def benchmark(

@@ -23,6 +23,7 @@ from protlm.interop import hugging_face, onnx_file
 from protlm.interop.base import ContactHead
 from protlm.loading import load_model, model_of, read_model
 from protlm.model.transformer import num_parameters
+from protlm.options.checkpoint import ExportOptions, WeightFormat
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import to_json, write_json
 from protlm.system.paths import all_or_none, check_output
@@ -79,6 +80,16 @@ def verify(path: Path) -> None:
         faults.append(f"{newest}, the latest, is missing")
     if faults:
         raise InputDataError("\n".join(faults))
+
+
+def export_model(path: Path, output: Path, options: ExportOptions) -> None:
+    """Writes a model in the format of protlm, of Hugging Face transformers or of ONNX."""
+    if options.format is WeightFormat.hf:
+        export_to_hugging_face(path, output, options.fit)
+    elif options.format is WeightFormat.onnx:
+        export_to_onnx(path, output)
+    else:
+        export(path, output, options.dtype or "float32")
 
 
 def export(path: Path, output: Path, dtype: str = "float32") -> None:

@@ -19,12 +19,14 @@ from protlm.analysis.structures import (
     structures_folder,
 )
 from protlm.commands.hdf5_output import entry_bytes, entry_name, protein_file
-from protlm.commands.outputs import HDF5, check_figure_output, check_suffix
+from protlm.commands.outputs import HDF5, check_suffix
 from protlm.data.records import Record
-from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.records.proteins import Proteins
 from protlm.loading import load_model
 from protlm.model.embedding import unless_full
 from protlm.model.memory import Room
+from protlm.options.look import ContactOptions
+from protlm.options.shared import new_figure
 from protlm.plots import contact_figure, save_figure
 from protlm.system.errors import InputDataError, UserError, interrupt_explained
 from protlm.system.json_file import to_json, write_json
@@ -34,20 +36,6 @@ from protlm.system.terminal import JobProgress, print_table, printable
 _MOST_FIGURES = 100
 # Of a figure that is drawn, for each pair of residues.
 _FIGURE_BYTES = 120
-
-
-@dataclass(frozen=True)
-class ContactOptions:
-    """The settings of `protlm contacts`.
-
-    `fit` is a folder of structures, or an earlier fit; None fits to the shipped structures.
-    """
-
-    fit: Path | None = None
-    chain: str | None = None
-    device: str = "auto"
-    figure: Path | None = None
-    duplicates: Duplicates = Duplicates.error
 
 
 @dataclass(frozen=True)
@@ -207,5 +195,5 @@ def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
             for name in files
         }
     for path in figures.values():
-        check_figure_output(path)
+        new_figure(path)
     return figures

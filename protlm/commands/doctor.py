@@ -17,11 +17,13 @@ import torch
 
 from protlm import __version__
 from protlm.attention.layers import attention_label
-from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.checkpoints.format import announced_default
+from protlm.data.records.proteins import Proteins
 from protlm.loading import load_model, pick_device
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
+from protlm.options.shared import Duplicates
 from protlm.system.errors import ExitCode, UserError
 from protlm.system.memory import available_memory, readable_size
 from protlm.system.terminal import console
@@ -53,6 +55,8 @@ def doctor(
         report.problems.append(str(error))
         chosen = torch.device("cpu")
     _check_machine(report, chosen)
+    if fasta is not None and model_path is None:
+        model_path = announced_default("-m MODEL")
     model = None if model_path is None else _check_model(report, model_path, chosen)
     if model is not None and fasta is not None:
         _check_input(report, fasta, model)

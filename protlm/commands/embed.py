@@ -16,15 +16,17 @@ from typing import Any
 import torch
 
 from protlm.commands.embedding.estimate import print_estimate
-from protlm.commands.embedding.job import EmbedOptions, Format, Job
+from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.results import EMBEDDING, Blocks, Results, compute, opened
 from protlm.commands.outputs import check_suffix
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import pick_device
+from protlm.options.embed import EmbedOptions, Format
+from protlm.options.jobs import Share, Submission
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.memory import readable_size
 from protlm.system.paths import beside, check_output, explain_os_error
-from protlm.system.shares import Executor, Share, Submission, here
+from protlm.system.shares import here
 from protlm.system.terminal import printable
 from protlm.system.work_folder import read_begun, refuse_other, unfinished
 
@@ -55,9 +57,7 @@ def embed(
     files = [sources] if isinstance(sources, Path) else [*sources]
     _check_shares(files, options, submission)
     paths = (files, model_path, output)
-    # Jobs of this machine are its processes.
-    with_jobs = submission is not None and submission.executor is not Executor.LOCAL
-    if submission is not None and with_jobs:
+    if submission is not None:
         submission.run(partial(embed, *paths), _shares(options), _job_folder(output))
         # The machine that submits jobs need not have their devices.
         options = replace(options, processes=1, merge=True, device="cpu")
@@ -71,7 +71,7 @@ def embed(
                 _compute(job, blocks, partial(_compute_beside_others, *paths))
             if options.share is None:
                 _write(job, blocks, output, form)
-    if with_jobs:
+    if submission is not None:
         shutil.rmtree(_job_folder(output))
 
 
@@ -94,8 +94,6 @@ def _check_shares(
             "--executor computes and merges all shares, which excludes --shard, --merge and "
             "--dry-run; type: --executor slurm --processes N"
         )
-    if submission and submission.executor is Executor.LOCAL and options.processes == 1:
-        raise UserError("--executor local needs the number of processes; type --processes N")
 
 
 def _shares(options: EmbedOptions) -> list[EmbedOptions]:

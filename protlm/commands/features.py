@@ -34,6 +34,7 @@ from protlm.downstream.concepts import (
 from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.features import DescribeOptions, FeatureOptions
 from protlm.plots import reconstruction, save_figure
 from protlm.system.errors import UserError
 from protlm.system.json_file import write_json
@@ -51,7 +52,7 @@ def train_features(
     model_path: Path,
     data: Path,
     output: Path,
-    typed: dict[str, Any],
+    options: FeatureOptions,
     *,
     layer: int,
     device: str,
@@ -60,12 +61,11 @@ def train_features(
     """Trains an autoencoder, measures it on held-out proteins, and writes a new folder."""
     refuse_finished(output, _TRAINING)
     model = load_model(model_path, device=device)
-    if typed["random_weights"] is not None:
-        model = model.with_random_weights(typed["random_weights"])
+    if options.random_weights is not None:
+        model = model.with_random_weights(options.random_weights)
     number = model.layer_number(layer, first=0)
-    settings = SparseSettings(model.identity, model.vocabulary.hash, number, **typed)
-    if settings.k > settings.latents:
-        raise UserError(f"--k {settings.k} must be at most --latents {settings.latents}")
+    of = {"model": model.identity, "vocabulary": model.vocabulary.hash, "layer": number}
+    settings = SparseSettings(**of, **vars(options))
     stream = StateStream(
         model, number, open_split(data, "train", shuffled=True), settings.seed, f"{model_path}"
     )
@@ -97,26 +97,22 @@ def train_features(
 
 
 def describe_features(
-    folder: Path,
-    model_path: Path,
-    annotations: tuple[Path, Path | None],
-    output: Path,
-    typed: dict[str, Any],
-    *,
-    device: str,
+    folder: Path, model_path: Path, annotations: Path, output: Path, options: DescribeOptions
 ) -> None:
-    """Compares features and controls with concepts, and writes the pairs into a new folder.
-
-    The annotations are a file of them, and one of the sequences that it lacks.
-    """
-    trained = load_model(model_path, device=device)
-    random, repeats, seed = typed.pop("random"), typed.pop("permutations"), typed["seed"]
+    """Compares features and controls with concepts, and writes the pairs into a new folder."""
+    trained = load_model(model_path, device=options.device)
+    random, repeats, seed = options.random, options.permutations, options.seed
     known = {RANDOM: _known(random, trained)} if random else {}
     if RANDOM in known and known[RANDOM][1] is trained:
         raise UserError(f"{random} was not trained with --random-weights; give one that was")
     autoencoder, model = known[SPARSE] = _known(folder, trained)
-    typed["max_residues"] = longest_read(trained, typed["max_residues"])
-    proteins, left_out = read_concepts(*annotations, **typed)
+    proteins, left_out = read_concepts(
+        annotations,
+        options.proteins,
+        max_proteins=options.max_proteins,
+        max_residues=longest_read(trained, options.max_residues),
+        seed=seed,
+    )
     concepts, rows, summary = concepts_of(proteins), list[dict[str, Any]](), {}
     begun = time.monotonic()
     # Features are the last, after the controls that they have to exceed.

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from torch import nn
 
 from protlm import __version__
 from protlm.checkpoints.format import Checkpoint, export
-from protlm.downstream.examples import Labeled, LabelOptions, read_labeled
+from protlm.downstream.examples import Labeled, read_labeled
+from protlm.downstream.label_files import with_files
 from protlm.downstream.linear import LinearModel, fit, trainable
 from protlm.downstream.metrics import LABEL_METRICS, label_scores
 from protlm.downstream.probe_results import (
@@ -27,12 +28,12 @@ from protlm.downstream.probe_results import (
     write_probe,
     write_result,
 )
-from protlm.downstream.probing import MODEL, Predictor, ProbeOptions, probe, scores_of_test
-from protlm.downstream.tasks import Task
-from protlm.loading import load_model
+from protlm.downstream.probing import MODEL, Predictor, probe, scores_of_test
+from protlm.loading import load_model, pick_device
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.labels import FinetuneOptions, LabelOptions, ProbeOptions, Task
 from protlm.system.errors import ExitCode, OutputError, UserError
 from protlm.system.lock import FolderLock
 from protlm.system.paths import complete_folder, sha256_of
@@ -40,7 +41,6 @@ from protlm.system.work_folder import Kind, work_folder
 from protlm.training import lora
 from protlm.training.finetuning import check_devices, finetune
 from protlm.training.labels import (
-    FinetuneSettings,
     LabeledData,
     LabeledTokens,
     LabelLearning,
@@ -54,14 +54,19 @@ _VALID_FRACTION = 0.15
 _FINETUNING = Kind("fine-tuning", "being trained", "--output")
 
 
-@dataclass(frozen=True)
-class FinetuneOptions:
-    """The settings of `protlm finetune`; without a rank, all weights are trained."""
-
-    training: FinetuneSettings
-    rank: int | None = None
-    targets: tuple[str, ...] = lora.TARGETS
-    break_lock: bool = False
+def finetune_files(
+    labels: Sequence[str],
+    model_path: Path,
+    output: Path,
+    reading: LabelOptions,
+    options: FinetuneOptions,
+    device: str,
+) -> None:
+    """Trains a model on files of labels."""
+    path, form = with_files(labels, reading.form)
+    training = replace(options.training, device=str(pick_device(device)))
+    options, reading = replace(options, training=training), replace(reading, form=form)
+    finetune_labels(path, model_path, output, options, reading, device=device)
 
 
 def finetune_labels(

@@ -1,39 +1,22 @@
 """`protlm generate -m MODEL -o OUT.fasta`: samples proteins from a causal or a masked model."""
 
-from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
 from protlm.commands.outputs import STANDARD_OUTPUT, fasta_file, fasta_text
-from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.records.proteins import Proteins
 from protlm.loading import load_model
-from protlm.model.decoding import GeneratedSequence, Sampling
-from protlm.model.gibbs import Sweeps, resample
+from protlm.model.decoding import GeneratedSequence
+from protlm.model.gibbs import resample
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ENCODER
+from protlm.options.generate import GenerateOptions, Sweeps
+from protlm.options.shared import Duplicates
 from protlm.system.errors import UserError
 from protlm.system.terminal import watched
 
 _NUMBER = 10
-
-
-@dataclass(frozen=True)
-class GenerateOptions:
-    """The settings of `protlm generate`; lengths count residues, including the prefix.
-
-    `start` is a sequence file, from whose sequences a masked model samples by `sweeps`.
-    """
-
-    prefix: str = ""
-    number: int | None = None
-    max_length: int | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-    seed: int = 0
-    batch_size: int = 32
-    device: str = "auto"
-    start: Path | None = None
-    sweeps: Sweeps | None = None
 
 
 def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from protlm.analysis.contact_regression import SavedFit, read_fit
@@ -10,6 +10,7 @@ from protlm.analysis.structures import read_chain
 from protlm.data.records.proteins import one_protein
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import load_model
+from protlm.options.look import InspectOptions
 from protlm.report.content import InspectedModel, page_content
 from protlm.report.features import read_inspected
 from protlm.report.page import assemble, check_size
@@ -19,20 +20,6 @@ from protlm.system.paths import complete_file
 
 _SUFFIXES = (".html", ".htm")
 _MOST_MODELS = 2
-
-
-@dataclass(frozen=True)
-class InspectOptions:
-    """The settings of `protlm inspect`: fits of one of the models, features of the first."""
-
-    layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
-    fits: tuple[Path, ...] = ()
-    chain: str | None = None
-    predictions: bool = True
-    features: Path | None = None
-    description: Path | None = None
-    device: str = "auto"
 
 
 def inspect(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from protlm.system.errors import OutputError, UserError
-from protlm.system.paths import check_output, complete_file
+from protlm.system.paths import complete_file
 from protlm.system.terminal import printable
 
 STANDARD_OUTPUT = Path("-")
@@ -18,16 +18,6 @@ _COLUMNS = 60
 # The suffixes, the usual one first, and what the output is.
 HDF5 = (".h5", ".hdf5"), "an HDF5 file"
 _OTHER_FORMATS = re.compile(r"\.(csv|h5ad|json|npy|npz|parquet|pkl|pt|pth|tsv|txt)")
-_FIGURES = {".png", ".pdf", ".svg"}
-
-
-def check_figure_output(figure: Path) -> None:
-    """Refuses a figure that cannot be written, or whose name is not that of a figure."""
-    check_output(figure)
-    if figure.suffix.lower() not in _FIGURES:
-        raise UserError(
-            f"{figure} is not a figure by its name; type: --figure {figure.with_suffix('.png')}"
-        )
 
 
 def check_suffix(

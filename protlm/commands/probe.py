@@ -1,7 +1,7 @@
 """Labels from frozen embeddings: `protlm probe LABELS -o PROBE`, `predict FASTA -p PROBE`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -11,9 +11,10 @@ import numpy as np
 from protlm.analysis.features.autoencoder import read_features
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records import Record
-from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.records.proteins import Proteins
 from protlm.data.tables import check_table_output, write_table
-from protlm.downstream.examples import Labeled, LabelOptions, read_labeled
+from protlm.downstream.examples import Labeled, read_labeled
+from protlm.downstream.label_files import with_files
 from protlm.downstream.probe_results import (
     Probe,
     Result,
@@ -28,17 +29,37 @@ from protlm.downstream.probe_results import (
     write_probe,
     write_result,
 )
-from protlm.downstream.probing import MODEL, ProbeOptions, probe_folds
+from protlm.downstream.probing import MODEL, probe_folds
 from protlm.downstream.splits import leakage
 from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.labels import LabelOptions, ProbeOptions, ProbeRunOptions
+from protlm.options.shared import Duplicates
 from protlm.system.paths import complete_folder
 from protlm.system.terminal import JobProgress, printable
 
 # Records whose outputs are in memory at a time.
 _WINDOW = 512
+
+
+def probe(
+    labels: Sequence[str],
+    model_path: Path,
+    output: Path,
+    reading: LabelOptions,
+    options: ProbeOptions,
+    run: ProbeRunOptions,
+) -> None:
+    """Fits a probe to files of labels, or prints what would be read."""
+    path, form = with_files(labels, reading.form)
+    reading = replace(reading, form=form)
+    if run.dry_run:
+        describe_labels(path, model_path, reading, seed=options.seed, device=run.device)
+    else:
+        with_features = {"features": run.features, "device": run.device}
+        probe_labels(path, model_path, output, options, reading, **with_features)
 
 
 def probe_labels(

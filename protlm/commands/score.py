@@ -10,12 +10,10 @@ from shlex import quote
 
 import numpy as np
 
-from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records.proteins import one_protein
 from protlm.data.tables import check_table_output, is_table, write_table
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import (
-    Estimator,
     Predictor,
     Scores,
     check_estimator,
@@ -32,6 +30,7 @@ from protlm.downstream.variants import (
     read_variants,
 )
 from protlm.loading import load_model
+from protlm.options.score import Estimator, ScoreOptions
 from protlm.plots import save_figure, scan_figure
 from protlm.system.errors import InputDataError, UserError, interrupt_explained
 from protlm.system.json_file import write_json
@@ -40,26 +39,6 @@ from protlm.system.terminal import print_table, printable
 
 # Parts of the names that people give to measured scores.
 _LIKELY = re.compile("dms|score|fitness|measured", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class ScoreOptions:
-    """The settings of `protlm score`; without estimators, the model's default.
-
-    A wild type is a sequence file of one protein, and a reference that of ProteinGym in its place.
-    """
-
-    wild_type: Path | None = None
-    reference: Path | None = None
-    label: str = "DMS_score"
-    estimators: tuple[Estimator, ...] = ()
-    first_residue: int = 1
-    skip_invalid: bool = False
-    per_token: bool = False
-    tokens_per_batch: int = TOKENS_PER_BATCH
-    json: Path | None = None
-    device: str = "auto"
-    figure: Path | None = None
 
 
 # By metric and estimator: averages over assays by type of selection, and assays without the metric.
@@ -74,6 +53,14 @@ class Result:
     estimator: Estimator
     scores: Scores
     agreement: Agreement | None
+
+
+def score_files(
+    sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
+) -> None:
+    """Scores the variants of tables, or all substitutions of a protein."""
+    run = scan_protein if options.scan else score_variants
+    run(sources, model_path, output, options)
 
 
 @interrupt_explained("tables named as complete are kept; the others start over")

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, Field, dataclass, field, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -18,6 +18,8 @@ from protlm.system.json_file import WORDS
 
 _TYPE_NAMES = WORDS | {dict: "a group of settings", Sequence: "a list", type(None): "null"}
 T = TypeVar("T")
+# The words of a flag whose value may be any text, even an empty one.
+ANYTHING = "(?s).*"
 # Where integers of 64 bits end; no number of things is as large.
 _LARGEST = 2**63
 
@@ -80,8 +82,50 @@ def setting(
     return field(default=default, metadata=metadata)
 
 
+def flag(
+    help: str,
+    default: Any = MISSING,
+    *names: str,
+    allowed: Range | None = None,
+    needs: str = "",
+    excludes: Sequence[str] = (),
+    words: str = "",
+    read: Callable[[str], Any] | str | None = None,
+) -> Any:
+    """Defines an option of a command: its default, its flag, and what is allowed beside it.
+
+    Args:
+        default: the value, or a function that returns it; what has none has to be typed.
+        names: of the flag, or of the argument if it has no hyphens; `--name-of-field` otherwise.
+        needs: another flag that has to be typed, too, such as `--lora RANK` or `--format hf`.
+        excludes: the fields of flags that cannot be typed beside this one.
+        words: a pattern of values that may follow the first one, or are joined to it by commas.
+        read: makes the value of a text, of types that are not numbers, paths or enumerations;
+            `module:function` is imported when it is needed.
+    """
+    metadata = {"help": help, "names": names, "allowed": allowed, "needs": needs}
+    metadata |= {"excludes": excludes, "words": words, "read": read}
+    if callable(default):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def names_of(option: Field[Any]) -> tuple[str, ...]:
+    """Returns the names by which an option is typed."""
+    return option.metadata.get("names") or (f"--{option.name.replace('_', '-')}",)
+
+
+def by_flag(options: "Checked") -> dict[str, Any]:
+    """Returns the values of options by the names of their flags, without those of groups."""
+    flags = (one for one in fields(options) if "names" in one.metadata)  # pyright: ignore[reportArgumentType]
+    return {names_of(one)[0]: getattr(options, one.name) for one in flags}
+
+
 class Checked:
-    """Settings whose numbers are compared with their allowed ranges when they are created."""
+    """Settings whose numbers are compared with their allowed ranges when they are created.
+
+    Flags are compared with those that they need or exclude as well.
+    """
 
     _section = ""
     # Whether its settings decide what a run learns.
@@ -93,6 +137,28 @@ class Checked:
             if allowed is not None and value is not None and value not in allowed:
                 name, expected = f"{self._section}{one.name}", allowed.expected(value)
                 raise UserError(f"{name}={value} must be {expected}")
+            if value != one.default and "names" in one.metadata:
+                self._check_others(one, value)
+
+    def _check_others(self, option: Field[Any], value: Any) -> None:
+        """Refuses an option without the one that it needs, or beside those that it excludes."""
+        others: list[Field[Any]] = list(fields(self))  # pyright: ignore[reportArgumentType]
+        given = [one for one in others if getattr(self, one.name) != one.default]
+        excluded = [one for one in given if one.name in option.metadata["excludes"]]
+        name = names_of(option)[0]
+        if excluded:
+            named = " and ".join([name, *(names_of(one)[0] for one in excluded)])
+            raise UserError(f"{named} exclude each other; omit one of them")
+        if not (needs := option.metadata["needs"]):
+            return
+        needed, _, word = needs.partition(" ")
+        other = next(one for one in others if needed in names_of(one))
+        found = getattr(self, other.name)
+        # A word in capitals stands for any value.
+        if not (found == word if word.islower() else found != other.default):
+            shown = " ".join(value) if isinstance(value, tuple) else value
+            typed = name if value is True else f"{name} {shown}"
+            raise UserError(f"{typed} needs {needs}")
 
 
 def number_typed(name: str, text: str, otherwise: str = "") -> str:

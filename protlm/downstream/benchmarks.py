@@ -16,12 +16,12 @@ import numpy as np
 
 from protlm.analysis.bootstrap import RESAMPLES, Metrics, draws
 from protlm.analysis.structures import structure_files
-from protlm.downstream.examples import LabelOptions
-from protlm.downstream.label_files import form_of
+from protlm.downstream.label_files import with_files
 from protlm.downstream.metrics import by_selection, positions_of
 from protlm.downstream.probing import MODEL, RANDOM
-from protlm.downstream.tasks import Task as LabelTask
 from protlm.downstream.variants import Assay, parse_sequence, read_reference
+from protlm.options.labels import Form, LabelOptions
+from protlm.options.labels import Task as LabelTask
 from protlm.system.errors import InputDataError, refuse_unknown
 
 LESS = " - "
@@ -126,7 +126,9 @@ def _reading(
         return positions_of([parse_sequence(one, wild_type) for one in variants])[:, 0].tolist()
 
     label, header, fold = (row[name] or None for name in ("label", "header", "fold"))
-    _, form = form_of(typed, label, header, None, row["sets"].split(), None, fold)
+    _, form = with_files(
+        typed, Form(label, (), header and Header(header), fold, tuple(row["sets"].split()))
+    )
     # Scores of assays, of which some have few values; those of a position resemble each other.
     task, cluster = (LabelTask.number, positions) if fold else (None, None)
     apart, sequences = bool(row["apart"]), next(iter(beside), None)

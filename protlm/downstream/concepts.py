@@ -16,7 +16,8 @@ from protlm.data.relatives import unrelated
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.labels import read_labeled_proteins
 from protlm.downstream.probing import residue_baseline
-from protlm.downstream.tasks import Task, guess_task, state_labels, targets_of
+from protlm.downstream.tasks import guess_task, state_labels, targets_of
+from protlm.options.labels import Task
 from protlm.system.errors import InputDataError, UserError
 
 # Concepts of fewer proteins in a half are left out.

@@ -10,7 +10,6 @@ of M at once.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +21,7 @@ from protlm.downstream.variants import Variant
 from protlm.model.embedding import consecutive
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ENCODER
+from protlm.options.score import Estimator
 from protlm.system.errors import UserError
 from protlm.system.terminal import watched
 
@@ -111,21 +111,6 @@ class Predictor:
             return tokens_L, place
         start = min(max(place - limit // 2, 0), len(tokens_L) - limit)
         return tokens_L[start : start + limit], place - start
-
-
-class Estimator(StrEnum):
-    """The estimators, by the names that `--estimator` takes."""
-
-    wt_marginals = "wt-marginals"
-    masked_marginals = "masked-marginals"
-    mutant_marginals = "mutant-marginals"
-    pseudo_log_likelihood = "pseudo-log-likelihood"
-    causal_likelihood = "causal-likelihood"
-
-    @property
-    def scores_indels(self) -> bool:
-        """Whether the estimator scores insertions and deletions."""
-        return self in (Estimator.pseudo_log_likelihood, Estimator.causal_likelihood)
 
 
 DEFINITIONS = {

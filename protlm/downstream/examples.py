@@ -1,7 +1,7 @@
 """Labels for the commands that learn them: read, checked against the model, and clustered."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
@@ -10,7 +10,7 @@ import numpy as np
 
 from protlm.data.relatives import MIN_SHARED, highest_shared_fractions
 from protlm.data.tables import read_clusters
-from protlm.downstream.label_files import FITTED, SUFFIX, Form
+from protlm.downstream.label_files import FITTED, SUFFIX
 from protlm.downstream.labels import LabeledProteins, read_labeled_proteins
 from protlm.downstream.splits import (
     Leakage,
@@ -21,46 +21,14 @@ from protlm.downstream.splits import (
     split_of,
     with_clusters,
 )
-from protlm.downstream.tasks import (
-    SEPARATOR,
-    Targets,
-    Task,
-    guess_task,
-    refuse_many_classes,
-    targets_of,
-)
+from protlm.downstream.tasks import SEPARATOR, Targets, guess_task, refuse_many_classes, targets_of
 from protlm.model.memory import Room
+from protlm.options.labels import LabelOptions, Task
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.terminal import printable
 
 _MOST_NAMED = 20
 _LONGER, _UNFIT = "longer than", "that do not fit into the memory"
-
-
-@dataclass(frozen=True)
-class LabelOptions:
-    """How labels are read and split; without a task it is guessed.
-
-    A cluster table has representative and member; `cluster` makes the clusters of sequences.
-    """
-
-    sequences: Path | None = None
-    task: Task | None = None
-    per_residue: bool = False
-    min_count: int = 1
-    separator: str = SEPARATOR
-    cluster_table: Path | None = None
-    cluster: Callable[[Sequence[str]], list[int]] | None = None
-    form: Form = field(default_factory=Form)
-    # Longer proteins are left out, as those are that the model does not accept.
-    longest: int | None = None
-    # Proteins to fit to that are relatives of one of the test are left out.
-    apart: bool = False
-
-    @property
-    def of_residues(self) -> bool | None:
-        """Whether residues have the labels; None to guess it."""
-        return self.per_residue or (None if self.task is None else self.task.of_residues)
 
 
 @dataclass(frozen=True)
@@ -101,8 +69,6 @@ def read_labeled(
 
 def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProteins:
     """Returns the examples that the model accepts and the memory has room for."""
-    if reading.cluster is not None and reading.cluster_table is not None:
-        raise UserError("--cluster and --cluster-table both give the clusters; omit one of them")
     proteins = read_labeled_proteins(
         path,
         sequences=reading.sequences,

@@ -10,11 +10,12 @@ suffix for membrane, soluble or unknown in their second word, and `test` in the 
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from protlm.data.tables import MISSING, SPLITS, read_table
-from protlm.system.errors import InputDataError, UserError, refuse_unknown
+from protlm.options.labels import Form
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import existing_file
 from protlm.system.terminal import printable
 
@@ -57,25 +58,6 @@ class Example:
     fold: str = ""
     masks: Mapping[str, str] = field(default_factory=dict, compare=False)
     is_named: bool = field(default=True, compare=False)
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a file does not say about its labels: the columns, and the names of its sets.
-
-    Each of `columns` has 1 for the proteins of its class; a `header` has the label in its second
-    word, `location` without DeepLoc's suffix; `splits` are files of identifiers, and `others` files
-    of labels, by the name of their split, which of the first file is `split`.
-    """
-
-    column: str | None = None
-    columns: tuple[str, ...] = ()
-    header: str | None = None
-    fold: str | None = None
-    test_sets: tuple[str, ...] = ()
-    splits: tuple[tuple[str, Path], ...] = ()
-    split: str = ""
-    others: tuple[tuple[str, Path], ...] = ()
 
 
 def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
@@ -219,25 +201,19 @@ def split_named(given: str, test_sets: Sequence[str], where: str) -> str:
     return split
 
 
-def form_of(
-    files: Sequence[str],
-    column: str | None,
-    header: str | None,
-    columns: Sequence[str] | None,
-    test_sets: Sequence[str] | None,
-    splits: Sequence[str] | None,
-    fold: str | None = None,
-) -> tuple[Path, Form]:
-    """Returns the first file of labels and how all are read, of what was typed."""
-    if header is not None:
-        refuse_unknown("--labels", header, ["header", "location"])
+def with_files(files: Sequence[str], form: Form) -> tuple[Path, Form]:
+    """Returns the first file of labels, and the form with the splits and the other files."""
     (split, path), *others = named_files(files, several=len(files) > 1)
     for one in (path, *(other for _, other in others)):
         # A folder may be LMDB, which has its own refusal.
         if not one.is_dir():
             existing_file(one, "a file of labels")
-    lists = tuple(named_files(splits or [], several=True)), split, tuple(others)
-    return path, Form(column, tuple(columns or ()), header, fold, tuple(test_sets or ()), *lists)
+    return path, replace(form, split=split, others=tuple(others))
+
+
+def named_file(typed: str) -> tuple[str, Path]:
+    """Returns the split and the path of SPLIT=FILE."""
+    return named_files([typed], several=True)[0]
 
 
 def named_files(typed: Sequence[str], *, several: bool) -> list[tuple[str, Path]]:

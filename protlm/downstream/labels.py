@@ -7,21 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from protlm.data.records import ReadOptions, Tally, read_records
+from protlm.data.records import Tally, read_records
 from protlm.data.records.format_detection import foreign_letters
 from protlm.data.records.record import accession, residues
 from protlm.data.tables import MISSING, read_text
 from protlm.data.vocabulary import capitals
-from protlm.downstream.label_files import (
-    FITTED,
-    PRED,
-    UNLABELED,
-    Example,
-    Form,
-    fasta_rows,
-    table_rows,
-)
+from protlm.downstream.label_files import FITTED, PRED, UNLABELED, Example, fasta_rows, table_rows
 from protlm.downstream.residue_labels import are_of_residues, residue_examples
+from protlm.options.labels import Form
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError, UserError
 
 

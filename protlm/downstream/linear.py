@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from protlm.downstream.tasks import Task
+from protlm.options.labels import Task
 
 # Of standardized features: lambda of ridge regression, and C of logistic regression.
 PENALTIES = {

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from protlm.analysis.bootstrap import RESAMPLES, Metrics, draws
-from protlm.downstream.tasks import Task
 from protlm.downstream.variants import Assay, Variant
+from protlm.options.labels import Task
 
 METRICS = ("Spearman", "AUC", "MCC", "NDCG", "top recall")
 _TOP = 0.1

@@ -25,9 +25,10 @@ from protlm.downstream.examples import Labeled
 from protlm.downstream.label_files import LIST
 from protlm.downstream.linear import LinearModel, probabilities
 from protlm.downstream.metrics import LABEL_METRICS, caution
-from protlm.downstream.probing import MODEL, SPARSE, Predictor, ProbeOptions
-from protlm.downstream.tasks import Targets, Task, missing_in_test
+from protlm.downstream.probing import MODEL, SPARSE, Predictor
+from protlm.downstream.tasks import missing_in_test
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.labels import ProbeOptions, Task
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import from_json, write_json
 from protlm.system.terminal import print_table

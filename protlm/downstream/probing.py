@@ -16,21 +16,20 @@ from torch import nn
 
 from protlm.analysis.bootstrap import MODEL, RANDOM, Metrics
 from protlm.analysis.features.autoencoder import SparseAutoencoder
-from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.downstream.convolution import convolved, fit_convolutions
 from protlm.downstream.linear import LinearModel, constant, fit, penalties_of
 from protlm.downstream.metrics import label_scores
 from protlm.downstream.splits import Split, held_out
 from protlm.downstream.streaming import fit_residues
-from protlm.downstream.tasks import Targets, Task
+from protlm.downstream.tasks import Targets
 from protlm.model.embedding import embeddings, forget
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.labels import Head, ProbeOptions, Task
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.terminal import watched
 
 CONSTANT, SPARSE = "constant", "sparse_features"
-LINEAR, CNN = "linear", "cnn"
 _HELD_OUT = 0.2
 # The model, its features, random weights, and at most four baselines.
 _PREDICTORS = 7
@@ -55,21 +54,6 @@ class Predictor:
     scores: Metrics
     outputs: np.ndarray
     by_set: Mapping[str, Metrics] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ProbeOptions:
-    """The settings of a probe; no layers means all, from 0, the embedding, to the last.
-
-    The head `cnn` is for labels of residues; for it, no layers means the last one. The features of
-    an `autoencoder` are a predictor, too.
-    """
-
-    layers: tuple[int, ...] = ()
-    tokens_per_batch: int = TOKENS_PER_BATCH
-    seed: int = 0
-    head: str = LINEAR
-    autoencoder: SparseAutoencoder | None = None
 
 
 def probe(
@@ -136,7 +120,7 @@ def _features(
 
     Convolutions get a list for each layer, of the features of all residues of each protein.
     """
-    is_cnn, size, places = options.head == CNN, options.tokens_per_batch, targets.places
+    is_cnn, size, places = options.head is Head.cnn, options.tokens_per_batch, targets.places
     every = range(model.num_layers + 1)
     layers = list(options.layers or (every[-1:] if is_cnn else every))
     if (autoencoder := options.autoencoder) is not None:

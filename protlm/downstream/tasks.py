@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -14,31 +13,12 @@ from protlm.data.tables import number_meant, number_of
 from protlm.downstream.label_files import LIST, UNLABELED
 from protlm.downstream.residue_labels import items_of
 from protlm.downstream.splits import Split
+from protlm.options.labels import Task
 from protlm.system.errors import InputDataError, UserError
 
 SEPARATOR = LIST
 # Integers with at most this many values are classes.
 _MOST_INTEGER_CLASSES = 10
-
-
-class Task(StrEnum):
-    """The kind of a label."""
-
-    number = "number"
-    one_class = "class"
-    several_classes = "multi-label"
-    residue_classes = "per-residue"
-    residue_numbers = "per-residue-number"
-
-    @property
-    def is_number(self) -> bool:
-        """Whether a number is predicted, not a class."""
-        return self in (Task.number, Task.residue_numbers)
-
-    @property
-    def of_residues(self) -> bool:
-        """Whether each residue has a label."""
-        return self in (Task.residue_classes, Task.residue_numbers)
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protlm.data.records import ReadOptions, Tally
+from protlm.data.records import Tally
 from protlm.data.records.record import residues
 from protlm.data.tables import MISSING, number_meant, number_of, places_of, read_table
 from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError
 
 _CODES = dict(

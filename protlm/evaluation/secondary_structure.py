@@ -13,10 +13,11 @@ from protlm.analysis.contact_regression import check_disjoint
 from protlm.analysis.structures import Structure, read_folder, structures_folder
 from protlm.downstream.labels import UNLABELED
 from protlm.downstream.probe_results import comparison, metric_rows, scores_of
-from protlm.downstream.probing import ProbeOptions, probe
+from protlm.downstream.probing import probe
 from protlm.downstream.tasks import state_labels, state_targets
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.labels import ProbeOptions
 from protlm.system.errors import InputDataError
 
 

@@ -18,48 +18,24 @@ from protlm.attention.ops.numerics import in_float64
 from protlm.data.vocabulary import STANDARD_TOKENS, VOCABULARY
 from protlm.model.objective import perplexity
 from protlm.model.transformer import DecodingState, ProteinLM
-from protlm.system.errors import UserError
+from protlm.options.generate import Sampling
 
 
-@final
-@dataclass(frozen=True)
-class Sampling:
-    """Settings that determine how a token is drawn from logits.
-
-    Args:
-        temperature: divisor of the logits; 0 takes the most probable token.
-        top_k: only this many of the most probable tokens; None takes all.
-        top_p: only the smallest set of the most probable tokens with at least this probability,
-            after `top_k`; None takes all.
-    """
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf:
-            raise UserError(f"temperature {self.temperature} must be 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top-k {self.top_k} must be at least 1; leave it out to keep all")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise UserError(f"top-p {self.top_p} must be above 0 and at most 1")
-
-    def probabilities(self, logits_BV: Tensor) -> Tensor:
-        """Returns the distribution that a token is drawn from, BV."""
-        # Subtract the maximum first: a tiny temperature would turn logits into infinities.
-        logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
-        probable_BV = (logits_BV / (self.temperature or 1.0)).softmax(dim=-1)
-        probable_BV, order_BV = probable_BV.sort(dim=-1, descending=True, stable=True)
-        top_k = self.top_k if self.temperature else 1
-        if top_k is not None:
-            probable_BV[:, top_k:] = 0
-            probable_BV /= probable_BV.sum(dim=-1, keepdim=True)
-        if self.top_p is not None:
-            mass_before_BV = probable_BV.cumsum(dim=-1) - probable_BV
-            probable_BV = probable_BV.masked_fill(mass_before_BV >= self.top_p, 0)
-            probable_BV /= probable_BV.sum(dim=-1, keepdim=True)
-        return torch.zeros_like(probable_BV).scatter(-1, order_BV, probable_BV)
+def probabilities(logits_BV: Tensor, sampling: Sampling) -> Tensor:
+    """Returns the distribution that a token is drawn from, BV."""
+    # Subtract the maximum first: a tiny temperature would turn logits into infinities.
+    logits_BV = logits_BV - logits_BV.amax(dim=-1, keepdim=True)
+    probable_BV = (logits_BV / (sampling.temperature or 1.0)).softmax(dim=-1)
+    probable_BV, order_BV = probable_BV.sort(dim=-1, descending=True, stable=True)
+    top_k = sampling.top_k if sampling.temperature else 1
+    if top_k is not None:
+        probable_BV[:, top_k:] = 0
+        probable_BV /= probable_BV.sum(dim=-1, keepdim=True)
+    if sampling.top_p is not None:
+        mass_before_BV = probable_BV.cumsum(dim=-1) - probable_BV
+        probable_BV = probable_BV.masked_fill(mass_before_BV >= sampling.top_p, 0)
+        probable_BV /= probable_BV.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(probable_BV).scatter(-1, order_BV, probable_BV)
 
 
 class Ended(StrEnum):
@@ -196,7 +172,7 @@ def _extend(batch: list[_Sequence], logits_BV: Tensor, sampling: Sampling) -> Te
     is_allowed_BV[:, STANDARD_TOKENS] = True
     for end in batch[0].end:
         is_allowed_BV[:, end] = torch.tensor([bool(s.tokens) for s in batch])
-    probable_BV = sampling.probabilities(logits_BV.masked_fill(~is_allowed_BV, -torch.inf))
+    probable_BV = probabilities(logits_BV.masked_fill(~is_allowed_BV, -torch.inf), sampling)
     uniform_B1 = torch.tensor([[sequence.rng.random()] for sequence in batch], dtype=torch.float64)
     tokens_B1 = draw(probable_BV, uniform_B1)
     nats_B1 = -logits_BV.log_softmax(dim=-1).gather(-1, tokens_B1)

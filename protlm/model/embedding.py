@@ -21,7 +21,8 @@ from protlm.data.records import Record
 from protlm.data.records.in_memory import residues_of
 from protlm.data.records.proteins import Proteins
 from protlm.model.memory import Room
-from protlm.model.pooling import Pooling, Ranges, pool
+from protlm.model.pooling import Ranges, pool
+from protlm.options.embed import Pooling
 from protlm.system.errors import InputDataError, UserError, is_full_memory
 from protlm.system.parts import new_part, read_part
 from protlm.system.paths import explain_os_error

@@ -6,8 +6,6 @@ residues are masked one at a time, that distribution is the limit; in general ne
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import final
 
 import numpy as np
 import torch
@@ -16,23 +14,11 @@ from torch import Tensor
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import STANDARD_TOKENS
-from protlm.model.decoding import Sampling, draw, float64_copy
+from protlm.model.decoding import draw, float64_copy, probabilities
 from protlm.model.embedding import batches
 from protlm.model.transformer import ProteinLM
+from protlm.options.generate import Sampling, Sweeps
 from protlm.system.terminal import JobProgress
-
-
-@final
-@dataclass(frozen=True)
-class Sweeps:
-    """How sequences are sampled from a masked model.
-
-    `mask_fraction` of the residues are masked, and drawn, at a time. The forward passes of a sweep
-    are its inverse, or one for each residue if that is less.
-    """
-
-    number: int = 10
-    mask_fraction: float = 0.1
 
 
 @torch.inference_mode()
@@ -96,7 +82,7 @@ def _sweep(
         logits_TV = logits_BLV[rows, columns].cpu()
         is_other_V = torch.ones(logits_TV.shape[-1], dtype=torch.bool)
         is_other_V[STANDARD_TOKENS] = False
-        probable_TV = sampling.probabilities(logits_TV.masked_fill(is_other_V, -torch.inf))
+        probable_TV = probabilities(logits_TV.masked_fill(is_other_V, -torch.inf), sampling)
         uniform = np.concatenate([chains[row].rng.random(len(own)) for row, own in masked])
         drawn_T1 = draw(probable_TV, torch.from_numpy(uniform)[:, None])
         tokens_BL[rows, columns] = drawn_T1.squeeze(1).to(tokens_BL.device)

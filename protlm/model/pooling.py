@@ -1,7 +1,6 @@
 """Pooling: from the hidden states of a protein's positions to its vectors."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import TypeAlias
 
 import numpy as np
@@ -9,33 +8,9 @@ import torch
 from torch import Tensor
 
 from protlm.attention.ops.numerics import accum_dtype, in_float64
+from protlm.options.embed import Pooling
 
 Ranges: TypeAlias = Sequence[tuple[int, int]] | np.ndarray
-
-
-class Pooling(StrEnum):
-    """What is kept of a protein: statistics over residues, `<cls>`, each residue, or ranges.
-
-    `cls` is the first token before the residues; `bos` is its other name, that of esm-extract.
-    `std` divides by the number of residues; `features` are states for a sparse autoencoder.
-    """
-
-    mean = "mean"
-    max = "max"
-    std = "std"
-    cls = "cls"
-    bos = "bos"
-    per_tok = "per_tok"
-    ranges = "ranges"
-    features = "features"
-
-    def num_rows(self, num_residues: int, num_ranges: int) -> int:
-        rows = num_ranges if self is Pooling.ranges else num_residues
-        return rows if self.is_matrix else 1
-
-    @property
-    def is_matrix(self) -> bool:
-        return self in (Pooling.per_tok, Pooling.ranges, Pooling.features)
 
 
 def residue_means(hidden_BLD: Tensor, lengths_B: Tensor, start: int) -> Tensor:

@@ -23,9 +23,10 @@ from protlm.config import Objective
 from protlm.data.dataset import collate
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.vocabulary import Vocabulary
-from protlm.model.decoding import GeneratedSequence, Sampling, generate
+from protlm.model.decoding import GeneratedSequence, generate
 from protlm.model.embedding import VectorStore
 from protlm.model.transformer import ModelOutput, ProteinLM
+from protlm.options.generate import Sampling
 from protlm.system.errors import UserError, one_of
 
 

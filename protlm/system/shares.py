@@ -2,26 +2,23 @@
 
 import os
 import pickle
-import re
 import shutil
 import signal
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
-from protlm.system.errors import FULL_DISK, ExitCode, UserError, of_the_system, one_of
+from protlm.system.errors import FULL_DISK, ExitCode, UserError, of_the_system
 from protlm.system.interruption import interrupts_held
 from protlm.system.lock import KILLED
 from protlm.system.paths import explain_os_error, scratch_name
@@ -31,19 +28,6 @@ Tag = TypeVar("Tag")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_WORD = re.compile(r"[\w.:,@+-]{1,100}", re.ASCII)
-# Settings of `--slurm`: submitit's name of each, and the type of its value.
-_PARAMETERS: dict[str, tuple[str, Callable[[str], Any]]] = {
-    "partition": ("slurm_partition", str),
-    "time": ("slurm_time", str),
-    "account": ("slurm_account", str),
-    "qos": ("slurm_qos", str),
-    "constraint": ("slurm_constraint", str),
-    "mem_gb": ("mem_gb", float),
-    "cpus": ("cpus_per_task", int),
-    "gpus": ("gpus_per_node", int),
-    "parallel": ("slurm_array_parallelism", int),
-}
 _TIMEOUT_MINUTES = 24 * 60
 # A result, or the file of a large one. A process that is killed while it writes to a pipe may leave
 # half of a result, and the executor would wait for the rest forever. So little is never divided.
@@ -61,97 +45,49 @@ class ProcessDiedError(UserError):
     exit_code = ExitCode.INTERNAL
 
 
-@dataclass(frozen=True)
-class Share:
-    """The part of the work that one process does: parts number, number + count, ..."""
+def on_cluster(
+    function: Callable[[Item], Any],
+    items: Sequence[Item],
+    folder: Path,
+    cores: int,
+    parameters: Mapping[str, Any],
+) -> None:
+    """Applies a function to every item, each in a job; raises the error of a job that fails.
 
-    number: int = 1
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Reads `I/N`.
-
-        >>> Share.parse("2/8")
-        Share(number=2, count=8)
-        """
-        number, _, count = text.partition("/")
-        numbers = number.isdecimal() and count.isdecimal() and len(text) < 20
-        if numbers and 1 <= int(number) <= int(count):
-            return cls(int(number), int(count))
-        raise UserError(f"--shard {text} is not I/N with I from 1 to N; type for instance 1/4")
-
-    def __contains__(self, part: object) -> bool:
-        """Returns whether a part, counted from 0, belongs to this share."""
-        return isinstance(part, int) and part % self.count == self.number - 1
+    Function and items are pickled. Jobs keep in the folder what they print, and have this number
+    of cores, unless the parameters have another.
+    """
+    results = _results(partial(_answer, function), items, folder, cores, parameters)
+    for _ in watched("jobs", results, total=len(items)):
+        pass
 
 
-class Executor(StrEnum):
-    """What runs the jobs: a cluster, or processes of this machine."""
-
-    SLURM = "slurm"
-    LOCAL = "local"
-
-
-@dataclass(frozen=True)
-class Submission:
-    """Options of jobs, each of which computes a share."""
-
-    executor: Executor
-    parameters: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, executor: Executor | None, settings: Sequence[str] | None) -> Self | None:
-        """Parses `--executor` and `--slurm key=value`; None runs no jobs."""
-        if settings and executor is not Executor.SLURM:
-            given = "" if executor is None else f", not --executor {executor.value}"
-            raise UserError(f"--slurm {settings[0]} requires --executor slurm{given}")
-        if executor is None:
-            return None
-        parameters = dict(_parameter(setting) for setting in settings or ())
-        if executor is Executor.SLURM:
-            _submitit()
-        return cls(executor, parameters)
-
-    def run(
-        self, function: Callable[[Item], Any], items: Sequence[Item], folder: Path, cores: int = 1
-    ) -> None:
-        """Applies a function to every item, each in a job; raises the error of a job that fails.
-
-        Function and items are pickled. Jobs of a cluster keep in the folder what they print, and
-        have this number of cores, unless the parameters have another. Processes of this machine
-        keep their results beside it.
-        """
-        if self.executor is Executor.LOCAL:
-            at_once = max(1, (os.cpu_count() or 1) // cores)
-            results = here(function, items, at_once, "omit --executor", folder.parent)
-        else:
-            results = self._on_cluster(partial(_answer, function), items, folder, cores)
-        for _ in watched("jobs", results, total=len(items)):
-            pass
-
-    def _on_cluster(
-        self, function: Callable[[Item], Any], items: Sequence[Item], folder: Path, cores: int
-    ) -> Iterator[Any]:
-        submitit = _submitit()
-        errors = submitit.core.utils
-        executor = submitit.AutoExecutor(folder=folder, cluster=self.executor.value)
-        defaults = {"timeout_min": _TIMEOUT_MINUTES, "cpus_per_task": cores}
-        parameters = {"name": "protlm", **defaults, **self.parameters}
-        # In SLURM 22.05 to 23.02, srun uses one core of the job unless the number is repeated.
-        arguments = [f"--cpus-per-task={parameters['cpus_per_task']}"]
-        executor.update_parameters(**parameters, slurm_srun_args=arguments)
-        try:
-            jobs = executor.map_array(function, items)
-        except (errors.FailedJobError, errors.FailedSubmissionError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"the jobs could not be submitted: {reason:.500}") from error
-        try:
-            for job in jobs:
-                yield _result(job, errors.UncompletedJobError)
-        finally:
-            for job in jobs:
-                job.cancel()
+def _results(
+    function: Callable[[Item], Any],
+    items: Sequence[Item],
+    folder: Path,
+    cores: int,
+    own: Mapping[str, Any],
+) -> Iterator[Any]:
+    library = submitit()
+    errors = library.core.utils
+    executor = library.AutoExecutor(folder=folder, cluster="slurm")
+    defaults = {"timeout_min": _TIMEOUT_MINUTES, "cpus_per_task": cores}
+    parameters = {"name": "protlm", **defaults, **own}
+    # In SLURM 22.05 to 23.02, srun uses one core of the job unless the number is repeated.
+    arguments = [f"--cpus-per-task={parameters['cpus_per_task']}"]
+    executor.update_parameters(**parameters, slurm_srun_args=arguments)
+    try:
+        jobs = executor.map_array(function, items)
+    except (errors.FailedJobError, errors.FailedSubmissionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"the jobs could not be submitted: {reason:.500}") from error
+    try:
+        for job in jobs:
+            yield _result(job, errors.UncompletedJobError)
+    finally:
+        for job in jobs:
+            job.cancel()
 
 
 def here(
@@ -192,10 +128,10 @@ def _result(job: Any, uncompleted: type[Exception]) -> Any:
     return answer
 
 
-def _submitit() -> ModuleType:
+def submitit() -> ModuleType:
     """Returns submitit, on a machine that can submit jobs."""
     try:
-        import submitit
+        import submitit as library
     except ImportError:
         raise UserError(
             "--executor slurm needs submitit, which is not installed; type: pip install "
@@ -204,26 +140,9 @@ def _submitit() -> ModuleType:
     if not (shutil.which("srun") and shutil.which("sbatch")):
         raise UserError(
             "--executor slurm needs srun and sbatch, which are not on the PATH here: run it on a "
-            "machine of the cluster, or use --executor local"
+            "machine of the cluster, or leave --executor out"
         )
-    return submitit
-
-
-def _parameter(setting: str) -> tuple[str, Any]:
-    key, _, value = setting.partition("=")
-    if key not in _PARAMETERS:
-        allowed = one_of(list(_PARAMETERS))
-        raise UserError(f"--slurm {setting}: {key!r} is unknown; choose one of: {allowed}")
-    name, kind = _PARAMETERS[key]
-    try:
-        if not _WORD.fullmatch(value):
-            raise ValueError
-        return name, kind(value)
-    except ValueError:
-        raise UserError(
-            f"--slurm {setting} is not a value of {key}; for instance: partition=cpu time=12:00:00 "
-            "mem_gb=8 cpus=4"
-        ) from None
+    return library
 
 
 def in_order(

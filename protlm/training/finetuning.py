@@ -12,6 +12,7 @@ from protlm.checkpoints.checks import check_sum
 from protlm.checkpoints.format import CHECKPOINTS, checkpoint_name, load_training, read_facts
 from protlm.checkpoints.validations import METRICS, best_checkpoints, read_metrics
 from protlm.config import BestMetric, OnSaveError, TrainerConfig
+from protlm.options.labels import FinetuneSettings
 from protlm.system.errors import (
     ExitCode,
     InputDataError,
@@ -23,7 +24,7 @@ from protlm.system.lock import FolderLock
 from protlm.system.paths import complete_file
 from protlm.system.terminal import JobProgress
 from protlm.training.callbacks.hooks import LoopCallback, log
-from protlm.training.labels import FinetuneSettings, LabeledData, LabelLearning
+from protlm.training.labels import LabeledData, LabelLearning
 from protlm.training.launch import (
     ACCELERATORS,
     is_first_rank,

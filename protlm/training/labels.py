@@ -20,14 +20,13 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
 from protlm.config import ScheduleConfig
-from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.dataset import collate
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
-from protlm.downstream.tasks import Task
 from protlm.model.embedding import batches
 from protlm.model.objective import TargetSums
 from protlm.model.pooling import residue_means
 from protlm.model.transformer import ProteinLM
+from protlm.options.labels import FinetuneSettings, Task
 from protlm.training.datamodule import ENDLESS
 from protlm.training.module import Objective
 
@@ -161,27 +160,6 @@ class LabeledData(pl.LightningDataModule):
         assert self.trainer is not None
         share = (self.trainer.global_rank, self.trainer.world_size)
         return Batches(data, self._batch_size, seed=seed, share=share)
-
-
-@dataclass(frozen=True)
-class FinetuneSettings:
-    """The settings of the training.
-
-    Attributes:
-        patience: epochs without a lower validation loss after which training stops.
-        learning_rate: of AdamW, constant after the warm-up of a tenth of an epoch.
-        batch_size: proteins per step, of all devices.
-        tokens_per_batch: rows times length of a pass, at most; a larger batch takes several.
-    """
-
-    epochs: int = 20
-    patience: int = 3
-    learning_rate: float = 1e-4
-    batch_size: int = 16
-    tokens_per_batch: int = TOKENS_PER_BATCH
-    seed: int = 0
-    device: str = "cpu"
-    devices: int = 1
 
 
 @dataclass(frozen=True)

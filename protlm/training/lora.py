@@ -14,7 +14,6 @@ from torch.nn.utils import parametrize
 from protlm.checkpoints.checks import Artifact
 from protlm.system.errors import UserError
 
-TARGETS = ("query", "key", "value")
 _ADAPTERS = Artifact("adapter.safetensors", "adapter.json", "LoRA adapters", "finetune")
 # The factor α / r.
 _SCALE = 2.0

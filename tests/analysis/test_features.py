@@ -9,18 +9,14 @@ import torch
 
 import protlm
 from protlm.analysis.features import training
-from protlm.analysis.features.autoencoder import (
-    SparseAutoencoder,
-    SparseSettings,
-    Sparsity,
-    read_features,
-)
+from protlm.analysis.features.autoencoder import SparseAutoencoder, SparseSettings, read_features
 from protlm.analysis.features.training import StateStream, figures_of, is_dead, learn, train
 from protlm.checkpoints.format import read_facts, save
 from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.features import Sparsity
 from protlm.system.errors import InputDataError, TrainingDivergedError, UserError
 from protlm.system.parts import new_part
 from tests.fixtures.commands import Command
@@ -32,7 +28,8 @@ ATOMS, WIDTH = 24, 16
 def settings_of(model: PretrainedModel | None = None, layer: int = 1, **changed) -> SparseSettings:
     """Settings of features of a layer, few and trained on few residues."""
     hashes = (HASH, HASH) if model is None else (model.identity, model.vocabulary.hash)
-    return SparseSettings(*hashes, layer, **{"latents": 32, "k": 4, "residues": 3000, **changed})
+    of = {"model": hashes[0], "vocabulary": hashes[1], "layer": layer}
+    return SparseSettings(**of, **{"latents": 32, "k": 4, "residues": 3000, **changed})
 
 
 def planted(residues: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -220,7 +217,7 @@ def test_other_models_layers_and_damaged_folders_are_refused(
     with pytest.raises(UserError, match="trained on the layer 1, and this is 2"):
         settings.check(model, 2)
     with pytest.raises(UserError, match="trained on the vocabulary"):
-        SparseSettings(model.identity, HASH, 1).check(model)
+        SparseSettings(model=model.identity, vocabulary=HASH, layer=1).check(model)
     with pytest.raises(InputDataError, match="protlm features train has written"):
         model.features(["MKV"], tmp_path)
     SparseAutoencoder(64, settings).write(tmp_path)

@@ -9,7 +9,8 @@ import pytest
 import protlm
 import protlm.commands.attention as command
 from protlm.attention import names
-from protlm.commands.attention import MapOptions, attention_maps
+from protlm.commands.attention import attention_maps
+from protlm.options.look import MapOptions
 from tests.fixtures.runs import RUN, Train
 from tests.marks import slow_but
 

@@ -15,17 +15,16 @@ import pytest
 import protlm
 from protlm.analysis.bootstrap import Metrics
 from protlm.commands import benchmark as command
-from protlm.commands.benchmark import BenchmarkOptions, benchmark
+from protlm.commands.benchmark import benchmark
 from protlm.commands.embed import embed
-from protlm.commands.embedding.job import EmbedOptions
 from protlm.commands.probe import probe_labels
 from protlm.downstream.benchmarks import average, figure_of, find, rows_of
-from protlm.downstream.examples import LabelOptions
 from protlm.downstream.metrics import averages
-from protlm.downstream.probing import ProbeOptions
 from protlm.downstream.variants import Assay
 from protlm.evaluation.contacts import Contacts
 from protlm.model import embedding
+from protlm.options.embed import EmbedOptions
+from protlm.options.labels import BenchmarkOptions, LabelOptions, ProbeOptions
 from protlm.plots import benchmark_figure
 from protlm.system.errors import UserError
 from protlm.system.paths import sha256_of

@@ -7,17 +7,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from dataclasses import MISSING, dataclass, fields
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
-from typer.main import get_command
 
+from protlm.cli import commands as declared
 from protlm.cli import main as cli
-from protlm.cli.main import _spread
+from protlm.cli.flags import flags_of, help_text, imported, read
+from protlm.config.fields import ANYTHING, Checked, at_least, flag
 from protlm.model.transformer import ProteinLM
+from protlm.options.embed import Pooling
 from protlm.system.errors import UserError
 from protlm.system.paths import check_output
 from protlm.system.terminal import JobProgress, print_table
@@ -73,28 +76,102 @@ def test_ctrl_c_while_training_starts_is_silent(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_flag_takes_several_values() -> None:
-    together = "--repr-layers 0 -1 --include mean bos x.fasta"
-    apart = "--repr-layers 0 --repr-layers -1 --include mean --include bos x.fasta"
-    assert _spread([*together.split()]) == apart.split()
-    joined = "--repr-layers 0,-1 --include mean, bos x.fasta"
-    assert _spread([*joined.split()]) == apart.split()
-    assert _spread(["--layers=1,2", "3"]) == ["--layers", "1", "--layers", "2", "--layers", "3"]
-    # A comma within a value.
-    assert _spread(["--slurm", "partition=a,b", "mem_gb=4"])[1::2] == ["partition=a,b", "mem_gb=4"]
-    assert _spread(["--splits", "train=a.txt,b.txt"]) == ["--splits", "train=a.txt,b.txt"]
+@dataclass(frozen=True)
+class Options(Checked):
+    """Flags of all kinds, of a command that does not exist."""
+
+    # ruff: noqa: RUF009
+
+    files: tuple[Path, ...] = flag("", MISSING, "FILES")
+    output: Path = flag("", MISSING, "--output", "-o")
+    include: tuple[Pooling, ...] = flag("", ())
+    layers: tuple[int, ...] | None = flag("", (-1,), allowed=None)
+    organisms: tuple[str, ...] = flag("", (), "--organism", words=r"\d+")
+    splits: tuple[str, ...] = flag("", (), words=r"\w+=.+")
+    k: int = flag("", 1, allowed=at_least(1), excludes=("is_quick",))
+    top_p: float | None = flag("", None)
+    prefix: str = flag("", "M", words=ANYTHING)
+    label: str = flag("", "x", needs="--prefix TEXT")
+    is_quick: bool = flag("", False, "--quick")
+    draws: bool = flag("", True)
 
 
-def test_an_output_has_the_same_names_everywhere() -> None:
-    def leaves(command: Any) -> Iterator[Any]:
-        for one in getattr(command, "commands", {}).values():
-            yield one
-            yield from leaves(one)
+TYPED = {
+    "--include mean bos a b": {"include": ("mean", "bos"), "files": (Path("a"), Path("b"))},
+    "a --include mean, bos b": {"include": ("mean", "bos"), "files": (Path("a"), Path("b"))},
+    "a --include=mean,bos --include cls": {"include": ("mean", "bos", "cls")},
+    "a --layers -1 0 --layers=2,3": {"layers": (-1, 0, 2, 3)},
+    "a --layers all": {"layers": None},
+    "a --layers 1 b -o y": {"layers": (1,), "files": (Path("a"), Path("b")), "output": Path("y")},
+    "--organism 9606 10090 a": {"organisms": ("9606", "10090")},
+    "--organism Mus,musculus a": {"organisms": ("Mus,musculus",)},
+    "a --splits x=a,b y=c": {"splits": ("x=a,b", "y=c")},
+    "a -oy": {"output": Path("y")},
+    "a -o=y": {"output": Path("y")},
+    "a --k 1e3 --top-p -1e-3": {"k": 1000, "top_p": -1e-3},
+    "a --k 2 --k=3.0": {"k": 3},
+    "a --prefix= --no-draws": {"prefix": "", "draws": False},
+    "a --prefix -x --label -y --draws --quick": {"prefix": "-x", "is_quick": True},
+    "- --": {"files": (Path("-"),)},
+    "-- --k -o": {"files": (Path("--k"), Path("-o"))},
+}
 
-    options = [one.opts for leaf in leaves(get_command(cli.app)) for one in leaf.params]
-    outputs = [opts for opts in options if {"-o", "--out", "--output"} & {*opts}]
-    assert len(outputs) >= 14
-    assert {frozenset(opts) for opts in outputs} == {frozenset(("-o", "--out", "--output"))}
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_what_is_typed_fills_the_fields(typed: str) -> None:
+    found = vars(read("x", Options, ["-o", "o", *typed.split()]))
+    assert found | TYPED[typed] == found
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        ("a --kk 1", "^there is no --kk .did you mean --k.*type: x --help$"),
+        ("a -x", "^there is no -x "),
+        ("a --k", "^--k needs a value; type: x --help$"),
+        ("a --k --quick", "^--k needs a value"),
+        ("a --quick=yes", "^--quick takes no value"),
+        ("", "^FILES is missing; type"),
+        ("a --k=", "^the value of --k is empty, like a shell variable"),
+        ("a --k 1.5", "^--k 1.5 is not a whole number$"),
+        ("a --k x", "^--k x is not a whole number$"),
+        ("a --top-p x", "^--top-p x is not a number$"),
+        ("a --top-p=1,5", "^--top-p 1,5 has a comma for a point; write 1.5$"),
+        ("a --k 0", "^--k 0 must be at least 1$"),
+        ("a --layers 1,x", "^--layers 1,x is not a number; type numbers, or --layers all$"),
+        ("a --layers all 1", "^--layers all is all of them; leave the other values out$"),
+        ("a --include meen", "^--include meen is not one of mean, .*did you mean mean.*$"),
+        ("a --k 2 --quick", "^--k and --quick exclude each other; omit one of them$"),
+        ("a --label y", "^--label y needs --prefix TEXT$"),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(typed: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        read("x", Options, ["-o", "o", *typed.split()])
+    with pytest.raises(UserError, match="an argument is empty"):
+        read("x", Options, [""])
+
+
+def test_options_are_checked_in_python_as_well() -> None:
+    with pytest.raises(UserError, match=r"^k=0 must be at least 1$"):
+        Options((), Path(), k=0)
+
+
+@pytest.mark.parametrize("name", declared.COMMANDS)
+def test_a_command_is_declared_as_its_function_takes_it(name: str) -> None:
+    """An output has the same names everywhere, and no flag is declared twice."""
+    command = declared.COMMANDS[name]
+    flags = [*flags_of(command.options)]
+    names = [one for flag in flags for one in flag.names]
+    assert len(names) == len({*names})
+    outputs = [flag.names for flag in flags if {"-o", "--out", "--output"} & {*flag.names}]
+    assert outputs in ([], [("--output", "--out", "-o")])
+    assert all(flag.field.metadata["help"] for flag in flags)
+    if command.function:
+        taken = signature(imported(command.function)).parameters
+        assert ([*taken] and {*taken} == {one.name for one in fields(command.options)}) or not taken
+    shown = help_text("protlm x", command.sentence, command.options)
+    assert max(map(len, shown.splitlines())) <= 100
 
 
 def test_a_dollar_sign_is_refused_where_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +190,7 @@ def test_a_command_that_a_cluster_ends_says_so(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
 
-    monkeypatch.setattr(cli, "_run", work)
+    monkeypatch.setattr(cli, "run", work)
     monkeypatch.setattr(sys, "argv", ["protlm", "data", "export", "data"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -123,37 +200,17 @@ def test_a_command_that_a_cluster_ends_says_so(
 
 
 @pytest.mark.parametrize(
-    ("typed", "read"),
+    ("typed", "found"),
     [
         *(("~/x", "/home/me/x"), ("--output=~/x", "--output=/home/me/x"), ("-o~", "-o/home/me")),
         *((same, same) for same in ("a/~/x", "--output=a~", "--output=./~/x", "MK~", "")),
     ],
 )
 def test_a_home_folder_is_found_where_the_shell_does_not_look(
-    typed: str, read: str, monkeypatch: pytest.MonkeyPatch
+    typed: str, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    seen: list[str] = []
-    monkeypatch.setattr(cli, "_checked_values", lambda typed: seen.extend(typed) or typed)
-    monkeypatch.setattr(sys, "argv", ["protlm", "embed", typed])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert seen == ["embed", read]
-
-
-def test_whole_numbers_of_flags_are_integers() -> None:
-    typed = ["embed", "--seed", "1e3", "--k=2.0", "--top-p", "1e-3", "--temperature=", "-o", "1e3"]
-    with pytest.raises(UserError, match="the value of --temperature is empty"):
-        cli._checked_values(typed)
-    del typed[6]
-    read = ["embed", "--seed", "1000", "--k=2", "--top-p", "1e-3", "-o", "1e3"]
-    assert cli._checked_values(typed) == read
-    for flag, told in (
-        *((flag, r"has a comma for a point; write 1\.5$") for flag in ("temperature", "top-p")),
-        *((flag, "must be a whole number, typed in digits") for flag in ("seed", "min-length")),
-    ):
-        with pytest.raises(UserError, match=f"--{flag} 1,5 {told}"):
-            cli._checked_values(["x", f"--{flag}=1,5"])
+    assert cli._in_home(typed) == found
 
 
 OVER = "no part is finished: the same command starts over"
@@ -257,9 +314,11 @@ def test_h_is_help(typed: str, protlm_in_process: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"), [("e", "evaluate\nembed"), ("embed --outp", "--output")]
+    ("typed", "found"), [("e", "evaluate embed"), ("embed --outp", "--output"), ("data i", "info")]
 )
-def test_the_shell_completes(typed: str, found: str, protlm_command: Command) -> None:
-    words = {"COMP_WORDS": f"protlm {typed}", "COMP_CWORD": str(len(typed.split()))}
-    done = protlm_command(env={"_PROTLM_COMPLETE": "complete_bash", **words})
-    assert done.stdout.strip() == found, done.stderr
+def test_the_shell_completes(typed: str, found: str, protlm_in_process: Command) -> None:
+    made = protlm_in_process("--completion", cwd=Path()).stdout
+    words = f"COMP_WORDS=(protlm {typed}); COMP_CWORD={len(typed.split())}"
+    shown = f"{made}{words}; _protlm; echo ${{COMPREPLY[*]}}"
+    done = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == found.split(), done.stderr

@@ -12,8 +12,9 @@ import pytest
 from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.structures import read_structure, structure_files
 from protlm.commands import contacts as command
-from protlm.commands.contacts import ContactOptions, contacts
+from protlm.commands.contacts import contacts
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.look import ContactOptions
 from protlm.system.errors import InputDataError, InterruptedJobError, UserError
 from protlm.system.paths import sample_dir
 from tests.fixtures.runs import RUN

@@ -15,18 +15,16 @@ import torch
 import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate
-from protlm.commands.embedding.job import Dtype, EmbedOptions
 from protlm.commands.embedding.plan import Plan, first_equal
 from protlm.data.records import Tally, read_records
-from protlm.data.records.proteins import Duplicates
 from protlm.data.vocabulary import VOCABULARY
 from protlm.loading import pick_device
 from protlm.model.embedding import Embedder, batches
-from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.embed import Dtype, EmbedOptions, Pooling
+from protlm.options.jobs import Share
+from protlm.options.shared import Duplicates
 from protlm.system.errors import InputDataError, UserError, is_full_memory
-from protlm.system.paths import sample_dir
-from protlm.system.shares import Executor, Share, Submission
 from tests.fixtures.commands import Command
 from tests.fixtures.runs import RUN, Train
 
@@ -200,10 +198,9 @@ def test_long_records_are_reported_and_the_counts_add_up(
 
 @pytest.mark.slow
 def test_processes_make_the_bytes_of_one_process(tiny_fasta: Path) -> None:
-    """Local jobs are processes."""
     options = EmbedOptions((Pooling.mean, Pooling.per_tok), tokens_per_batch=250)
     embed(tiny_fasta, RUN, Path("whole.h5"), options)
-    embed(tiny_fasta, RUN, OUTPUT, replace(options, processes=2), Submission(Executor.LOCAL))
+    embed(tiny_fasta, RUN, OUTPUT, replace(options, processes=2))
     assert OUTPUT.read_bytes() == Path("whole.h5").read_bytes()
     assert {path.name for path in Path().iterdir()} == {"whole.h5", "out.h5"}
 

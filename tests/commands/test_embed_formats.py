@@ -16,12 +16,11 @@ import protlm
 from protlm.analysis.features.autoencoder import SparseAutoencoder
 from protlm.commands.embed import embed
 from protlm.commands.embedding.formats import parquet
-from protlm.commands.embedding.job import Dtype, EmbedOptions, Format
-from protlm.data.records.proteins import Duplicates
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.embedding import windows
-from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.embed import Dtype, EmbedOptions, Format, Pooling
+from protlm.options.shared import Duplicates
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sha256_of
 from tests.analysis.test_features import settings_of

@@ -19,14 +19,15 @@ from protlm.commands import embed as embed_module
 from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan
 from protlm.commands.embedding.formats import hdf5
-from protlm.commands.embedding.job import Dtype, EmbedOptions, Format, Job
+from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.results import EMBEDDING, Blocks, Results
 from protlm.model.embedding import Embedder
-from protlm.model.pooling import Pooling
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.embed import Dtype, EmbedOptions, Format, Pooling
+from protlm.options.jobs import Executor, Share, Submission
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
-from protlm.system.shares import Executor, ProcessDiedError, Share, Submission
+from protlm.system.shares import ProcessDiedError
 from tests.fixtures.runs import RUN, Killed, Train
 
 OPTIONS = EmbedOptions(include=(Pooling.mean, Pooling.per_tok), tokens_per_batch=250)
@@ -252,7 +253,7 @@ def jobs(job: Callable[[EmbedOptions, Callable[[Any], None]], None]) -> Submissi
             for item in items:
                 job(item, pickle.loads(pickle.dumps(function)))
 
-    return Jobs(Executor.SLURM)
+    return Jobs(Executor.slurm)
 
 
 def test_jobs_make_the_bytes_of_one_process(undisturbed: bytes) -> None:

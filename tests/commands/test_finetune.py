@@ -18,14 +18,12 @@ from safetensors.torch import load_file
 
 import protlm
 from protlm.checkpoints.format import all_checkpoints, load_training
-from protlm.commands.finetune import FinetuneOptions, Result, finetune_labels, run_folder
+from protlm.commands.finetune import Result, finetune_labels, run_folder
 from protlm.commands.probe import predict
-from protlm.downstream.examples import LabelOptions
-from protlm.downstream.label_files import Form
+from protlm.options.labels import FinetuneOptions, FinetuneSettings, Form, LabelOptions
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.training.finetuning import ReportEpochs
-from protlm.training.labels import FinetuneSettings, LabelLearning
 from tests.fixtures.commands import Command, read_table
 from tests.fixtures.runs import RUN
 

@@ -10,16 +10,15 @@ import pytest
 import torch
 
 import protlm
-from protlm.commands.generate import GenerateOptions, generate
+from protlm.commands.generate import generate
 from protlm.commands.train import cannot_generate
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.records import Record, Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.model.decoding import Sampling
-from protlm.model.gibbs import Sweeps
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM, build_network
+from protlm.options.generate import GenerateOptions, Sampling, Sweeps
 from protlm.system.errors import InputDataError, UserError
 from tests.fixtures.commands import Command
 from tests.fixtures.runs import CAUSAL, RUN, Train

@@ -13,8 +13,9 @@ import protlm
 from protlm.analysis.contact_regression import head_features, read_fit
 from protlm.analysis.precision import precision
 from protlm.analysis.structures import contact_map, read_structure
-from protlm.commands.contacts import ContactOptions, contacts
-from protlm.commands.inspect import InspectOptions, inspect
+from protlm.commands.contacts import contacts
+from protlm.commands.inspect import inspect
+from protlm.options.look import ContactOptions, InspectOptions
 from protlm.report import page
 from protlm.system.errors import UserError
 from tests.fixtures.commands import Command, run_page

@@ -61,8 +61,8 @@ TABLE = """
 2 embed x.fasta -m run -o o.h5 --repr-layers 7 -> layer 7 does not exist
 2 embed x.fasta -m run -o o.h5 --include ranges -> --ranges TABLE.tsv
 2 embed x.fasta -m run -o o.h5 --merge --dry-run -> --merge and --dry-run exclude each other
-2 embed x.fasta -m run -o o.h5 --executor local --merge -> computes and merges all shares
-2 embed - -m run -o o.h5 --executor local --processes 2 -> --executor reads the sequences several
+2 embed x.fasta -m run -o o.h5 --executor slurm --merge -> computes and merges all shares
+2 embed - -m run -o o.h5 --executor slurm --processes 2 -> --executor reads the sequences several
 2 embed - -m run -o o.h5 --processes 2 -> --processes reads the sequences several times
 2 embed x.fasta -m run -o o.h5 --dtype bfloat16 -> --format hdf5 has no bfloat16
 2 embed x.fasta -m run -o o.parquet --format parquet --dtype bfloat16 -> parquet has no bfloat16
@@ -110,7 +110,8 @@ TABLE = """
 2 generate --start x.fasta -o o --mask-fraction 0 -> --mask-fraction 0 & above 0 and at most 1
 2 prepare x.fasta --out o --min-length 9 --max-length 3 -> --min-length 9 & --max-length 3
 3 prepare x.fasta --out o --organism 9606 -> none of the 1 records is left & organism
-2 prepare x.fasta --out o --executor pbs -> pbs & slurm & local
+2 prepare x.fasta --out o --executor pbs -> --executor pbs is not slurm
+2 prepare x.fasta --out o --executor local -> is not slurm & prepare: --workers N
 2 prepare x.fasta --out o --slurm time=1 -> --slurm time=1 & --executor slurm
 3 prepare run --out o -> run
 2 data merge data data --out o -> once
@@ -207,7 +208,7 @@ TABLE = """
 3 score twice.fasta -m run --scan -o s.csv -> has 2 proteins; give a file of one protein
 3 contacts twice.fasta -m run -o c.h5 -> twice.fasta, line 3: the identifier P1 & --duplicates
 3 embed uniprot.tsv -m run -o o.h5 -> r['Entry'], r['Sequence'] & delimiter='\\t'
-2 embed x.fasta -m run -o o.h5 --executor local -> needs the number of processes & --processes N
+2 embed x.fasta -m run -o o.h5 --executor local -> --executor local is not slurm & --processes N
 2 attention x.fasta -m run -o o.h5 --layers 1,x -> --layers 1,x is not a number & --layers all
 2 inspect long.fasta -m run -o p.html -> 2,100 residues, and a page shows at most 2,048
 2 inspect x.fasta -m run -o p.h5 -> is an HTML page; type: -o p.html
@@ -226,7 +227,7 @@ TABLE = """
 4 checkpoint convert run -o run --attention softmax -> run
 2 checkpoint export run -o new --dtype float16 -> --dtype float16 is not one of float32, bfloat16
 2 checkpoint export run -o new --format hf --dtype bfloat16 -> bfloat16 needs --format protlm
-2 checkpoint export run -o new --fit x.json -> --fit needs --format hf
+2 checkpoint export run -o new --fit x.json -> --fit x.json needs --format hf
 4 data export data -o x.fasta -> x.fasta exists already
 2 finetune labels.tsv -m run -o new --lora 1000000000 -> --lora 1000000000 must be at most 64
 2 finetune labels.tsv -m run -o new --devices 9999 -> --devices 9999: this machine has

@@ -14,12 +14,10 @@ import protlm
 from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.format import default_model
 from protlm.commands.probe import predict, probe_labels
-from protlm.downstream.examples import LabelOptions
 from protlm.downstream.linear import probabilities
 from protlm.downstream.probe_results import PROBE, name_of_model, read_probe
-from protlm.downstream.probing import ProbeOptions
-from protlm.downstream.tasks import Task
 from protlm.model.embedding import embeddings
+from protlm.options.labels import LabelOptions, ProbeOptions, Task
 from protlm.system.errors import InputDataError, UserError
 from tests.fixtures.commands import Command, read_table, run_page
 from tests.fixtures.runs import Train

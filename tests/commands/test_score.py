@@ -10,11 +10,12 @@ from sklearn.metrics import roc_auc_score
 
 import protlm
 from protlm.commands import score as score_command
-from protlm.commands.score import ScoreOptions, scan_protein, score_variants
+from protlm.commands.score import scan_protein, score_variants
 from protlm.data.vocabulary import STANDARD
-from protlm.downstream.estimators import Estimator, Predictor, score
+from protlm.downstream.estimators import Predictor, score
 from protlm.downstream.variants import parse_mutant
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.score import Estimator, ScoreOptions
 from protlm.plots import scan_figure
 from protlm.system.errors import InputDataError, UserError
 from tests.fixtures.commands import Command, read_table, run_page

@@ -12,9 +12,10 @@ from protlm.data.records import block
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
-from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.prepare import prepare
 from protlm.data_prep.report import Report
 from protlm.data_prep.split import HashSplit
+from protlm.options.prepare import PrepareOptions
 
 _ALL_TRAIN = HashSplit(0, 0)
 

@@ -13,7 +13,8 @@ from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import Counts, Manifest
 from protlm.data.shards.writer import PackedSequences, write_shard
 from protlm.data_prep import leakage as module
-from protlm.data_prep.leakage import LeakageOptions, leakage
+from protlm.data_prep.leakage import leakage
+from protlm.options.prepare import LeakageOptions
 from protlm.system.errors import InputDataError, OutputError, UserError
 from tests.data.test_relatives import mutated, random_protein
 

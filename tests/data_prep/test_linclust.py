@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from protlm.data.records import ReadOptions, Tally, read_records
+from protlm.data.records import Tally, read_records
 from protlm.data_prep.mmseqs import Clustering, cluster_sequences, cluster_sources, run_mmseqs
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir
 from protlm.system.work_folder import BEGUN

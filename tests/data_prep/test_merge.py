@@ -18,8 +18,8 @@ from protlm.data_prep.clusters import ClusterSplit, ClusterTable, name_hash
 from protlm.data_prep.encode import UNLISTED
 from protlm.data_prep.merge import merge
 from protlm.data_prep.split import HashSplit, TableSplit
+from protlm.options.jobs import Executor, Submission
 from protlm.system.errors import InputDataError, OutputError, UserError
-from protlm.system.shares import Executor, Submission
 
 RULE = HashSplit(0.2, 0.1)
 PART_RULE = HashSplit(0.3, 0.2)
@@ -314,9 +314,9 @@ def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch, bu
 
 
 @pytest.fixture
-def prepare_locally(made, tmp_path):
+def prepare_by_jobs(made, tmp_path):
     """Prepares the release by jobs, perhaps with a table of clusters."""
-    return partial(made, tmp_path / "data", submission=Submission(Executor.LOCAL))
+    return partial(made, tmp_path / "data", submission=Submission(Executor.slurm))
 
 
 @pytest.fixture
@@ -328,15 +328,16 @@ def in_this_process(monkeypatch):
             pickle.loads(pickle.dumps(function))(item)
 
     monkeypatch.setattr(Submission, "run", run)
+    monkeypatch.setattr(Submission, "check", lambda self: None)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("has_clusters", [False, True])
 def test_jobs_make_the_parts_that_are_merged(
-    prepare_locally, merged, table, tmp_path, contents, capfd, has_clusters
+    prepare_by_jobs, merged, table, tmp_path, contents, capfd, has_clusters
 ):
     clusters = table if has_clusters else None
-    prepare_locally(clusters)
+    prepare_by_jobs(clusters)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cluster.tsv", "data", "release"]
     # The report is that of all parts.
     told = [line.split() for line in capfd.readouterr().err.splitlines()]
@@ -344,26 +345,26 @@ def test_jobs_make_the_parts_that_are_merged(
     assert contents(tmp_path / "data") == merged(clusters)
 
 
-@pytest.mark.slow
-def test_failed_jobs_are_resumed(release, tmp_path, protlm_command, contents, merged):
-    arguments = ["prepare", "release", "--out", "data", "--executor", "local"]
+@pytest.mark.usefixtures("in_this_process")
+def test_failed_jobs_are_resumed(release, tmp_path, protlm_in_process, contents, merged):
+    arguments = ["prepare", "release", "--out", "data", "--executor", "slurm"]
     arguments += ["--valid-fraction", "0.2", "--test-fraction", "0.1"]
     with (release / "two.fasta").open("a") as file:
         file.write(">bad\nMK1\n>worse\nM2\n")
-    done = protlm_command(*arguments, cwd=tmp_path)
+    done = protlm_in_process(*arguments, cwd=tmp_path)
     # The user's file is at fault, and says in its job why it cannot be used.
     assert done.returncode == 3, done.stderr
     assert "2 of 82 records" in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "data.partial" / "parts").is_dir()
-    done = protlm_command(*arguments, "--max-reject-rate", "0.1", cwd=tmp_path)
+    done = protlm_in_process(*arguments, "--max-reject-rate", "0.1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
     assert contents(tmp_path / "data") == merged(max_reject_rate=0.1)
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_an_error_while_merging_keeps_the_parts(prepare_locally, tmp_path, monkeypatch, contents):
+def test_an_error_while_merging_keeps_the_parts(prepare_by_jobs, tmp_path, monkeypatch, contents):
     """They may have taken a cluster days."""
 
     def fill_the_disk(directory, parts):
@@ -374,7 +375,7 @@ def test_an_error_while_merging_keeps_the_parts(prepare_locally, tmp_path, monke
     with monkeypatch.context() as patch:
         patch.setattr(module, "merge_into", fill_the_disk)
         with pytest.raises(OutputError, match="no space left"):
-            prepare_locally()
+            prepare_by_jobs()
     parts = tmp_path / "data.partial" / "parts"
     assert {name.split("/")[0] for name in contents(parts)} == {"00000", "00001"}
     monkeypatch.setattr(module, "_build", None)
@@ -383,15 +384,15 @@ def test_an_error_while_merging_keeps_the_parts(prepare_locally, tmp_path, monke
     shard.write_bytes(content[:-1] + b"?")
     # It was hashed when it was written, perhaps days ago.
     with pytest.raises(InputDataError, match=f"{shard}.*type the same command with --restart"):
-        prepare_locally()
+        prepare_by_jobs()
     shard.write_bytes(content)
-    prepare_locally()
+    prepare_by_jobs()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
 
 
-def test_options_that_need_all_sources_are_rejected(prepare_locally):
+def test_options_that_need_all_sources_are_rejected(prepare_by_jobs):
     with pytest.raises(UserError, match=r"--executor.*--deduplicate"):
-        prepare_locally(deduplicate=True)
+        prepare_by_jobs(deduplicate=True)
 
 
 @pytest.mark.usefixtures("in_this_process")
@@ -400,7 +401,7 @@ def test_a_family_may_be_in_one_of_several_files(tmp_path, protlm_in_process):
     (tmp_path / "one.fasta").write_text(">P00001\nMKTAYIAKQRQISFV\n>P00002\nMKTAYIAKQ\n")
     (tmp_path / "two.fasta").write_text(">P00003\nMKTAYIAWWWQISFV\n")
     (tmp_path / "families.tsv").write_text("P00001\tPF00001\nP00009\tPF00002\n")
-    arguments = ["prepare", "one.fasta", "two.fasta", "--executor", "local"]
+    arguments = ["prepare", "one.fasta", "two.fasta", "--executor", "slurm"]
     families = ["--family-table", "families.tsv", "--ood-families"]
     done = protlm_in_process(*arguments, "--out", "D", *families, "PF00001", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -15,10 +15,10 @@ from protlm.data.records import Tally, read_records
 from protlm.data.records.fasta import FastaBlock
 from protlm.data.shards.data_set import open_split, verify
 from protlm.data.shards.manifest import Counts, read_manifest
-from protlm.data_prep.encode import Selection
 from protlm.data_prep.report import read_rejected, write_rejected
 from protlm.data_prep.sources import find_sources, list_files, refuse_inside
 from protlm.data_prep.split import HashSplit, TableSplit
+from protlm.options.prepare import Selection
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.paths import sample_dir, sha256_of
 

@@ -6,10 +6,11 @@ import pytest
 
 from protlm.data.records import Record, Tally, read_records
 from protlm.data_prep.clusters import ClusterSplit
-from protlm.data_prep.encode import Selection
+from protlm.data_prep.encode import selected
 from protlm.data_prep.families import FamilySplit
-from protlm.data_prep.prepare import PrepareOptions, SplitOptions, make_rule
+from protlm.data_prep.prepare import make_rule
 from protlm.data_prep.split import HashSplit, TableSplit
+from protlm.options.prepare import PrepareOptions, Selection, SplitOptions
 from protlm.system.errors import OutputError, UserError
 from protlm.system.paths import sample_dir
 
@@ -189,7 +190,7 @@ SELECTED: list[tuple[dict, dict, str]] = [
 def test_records_are_selected_and_the_others_counted(settings, known, reason):
     """The bounds of the length are included; an organism is a name with its strains or a taxon."""
     tally, record = Tally(), Record("P1", "P1", "MKV", 1)._replace(**known)
-    taken = list(Selection(**settings).select(iter([record]), tally))
+    taken = list(selected(iter([record]), Selection(**settings), tally))
     left_out, _, noted = reason.partition("noted: ")
     assert taken == ([] if left_out else [record])
     assert dict(tally.filtered) == ({left_out: 1} if left_out else {})

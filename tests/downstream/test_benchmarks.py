@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from protlm.downstream.examples import LabelOptions, targets_from
-from protlm.downstream.label_files import Example, Form, named_files
+from protlm.downstream.examples import targets_from
+from protlm.downstream.label_files import Example, named_files
 from protlm.downstream.labels import read_labeled_proteins
 from protlm.downstream.splits import folds_of, split_of
-from protlm.downstream.tasks import Task, targets_of
+from protlm.downstream.tasks import targets_of
+from protlm.options.labels import Form, LabelOptions, Task
 from protlm.system.errors import InputDataError, UserError
 from tests.fixtures.commands import Command
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream.estimators import Estimator, Predictor, Query, score
+from protlm.downstream.estimators import Predictor, Query, score
 from protlm.downstream.variants import Variant, parse_mutant, parse_sequence
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.score import Estimator
 from protlm.system.errors import UserError
 from tests.marks import slow_but
 from tests.small_models import log_p_of, small_model, tokens_of, watched_batches

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from protlm.data.tables import MISSING
-from protlm.downstream.examples import LabelOptions, targets_from
-from protlm.downstream.label_files import Example, Form
+from protlm.downstream.examples import targets_from
+from protlm.downstream.label_files import Example
 from protlm.downstream.splits import cluster_names, held_out, leakage, split_of, with_clusters
-from protlm.downstream.tasks import Task, missing_in_test, targets_of
+from protlm.downstream.tasks import missing_in_test, targets_of
+from protlm.options.labels import Form, LabelOptions, Task
 from protlm.system.errors import InputDataError, UserError
 from tests.data.test_relatives import random_sequences
 

@@ -22,17 +22,12 @@ from protlm.downstream.linear import (
     trainable,
 )
 from protlm.downstream.metrics import LABEL_METRICS, label_scores
-from protlm.downstream.probe_results import (
-    Probe,
-    comparison,
-    read_probe,
-    scores_of,
-    write_probe,
-)
-from protlm.downstream.probing import CNN, CONSTANT, MODEL, ProbeOptions, probe, residue_baseline
+from protlm.downstream.probe_results import Probe, comparison, read_probe, scores_of, write_probe
+from protlm.downstream.probing import CONSTANT, MODEL, probe, residue_baseline
 from protlm.downstream.splits import Split, folds_of
-from protlm.downstream.tasks import Targets, Task, state_labels, state_targets
+from protlm.downstream.tasks import Targets, state_labels, state_targets
 from protlm.model.embedding import embeddings
+from protlm.options.labels import Head, ProbeOptions, Task
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
 from tests.analysis.test_features import perfect, settings_of
@@ -428,14 +423,14 @@ def test_sparse_features_are_probed_beside_the_states(numbers, model) -> None:
     fitted = probe(model, sequences, means, split, options)["sparse_features"]
     assert len(fitted.fitted.weights) == 128 and fitted.scores.values["R2"] > 0.5
     with pytest.raises(UserError, match="--head cnn reads hidden states; leave --features out"):
-        probe(model, sequences, targets, split, replace(options, head=CNN))
+        probe(model, sequences, targets, split, replace(options, head=Head.cnn))
 
 
 @pytest.mark.slow
 def test_convolutions_find_residue_labels(numbers, model, monkeypatch) -> None:
     monkeypatch.setattr("protlm.model.embedding.IN_MEMORY", 10)
     sequences, targets, split = planted_residues(numbers)
-    options, rows = ProbeOptions(head=CNN), np.arange(30)
+    options, rows = ProbeOptions(head=Head.cnn), np.arange(30)
     with pytest.raises(UserError, match="--head cnn needs labels of residues; leave it out"):
         of_proteins = Targets(Task.one_class, ["a", "b"], rows % 2, rows)
         probe(model, sequences, of_proteins, split, options)

@@ -11,7 +11,8 @@ from protlm.downstream import convolution, linear, streaming
 from protlm.downstream.convolution import convolutions, convolved, fit_convolutions
 from protlm.downstream.linear import fit, probabilities
 from protlm.downstream.streaming import fit_residues
-from protlm.downstream.tasks import Targets, Task
+from protlm.downstream.tasks import Targets
+from protlm.options.labels import Task
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from protlm.data.records import ReadOptions, block
-from protlm.data_prep.clusters import ClusterTable
-from protlm.data_prep.encode import Selection
-from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data.records import block
+from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
+from protlm.options.prepare import PrepareOptions, ReadOptions, Selection
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.lock import LOCK
 

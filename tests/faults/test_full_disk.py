@@ -27,8 +27,9 @@ from protlm.commands.hdf5_output import DiskFile
 from protlm.data.records import block
 from protlm.data_prep import sources
 from protlm.data_prep.duplicates import DigestSet
-from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
+from protlm.options.prepare import PrepareOptions
 from protlm.system import paths
 from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK

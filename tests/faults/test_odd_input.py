@@ -19,12 +19,14 @@ import pytest
 
 from protlm.commands.data import export
 from protlm.commands.embed import embed
-from protlm.commands.embedding.job import EmbedOptions
-from protlm.data.records import ReadOptions, SequenceFile, Tally
-from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.records import SequenceFile, Tally
+from protlm.data.records.proteins import Proteins
 from protlm.data.vocabulary import RESIDUES
-from protlm.data_prep.prepare import PrepareOptions, prepare
+from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
+from protlm.options.embed import EmbedOptions
+from protlm.options.prepare import PrepareOptions, ReadOptions
+from protlm.options.shared import Duplicates
 from protlm.system.errors import ExitCode, InputDataError
 from protlm.system.paths import sample_dir
 from tests.marks import slow_but
@@ -151,9 +153,9 @@ def test_the_command_accepts_a_wrong_name_and_on_request_garbage(protlm_in_proce
 MEASURE = """
 import sys
 from pathlib import Path
-from protlm.cli.main import app
+from protlm.cli.main import run
 try:
-    app(["prepare", sys.argv[1], "--out", "data", "--max-reject-rate", "1"])
+    run(["prepare", sys.argv[1], "--out", "data", "--max-reject-rate", "1"])
 finally:
     (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in x]
     print(line)

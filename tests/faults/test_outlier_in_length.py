@@ -12,21 +12,14 @@ from torch import nn
 
 from protlm.analysis import contact_regression
 from protlm.analysis.contact_regression import BYTES_PER_PAIR, ContactRegression, head_features
-from protlm.cli.main import app
+from protlm.cli.main import run
 from protlm.data.batching.plan import SPECIALS
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.downstream.tasks import Task
 from protlm.model import gibbs, memory
-from protlm.model.decoding import Sampling
+from protlm.options.generate import Sampling
+from protlm.options.labels import FinetuneSettings, Task
 from protlm.system.errors import InputDataError
-from protlm.training.labels import (
-    Batches,
-    FinetuneSettings,
-    LabeledData,
-    LabeledTokens,
-    LabelLearning,
-    Metric,
-)
+from protlm.training.labels import Batches, LabeledData, LabeledTokens, LabelLearning, Metric
 from tests.small_models import small_model
 
 
@@ -60,7 +53,7 @@ def test_what_has_no_room_is_skipped_with_both_figures(
     command, folder, tiny_run, monkeypatch, capfd
 ):
     monkeypatch.setattr(memory, "free_memory", lambda device: 1_000_000)
-    app([*command.split(), "-m", str(tiny_run), "--device", "cpu"], standalone_mode=False)
+    run([*command.split(), "-m", str(tiny_run), "--device", "cpu"])
     said = capfd.readouterr().err.splitlines()
     (skipped,) = [line for line in said if line.startswith("skipped ")]
     assert skipped.startswith("skipped long: 2,100 residues need about ")
@@ -77,7 +70,7 @@ def test_contacts_of_nothing_that_fits_are_no_result(folder, tiny_run, monkeypat
     monkeypatch.setattr(memory.Room, "refusal", lambda self, length: f"{length} need more")
     command = "contacts x.pdb.gz -o out.h5 --fit fit --device cpu -m"
     with pytest.raises(InputDataError, match=r"no protein can be used: x: .* need more"):
-        app([*command.split(), str(tiny_run)], standalone_mode=False)
+        run([*command.split(), str(tiny_run)])
     assert list(folder.glob("out*")) == []
 
 

@@ -38,12 +38,13 @@ from protlm.config import (
 from protlm.config.composition import compose, to_plain
 from protlm.data.dataset import collate
 from protlm.data.masking import IGNORE
-from protlm.data.records import ReadOptions, Tally
+from protlm.data.records import Tally
 from protlm.data.records.record import residues
 from protlm.data.vocabulary import VOCABULARY, vocabulary_of
 from protlm.interop import hugging_face
 from protlm.interop.hugging_face import is_esm
 from protlm.model.transformer import build_network
+from protlm.options.prepare import ReadOptions
 from tests.fixtures.commands import ROOT, run_python
 from tests.interop.example import Example
 from tests.interop.families import ESM, ESM_1V

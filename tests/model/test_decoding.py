@@ -12,11 +12,12 @@ from protlm.attention import mechanism, names
 from protlm.attention.base import Recurrent
 from protlm.config import NormOrder, Positions
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.model.decoding import STANDARD_TOKENS, Ended, GeneratedSequence, Sampling, generate
-from protlm.model.gibbs import Sweeps, resample
+from protlm.model.decoding import STANDARD_TOKENS, Ended, GeneratedSequence, generate, probabilities
+from protlm.model.gibbs import resample
 from protlm.model.positions import rotate
 from protlm.model.selfattention import BoundedNorm, FreeNorm
 from protlm.model.transformer import DecodingState, ModelOutput, ProteinLM
+from protlm.options.generate import Sampling, Sweeps
 from protlm.system.errors import UserError
 from tests.marks import slow_but
 from tests.model.test_transformer import EXTRAS, trained
@@ -179,11 +180,11 @@ GREEDY = {
 def test_the_limits_are_greedy(case):
     logits_BV = logits_like(2)
     best_BV = torch.nn.functional.one_hot(logits_BV.argmax(-1), 33).double()
-    torch.testing.assert_close(GREEDY[case].probabilities(logits_BV), best_BV)
+    torch.testing.assert_close(probabilities(logits_BV, GREEDY[case]), best_BV)
 
 
 def test_top_k_keeps_k_of_several_equal_tokens():
-    found = Sampling(top_k=2).probabilities(torch.zeros(1, 33, dtype=torch.float64))
+    found = probabilities(torch.zeros(1, 33, dtype=torch.float64), Sampling(top_k=2))
     assert found[0].tolist() == [0.5, 0.5] + [0.0] * 31
 
 
@@ -194,7 +195,7 @@ def test_the_most_probable_are_kept_and_the_temperature_divides_logits(top_p, to
     """Of 29 tokens: the first k of them, and of these the smallest set with the mass p."""
     logits_BV = logits_like(3)
     probable_BV = (logits_BV / temperature).softmax(-1)
-    found_BV = Sampling(temperature, top_k, top_p).probabilities(logits_BV)
+    found_BV = probabilities(logits_BV, Sampling(temperature, top_k, top_p))
     first_BK = probable_BV.topk(min(top_k or 29, 29)).values
     for probable, found, first in zip(probable_BV, found_BV, first_BK, strict=True):
         kept = found > 0
@@ -217,7 +218,7 @@ WRONG: list[tuple[Any, str, list[float]]] = [
 @pytest.mark.parametrize(("kind", "setting", "values"), WRONG)
 def test_settings_out_of_range_are_a_user_error(kind, setting, values):
     for value in values:
-        with pytest.raises(UserError, match=f"{setting.replace('_', '-')} {value} must be"):
+        with pytest.raises(UserError, match=f"{setting}={value} must be"):
             kind(**{setting: value})
 
 
@@ -232,7 +233,7 @@ def test_frequencies_are_the_probabilities(sampling):
     allowed = [*RESIDUES, VOCABULARY.eos]
     only_allowed = torch.full_like(logits_1V, -torch.inf)
     only_allowed[:, allowed] = logits_1V[:, allowed]
-    expected = sampling.probabilities(only_allowed)[0]
+    expected = probabilities(only_allowed, sampling)[0]
     tokens = [VOCABULARY[s.sequence[2]] if s.num_sampled else VOCABULARY.eos for s in found]
     counts = np.bincount(tokens, minlength=33)
     for token, probability in enumerate(expected.tolist()):

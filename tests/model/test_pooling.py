@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from protlm.model.pooling import Pooling, pool
+from protlm.model.pooling import pool
+from protlm.options.embed import Pooling
 
 LENGTHS = [5, 9, 1, 7]
 RANGES = [[(1, 5), (2, 3)], [], [(1, 1)], [(7, 7), (1, 6), (1, 7)]]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import protlm
-from protlm.commands.inspect import InspectOptions, inspect
+from protlm.commands.inspect import inspect
+from protlm.options.look import InspectOptions
 from protlm.report.page import SCRIPTS
 from tests.fixtures.browser import Browser
 from tests.fixtures.runs import Train

@@ -24,10 +24,11 @@ import pytest
 import submitit
 from submitit import LocalJob, SlurmExecutor
 
+from protlm.options.jobs import Executor, Share, Submission
 from protlm.system import shares as module
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError
 from protlm.system.interruption import interrupts_held
-from protlm.system.shares import Executor, ProcessDiedError, Share, Submission, here, in_order
+from protlm.system.shares import ProcessDiedError, here, in_order
 
 ROOT = str(Path(__file__).resolve().parents[2])
 TEMPORARY = Path(module.tempfile.gettempdir())
@@ -56,19 +57,19 @@ def exhaust(number: int) -> None:
     raise MemoryError
 
 
-@pytest.fixture(params=[Executor.LOCAL, pytest.param(Executor.SLURM, marks=pytest.mark.slow)])
-def submission(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Submission:
-    """Jobs of each kind; those of a cluster are run by submitit on this machine."""
+@pytest.fixture
+def submission(monkeypatch: pytest.MonkeyPatch) -> Submission:
+    """Jobs of a cluster that are run by submitit on this machine."""
     local = partial(submitit.AutoExecutor, cluster="local")
     monkeypatch.setattr(submitit, "AutoExecutor", lambda folder, cluster: local(folder=folder))
     monkeypatch.setattr(module.shutil, "which", lambda name: name)
     # Network file systems may show a result late, and submitit waits for it.
     monkeypatch.setattr(LocalJob, "_results_timeout_s", 0)
     monkeypatch.setenv("PYTHONPATH", ROOT)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    return Submission(request.param)
+    return Submission(Executor.slurm)
 
 
+@pytest.mark.slow
 def test_every_share_is_computed(submission, tmp_path):
     submission.run(partial(write, tmp_path), [1, 2, 3], tmp_path / "jobs")
     found = {path.name: path.read_text() for path in tmp_path.iterdir() if path.is_file()}
@@ -84,12 +85,12 @@ def test_no_process_goes_on_after_another_failed(tmp_path):
     assert not (tmp_path / "was not ended").exists()
 
 
+@pytest.mark.slow
 def test_a_killed_share_is_one_sentence(submission, tmp_path):
     with pytest.raises(ProcessDiedError, match=r"type the same command again to resume") as caught:
         submission.run(die, [1], tmp_path / "jobs")
     assert caught.value.exit_code is ExitCode.INTERNAL
-    said = "omit --executor" if submission.executor is Executor.LOCAL else ".err, then type"
-    assert said in str(caught.value)
+    assert ".err, then type" in str(caught.value)
 
 
 def test_processes_return_results_in_any_order():
@@ -119,9 +120,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 def parsed(*settings: str) -> Submission:
-    submission = Submission.parse(Executor.SLURM, settings)
-    assert submission is not None
-    return submission
+    return Submission(Executor.slurm, settings)
 
 
 @pytest.mark.parametrize(
@@ -164,13 +163,11 @@ def test_jobs_are_canceled_after_an_error(cluster, tmp_path, monkeypatch):
 
 def test_a_missing_cluster_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"needs srun and sbatch.*--executor local"):
-        parsed()
+    with pytest.raises(UserError, match=r"needs srun and sbatch.*leave --executor out"):
+        parsed().check()
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match=r"pip install 'protlm\[cluster\]'"):
-        parsed()
-    assert Submission.parse(Executor.LOCAL, None) == Submission(Executor.LOCAL)
-    assert Submission.parse(None, None) is None
+        parsed().run(abs, [1], tmp_path)
 
 
 # Settings of --slurm, submitit's names of them, and their values.
@@ -197,23 +194,23 @@ def test_submitit_accepts_the_settings(cluster, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("executor", "setting", "told"),
+    ("setting", "told"),
     [
-        (Executor.SLURM, "partition", "partition"),
-        (Executor.SLURM, "partition=", "partition"),
-        (Executor.SLURM, "partition=a\n#SBATCH --wrap=x", "not a value"),
-        (Executor.SLURM, "partition=$(reboot)", "not a value"),
-        (Executor.SLURM, "cpus=many", "not a value of cpus"),
-        (Executor.SLURM, "setup=reboot", "'setup' is unknown; choose one of: account, constraint"),
-        (Executor.SLURM, "additional_parameters={}", "is unknown"),
-        (None, "time=1", "^--slurm time=1 requires --executor slurm$"),
-        (Executor.LOCAL, "time=1", "^--slurm time=1 requires .* slurm, not --executor local$"),
+        ("partition", "partition"),
+        ("partition=", "partition"),
+        ("partition=a\n#SBATCH --wrap=x", "not a value"),
+        ("partition=$(reboot)", "not a value"),
+        ("cpus=many", "not a value of cpus"),
+        ("setup=reboot", "'setup' is unknown; choose one of: account, constraint"),
+        ("additional_parameters={}", "is unknown"),
     ],
 )
-def test_other_settings_are_rejected(executor, setting, told):
+def test_other_settings_are_rejected(setting, told):
     """Before they reach the script of a job."""
     with pytest.raises(UserError, match=told):
-        Submission.parse(executor, [setting])
+        parsed(setting)
+    with pytest.raises(UserError, match=r"^--slurm time=1 needs --executor slurm$"):
+        Submission(slurm=("time=1",))
 
 
 def results(function: Callable[[int], Any], count: int, workers: int) -> list[tuple[int, Any]]:

@@ -10,9 +10,8 @@ residues and, after training, those above a threshold (BatchTopK, Bussmann et al
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, final
+from typing import final
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 
 from protlm.checkpoints.checks import Artifact
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.features import FeatureOptions, Sparsity
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import Count, Sha256, from_json, to_json
 
@@ -29,16 +29,9 @@ FEATURES = Artifact("features.safetensors", "features.json", "sparse features", 
 ROWS = 2048
 
 
-class Sparsity(StrEnum):
-    """How the active features are chosen."""
-
-    topk = "topk"
-    batch_topk = "batch-topk"
-
-
 @final
-@dataclass(frozen=True)
-class SparseSettings:
+@dataclass(frozen=True, kw_only=True)
+class SparseSettings(FeatureOptions):
     """What features are of, and how they are trained: `k` of the `latents` are active.
 
     `model` is its identity, perhaps `with_random_weights` of a seed; `vocabulary` is a hash.
@@ -47,12 +40,6 @@ class SparseSettings:
     model: Sha256
     vocabulary: Sha256
     layer: Count
-    latents: Annotated[int, range(1, 1 << 24)] = 4096
-    k: Annotated[int, range(1, 1 << 24)] = 32
-    residues: Count = 2_000_000
-    seed: Count = 0
-    sparsity: Sparsity = Sparsity.topk
-    random_weights: int | None = None
 
     def check(self, model: PretrainedModel, layer: int | None = None) -> None:
         """Refuses another model, vocabulary or layer than those of the training."""

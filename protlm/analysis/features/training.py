@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from protlm.analysis.features.autoencoder import ROWS, SparseAutoencoder, Sparsity, largest
+from protlm.analysis.features.autoencoder import ROWS, SparseAutoencoder, largest
 from protlm.checkpoints.format import read_facts, save
 from protlm.data.batching.order import EpochOrder
 from protlm.data.masking import crop, row_rng
@@ -20,6 +20,7 @@ from protlm.data.shards.data_set import SplitReader
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
+from protlm.options.features import Sparsity
 from protlm.system.errors import InputDataError, TrainingDivergedError
 from protlm.system.parts import new_part, read_part
 

@@ -2,8 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,17 +13,15 @@ import torch
 from protlm import __version__
 from protlm.analysis.features.autoencoder import FEATURES, read_features
 from protlm.commands.embedding.plan import Block, Plan, first_equal
-from protlm.config.data import EMBED_TOKENS
 from protlm.data.records import Record
-from protlm.data.records.proteins import Duplicates, Proteins
+from protlm.data.records.proteins import Proteins
 from protlm.data.records.record import Names
 from protlm.data.tables import places_of, read_table
 from protlm.loading import load_model
 from protlm.model.embedding import Embedder
-from protlm.model.pooling import Pooling
-from protlm.system.errors import InputDataError, UserError
+from protlm.options.embed import Dtype, EmbedOptions, Pooling
+from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
-from protlm.system.shares import Share
 from protlm.system.terminal import printable
 
 Key = tuple[Pooling, int]
@@ -34,86 +31,9 @@ _COLUMNS = ("accession", "first", "last")
 _DIGEST_BYTES = 16
 
 
-# The file formats; `protlm.commands.embedding.formats.NAME` writes each.
-Format = StrEnum("Format", ["hdf5", "ragged", "parquet", "npz", "anndata", "pt", "csv"])
-
-
-class Dtype(StrEnum):
-    """The types of numbers in the output, and of matrix products."""
-
-    float32 = "float32"
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-
-    @property
-    def torch(self) -> torch.dtype:
-        return getattr(torch, self.value)
-
-    @property
-    def stored(self) -> np.dtype:
-        """The type of stored numbers; NumPy has no bfloat16, whose bits are kept as integers."""
-        return np.dtype(np.uint16 if self is Dtype.bfloat16 else self.value)
-
-
-@dataclass(frozen=True)
-class EmbedOptions:
-    """The settings of `protlm embed`, by their flags; negative layers count from the end, and none
-    are all.
-
-    A share is computed alone; without one everything is computed, and the output is written.
-    """
-
-    include: tuple[Pooling, ...] = (Pooling.mean,)
-    layers: tuple[int, ...] = (-1,)
-    tokens_per_batch: int = EMBED_TOKENS
-    dtype: Dtype = Dtype.float32
-    compute_dtype: Dtype = Dtype.float32
-    device: str = "auto"
-    duplicates: Duplicates = Duplicates.error
-    ranges: Path | None = None
-    features: Path | None = None
-    windows: bool = False
-    format: Format = Format.hdf5
-    by_hash: bool = False
-    processes: int = 1
-    share: Share | None = None
-    merge: bool = False
-    dry_run: bool = False
-    break_lock: bool = False
-
-    @property
-    def is_single(self) -> bool:
-        """Whether a protein has one array: of one kind and one layer."""
-        return len(self.include) == len(self.layers) == 1
-
-    def check(self) -> None:
-        """Refuses settings that exclude each other, and what the format cannot hold."""
-        ranges = (Pooling.ranges, self.ranges, "TABLE.tsv")
-        for kind, given, path in (ranges, (Pooling.features, self.features, "SAE")):
-            if (given is not None) != (kind in self.include):
-                needed = f"--include {kind} --{kind} {path}"
-                raise UserError(f"a file of {kind} and its kind need each other; type: {needed}")
-        ways = {"--shard": self.share, "--merge": self.merge, "--dry-run": self.dry_run}
-        ways["--processes"] = self.processes > 1
-        if len(given := [flag for flag, value in ways.items() if value]) > 1:
-            raise UserError(f"{' and '.join(given)} exclude each other; type one of them")
-        form = f"--format {self.format}"
-        if self.dtype is Dtype.bfloat16 and self.format is not Format.pt:
-            raise UserError(f"{form} has no bfloat16: type --dtype float16 or --format pt")
-        matrices = [kind.value for kind in self.include if kind.is_matrix]
-        if self.by_hash and self.format is not Format.hdf5:
-            raise UserError(f"--key sequence-hash names entries of --format hdf5; {form} has none")
-        if self.by_hash and self.ranges is not None:
-            raise UserError("--key sequence-hash joins equal sequences; leave --ranges out")
-        if self.format is Format.csv and not self.is_single:
-            raise UserError(f"{form} has one vector for a protein: one --include, one layer")
-        if self.features is not None and self.format is not Format.hdf5:
-            raise UserError(f"--include features is for --format hdf5; {form} has no sparse rows")
-        if matrices and self.format in (Format.parquet, Format.anndata, Format.csv):
-            raise UserError(
-                f"{form} has one vector for a protein, and --include {matrices[0]} makes several; "
-                "type --format ragged"
-            )
+def stored(dtype: Dtype) -> np.dtype:
+    """Returns the type of stored numbers: integers for the bits of bfloat16, which NumPy lacks."""
+    return np.dtype("uint16" if dtype is Dtype.bfloat16 else str(dtype))
 
 
 class Job:
@@ -139,7 +59,7 @@ class Job:
             self.autoencoder.settings.check(model)
             self._own_layers = {Pooling.features: [self.autoencoder.settings.layer]}
             self.features_hash = sha256_of(options.features / FEATURES.weights)
-        include, dtype = self.options.include, options.compute_dtype.torch
+        include, dtype = self.options.include, getattr(torch, options.compute_dtype)
         # Before the file is read, because it refuses what the model does not have.
         self.layers = tuple(dict.fromkeys(layer for _, layer in self.keys))
         self.embedder = Embedder(model, include, self.layers, dtype)
@@ -235,7 +155,7 @@ class Job:
         digests = np.frombuffer(bytes(self._digests), np.uint8).reshape(-1, _DIGEST_BYTES)
         lengths = np.array(self.proteins.lengths, np.int64)
         rows = np.sum([self.rows_of_all(kind) for kind, _ in self.keys], axis=0)
-        num_bytes = rows * (self.width * self.options.dtype.stored.itemsize)
+        num_bytes = rows * (self.width * stored(self.options.dtype).itemsize)
         tokens, around = self.options.tokens_per_batch, self.model.vocabulary.num_around
         return Plan(lengths, first_equal(digests), num_bytes, tokens, around=around)
 

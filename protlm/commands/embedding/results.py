@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from protlm.commands.embedding.job import Dtype, Job, Key
+from protlm.commands.embedding.job import Job, Key, stored
 from protlm.commands.embedding.plan import Block, Plan
 from protlm.data.records import Record
 from protlm.model.embedding import Vectors, num_windows
-from protlm.model.pooling import Pooling
+from protlm.options.embed import Dtype, Pooling
+from protlm.options.jobs import Share
 from protlm.system.errors import UserError
 from protlm.system.parts import new_part, read_part
-from protlm.system.shares import Share
 from protlm.system.terminal import JobProgress, printable
 from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 
@@ -153,7 +153,7 @@ def _encode(job: Job, record: Record, vectors: Vectors) -> bytes:
     dtype = job.options.dtype
     contents = []
     for key in job.keys:
-        narrow = vectors[key].to(dtype.torch)
+        narrow = vectors[key].to(getattr(torch, dtype))
         if dtype is Dtype.float16 and narrow.isinf().any():
             raise UserError(
                 f"the vectors of {printable(record.identifier)} have numbers that are too large "
@@ -238,7 +238,7 @@ class Results:
 
     def _vectors(self, number: int, record: Record) -> dict[Key, np.ndarray]:
         job, found, start = self.job, {}, 0
-        values = np.frombuffer(self._blocks.read(number), job.options.dtype.stored)
+        values = np.frombuffer(self._blocks.read(number), stored(job.options.dtype))
         rows = values.reshape(-1, job.width)
         for kind, layer in job.keys:
             end = start + kind.num_rows(len(record.sequence), len(job.ranges_of(record.identifier)))

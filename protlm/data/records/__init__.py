@@ -2,7 +2,8 @@
 
 from protlm.data.records.block import Block
 from protlm.data.records.file import SequenceFile, read_records
-from protlm.data.records.record import MAX_LISTED, Feature, ReadOptions, Record, Tally
+from protlm.data.records.record import MAX_LISTED, Feature, Record, Tally
+from protlm.options.prepare import ReadOptions
 
 __all__ = [
     "MAX_LISTED",

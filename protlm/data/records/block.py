@@ -10,7 +10,8 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from protlm.data.records.format_detection import FIRST_RECORDS, foreign_letters
-from protlm.data.records.record import STRICT, ReadOptions, Record, Tally
+from protlm.data.records.record import STRICT, Record, Tally
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError
 
 BLOCK_BYTES = 4 << 20

@@ -11,7 +11,8 @@ from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from protlm.data.records.block import Block, RecordFormat
 from protlm.data.records.format_detection import A3M, ALIGNMENT, annotation, foreign_format
-from protlm.data.records.record import TOO_LONG, ReadOptions, Record, Tally, are_standard, residues
+from protlm.data.records.record import TOO_LONG, Record, Tally, are_standard, residues
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError
 
 # Records checked together; a single unusual record sends all of them down the slow path.

@@ -8,10 +8,11 @@ from typing import Self
 from protlm.data.records.block import Block, RecordFormat, cut
 from protlm.data.records.fasta import fasta_layout
 from protlm.data.records.format_detection import foreign_format
-from protlm.data.records.record import STRICT, ReadOptions, Record, Tally
+from protlm.data.records.record import STRICT, Record, Tally
 from protlm.data.records.source import ByteSource, with_unix_line_ends
 from protlm.data.records.swissprot import swissprot_layout
 from protlm.data.records.uniprot_xml import xml_layout
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError
 
 # Bytes that include everything before the first entry of an XML file.

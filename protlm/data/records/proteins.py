@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from functools import cache
 from multiprocessing import parent_process
 from pathlib import Path
@@ -17,6 +16,7 @@ from protlm.data.records.file import read_records
 from protlm.data.records.format_detection import WITHOUT_GAPS
 from protlm.data.records.record import GAP, Record, Tally
 from protlm.data.records.source import STANDARD_INPUT
+from protlm.options.shared import Duplicates
 from protlm.system.errors import InputDataError
 from protlm.system.paths import existing_file, scratch_name
 from protlm.system.terminal import printable
@@ -26,15 +26,6 @@ _REPEATED = "repeated at line"
 _FIRST_WORD = (
     "an identifier is the first word of a header, and --duplicates header takes the whole header"
 )
-
-
-class Duplicates(StrEnum):
-    """The treatment of repeated identifiers; `header` names every record by its whole header."""
-
-    error = "error"
-    first = "first"
-    suffix = "suffix"
-    header = "header"
 
 
 def _spooled_input() -> IO[bytes]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protlm.data.vocabulary import RESIDUES, STANDARD
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError
 
 MAX_LISTED = 1_000
@@ -49,27 +50,6 @@ class Record(NamedTuple):
     is_fragment: bool | None = None
     organism: str | None = None
     features: tuple[Feature, ...] | None = None
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    r"""Deviations from the formats that are accepted.
-
-    Args:
-        allow_comments: skips lines of a FASTA file that begin with `;`, `#` or `!`.
-        allow_gaps: removes the gaps `-`, `.` and `~` of alignments (A2M, A3M), and the lines
-            `#A3M#` and `#59\t1` of the MPI toolkit and of ColabFold.
-        ignore_trailing_garbage: ignores other data after the gzip data.
-        origins: parses taxon, organism and fragment status in FASTA headers, which doubles the
-            time for reading.
-    """
-
-    allow_nucleotides: bool = False
-    allow_comments: bool = False
-    allow_gaps: bool = False
-    ignore_trailing_garbage: bool = False
-    origins: bool = True
-    features: bool = False
 
 
 STRICT = ReadOptions()

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from protlm.data.records import ReadOptions, Record, SequenceFile, Tally
+from protlm.data.records import Record, SequenceFile, Tally
+from protlm.options.prepare import ReadOptions
 
 Outcome = tuple[list[Record], Tally]
 

@@ -51,8 +51,7 @@ def build(out: Path) -> None:
 def embed_all(out: Path) -> None:
     """Embeds INPUT..., a file of proteins and a run."""
     from protlm.commands.embed import embed
-    from protlm.commands.embedding.job import EmbedOptions
-    from protlm.model.pooling import Pooling
+    from protlm.options.embed import EmbedOptions, Pooling
 
     options = EmbedOptions(include=(Pooling.mean, Pooling.max), tokens_per_batch=1_024)
     embed(Path(inputs[0]), Path(inputs[1]), out, options)
@@ -73,9 +72,8 @@ def train_tiny(out: Path) -> None:
 
 def finetune(out: Path) -> None:
     """Trains on INPUT..., labels and a model."""
-    from protlm.commands.finetune import FinetuneOptions, finetune_labels
-    from protlm.downstream.examples import LabelOptions
-    from protlm.training.labels import FinetuneSettings
+    from protlm.commands.finetune import finetune_labels
+    from protlm.options.labels import FinetuneOptions, FinetuneSettings, LabelOptions
 
     options = FinetuneOptions(FinetuneSettings(epochs=4, patience=9, batch_size=8))
     finetune_labels(Path(inputs[0]), Path(inputs[1]), out, options, LabelOptions())

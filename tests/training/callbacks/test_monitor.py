@@ -20,12 +20,13 @@ from protlm.analysis.structures import structure_files
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import LoggerConfig, WandbMode
 from protlm.data.dataset import Batch, SequenceDataset
-from protlm.downstream.estimators import Estimator, Predictor, score
+from protlm.downstream.estimators import Predictor, score
 from protlm.downstream.training_scores import AssayScores, StructureScores
 from protlm.downstream.variants import read_variants
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM, build_network
+from protlm.options.score import Estimator
 from protlm.plots import loss_curve
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from protlm.commands.embedding.formats.ragged import fill
-from protlm.commands.embedding.job import Job, Key
+from protlm.commands.embedding.job import Job, Key, stored
 from protlm.commands.embedding.results import Results
 from protlm.commands.hdf5_output import TEXT, hdf5_file
 
@@ -53,7 +53,7 @@ def _arrays(file: Any, job: Job, number: int) -> dict[Key, Any]:
     names = {
         key: "X" if job.options.is_single else f"obsm/{key[0].value}_{key[1]}" for key in job.keys
     }
-    shape, dtype = (number, job.width), job.options.dtype.stored
+    shape, dtype = (number, job.width), stored(job.options.dtype)
     return {
         key: _encoded(file.create_dataset(name, shape, dtype), _ARRAY)
         for key, name in names.items()

@@ -16,7 +16,7 @@ from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.hdf5_output import ProteinFile, hdf5_file
 from protlm.commands.outputs import HDF5
-from protlm.model.pooling import Pooling
+from protlm.options.embed import Pooling
 from protlm.system.terminal import watched
 
 SUFFIXES, WHAT = HDF5

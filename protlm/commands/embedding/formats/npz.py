@@ -11,6 +11,7 @@ from zipfile import ZipFile, ZipInfo
 import numpy as np
 
 from protlm.commands.embedding.formats.ragged import group_of
+from protlm.commands.embedding.job import stored
 from protlm.commands.embedding.results import Results, end_to_end
 from protlm.system.paths import complete_file
 from protlm.system.terminal import watched
@@ -33,7 +34,7 @@ def write(results: Results, output: Path) -> None:
             if kind.is_matrix:
                 _add(archive, f"{group}offsets", rows)
             blocks = (end_to_end(block, (kind, layer)) for block in results.blocks())
-            shape, dtype = (int(rows[-1]), job.width), job.options.dtype.stored
+            shape, dtype = (int(rows[-1]), job.width), stored(job.options.dtype)
             _add_blocks(archive, f"{group}embeddings", shape, dtype, blocks)
 
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from protlm.commands.embedding.job import Job, Key
+from protlm.commands.embedding.job import Job, Key, stored
 from protlm.commands.embedding.results import Embedded, Results, end_to_end
 from protlm.system.errors import UserError
 from protlm.system.paths import complete_file
@@ -21,7 +21,7 @@ SUFFIXES, WHAT = (".parquet",), "a Parquet file"
 def write(results: Results, output: Path) -> None:
     """Writes the rows in the order of the input."""
     job, arrow = results.job, pyarrow()
-    number = arrow.from_numpy_dtype(job.options.dtype.stored)
+    number = arrow.from_numpy_dtype(stored(job.options.dtype))
     vector = arrow.list_(number, job.width)
     fields = [("id", arrow.string()), ("original_id", arrow.string()), ("length", arrow.int64())]
     fields += [(_column(job, key), vector) for key in job.keys]

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from protlm.checkpoints.format import save
-from protlm.commands.embedding.job import Dtype, Job
+from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.hdf5_output import entry_name
-from protlm.model.pooling import Pooling
+from protlm.options.embed import Dtype, Pooling
 from protlm.system.json_file import write_json
 from protlm.system.paths import complete_folder
 from protlm.system.terminal import watched

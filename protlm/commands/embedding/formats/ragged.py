@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from protlm.commands.embedding.formats import hdf5
-from protlm.commands.embedding.job import Job, Key
+from protlm.commands.embedding.job import Job, Key, stored
 from protlm.commands.embedding.results import Results, end_to_end
 from protlm.commands.hdf5_output import TEXT, DiskFile, hdf5_file, sanitize
 from protlm.system.terminal import JobProgress
@@ -35,7 +35,7 @@ def write(results: Results, output: Path) -> None:
             if kind.is_matrix:
                 file.create_dataset(f"{group}offsets", data=rows)
             shape, name = (int(rows[-1]), job.width), f"{group}embeddings"
-            arrays[kind, layer] = file.create_dataset(name, shape, job.options.dtype.stored)
+            arrays[kind, layer] = file.create_dataset(name, shape, stored(job.options.dtype))
         fill(results, [*texts, lengths], arrays, disk)
 
 
