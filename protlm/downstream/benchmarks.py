@@ -20,7 +20,7 @@ from protlm.downstream.label_files import with_files
 from protlm.downstream.metrics import by_selection, positions_of
 from protlm.downstream.probing import MODEL, RANDOM
 from protlm.downstream.variants import Assay, parse_sequence, read_reference
-from protlm.options.labels import Form, LabelOptions
+from protlm.options.labels import Form, Header, LabelOptions
 from protlm.options.labels import Task as LabelTask
 from protlm.system.errors import InputDataError, refuse_unknown
 

@@ -124,12 +124,12 @@ def test_a_state_that_no_training_has_is_not_continued(
     change: str, stream: StateStream, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A damaged one is replaced; another one would be the result, or never end."""
-    state, whole = tmp_path / "state.ckpt", trained(stream, tmp_path, residues=1000)
+    state, whole = tmp_path / "state.ckpt", trained(stream, tmp_path, residues=2_048)
     if change == "flip":
         content = bytearray(state.read_bytes())
         content[999] ^= 1
         state.write_bytes(content)
-        again = trained(stream, tmp_path, residues=1000)
+        again = trained(stream, tmp_path, residues=2_048)
         assert f"{state} is damaged" in capsys.readouterr().err
         assert all(torch.equal(whole[name], again[name]) for name in whole)
         return
@@ -143,7 +143,7 @@ def test_a_state_that_no_training_has_is_not_continued(
         save(found, temporary)
     words = rf"{state} has numbers that are not finite, or more residues .*: remove {tmp_path} to"
     with pytest.raises(InputDataError, match=words):
-        trained(stream, tmp_path, residues=1000)
+        trained(stream, tmp_path, residues=2_048)
 
 
 @pytest.mark.parametrize(("size", "words"), [(np.nan, "are not finite"), (1e30, "too large for")])
