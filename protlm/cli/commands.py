@@ -76,15 +76,17 @@ def _models(name: str, help: str) -> Parameter:
     return name, tuple[Path, ...], flag(help, lambda: (_shipped_model(),), *MODEL_NAMES)
 
 
-def _file(name: str, help: str, shown: str, what: str = "a sequence file") -> Parameter:
-    return name, Path, flag(help, MISSING, shown, read=partial(_existing, what=what))
-
-
 def _files(
-    name: str, help: str, shown: str, what: str = "a sequence file", *, or_folder: bool = False
+    name: str,
+    help: str,
+    shown: str,
+    what: str = "a sequence file",
+    *,
+    kind: Any = tuple[Path, ...],
+    or_folder: bool = False,
 ) -> Parameter:
     read = partial(_existing, what=what, or_folder=or_folder)
-    return name, tuple[Path, ...], flag(help, MISSING, shown, read=read)
+    return name, kind, flag(help, MISSING, shown, read=read)
 
 
 def _output(help: str, default: Any = MISSING, *, or_folder: bool = False) -> Parameter:
@@ -99,7 +101,9 @@ def _options(name: str, *, of: str = "options", without: tuple[str, ...] = ()) -
     return of, Any, group(f"protlm.options.{name}", without=without)
 
 
-_FASTA = _file("fasta", "A sequence file, plain or gzip; - reads standard input.", "FASTA")
+_FASTA = _files(
+    "fasta", "A sequence file, plain or gzip; - reads standard input.", "FASTA", kind=Path
+)
 _MAPS = _output("The HDF5 file to write.")
 # What `protlm GROUP` prints above its commands.
 GROUPS = {
@@ -162,11 +166,12 @@ COMMANDS = {
         "Write one page that shows a model, or two, on a protein.",
         "protlm.commands.inspect:inspect",
         (
-            _file(
+            _files(
                 "source",
                 "A sequence file of one protein, or a PDB or mmCIF structure.",
                 "PROTEIN",
                 _STRUCTURE,
+                kind=Path,
             ),
             _output("The HTML page to write."),
             _models("model_paths", "A model; repeat to compare two. Default: hybrid-6m."),

@@ -6,21 +6,25 @@ from protlm.cli.commands import COMMANDS, GROUPS
 from protlm.cli.flags import flags_of
 from protlm.system.errors import refuse_unknown
 
+# The words that may follow what is typed, of which the shell shows those that fit.
+_SCRIPT = """_protlm() {
+  local words=""
+  case "${COMP_WORDS[*]:1:COMP_CWORD-1} " in
+CASES
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
+}
+complete -o default -F _protlm protlm"""
 
-def script(words: Sequence[str]) -> str:
-    """Returns the script of a shell, the first of the words; zsh runs that of bash."""
-    shell = next(iter(words), "bash")
-    refuse_unknown("--completion", shell, ["bash", "zsh"])
-    first = {name.split()[0]: None for name in COMMANDS}
-    lines = ["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []
-    lines += ["_protlm() {", '  local typed="${COMP_WORDS[*]:1:COMP_CWORD-1} " words=""']
-    lines.append('  case "$typed" in')
-    for name, command in COMMANDS.items():
-        names = [x for one in flags_of(command.options) for x in one.names if x.startswith("--")]
-        lines.append(f'  "{name} "*) words="{" ".join([*names, "--help"])}";;')
+
+def script(typed: Sequence[str]) -> str:
+    """Returns the script of a shell that was typed, by default of bash; zsh runs that of bash."""
+    refuse_unknown("--completion", (shell := [*typed, "bash"][0]), ["bash", "zsh"])
+    words = {" ": {name.split()[0] for name in COMMANDS} | {"--help", "--version"}}
     for name in GROUPS:
-        own = [one.split()[1] for one in COMMANDS if one.startswith(f"{name} ")]
-        lines.append(f'  "{name} ") words="{" ".join(own)}";;')
-    lines.append(f'  " ") words="{" ".join(first)} --help --version";;')
-    lines += ["  esac", '  COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))', "}"]
-    return "\n".join([*lines, "complete -o default -F _protlm protlm"])
+        words[f"{name} "] = {one.split()[1] for one in COMMANDS if one.startswith(f"{name} ")}
+    for name, command in COMMANDS.items():
+        words[f'{name} "*"'] = {one for flag in flags_of(command.options) for one in flag.typed_as}
+    cases = [f'  "{one}") words="{" ".join(sorted(some))}";;' for one, some in words.items()]
+    begin = "autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh")
+    return begin + _SCRIPT.replace("CASES", "\n".join(cases))

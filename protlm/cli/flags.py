@@ -7,6 +7,7 @@ field that is an options class itself brings its own flags.
 import re
 import shutil
 import textwrap
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import StrEnum
@@ -47,6 +48,12 @@ class Flag:
         return self.names[0]
 
     @property
+    def typed_as(self) -> tuple[str, ...]:
+        """All names; what is set by default can be turned off."""
+        is_set = self.kind is bool and self.field.default is True
+        return (*self.names, *[f"--no-{self.name[2:]}"] * is_set)
+
+    @property
     def is_argument(self) -> bool:
         """Whether its value is typed without a name."""
         return not self.name.startswith("-")
@@ -55,6 +62,12 @@ class Flag:
     def is_switch(self) -> bool:
         """Whether its name has no value."""
         return self.kind is bool or (get_origin(self.kind) is not None and not self.several)
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it is an options class, which brings its own flags."""
+        is_class = isinstance(self.kind, type) and is_dataclass(self.kind)
+        return is_class and "names" not in self.field.metadata
 
     @property
     def is_needed(self) -> bool:
@@ -67,6 +80,16 @@ class Flag:
         if isinstance(self.kind, type) and issubclass(self.kind, StrEnum):
             return "|".join(map(re.escape, self.kind))
         return r"-?\d+|all" if self.kind is int else self.field.metadata["words"]
+
+    def values(self, name: str, equals: str, value: str) -> list[str]:
+        """Returns the values that were typed with a name, or that of a switch."""
+        if self.is_switch:
+            if equals:
+                raise _MistakeError(f"{name} takes no value")
+            return [name]
+        if not value and self.words != ANYTHING:
+            raise UserError(f"the value of {name} is empty{_UNSET}")
+        return (self.several and self.split(value)) or [value]
 
     def split(self, text: str) -> list[str]:
         """Returns the values that are joined by commas; none if the text is not such values."""
@@ -122,40 +145,32 @@ def group(options: str, *, without: Sequence[str] = (), default: Any = MISSING) 
 
 def flags_of(options: type, without: Sequence[str] = ()) -> Iterator[Flag]:
     """Yields the flags of an options class, and of those that it contains."""
-    for one, kind, several, takes_none in _fields_of(options):
-        if "names" in one.metadata and one.name not in without:
-            yield Flag(one, kind, several, takes_none)
-        elif is_dataclass(kind) and isinstance(kind, type):
-            yield from flags_of(kind, one.metadata.get("without", without))
+    for one in _fields_of(options):
+        if "names" in one.field.metadata and one.field.name not in without:
+            yield one
+        elif one.is_group:
+            yield from flags_of(one.kind, one.field.metadata.get("without", without))
 
 
-def _fields_of(options: type) -> Iterator[tuple[Field[Any], Any, bool, bool]]:
-    """Yields fields, the type of one value, and whether there are several, or may be none."""
+def _fields_of(options: type) -> Iterator[Flag]:
+    """Yields the fields of an options class: flags, groups of flags, and others."""
     hints = get_type_hints(options)
     for one in fields(options):
-        annotation = hints[one.name]
-        if named := one.metadata.get("options"):
-            annotation = imported(named)
+        named = one.metadata.get("options")
+        annotation = imported(named) if named else hints[one.name]
         members = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-        kind = next((member for member in members if member is not NoneType), None)
+        kind = next(member for member in members if member is not NoneType)
         several = get_origin(kind) is tuple
-        yield one, get_args(kind)[0] if several else kind, several, NoneType in members
+        yield Flag(one, get_args(kind)[0] if several else kind, several, NoneType in members)
 
 
 def read(command: str, options: type, words: Sequence[str]) -> Any:
     """Reads what was typed after a command into its options; raises what is wrong with it."""
-    flags = {name: one for one in flags_of(options) for name in one.names}
-    for one in list(flags.values()):
-        # What is set by default can be turned off.
-        if one.kind is bool and one.field.default is True:
-            flags[one.name.replace("--", "--no-", 1)] = one
+    flags = {name: one for one in flags_of(options) for name in one.typed_as}
     try:
         typed = _typed(words, flags)
     except _MistakeError as mistake:
         raise UserError(f"{mistake}; type: {command} --help") from None
-    for one in flags.values():
-        if one.is_needed and one.name not in typed:
-            raise UserError(f"{one.name} is missing; type: {command} --help")
     return _filled(options, {name: flags[name].value(some) for name, some in typed.items()})
 
 
@@ -169,52 +184,50 @@ def _typed(words: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, list[st
     Several values follow one flag, as in esm-extract, with blanks or commas between them:
     `--include mean per_tok --heads=1,2 x.fasta`.
     """
-    typed: dict[str, list[str]] = {}
+    typed = defaultdict[str, list[str]](list)
     arguments: list[str] = []
     # A flag whose further values may follow.
     several: Flag | None = None
-    rest = [*words]
+    rest = deque(words)
     while rest:
-        word = rest.pop(0)
-        if word == "--":
+        name, equals, value = _divided(rest.popleft(), flags)
+        if name == "--":
             arguments += rest
             break
-        name, equals, value = _divided(word, flags)
-        if name not in flags:
-            if several is not None and (more := several.split(word)):
-                typed[several.name] += more
-                continue
+        if name in flags:
+            several = flags[name]
+            if not (equals or several.is_switch):
+                value = _next(name, rest, flags)
+            typed[several.name] += several.values(name, equals, value)
+        elif several is not None and (more := several.split(name)):
+            typed[several.name] += more
+        else:
             several = None
-            arguments.append(_argument(word, flags))
-            continue
-        one = flags[name]
-        several = one if one.several and one.words else None
-        if one.is_switch:
-            if equals:
-                raise _MistakeError(f"{name} takes no value")
-            typed.setdefault(one.name, []).append(name)
-            continue
-        if not equals:
-            if not rest or rest[0] in flags or rest[0].startswith("--"):
-                raise _MistakeError(f"{name} needs a value")
-            value = rest.pop(0)
-        if not value and one.words != ANYTHING:
-            raise UserError(f"the value of {name} is empty{_UNSET}")
-        typed.setdefault(one.name, []).extend((one.several and one.split(value)) or [value])
+            arguments.append(_argument(name, flags))
     for one in dict.fromkeys(flags.values()):
         if one.is_argument and arguments:
             count = len(arguments) if one.several else 1
             typed[one.name], arguments = arguments[:count], arguments[count:]
+        if one.is_needed and one.name not in typed:
+            raise _MistakeError(f"{one.name} is missing")
     if arguments:
         raise _MistakeError(f"{arguments[0]} is an argument too many")
     return typed
 
 
+def _next(name: str, rest: "deque[str]", flags: Mapping[str, Flag]) -> str:
+    """Returns the value that follows a flag; it may begin with a hyphen."""
+    if not rest or rest[0] in flags or rest[0].startswith("--"):
+        raise _MistakeError(f"{name} needs a value")
+    return rest.popleft()
+
+
 def _divided(word: str, flags: Mapping[str, Flag]) -> tuple[str, str, str]:
-    """Divides `--flag=value` and `-fvalue`."""
+    """Divides `--flag=value` and `-fvalue`; another word is whole."""
     if word[:2] in flags and len(word) > 2:
         return word[:2], "=", word[2:].removeprefix("=")
-    return word.partition("=") if word.startswith("-") else (word, "", "")
+    divided = word.partition("=")
+    return divided if divided[0] in flags else (word, "", "")
 
 
 def _argument(word: str, flags: Mapping[str, Flag]) -> str:
@@ -230,38 +243,29 @@ def _argument(word: str, flags: Mapping[str, Flag]) -> str:
 def _filled(options: type, values: Mapping[str, Any]) -> Any:
     """Makes the options of what was typed; the others keep their defaults."""
     given: dict[str, Any] = {}
-    for one, kind, *_ in _fields_of(options):
-        if "names" in one.metadata:
-            if (name := names_of(one)[0]) in values:
-                given[one.name] = values[name]
-        elif is_dataclass(kind) and isinstance(kind, type):
-            is_typed = any(inner.name in values for inner in flags_of(kind))
-            if is_typed or one.default is one.default_factory is MISSING:
-                given[one.name] = _filled(kind, values)
+    for one in _fields_of(options):
+        if one.is_group:
+            if one.is_needed or any(inner.name in values for inner in flags_of(one.kind)):
+                given[one.field.name] = _filled(one.kind, values)
+        elif one.name in values:
+            given[one.field.name] = values[one.name]
     return options(**given)
 
 
 def help_text(command: str, sentence: str, options: type) -> str:
     """Returns the help of a command, in the width of the terminal."""
     flags = [*flags_of(options)]
-    arguments = [one for one in flags if one.is_argument]
-    usage = [f"{one.name}{'...' * one.several}" for one in arguments]
-    rows = [(_left(one), _about(one)) for one in flags if not one.is_argument]
-    rows.append(("-h, --help", "Show this help."))
-    return "\n\n".join(
-        [
-            f"Usage: {' '.join([command, *usage, '[FLAGS]'])}",
-            wrapped(sentence),
-            *([table("Arguments", [(x.name, _about(x)) for x in arguments])] if arguments else []),
-            table("Flags", rows),
-        ]
-    )
+    arguments = {f"{x.name}{'...' * x.several}": _about(x) for x in flags if x.is_argument}
+    named = {_left(one): _about(one) for one in flags if not one.is_argument}
+    parts = [f"Usage: {' '.join([command, *arguments, '[FLAGS]'])}", wrapped(sentence)]
+    parts += [table("Arguments", arguments)] if arguments else []
+    return "\n\n".join([*parts, table("Flags", {**named, "-h, --help": "Show this help."})])
 
 
-def table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+def table(title: str, rows: Mapping[str, str]) -> str:
     """Formats names and sentences as two columns, in the width of the terminal."""
     lines = [f"{title}:"]
-    for name, text in rows:
+    for name, text in rows.items():
         start = f"  {name}  "
         if len(start) > _INDENT:
             lines.append(start.rstrip())
@@ -279,11 +283,8 @@ def wrapped(text: str, start: str = "", further: str = "") -> str:
 
 
 def _left(flag: Flag) -> str:
-    names = [*flag.names]
-    if flag.kind is bool and flag.field.default is True:
-        names.append(flag.name.replace("--", "--no-", 1))
     what = "" if flag.is_switch else f" {_TYPES.get(flag.kind, 'TEXT')}{' ...' * flag.several}"
-    return f"{', '.join(names)}{what}"
+    return f"{', '.join(flag.typed_as)}{what}"
 
 
 def _about(flag: Flag) -> str:

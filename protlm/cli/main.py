@@ -25,6 +25,13 @@ _SETTINGS: dict[str, str] = {
     **dict.fromkeys(OUTPUT_NAMES, "output"),
 }
 _HELP = {"-h", "--help"}
+_USAGE = "Usage: protlm COMMAND ..."
+_FLAGS = {
+    "-h, --help": "Show this help, or that of a command.",
+    "--version": "Print the version.",
+    "--debug": "Show where in the code an error was raised.",
+    "--completion": "bash or zsh: print the script that completes commands.",
+}
 
 
 def _train(arguments: list[str]) -> None:
@@ -122,30 +129,19 @@ def run(words: list[str]) -> None:
 
 def _overview(of: str) -> str:
     """Returns the help of all commands, or of those of a group."""
-    command = f"protlm {of}".strip()
     if of:
-        rows = [(x.split()[1], y.sentence) for x, y in COMMANDS.items() if x.startswith(f"{of} ")]
-    else:
-        rows = [(x, y.sentence) for x, y in COMMANDS.items() if " " not in x]
-        rows += GROUPS.items()
-    parts = [
-        f"Usage: {command} COMMAND ...",
-        wrapped(GROUPS.get(of, _ABOUT)),
+        rows = {x.split()[1]: y.sentence for x, y in COMMANDS.items() if x.startswith(f"{of} ")}
+        return "\n\n".join([f"Usage: protlm {of} COMMAND ...", GROUPS[of], table("Commands", rows)])
+    rows = {x: y.sentence for x, y in COMMANDS.items() if " " not in x} | GROUPS
+    files = f"Files that messages name, such as docs/train.md, are in {shipped('docs').parent}."
+    shown = [
+        _USAGE,
+        wrapped(_ABOUT),
         table("Commands", rows),
-        table(
-            "Flags",
-            [
-                ("-h, --help", "Show this help, or that of a command."),
-                ("--version", "Print the version."),
-                ("--debug", "Show where in the code an error was raised."),
-                ("--completion", "bash or zsh: print the script that completes commands."),
-            ],
-        ),
-        wrapped(
-            f"Files that messages name, such as docs/train.md, are in {shipped('docs').parent}."
-        ),
+        table("Flags", _FLAGS),
+        wrapped(files),
     ]
-    return "\n\n".join(parts[:3] if of else parts)
+    return "\n\n".join(shown)
 
 
 def _in_home(argument: str) -> str:

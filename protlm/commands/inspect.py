@@ -32,8 +32,6 @@ def inspect(
         raise UserError(f"a page compares two models, and {len(model_paths)} are given with -m")
     protein = _read_protein(source, options.chain)
     fits = {path: read_fit(path) for path in options.fits}
-    if options.description is not None and options.features is None:
-        raise UserError("--description names the features of --features; type: --features SAE")
     models = [_load(path, fits, options) for path in model_paths]
     _check_fits(fits, models)
     if options.features is not None:

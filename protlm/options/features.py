@@ -10,12 +10,8 @@ from protlm.options import shared
 from protlm.system.errors import UserError
 from protlm.system.json_file import Count
 
-
-class Sparsity(StrEnum):
-    """How the active features are chosen."""
-
-    topk = "topk"
-    batch_topk = "batch-topk"
+# How the active features are chosen.
+Sparsity = StrEnum("Sparsity", {"topk": "topk", "batch_topk": "batch-topk"})
 
 
 @dataclass(frozen=True)

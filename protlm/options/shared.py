@@ -11,13 +11,8 @@ from protlm.system.paths import check_output
 _FIGURES = {".png", ".pdf", ".svg"}
 
 
-class Duplicates(StrEnum):
-    """The treatment of repeated identifiers; `header` names every record by its whole header."""
-
-    error = "error"
-    first = "first"
-    suffix = "suffix"
-    header = "header"
+# The treatment of repeated identifiers; `header` names every record by its whole header.
+Duplicates = StrEnum("Duplicates", ["error", "first", "suffix", "header"])
 
 
 def device() -> str:

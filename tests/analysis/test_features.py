@@ -137,7 +137,7 @@ def test_a_state_that_no_training_has_is_not_continued(
     moment = found["optimizer"]["state"][0]["exp_avg"]
     changed = {"nan": found["autoencoder"]["bias"], "moment": moment[0]}
     changed.get(change, found["autoencoder"]["progress"])[0] = (
-        2000 if change == "beyond" else np.nan
+        9_999 if change == "beyond" else np.nan
     )
     with new_part(state) as temporary:
         save(found, temporary)

@@ -314,7 +314,7 @@ def test_h_is_help(typed: str, protlm_in_process: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "found"), [("e", "evaluate embed"), ("embed --outp", "--output"), ("data i", "info")]
+    ("typed", "found"), [("e", "embed evaluate"), ("embed --outp", "--output"), ("data i", "info")]
 )
 def test_the_shell_completes(typed: str, found: str, protlm_in_process: Command) -> None:
     made = protlm_in_process("--completion", cwd=Path()).stdout
