@@ -127,7 +127,7 @@ def _reading(
 
     label, header, fold = (row[name] or None for name in ("label", "header", "fold"))
     _, form = with_files(
-        typed, Form(label, (), header and Header(header), fold, tuple(row["sets"].split()))
+        typed, Form(label, (), Header(header) if header else None, fold, tuple(row["sets"].split()))
     )
     # Scores of assays, of which some have few values; those of a position resemble each other.
     task, cluster = (LabelTask.number, positions) if fold else (None, None)
