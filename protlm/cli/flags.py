@@ -22,7 +22,7 @@ from protlm.system.errors import UserError, did_you_mean
 
 _NUMBERS = {int: r"[+-]?\d{1,4000}", float: r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?|[+-]?inf|nan"}
 _TYPES = {int: "NUMBER", float: "NUMBER", Path: "PATH"}
-_UNSET = ", like a shell variable that is not set; type one"
+UNSET = ", like a shell variable that is not set; type one"
 _WIDEST = 100
 # The column in which the help texts of flags begin.
 _INDENT = 26
@@ -88,7 +88,7 @@ class Flag:
                 raise _MistakeError(f"{name} takes no value")
             return [name]
         if not value and self.words != ANYTHING:
-            raise UserError(f"the value of {name} is empty{_UNSET}")
+            raise UserError(f"the value of {name} is empty{UNSET}")
         return (self.several and self.split(value)) or [value]
 
     def split(self, text: str) -> list[str]:
@@ -232,7 +232,7 @@ def _divided(word: str, flags: Mapping[str, Flag]) -> tuple[str, str, str]:
 
 def _argument(word: str, flags: Mapping[str, Flag]) -> str:
     if not word:
-        raise UserError(f"an argument is empty{_UNSET}")
+        raise UserError(f"an argument is empty{UNSET}")
     if word.startswith("-") and word != "-":
         name = word.partition("=")[0]
         known = {one: one for one in flags if one.startswith("-")}

@@ -9,7 +9,7 @@ from typing import NoReturn
 from protlm import __version__
 from protlm.cli.commands import COMMANDS, GROUPS, MODEL_NAMES, OUTPUT_NAMES
 from protlm.cli.completion import script
-from protlm.cli.flags import help_text, imported, read, table, wrapped
+from protlm.cli.flags import UNSET, help_text, imported, read, table, wrapped
 from protlm.system import interruption
 from protlm.system.errors import UserError, did_you_mean, exit_with_message
 from protlm.system.paths import in_home, shipped
@@ -102,6 +102,8 @@ def run(words: list[str]) -> None:
     words = words if own else [*map(_in_home, words)]
     # Raises an error if it was removed, where torch would end the process.
     Path.cwd()
+    if "" in (words if own else words[:1]):
+        raise UserError(f"an argument is empty{UNSET}")
     if own:
         own(words[1:])
         return

@@ -68,7 +68,10 @@ class EmbedOptions(Checked):
         Format.hdf5,
     )
     key: Key = flag(
-        "Names in hdf5: identifier; or sequence-hash, as in files of biotrainer.", Key.identifier
+        "Names in hdf5: identifier; or sequence-hash, as in files of biotrainer.",
+        Key.identifier,
+        needs="--format hdf5",
+        excludes=("ranges",),
     )
     dtype: Dtype = flag("Numbers of the output: float32, float16 or bfloat16.", Dtype.float32)
     compute_dtype: Dtype = flag(
@@ -77,7 +80,11 @@ class EmbedOptions(Checked):
     ranges: Path | None = flag(
         "TSV with the columns accession, first, last; needs --include ranges.", None
     )
-    features: Path | None = flag("Folder of protlm features train; needs --include features.", None)
+    features: Path | None = flag(
+        "Folder of protlm features train; needs --include features.",
+        None,
+        needs="--format hdf5",
+    )
     windows: bool = flag("Embed proteins that are too long in overlapping windows.", False)
     device: str = shared.device()
     duplicates: Duplicates = shared.duplicates()
@@ -119,14 +126,8 @@ class EmbedOptions(Checked):
         if self.dtype is Dtype.bfloat16 and self.format is not Format.pt:
             raise UserError(f"{form} has no bfloat16: type --dtype float16 or --format pt")
         matrices = [kind.value for kind in self.include if kind.is_matrix]
-        if self.by_hash and self.format is not Format.hdf5:
-            raise UserError(f"--key sequence-hash names entries of --format hdf5; {form} has none")
-        if self.by_hash and self.ranges is not None:
-            raise UserError("--key sequence-hash joins equal sequences; leave --ranges out")
         if self.format is Format.csv and not self.is_single:
             raise UserError(f"{form} has one vector for a protein: one --include, one layer")
-        if self.features is not None and self.format is not Format.hdf5:
-            raise UserError(f"--include features is for --format hdf5; {form} has no sparse rows")
         if matrices and self.format in (Format.parquet, Format.anndata, Format.csv):
             raise UserError(
                 f"{form} has one vector for a protein, and --include {matrices[0]} makes several; "

@@ -23,7 +23,7 @@ from protlm.downstream.metrics import averages
 from protlm.downstream.variants import Assay
 from protlm.evaluation.contacts import Contacts
 from protlm.model import embedding
-from protlm.options.embed import EmbedOptions
+from protlm.options.embed import EmbedOptions, Key
 from protlm.options.labels import BenchmarkOptions, LabelOptions, ProbeOptions
 from protlm.plots import benchmark_figure
 from protlm.system.errors import UserError
@@ -466,7 +466,7 @@ def test_biotrainer_finds_what_the_benchmark_finds(
     options = BenchmarkOptions(("scl",), ProbeOptions(layers=(-1,)))
     benchmark("pbc", Path("data"), [tiny_run], tmp_path / "ours", options)
     ours = float(results(tmp_path / "ours")["scl", tiny_run.name]["value"])
-    embed(path, tiny_run, Path("x.h5"), EmbedOptions(by_hash=True))
+    embed(path, tiny_run, Path("x.h5"), EmbedOptions(key=Key.sequence_hash))
     config = {"protocol": "sequence_to_class", "input_file": str(path), "embeddings_file": "x.h5"}
     config |= {"model_choice": "LogReg", "num_epochs": 200, "learning_rate": 0.01, "device": "cpu"}
     config |= {"output_dir": "out", "disable_pytorch_compile": True, "batch_size": 16}

@@ -19,7 +19,7 @@ from protlm.commands.embedding.formats import parquet
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.embedding import windows
 from protlm.model.pretrained import PretrainedModel
-from protlm.options.embed import Dtype, EmbedOptions, Format, Pooling
+from protlm.options.embed import Dtype, EmbedOptions, Format, Key, Pooling
 from protlm.options.shared import Duplicates
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sha256_of
@@ -166,7 +166,7 @@ def test_entries_are_named_as_biotrainer_names_them(
     truth: dict[str, np.ndarray], capsys: pytest.CaptureFixture[str]
 ) -> None:
     FASTA.write_text(FASTA.read_text() + f">again\n{SEQUENCES['P2']}\n")
-    path = written("x.h5", by_hash=True, include=(Pooling.per_tok,))
+    path = written("x.h5", key=Key.sequence_hash, include=(Pooling.per_tok,))
     assert "records with the entry of an equal sequence: 1" in capsys.readouterr().err
     with h5py.File(path) as file:
         assert len(file) == 3
@@ -174,10 +174,10 @@ def test_entries_are_named_as_biotrainer_names_them(
             key = hashlib.sha256(f"{sequence}_{len(sequence)}".encode()).hexdigest()
             assert file[key].attrs["original_id"] == name
             close(file[key][:], truth[name])
-    with pytest.raises(UserError, match="joins equal sequences; leave --ranges out"):
-        written("x.h5", by_hash=True, include=(Pooling.ranges,), ranges=Path("x.tsv"))
-    with pytest.raises(UserError, match="sequence-hash names entries of --format hdf5"):
-        written("x.npz", by_hash=True, format=Format.npz)
+    with pytest.raises(UserError, match="--key and --ranges exclude each other"):
+        written("x.h5", key=Key.sequence_hash, include=(Pooling.ranges,), ranges=Path("x.tsv"))
+    with pytest.raises(UserError, match="--key sequence-hash needs --format hdf5"):
+        written("x.npz", key=Key.sequence_hash, format=Format.npz)
 
 
 def test_csv_is_that_of_probe(truth: dict[str, np.ndarray]) -> None:
@@ -328,7 +328,7 @@ def test_sparse_features_are_rows_of_scipy(include: tuple[Pooling, ...]) -> None
             close(csr_array(arrays, shape=entry["data"].attrs["shape"]).toarray(), one.toarray())
     with pytest.raises(UserError, match="type: --include features --features SAE"):
         written("y.h5", features=Path("sae"))
-    with pytest.raises(UserError, match="--include features is for --format hdf5"):
+    with pytest.raises(UserError, match=r"--features .* needs --format hdf5"):
         written("y.npz", include=include, features=Path("sae"), format=Format.npz)
 
 

@@ -101,7 +101,7 @@ def test_sparse_features_are_of_the_first_model(tmp_path: Path, protlm_in_proces
     assert (first["layer"], first["listed"][0]["name"]["concept"]) == (1, "helix")
     assert second is None
     Path("page.html").unlink()
-    with pytest.raises(UserError, match="--description .* needs --features SAE"):
+    with pytest.raises(UserError, match=r"--description .* needs --features SAE"):
         write(description=Path("names"))
 
 

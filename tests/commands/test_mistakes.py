@@ -52,6 +52,8 @@ TABLE = """
 2 train seed=18446744073709551616 run_dir=o -> must be below 2^63
 2 train optimizer.learning_rate=inf run_dir=o -> optimizer.learning_rate=inf must be below 2^63
 2 prepare '' --out o -> an argument is empty
+2 train '' -> an argument is empty
+2 '' -> an argument is empty
 4 score x.fasta --scan -m run -o . -> exists
 4 predict x.fasta -p run -o . -> exists
 2 embedd -> embedd & --help
