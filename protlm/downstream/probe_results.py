@@ -26,7 +26,7 @@ from protlm.downstream.label_files import LIST
 from protlm.downstream.linear import LinearModel, probabilities
 from protlm.downstream.metrics import LABEL_METRICS, caution
 from protlm.downstream.probing import MODEL, SPARSE, Predictor
-from protlm.downstream.tasks import missing_in_test
+from protlm.downstream.tasks import Targets, missing_in_test
 from protlm.model.pretrained import PretrainedModel
 from protlm.options.labels import ProbeOptions, Task
 from protlm.system.errors import InputDataError, UserError

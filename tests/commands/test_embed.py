@@ -25,6 +25,7 @@ from protlm.options.embed import Dtype, EmbedOptions, Pooling
 from protlm.options.jobs import Share
 from protlm.options.shared import Duplicates
 from protlm.system.errors import InputDataError, UserError, is_full_memory
+from protlm.system.paths import sample_dir
 from tests.fixtures.commands import Command
 from tests.fixtures.runs import RUN, Train
 

@@ -24,6 +24,7 @@ from protlm.options.labels import FinetuneOptions, FinetuneSettings, Form, Label
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.training.finetuning import ReportEpochs
+from protlm.training.labels import LabelLearning
 from tests.fixtures.commands import Command, read_table
 from tests.fixtures.runs import RUN
 

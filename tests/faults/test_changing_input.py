@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from protlm.data.records import block
+from protlm.data_prep.clusters import ClusterTable
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
 from protlm.options.prepare import PrepareOptions, ReadOptions, Selection
