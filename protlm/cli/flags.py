@@ -115,7 +115,10 @@ class Flag:
         if (read := self.field.metadata["read"]) is not None:
             return (imported(read) if isinstance(read, str) else read)(text)
         if self.kind in _NUMBERS:
-            return self._number(number_typed(f"{self.name} ", text))
+            # A whole number has no decimal comma that could be meant.
+            return self._number(
+                text if self.kind is int and "," in text else number_typed(f"{self.name} ", text)
+            )
         if issubclass(self.kind, StrEnum) and text not in [*self.kind]:
             meant = did_you_mean(text, {name: name for name in self.kind})
             raise UserError(f"{self.name} {text} is not one of {', '.join(self.kind)}{meant}")

@@ -134,6 +134,7 @@ def test_what_is_typed_fills_the_fields(typed: str) -> None:
         ("", "^FILES is missing; type"),
         ("a --k=", "^the value of --k is empty, like a shell variable"),
         ("a --k 1.5", "^--k 1.5 is not a whole number$"),
+        ("a --k 1,5", "^--k 1,5 is not a whole number$"),
         ("a --k x", "^--k x is not a whole number$"),
         ("a --top-p x", "^--top-p x is not a number$"),
         ("a --top-p=1,5", "^--top-p 1,5 has a comma for a point; write 1.5$"),

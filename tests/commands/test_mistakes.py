@@ -173,7 +173,7 @@ TABLE = """
 3 embed sequences.csv -m run -o o.h5 -> table & r['id'], r['seq'] & > SEQUENCES.fasta
 3 embed folder -m run -o o.h5 -> folder is a folder & the sequences of structures (docs/embed.md)
 2 generate -m run -o g.fasta --start x.fasta --temperature 0,7 -> --temperature 0,7 & write 0.7
-2 embed x.fasta -m run -o o.h5 --toks-per-batch 4,5 -> 4,5 must be a whole number
+2 embed x.fasta -m run -o o.h5 --toks-per-batch 4,5 -> 4,5 is not a whole number
 2 probe x.tsv -m run -o o --seed=4.5 -> --seed 4.5 must be a whole number
 2 generate -m run -o g.fasta --number 1e9 -> --number 1000000000 must be at least 1 and at most
 2 finetune labels.tsv -m run -o new --epochs 1,000 -> --epochs 1,000 must be a whole number
