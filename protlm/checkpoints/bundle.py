@@ -107,9 +107,7 @@ class Bundle:
         origin, _ = here.imports[found.name]
         if origin.module.partition(".")[0] != _PACKAGE:
             return None
-        defined = self.find(*origin)
-        assert defined is not None, f"{module}: import the names of {origin}, not a module"
-        return defined
+        return self.find(*origin)
 
     def _renamed(self, statement: ast.stmt, module: str) -> str:
         """Returns a statement of a module with the names of the file.
@@ -144,7 +142,10 @@ class Bundle:
             if found := self.find(name.module, node.id):
                 self._add(found)
             elif node.id in here.imports:
-                _, text = here.imports[node.id]
+                origin, text = here.imports[node.id]
+                assert origin.module.partition(".")[0] != _PACKAGE, (
+                    f"{name}: import names of {origin}"
+                )
                 assert self._outside.setdefault(node.id, text) == text, f"two of {node.id}"
 
     def _place(self, module: str) -> None:
