@@ -17,6 +17,7 @@ from protlm.attention.base import (
     Recurrent,
     not_compiled,
 )
+from protlm.attention.linearized.case import Attend, Case
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import LinearAttention, Weighting, graph_attention
 from protlm.attention.linearized.gated import GatedSums
@@ -24,7 +25,7 @@ from protlm.attention.linearized.gates import Decay, Gate, decay_, decays
 from protlm.attention.linearized.normalization import Denominator, Normalized
 from protlm.attention.linearized.operands import Operands
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
-from protlm.attention.linearized.selection import Attend, Backend, Case, chosen_attention, has_fused
+from protlm.attention.linearized.selection import Backend, chosen_attention, has_fused
 from protlm.attention.linearized.tiles import WHOLE
 from protlm.attention.ops.numerics import (
     accum_dtype,

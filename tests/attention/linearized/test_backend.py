@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess, TimeoutExpired
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from protlm.attention import create
 from protlm.attention.linearized import selection
+from protlm.attention.linearized.case import Case
 from protlm.attention.linearized.function import LinearAttention, Weighting
 from protlm.attention.linearized.fused import check
 from protlm.attention.linearized.normalization import Denominator
@@ -46,8 +48,10 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Replaces fused kernels, and pretends that the device is a card."""
 
     def replace(fused: Any) -> None:
-        for module in (selection, check):
-            monkeypatch.setattr(module, "fused_attention", fused)
+        # The module itself imports Triton, which need not be there.
+        module = ModuleType(f"{check.__package__}.attention")
+        module.fused_attention = fused  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
         monkeypatch.setattr(check, "verdict", check.failure)
         monkeypatch.setattr(selection, "_is_card", lambda device: True)
         monkeypatch.setattr(selection, "_HAS_TRITON", True)
@@ -272,11 +276,11 @@ def test_a_full_memory_is_no_reason(stand_in):
 
 
 @pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> selection.Case:
+def checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Case:
     """A case whose verdict is kept in the folder of the test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     sizes = torch.float32, 8, 8, None, False, True
-    return selection.Case(torch.device("cpu"), torch.float32, torch.float32, *sizes)
+    return Case(torch.device("cpu"), torch.float32, torch.float32, *sizes)
 
 
 @pytest.mark.slow
@@ -287,7 +291,7 @@ def test_a_verdict_of_a_child_is_kept_for_its_card_and_versions(
     pytest.importorskip("triton")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert check.verdict(checked).startswith("RuntimeError: ")
-    assert selection.Case.read(checked.text) == checked and not list(tmp_path.rglob("*.json"))
+    assert Case.read(checked.text) == checked and not list(tmp_path.rglob("*.json"))
     fault = "relative errors of 1.0e+00 at 64 positions"
     monkeypatch.setattr(check, "_ask_child", lambda case: (fault, True))
     assert check.verdict(checked) == fault
