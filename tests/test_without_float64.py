@@ -17,6 +17,7 @@ from protlm.analysis.head_survey import pool as pooled_cells
 from protlm.analysis.replacement import masked_scores
 from protlm.attention import names
 from protlm.attention.linearized.gates import decays
+from protlm.interface import Model
 from protlm.model.gibbs import resample
 from protlm.model.pooling import pool
 from protlm.model.positions import Rotary
@@ -127,7 +128,7 @@ def test_angles_decays_and_means_far_along_a_protein_are_those_of_a_cpu(stored):
 def test_a_model_on_it_embeds_scores_and_samples(tiny_run: Path, causal_run: Path) -> None:
     def computed_on(device: str) -> list[Any]:
         masked, causal = (protlm.load(run, device=device) for run in (tiny_run, causal_run))
-        favor = small_model("performer_softmax")
+        favor = Model.of(small_model("performer_softmax"))
         favor.network.float().to(device)
         _, map_HLL, statistics = next(layer_statistics(masked, SEQUENCES[0]))
         sweeps = {"sweeps": Sweeps(2), "seed": 1, "batch_size": 2}
