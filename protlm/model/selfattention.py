@@ -94,7 +94,7 @@ _NORMS: Mapping[QueryKeyNorms, Callable[..., nn.Module]] = {
 }
 
 
-class Context(NamedTuple):
+class BlockContext(NamedTuple):
     """What all blocks of a pass have in common; a rotation is cosines and sines, each LK.
 
     Bounds are those of packed proteins, whose rows are joined.
@@ -187,13 +187,13 @@ class SelfAttention(nn.Module):
         self.output_norm = norm
         self.mechanism = mechanism
 
-    def inputs(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
+    def inputs(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         if self.convolution is not None:
             _, mask_BL, _, causal, _, bounds = context
             hidden_BLD = self.convolution(hidden_BLD, mask_BL, causal=causal, bounds=bounds)
         return self._projected(hidden_BLD, context)
 
-    def _projected(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
+    def _projected(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         projections = [p for p in (self.query, self.key, self.value) if p is not None]
         if all(map(is_plain, projections)):
             # One product instead of three: the input is read once, its gradient summed in it.
@@ -218,7 +218,7 @@ class SelfAttention(nn.Module):
         v_BHLC, mask_BL = self._heads(value_BLD), context.mask_BL
         return AttentionInputs(q_BHLK, k_BHLK, v_BHLC, hidden_BLD, mask_BL, context.causal)
 
-    def forward(self, hidden_BLD: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden_BLD: Tensor, context: BlockContext) -> Tensor:
         mechanism, causal = self.mechanism, context.causal
         assert mechanism.supports_causal if causal else mechanism.supports_bidirectional
         x = self.inputs(hidden_BLD, context)
@@ -226,7 +226,7 @@ class SelfAttention(nn.Module):
         return self._out(mixed_BHLC.transpose(1, 2), x.hidden_BLD)
 
     def step(
-        self, state: State | None, hidden_B1D: Tensor, context: Context
+        self, state: State | None, hidden_B1D: Tensor, context: BlockContext
     ) -> tuple[State, Tensor]:
         """Processes the next position; returns the state after it, and the output, B1D.
 
@@ -251,7 +251,7 @@ class SelfAttention(nn.Module):
         gated_BLD = self.output_norm(mixed_BLHC).flatten(2) * F.silu(self.gate(hidden_BLD))
         return self.output(gated_BLD)
 
-    def _rotated(self, x_BHLK: Tensor, context: Context) -> Tensor:
+    def _rotated(self, x_BHLK: Tensor, context: BlockContext) -> Tensor:
         rotation = context.global_rotation if self.is_global else context.rotation
         if rotation is None or not self.mechanism.takes_rotary:
             return x_BHLK

@@ -24,7 +24,7 @@ from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
 from protlm.model.positions import PositionTable, RelativeBias, Rotary
-from protlm.model.selfattention import AttentionInputs, Context, ValueEmbedding
+from protlm.model.selfattention import AttentionInputs, BlockContext, ValueEmbedding
 from protlm.system.errors import UserError
 
 # Why an encoder is refused.
@@ -159,7 +159,7 @@ class ProteinLM(nn.Module):
         """Returns the hidden states of `forward`, BLD; later blocks and the head are not run."""
         return self._hidden_states(self._context(tokens_BL, mask_BL, causal), layers)
 
-    def _hidden_states(self, context: Context, layers: Collection[int]) -> dict[int, Tensor]:
+    def _hidden_states(self, context: BlockContext, layers: Collection[int]) -> dict[int, Tensor]:
         hidden: dict[int, Tensor] = {}
         x_BLD = self._enter(context)
         early: list[Tensor] = []
@@ -222,7 +222,7 @@ class ProteinLM(nn.Module):
         lengths = (self.mechanism(number).max_length for number in range(1, self.num_layers + 1))
         return min((length for length in lengths if length is not None), default=None)
 
-    def _enter(self, context: Context, start: int = 0) -> Tensor:
+    def _enter(self, context: BlockContext, start: int = 0) -> Tensor:
         x_BLD = self.embedding(context.tokens_BL)
         if self.token_dropout:
             x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL, context.bounds)
@@ -249,7 +249,7 @@ class ProteinLM(nn.Module):
         start: int | Bounds = 0,
         *,
         is_whole: bool = False,
-    ) -> Context:
+    ) -> BlockContext:
         """Returns the context of rows from a position on, or of packed proteins, in one row."""
         bounds = None if isinstance(start, int) else start
         # Not within a block, whose activations may be recomputed: a graph there sets nothing.
@@ -263,13 +263,13 @@ class ProteinLM(nn.Module):
             position_L = start.position_L
         rotation = None if self.rotary is None else self.rotary.angles(position_L)
         other = None if self.global_rotary is None else self.global_rotary.angles(position_L)
-        return Context(tokens_BL, mask_BL, rotation, causal, other, bounds)
+        return BlockContext(tokens_BL, mask_BL, rotation, causal, other, bounds)
 
     def _skipped(self, x_BLD: Tensor, early: list[Tensor]) -> Tensor:
         """Returns the input of the next block, with its skip; `early` has the previous inputs."""
         return x_BLD if self.skips is None else self.skips(x_BLD, early)
 
-    def _run(self, block: nn.Module, x_BLD: Tensor, context: Context) -> Tensor:
+    def _run(self, block: nn.Module, x_BLD: Tensor, context: BlockContext) -> Tensor:
         if self.activation_checkpointing and torch.is_grad_enabled():
             # The recomputation draws the same dropout: preserve_rng_state is true by default.
             return checkpoint(block, x_BLD, context, use_reentrant=False)
