@@ -70,7 +70,7 @@ def computed(network: ProteinLM, causal: bool) -> list[Tensor]:
     with torch.no_grad():
         _, x = [*network.attention_inputs(*given, causal=causal)][-1]
         mechanism = network.mechanism(LAYERS)
-        map_BHML = mechanism.attention_map(x.q_BHLK, x.k_BHLK, **x.rest, rows=slice(3, 20))
+        map_BHML = mechanism.attention_map(x.q_BHLK, x.k_BHLK, x.context, slice(3, 20))
     assert map_BHML.device == out_BLX.device == device
     flat = torch.cat([x.cpu().flatten() for x in gradients if x is not None])
     return [chosen.detach(), flat, map_BHML.cpu()]

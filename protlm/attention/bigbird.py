@@ -52,6 +52,7 @@ class BigBird(Attention):
     """
 
     # The 2 block_size global_blocks + num_global global positions count as keys and as queries.
+    rounded_by_autocast: ClassVar[bool] = True
     cost: ClassVar[str] = (
         "L (block_size (window_blocks + random_blocks + 4 global_blocks) + 2 num_global) K"
     )
@@ -87,7 +88,7 @@ class BigBird(Attention):
         self.register_buffer("hash_key", hash_keys(seed, num_heads))
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        _, mask_BL, causal = context
+        mask_BL, causal = context.mask_BL, context.causal
         q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
         # Blocks up to the last true position.
         number_L = torch.arange(1, mask_BL.shape[1] + 1, device=mask_BL.device)

@@ -255,7 +255,7 @@ class Reformer(Attention, RandomFeatures):
         self.rotations.copy_(draw_rotations(self._seed, index, **self._sizes))
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        _, mask_BL, causal = context
+        mask_BL, causal = context.mask_BL, context.causal
         dtype = torch.promote_types(accum_dtype(q_BHLK), accum_dtype(v_BHLC))
         # The positions of all samples and heads, followed by a row of zeros for empty slots.
         q, v = (

@@ -109,7 +109,7 @@ class ProteinLM(nn.Module):
         )
         if self.relative is not None:
             for number in range(config.num_layers):
-                self.relative.add_to(self.mechanism(number + 1))
+                self.relative.check(self.mechanism(number + 1))
         self.skips = UnetSkips(config.num_layers) if config.unet_skips else None
         pre = config.norm_order is NormOrder.pre
         self.final_norm = norm_layer(config) if pre else nn.Identity()
@@ -252,10 +252,8 @@ class ProteinLM(nn.Module):
     ) -> BlockContext:
         """Returns the context of rows from a position on, or of packed proteins, in one row."""
         bounds = None if isinstance(start, int) else start
-        # Not within a block, whose activations may be recomputed: a graph there sets nothing.
         # Packed proteins may be padded one by one.
-        for number in range(1, self.num_layers + 1):
-            self.mechanism(number).is_whole = is_whole and bounds is None
+        is_whole = is_whole and bounds is None
         if isinstance(start, int):
             position_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
         else:
@@ -263,7 +261,9 @@ class ProteinLM(nn.Module):
             position_L = start.position_L
         rotation = None if self.rotary is None else self.rotary.angles(position_L)
         other = None if self.global_rotary is None else self.global_rotary.angles(position_L)
-        return BlockContext(tokens_BL, mask_BL, rotation, causal, other, bounds)
+        return BlockContext(
+            tokens_BL, mask_BL, rotation, causal, other, bounds, is_whole, self.relative
+        )
 
     def _skipped(self, x_BLD: Tensor, early: list[Tensor]) -> Tensor:
         """Returns the input of the next block, with its skip; `early` has the previous inputs."""

@@ -59,7 +59,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bigbird", {"global_positions": [0]}, "global_positions contains 0, but residues are"),
     ("bigbird", ALONE, "window_blocks=1 without global positions and random blocks leaves every"),
     ("hybrid", {"local_heads": 0}, "local_heads=0 must leave a head of either kind: between 1 and"),
-    ("hybrid", {"mechanism": "softmax"}, "mechanism=softmax is not a linear mechanism"),
+    *(
+        ("hybrid", {"mechanism": name}, f"mechanism={name} is not a linear mechanism")
+        for name in ("hybrid", "long_short", "longformer", "softmax", "window")
+    ),
     ("hybrid", {"mechanism": "linaer"}, "mechanism=linaer is not a linear mechanism"),
     ("hybrid", {"options": {"color": 1}}, "options.color is not a setting of performer_relu; it"),
     ("hybrid", {"options": {"num_features": "x"}}, "options.num_features=x must be a whole number"),

@@ -247,7 +247,7 @@ def test_maps_have_a_graph_where_the_page_says_so():
         described = model_with(name, num_layers=1).description
         network = build_network(described.model, described.attention_config, seed=0)
         ((_, x),) = network.attention_inputs(tokens_BL, tokens_BL > 0, causal=False)
-        if network.mechanism(1).attention_map(x.q_BHLK, x.k_BHLK, **x.rest).requires_grad:
+        if network.mechanism(1).attention_map(x.q_BHLK, x.k_BHLK, x.context).requires_grad:
             found.add(name)
     page = (ROOT / "docs" / "interop.md").read_text()
     (says,) = re.findall(r"gradient can be taken of the maps(.*?)have windows", page, re.DOTALL)

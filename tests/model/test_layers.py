@@ -388,9 +388,7 @@ def test_exact_heads_of_a_hybrid_can_look_at_one_key_and_the_others_keep_their_n
             norm.exact.gain.fill_(3.0)
         found, expected = layer.inputs(hidden_BLD, context), alone.inputs(hidden_BLD, context)
     # Queries are keys: with a bound of 3, a position would give itself 7 % at most.
-    map_BHLL = mechanism.attention_map(
-        found.q_BHLK, found.k_BHLK, hidden_BLD=hidden_BLD, mask_BL=ones_BL.bool(), causal=False
-    )
+    map_BHLL = mechanism.attention_map(found.q_BHLK, found.k_BHLK, found.context)
     assert map_BHLL[0, 0].diagonal().min() > 0.9
     torch.testing.assert_close(found.q_BHLK[:, 1:], expected.q_BHLK[:, 1:])
     is_bounded = isinstance(alone.query_norm, BoundedNorm)

@@ -132,7 +132,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             self.projection.copy_(self._projection_rows.draw(self._seed, index))
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        hidden_BLD, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context[:3]
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         feature_map = self.feature_map(accum_dtype(q_BHLK))
         if is_exporting() and self.gate is None:
@@ -203,7 +203,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        hidden_BLD, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context[:3]
         _refuse_float16(q_BHLK, k_BHLK)
         q_BHMK = zero_padding(q_BHLK, mask_BL)[:, :, rows]
         hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
@@ -229,7 +229,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     @torch.no_grad()
     def step(
-        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
         _refuse_float16(q_BHK, k_BHK, v_BHC)
         with no_autocast(v_BHC):
@@ -239,7 +239,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             if self._is_exponential:
                 sums, reference_BH1R = state[..., :-1, :], state[..., -1:, :]
             if self.gate is not None:
-                decay_(sums, self._log_gate(hidden_BD))
+                decay_(sums, self.gate.logs(context.hidden_BLD, context.mask_BL))
             if isinstance(feature_map, ExponentialFeatureMap):
                 assert reference_BH1R is not None
                 if self.gate is not None:
@@ -259,11 +259,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             sums.addcmul_(values[..., None], phi_k_BH1R)
             out_BH1C, _ = self._normalizer(phi_q_BH1R @ sums.mT)
         return state, out_BH1C[:, :, 0].to(v_BHC.dtype)
-
-    def _log_gate(self, hidden_BD: Tensor) -> Tensor:
-        assert self.gate is not None
-        mask_B1 = torch.ones_like(hidden_BD[:, :1], dtype=torch.bool)
-        return self.gate.logs(hidden_BD[:, None], mask_B1)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         rows_RK = self.projection

@@ -19,6 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 
 from protlm.attention import create
+from protlm.attention.base import Context
 from protlm.attention.linearized import selection
 from protlm.attention.linearized.case import Case
 from protlm.attention.linearized.function import LinearAttention, Weighting
@@ -241,8 +242,8 @@ def test_the_choice_does_not_break_a_graph(backend, stand_in, monkeypatch):
     assert torch.equal(run(compiled), run(mechanism))
     heads, hidden_BLD = torch.randn(3, 1, 2, 9, 8), torch.randn(1, 9, 16)
     mask_BL, bounds = torch.ones(1, 9, dtype=torch.bool), Bounds.of([(0, 4)], (1, 9), longest=9)
-    given: dict[str, Any] = {"hidden_BLD": hidden_BLD, "mask_BL": mask_BL, "bounds": bounds}
-    assert torch.equal(compiled(*heads, **given, causal=False), heads[2] + 2), "with bounds"
+    out = compiled(*heads, Context(hidden_BLD, mask_BL, causal=False), bounds)
+    assert torch.equal(out, heads[2] + 2), "with bounds"
 
 
 # What kernels cannot compute, with Triton or without, and what is said of it.
