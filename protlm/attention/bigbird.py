@@ -18,7 +18,7 @@ from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_block
 from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
 from protlm.attention.ops.numerics import zero_padding
 from protlm.config.fields import at_least
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError
 
 
 @final
@@ -75,9 +75,11 @@ class BigBird(Attention):
         residues = check_residue_numbers(global_positions)
         sees_others = window_blocks > 1 or global_blocks or num_global or random_blocks or residues
         if not sees_others:
-            raise UserError(
-                "attention.window_blocks=1 without global positions and random blocks leaves "
-                "every block to itself; try attention.window_blocks=3"
+            raise OptionError(
+                lambda at: (
+                    f"{at}window_blocks=1 without global positions and random blocks leaves every "
+                    f"block to itself; try {at}window_blocks=3"
+                )
             )
         self.block_size = block_size
         self.window_blocks = window_blocks

@@ -7,10 +7,10 @@ from typing import Annotated, Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from protlm.attention import create, mechanism, names, settings_within
+from protlm.attention import create, mechanism, names
 from protlm.attention.base import Attention, Context, Recurrent, State, even
 from protlm.bounds import Bounds
-from protlm.system.errors import UserError, one_of
+from protlm.system.errors import OptionError, UserError, one_of
 
 _LINEAR = "performer_relu"
 
@@ -70,12 +70,12 @@ class Hybrid(Attention, Recurrent[HybridState]):
         super().__init__()
         if num_heads < 2:
             raise UserError(
-                f"attention=hybrid needs two heads or more, not model.num_heads={num_heads}; "
-                "choose another attention, or model.num_heads=2"
+                f"hybrid needs two heads or more, not model.num_heads={num_heads}; choose another "
+                "attention, or model.num_heads=2"
             )
         if not 1 <= local_heads < num_heads:
-            raise UserError(
-                f"attention.local_heads={local_heads} must leave a head of either kind: between 1 "
+            raise OptionError(
+                f"local_heads={local_heads} must leave a head of either kind: between 1 "
                 f"and {num_heads - 1} of the {num_heads} heads (model.num_heads)"
             )
         self.local_heads = self.num_exact_heads = local_heads
@@ -145,12 +145,14 @@ def _is_linear(name: str) -> bool:
 
 
 def _create_linear(name: str, options: Mapping[str, Any], sizes: Mapping[str, int]) -> Attention:
-    """Builds the linear mechanism; its errors name settings as the user wrote them."""
+    """Builds the linear mechanism; its options are in the group `options`."""
     if name not in names() or not _is_linear(name):
         allowed = [*filter(_is_linear, names())]
-        raise UserError(
-            f"attention.mechanism={name} is not a linear mechanism with a recurrent state; "
+        raise OptionError(
+            f"mechanism={name} is not a linear mechanism with a recurrent state; "
             f"there are: {one_of(allowed)}"
         )
-    with settings_within("attention.options", chosen="attention.mechanism"):
+    try:
         return create(name, options, **sizes)
+    except OptionError as error:
+        raise error.within("options") from None

@@ -20,7 +20,7 @@ from protlm.attention.ops.numerics import (
     zero_padding,
 )
 from protlm.config.fields import at_least
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError
 
 
 @final
@@ -95,14 +95,16 @@ class Longformer(Attention, Recurrent[LongformerState]):
     ) -> None:
         super().__init__()
         if dilated_heads > num_heads:
-            raise UserError(
-                f"attention.dilated_heads={dilated_heads} must be at most the {num_heads} heads "
+            raise OptionError(
+                f"dilated_heads={dilated_heads} must be at most the {num_heads} heads "
                 "(model.num_heads); the paper dilates 2"
             )
         if dilation > 1 and dilated_heads == 0:
-            raise UserError(
-                f"attention.dilation={dilation} with attention.dilated_heads=0 dilates nothing; "
-                "set attention.dilated_heads=2, or attention.dilation=1 for no gaps"
+            raise OptionError(
+                lambda at: (
+                    f"{at}dilation={dilation} with {at}dilated_heads=0 dilates nothing; set "
+                    f"{at}dilated_heads=2, or {at}dilation=1 for no gaps"
+                )
             )
         self.num_heads = num_heads
         self.model_dim = model_dim

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from protlm.attention import Attention, create, settings_within
+from protlm.attention import Attention, create
 from protlm.attention.base import SharesParameters, State
 from protlm.attention.layers import mechanisms_of
 from protlm.bounds import Bounds
@@ -25,7 +25,7 @@ from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
 from protlm.model.positions import PositionTable, RelativeBias, Rotary
 from protlm.model.selfattention import AttentionInputs, BlockContext, ValueEmbedding
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError, UserError
 
 # Why an encoder is refused.
 ENCODER = (
@@ -303,7 +303,7 @@ def build_network(
 
     def mechanism(layer: int) -> Attention:
         name, options, group = chosen[layer]
-        with settings_within(group):
+        try:
             made = create(
                 name,
                 options,
@@ -314,6 +314,8 @@ def build_network(
                 # Layers draw different projections; the stride separates neighboring seeds.
                 seed=seed * 100_003 + layer,
             )
+        except OptionError as error:
+            raise UserError(error.sentence(f"{group}.")) from error
         if first.setdefault(name, made) is not made and isinstance(made, SharesParameters):
             made.share_with(first[name])
         return made

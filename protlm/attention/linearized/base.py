@@ -37,7 +37,7 @@ from protlm.attention.ops.numerics import (
 from protlm.attention.ops.products import operand_dtype
 from protlm.attention.ops.projection import Projection
 from protlm.bounds import Bounds
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError, UserError
 
 _BY_SUM = Denominator()
 # The logarithm of a gate that lets nothing through, of which sums to base 2 are exact.
@@ -90,9 +90,11 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         # In the dtype of the weights that follow.
         _refuse_float16(torch.empty(0))
         if redraw_every is not None and projection is None:
-            raise UserError(
-                f"attention.redraw_every={redraw_every} needs a projection: set "
-                "attention.num_features, or attention.redraw_every=null"
+            raise OptionError(
+                lambda at: (
+                    f"{at}redraw_every={redraw_every} needs a projection: set {at}num_features, or "
+                    f"{at}redraw_every=null"
+                )
             )
         self.redraw_every = redraw_every
         self.num_features = num_features
@@ -109,9 +111,10 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         self._is_plain &= has_fused(first_map, normalizer) and backend != Backend.triton
         self.gate: Gate | None = None
         if backend == Backend.triton and not has_fused(first_map, normalizer):
-            raise UserError(
-                "attention.backend=triton is for positive and ReLU features; set "
-                "attention.backend=auto"
+            raise OptionError(
+                lambda at: (
+                    f"{at}backend=triton is for positive and ReLU features; set {at}backend=auto"
+                )
             )
         self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
@@ -119,9 +122,11 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     def _let_decay(self, decay: str, *, num_heads: int, model_dim: int) -> None:
         """Adds a gate, with new parameters, unless `decay` is none."""
         if decay != Decay.none and self._backend is Backend.triton:
-            raise UserError(
-                f"attention.backend=triton has no kernels for attention.decay={decay}; set "
-                "attention.backend=auto, or attention.decay=none"
+            raise OptionError(
+                lambda at: (
+                    f"{at}backend=triton has no kernels for {at}decay={decay}; set "
+                    f"{at}backend=auto, or {at}decay=none"
+                )
             )
         self.gate = Gate.of(decay, num_heads=num_heads, model_dim=model_dim)
         self.exports = self.gate is None

@@ -191,7 +191,7 @@ SINES = {"estimator": "trigonometric", "denominator_floor": 0.1}
 def test_features_without_kernels_run_in_pytorch(stand_in):
     stand_in(does_not_compile)
     run("performer_softmax", SINES)
-    with pytest.raises(UserError, match=r"attention\.backend=auto"):
+    with pytest.raises(UserError, match="; set backend=auto"):
         create("performer_softmax", SINES | {"backend": "triton"}, **SIZES)
 
 
@@ -211,15 +211,15 @@ WIDE = {"causal": True, "head_dim": 64, "model_dim": 128}
     [
         ("performer_relu", TRITON, {}, "backend=triton cannot be used on cpu"),
         ("performer_relu", TRITON, WIDE, "16 in float32 in causal attention, not 64"),
-        ("performer_relu", {"backend": "cuda"}, {}, r"attention\.backend=cuda"),
+        ("performer_relu", {"backend": "cuda"}, {}, "^backend=cuda"),
         ("performer_relu", {"kernel": "torch"}, {}, "kernel is not a setting .* it has: backend"),
         (
             "performer_relu",
             TRITON | {"decay": "learned"},
             {},
-            "no kernels for attention.decay=learn",
+            "no kernels for decay=learn",
         ),
-        ("hybrid", {"options": {"kernel": "torch"}}, {}, r"attention\.options\.kernel is not a"),
+        ("hybrid", {"options": {"kernel": "torch"}}, {}, r"^options\.kernel is not a"),
         ("performer_generalized", {"kernel": "triton"}, {}, "does not exist; there are: abs, cos"),
     ],
 )
