@@ -14,7 +14,7 @@ from protlm.analysis.features.autoencoder import SparseAutoencoder, SparseSettin
 from protlm.analysis.features.training import learn
 from protlm.analysis.head_statistics import layer_statistics
 from protlm.analysis.head_survey import pool as pooled_cells
-from protlm.analysis.replacement import masked_scores
+from protlm.analysis.masked_residues import masked_scores
 from protlm.attention import names
 from protlm.attention.linearized.gates import decays
 from protlm.interface import Model

@@ -9,8 +9,8 @@ from torch import Tensor
 from protlm.attention.base import Attention, Context, odd
 from protlm.attention.ops.block_sparse import (
     FixedBlocks,
+    SeenKeys,
     SelectedBlocksAttention,
-    Selection,
     draw_blocks,
     hash_keys,
 )
@@ -134,7 +134,7 @@ class BigBird(Attention):
 
     def _selection(
         self, mask_BL: Tensor, tokens: GlobalTokens, num_blocks_B: Tensor, *, causal: bool
-    ) -> Selection:
+    ) -> SeenKeys:
         """Selects what every block sees, each position once: global ones not in their blocks."""
         length = mask_BL.shape[1]
         place_L = torch.arange(1, length + 1, device=mask_BL.device)
@@ -142,7 +142,7 @@ class BigBird(Attention):
         local_B1SM1 = to_blocks(local_BL[:, None, :, None], self.block_size)
         _, _, number, size, _ = local_B1SM1.shape
         last_place = torch.arange(1, number * size + 1, device=mask_BL.device).view(number, size)
-        return Selection(
+        return SeenKeys(
             numbers=self._numbers(num_blocks_B, number, causal=causal),
             place_BSM=local_B1SM1[:, 0, ..., 0],
             global_place_BP=tokens.exists_BP * (tokens.position_BP + 1),

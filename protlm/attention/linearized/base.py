@@ -19,7 +19,7 @@ from protlm.attention.base import (
 )
 from protlm.attention.linearized.case import Attend, Case
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
-from protlm.attention.linearized.function import LinearAttention, Weighting, graph_attention
+from protlm.attention.linearized.function import LinearAttentionFunction, Weighting, graph_attention
 from protlm.attention.linearized.gated import GatedSums
 from protlm.attention.linearized.gates import Decay, Gate, decay_, decays
 from protlm.attention.linearized.normalization import Denominator, Normalized
@@ -154,7 +154,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             log_gate_BHL1 = self.gate.logs(hidden_BLD, mask_BL)
             return self._gated((q_BHLK, k_BHLK, v_BHLC), log_gate_BHL1, mask_BL, causal)
         weighting = Weighting(feature_map, self._normalizer, causal)
-        out_BHLC = LinearAttention.apply(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
+        out_BHLC = LinearAttentionFunction.apply(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
         assert isinstance(out_BHLC, Tensor)
         return out_BHLC
 
@@ -202,7 +202,9 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         feature_map = self.feature_map(accum_dtype(heads[0]))
         weighting = Weighting(feature_map, self._normalizer, context.causal, bounds.spans)
         # Spans have no padding.
-        out_BHLC = LinearAttention.apply(*heads, torch.ones_like(context.mask_BL), weighting)
+        out_BHLC = LinearAttentionFunction.apply(
+            *heads, torch.ones_like(context.mask_BL), weighting
+        )
         assert isinstance(out_BHLC, Tensor)
         return out_BHLC
 

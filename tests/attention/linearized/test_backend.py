@@ -22,7 +22,7 @@ from protlm.attention import create
 from protlm.attention.base import Context
 from protlm.attention.linearized import selection
 from protlm.attention.linearized.case import Case
-from protlm.attention.linearized.function import LinearAttention, Weighting
+from protlm.attention.linearized.function import LinearAttentionFunction, Weighting
 from protlm.attention.linearized.fused import check
 from protlm.attention.linearized.normalization import Denominator
 from protlm.bounds import Bounds
@@ -41,7 +41,7 @@ MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "
 def torch_attention(feature_map: Any, *, causal: bool) -> Callable[..., Any]:
     """Attention in PyTorch, in place of fused kernels."""
     weighting = Weighting(feature_map, Denominator(), causal)
-    return lambda *inputs: LinearAttention.apply(*inputs, weighting)
+    return lambda *inputs: LinearAttentionFunction.apply(*inputs, weighting)
 
 
 @pytest.fixture

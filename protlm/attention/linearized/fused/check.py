@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from protlm.attention.linearized.case import TOLERANCES, Attend, Case
 from protlm.attention.linearized.features import FeatureMap, GeneralizedFeatures
-from protlm.attention.linearized.function import LinearAttention, Weighting
+from protlm.attention.linearized.function import LinearAttentionFunction, Weighting
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.positive import PositiveFeatures
 from protlm.system.errors import InputDataError, OutputError
@@ -154,7 +154,7 @@ def _errors(case: Case, given: list[Tensor]) -> tuple[list[float], bool]:
         fused = _packed(fused) if case.is_packed else fused
         found, again = (_with_gradients(fused, inputs, cotangent_BHLC, mask_BL) for _ in range(2))
         wanted = _with_gradients(
-            lambda *x: LinearAttention.apply(*x, exact),
+            lambda *x: LinearAttentionFunction.apply(*x, exact),
             [x.double() for x in inputs],
             cotangent_BHLC.double(),
             mask_BL,
