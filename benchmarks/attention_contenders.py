@@ -20,6 +20,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.attention_passes import DTYPES, HEAD_DIM, MODEL_DIM, NUM_HEADS, Attend, Case
 from benchmarks.harness import UnavailableError
 from protlm.attention import Attention, create
+from protlm.attention.base import Context
 from protlm.system.paths import shipped
 
 SDPA, PERFORMER_PYTORCH = "SDPA", "performer-pytorch"
@@ -40,14 +41,8 @@ class _Mechanism:
         return [self.hidden_BLD, *self.mechanism.parameters()]
 
     def __call__(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor) -> Tensor:
-        return self.mechanism(
-            q_BHLK,
-            k_BHLK,
-            v_BHLC,
-            hidden_BLD=self.hidden_BLD,
-            mask_BL=self.mask_BL,
-            causal=self.causal,
-        )
+        context = Context(self.hidden_BLD, self.mask_BL, self.causal)
+        return self.mechanism(q_BHLK, k_BHLK, v_BHLC, context)
 
 
 def ours(name: str, case: Case, features: int | None = None) -> Attend:

@@ -17,7 +17,7 @@ from torch import Tensor
 from benchmarks import harness
 from benchmarks.attention_passes import timed
 from benchmarks.harness import Pace, emulates_bfloat16, machine, take_turns
-from protlm.attention.linearized.selection import Case
+from protlm.attention.linearized.case import Case
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.masking import IGNORE

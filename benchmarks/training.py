@@ -40,7 +40,7 @@ from benchmarks.language_models import ESM, OURS, PERFORMER_LM_64, PERFORMER_LM_
 from benchmarks.synthetic_fasta import SAMPLE
 from benchmarks.training_batches import Proteins, batches
 from protlm.data.batching.plan import BatchingStrategy
-from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins
+from protlm.data.batching.strategies import Concatenation, LengthBuckets, WholeProteins
 from protlm.data.dataset import Batch
 from protlm.system.errors import exit_with_message
 from protlm.system.paths import check_output
@@ -104,7 +104,7 @@ def workloads(lengths: Sequence[int], tokens: int) -> list[Workload]:
         tokens: the tokens of a batch of full rows; a longer row is a batch by itself.
     """
     rows = [
-        Workload(f"L={length:,}", Packing(max(tokens, length), length), 1, length)
+        Workload(f"L={length:,}", Concatenation(max(tokens, length), length), 1, length)
         for length in sorted(lengths)
     ]
     buckets = LengthBuckets(2 * tokens, min(2 * tokens, REAL_LENGTH))

@@ -8,7 +8,7 @@ import yaml
 from torch import Tensor
 
 from protlm.attention import Attention, create, mechanism, names
-from protlm.attention.base import Recurrent, SharesParameters
+from protlm.attention.base import Context, Recurrent, SharesParameters
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.config.settings import Setting, settings_of
@@ -88,10 +88,10 @@ def _state(made: Attention) -> str:
     if not isinstance(made, Recurrent):
         return "none"
     x_BHK = torch.ones(1, SIZES["num_heads"], SIZES["head_dim"])
-    hidden_BD = torch.ones(1, SIZES["model_dim"])
+    context = Context(torch.ones(1, 1, SIZES["model_dim"]), torch.ones(1, 1).bool(), causal=True)
     state, sizes = made.initial_state(x_BHK, x_BHK), []
     for _ in range(300):
-        state, _ = made.step(state, x_BHK, x_BHK, x_BHK, hidden_BD=hidden_BD)
+        state, _ = made.step(state, x_BHK, x_BHK, x_BHK, context)
         sizes.append(_num_elements(state))
     return f"{sizes[0] // SIZES['num_heads']:,}" if sizes[0] == sizes[-1] else "grows with L"
 

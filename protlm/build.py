@@ -28,7 +28,7 @@ from protlm.config.composition import to_plain
 from protlm.config.fields import as_typed
 from protlm.data.batching.mixture import Mixture, integer_weights
 from protlm.data.batching.plan import BatchingStrategy, RankBatches
-from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins
+from protlm.data.batching.strategies import Concatenation, LengthBuckets, WholeProteins
 from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
@@ -211,7 +211,7 @@ def batching_strategy(
     """Returns the batching of training; with `tokens_per_step`, a batch is an optimizer step."""
     size = (tokens_per_step or config.tokens_per_batch, config.max_length)
     if config.mode is Mode.concatenated:
-        return Packing(*size)
+        return Concatenation(*size)
     if config.batching is Batching.packed:
         return WholeProteins(*size, crop=config.crop, row=config.tokens_per_row)
     return LengthBuckets(*size, crop=config.crop)

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from protlm.analysis.contact_regression import BYTES_PER_PAIR, SavedFit, fit_contacts
 from protlm.analysis.features.autoencoder import read_features
+from protlm.attention.hybrid import Hybrid
 from protlm.attention.layers import attention_label
+from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
+from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.records.proteins import Proteins
@@ -21,7 +24,7 @@ from protlm.downstream.estimators import Predictor, default_estimator, perplexit
 from protlm.downstream.variants import is_mutant, parse_mutant, parse_sequence
 from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, embed_all
 from protlm.model.memory import Room
-from protlm.model.pretrained import PretrainedModel, numbers_of
+from protlm.model.pretrained import PretrainedModel, TokenBatch, numbers_of
 from protlm.model.transformer import num_parameters
 from protlm.options.embed import Pooling
 from protlm.options.score import Estimator
@@ -305,6 +308,26 @@ class Model(PretrainedModel):
             for row, index in enumerate(some):
                 found[index] = {place: _letters(p_BLV[row, place - 1]) for place in places[index]}
         return found
+
+    @torch.inference_mode()
+    def estimate_errors(self, batch: TokenBatch) -> dict[int, tuple[Tensor, Tensor]]:
+        """Measures how well FAVOR+ estimates softmax attention, by layer.
+
+        Returns:
+            For each layer of `performer_softmax`, also as a part of `hybrid`, per head of it: the
+            mean `|q̂ + k̂|²` over pairs of positions, and the relative standard deviation of a
+            weight, computed from it.
+        """
+        errors = {}
+        for number, x in self.attention_inputs(batch):
+            mechanism, heads = self.network.mechanism(number), slice(None)
+            if isinstance(mechanism, Hybrid):
+                mechanism, heads = mechanism.linear, slice(mechanism.local_heads, None)
+            if isinstance(mechanism, PerformerSoftmax):
+                q_BHLK, k_BHLK = x.q_BHLK[:, heads], x.k_BHLK[:, heads]
+                norms = SquareNorms.of(pair_sums(q_BHLK, k_BHLK, batch.mask_BL, causal=self.causal))
+                errors[number] = norms.sum_H, relative_error(mechanism, norms)
+        return errors
 
 
 def _pooling(name: str) -> Pooling:

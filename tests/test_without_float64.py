@@ -14,9 +14,10 @@ from protlm.analysis.features.autoencoder import SparseAutoencoder, SparseSettin
 from protlm.analysis.features.training import learn
 from protlm.analysis.head_statistics import layer_statistics
 from protlm.analysis.head_survey import pool as pooled_cells
-from protlm.analysis.replacement import masked_scores
+from protlm.analysis.masked_residues import masked_scores
 from protlm.attention import names
 from protlm.attention.linearized.gates import decays
+from protlm.interface import Model
 from protlm.model.gibbs import resample
 from protlm.model.pooling import pool
 from protlm.model.positions import Rotary
@@ -69,7 +70,7 @@ def computed(network: ProteinLM, causal: bool) -> list[Tensor]:
     with torch.no_grad():
         _, x = [*network.attention_inputs(*given, causal=causal)][-1]
         mechanism = network.mechanism(LAYERS)
-        map_BHML = mechanism.attention_map(x.q_BHLK, x.k_BHLK, **x.rest, rows=slice(3, 20))
+        map_BHML = mechanism.attention_map(x.q_BHLK, x.k_BHLK, x.context, slice(3, 20))
     assert map_BHML.device == out_BLX.device == device
     flat = torch.cat([x.cpu().flatten() for x in gradients if x is not None])
     return [chosen.detach(), flat, map_BHML.cpu()]
@@ -127,7 +128,7 @@ def test_angles_decays_and_means_far_along_a_protein_are_those_of_a_cpu(stored):
 def test_a_model_on_it_embeds_scores_and_samples(tiny_run: Path, causal_run: Path) -> None:
     def computed_on(device: str) -> list[Any]:
         masked, causal = (protlm.load(run, device=device) for run in (tiny_run, causal_run))
-        favor = small_model("performer_softmax")
+        favor = Model.of(small_model("performer_softmax"))
         favor.network.float().to(device)
         _, map_HLL, statistics = next(layer_statistics(masked, SEQUENCES[0]))
         sweeps = {"sweeps": Sweeps(2), "seed": 1, "batch_size": 2}

@@ -4,17 +4,16 @@
 """
 
 import inspect
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any, get_type_hints
 
 from protlm.attention.base import Attention
 from protlm.config.choices import choices, class_of
 from protlm.config.fields import Range, check_types
-from protlm.system.errors import UserError, one_of, refuse_unknown
+from protlm.system.errors import OptionError, UserError, one_of
 
-__all__ = ["Attention", "create", "mechanism", "names", "settings_within"]
+__all__ = ["Attention", "create", "mechanism", "names"]
 
 # A pattern of mechanisms, one for each layer, in place of one mechanism.
 ALTERNATING = "alternating"
@@ -34,19 +33,6 @@ def mechanism(name: str) -> type[Attention]:
     return class_of("attention", name, Attention, names())
 
 
-@contextmanager
-def settings_within(group: str, *, chosen: str = "attention") -> Iterator[None]:
-    """Names settings in errors as the user wrote them: those of a mechanism within another.
-
-    They are options of `group` rather than of `attention`, and `chosen` has the name.
-    """
-    try:
-        yield
-    except UserError as error:
-        message = re.sub(r"\battention\.(?=[a-z_]+\b)", f"{group}.", str(error))
-        raise type(error)(message.replace("attention=", f"{chosen}=")) from error
-
-
 def create(
     name: str,
     options: Mapping[str, Any],
@@ -63,14 +49,15 @@ def create(
     `seed` and the redraw index.
 
     Raises:
-        UserError: an unknown name or option, a value of the wrong type, or an impossible setting.
+        UserError: an unknown name.
+        OptionError: an unknown option, a value of the wrong type, or an impossible setting.
     """
     cls = mechanism(name)
     accepted = list(inspect.signature(cls).parameters)
     allowed = [p for p in accepted if p not in _FROM_THE_MODEL]
     if unknown := sorted(set(options) - set(allowed)):
-        raise UserError(
-            f"attention.{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
+        raise OptionError(
+            f"{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
             + ", those of its mechanism" * ("options" in allowed)
         )
     _check_options(cls, options)
@@ -84,7 +71,7 @@ def create(
     try:
         return cls(**{key: sizes[key] for key in accepted if key in sizes}, **options)
     except TypeError as error:
-        raise UserError(f"attention={name}: {error}; settings: {one_of(allowed)}") from error
+        raise UserError(f"{name}: {error}; settings: {one_of(allowed)}") from error
 
 
 def _check_options(kind: type, options: Mapping[str, Any]) -> None:
@@ -93,18 +80,22 @@ def _check_options(kind: type, options: Mapping[str, Any]) -> None:
     Beside the types these are ranges, `window: Annotated[int, even(2)] = 512`, or the members of an
     enumeration, `sharing: Annotated[str, Sharing] = "layers"`. Null is compared with types alone.
     """
-    check_types(kind, options, section="attention")
+    check_types(kind, options)
     defaults = inspect.signature(kind).parameters
     annotations = get_type_hints(kind.__init__, include_extras=True)
     for option, value in options.items():
         for allowed in getattr(annotations[option], "__metadata__", ()):
-            if value is None:
-                continue
-            if not isinstance(allowed, Range):
-                refuse_unknown(f"attention.{option}", value, allowed)
-            elif value not in allowed:
-                default = defaults[option].default
-                raise UserError(
-                    f"attention.{option}={value} must be {allowed.expected(value)}; "
-                    f"type attention.{option}={'null' if default is None else default}"
-                )
+            if value is not None:
+                _check_value(option, value, allowed, defaults[option].default)
+
+
+def _check_value(option: str, value: Any, allowed: Range | type[StrEnum], default: Any) -> None:
+    if isinstance(allowed, Range):
+        if value not in allowed:
+            typed = "null" if default is None else default
+            expected = allowed.expected(value)
+            raise OptionError(
+                lambda at: f"{at}{option}={value} must be {expected}; type {at}{option}={typed}"
+            )
+    elif value not in [*allowed]:
+        raise OptionError(f"{option}={value} does not exist; there are: {one_of([*allowed])}")

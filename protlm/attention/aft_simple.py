@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention.attention_free import AttentionFree, Mixer
-from protlm.attention.base import Recurrent
+from protlm.attention.base import Context, Recurrent
 from protlm.attention.ops.numerics import upcast
 from protlm.attention.ops.sums import SoftmaxSums
 
@@ -38,7 +38,7 @@ class AftSimple(AttentionFree, Recurrent[SoftmaxSums]):
 
     @torch.no_grad()
     def step(
-        self, state: SoftmaxSums, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+        self, state: SoftmaxSums, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, context: Context
     ) -> tuple[SoftmaxSums, Tensor]:
         k_BHK = upcast(k_BHK)
         state = state.plus(SoftmaxSums(k_BHK, upcast(v_BHC), torch.ones_like(k_BHK)))

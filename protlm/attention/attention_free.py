@@ -45,14 +45,14 @@ class AttentionFree(Attention):
     )
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        _, mask_BL, causal = context
+        mask_BL, causal = context.mask_BL, context.causal
         assert v_BHLC.shape[-1] == q_BHLK.shape[-1], "a query gates the channels of a value"
         with no_autocast(v_BHLC):
             return self._outputs(q_BHLK, k_BHLK, v_BHLC, mask_BL, causal=causal)
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        _, mask_BL, causal = context
+        mask_BL, causal = context.mask_BL, context.causal
         hidden_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
         with no_autocast(k_BHLK):
             exponents = self._masked_exponents(k_BHLK, mask_BL)
@@ -270,8 +270,7 @@ class WindowedAttentionFree(AttentionFree, Recurrent[WindowedState]):
         q_BHK: Tensor,
         k_BHK: Tensor,
         v_BHC: Tensor,
-        *,
-        hidden_BD: Tensor,
+        context: Context,
     ) -> tuple[WindowedState, Tensor]:
         row = state.near.length
         self._refuse_longer(row + 1)

@@ -47,11 +47,16 @@ class Context(NamedTuple):
             NaN, do not affect outputs at other positions. Outputs at padding are 0, and so is a
             row without visible keys.
         causal: whether position i sees only positions up to and including i.
+        is_whole: whether the host knows that the mask is true everywhere.
+        logit_bias: returns the biases of logits, HML, of some queries and all keys, from the number
+            L of these; only for a mechanism that `takes_bias`.
     """
 
     hidden_BLD: Tensor
     mask_BL: Tensor
     causal: bool
+    is_whole: bool = False
+    logit_bias: Callable[[int, slice], Tensor] | None = None
 
 
 class Attention(nn.Module, ABC):
@@ -80,8 +85,11 @@ class Attention(nn.Module, ABC):
     takes_rotary: ClassVar[bool] = True
     # Whether the model can add biases to logits of queries and keys.
     takes_bias: ClassVar[bool] = False
-    # The biases of some queries and all keys, HML, of the number L of these; the model sets it.
-    logit_bias: Callable[[int, slice], Tensor] | None = None
+    # Whether no softmax over pairs of positions is computed, so that `hybrid` may have it in the
+    # heads without windows, if it also decodes step by step.
+    is_linear: ClassVar[bool] = True
+    # Whether products of queries and keys are rounded under autocast, as torch's own attention is.
+    rounded_by_autocast: ClassVar[bool] = False
     # Names of parameters that multiply activations like the weight of a linear layer. Of the
     # parameters outside linear layers, only these have weight decay.
     matrices: ClassVar[tuple[str, ...]] = ()
@@ -96,8 +104,6 @@ class Attention(nn.Module, ABC):
     advice: ClassVar[str]
     # The meaning of entry (i, j) of a map.
     map_meaning: ClassVar[str] = "the weight of value j in output i"
-    # Whether the host knows that the batch has no padding; the model sets it for each pass.
-    is_whole: bool = False
     # The longest input, in positions; None for no limit.
     max_length: int | None = None
 
@@ -126,7 +132,8 @@ class Attention(nn.Module, ABC):
         for place_BM, mask_BM in bounds.padded_rows():
             given = *heads, context.hidden_BLD[:, None]
             q, k, v, hidden_B1MD = (taken(x, place_BM) for x in given)
-            out_BHMC = self.mix(q, k, v, Context(hidden_B1MD[:, 0], mask_BM, context.causal))
+            padded = context._replace(hidden_BLD=hidden_B1MD[:, 0], mask_BL=mask_BM, is_whole=False)
+            out_BHMC = self.mix(q, k, v, padded)
             places.append(place_BM[mask_BM])
             parts.append(out_BHMC.transpose(0, 1)[:, mask_BM])
         out_HLC = torch.zeros_like(heads[2][0])
@@ -148,7 +155,7 @@ class Attention(nn.Module, ABC):
             hidden_BLD, mask_BL = context.hidden_BLD.detach().clone(), context.mask_BL.clone()
             positions = torch.arange(length, device=q_BHLK.device)[rows]
             v_BHLM = q_BHLK.new_zeros(batch, heads, length, len(positions)).requires_grad_()
-            context = Context(hidden_BLD, mask_BL, context.causal)
+            context = context._replace(hidden_BLD=hidden_BLD, mask_BL=mask_BL)
             out_BHLM = self.mix(q_BHLK, k_BHLK, v_BHLM, context)
             pick_BHLM = torch.zeros_like(out_BHLM)
             pick_BHLM[:, :, positions, torch.arange(len(positions), device=q_BHLK.device)] = 1
@@ -160,36 +167,24 @@ class Attention(nn.Module, ABC):
         q_BHLK: Tensor,
         k_BHLK: Tensor,
         v_BHLC: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
+        context: Context,
         bounds: Bounds | None = None,
     ) -> Tensor:
-        """Returns the mixed values; the other arguments are those of a `Context`."""
-        context = Context(hidden_BLD, mask_BL, causal)
-        self._refuse_longer(mask_BL.shape[1] if bounds is None else bounds.longest)
+        """Returns the mixed values; with bounds, those of packed proteins."""
+        self._refuse_longer(context.mask_BL.shape[1] if bounds is None else bounds.longest)
         if bounds is not None:
             return self.forward_packed((q_BHLK, k_BHLK, v_BHLC), context, bounds)
         return self.mix(q_BHLK, k_BHLK, v_BHLC, context)
 
     def attention_map(
-        self,
-        q_BHLK: Tensor,
-        k_BHLK: Tensor,
-        *,
-        hidden_BLD: Tensor,
-        mask_BL: Tensor,
-        causal: bool,
-        rows: slice | None = None,
+        self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice | None = None
     ) -> Tensor:
         """Returns the map, BHLL, or a block of its rows, BHML, where L×L would not fit in memory.
 
         See `map_meaning` for its entries.
         """
-        self._refuse_longer(mask_BL.shape[1])
-        rows = slice(None) if rows is None else rows
-        return self.map_rows(q_BHLK, k_BHLK, Context(hidden_BLD, mask_BL, causal), rows)
+        self._refuse_longer(context.mask_BL.shape[1])
+        return self.map_rows(q_BHLK, k_BHLK, context, slice(None) if rows is None else rows)
 
     def _refuse_longer(self, length: int) -> None:
         if self.max_length is not None and length > self.max_length:
@@ -248,9 +243,9 @@ class Recurrent(ABC, Generic[StateT]):
 
     @abstractmethod
     def step(
-        self, state: StateT, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+        self, state: StateT, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, context: Context
     ) -> tuple[StateT, Tensor]:
-        """Processes the next position of every sample; the arguments are as in `Attention.forward`.
+        """Processes the next position of every sample; the context is that of this position.
 
         Returns:
             The state after the position, and the mixed values, BHC, in the dtype of `v_BHC`. The

@@ -9,8 +9,8 @@ from torch import Tensor
 from protlm.attention.base import Attention, Context, odd
 from protlm.attention.ops.block_sparse import (
     FixedBlocks,
+    SeenKeys,
     SelectedBlocksAttention,
-    Selection,
     draw_blocks,
     hash_keys,
 )
@@ -18,7 +18,7 @@ from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_block
 from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
 from protlm.attention.ops.numerics import zero_padding
 from protlm.config.fields import at_least
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError
 
 
 @final
@@ -52,6 +52,7 @@ class BigBird(Attention):
     """
 
     # The 2 block_size global_blocks + num_global global positions count as keys and as queries.
+    rounded_by_autocast: ClassVar[bool] = True
     cost: ClassVar[str] = (
         "L (block_size (window_blocks + random_blocks + 4 global_blocks) + 2 num_global) K"
     )
@@ -74,9 +75,11 @@ class BigBird(Attention):
         residues = check_residue_numbers(global_positions)
         sees_others = window_blocks > 1 or global_blocks or num_global or random_blocks or residues
         if not sees_others:
-            raise UserError(
-                "attention.window_blocks=1 without global positions and random blocks leaves "
-                "every block to itself; try attention.window_blocks=3"
+            raise OptionError(
+                lambda at: (
+                    f"{at}window_blocks=1 without global positions and random blocks leaves every "
+                    f"block to itself; try {at}window_blocks=3"
+                )
             )
         self.block_size = block_size
         self.window_blocks = window_blocks
@@ -87,7 +90,7 @@ class BigBird(Attention):
         self.register_buffer("hash_key", hash_keys(seed, num_heads))
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        _, mask_BL, causal = context
+        mask_BL, causal = context.mask_BL, context.causal
         q_BHLK, k_BHLK, v_BHLC = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC))
         # Blocks up to the last true position.
         number_L = torch.arange(1, mask_BL.shape[1] + 1, device=mask_BL.device)
@@ -131,7 +134,7 @@ class BigBird(Attention):
 
     def _selection(
         self, mask_BL: Tensor, tokens: GlobalTokens, num_blocks_B: Tensor, *, causal: bool
-    ) -> Selection:
+    ) -> SeenKeys:
         """Selects what every block sees, each position once: global ones not in their blocks."""
         length = mask_BL.shape[1]
         place_L = torch.arange(1, length + 1, device=mask_BL.device)
@@ -139,7 +142,7 @@ class BigBird(Attention):
         local_B1SM1 = to_blocks(local_BL[:, None, :, None], self.block_size)
         _, _, number, size, _ = local_B1SM1.shape
         last_place = torch.arange(1, number * size + 1, device=mask_BL.device).view(number, size)
-        return Selection(
+        return SeenKeys(
             numbers=self._numbers(num_blocks_B, number, causal=causal),
             place_BSM=local_B1SM1[:, 0, ..., 0],
             global_place_BP=tokens.exists_BP * (tokens.position_BP + 1),

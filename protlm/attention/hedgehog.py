@@ -49,11 +49,11 @@ class Hedgehog(Attention, Recurrent[Tensor]):
         return self.linear.initial_state(k_BHK, v_BHC)
 
     def step(
-        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
         q_BH1K = _mapped(q_BHK[:, :, None], self.query_map)
         k_BH1K = _mapped(k_BHK[:, :, None], self.key_map)
-        return self.linear.step(state, q_BH1K[:, :, 0], k_BH1K[:, :, 0], v_BHC, hidden_BD=hidden_BD)
+        return self.linear.step(state, q_BH1K[:, :, 0], k_BH1K[:, :, 0], v_BHC, context)
 
 
 def _mapped(x_BHLK: Tensor, map_HKK: Tensor) -> Tensor:

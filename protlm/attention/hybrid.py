@@ -7,14 +7,12 @@ from typing import Annotated, Any, ClassVar, final
 import torch
 from torch import Tensor
 
-from protlm.attention import create, mechanism, names, settings_within
+from protlm.attention import create, mechanism, names
 from protlm.attention.base import Attention, Context, Recurrent, State, even
 from protlm.bounds import Bounds
-from protlm.system.errors import UserError, one_of
+from protlm.system.errors import OptionError, UserError, one_of
 
 _LINEAR = "performer_relu"
-# Recurrent too, but softmax over some positions, as the heads with windows already are.
-_NOT_LINEAR = ("hybrid", "long_short", "longformer", "softmax", "window")
 
 
 @final
@@ -48,6 +46,8 @@ class Hybrid(Attention, Recurrent[HybridState]):
     """
 
     exports = True
+    is_linear: ClassVar[bool] = False
+    rounded_by_autocast: ClassVar[bool] = True
     cost: ClassVar[str] = "L window K; in the other heads that of the linear mechanism"
     advice: ClassVar[str] = "long proteins: exact weights nearby and a map over all pairs"
     map_meaning: ClassVar[str] = (
@@ -70,12 +70,12 @@ class Hybrid(Attention, Recurrent[HybridState]):
         super().__init__()
         if num_heads < 2:
             raise UserError(
-                f"attention=hybrid needs two heads or more, not model.num_heads={num_heads}; "
-                "choose another attention, or model.num_heads=2"
+                f"hybrid needs two heads or more, not model.num_heads={num_heads}; choose another "
+                "attention, or model.num_heads=2"
             )
         if not 1 <= local_heads < num_heads:
-            raise UserError(
-                f"attention.local_heads={local_heads} must leave a head of either kind: between 1 "
+            raise OptionError(
+                f"local_heads={local_heads} must leave a head of either kind: between 1 "
                 f"and {num_heads - 1} of the {num_heads} heads (model.num_heads)"
             )
         self.local_heads = self.num_exact_heads = local_heads
@@ -102,8 +102,8 @@ class Hybrid(Attention, Recurrent[HybridState]):
         self, heads: Sequence[Tensor], context: Context, bounds: Bounds | None
     ) -> Tensor:
         local, others = zip(*map(self._split, heads), strict=True)
-        near = self.near(*local, **context._asdict(), bounds=bounds)
-        far = self.linear(*others, **context._asdict(), bounds=bounds)
+        near = self.near(*local, context, bounds)
+        far = self.linear(*others, context, bounds)
         return torch.cat([near, far], dim=1)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
@@ -120,11 +120,13 @@ class Hybrid(Attention, Recurrent[HybridState]):
         )
 
     def step(
-        self, state: HybridState, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+        self, state: HybridState, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, context: Context
     ) -> tuple[HybridState, Tensor]:
-        near, far = zip(*(self._split(x) for x in (q_BHK, k_BHK, v_BHC)), strict=True)
-        window, near_out = _recurrent(self.near).step(state.window, *near, hidden_BD=hidden_BD)
-        linear, far_out = _recurrent(self.linear).step(state.linear, *far, hidden_BD=hidden_BD)
+        heads = (self._split(x) for x in (q_BHK, k_BHK, v_BHC))
+        (near_q, far_q), (near_k, far_k), (near_v, far_v) = heads
+        near, far = _recurrent(self.near), _recurrent(self.linear)
+        window, near_out = near.step(state.window, near_q, near_k, near_v, context)
+        linear, far_out = far.step(state.linear, far_q, far_k, far_v, context)
         return HybridState(window, linear), torch.cat([near_out, far_out], dim=1)
 
     def _split(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,15 +139,20 @@ def _recurrent(part: Attention) -> Recurrent[Any]:
     return part
 
 
+def _is_linear(name: str) -> bool:
+    kind = mechanism(name)
+    return kind.is_linear and issubclass(kind, Recurrent)
+
+
 def _create_linear(name: str, options: Mapping[str, Any], sizes: Mapping[str, int]) -> Attention:
-    """Builds the linear mechanism; its errors name settings as the user wrote them."""
-    if name not in names() or name in _NOT_LINEAR or not issubclass(mechanism(name), Recurrent):
-        allowed = [
-            n for n in names() if n not in _NOT_LINEAR and issubclass(mechanism(n), Recurrent)
-        ]
-        raise UserError(
-            f"attention.mechanism={name} is not a linear mechanism with a recurrent state; "
+    """Builds the linear mechanism; its options are in the group `options`."""
+    if name not in names() or not _is_linear(name):
+        allowed = [*filter(_is_linear, names())]
+        raise OptionError(
+            f"mechanism={name} is not a linear mechanism with a recurrent state; "
             f"there are: {one_of(allowed)}"
         )
-    with settings_within("attention.options", chosen="attention.mechanism"):
+    try:
         return create(name, options, **sizes)
+    except OptionError as error:
+        raise error.within("options") from None

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, final
 
-from protlm.attention import ALTERNATING, mechanism, names, settings_within
+from protlm.attention import ALTERNATING, mechanism, names
 from protlm.attention.base import Attention, Recurrent
 from protlm.config.fields import check_types
-from protlm.system.errors import UserError, one_of
+from protlm.system.errors import OptionError, UserError, one_of
 
 
 class LayerMechanism(NamedTuple):
@@ -41,7 +41,10 @@ class _Pattern:
                 f"attention.{unknown[0]} is not a setting of {ALTERNATING}; it has: layers, "
                 "options; those of its mechanisms are in attention.options.NAME"
             )
-        check_types(cls, settings, section="attention")
+        try:
+            check_types(cls, settings)
+        except OptionError as error:
+            raise UserError(error.sentence("attention.")) from None
         found = cls(settings.get("layers") or [], settings.get("options") or {})
         listed = f"attention.layers=[{','.join(map(str, found.layers))}]"
         other = [name for name in found.layers if name not in names()]
@@ -78,8 +81,7 @@ def mechanisms_of(attention: Mapping[str, Any], num_layers: int) -> list[LayerMe
     found = []
     for layer in range(num_layers):
         kind = kinds[layer % len(kinds)]
-        with settings_within(kind.group):
-            options = _options_of_layer(kind, layer=layer, num_layers=num_layers)
+        options = _options_of_layer(kind, layer=layer, num_layers=num_layers)
         found.append(kind._replace(options=options))
     return found
 
@@ -92,8 +94,9 @@ def _options_of_layer(kind: LayerMechanism, *, layer: int, num_layers: int) -> d
         if isinstance(values, list):
             if len(values) != num_layers:
                 raise UserError(
-                    f"attention.{option} has {len(values)} values, but the model has {num_layers} "
-                    "layers (model.num_layers); give one value for each layer, or one for all"
+                    f"{kind.group}.{option} has {len(values)} values, but the model has "
+                    f"{num_layers} layers (model.num_layers); give one value for each layer, or "
+                    "one for all"
                 )
             chosen[option] = values[layer]
     return chosen

@@ -171,6 +171,7 @@ class LongShort(Attention, Recurrent[LongShortState]):
     """
 
     matrices = ("projection",)
+    is_linear: ClassVar[bool] = False
     cost: ClassVar[str] = (
         "L ((2 window + rank) K + rank D); causal L ((window + rank memory / chunk) K + rank D)"
     )
@@ -205,7 +206,7 @@ class LongShort(Attention, Recurrent[LongShortState]):
         self._most_groups = None if memory is None else -(-memory // chunk)
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        hidden_BLD, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context[:3]
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
         with no_autocast(v_BHLC):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)
@@ -228,7 +229,7 @@ class LongShort(Attention, Recurrent[LongShortState]):
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         """The weight of a summary is distributed over its positions in proportion to P."""
-        hidden_BLD, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context[:3]
         pattern = self._pattern(q_BHLK.shape[2], causal=causal)
         with no_autocast(q_BHLK):
             weights_BHSMP = self._summary_weights(hidden_BLD, mask_BL, pattern)
@@ -256,8 +257,7 @@ class LongShort(Attention, Recurrent[LongShortState]):
         q_BHK: Tensor,
         k_BHK: Tensor,
         v_BHC: Tensor,
-        *,
-        hidden_BD: Tensor,
+        context: Context,
     ) -> tuple[LongShortState, Tensor]:
         with no_autocast(v_BHC):
             k, v = upcast(k_BHK), upcast(v_BHC)
@@ -266,7 +266,7 @@ class LongShort(Attention, Recurrent[LongShortState]):
             out_BHC = seen.attend(q_BHK, self._visible_slots(seen)).to(v_BHC.dtype)
             if self.rank == 0:
                 return LongShortState(seen, state.current), out_BHC
-            scores_BHP1 = self._scores(hidden_BD)[..., None]
+            scores_BHP1 = self._scores(context.hidden_BLD[:, 0])[..., None]
             values = torch.cat([k, v], dim=-1)[:, :, None].expand(-1, -1, self.rank, -1)
             current = state.current.plus(
                 SoftmaxSums(scores_BHP1, values, torch.ones_like(scores_BHP1))

@@ -20,7 +20,7 @@ from protlm.attention.ops.numerics import (
     zero_padding,
 )
 from protlm.config.fields import at_least
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError
 
 
 @final
@@ -76,6 +76,8 @@ class Longformer(Attention, Recurrent[LongformerState]):
 
     matrices = ("query_global", "key_global", "value_global")
     per_layer_options: ClassVar[tuple[str, ...]] = ("window", "dilation", "dilated_heads")
+    is_linear: ClassVar[bool] = False
+    rounded_by_autocast: ClassVar[bool] = True
     cost: ClassVar[str] = "L (window K + num_global D)"
     advice: ClassVar[str] = "long proteins whose exact local weights matter"
 
@@ -93,14 +95,16 @@ class Longformer(Attention, Recurrent[LongformerState]):
     ) -> None:
         super().__init__()
         if dilated_heads > num_heads:
-            raise UserError(
-                f"attention.dilated_heads={dilated_heads} must be at most the {num_heads} heads "
+            raise OptionError(
+                f"dilated_heads={dilated_heads} must be at most the {num_heads} heads "
                 "(model.num_heads); the paper dilates 2"
             )
         if dilation > 1 and dilated_heads == 0:
-            raise UserError(
-                f"attention.dilation={dilation} with attention.dilated_heads=0 dilates nothing; "
-                "set attention.dilated_heads=2, or attention.dilation=1 for no gaps"
+            raise OptionError(
+                lambda at: (
+                    f"{at}dilation={dilation} with {at}dilated_heads=0 dilates nothing; set "
+                    f"{at}dilated_heads=2, or {at}dilation=1 for no gaps"
+                )
             )
         self.num_heads = num_heads
         self.model_dim = model_dim
@@ -116,7 +120,7 @@ class Longformer(Attention, Recurrent[LongformerState]):
             self.value_global = nn.Parameter(torch.zeros(model_dim, width))
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        hidden_BLD, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context[:3]
         given = [zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK, v_BHLC)]
         q_BHLK, k_BHLK, v_BHLC = given
         tokens = self._global_tokens(mask_BL)
@@ -135,7 +139,7 @@ class Longformer(Attention, Recurrent[LongformerState]):
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         """In the rows of global tokens an entry is the weight of v'."""
-        hidden_BLD, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context[:3]
         q_BHLK, k_BHLK = (zero_padding(x, mask_BL) for x in (q_BHLK, k_BHLK))
         position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
         sees = self._sees(position_L - position_L[rows, None], causal=causal)
@@ -165,19 +169,18 @@ class Longformer(Attention, Recurrent[LongformerState]):
         q_BHK: Tensor,
         k_BHK: Tensor,
         v_BHC: Tensor,
-        *,
-        hidden_BD: Tensor,
+        context: Context,
     ) -> tuple[LongformerState, Tensor]:
         cache, x_BPD = state.cache, state.hidden_BPD
         position, first = cache.length, x_BPD.shape[1]
         if position < first:
-            x_BPD[:, position] = hidden_BD
+            x_BPD[:, position] = context.hidden_BLD[:, 0]
         cache = cache.append(k_BHK, v_BHC, slot=cache.ring_slot(first))
         state = LongformerState(cache, x_BPD)
         if position < self.num_global or position in self.residues:
             k, v = cache.k_BHMK[:, :, :first], cache.v_BHMC[:, :, :first]
             is_past_P = torch.arange(first, device=k.device) <= position
-            rows = q_BHK[:, :, None], hidden_BD[:, None]
+            rows = q_BHK[:, :, None], context.hidden_BLD
             is_past_B1P = is_past_P.expand(len(k), 1, -1)
             weights_BH1P = self._global_weights(*rows, k, x_BPD, is_past_B1P)
             return state, self._global_means(weights_BH1P, v, x_BPD).squeeze(2).to(v_BHC.dtype)

@@ -9,7 +9,7 @@ from protlm.attention.linearized.gates import Decay
 from protlm.attention.linearized.normalization import denominator
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
 from protlm.config.fields import above, at_least
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError
 
 # Kernels f with f(-x) = f(x) or -f(x).
 _SAME_FOR_BOTH_SIGNS = ("abs", "cos", "identity", "tanh")
@@ -42,9 +42,11 @@ class PerformerGeneralized(Performer):
         seed: int = 0,
     ) -> None:
         if antithetic and kernel in _SAME_FOR_BOTH_SIGNS:
-            raise UserError(
-                f"attention.antithetic=true has no effect with attention.kernel={kernel}: the "
-                "feature of -ω is that of ω or its negative; set attention.antithetic=false"
+            raise OptionError(
+                lambda at: (
+                    f"{at}antithetic=true has no effect with {at}kernel={kernel}: the feature of "
+                    f"-ω is that of ω or its negative; set {at}antithetic=false"
+                )
             )
         super().__init__(
             feature_map=partial(GeneralizedFeatures, kernel=kernel, epsilon=kernel_epsilon),
@@ -66,9 +68,12 @@ class PerformerGeneralized(Performer):
 def _no_projection(projection: str, row_norms: str, antithetic: bool) -> None:
     settings = {"projection": projection, "row_norms": row_norms, "antithetic": antithetic}
     defaults = {"projection": "orthogonal", "row_norms": "chi", "antithetic": False}
-    for name, value in settings.items():
-        if value != defaults[name]:
-            raise UserError(
-                f"attention.{name}={value} needs a projection: set attention.num_features=256, or "
-                f"omit attention.{name}"
+    changed = [name for name, value in settings.items() if value != defaults[name]]
+    if changed:
+        name = changed[0]
+        raise OptionError(
+            lambda at: (
+                f"{at}{name}={settings[name]} needs a projection: set {at}num_features=256, or "
+                f"omit {at}{name}"
             )
+        )

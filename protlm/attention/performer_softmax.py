@@ -12,7 +12,7 @@ from protlm.attention.linearized.positive import PositiveFeatures, optimal_stret
 from protlm.attention.linearized.selection import Backend
 from protlm.attention.ops.projection import Projection, RowNorms, RowSampling
 from protlm.config.fields import Range, above, at_least
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError
 
 # Features for a larger |q̂ + k̂|² overflow float32, and no practical number of them would suffice.
 LARGEST_OPTIMAL_FOR = 200.0
@@ -76,16 +76,20 @@ class PerformerSoftmax(Performer):
             _check_trigonometric(num_features, antithetic)
             feature_map = TrigonometricFeatures
         elif denominator_floor is not None:
-            raise UserError(
-                f"attention.denominator_floor={denominator_floor} has no use with "
-                f"attention.estimator={estimator}, whose sums of weights are positive and scaled "
-                "by a factor of each query; set attention.denominator_floor=null"
+            raise OptionError(
+                lambda at: (
+                    f"{at}denominator_floor={denominator_floor} has no use with "
+                    f"{at}estimator={estimator}, whose sums of weights are positive and scaled by "
+                    f"a factor of each query; set {at}denominator_floor=null"
+                )
             )
         is_stretchable = estimator in (Estimator.positive, Estimator.hyperbolic)
         if optimal_for is not None and not is_stretchable:
-            raise UserError(
-                f"attention.optimal_for={optimal_for} is for positive features of N(0, I) rows, "
-                f"not for attention.estimator={estimator}; set attention.optimal_for=null"
+            raise OptionError(
+                lambda at: (
+                    f"{at}optimal_for={optimal_for} is for positive features of N(0, I) rows, not "
+                    f"for {at}estimator={estimator}; set {at}optimal_for=null"
+                )
             )
         if optimal_for is not None:
             feature_map = partial(PositiveFeatures, stretch=optimal_stretch(head_dim, optimal_for))
@@ -115,14 +119,17 @@ class PerformerSoftmax(Performer):
 
 
 def _check_trigonometric(num_features: int, antithetic: bool) -> None:
-    given = "attention.estimator=trigonometric"
     if num_features % 2:
-        raise UserError(
-            f"attention.num_features={num_features} must be an even number with {given}: every "
-            "row has a sine and a cosine"
+        raise OptionError(
+            lambda at: (
+                f"{at}num_features={num_features} must be an even number with "
+                f"{at}estimator=trigonometric: every row has a sine and a cosine"
+            )
         )
     if antithetic:
-        raise UserError(
-            f"attention.antithetic=true has no effect with {given}: the sine and the cosine of -ω "
-            "are those of ω; set attention.antithetic=false"
+        raise OptionError(
+            lambda at: (
+                f"{at}antithetic=true has no effect with {at}estimator=trigonometric: the sine and "
+                f"the cosine of -ω are those of ω; set {at}antithetic=false"
+            )
         )

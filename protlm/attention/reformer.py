@@ -59,7 +59,7 @@ def _sides(rotated_BHLR: Tensor) -> Tensor:
     return torch.where(-smallest_BHL > largest_BHL, negative_BHL, positive_BHL)
 
 
-class Layout(NamedTuple):
+class RoundLayout(NamedTuple):
     """The layout of positions in each round: sorted by bucket, and each bucket starts a chunk.
 
     The chunk of a position in its bucket, and its slot in the chunk, depend only on the earlier
@@ -89,7 +89,7 @@ def most_chunks(number: int, *, num_buckets: int, size: int) -> int:
 
 
 @torch.no_grad()
-def lay_out(buckets: Tensor, *, num_buckets: int, size: int) -> Layout:
+def lay_out(buckets: Tensor, *, num_buckets: int, size: int) -> RoundLayout:
     """Sorts positions by bucket, then by position, and splits every bucket into chunks of `size`.
 
     `buckets` are (T, N); a position with bucket `num_buckets` gets no slot.
@@ -114,7 +114,7 @@ def lay_out(buckets: Tensor, *, num_buckets: int, size: int) -> Layout:
     held[:, 0] = number
     # An id is skipped between buckets, so that their chunks are not consecutive.
     ids = (slots // size + ordered).int()
-    return Layout(
+    return RoundLayout(
         positions=held.unflatten(-1, (num_chunks, size)),
         slots=torch.empty_like(slots).scatter_(-1, positions, slots),
         chunk_ids=F.pad(torch.empty_like(ids).scatter_(-1, positions, ids), (0, 1), value=-2),
@@ -122,7 +122,7 @@ def lay_out(buckets: Tensor, *, num_buckets: int, size: int) -> Layout:
 
 
 @dataclass(frozen=True)
-class Tile:
+class ChunkTile:
     """S chunks of M slots of a round; each sees L = 2M slots: the previous chunk and itself.
 
     `positions` are those in the slots of the chunks and of the previous one, (S + 1) · M;
@@ -150,7 +150,7 @@ class Tile:
         return self.own(q) @ self.seen(k).mT
 
 
-def tiles(rounds: Layout, index: int, *, causal: bool, width: int) -> Iterator[Tile]:
+def tiles(rounds: RoundLayout, index: int, *, causal: bool, width: int) -> Iterator[ChunkTile]:
     """Splits round number `index` into tiles; `width` is that of the values."""
     positions = rounds.positions[index]
     num_chunks, size = positions.shape
@@ -167,7 +167,7 @@ def tiles(rounds: Layout, index: int, *, causal: bool, width: int) -> Iterator[T
         # A pair counts in the first round in which it is visible.
         for chunk_ids in rounds.chunk_ids[:index]:
             hidden_SML |= _are_together(chunk_ids, in_tile, size)
-        yield Tile(slice(start * size, stop * size), in_tile, hidden_SML)
+        yield ChunkTile(slice(start * size, stop * size), in_tile, hidden_SML)
 
 
 def _are_together(chunk_ids: Tensor, positions: Tensor, size: int) -> Tensor:
@@ -255,7 +255,7 @@ class Reformer(Attention, RandomFeatures):
         self.rotations.copy_(draw_rotations(self._seed, index, **self._sizes))
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        _, mask_BL, causal = context
+        mask_BL, causal = context.mask_BL, context.causal
         dtype = torch.promote_types(accum_dtype(q_BHLK), accum_dtype(v_BHLC))
         # The positions of all samples and heads, followed by a row of zeros for empty slots.
         q, v = (
@@ -268,7 +268,7 @@ class Reformer(Attention, RandomFeatures):
         assert isinstance(out, Tensor)
         return out.view(v_BHLC.shape).to(v_BHLC.dtype)
 
-    def _layout(self, q_BHLK: Tensor, mask_BL: Tensor) -> Layout:
+    def _layout(self, q_BHLK: Tensor, mask_BL: Tensor) -> RoundLayout:
         """Lays out the chunks of all samples and heads, each with its own buckets."""
         batch, heads, length, _ = q_BHLK.shape
         buckets_TBHL = hash_buckets(q_BHLK, self.rotations, self.num_buckets)
@@ -291,7 +291,7 @@ class _ChunkedSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, *layout: Tensor) -> Tensor:
-        rounds = Layout(*layout)
+        rounds = RoundLayout(*layout)
         floor = torch.finfo(q.dtype).min / 2
         out = torch.zeros_like(v[:-1])
         log_total = torch.full_like(out[:, :1], floor)
@@ -325,7 +325,7 @@ class _ChunkedSoftmax(torch.autograd.Function):
         (dout,) = grad_outputs
         # Only once: activation checkpointing rejects a second access.
         q, k, v, out, log_total, is_alone, *layout = ctx.saved_tensors
-        rounds = Layout(*layout)
+        rounds = RoundLayout(*layout)
         gradients = [torch.zeros_like(x[:-1]) for x in (q, k, v)]
         gradients[2] += torch.where(is_alone, dout, 0)
         with no_autocast(out):
@@ -341,7 +341,7 @@ class _ChunkedSoftmax(torch.autograd.Function):
         return dq, dk, dv, None, None, None, None
 
 
-def _write_gradients(in_slots: list[Tensor], tile: Tile, rows: list[Tensor]) -> None:
+def _write_gradients(in_slots: list[Tensor], tile: ChunkTile, rows: list[Tensor]) -> None:
     """Writes the gradients of queries, keys and values in the slots of a tile.
 
     Those of keys and values are complete when the next tile has added the part of its first chunk.

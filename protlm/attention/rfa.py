@@ -140,7 +140,7 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         self.gate = Gate(memory_H, model_dim=model_dim) if gate else None
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        hidden_BLD, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context[:3]
         q_BHLK, k_BHLK = self._scaled(q_BHLK, mask_BL), self._scaled(k_BHLK, mask_BL)
         if self.gate is None:
             return self.performer.mix(q_BHLK, k_BHLK, v_BHLC, context)
@@ -169,15 +169,12 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
 
     @torch.no_grad()
     def step(
-        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
-        mask_B1 = torch.ones_like(q_BHK[:, 0, :1], dtype=torch.bool)
-        q_BH1K, k_BH1K = (self._scaled(x[:, :, None], mask_B1) for x in (q_BHK, k_BHK))
+        q_BH1K, k_BH1K = (self._scaled(x[:, :, None], context.mask_BL) for x in (q_BHK, k_BHK))
         if self.gate is None:
-            return self.performer.step(
-                state, q_BH1K.squeeze(2), k_BH1K.squeeze(2), v_BHC, hidden_BD=hidden_BD
-            )
-        gate_BH11 = self.gate(hidden_BD[:, None], mask_B1)
+            return self.performer.step(state, q_BH1K.squeeze(2), k_BH1K.squeeze(2), v_BHC, context)
+        gate_BH11 = self.gate(context.hidden_BLD, context.mask_BL)
         with no_autocast(v_BHC):
             feature_map = self.performer.feature_map(state.dtype)
             phi_q_BH1R, _ = feature_map.queries(q_BH1K)

@@ -36,6 +36,8 @@ _ROWS = 512
 class Softmax(Attention, Recurrent[KeyValueCache]):
     """Exact attention by torch's fused kernels: time grows with L², memory with L."""
 
+    is_linear: ClassVar[bool] = False
+    rounded_by_autocast: ClassVar[bool] = True
     cost: ClassVar[str] = "L² K"
     advice: ClassVar[str] = "short proteins, and the reference for all others; exact maps"
     takes_bias: ClassVar[bool] = True
@@ -47,25 +49,25 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
             self.qk_norm = QueryKeyNorms.bounded
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        _, mask_BL, causal = context
+        mask_BL, causal = context.mask_BL, context.causal
         num_values, scale = v_BHLC.shape[-1], 1 / math.sqrt(q_BHLK.shape[-1])
         # This would synchronize with a GPU, and break a compiled graph.
         may_look = mask_BL.device.type == "cpu" and not torch.compiler.is_compiling()
-        is_whole = self.is_whole or (may_look and bool(mask_BL.all()))
+        is_whole = context.is_whole or (may_look and bool(mask_BL.all()))
         q, k, v = q_BHLK, k_BHLK, v_BHLC
         if not is_whole:
             q, k, v = _with_a_coordinate(*(zero_padding(x, mask_BL) for x in (q, k, v)), mask_BL)
-        if self.logit_bias is None:
+        if context.logit_bias is None:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
         else:
-            bias = partial(self.logit_bias, mask_BL.shape[1])
+            bias = partial(context.logit_bias, mask_BL.shape[1])
             out = _biased(q, k, v, bias, scale=scale, causal=causal)
         out_BHLC = out[..., :num_values].to(v_BHLC.dtype)
         return out_BHLC if is_whole else zero_padding(out_BHLC, mask_BL)
 
     def forward_packed(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
         out_BHLC, window = None, (-1, 0) if context.causal else (-1, -1)
-        if self.logit_bias is None:
+        if context.logit_bias is None:
             out_BHLC = varlen_softmax(heads, context.mask_BL, bounds, window)
         if out_BHLC is not None:
             return out_BHLC
@@ -82,14 +84,16 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         pieces, parts = zip(*(x.split(sizes, dim=2) for x in heads), strict=True), list[Tensor]()
         for start, (q, k, v) in zip(cuts[:-1], pieces, strict=True):
             mask_BM = context.mask_BL[:, start : start + q.shape[2]]
-            within = Context(context.hidden_BLD, mask_BM, context.causal)
+            within = context._replace(mask_BL=mask_BM)
             parts.append(self.mix(q, k, v, within) if start in starts else torch.zeros_like(v))
         return torch.cat(parts, dim=2)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        _, mask_BL, causal = context
+        mask_BL, causal = context.mask_BL, context.causal
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
-        bias_HML = None if self.logit_bias is None else self.logit_bias(mask_BL.shape[1], rows)
+        bias_HML = None
+        if context.logit_bias is not None:
+            bias_HML = context.logit_bias(mask_BL.shape[1], rows)
         return softmax_weights(q_BHMK, k_BHLK, visible_keys(mask_BL, rows, causal=causal), bias_HML)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> KeyValueCache:
@@ -101,13 +105,12 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         q_BHK: Tensor,
         k_BHK: Tensor,
         v_BHC: Tensor,
-        *,
-        hidden_BD: Tensor,
+        context: Context,
     ) -> tuple[KeyValueCache, Tensor]:
         state = state.append(k_BHK, v_BHC, slot=state.length)
         bias_H1M, length = None, state.length
-        if self.logit_bias is not None:
-            bias_H1M = self.logit_bias(length, slice(length - 1, length)).to(k_BHK.dtype)
+        if context.logit_bias is not None:
+            bias_H1M = context.logit_bias(length, slice(length - 1, length)).to(k_BHK.dtype)
         return state, state.attend(q_BHK, bias_H1M)
 
 

@@ -25,6 +25,8 @@ class SlidingWindow(Attention, Recurrent[KeyValueCache]):
     is seen through other layers only: n layers of windows reach n w/2 positions.
     """
 
+    is_linear: ClassVar[bool] = False
+    rounded_by_autocast: ClassVar[bool] = True
     cost: ClassVar[str] = "L window K"
     exports = True
     advice: ClassVar[str] = "local layers of `alternating`; alone, it does not see distant pairs"
@@ -44,13 +46,13 @@ class SlidingWindow(Attention, Recurrent[KeyValueCache]):
         return self._mixed(heads, context, bounds.segment_L[None] + 1)
 
     def _mixed(self, heads: Sequence[Tensor], context: Context, keys_BL: Tensor) -> Tensor:
-        _, mask_BL, causal = context
+        mask_BL, causal = context.mask_BL, context.causal
         q, k, v = (zero_padding(x, mask_BL) for x in heads)
         window = Window.of(self.window, causal=causal)
         return zero_padding(window_softmax(q, k, v, keys_BL=keys_BL, window=window), mask_BL)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        _, mask_BL, causal = context
+        mask_BL, causal = context.mask_BL, context.causal
         position_L = torch.arange(mask_BL.shape[1], device=mask_BL.device)
         sees = Window.of(self.window, causal=causal).sees(position_L - position_L[rows, None])
         return softmax_weights(
@@ -68,8 +70,7 @@ class SlidingWindow(Attention, Recurrent[KeyValueCache]):
         q_BHK: Tensor,
         k_BHK: Tensor,
         v_BHC: Tensor,
-        *,
-        hidden_BD: Tensor,
+        context: Context,
     ) -> tuple[KeyValueCache, Tensor]:
         state = state.append(k_BHK, v_BHC, slot=state.ring_slot())
         return state, state.attend(q_BHK)

@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from protlm import __version__
+from protlm.analysis.pace import token_seconds
 from protlm.analysis.precision import METRIC, NEAREST
 from protlm.analysis.structures import longest_read, read_folder
-from protlm.commands.embedding.estimate import token_seconds
 from protlm.data.tables import write_table
 from protlm.data.vocabulary import RESIDUES
 from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, lacks, table
@@ -37,9 +37,10 @@ from protlm.downstream.variants import VariantTable, read_variants
 from protlm.evaluation.base import compared
 from protlm.evaluation.contacts import LONGEST, Contacts
 from protlm.loading import load_model
-from protlm.model.embedding import IN_MEMORY, Embedder, VectorStore
+from protlm.model.embedding import IN_MEMORY, Embedder
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.vector_store import VectorStore
 from protlm.options.embed import Pooling
 from protlm.options.labels import BenchmarkOptions, ProbeOptions
 from protlm.options.score import Estimator
@@ -142,9 +143,9 @@ def _content(
     if part is not None and all(read_part(work.path / one) for one in part.facts["vectors"]):
         print(f"{task.name}: finished before", file=sys.stderr)
         return part.facts["results"]
-    store = model.store = VectorStore(work.path, work.lock.check)
+    store = VectorStore(work.path, work.lock.check)
     try:
-        content = _RUN[task.kind](task, model, options)
+        content = _RUN[task.kind](task, model, options, store)
     except UserError as error:
         raise type(error)(f"{task.name}: {error}; --tasks runs other tasks") from None
     # As they are when they are read.
@@ -153,10 +154,12 @@ def _content(
     return facts["results"]
 
 
-def _labels(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
+def _labels(
+    task: Task, model: PretrainedModel, options: ProbeOptions, store: VectorStore
+) -> dict[str, Any]:
     labeled = read_labeled(task.files[0], Room(model), task.reading, seed=options.seed)
     folds, targets = labeled.folds or {"": labeled.split}, labeled.targets
-    found = probe_folds(model, labeled.sequences, targets, folds, options)
+    found = probe_folds(model, labeled.sequences, targets, folds, options, store=store)
     results = {fold: Result("", model.identity, labeled, one) for fold, one in found.items()}
     result = next(iter(results.values()))
     if task.assay is None and labeled.leaks:
@@ -184,7 +187,9 @@ def _read_variants(task: Task, model: PretrainedModel) -> tuple[str, VariantTabl
     return wild_type, found, estimator
 
 
-def _variants(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
+def _variants(
+    task: Task, model: PretrainedModel, options: ProbeOptions, _: VectorStore
+) -> dict[str, Any]:
     wild_type, found, estimator = _read_variants(task, model)
     values = {}
     for who, one in compared(model, options.seed).items():
@@ -211,7 +216,9 @@ def _variants(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict
     return {"estimator": estimator, **counts, "predictors": predictors, "figures": figures}
 
 
-def _contacts(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
+def _contacts(
+    task: Task, model: PretrainedModel, options: ProbeOptions, _: VectorStore
+) -> dict[str, Any]:
     folder, seed = str(task.files[0].parent), options.seed
     values = Contacts(structures=folder, fit_structures="sample", seed=seed).run(model, None)
     too_long = ", ".join(values["left_out"]) or "no structure"

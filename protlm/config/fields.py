@@ -13,7 +13,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError, UserError
 from protlm.system.json_file import WORDS
 
 _TYPE_NAMES = WORDS | {dict: "a group of settings", Sequence: "a list", type(None): "null"}
@@ -184,7 +184,7 @@ def classes_in(module: str, base: type[T]) -> list[type[T]]:
     return [one for one in found if not inspect.isabstract(one)]
 
 
-def check_types(kind: type, options: Mapping[str, Any], *, section: str) -> None:
+def check_types(kind: type, options: Mapping[str, Any]) -> None:
     """Compares options with the types of a constructor's parameters, as far as these are plain."""
     annotations = get_type_hints(kind.__init__)
     for option, value in options.items():
@@ -197,7 +197,7 @@ def check_types(kind: type, options: Mapping[str, Any], *, section: str) -> None
         if not fits and all(one in _TYPE_NAMES for one in types):
             given = "null" if value is None else value
             allowed = " or ".join(_TYPE_NAMES[one] for one in types)
-            raise UserError(f"{section}.{option}={given} must be {allowed}")
+            raise OptionError(f"{option}={given} must be {allowed}")
 
 
 def as_typed(value: Any) -> str:

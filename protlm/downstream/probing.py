@@ -6,7 +6,7 @@ training groups. The probe is then fitted to `train` and `valid`, and tested on 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from protlm.downstream.streaming import fit_residues
 from protlm.downstream.tasks import Targets
 from protlm.model.embedding import embeddings, forget
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.vector_store import VectorStore
 from protlm.options.labels import Head, ProbeOptions, Task
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.terminal import watched
@@ -75,11 +76,15 @@ def probe_folds(
     options: ProbeOptions,
     *,
     quiet: bool = False,
+    store: VectorStore | None = None,
 ) -> dict[str, dict[str, Predictor]]:
-    """Does the work of `probe` for several splits of the same proteins, which are embedded once."""
+    """Does the work of `probe` for several splits of the same proteins, which are embedded once.
+
+    The means of proteins are kept in the `store`, if there is one.
+    """
     rows = {fold: _Rows(targets, split, options.seed) for fold, split in folds.items()}
     found: dict[str, dict[str, Predictor]] = {fold: {} for fold in folds}
-    each = _features(model, sequences, targets, options)
+    each = _features(model, sequences, targets, options, store)
     for name, features_of, layers in watched("predictors", each, total=_PREDICTORS, quiet=quiet):
         for fold, one in rows.items():
             found[fold][name] = _probe(features_of(one), layers, targets, one, options.seed)
@@ -115,12 +120,14 @@ def _features(
     sequences: Sequence[str],
     targets: Targets,
     options: ProbeOptions,
+    store: VectorStore | None,
 ) -> Iterator[tuple[str, Callable[[_Rows], list[Any]], list[int]]]:
     """Yields the name of a predictor, and its features for all rows by candidate layer.
 
     Convolutions get a list for each layer, of the features of all residues of each protein.
     """
     is_cnn, size, places = options.head is Head.cnn, options.tokens_per_batch, targets.places
+    embed = partial(embeddings, tokens_per_batch=size, store=store)
     every = range(model.num_layers + 1)
     layers = list(options.layers or (every[-1:] if is_cnn else every))
     if (autoencoder := options.autoencoder) is not None:
@@ -138,7 +145,7 @@ def _features(
 
     for name in (MODEL, RANDOM):
         one = model if name == MODEL else model.with_random_weights(options.seed)
-        states = embeddings(one, sequences, layers=layers, tokens_per_batch=size, places=places)
+        states = embed(one, sequences, layers=layers, places=places)
         yield name, lambda _, states=states: divided(states), layers
         # Those of the next model are in other files.
         states.clear()

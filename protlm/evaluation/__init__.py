@@ -11,7 +11,7 @@ from typing import Any
 from protlm.config.choices import added, class_of
 from protlm.config.fields import check_types
 from protlm.evaluation.base import Evaluation
-from protlm.system.errors import UserError, one_of
+from protlm.system.errors import OptionError, UserError, one_of
 
 __all__ = ["Evaluation", "create", "evaluation", "names"]
 
@@ -34,7 +34,10 @@ def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
     allowed = list(inspect.signature(cls).parameters)
     if unknown := sorted(set(options) - set(allowed)):
         raise UserError(f"{section}.{unknown[0]} is not a setting; it has: {one_of(allowed)}")
-    check_types(cls, options, section=section)
+    try:
+        check_types(cls, options)
+    except OptionError as error:
+        raise UserError(error.sentence(f"{section}.")) from None
     if options.get("seed", 0) < 0:
         raise UserError(f"{section}.seed={options['seed']} must be at least 0")
     try:

@@ -27,7 +27,7 @@ from protlm.analysis.sequence_sums import (
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.order import EpochOrder
 from protlm.data.batching.plan import SPECIALS, BatchingStrategy, BatchStream
-from protlm.data.batching.strategies import LengthBuckets, Packing
+from protlm.data.batching.strategies import Concatenation, LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.frequencies import Trigram, count_residues, frequencies
 from protlm.data.masking import IGNORE, MaskingRule
@@ -226,7 +226,7 @@ class Accuracy(Evaluation):
     def _rule(self, data: EvaluationData, limit: int | None) -> BatchingStrategy:
         if self.concatenated:
             assert limit is not None
-            return Packing(data.tokens_per_batch, limit, block=_JOINED)
+            return Concatenation(data.tokens_per_batch, limit, block=_JOINED)
         longest = len(data.split.length_counts()) - 1 + SPECIALS
         return LengthBuckets(data.tokens_per_batch, min(longest, limit or longest))
 

@@ -5,28 +5,19 @@ Only the description, the alphabet and the weights are downloaded, never code.
 
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from protlm.checkpoints.format import CONFIG
 from protlm.data.alphabet import ADDED, ALPHABET, PIECES, TOKENIZER
-from protlm.interop.source import ADAPTER
 from protlm.system.errors import InputDataError, UserError
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
-
-_DESCRIBING = {CONFIG, ALPHABET, TOKENIZER, PIECES, ADDED}
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-# In the order in which a folder is searched for them, with the parts that an index lists.
+_DESCRIBING = (CONFIG, ALPHABET, TOKENIZER, PIECES, ADDED)
+# In the order in which a folder is searched for them: the first that a model has are downloaded.
 _WEIGHTS = (
-    r"model\.safetensors",
-    r"model\.safetensors\.index\.json|model-\d+-of-\d+\.safetensors",
-    r"pytorch_model\.bin",
-    r"pytorch_model\.bin\.index\.json|pytorch_model-\d+-of-\d+\.bin",
+    ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin"),
 )
-_MEGABYTE = 1e6
 
 
 def is_hub_name(path: Path) -> bool:
@@ -46,13 +37,12 @@ def local_path(path: Path) -> Path:
 
 
 def download(name: str) -> Path:
-    """Returns the folder of a model in the cache, which is downloaded if it is not there.
+    """Returns the folder of a model in the cache, whose revision is printed on standard error.
 
-    What is downloaded is printed on standard error before. Without the network, or with
-    `HF_HUB_OFFLINE=1`, the model of the cache is used.
+    What is not there is downloaded. Without the network, or with `HF_HUB_OFFLINE=1`, the model of
+    the cache is used.
     """
     try:
-        import huggingface_hub
         from huggingface_hub import constants, errors
     except ImportError:
         raise UserError(
@@ -60,13 +50,7 @@ def download(name: str) -> Path:
             "huggingface_hub; type: pip install 'protlm[hf]'"
         ) from None
     try:
-        if constants.HF_HUB_OFFLINE:
-            return _cached(name, "HF_HUB_OFFLINE is set")
-        files = _announced(name, huggingface_hub.HfApi().model_info(name, files_metadata=True))
-        # With a commit as its revision, the cache would not know it as the newest one.
-        found = huggingface_hub.snapshot_download(name, allow_patterns=files)
-    except UserError:
-        raise
+        folder = _snapshot(name)
     except errors.GatedRepoError:
         raise InputDataError(
             f"{name} is gated: accept its conditions on https://huggingface.co/{name}, then type: "
@@ -78,65 +62,28 @@ def download(name: str) -> Path:
             "private, type: hf auth login"
         ) from None
     except Exception as error:
-        reason = str(error).strip().split("\n", 1)[0][:100]
-        return _cached(name, f"the Hugging Face Hub failed ({type(error).__name__}: {reason})")
-    return Path(found)
-
-
-def _cached(name: str, reason: str) -> Path:
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    # A snapshot for which other files exist on the Hub counts as incomplete there.
-    found = try_to_load_from_cache(name, CONFIG)
-    if not isinstance(found, str):
+        reason = f"the Hugging Face Hub failed ({str(error).strip().splitlines()[0]:.100})"
+        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else reason
         raise InputDataError(
             f"{name} does not exist here; it is not in the cache {constants.HF_HUB_CACHE} either, "
             f"and {reason}; download it on a machine with a network, and give its folder"
-        )
-    print(f"model: {name} from the cache, because {reason}", file=sys.stderr)
-    return Path(found).parent
-
-
-def _announced(name: str, info: "ModelInfo") -> list[str]:
-    """Returns the files of a model that are read, and prints which of them are downloaded."""
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    size = {one.rfilename: one.size or 0 for one in info.siblings or []}
-    files = _read_files(size)
-    if ADAPTER in size:
-        raise InputDataError(
-            f"{name} is an adapter of PEFT; type: hf download {name} --local-dir FOLDER, then give "
-            "FOLDER"
-        )
-    if CONFIG not in files or _DESCRIBING.issuperset(files):
+        ) from None
+    if folder is None:
         raise InputDataError(
             f"{name} of the Hugging Face Hub has no {CONFIG} with weights beside it, in the form "
-            "of transformers"
+            f"of transformers; if it is an adapter of PEFT, type: hf download {name} --local-dir "
+            "FOLDER, then give FOLDER"
         )
-    missing = [
-        file
-        for file in files
-        if not isinstance(try_to_load_from_cache(name, file, revision=info.sha), str)
-    ]
-    if missing:
-        megabytes = sum(size[file] for file in missing) / _MEGABYTE
-        print(
-            f"model: downloading {', '.join(missing)} of {name}, {megabytes:,.1f} MB, from the "
-            f"Hugging Face Hub to {constants.HF_HUB_CACHE}",
-            file=sys.stderr,
-        )
-    return files
+    print(f"model: {name} of the Hugging Face Hub, revision {folder.name}", file=sys.stderr)
+    return folder
 
 
-def _read_files(names: Iterable[str]) -> list[str]:
-    """Returns the files that protlm reads, of those in the folder of a model.
+def _snapshot(name: str) -> Path | None:
+    """Returns the folder of a model and its weights; None if it has none, or no description."""
+    from huggingface_hub import snapshot_download
 
-    >>> _read_files(["config.json", "model.py", "model.safetensors", "pytorch_model.bin"])
-    ['config.json', 'model.safetensors']
-    """
-    names = sorted(names)
-    chosen = [name for name in names if name in _DESCRIBING]
-    for pattern in _WEIGHTS:
-        if weights := [name for name in names if re.fullmatch(pattern, name)]:
-            return chosen + weights
-    return chosen
+    for weights in _WEIGHTS:
+        folder = Path(snapshot_download(name, allow_patterns=[*_DESCRIBING, *weights]))
+        if any(path.match(one) for path in folder.glob("*") for one in weights):
+            return folder if (folder / CONFIG).is_file() else None
+    return None

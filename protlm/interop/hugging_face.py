@@ -16,7 +16,6 @@ from torch import Tensor
 
 from protlm import __version__
 from protlm.attention import Attention
-from protlm.checkpoints.bundle import Bundle, Name
 from protlm.checkpoints.checks import write_sums
 from protlm.checkpoints.description import ModelDescription, differences
 from protlm.checkpoints.format import CONFIG, WEIGHTS, Checkpoint
@@ -24,6 +23,7 @@ from protlm.config import Frame, HeadKind, ModelConfig, Objective, Positions
 from protlm.data.alphabet import ALPHABET, TOKENIZER
 from protlm.data.vocabulary import VOCABULARY, Vocabulary, vocabulary_of
 from protlm.interop.base import ContactHead
+from protlm.interop.bundle import Bundle, Name
 from protlm.interop.esm import HUGGING_FACE_ESM, Esm
 from protlm.interop.layout import FREQUENCY
 from protlm.interop.protlm import NETWORK

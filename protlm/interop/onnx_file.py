@@ -85,7 +85,7 @@ def difference(graph: Graph, session: Any, given: tuple[Tensor, Tensor]) -> floa
 def _refuse(model: PretrainedModel) -> None:
     """Refuses a model that cannot be a file, and missing packages."""
     parts = [model.network.mechanism(number + 1) for number in range(model.num_layers)]
-    if not all(one.exports and one.logit_bias is None for one in parts):
+    if model.network.relative is not None or not all(one.exports for one in parts):
         described = model.description
         able = [name for name in names() if mechanism(name).exports]
         raise UserError(

@@ -12,7 +12,7 @@ from protlm.attention.base import State
 from protlm.config import Activation, ModelConfig, Norm, NormOrder
 from protlm.data.vocabulary import Vocabulary
 from protlm.model.layers import Linear
-from protlm.model.selfattention import AttentionInputs, Context, SelfAttention
+from protlm.model.selfattention import AttentionInputs, BlockContext, SelfAttention
 
 
 class FeedForward(nn.Module):
@@ -86,12 +86,12 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.pre = config.norm_order is NormOrder.pre
 
-    def forward(self, x_BLD: Tensor, context: Context) -> Tensor:
+    def forward(self, x_BLD: Tensor, context: BlockContext) -> Tensor:
         x_BLD = self._add(x_BLD, lambda y_BLD: self.attention(y_BLD, context), self.attention_norm)
         return self._add(x_BLD, self.feedforward, self.feedforward_norm)
 
     def step(
-        self, state: State | None, x_B1D: Tensor, context: Context
+        self, state: State | None, x_B1D: Tensor, context: BlockContext
     ) -> tuple[State | None, Tensor]:
         """Processes the next position; returns the state after it, and the residual."""
 
@@ -103,7 +103,7 @@ class Block(nn.Module):
         x_B1D = self._add(x_B1D, attend, self.attention_norm)
         return state, self._add(x_B1D, self.feedforward, self.feedforward_norm)
 
-    def attention_inputs(self, x_BLD: Tensor, context: Context) -> AttentionInputs:
+    def attention_inputs(self, x_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         """Returns the inputs of the mechanism of this block for a residual."""
         return self.attention.inputs(self.attention_norm(x_BLD) if self.pre else x_BLD, context)
 

@@ -1,15 +1,13 @@
 """Vectors of many proteins: batches of similar length, windows, and batches that do not fit."""
 
-import hashlib
 import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -22,15 +20,13 @@ from protlm.data.records.in_memory import residues_of
 from protlm.data.records.proteins import Proteins
 from protlm.model.memory import Room
 from protlm.model.pooling import Ranges, pool
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.vector_store import VectorStore
 from protlm.options.embed import Pooling
 from protlm.system.errors import InputDataError, UserError, is_full_memory
-from protlm.system.parts import new_part, read_part
 from protlm.system.paths import explain_os_error
 from protlm.system.processes import return_freed_memory
 from protlm.system.terminal import JobProgress, printable
-
-if TYPE_CHECKING:
-    from protlm.model.pretrained import PretrainedModel
 
 Vectors = dict[tuple[Pooling, int], Tensor]
 T = TypeVar("T")
@@ -113,7 +109,7 @@ class Embedder:
     computed in windows: the vector of `<cls>` is then the mean of the windows'.
     """
 
-    model: "PretrainedModel"
+    model: PretrainedModel
     poolings: tuple[Pooling, ...]
     layers: tuple[int, ...]
     compute_dtype: torch.dtype = torch.float32
@@ -289,24 +285,23 @@ def unless_full(compute: Callable[[], T]) -> T | None:
 
 
 def embeddings(
-    model: "PretrainedModel",
+    model: PretrainedModel,
     sequences: Sequence[str],
     *,
     layers: Sequence[int],
     tokens_per_batch: int = EMBED_TOKENS,
     places: Sequence[np.ndarray] | None = None,
+    store: VectorStore | None = None,
 ) -> list[np.ndarray]:
     """Returns hidden states by layer, float32, of the first residues that the model accepts.
 
     They are means, [sequences, D], or those of the residues `places` of each sequence, [residues,
     D]; many are in temporary files, in float16. One that does not fit into the memory, or whose
-    vectors are not finite, is a `UserError`. Means are kept in the store of the model.
+    vectors are not finite, is a `UserError`. Means are kept in the `store`, if there is one.
     """
-    if places is None and model.store is not None:
-        plain = copy(model)
-        plain.store = None
-        compute = partial(embeddings, plain, layers=layers, tokens_per_batch=tokens_per_batch)
-        return model.store.means(f"{model.identity} {layers}", sequences, compute)
+    if places is None and store is not None:
+        compute = partial(embeddings, model, layers=layers, tokens_per_batch=tokens_per_batch)
+        return store.means(f"{model.identity} {layers}", sequences, compute)
     kind = Pooling.mean if places is None else Pooling.ranges
     features = Embedder(model, (kind,), tuple(layers))
     spans = places and [np.stack([own + 1, own + 1], axis=1) for own in places]
@@ -352,43 +347,3 @@ def forget(states: np.ndarray) -> None:
     """Takes the rows of a file out of the memory; they are read again when they are used."""
     if isinstance(states, np.memmap):
         states._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
-
-
-@dataclass(frozen=True)
-class VectorStore:
-    """Mean vectors of several calls, in parts in a folder, from which another process continues.
-
-    A part has the sequences of a call that no earlier one has: equal calls make equal batches. What
-    is computed with a store depends on all parts in `used`.
-    """
-
-    folder: Path
-    check: Callable[[], object]
-    used: set[str] = field(default_factory=set)
-
-    def means(
-        self, of: str, sequences: Sequence[str], compute: Callable[[list[str]], list[np.ndarray]]
-    ) -> list[np.ndarray]:
-        """Returns what `compute` returns, by layer; `of` is what it depends on."""
-        paths = [x for x in sorted(self.folder.glob(f"{_digest(of)}-*.npy")) if read_part(x)]
-        known = {str(row["key"]): row["means"] for x in paths for row in np.load(x, mmap_mode="r")}
-        keys = {one: _digest(one) for one in sequences}
-        if new := [one for one, key in keys.items() if key not in known]:
-            means = np.stack(compute(new), axis=1)
-            part = np.empty(len(new), [("key", "U32"), ("means", np.float32, means.shape[1:])])
-            part["key"], part["means"] = [keys[one] for one in new], means
-            # One that was lost gets the name that it had.
-            paths.append(self.folder / f"{_digest(of)}-{_digest(' '.join(new))}.npy")
-            with (
-                new_part(paths[-1], check=self.check) as temporary,
-                temporary.open("wb") as file,
-            ):
-                np.save(file, part)
-            known |= zip(part["key"].tolist(), part["means"], strict=True)
-        self.used.update(path.name for path in paths)
-        layers = zip(*(known[keys[one]] for one in sequences), strict=True)
-        return [np.stack(layer) for layer in layers]
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -5,17 +5,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from protlm.model.pretrained import PretrainedModel
 from protlm.system.memory import free_memory, readable_size
-
-if TYPE_CHECKING:
-    from protlm.model.pretrained import PretrainedModel
 
 # Windows, tiles and buckets are not all in use at shorter lengths.
 _LONGEST = 2048
@@ -74,7 +72,7 @@ class Room:
         short: a length that fits, since its estimate would take longer than its computation.
     """
 
-    model: "PretrainedModel"
+    model: PretrainedModel
     per_pair: int = 0
     scale: int = 1
     training: bool = False
@@ -121,7 +119,7 @@ def extrapolate(points: Mapping[int, int], length: int) -> float:
     return value
 
 
-def _peak(model: "PretrainedModel", length: int, *, training: bool = False) -> int:
+def _peak(model: PretrainedModel, length: int, *, training: bool = False) -> int:
     batch = model.tokenize([_RESIDUE * length])
     with TensorMemory() as memory, torch.inference_mode(not training):
         layers = [model.num_layers]

@@ -97,15 +97,13 @@ class RelativeBias(nn.Module):
         self.max_distance, size = config.relative_distance, config.relative_buckets
         self.table = nn.Parameter(torch.randn(size, config.num_heads) * config.model_dim**-0.5)
 
-    def add_to(self, mechanism: Attention) -> None:
-        """Adds the biases to the logits of a mechanism, which is refused if it has none."""
+    def check(self, mechanism: Attention) -> None:
+        """Refuses a mechanism without logits to which the biases can be added."""
         if not mechanism.takes_bias:
             raise UserError(
                 f"{type(mechanism).__name__} has no logits for the biases of "
                 "model.positions=relative; choose attention=softmax, or other positions"
             )
-        # As a function, not as a part: the layers have one table.
-        mechanism.logit_bias = self.forward
 
     def forward(self, length: int, rows: slice) -> Tensor:
         """Returns the biases of the queries `rows` and of all keys, HML."""

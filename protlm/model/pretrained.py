@@ -13,10 +13,7 @@ from torch import Tensor
 
 from protlm import attention
 from protlm.attention.base import Recurrent
-from protlm.attention.hybrid import Hybrid
 from protlm.attention.layers import cannot_decode
-from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
-from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
 from protlm.config import Objective
@@ -24,7 +21,7 @@ from protlm.data.dataset import collate
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.vocabulary import Vocabulary
 from protlm.model.decoding import GeneratedSequence, generate
-from protlm.model.embedding import VectorStore
+from protlm.model.selfattention import AttentionInputs
 from protlm.model.transformer import ModelOutput, ProteinLM
 from protlm.options.generate import Sampling
 from protlm.system.errors import UserError, one_of
@@ -59,8 +56,6 @@ class PretrainedModel:
         self.network = network.eval()
         self.description = description
         self._rebuild = rebuild
-        # Keeps the mean vectors of sequences that are needed again.
-        self.store: VectorStore | None = None
 
     @property
     def num_layers(self) -> int:
@@ -178,6 +173,11 @@ class PretrainedModel:
         )
         return {layer: hidden[number] for layer, number in numbers.items()}
 
+    def attention_inputs(self, batch: TokenBatch) -> Iterator[tuple[int, AttentionInputs]]:
+        """Yields the number of each layer, from 1, and what its mechanism is given."""
+        _check_tokens(batch)
+        return self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
+
     @torch.inference_mode()
     def attention_maps(
         self,
@@ -211,42 +211,18 @@ class PretrainedModel:
 
         Layers are numbered from 1 here, also where they were asked for from the end.
         """
-        _check_tokens(batch)
         wanted, heads = self.layers_and_heads(layers, heads)
         chosen = [head - 1 for head in heads]
-        inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
-        for number, x in inputs:
+        for number, x in self.attention_inputs(batch):
             if number in wanted:
                 mechanism = self.network.mechanism(number)
                 length = batch.tokens_BL.shape[1]
                 for start in range(0, length, block):
                     rows = slice(start, min(start + block, length))
-                    map_BHML = mechanism.attention_map(x.q_BHLK, x.k_BHLK, **x.rest, rows=rows)
+                    map_BHML = mechanism.attention_map(x.q_BHLK, x.k_BHLK, x.context, rows)
                     yield number, rows, map_BHML[:, chosen]
             if number == max(wanted, default=number):
                 return
-
-    @torch.inference_mode()
-    def estimate_errors(self, batch: TokenBatch) -> dict[int, tuple[Tensor, Tensor]]:
-        """Measures how well FAVOR+ estimates softmax attention, by layer.
-
-        Returns:
-            For each layer of `performer_softmax`, also as a part of `hybrid`, per head of it: the
-            mean `|q̂ + k̂|²` over pairs of positions, and the relative standard deviation of a
-            weight, computed from it.
-        """
-        _check_tokens(batch)
-        found = {}
-        inputs = self.network.attention_inputs(batch.tokens_BL, batch.mask_BL, causal=self.causal)
-        for number, x in inputs:
-            mechanism, heads = self.network.mechanism(number), slice(None)
-            if isinstance(mechanism, Hybrid):
-                mechanism, heads = mechanism.linear, slice(mechanism.local_heads, None)
-            if isinstance(mechanism, PerformerSoftmax):
-                q_BHLK, k_BHLK = x.q_BHLK[:, heads], x.k_BHLK[:, heads]
-                norms = SquareNorms.of(pair_sums(q_BHLK, k_BHLK, batch.mask_BL, causal=self.causal))
-                found[number] = norms.sum_H, relative_error(mechanism, norms)
-        return found
 
     def generate(
         self,
@@ -324,9 +300,7 @@ class PretrainedModel:
     def with_random_weights(self, seed: int) -> Self:
         """Returns an untrained model of the same architecture, the baseline of any result."""
         network = self._rebuild(seed).to(self.device)
-        found = type(self)(network, self.description, rebuild=self._rebuild)
-        found.store = self.store
-        return found
+        return type(self)(network, self.description, rebuild=self._rebuild)
 
     def layer_number(self, layer: int, *, first: int) -> int:
         """Converts a layer number, which may be negative, to a number from `first` to N."""

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from protlm.attention import Attention
-from protlm.attention.base import QueryKeyNorms, Recurrent, State
+from protlm.attention.base import Context, QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
 from protlm.bounds import Bounds
 from protlm.config import ModelConfig, QueryKeyWidth
@@ -94,10 +94,11 @@ _NORMS: Mapping[QueryKeyNorms, Callable[..., nn.Module]] = {
 }
 
 
-class Context(NamedTuple):
+class BlockContext(NamedTuple):
     """What all blocks of a pass have in common; a rotation is cosines and sines, each LK.
 
-    Bounds are those of packed proteins, whose rows are joined.
+    Bounds are those of packed proteins, whose rows are joined. `is_whole` and `logit_bias` are
+    those of the `Context` of a mechanism.
     """
 
     tokens_BL: Tensor
@@ -106,6 +107,8 @@ class Context(NamedTuple):
     causal: bool
     global_rotation: tuple[Tensor, Tensor] | None = None
     bounds: Bounds | None = None
+    is_whole: bool = False
+    logit_bias: Callable[[int, slice], Tensor] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,14 +118,7 @@ class AttentionInputs:
     q_BHLK: Tensor
     k_BHLK: Tensor
     v_BHLC: Tensor
-    hidden_BLD: Tensor
-    mask_BL: Tensor
-    causal: bool
-
-    @property
-    def rest(self) -> dict[str, Any]:
-        """The arguments of a mechanism and of its map after queries, keys and values."""
-        return {"hidden_BLD": self.hidden_BLD, "mask_BL": self.mask_BL, "causal": self.causal}
+    context: Context
 
 
 @final
@@ -187,13 +183,14 @@ class SelfAttention(nn.Module):
         self.output_norm = norm
         self.mechanism = mechanism
 
-    def inputs(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
+    def inputs(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         if self.convolution is not None:
-            _, mask_BL, _, causal, _, bounds = context
-            hidden_BLD = self.convolution(hidden_BLD, mask_BL, causal=causal, bounds=bounds)
+            hidden_BLD = self.convolution(
+                hidden_BLD, context.mask_BL, causal=context.causal, bounds=context.bounds
+            )
         return self._projected(hidden_BLD, context)
 
-    def _projected(self, hidden_BLD: Tensor, context: Context) -> AttentionInputs:
+    def _projected(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         projections = [p for p in (self.query, self.key, self.value) if p is not None]
         if all(map(is_plain, projections)):
             # One product instead of three: the input is read once, its gradient summed in it.
@@ -215,18 +212,20 @@ class SelfAttention(nn.Module):
         k_BHLK = q_BHLK
         if key_BLD:
             k_BHLK = self._rotated(self.key_norm(self._heads(key_BLD[0])), context)
-        v_BHLC, mask_BL = self._heads(value_BLD), context.mask_BL
-        return AttentionInputs(q_BHLK, k_BHLK, v_BHLC, hidden_BLD, mask_BL, context.causal)
+        given = Context(
+            hidden_BLD, context.mask_BL, context.causal, context.is_whole, context.logit_bias
+        )
+        return AttentionInputs(q_BHLK, k_BHLK, self._heads(value_BLD), given)
 
-    def forward(self, hidden_BLD: Tensor, context: Context) -> Tensor:
+    def forward(self, hidden_BLD: Tensor, context: BlockContext) -> Tensor:
         mechanism, causal = self.mechanism, context.causal
         assert mechanism.supports_causal if causal else mechanism.supports_bidirectional
         x = self.inputs(hidden_BLD, context)
-        mixed_BHLC = mechanism(x.q_BHLK, x.k_BHLK, x.v_BHLC, **x.rest, bounds=context.bounds)
-        return self._out(mixed_BHLC.transpose(1, 2), x.hidden_BLD)
+        mixed_BHLC = mechanism(x.q_BHLK, x.k_BHLK, x.v_BHLC, x.context, context.bounds)
+        return self._out(mixed_BHLC.transpose(1, 2), x.context.hidden_BLD)
 
     def step(
-        self, state: State | None, hidden_B1D: Tensor, context: Context
+        self, state: State | None, hidden_B1D: Tensor, context: BlockContext
     ) -> tuple[State, Tensor]:
         """Processes the next position; returns the state after it, and the output, B1D.
 
@@ -241,8 +240,7 @@ class SelfAttention(nn.Module):
         x = self._projected(hidden_B1D, context)
         q_BHK, k_BHK, v_BHC = (y.squeeze(2) for y in (x.q_BHLK, x.k_BHLK, x.v_BHLC))
         before = mechanism.initial_state(k_BHK, v_BHC) if state is None else state.mechanism
-        hidden_BD = hidden_B1D.squeeze(1)
-        after, mixed_BHC = mechanism.step(before, q_BHK, k_BHK, v_BHC, hidden_BD=hidden_BD)
+        after, mixed_BHC = mechanism.step(before, q_BHK, k_BHK, v_BHC, x.context)
         return SublayerState(after, recent_BMD), self._out(mixed_BHC[:, None], hidden_B1D)
 
     def _out(self, mixed_BLHC: Tensor, hidden_BLD: Tensor) -> Tensor:
@@ -251,7 +249,7 @@ class SelfAttention(nn.Module):
         gated_BLD = self.output_norm(mixed_BLHC).flatten(2) * F.silu(self.gate(hidden_BLD))
         return self.output(gated_BLD)
 
-    def _rotated(self, x_BHLK: Tensor, context: Context) -> Tensor:
+    def _rotated(self, x_BHLK: Tensor, context: BlockContext) -> Tensor:
         rotation = context.global_rotation if self.is_global else context.rotation
         if rotation is None or not self.mechanism.takes_rotary:
             return x_BHLK

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from protlm.attention import Attention, create, settings_within
+from protlm.attention import Attention, create
 from protlm.attention.base import SharesParameters, State
 from protlm.attention.layers import mechanisms_of
 from protlm.bounds import Bounds
@@ -24,8 +24,8 @@ from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
 from protlm.model.positions import PositionTable, RelativeBias, Rotary
-from protlm.model.selfattention import AttentionInputs, Context, ValueEmbedding
-from protlm.system.errors import UserError
+from protlm.model.selfattention import AttentionInputs, BlockContext, ValueEmbedding
+from protlm.system.errors import OptionError, UserError
 
 # Why an encoder is refused.
 ENCODER = (
@@ -109,7 +109,7 @@ class ProteinLM(nn.Module):
         )
         if self.relative is not None:
             for number in range(config.num_layers):
-                self.relative.add_to(self.mechanism(number + 1))
+                self.relative.check(self.mechanism(number + 1))
         self.skips = UnetSkips(config.num_layers) if config.unet_skips else None
         pre = config.norm_order is NormOrder.pre
         self.final_norm = norm_layer(config) if pre else nn.Identity()
@@ -159,7 +159,7 @@ class ProteinLM(nn.Module):
         """Returns the hidden states of `forward`, BLD; later blocks and the head are not run."""
         return self._hidden_states(self._context(tokens_BL, mask_BL, causal), layers)
 
-    def _hidden_states(self, context: Context, layers: Collection[int]) -> dict[int, Tensor]:
+    def _hidden_states(self, context: BlockContext, layers: Collection[int]) -> dict[int, Tensor]:
         hidden: dict[int, Tensor] = {}
         x_BLD = self._enter(context)
         early: list[Tensor] = []
@@ -222,7 +222,7 @@ class ProteinLM(nn.Module):
         lengths = (self.mechanism(number).max_length for number in range(1, self.num_layers + 1))
         return min((length for length in lengths if length is not None), default=None)
 
-    def _enter(self, context: Context, start: int = 0) -> Tensor:
+    def _enter(self, context: BlockContext, start: int = 0) -> Tensor:
         x_BLD = self.embedding(context.tokens_BL)
         if self.token_dropout:
             x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL, context.bounds)
@@ -249,13 +249,11 @@ class ProteinLM(nn.Module):
         start: int | Bounds = 0,
         *,
         is_whole: bool = False,
-    ) -> Context:
+    ) -> BlockContext:
         """Returns the context of rows from a position on, or of packed proteins, in one row."""
         bounds = None if isinstance(start, int) else start
-        # Not within a block, whose activations may be recomputed: a graph there sets nothing.
         # Packed proteins may be padded one by one.
-        for number in range(1, self.num_layers + 1):
-            self.mechanism(number).is_whole = is_whole and bounds is None
+        is_whole = is_whole and bounds is None
         if isinstance(start, int):
             position_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
         else:
@@ -263,13 +261,15 @@ class ProteinLM(nn.Module):
             position_L = start.position_L
         rotation = None if self.rotary is None else self.rotary.angles(position_L)
         other = None if self.global_rotary is None else self.global_rotary.angles(position_L)
-        return Context(tokens_BL, mask_BL, rotation, causal, other, bounds)
+        return BlockContext(
+            tokens_BL, mask_BL, rotation, causal, other, bounds, is_whole, self.relative
+        )
 
     def _skipped(self, x_BLD: Tensor, early: list[Tensor]) -> Tensor:
         """Returns the input of the next block, with its skip; `early` has the previous inputs."""
         return x_BLD if self.skips is None else self.skips(x_BLD, early)
 
-    def _run(self, block: nn.Module, x_BLD: Tensor, context: Context) -> Tensor:
+    def _run(self, block: nn.Module, x_BLD: Tensor, context: BlockContext) -> Tensor:
         if self.activation_checkpointing and torch.is_grad_enabled():
             # The recomputation draws the same dropout: preserve_rng_state is true by default.
             return checkpoint(block, x_BLD, context, use_reentrant=False)
@@ -303,7 +303,7 @@ def build_network(
 
     def mechanism(layer: int) -> Attention:
         name, options, group = chosen[layer]
-        with settings_within(group):
+        try:
             made = create(
                 name,
                 options,
@@ -314,6 +314,8 @@ def build_network(
                 # Layers draw different projections; the stride separates neighboring seeds.
                 seed=seed * 100_003 + layer,
             )
+        except OptionError as error:
+            raise UserError(error.sentence(f"{group}.")) from error
         if first.setdefault(name, made) is not made and isinstance(made, SharesParameters):
             made.share_with(first[name])
         return made

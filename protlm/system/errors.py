@@ -38,6 +38,22 @@ class UserError(Exception):
     exit_code: ExitCode = ExitCode.USAGE
 
 
+class OptionError(UserError):
+    """An impossible option of a mechanism.
+
+    The sentence begins with the name of the option, or is a function of what stands before the
+    names of options where they are set: nothing in Python, `attention.` in settings.
+    """
+
+    def __init__(self, sentence: str | Callable[[str], str]) -> None:
+        self.sentence = sentence if callable(sentence) else lambda at: f"{at}{sentence}"
+        super().__init__(self.sentence(""))
+
+    def within(self, group: str) -> "OptionError":
+        """Returns the error of an option that is in a group of options."""
+        return OptionError(lambda at: self.sentence(f"{at}{group}."))
+
+
 class InputDataError(UserError):
     """Invalid input data; the message names the file and, if possible, the line."""
 

@@ -32,7 +32,7 @@ from protlm.training.launch import (
     require_devices,
 )
 from protlm.training.loggers import CsvFile
-from protlm.training.module import Objective
+from protlm.training.module import Training
 from protlm.training.run import Run, fit, last_step, newest_checkpoint
 
 
@@ -98,7 +98,7 @@ class ReportEpochs(LoopCallback):
         self._refuse_divergence()
         self._done = trainer.global_step + len(self._losses) * self._validation
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Any) -> None:
         if module.is_skipped:
             raise TrainingDivergedError(
                 f"the loss of step {trainer.global_step}, or its gradient, is not finite; "

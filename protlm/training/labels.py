@@ -28,7 +28,7 @@ from protlm.model.pooling import residue_means
 from protlm.model.transformer import ProteinLM
 from protlm.options.labels import FinetuneSettings, Task
 from protlm.training.datamodule import ENDLESS
-from protlm.training.module import Objective
+from protlm.training.module import Training
 
 # The key of a checkpoint under which the training loss of its epoch is saved.
 _SUMS = "epoch_sums"
@@ -171,7 +171,7 @@ class Metric:
 
 
 @final
-class LabelLearning(Objective):
+class LabelLearning(Training):
     """A linear head on the last hidden states of a network: their mean, or those of residues.
 
     Parameters that do not require gradients are not trained.

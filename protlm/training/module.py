@@ -24,7 +24,7 @@ from protlm.training.optimization import build_optimizer
 from protlm.training.schedule import rate_factor
 
 
-class Objective(pl.LightningModule, ABC):
+class Training(pl.LightningModule, ABC):
     """Trains a network: the loss of a step is a total, divided once by all of its targets."""
 
     # Whether the weights that a run starts from are validated and saved as its step 0.
@@ -146,7 +146,7 @@ class Objective(pl.LightningModule, ABC):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class LanguageModeling(Objective):
+class LanguageModeling(Training):
     """Trains a network to predict masked or next residues."""
 
     def __init__(

@@ -50,7 +50,7 @@ from protlm.training.launch import (
 )
 from protlm.training.lightning_internals import end_with_exit_code_of_ranks, quiet_and_interruptible
 from protlm.training.loggers import COLUMNS, make_loggers
-from protlm.training.module import LanguageModeling, Objective
+from protlm.training.module import LanguageModeling, Training
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ def _callbacks(
     return callbacks
 
 
-def fit(module: Objective, data: pl.LightningDataModule, run: Run) -> tuple[int, ExitCode]:
+def fit(module: Training, data: pl.LightningDataModule, run: Run) -> tuple[int, ExitCode]:
     """Trains, from a checkpoint or from the start, until `max_steps`, a callback or a signal."""
     config, step = run.config, last_step(run.checkpoint)
     lacks_validation = run.lacks_validation(step, of_start=module.keeps_start)
@@ -217,7 +217,7 @@ def fit(module: Objective, data: pl.LightningDataModule, run: Run) -> tuple[int,
     return step, ExitCode.OK if is_complete else stop.exit_code
 
 
-def _trainer(module: Objective, run: Run, callbacks: list[Callback]) -> pl.Trainer:
+def _trainer(module: Training, run: Run, callbacks: list[Callback]) -> pl.Trainer:
     config = run.config
     accelerator, _, index = resolved_accelerator(config.accelerator).partition(":")
     precision = resolved_precision(config.precision, accelerator)

@@ -21,6 +21,8 @@ from torch.utils._pytree import tree_leaves
 
 import protlm.attention
 from protlm.attention import Attention
+from protlm.attention.base import Context
+from protlm.bounds import Bounds
 from protlm.system.paths import shipped
 
 Options = Mapping[str, Any]
@@ -189,13 +191,13 @@ class Inputs(NamedTuple):
         mask_BL = torch.ones(q_BHLK.shape[0], q_BHLK.shape[2], dtype=torch.bool)
         return cls(q_BHLK, k_BHLK, v_BHLC, q_BHLK[:, 0], mask_BL)
 
-    def run(self, mechanism: Attention, *, causal: bool) -> Tensor:
-        return mechanism(*self[:3], hidden_BLD=self.hidden_BLD, mask_BL=self.mask_BL, causal=causal)
+    def run(self, mechanism: Attention, *, causal: bool, bounds: Bounds | None = None) -> Tensor:
+        return mechanism(*self[:3], Context(self.hidden_BLD, self.mask_BL, causal), bounds)
 
     def map_of(self, mechanism: Attention, *, causal: bool, rows: slice | None = None) -> Tensor:
         """The map of a mechanism, or some of its rows."""
-        rest = {"hidden_BLD": self.hidden_BLD, "mask_BL": self.mask_BL, "causal": causal}
-        return mechanism.attention_map(*self[:2], **rest, rows=rows)
+        context = Context(self.hidden_BLD, self.mask_BL, causal)
+        return mechanism.attention_map(*self[:2], context, rows)
 
     def with_padding(self, value: float) -> "Inputs":
         """The same, with `value` at every padded position."""

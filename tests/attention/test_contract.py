@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from protlm.attention import Attention
-from protlm.attention.base import RandomFeatures, Recurrent
+from protlm.attention.base import Context, RandomFeatures, Recurrent
 from protlm.system.errors import UserError
 from tests.attention.cases import (
     HAS_FAR_KEYS,
@@ -167,10 +167,6 @@ def test_gradients_are_finite(case, causal, scale):
         assert all(g.isfinite().all() for g in gradients(out, scaled, mechanism))
 
 
-# Their products of queries and keys are torch's own, which autocast rounds to bfloat16.
-ROUNDED_BY_AUTOCAST = {"softmax", "longformer", "bigbird", "hybrid", "window"}
-
-
 def test_checkpointing_and_autocast_change_no_bit(case, causal):
     mechanism = case.create()
     results = []
@@ -186,7 +182,7 @@ def test_checkpointing_and_autocast_change_no_bit(case, causal):
         assert out.dtype == torch.float32
         results.append([out, *gradients(out, inputs, mechanism)])
     for one, other in zip(*results, strict=True):
-        if case.name in ROUNDED_BY_AUTOCAST:
+        if mechanism.rounded_by_autocast:
             assert relative_error(one, other) <= 2e-2
         else:
             assert torch.equal(one, other)
@@ -289,6 +285,11 @@ def test_a_state_dict_gives_the_same_mechanism(case, causal):
     assert torch.equal(inputs.run(one, causal=causal), inputs.run(other, causal=causal))
 
 
+def context_at(inputs: Inputs, position: int) -> Context:
+    hidden_B1D = inputs.hidden_BLD[:, position : position + 1].clone()
+    return Context(hidden_B1D, inputs.mask_BL[:, position : position + 1], causal=True)
+
+
 def steps(
     mechanism: Any, inputs: Inputs, state: Any = None, *, start: int = 0, end: int | None = None
 ) -> tuple[Any, Tensor]:
@@ -299,7 +300,7 @@ def steps(
     outs = []
     for position in range(start, inputs.q_BHLK.shape[2] if end is None else end):
         at = (x[:, :, position] for x in inputs[:3])
-        state, out_BHC = mechanism.step(state, *at, hidden_BD=inputs.hidden_BLD[:, position])
+        state, out_BHC = mechanism.step(state, *at, context_at(inputs, position))
         outs.append(out_BHC)
     return state, torch.stack(outs, dim=2)
 
@@ -362,9 +363,9 @@ def test_work_and_memory_do_not_grow_with_the_position(recurrent_case):
     for start, end in ((0, 3), (3, 200), (200, 300)):
         state, _ = steps(mechanism, inputs, state, start=start, end=end - 1)
         at = [x[:, :, end - 1].clone() for x in inputs[:3]]
-        hidden_BD = inputs.hidden_BLD[:, end - 1].clone()
+        context = context_at(inputs, end - 1)
         with LargestTensor() as tensors:
-            state, _ = mechanism.step(state, *at, hidden_BD=hidden_BD)
+            state, _ = mechanism.step(state, *at, context)
         sizes.append(num_elements(state))
         largest.append(tensors.numel)
     is_flat = len(set(sizes)) == len(set(largest)) == 1

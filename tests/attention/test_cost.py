@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention import attention_free, long_short, reformer
+from protlm.attention.base import Context
 from protlm.attention.linearized import selection, tiles
 from protlm.attention.ops import block_sparse
 from protlm.config import TrainConfig
@@ -54,9 +55,9 @@ def test_memory_grows_with_the_length_only(case, causal, monkeypatch):
         mechanism = case.create(max_length=length)
         leaves = [torch.randn(1, 2, length, 8, requires_grad=True) for _ in range(3)]
         hidden_BLD = torch.randn(1, length, 16, requires_grad=True)
-        rest = {"mask_BL": torch.arange(length)[None] < length - 7, "causal": causal}
+        context = Context(hidden_BLD, torch.arange(length)[None] < length - 7, causal)
         with LargestTensor() as tensors, kept() as sizes:
-            out = mechanism(*leaves, hidden_BLD=hidden_BLD, **rest)
+            out = mechanism(*leaves, context)
         with tensors:
             out.square().sum().backward()
         largest.append(tensors.numel)

@@ -38,8 +38,7 @@ def joined(seed: int = 0, **sizes: int) -> Inputs:
 
 
 def run(mechanism: Attention, inputs: Inputs, *, causal: bool) -> Tensor:
-    rest = {"hidden_BLD": inputs.hidden_BLD, "mask_BL": inputs.mask_BL, "causal": causal}
-    return mechanism(*inputs[:3], **rest, bounds=BOUNDS)
+    return inputs.run(mechanism, causal=causal, bounds=BOUNDS)
 
 
 def one_by_one(mechanism: Attention, inputs: Inputs, *, causal: bool) -> Tensor:

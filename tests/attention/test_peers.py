@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from protlm.attention import Attention, create, reformer
+from protlm.attention.base import Context
 from protlm.attention.ops.block_sparse import FixedBlocks, draw_blocks, hash_keys
 
 pytestmark = pytest.mark.peers
@@ -34,7 +35,7 @@ def output(
     heads = [x(hidden_BLD).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for x in projections]
     if mask_BL is None:
         mask_BL = torch.ones(hidden_BLD.shape[:2], dtype=torch.bool)
-    out_BHLC = mechanism(*heads, hidden_BLD=hidden_BLD, mask_BL=mask_BL, causal=causal)
+    out_BHLC = mechanism(*heads, Context(hidden_BLD, mask_BL, causal))
     return out_BHLC.transpose(1, 2).flatten(2)
 
 

@@ -205,8 +205,8 @@ def test_lost_parts_are_computed_as_they_were(
         made.append(some)
         return [np.full((len(some), 4), len(some), np.float32)]
 
-    def fake(task: Any, model: Any, options: Any) -> dict[str, Any]:
-        (found,) = model.store.means("model", sequences[task.name], compute)
+    def fake(task: Any, model: Any, options: Any, store: Any) -> dict[str, Any]:
+        (found,) = store.means("model", sequences[task.name], compute)
         return {"figures": {"": found.tolist()}, "task": task.name}
 
     monkeypatch.setitem(command._RUN, "labels", fake)

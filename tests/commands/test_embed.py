@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import protlm
+from protlm.analysis import pace
 from protlm.commands.embed import embed
-from protlm.commands.embedding import estimate
 from protlm.commands.embedding.plan import Plan, first_equal
 from protlm.data.records import Tally, read_records
 from protlm.data.vocabulary import VOCABULARY
@@ -297,8 +297,8 @@ def test_a_small_file_has_a_block_for_several_processes(number: int, groups: int
 
 def test_the_estimates_grow_linearly_or_not_at_all() -> None:
     sizes = [128, 512, 2_048]
-    assert np.polyval(estimate._line(sizes, [3.0, 3.1, 3.2]), 10**6) == pytest.approx(3.1)
-    assert np.polyval(estimate._line(sizes, [1.128, 1.512, 3.048]), 10_000) == pytest.approx(11)
+    assert np.polyval(pace._line(sizes, [3.0, 3.1, 3.2]), 10**6) == pytest.approx(3.1)
+    assert np.polyval(pace._line(sizes, [1.128, 1.512, 3.048]), 10_000) == pytest.approx(11)
 
 
 def test_other_errors_are_not_taken_for_a_full_memory() -> None:

@@ -14,9 +14,9 @@ from torch.utils.data import DataLoader
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import BatchPlan, BatchStream, Progress, RankBatches
 from protlm.data.batching.strategies import (
+    ConcatenatedRow,
+    Concatenation,
     LengthBuckets,
-    PackedRow,
-    Packing,
     ProteinsRow,
     SequenceRow,
 )
@@ -111,7 +111,9 @@ def test_masked_targets_are_residues_alone(reader, proteins):
 
 
 def stretch(*samples, skip=0, num_tokens=MAX_LENGTH - 1):
-    return BatchPlan((PackedRow(0, 0, samples, skip, num_tokens),), MAX_LENGTH, Progress(0, 1))
+    return BatchPlan(
+        (ConcatenatedRow(0, 0, samples, skip, num_tokens),), MAX_LENGTH, Progress(0, 1)
+    )
 
 
 def test_causal_targets_are_the_next_tokens(reader):
@@ -153,7 +155,7 @@ def test_collate_keeps_whole_sequences():
 
 RULES = {
     "sequences": LengthBuckets(500, 100, block=15, crop="random"),
-    "concatenated": Packing(500, 100, block=15),
+    "concatenated": Concatenation(500, 100, block=15),
 }
 NUM_BATCHES = 40
 

@@ -11,7 +11,7 @@ import torch
 from protlm.analysis.bootstrap import draws, ratio_interval, ratio_of
 from protlm.analysis.head_statistics import MAX_OFFSET, head_statistics, layer_statistics
 from protlm.analysis.head_survey import HeadSurvey, head_clusters, head_distances, pool
-from protlm.analysis.replacement import masked_scores
+from protlm.analysis.masked_residues import masked_scores
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError
 from tests.rounding import error_bound

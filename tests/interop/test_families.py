@@ -61,7 +61,7 @@ def outputs(
         layers = range(network.num_layers + 1)
         out = network(tokens_BL, mask_BL, causal=causal, layers=layers)
         maps = [
-            network.mechanism(number).attention_map(x.q_BHLK, x.k_BHLK, **x.rest)
+            network.mechanism(number).attention_map(x.q_BHLK, x.k_BHLK, x.context)
             for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=causal)
         ]
     return [out.hidden[number] for number in layers], maps, out.logits_BLV

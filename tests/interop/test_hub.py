@@ -12,7 +12,6 @@ import pytest
 import protlm
 from protlm import interop
 from protlm.data.vocabulary import VOCABULARY
-from protlm.interop.hub import _read_files
 from protlm.system.errors import InputDataError
 from tests.interop.families import ESM
 
@@ -90,35 +89,36 @@ def served(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def test_a_downloaded_model_is_used_without_the_network(served, cache, monkeypatch, capsys):
-    named = ["config.json", "tokenizer.json", "model.safetensors"]
-    size = sum((served.folder / name).stat().st_size for name in named) / 1e6
     expected = protlm.load(served.folder).hash
-    states = {
-        "first": (False, f"downloading {', '.join(named)} of {NAME}, {size:,.1f} MB, from"),
-        "again": (False, ""),
-        "offline": (True, f"{NAME} from the cache, because HF_HUB_OFFLINE is set"),
-        "gone": (False, "from the cache, because the Hugging Face Hub failed (ConnectError: "),
-    }
-    for state, (is_offline, printed) in states.items():
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", is_offline)
+    for unused in ("pytorch_model.bin", "tf_model.h5", "model.fp16.safetensors"):
+        (served.folder / unused).touch()
+    for state in ("first", "again", "offline", "gone"):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", state == "offline")
         if state == "gone":
             monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
         assert protlm.load(NAME).hash == expected
-        told = capsys.readouterr().err
-        assert (printed in told, "downloading" in told) == (True, state == "first"), told
-        assert {path.name for path in cache.rglob("snapshots/*/*")} == set(named)
+        assert f"model: {NAME} of the Hugging Face Hub, revision 000" in capsys.readouterr().err
+        names = {path.name for path in cache.rglob("snapshots/*/*")}
+        assert names == {"config.json", "tokenizer.json", "model.safetensors"}
+
+
+def test_weights_of_pytorch_are_downloaded_where_there_are_no_others(served, cache):
+    (served.folder / "model.safetensors").rename(served.folder / "pytorch_model.bin")
+    with pytest.raises(InputDataError, match=r"pytorch_model\.bin"):
+        protlm.load(NAME)
+    assert [*cache.rglob("snapshots/*/pytorch_model.bin")]
 
 
 @pytest.mark.parametrize(
     "state, message",
     [
         ("offline", "here; it is not in the cache .*hub either, and HF_HUB_OFFLINE is set"),
-        ("gone", r"in the cache .*failed \(ConnectError: "),
+        ("gone", r"in the cache .*failed \(.*ConnectError: "),
         ("GatedRepo", f"{NAME} is gated: accept .*hf auth login"),
         ("RepoNotFound", "not exist here, and is not a model of the Hugging Face"),
         ("without weights", "has no config.json with weights"),
         ("without config.json", "has no config.json with weights"),
-        ("adapter", f"is an adapter of PEFT; type: hf download {NAME} --local-dir FOLDER"),
+        ("adapter", f"no config.json .* adapter of PEFT, type: hf download {NAME} --local-dir"),
     ],
 )
 def test_a_model_that_cannot_be_had_is_one_sentence(
@@ -129,7 +129,8 @@ def test_a_model_that_cannot_be_had_is_one_sentence(
     if state == "gone":
         monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     elif state == "adapter":
-        (served.folder / "adapter_config.json").touch()
+        for unread in ("config.json", "model.safetensors"):
+            (served.folder / unread).rename(served.folder / f"adapter_{unread}")
     elif state in lacking:
         (served.folder / lacking[state]).unlink()
     else:
@@ -155,18 +156,3 @@ def test_a_local_path_is_not_looked_up(tmp_path, cache, monkeypatch):
     (tmp_path / "runs").mkdir()
     for path in ("runs/mistyped", "/absolute/path", "../x", "a/b/c", "name", "a b/c", "./a"):
         assert interop.local_path(Path(path)) == Path(path)
-
-
-@pytest.mark.parametrize(
-    "names, expected",
-    [
-        (["model.safetensors", "model.safetensors.index.json"], ["model.safetensors"]),
-        (["pytorch_model.bin", "tf_model.h5", "x.pt"], ["pytorch_model.bin"]),
-        (
-            ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "x.safetensors"],
-            ["model-00001-of-00002.safetensors", "model.safetensors.index.json"],
-        ),
-    ],
-)
-def test_one_form_of_the_weights_is_read(names, expected):
-    assert _read_files(["config.json", *names]) == ["config.json", *expected]

@@ -21,7 +21,6 @@ from safetensors.torch import load_file, save_file
 
 import protlm
 from protlm import attention, interop
-from protlm.checkpoints.bundle import Bundle, Name
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import (
@@ -42,6 +41,7 @@ from protlm.data.records import Tally
 from protlm.data.records.record import residues
 from protlm.data.vocabulary import VOCABULARY, vocabulary_of
 from protlm.interop import hugging_face
+from protlm.interop.bundle import Bundle, Name
 from protlm.interop.hugging_face import is_esm
 from protlm.model.transformer import build_network
 from protlm.options.prepare import ReadOptions
@@ -247,7 +247,7 @@ def test_maps_have_a_graph_where_the_page_says_so():
         described = model_with(name, num_layers=1).description
         network = build_network(described.model, described.attention_config, seed=0)
         ((_, x),) = network.attention_inputs(tokens_BL, tokens_BL > 0, causal=False)
-        if network.mechanism(1).attention_map(x.q_BHLK, x.k_BHLK, **x.rest).requires_grad:
+        if network.mechanism(1).attention_map(x.q_BHLK, x.k_BHLK, x.context).requires_grad:
             found.add(name)
     page = (ROOT / "docs" / "interop.md").read_text()
     (says,) = re.findall(r"gradient can be taken of the maps(.*?)have windows", page, re.DOTALL)
@@ -358,7 +358,7 @@ PACKAGE = "package_under_test"
 @pytest.fixture
 def write_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     """Writes the modules of a package: `write_modules(name="source", ...)`."""
-    monkeypatch.setattr("protlm.checkpoints.bundle._PACKAGE", PACKAGE)
+    monkeypatch.setattr("protlm.interop.bundle._PACKAGE", PACKAGE)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / PACKAGE).mkdir()
 

@@ -100,7 +100,7 @@ def test_outputs_are_those_of_transformers(name, tmp_path, in_double, monkeypatc
         for number, expected_BLD in enumerate(out.hidden_states):
             assert_close(states[number][mask_BL], expected_BLD[mask_BL])
         for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=False):
-            found_BHLL = network.mechanism(number).attention_map(x.q_BHLK, x.k_BHLK, **x.rest)
+            found_BHLL = network.mechanism(number).attention_map(x.q_BHLK, x.k_BHLK, x.context)
             assert_close(found_BHLL, out.attentions[number - 1] * mask_BL[:, None, :, None])
 
 

@@ -22,7 +22,7 @@ from protlm.model.block import FeedForward
 from protlm.model.layers import Linear, ShortConvolution, drop_masked_tokens
 from protlm.model.memory import TensorMemory
 from protlm.model.positions import Rotary, rotate
-from protlm.model.selfattention import BoundedNorm, Context, SelfAttention, WidthNorm
+from protlm.model.selfattention import BlockContext, BoundedNorm, SelfAttention, WidthNorm
 from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from protlm.training.lora import add_adapters
@@ -249,7 +249,7 @@ def test_the_convolution_follows_its_formula(width, length, causal):
 
 SUBLAYER = {"num_layers": 1, "num_heads": 2, "model_dim": 8, "feedforward_dim": 8}
 ONES_BL = torch.ones(3, 5, dtype=torch.int64)
-CONTEXT = Context(ONES_BL, ONES_BL.bool(), None, causal=False)
+CONTEXT = BlockContext(ONES_BL, ONES_BL.bool(), None, causal=False)
 
 
 def sublayer_of(name: str, **changes: Any) -> SelfAttention:
@@ -379,7 +379,7 @@ def test_exact_heads_of_a_hybrid_can_look_at_one_key_and_the_others_keep_their_n
     torch.manual_seed(0)
     hidden_BLD = torch.randn(1, 257, 64, dtype=torch.float64)
     ones_BL = torch.ones(1, 257, dtype=torch.int64)
-    context = Context(ones_BL, ones_BL.bool(), None, causal=False)
+    context = BlockContext(ones_BL, ones_BL.bool(), None, causal=False)
     with torch.no_grad():
         layer.key.weight.copy_(layer.query.weight)
         for name in ("query", "key", "value"):
@@ -388,9 +388,7 @@ def test_exact_heads_of_a_hybrid_can_look_at_one_key_and_the_others_keep_their_n
             norm.exact.gain.fill_(3.0)
         found, expected = layer.inputs(hidden_BLD, context), alone.inputs(hidden_BLD, context)
     # Queries are keys: with a bound of 3, a position would give itself 7 % at most.
-    map_BHLL = mechanism.attention_map(
-        found.q_BHLK, found.k_BHLK, hidden_BLD=hidden_BLD, mask_BL=ones_BL.bool(), causal=False
-    )
+    map_BHLL = mechanism.attention_map(found.q_BHLK, found.k_BHLK, found.context)
     assert map_BHLL[0, 0].diagonal().min() > 0.9
     torch.testing.assert_close(found.q_BHLK[:, 1:], expected.q_BHLK[:, 1:])
     is_bounded = isinstance(alone.query_norm, BoundedNorm)

@@ -11,6 +11,7 @@ from protlm.attention import names
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.performer_softmax import PerformerSoftmax
+from protlm.interface import Model
 from protlm.model import memory
 from protlm.model.memory import Room, TensorMemory, _peak, extrapolate
 from protlm.model.pretrained import PretrainedModel
@@ -77,7 +78,7 @@ def test_estimate_errors_are_those_of_the_heads_of_favor(attention, first, model
     config = replace(described.model, num_heads=4, qk_norm=not first)
     # In float64 the bounds of `assert_close` are 10^8 roundings wide.
     network = build_network(config, attention, seed=1).double()
-    estimating = PretrainedModel(network, described, rebuild=lambda _: network)
+    estimating = Model(network, described, rebuild=lambda _: network)
     batch = estimating.tokenize(SEQUENCES)
     errors = estimating.estimate_errors(batch)
     assert set(errors) == {1, 2}

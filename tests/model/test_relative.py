@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from protlm.attention import softmax
+from protlm.attention.base import Context
 from protlm.checkpoints.description import ModelDescription, differences
 from protlm.config import ModelConfig, Objective, Positions
 from protlm.model.memory import Room, TensorMemory
@@ -31,17 +32,16 @@ def test_biases_are_those_of_all_pairs(causal, padding, monkeypatch):
     monkeypatch.setattr(softmax, "_BIASES", 2 * length * 8)
     torch.manual_seed(0)
     relative, mechanism = RelativeBias(CONFIG).double(), softmax.Softmax()
-    relative.add_to(mechanism)
     q, k, v = (torch.randn(3, 2, length, 4).double().requires_grad_() for _ in range(3))
     mask_BL = torch.arange(length) < torch.tensor([[length - padding], [length], [length]])
-    rest = {"hidden_BLD": torch.zeros(3, length, 8), "mask_BL": mask_BL, "causal": causal}
+    context = Context(torch.zeros(3, length, 8), mask_BL, causal, logit_bias=relative)
     buckets = [[bucket(key - query) for key in range(length)] for query in range(length)]
     logits = q @ k.mT / 2 + relative.table[torch.tensor(buckets)].permute(2, 0, 1)
     seen = mask_BL[:, None, None] & torch.ones(length, length).tril(0 if causal else length).bool()
     weights = logits.masked_fill(~seen, -math.inf).softmax(-1) * mask_BL[:, None, :, None]
-    out, pick = mechanism(q, k, v, **rest), torch.randn_like(v)
+    out, pick = mechanism(q, k, v, context), torch.randn_like(v)
     torch.testing.assert_close(out, weights @ v, **near)
-    torch.testing.assert_close(mechanism.attention_map(q, k, **rest), weights, **near)
+    torch.testing.assert_close(mechanism.attention_map(q, k, context), weights, **near)
     given = (q, k, v, relative.table)
     found, expected = (torch.autograd.grad((x * pick).sum(), given) for x in (out, weights @ v))
     torch.testing.assert_close(found, expected, **near)
@@ -49,17 +49,17 @@ def test_biases_are_those_of_all_pairs(causal, padding, monkeypatch):
     for n in range(length if causal else 0):
         q_n, k_n, v_n = (x.detach()[1:, :, n] for x in (q, k, v))
         state = state if n else mechanism.initial_state(k_n, v_n)
-        state, one = mechanism.step(state, q_n, k_n, v_n, hidden_BD=rest["hidden_BLD"][1:, 0])
+        state, one = mechanism.step(state, q_n, k_n, v_n, context)
         torch.testing.assert_close(one, out[1:, :, n], **near)
 
 
 def test_biases_of_all_pairs_are_not_in_memory_at_once(monkeypatch):
     length = 512
     monkeypatch.setattr(softmax, "_BIASES", 2 * length * 16)
-    RelativeBias(CONFIG).add_to(mechanism := softmax.Softmax())
     q, mask_BL = torch.randn(1, 2, length, 4), torch.ones(1, length, dtype=torch.bool)
     with TensorMemory() as memory, torch.no_grad():
-        mechanism(q, q, q, hidden_BLD=q[:, 0], mask_BL=mask_BL, causal=False)
+        context = Context(q[:, 0], mask_BL, causal=False, logit_bias=RelativeBias(CONFIG))
+        softmax.Softmax()(q, q, q, context)
     assert memory.peak < 4 * 2 * length**2 / 4
 
 

@@ -18,7 +18,7 @@ from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
 from protlm.config.composition import compose
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchPlan, BatchStream
-from protlm.data.batching.strategies import LengthBuckets, Packing
+from protlm.data.batching.strategies import Concatenation, LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import open_clusters, open_split
@@ -104,7 +104,7 @@ def test_configs_become_rules():
     config = compose(TrainConfig, ["data=concatenated"]).data
     rule = batching_strategy(config)
     assert config.mode is Mode.concatenated
-    assert isinstance(rule, Packing)
+    assert isinstance(rule, Concatenation)
     assert (rule.tokens_per_batch, rule.max_length) == (131_072, 8_192)
 
 

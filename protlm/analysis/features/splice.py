@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from protlm.analysis.bootstrap import ratio_interval
 from protlm.analysis.features.autoencoder import SparseAutoencoder
-from protlm.analysis.replacement import masked_scores
+from protlm.analysis.masked_residues import masked_scores
 from protlm.model.pretrained import PretrainedModel
 
 

@@ -17,14 +17,15 @@ from protlm.attention.base import (
     Recurrent,
     not_compiled,
 )
+from protlm.attention.linearized.case import Attend, Case
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
-from protlm.attention.linearized.function import LinearAttention, Weighting, graph_attention
+from protlm.attention.linearized.function import LinearAttentionFunction, Weighting, graph_attention
 from protlm.attention.linearized.gated import GatedSums
 from protlm.attention.linearized.gates import Decay, Gate, decay_, decays
 from protlm.attention.linearized.normalization import Denominator, Normalized
 from protlm.attention.linearized.operands import Operands
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
-from protlm.attention.linearized.selection import Attend, Backend, Case, chosen_attention, has_fused
+from protlm.attention.linearized.selection import Backend, chosen_attention, has_fused
 from protlm.attention.linearized.tiles import WHOLE
 from protlm.attention.ops.numerics import (
     accum_dtype,
@@ -36,7 +37,7 @@ from protlm.attention.ops.numerics import (
 from protlm.attention.ops.products import operand_dtype
 from protlm.attention.ops.projection import Projection
 from protlm.bounds import Bounds
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError, UserError
 
 _BY_SUM = Denominator()
 # The logarithm of a gate that lets nothing through, of which sums to base 2 are exact.
@@ -89,9 +90,11 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         # In the dtype of the weights that follow.
         _refuse_float16(torch.empty(0))
         if redraw_every is not None and projection is None:
-            raise UserError(
-                f"attention.redraw_every={redraw_every} needs a projection: set "
-                "attention.num_features, or attention.redraw_every=null"
+            raise OptionError(
+                lambda at: (
+                    f"{at}redraw_every={redraw_every} needs a projection: set {at}num_features, or "
+                    f"{at}redraw_every=null"
+                )
             )
         self.redraw_every = redraw_every
         self.num_features = num_features
@@ -108,9 +111,10 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         self._is_plain &= has_fused(first_map, normalizer) and backend != Backend.triton
         self.gate: Gate | None = None
         if backend == Backend.triton and not has_fused(first_map, normalizer):
-            raise UserError(
-                "attention.backend=triton is for positive and ReLU features; set "
-                "attention.backend=auto"
+            raise OptionError(
+                lambda at: (
+                    f"{at}backend=triton is for positive and ReLU features; set {at}backend=auto"
+                )
             )
         self.register_buffer("projection", rows_RK)
         self.register_buffer("redraw_index", torch.zeros((), dtype=torch.int64))
@@ -118,9 +122,11 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     def _let_decay(self, decay: str, *, num_heads: int, model_dim: int) -> None:
         """Adds a gate, with new parameters, unless `decay` is none."""
         if decay != Decay.none and self._backend is Backend.triton:
-            raise UserError(
-                f"attention.backend=triton has no kernels for attention.decay={decay}; set "
-                "attention.backend=auto, or attention.decay=none"
+            raise OptionError(
+                lambda at: (
+                    f"{at}backend=triton has no kernels for {at}decay={decay}; set "
+                    f"{at}backend=auto, or {at}decay=none"
+                )
             )
         self.gate = Gate.of(decay, num_heads=num_heads, model_dim=model_dim)
         self.exports = self.gate is None
@@ -131,7 +137,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             self.projection.copy_(self._projection_rows.draw(self._seed, index))
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        hidden_BLD, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context[:3]
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         feature_map = self.feature_map(accum_dtype(q_BHLK))
         if is_exporting() and self.gate is None:
@@ -148,7 +154,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             log_gate_BHL1 = self.gate.logs(hidden_BLD, mask_BL)
             return self._gated((q_BHLK, k_BHLK, v_BHLC), log_gate_BHL1, mask_BL, causal)
         weighting = Weighting(feature_map, self._normalizer, causal)
-        out_BHLC = LinearAttention.apply(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
+        out_BHLC = LinearAttentionFunction.apply(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
         assert isinstance(out_BHLC, Tensor)
         return out_BHLC
 
@@ -196,13 +202,15 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         feature_map = self.feature_map(accum_dtype(heads[0]))
         weighting = Weighting(feature_map, self._normalizer, context.causal, bounds.spans)
         # Spans have no padding.
-        out_BHLC = LinearAttention.apply(*heads, torch.ones_like(context.mask_BL), weighting)
+        out_BHLC = LinearAttentionFunction.apply(
+            *heads, torch.ones_like(context.mask_BL), weighting
+        )
         assert isinstance(out_BHLC, Tensor)
         return out_BHLC
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
-        hidden_BLD, mask_BL, causal = context
+        hidden_BLD, mask_BL, causal = context[:3]
         _refuse_float16(q_BHLK, k_BHLK)
         q_BHMK = zero_padding(q_BHLK, mask_BL)[:, :, rows]
         hidden_keys_B1ML = ~visible_keys(mask_BL, rows, causal=causal)
@@ -228,7 +236,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
 
     @torch.no_grad()
     def step(
-        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, *, hidden_BD: Tensor
+        self, state: Tensor, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, context: Context
     ) -> tuple[Tensor, Tensor]:
         _refuse_float16(q_BHK, k_BHK, v_BHC)
         with no_autocast(v_BHC):
@@ -238,7 +246,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             if self._is_exponential:
                 sums, reference_BH1R = state[..., :-1, :], state[..., -1:, :]
             if self.gate is not None:
-                decay_(sums, self._log_gate(hidden_BD))
+                decay_(sums, self.gate.logs(context.hidden_BLD, context.mask_BL))
             if isinstance(feature_map, ExponentialFeatureMap):
                 assert reference_BH1R is not None
                 if self.gate is not None:
@@ -258,11 +266,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
             sums.addcmul_(values[..., None], phi_k_BH1R)
             out_BH1C, _ = self._normalizer(phi_q_BH1R @ sums.mT)
         return state, out_BH1C[:, :, 0].to(v_BHC.dtype)
-
-    def _log_gate(self, hidden_BD: Tensor) -> Tensor:
-        assert self.gate is not None
-        mask_B1 = torch.ones_like(hidden_BD[:, :1], dtype=torch.bool)
-        return self.gate.logs(hidden_BD[:, None], mask_B1)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
         rows_RK = self.projection

@@ -45,7 +45,7 @@ class Weighting(NamedTuple):
     spans: Spans | None = None
 
 
-class LinearAttention(torch.autograd.Function):
+class LinearAttentionFunction(torch.autograd.Function):
     """`apply(q, k, v, mask, weighting)` returns the output, BHLC, in the dtype of v."""
 
     @staticmethod
@@ -125,7 +125,7 @@ class LinearAttention(torch.autograd.Function):
 def graph_attention(
     q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, weighting: Weighting
 ) -> Tensor:
-    """Returns what `LinearAttention` returns, up to rounding, for an exported graph.
+    """Returns what `LinearAttentionFunction` returns, up to rounding, for an exported graph.
 
     All positions are one tile: a loop over tiles would be that of one length. The states before
     chunks are cumulative sums, so that causal attention is linear in the length there too.

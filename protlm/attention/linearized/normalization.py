@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError
 
 
 class Normalized(torch.autograd.Function):
@@ -34,9 +34,11 @@ class Normalized(torch.autograd.Function):
 def denominator(floor: float | None, *, is_positive: bool) -> "Denominator":
     """Returns the normalizer with a floor, which weights that may be negative need."""
     if floor is None and not is_positive:
-        raise UserError(
-            "attention.denominator_floor=null allows division by sums of weights that may be "
-            "negative or near 0 with these features; set attention.denominator_floor=0.01"
+        raise OptionError(
+            lambda at: (
+                f"{at}denominator_floor=null allows division by sums of weights that may be "
+                f"negative or near 0 with these features; set {at}denominator_floor=0.01"
+            )
         )
     return Denominator(floor)
 

@@ -4,26 +4,19 @@ They are checked once for each device, dtype and size: they may not compile, or 
 """
 
 import importlib.util
-import json
 import os
 import warnings
-from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 from torch.compiler import assume_constant_result
 
+from protlm.attention.linearized.case import TOLERANCES, Attend, Case, is_hopper
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.normalization import Denominator
-from protlm.attention.linearized.positive import ExponentialFeatureMap
 from protlm.system.errors import UserError
 
-# Maps queries, keys, values, the mask and bounds, if there are any, to outputs.
-Attend = Callable[..., Tensor]
-# The largest relative errors in the small case, of outputs and gradients.
-TOLERANCES = {torch.bfloat16: 2e-2, torch.float32: 1e-4}
 # By the mode: wider heads would spill registers.
 WIDEST = {
     False: {torch.bfloat16: 128, torch.float32: 64},
@@ -32,7 +25,7 @@ WIDEST = {
 _NARROWEST_ON_HOPPER = 24
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 # Why fused kernels are not used in a case; an empty string if they are.
-_reasons: dict["Case", str] = {}
+_reasons: dict[Case, str] = {}
 
 
 class Backend(StrEnum):
@@ -43,60 +36,6 @@ class Backend(StrEnum):
     torch = "torch"
     # Fused kernels, or an error.
     triton = "triton"
-
-
-class Case(NamedTuple):
-    """What fused kernels are compiled for; `num_rows` is None without a projection."""
-
-    device: torch.device
-    query_dtype: torch.dtype
-    key_dtype: torch.dtype
-    value_dtype: torch.dtype
-    key_width: int
-    value_width: int
-    num_rows: int | None
-    is_exponential: bool
-    causal: bool
-    has_decay: bool = False
-    is_packed: bool = False
-
-    @classmethod
-    def of(
-        cls, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap, causal: bool
-    ) -> "Case":
-        dtypes = q_BHLK.dtype, k_BHLK.dtype, v_BHLC.dtype
-        widths = q_BHLK.shape[-1], v_BHLC.shape[-1]
-        rows_RK = feature_map.projection_RK
-        num_rows = None if rows_RK is None else len(rows_RK)
-        is_exponential = isinstance(feature_map, ExponentialFeatureMap)
-        return cls(q_BHLK.device, *dtypes, *widths, num_rows, is_exponential, causal)
-
-    @classmethod
-    def read(cls, text: str) -> "Case":
-        device, *rest = json.loads(text)
-        dtypes = (getattr(torch, name.removeprefix("torch.")) for name in rest[:3])
-        return cls(torch.device(device), *dtypes, *rest[3:])
-
-    @property
-    def text(self) -> str:
-        """What `read` reads."""
-        return json.dumps([x if isinstance(x, int | None) else str(x) for x in self])
-
-    @property
-    def label(self) -> str:
-        """The case on any device, for people."""
-        features = "no projection" if self.num_rows is None else f"{self.num_rows} rows"
-        return (
-            f"{'packed ' * self.is_packed}{'causal' if self.causal else 'bidirectional'} "
-            f"{'softmax' if self.is_exponential else 'ReLU'}, {features}, heads of "
-            f"{self.key_width} and {self.value_width}, {'/'.join(map(str, self[1:4]))}"
-        )
-
-
-@assume_constant_result
-def is_hopper(device: torch.device) -> bool:
-    """Returns whether a device is a card of compute capability 9.0."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def has_fused(feature_map: FeatureMap, normalizer: Denominator) -> bool:
@@ -114,19 +53,10 @@ def chosen_attention(
         return None
     if not is_usable(is_demanded, *case):
         return None
+    # It imports Triton.
+    from protlm.attention.linearized.fused.attention import fused_attention
+
     return fused_attention(feature_map, causal=case.causal)
-
-
-def fused_attention(feature_map: FeatureMap, *, causal: bool) -> Attend:
-    """Returns attention by fused kernels; imports Triton."""
-    from protlm.attention.linearized.fused.attention import attention
-
-    def attend(
-        q: Tensor, k: Tensor, v: Tensor, mask: Tensor, starts: Tensor | None = None
-    ) -> Tensor:
-        return attention(q, k, v, mask, starts, *feature_map.fused_rows(q), causal)[0]
-
-    return attend
 
 
 def _is_card(device: torch.device) -> bool:

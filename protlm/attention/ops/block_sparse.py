@@ -23,7 +23,7 @@ _CPU_ELEMENTS, _GPU_ELEMENTS = 1 << 20, 1 << 26
 
 
 @dataclass(frozen=True)
-class Selection:
+class SeenKeys:
     """The keys that every block of queries sees: global keys, and the keys of some blocks.
 
     The place of a key is 1 + its position, or 0 if no query may see it. A query sees the keys with
@@ -92,7 +92,7 @@ class SelectedBlocksAttention(torch.autograd.Function):
         v_BHSMC: Tensor,
         global_k_BHPK: Tensor,
         global_v_BHPC: Tensor,
-        selection: Selection,
+        selection: SeenKeys,
     ) -> Tensor:
         out_BHSMC = torch.empty_like(v_BHSMC)
         ctx.tiles = list(selection.tiles(max(k_BHSMK.shape[-1], v_BHSMC.shape[-1])))
@@ -120,7 +120,7 @@ class SelectedBlocksAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         """Recomputes every tile with its gradients; those of keys accumulate in float32."""
         (dout_BHSMC,) = grad_outputs
-        selection: Selection = ctx.selection
+        selection: SeenKeys = ctx.selection
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHSMK, *taken_from = ctx.saved_tensors
         k_BHSMK, v_BHSMC, global_k_BHPK, global_v_BHPC = taken_from

@@ -7,16 +7,18 @@ from typing import final
 import torch
 from torch import Tensor
 
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError
 
 
 def check_residue_numbers(numbers: Sequence[object] | None) -> tuple[int, ...]:
     """Returns the numbers of `global_positions` in ascending order, each once."""
     if wrong := [x for x in numbers or () if type(x) is not int or x < 1]:
-        raise UserError(
-            f"attention.global_positions contains {wrong[0]!r}, but residues are numbered from 1; "
-            "type for instance attention.global_positions=[57,102,195], or "
-            "attention.num_global=1 for <cls>"
+        raise OptionError(
+            lambda at: (
+                f"{at}global_positions contains {wrong[0]!r}, but residues are numbered from 1; "
+                f"type for instance {at}global_positions=[57,102,195], or {at}num_global=1 for "
+                "<cls>"
+            )
         )
     return tuple(sorted({x for x in numbers or () if isinstance(x, int)}))
 

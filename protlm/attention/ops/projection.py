@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from protlm.system.errors import UserError
+from protlm.system.errors import OptionError
 
 
 class RowSampling(StrEnum):
@@ -44,10 +44,12 @@ class Projection:
 
     def __post_init__(self) -> None:
         if self.antithetic and self.num_features % 2:
-            raise UserError(
-                f"attention.num_features={self.num_features} must be even where features come in "
-                "mirrored pairs (attention.antithetic=true, attention.estimator=hyperbolic); "
-                f"type attention.num_features={self.num_features + 1}"
+            raise OptionError(
+                lambda at: (
+                    f"{at}num_features={self.num_features} must be even where features come in "
+                    f"mirrored pairs ({at}antithetic=true, {at}estimator=hyperbolic); type "
+                    f"{at}num_features={self.num_features + 1}"
+                )
             )
 
     def draw(self, seed: int, index: int) -> Tensor:

@@ -188,7 +188,7 @@ def _filled(num_tokens: list[int], size: int) -> list[list[int]]:
 
 @final
 @dataclass(frozen=True)
-class PackedRow:
+class ConcatenatedRow:
     """`<cls>`, then a chunk of the stream of sequences, each of which ends with `<eos>`.
 
     Attributes:
@@ -215,7 +215,7 @@ class PackedRow:
 
 @final
 @dataclass(frozen=True)
-class Packing(BatchingStrategy):
+class Concatenation(BatchingStrategy):
     """Joins the samples of a block by `<eos>`, and cuts them into rows (arXiv 2009.14794).
 
     Each row begins with `<cls>`, which precedes every sequence at inference. Positions count
@@ -241,13 +241,13 @@ class Packing(BatchingStrategy):
     def left_out(self, num_residues: np.ndarray) -> np.ndarray:
         return np.zeros_like(num_residues)
 
-    def _row(self, block: SampleBlock, ends: np.ndarray, start: int, size: int) -> PackedRow:
+    def _row(self, block: SampleBlock, ends: np.ndarray, start: int, size: int) -> ConcatenatedRow:
         stop = min(start + size, int(ends[-1]))
         place = self._place(block, ends, start)
         first = place.samples - block.start.samples
         last = int(np.searchsorted(ends, stop))
         samples = tuple(block.samples[first : last + 1].tolist())
-        return PackedRow(place.epoch, place.samples, samples, place.tokens, stop - start)
+        return ConcatenatedRow(place.epoch, place.samples, samples, place.tokens, stop - start)
 
     def _place(self, block: SampleBlock, ends: np.ndarray, token: int) -> Progress:
         """Returns the position of a token of the block's stream, or the end of the block."""

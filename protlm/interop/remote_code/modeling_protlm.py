@@ -193,7 +193,7 @@ class ProtlmPreTrainedModel(PreTrainedModel):
                 fields["hidden_states"] = tuple(out.hidden[n] for n in layers)
             if _first(output_attentions, self.config.output_attentions):
                 fields["attentions"] = tuple(
-                    network.mechanism(number).attention_map(x.q_BHLK, x.k_BHLK, **x.rest)
+                    network.mechanism(number).attention_map(x.q_BHLK, x.k_BHLK, x.context)
                     for number, x in network.attention_inputs(tokens_BL, mask_BL, causal=causal)
                 )
         fields |= self._results(out, mask_BL, labels)

@@ -21,7 +21,7 @@ from protlm.checkpoints.description import ModelDescription
 from protlm.data.dataset import FILLER, Batch
 from protlm.model.transformer import ProteinLM
 from protlm.training.callbacks.hooks import LoopCallback, log
-from protlm.training.module import LanguageModeling, Objective
+from protlm.training.module import LanguageModeling, Training
 
 # An estimate whose standard deviation equals the weight carries no information about it.
 _USELESS = 1.0
@@ -66,7 +66,7 @@ class WatchEstimates(LoopCallback):
             for number, mechanism in self._layers.items():
                 self._look_once(number, mechanism, mask_BL)
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Batch) -> None:
         if not self._sums:
             return
         sums_N3H = module.all_ranks(torch.stack([self._sums[n] for n in self._layers])).cpu()

@@ -22,7 +22,7 @@ from protlm.training.lightning_internals import (
     validate_after_this_batch,
     validate_now,
 )
-from protlm.training.module import Objective
+from protlm.training.module import Training
 
 T = TypeVar("T")
 # The key of a checkpoint under which the micro-batches per optimizer step are saved.
@@ -42,7 +42,7 @@ class LoopCallback(Callback):
     def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Any) -> None:
         """Acts after each micro-batch, before `on_step_end`."""
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Any) -> None:
         """Acts after the last micro-batch of a step."""
 
     def on_validated_batch(self, trainer: Trainer, number: int) -> None:
@@ -53,7 +53,7 @@ class LoopCallback(Callback):
     ) -> None:
         self.on_batch_end(trainer, outputs, batch)
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-            assert isinstance(pl_module, Objective)
+            assert isinstance(pl_module, Training)
             self.on_step_end(trainer, pl_module, batch)
 
     def on_validation_batch_end(
@@ -115,7 +115,7 @@ class TrackDataProgress(LoopCallback):
         now = trainer.accumulate_grad_batches
         rescale_batch_counters(checkpoint, before=checkpoint[_PARTS], now=now)
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Any) -> None:
         """Reads the position from the batch itself, because loaders run ahead of training."""
         data = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         assert isinstance(data, SequenceData)
@@ -152,7 +152,7 @@ class ValidateLastStep(LoopCallback):
     def __init__(self, max_steps: int) -> None:
         self._max_steps = max_steps
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Any) -> None:
         if trainer.global_step >= self._max_steps:
             validate_after_this_batch(trainer)
 
@@ -243,7 +243,7 @@ class AverageWeights(Callback):
         self._average = checkpoint[AVERAGE]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        assert isinstance(pl_module, Objective)
+        assert isinstance(pl_module, Training)
         weights = _weights(pl_module)
         self._average = {
             name: self._average.get(name, weight).detach().to(weight.device, copy=True)
@@ -258,7 +258,7 @@ class AverageWeights(Callback):
         self._exchange(pl_module)
 
     @torch.no_grad()
-    def _update(self, module: Objective) -> None:
+    def _update(self, module: Training) -> None:
         if module.is_skipped:
             return
         weights = _weights(module)
@@ -310,7 +310,7 @@ class RunEagerly(LoopCallback):
         if self._every is not None and (trainer.global_step + 1) % self._every == 0:
             torch.compiler.set_stance("force_eager")
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Any) -> None:
         torch.compiler.set_stance("default")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

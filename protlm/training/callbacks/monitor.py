@@ -20,7 +20,7 @@ from protlm.model.transformer import ProteinLM
 from protlm.system.terminal import JobProgress
 from protlm.training.callbacks.hooks import LoopCallback, log
 from protlm.training.flops import ModelFlops, peak_tflops
-from protlm.training.module import LanguageModeling, Objective
+from protlm.training.module import LanguageModeling, Training
 
 _FETCH = ".train_dataloader_next"
 
@@ -120,7 +120,7 @@ class Monitor(LoopCallback):
     def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Batch) -> None:
         self._sums += torch.cat([outputs["sums"], self._sizes(batch)])
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Batch) -> None:
         if trainer.global_step % self.every == 0:
             assert isinstance(module, LanguageModeling)
             self._log(trainer, module, batch)
@@ -257,7 +257,7 @@ class MeasureModel(LoopCallback):
     ) -> None:
         self._measure, self.columns, self._every = measure, columns, every
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Any) -> None:
         if trainer.global_step % self._every or not trainer.is_global_zero:
             return
         assert isinstance(module, LanguageModeling)

@@ -17,7 +17,7 @@ from protlm.system.interruption import handled
 from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.launch import SIGNALS, is_first_rank
 from protlm.training.lightning_internals import disable_signal_handlers, end_validation
-from protlm.training.module import Objective
+from protlm.training.module import Training
 
 # A signal within this time after the first is the same one: launchers forward what the whole
 # process group has already received.
@@ -57,7 +57,7 @@ class StopOnSignal(LoopCallback):
         self._handlers.callback(signal.set_wakeup_fd, -1)
         self._handlers.enter_context(handled(SIGNALS, self._note))
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Any) -> None:
         self._agree(trainer)
 
     def on_validated_batch(self, trainer: Trainer, number: int) -> None:

@@ -37,7 +37,7 @@ from protlm.system.lock import FolderLock
 from protlm.system.paths import explain_os_error
 from protlm.training.callbacks.hooks import LoopCallback
 from protlm.training.lightning_internals import drop_validation_counters
-from protlm.training.module import Objective
+from protlm.training.module import Training
 
 # The keys of a checkpoint that Lightning reads without a check, and their types.
 _RESUMED = {
@@ -173,7 +173,7 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
         """Drops the counters of validation batches: an interrupted validation is repeated."""
         drop_validation_counters(checkpoint)
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Any) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Any) -> None:
         if self._is_due(trainer):
             self._save(trainer)
 

@@ -22,7 +22,7 @@ from protlm.data.dataset import Batch
 from protlm.system.errors import TrainingDivergedError
 from protlm.system.paths import complete_file
 from protlm.training.callbacks.hooks import LoopCallback, of_all_ranks
-from protlm.training.module import Objective
+from protlm.training.module import Training
 
 BAD_BATCHES = "bad_batches.jsonl"
 # Number of previous steps whose gradient norms a spike is compared with.
@@ -60,7 +60,7 @@ class SkipBadSteps(LoopCallback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Removes lines of steps that are repeated, and sets the largest gradient norm."""
-        assert isinstance(pl_module, Objective)
+        assert isinstance(pl_module, Training)
         pl_module.largest_norm = self._largest_norm()
         path = self._run_dir / BAD_BATCHES
         if trainer.is_global_zero and path.is_file():
@@ -73,7 +73,7 @@ class SkipBadSteps(LoopCallback):
     def on_batch_end(self, trainer: Trainer, outputs: Any, batch: Batch) -> None:
         self._batches.append((batch.joined_N, outputs["is_finite"]))
 
-    def on_step_end(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
+    def on_step_end(self, trainer: Trainer, module: Training, batch: Batch) -> None:
         if module.is_skipped:
             self._in_a_row += 1
             self._report(trainer, module, batch)
@@ -89,7 +89,7 @@ class SkipBadSteps(LoopCallback):
             return math.inf
         return self._max_ratio * median(self._norms)
 
-    def _report(self, trainer: Trainer, module: Objective, batch: Batch) -> None:
+    def _report(self, trainer: Trainer, module: Training, batch: Batch) -> None:
         """Writes the line of a skipped step on rank 0; all ranks must call this."""
         reason = self._reason(module)
         # Of batches with a bad loss, if there are any.
@@ -131,7 +131,7 @@ class SkipBadSteps(LoopCallback):
                 f"{latest(self._run_dir) or 'none'}: {advice}"
             )
 
-    def _reason(self, module: Objective) -> str:
+    def _reason(self, module: Training) -> str:
         if module.num_bad_losses:
             return "the loss is not finite"
         norm = float(module.gradient_norm)

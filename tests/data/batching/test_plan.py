@@ -8,7 +8,7 @@ import pytest
 
 from protlm.data.batching.mixture import Mixture, SampleOrder
 from protlm.data.batching.plan import BatchStream, Progress, RankBatches, forecast
-from protlm.data.batching.strategies import LengthBuckets, Packing, WholeProteins
+from protlm.data.batching.strategies import Concatenation, LengthBuckets, WholeProteins
 from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_split
 from protlm.data.vocabulary import VOCABULARY
@@ -20,9 +20,9 @@ NUM_SAMPLES = 150
 LENGTHS = np.random.default_rng(0).integers(1, 300, 2 * NUM_SAMPLES)
 RULES = {
     "sequences": LengthBuckets(1_000, 128, block=32),
-    "concatenated": Packing(300, 128, block=32),
+    "concatenated": Concatenation(300, 128, block=32),
     "packed": WholeProteins(600, 128, block=32, row=300),
-    "one row to a batch": Packing(50, 128, block=10),
+    "one row to a batch": Concatenation(50, 128, block=10),
 }
 
 MANY = np.random.default_rng(0).integers(1, 300, 5_000)
@@ -165,7 +165,7 @@ def test_only_the_current_block_is_read(order, rule):
     assert asked == [rule.block]
 
 
-@pytest.mark.parametrize("rule_of", [LengthBuckets, Packing])
+@pytest.mark.parametrize("rule_of", [LengthBuckets, Concatenation])
 def test_a_block_has_as_many_batches_whatever_their_size(rule_of):
     sizes = [rule_of(tokens, 1_024).block_size for tokens in (1, 131_072, 131_073, 2**21)]
     assert sizes == [16_384, 16_384, 32_768, 2**18]
@@ -176,7 +176,7 @@ def test_a_block_has_as_many_batches_whatever_their_size(rule_of):
 OF_ANY = [("tokens_per_batch", 0), ("max_length", 2), ("block", 0)]
 
 
-@pytest.mark.parametrize("rule_of", [Packing, LengthBuckets])
+@pytest.mark.parametrize("rule_of", [Concatenation, LengthBuckets])
 @pytest.mark.parametrize(("name", "value"), OF_ANY)
 def test_invalid_rules_are_rejected(rule_of, name, value):
     with pytest.raises(UserError, match=name):
@@ -202,7 +202,7 @@ def test_cropping_is_counted_in_the_first_block():
     assert "cropped" not in text
     assert text.endswith("of the positions of a batch are padding")
     # Joined sequences have hardly any padding: of a block's 1,000 rows and more, one is short.
-    joined = forecast(MANY.take, MANY_ORDER, Packing(4_096, 128, block=1_000))
+    joined = forecast(MANY.take, MANY_ORDER, Concatenation(4_096, 128, block=1_000))
     assert joined.cropped == 0
     assert 0.999 < joined.useful_fraction <= 1
 
@@ -295,7 +295,7 @@ def stream_of(mixture, first):
 @pytest.mark.parametrize("max_length", [3, 64, 100, 5_000])
 @pytest.mark.parametrize("tokens_per_batch", [1, 400])
 def test_rows_are_the_stream_of_each_block_cut_in_pieces(mixture, max_length, tokens_per_batch):
-    plans = packed_plans(mixture, Packing(tokens_per_batch, max_length, block=BLOCK))
+    plans = packed_plans(mixture, Concatenation(tokens_per_batch, max_length, block=BLOCK))
     found, blocks = [], []
     for plan in plans:
         assert plan.length == max_length
@@ -315,7 +315,7 @@ def test_places_are_those_of_the_tokens(mixture):
     lengths = mixture.lengths_of(mixture.order(seed=2).draw(0, np.arange(40)).samples)
     ends = np.concatenate(([0], np.cumsum(lengths + 1)))
     done = 0
-    rule = Packing(60, 30, block=40)
+    rule = Concatenation(60, 30, block=40)
     for plan in packed_plans(mixture, rule)[:-1]:
         done += 2 * 29
         assert ends[plan.after.samples] + plan.after.tokens == done
@@ -324,7 +324,7 @@ def test_places_are_those_of_the_tokens(mixture):
 
 
 def test_rows_have_independent_random_numbers(mixture):
-    plans = packed_plans(mixture, Packing(60, 30, block=BLOCK))
+    plans = packed_plans(mixture, Concatenation(60, 30, block=BLOCK))
     rows = [row for plan in plans for row in plan.rows]
     draws = {tuple(row.read(mixture, seed=0)[0][1].random(3)) for row in rows}
     assert len(draws) == len(rows)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import BatchStream, Progress, forecast
-from protlm.data.batching.strategies import LengthBuckets, Packing
+from protlm.data.batching.strategies import Concatenation, LengthBuckets
 from protlm.data.dataset import SequenceDataset
 from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import open_clusters, open_split
 
-RULES = {"sequences": LengthBuckets, "concatenated": Packing}
+RULES = {"sequences": LengthBuckets, "concatenated": Concatenation}
 
 
 def used() -> dict[str, float]:

@@ -48,6 +48,7 @@ COUNT_FUSED = """
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 from protlm.attention import create
+from protlm.attention.base import Context
 from protlm.training.flops import _more_counters, fused_counters
 
 torch.set_num_threads(1)
@@ -60,7 +61,7 @@ for backend in ("triton", "torch"):
     counters = _more_counters(q.device) | fused_counters()
     counter = FlopCounterMode(display=False, custom_mapping=counters)
     with torch.no_grad(), counter:
-        attention(q, k, v, hidden_BLD=hidden, mask_BL=mask, causal=False)
+        attention(q, k, v, Context(hidden, mask, causal=False))
     print(counter.get_total_flops())
 """
 

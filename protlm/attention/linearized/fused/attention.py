@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from protlm.attention.linearized.case import Attend
+from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.fused import bidirectional_kernels, causal_kernels, shared_kernels
 from protlm.attention.linearized.fused.blocks import (
     CAUSAL,
@@ -220,3 +222,14 @@ def _backward(ctx: Any, dout_BHLC: Tensor, *_: Tensor) -> tuple[Tensor | None, .
 
 
 attention.register_autograd(_backward, setup_context=_save)
+
+
+def fused_attention(feature_map: FeatureMap, *, causal: bool) -> Attend:
+    """Returns attention by fused kernels."""
+
+    def attend(
+        q: Tensor, k: Tensor, v: Tensor, mask: Tensor, starts: Tensor | None = None
+    ) -> Tensor:
+        return attention(q, k, v, mask, starts, *feature_map.fused_rows(q), causal)[0]
+
+    return attend

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import wrap_triton
 
-from protlm.attention.linearized.selection import is_hopper
+from protlm.attention.linearized.case import is_hopper
 
 LN_2 = tl.constexpr(0.6931471805599453)
 

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from protlm.attention.linearized.case import TOLERANCES, Attend, Case
 from protlm.attention.linearized.features import FeatureMap, GeneralizedFeatures
-from protlm.attention.linearized.function import LinearAttention, Weighting
+from protlm.attention.linearized.function import LinearAttentionFunction, Weighting
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.positive import PositiveFeatures
-from protlm.attention.linearized.selection import TOLERANCES, Attend, Case, fused_attention
 from protlm.system.errors import InputDataError, OutputError
 from protlm.system.json_file import from_json, read_json, write_json
 from protlm.system.paths import cache_dir, sha256_of
@@ -144,6 +144,9 @@ def failure(case: Case) -> str:
 
 def _errors(case: Case, given: list[Tensor]) -> tuple[list[float], bool]:
     """Returns the relative errors of the output and the gradients, and whether runs are equal."""
+    # It imports Triton.
+    from protlm.attention.linearized.fused.attention import fused_attention
+
     *inputs, cotangent_BHLC, mask_BL = given
     exact = Weighting(_small_map(case, torch.float64), Denominator(), case.causal)
     with torch.inference_mode(False), torch.enable_grad():
@@ -151,7 +154,7 @@ def _errors(case: Case, given: list[Tensor]) -> tuple[list[float], bool]:
         fused = _packed(fused) if case.is_packed else fused
         found, again = (_with_gradients(fused, inputs, cotangent_BHLC, mask_BL) for _ in range(2))
         wanted = _with_gradients(
-            lambda *x: LinearAttention.apply(*x, exact),
+            lambda *x: LinearAttentionFunction.apply(*x, exact),
             [x.double() for x in inputs],
             cotangent_BHLC.double(),
             mask_BL,

@@ -61,12 +61,7 @@ def with_gradients(
 ) -> list[Tensor]:
     """The output, and the gradients of queries, keys and values."""
     leaves = inputs.differentiable()
-    given: dict[str, Any] = {
-        "hidden_BLD": inputs.hidden_BLD,
-        "mask_BL": inputs.mask_BL,
-        "causal": causal,
-    }
-    out = mechanism(*leaves[:3], **given, bounds=bounds)
+    out = leaves.run(mechanism, causal=causal, bounds=bounds)
     generator = torch.Generator().manual_seed(3)
     cotangent = torch.randn(out.shape, generator=generator).to(inputs.v_BHLC.dtype)
     return [out.detach(), *torch.autograd.grad(out, leaves[:3], cotangent)]
