@@ -39,15 +39,17 @@ CONTENTS = {
         *("docs/doctor", "docs/python"),
     ],
     "Background": [
+        "docs/how-it-works",
         "docs/mechanisms",
         "docs/extend",
         "docs/results/index",
+        "docs/decisions/index",
         "models/*/README",
         "CONTRIBUTING",
     ],
 }
 # The pages under another one.
-UNDER = {"docs/results/index": "docs/results/*", "CONTRIBUTING": "docs/decisions/*"}
+UNDER = {"docs/results/index": "docs/results/*", "docs/decisions/index": "docs/decisions/0*"}
 UNDER |= {f"models/{p.parent.name}/README": f"models/{p.parent.name}/results" for p in TABLES}
 
 

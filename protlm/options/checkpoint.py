@@ -15,7 +15,7 @@ class ExportOptions(Checked):
     """How a model is exported."""
 
     dtype: WeightDtype | None = flag(
-        "float32, or bfloat16, which is half as large; only of protlm's format.",
+        "Type of the weights: float32, or bfloat16, which is half as large; default: as trained.",
         None,
         needs="--format protlm",
     )
@@ -23,5 +23,7 @@ class ExportOptions(Checked):
         "protlm, hf for Hugging Face transformers, or onnx for ONNX runtimes.", WeightFormat.protlm
     )
     fit: Path | None = flag(
-        "The NAME.fit.json of the contact head; only of an ESM with hf.", None, needs="--format hf"
+        "NAME.fit.json of protlm contacts, for the contact head of an ESM model.",
+        None,
+        needs="--format hf",
     )

@@ -55,7 +55,8 @@ class EmbedOptions(Checked):
     """
 
     include: tuple[Pooling, ...] = flag(
-        "What is kept: mean, max, std, cls, bos, per_tok, ranges, features.", (Pooling.mean,)
+        "Kinds of vectors to write: mean, max, std, cls, bos, per_tok, ranges, features.",
+        (Pooling.mean,),
     )
     layers: tuple[int, ...] = flag(
         "Layers: 0 is the embedding, n the output of block n, -1 the last; or all.",
@@ -68,14 +69,14 @@ class EmbedOptions(Checked):
         Format.hdf5,
     )
     key: Key = flag(
-        "Names in hdf5: identifier; or sequence-hash, as in files of biotrainer.",
+        "Names of the entries of hdf5: identifier, or sequence-hash, as biotrainer needs.",
         Key.identifier,
         needs="--format hdf5",
         excludes=("ranges",),
     )
-    dtype: Dtype = flag("Numbers of the output: float32, float16 or bfloat16.", Dtype.float32)
+    dtype: Dtype = flag("Type of the stored numbers: float32, float16 or bfloat16.", Dtype.float32)
     compute_dtype: Dtype = flag(
-        "Numbers of the computation: float32, float16 or bfloat16.", Dtype.float32
+        "Type of the numbers in matrix products: float32, float16 or bfloat16.", Dtype.float32
     )
     ranges: Path | None = flag(
         "TSV with the columns accession, first, last; needs --include ranges.", None
@@ -89,19 +90,21 @@ class EmbedOptions(Checked):
     device: str = shared.device()
     duplicates: Duplicates = shared.duplicates()
     processes: int = flag(
-        "Number of processes, each on another device, or of jobs of --executor.",
+        "Number of processes, each on its own device, or of jobs with --executor.",
         1,
         allowed=at_least(1, at_most=1_000),
         excludes=("share", "merge", "dry_run"),
     )
     share: Share | None = flag(
-        "I/N: compute share I of N; then run --merge.",
+        "I/N: compute only share I of N; when all are finished, type --merge.",
         None,
         "--shard",
         read=Share.parse,
         excludes=("merge", "dry_run", "processes"),
     )
-    merge: bool = flag("Write the output of all shares.", False, excludes=("dry_run",))
+    merge: bool = flag(
+        "Write the output, when all shares are finished.", False, excludes=("dry_run",)
+    )
     dry_run: bool = shared.dry_run("Estimate time, memory and size on a few batches.")
     break_lock: bool = shared.break_lock()
 

@@ -22,14 +22,17 @@ class FeatureOptions(Checked):
         "Number of features.", 4096, allowed=at_least(1)
     )
     k: Annotated[int, range(1, 1 << 24)] = flag(
-        "Active features of a residue.", 32, allowed=at_least(1)
+        "Number of active features of a residue.", 32, allowed=at_least(1)
     )
     # At least those of a step.
-    residues: Count = flag("Residues to learn from.", 2_000_000, allowed=at_least(2_048))
+    residues: Count = flag("Number of residues to learn from.", 2_000_000, allowed=at_least(2_048))
     seed: Count = shared.seed("Seed of the first weights and of the order of proteins.")
-    sparsity: Sparsity = flag("topk or batch-topk.", Sparsity.topk)
+    sparsity: Sparsity = flag(
+        "topk: --k features of each residue; batch-topk: --k on average over a batch.",
+        Sparsity.topk,
+    )
     random_weights: int | None = flag(
-        "Seed of an untrained model in place of the trained one: a control.",
+        "Use the model with random weights of this seed, as a control.",
         None,
         allowed=at_least(0),
     )
@@ -44,11 +47,23 @@ class FeatureOptions(Checked):
 class DescribeOptions(Checked):
     """How features are compared with annotations."""
 
-    proteins: Path | None = flag("Sequences, for labels without sequences.", None)
-    random: Path | None = flag("Features of --random-weights: a control.", None)
-    max_proteins: int = flag("Proteins drawn, without relatives.", 1000, allowed=at_least(1))
-    max_residues: int = flag("Longer proteins are left out.", 1024, allowed=at_least(1))
+    proteins: Path | None = flag(
+        "A sequence file with the proteins, if the annotations have no sequences.", None
+    )
+    random: Path | None = flag(
+        "Features that were trained with --random-weights, as a control.", None
+    )
+    max_proteins: int = flag(
+        "Maximum number of proteins, drawn without relatives of each other.",
+        1000,
+        allowed=at_least(1),
+    )
+    max_residues: int = flag("Leave out proteins of more residues.", 1024, allowed=at_least(1))
     # Fewer bound what can be in excess of their mean, and so the 95 % quantile.
-    permutations: int = flag("Exchanges of annotations, for chance.", 100, allowed=at_least(20))
+    permutations: int = flag(
+        "Number of random exchanges of the annotations, which show what chance gives.",
+        100,
+        allowed=at_least(20),
+    )
     seed: int = shared.seed("Seed of the draw, the exchanges and the masks.")
     device: str = shared.device()

@@ -65,9 +65,9 @@ def _executor(text: str) -> Executor:
 class Submission(Checked):
     """Options of jobs, each of which computes a share."""
 
-    executor: Executor | None = flag("Run jobs of a cluster: slurm.", None, read=_executor)
+    executor: Executor | None = flag("Submit jobs to a cluster: slurm.", None, read=_executor)
     slurm: tuple[str, ...] = flag(
-        "partition=, time=, mem_gb=, ... of a job; repeatable.",
+        "Settings of a job, such as partition=gpu or time=4:00:00; repeatable.",
         (),
         words="[a-z_]+=.+",
         needs="--executor slurm",

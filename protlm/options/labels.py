@@ -59,8 +59,12 @@ class Form(Checked):
         None,
         "--labels",
     )
-    fold: str | None = flag("Column of folds: each is the test set once.", None)
-    test_sets: tuple[str, ...] = flag("Names of splits that are test sets.", (), words="[^-].*")
+    fold: str | None = flag(
+        "Column with the fold of each protein; every fold is the test set once.", None
+    )
+    test_sets: tuple[str, ...] = flag(
+        "Other names of splits that are test sets.", (), words="[^-].*"
+    )
     splits: tuple[tuple[str, Path], ...] = flag(
         "SPLIT=FILE: identifiers of a split, one a line; repeatable.",
         (),
@@ -78,15 +82,23 @@ class LabelOptions(Checked):
     A cluster table has representative and member; `cluster` makes the clusters of sequences.
     """
 
-    sequences: Path | None = flag("A sequence file, for labels without sequences.", None)
+    sequences: Path | None = flag(
+        "A sequence file with the proteins, if the labels have no sequences.", None
+    )
     task: Task | None = flag(
         "number, class, multi-label, per-residue, per-residue-number; default: guessed.", None
     )
-    per_residue: bool = flag("A label has an item for each residue.", False)
-    min_count: int = flag(
-        "With several classes: ignore those of fewer proteins.", 1, allowed=at_least(0)
+    per_residue: bool = flag(
+        "Labels are of residues: each has a letter or a number for every residue.", False
     )
-    separator: Separator = flag("Between the classes of one protein: ; , or |", Separator.semicolon)
+    min_count: int = flag(
+        "Ignore classes with fewer proteins, if a protein may have several classes.",
+        1,
+        allowed=at_least(0),
+    )
+    separator: Separator = flag(
+        "What separates the classes of a protein: ; , or |", Separator.semicolon
+    )
     cluster_table: Path | None = flag(
         "cluster.tsv of MMseqs2, for splits without homologs on both sides.",
         None,
@@ -117,7 +129,7 @@ class ProbeOptions(Checked):
     an `autoencoder`, a `SparseAutoencoder`, are a predictor, too.
     """
 
-    layers: tuple[int, ...] = flag("Layers to choose from; 0: embedding; default: all.", ())
+    layers: tuple[int, ...] = flag("Layers to choose from; 0 is the embedding. Default: all.", ())
     tokens_per_batch: int = shared.tokens_per_batch()
     seed: int = shared.seed("Seed of splits, random weights and bootstrap.")
     head: Head = flag("linear; or cnn: two convolutions over residues.", Head.linear)
@@ -128,8 +140,10 @@ class ProbeOptions(Checked):
 class ProbeRunOptions(Checked):
     """What `protlm probe` does beside fitting a probe."""
 
-    features: Path | None = flag("Sparse features to probe beside states.", None)
-    dry_run: bool = shared.dry_run("Only print what is read.")
+    features: Path | None = flag(
+        "Folder of protlm features train: also probe these sparse features.", None
+    )
+    dry_run: bool = shared.dry_run("Print what is read, and compute nothing.")
     device: str = shared.device()
 
 
@@ -165,7 +179,7 @@ class FinetuneOptions(Checked):
         "Rank of LoRA adapters; default: train all weights.", None, "--lora", allowed=at_least(1)
     )
     targets: tuple[str, ...] = flag(
-        "Adapted layers, of query,key,value,output,up,gate,down.",
+        "Layers that get adapters: query, key, value, output, up, gate, down.",
         TARGETS,
         "--lora-targets",
         words="query|key|value|output|up|gate|down",
@@ -178,7 +192,9 @@ class FinetuneOptions(Checked):
 class BenchmarkOptions(Checked):
     """The settings of `protlm benchmark`; no tasks means all."""
 
-    tasks: tuple[str, ...] = flag("Only these, as --dry-run names them.", (), words="[^-].*")
+    tasks: tuple[str, ...] = flag(
+        "Tasks to run, by the names that --dry-run prints; default: all.", (), words="[^-].*"
+    )
     probe: ProbeOptions = field(
         default_factory=ProbeOptions, metadata={"without": ("layers", "head")}
     )

@@ -17,7 +17,7 @@ class MapOptions(Checked):
 
     layers: tuple[int, ...] | None = shared.layers()
     heads: tuple[int, ...] | None = shared.heads()
-    dtype: MapDtype = flag("Numbers of the output: float32 or float16.", MapDtype.float32)
+    dtype: MapDtype = flag("Type of the stored numbers: float32 or float16.", MapDtype.float32)
     device: str = shared.device()
     duplicates: Duplicates = shared.duplicates()
     figure: Path | None = shared.figure("Also draw a PNG; the input must contain one protein.")
@@ -55,8 +55,10 @@ class InspectOptions(Checked):
         "--fit",
     )
     chain: str | None = shared.chain()
-    predictions: bool = flag("Predict every residue: one pass for each.", True)
-    features: Path | None = flag("Features of protlm features train, to show.", None)
+    predictions: bool = flag(
+        "Also predict every residue from the others, with one pass for each.", True
+    )
+    features: Path | None = flag("Folder of protlm features train, whose features are shown.", None)
     description: Path | None = flag(
         "Names of features, from protlm features describe.", None, needs="--features SAE"
     )

@@ -44,7 +44,10 @@ class Selection(Checked):
     max_length: int | None = flag("Maximum number of residues.", None, allowed=ANY_NUMBER)
     no_fragments: bool = flag("Exclude fragments.", False)
     organisms: tuple[str, ...] = flag(
-        "Keep this name or NCBI taxon; repeatable.", (), "--organism", words=r"\d+"
+        "Keep only records of this organism, by name or NCBI taxon; repeatable.",
+        (),
+        "--organism",
+        words=r"\d+",
     )
 
     def __post_init__(self) -> None:
@@ -87,7 +90,7 @@ class SplitOptions(Checked):
         "Fraction of the records for the split test.", 0.01, allowed=ANY_NUMBER
     )
     family_table: Path | None = flag(
-        "TSV with Entry and Pfam or other families, for --ood-families.", None
+        "TSV with the families of each accession, for --ood-families.", None
     )
     ood_families: tuple[str, ...] = flag(
         "Families held out as test_ood_family, by words of any column of the table (PF00069 "
@@ -97,7 +100,7 @@ class SplitOptions(Checked):
     )
     cluster_table: Path | None = flag(
         "cluster.tsv of MMseqs2. Clusters are stored for data.sampling=cluster, and each stays in "
-        "one split; --split-table overrides this. Takes 40 bytes of memory for a row.",
+        "one split; --split-table overrides this. Needs 40 bytes of memory for each row.",
         None,
         excludes=("cluster",),
     )
@@ -132,14 +135,16 @@ class PrepareOptions(Checked):
     """
 
     workers: int = flag(
-        "Worker processes; the result does not depend on them.",
+        "Number of processes; the result does not depend on it.",
         1,
         allowed=at_least(1, at_most=256),
     )
     selection: Selection = field(default_factory=Selection)
     deduplicate: bool = flag("Keep only the first of identical sequences.", False)
     max_reject_rate: float = flag(
-        "Stop at a larger fraction of rejects.", 0.01, allowed=at_least(0, at_most=1)
+        "Stop if a larger fraction of the records is rejected.",
+        0.01,
+        allowed=at_least(0, at_most=1),
     )
     shard_residues: int = flag(
         "Approximate number of residues in a shard.", 256_000_000, allowed=at_least(1)
@@ -164,7 +169,7 @@ class LeakageOptions(Checked):
     """`min_shared` is the fraction of a sequence's k-mers that a close relative must contain."""
 
     min_shared: float = flag(
-        "Fraction of shared k-mers that makes two sequences neighbors.",
+        "Fraction of k-mers that two similar sequences share.",
         0.5,
         allowed=above(0, at_most=1),
     )

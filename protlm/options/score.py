@@ -36,8 +36,8 @@ class ScoreOptions(Checked):
     )
     label: str = flag("Column of the measured scores.", "DMS_score", words=ANYTHING)
     estimators: tuple[Estimator, ...] = flag(
-        "wt-marginals, masked-marginals (default), mutant-marginals, pseudo-log-likelihood; or "
-        "causal-likelihood of a causal model.",
+        "wt-marginals, masked-marginals (default), mutant-marginals or pseudo-log-likelihood; of a "
+        "causal model, causal-likelihood.",
         (),
         "--estimator",
     )
@@ -46,7 +46,9 @@ class ScoreOptions(Checked):
         1,
         allowed=at_least(-(10**9), at_most=10**9),
     )
-    skip_invalid: bool = flag("Leave rows unscored that cannot be scored.", False)
+    skip_invalid: bool = flag(
+        "Leave rows that cannot be scored without a score, in place of an error.", False
+    )
     per_token: bool = flag("Divide whole-sequence log-likelihoods by the number of tokens.", False)
     tokens_per_batch: int = shared.tokens_per_batch()
     json: Path | None = flag("Also write the metrics as JSON.", None)

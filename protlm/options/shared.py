@@ -40,7 +40,7 @@ def seed(help: str) -> int:
     return flag(help, 0, allowed=at_least(0))
 
 
-def dry_run(help: str = "Only print the time and memory.") -> bool:
+def dry_run(help: str = "Print the time and memory that are needed, and compute nothing.") -> bool:
     """Defines that a command only says what it would do."""
     return flag(help, False)
 
