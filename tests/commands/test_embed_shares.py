@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from protlm.commands import embed as embed_module
-from protlm.commands.embed import embed
+from protlm.commands.embed import embed, plan_job
 from protlm.commands.embedding import estimate, plan
 from protlm.commands.embedding.formats import hdf5
-from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.results import EMBEDDING, Blocks, Results
 from protlm.model.embedding import Embedder
 from protlm.model.pretrained import PretrainedModel
@@ -70,12 +69,12 @@ def at_block(patch: pytest.MonkeyPatch, number: int, act: Callable[[Blocks], obj
     """Does something once a block, counted from 0, has its first vectors."""
     write, count = Blocks.write, iter(range(1_000))
 
-    def disturbed(vectors: Iterator[bytes], blocks: Blocks) -> Iterator[bytes]:
+    def disturbed(vectors: Iterator[Any], blocks: Blocks) -> Iterator[Any]:
         yield next(vectors)
         act(blocks)
         yield from vectors
 
-    def write_and_act(self: Blocks, block: plan.Block, vectors: Iterator[bytes]) -> None:
+    def write_and_act(self: Blocks, block: plan.Block, vectors: Iterator[Any]) -> None:
         write(self, block, disturbed(vectors, self) if next(count) == number else vectors)
 
     patch.setattr(Blocks, "write", write_and_act)
@@ -108,7 +107,7 @@ def test_a_killed_command_continues_to_the_same_bytes(
     capsys.readouterr()
     output = embedded()
     first, *_ = capsys.readouterr().err.splitlines()
-    blocks = Job(FASTA, RUN, OPTIONS).plan.blocks[: 2 * number]
+    blocks = plan_job([FASTA], RUN, OPTIONS).plan.blocks[: 2 * number]
     finished = sum(len(block.batches) for block in blocks)
     assert first == f"continuing {output}.partial: {finished} batches are finished"
     assert output.read_bytes() == undisturbed
@@ -246,10 +245,14 @@ def test_shares_make_the_bytes_of_one_process(count: int, undisturbed: bytes) ->
 
 def jobs(job: Callable[[EmbedOptions, Callable[[Any], None]], None]) -> Submission:
     """Runs jobs in this process, as if each were sent to another machine."""
+    checked: list[bool] = []
 
     class Jobs(Submission):
+        def check(self) -> None:
+            checked.append(True)
+
         def run(self, function: Any, items: Sequence[Any], folder: Path, cores: int = 1) -> None:
-            assert folder.is_dir()
+            assert folder.is_dir() and checked
             for item in items:
                 job(item, pickle.loads(pickle.dumps(function)))
 

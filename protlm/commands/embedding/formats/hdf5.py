@@ -24,8 +24,8 @@ SUFFIXES, WHAT = HDF5
 
 def write(results: Results, output: Path) -> None:
     """Writes the data sets in the order of the input; a hash is written once, and counted."""
-    job, renamed, num_equal = results.job, dict(results.job.proteins.renamed), 0
-    with hdf5_file(output, job.attributes(), results.skipped, check=results.check) as (file, disk):
+    job, renamed, num_equal = results.job, dict(results.job.inputs.proteins.renamed), 0
+    with hdf5_file(output, job.attributes, results.skipped, check=results.check) as (file, disk):
         entries = ProteinFile(file, disk, renamed)
         for protein in watched("writing", results):
             record = protein.record

@@ -26,7 +26,7 @@ def group_of(job: Job, key: Key) -> str:
 def write(results: Results, output: Path) -> None:
     """Writes the arrays in the order of the input."""
     job, number = results.job, len(results)
-    with hdf5_file(output, job.attributes(), results.skipped, check=results.check) as (file, disk):
+    with hdf5_file(output, job.attributes, results.skipped, check=results.check) as (file, disk):
         texts = [file.create_dataset(name, number, TEXT) for name in ("ids", "original_ids")]
         lengths = file.create_dataset("lengths", number, "int64")
         arrays = {}
