@@ -9,10 +9,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from protlm.data.records.format_detection import FIRST_RECORDS, foreign_letters
+from protlm.data.records.format_detection import FIRST_RECORDS, foreign_letters, refusal
 from protlm.data.records.record import STRICT, Record, Tally
 from protlm.options.prepare import ReadOptions
-from protlm.system.errors import InputDataError
 
 BLOCK_BYTES = 4 << 20
 # Bytes read beyond the size of a block to find its end, at first.
@@ -80,7 +79,7 @@ class Block(ABC):
         # Letters that are no residues are detected before the first record is used.
         first = list(islice(records, FIRST_RECORDS))
         if told := foreign_letters([record.sequence.encode() for record in first]):
-            raise InputDataError(f"{self.source}: {told}")
+            raise refusal(self.source, told)
         return chain(first, records)
 
     @abstractmethod
