@@ -4,6 +4,7 @@ A flag has the name, the type, the help text and the range of its field (`protlm
 field that is an options class itself brings its own flags.
 """
 
+import os
 import re
 import shutil
 import textwrap
@@ -113,6 +114,8 @@ class Flag:
         return tuple(self._read(one) for one in typed)
 
     def _read(self, text: str) -> Any:
+        if self.kind is Path:
+            refuse_kept_variable(text)
         if (read := self.field.metadata["read"]) is not None:
             return (imported(read) if isinstance(read, str) else read)(text)
         if self.kind in _NUMBERS:
@@ -134,6 +137,18 @@ class Flag:
         if allowed is not None and value not in allowed:
             raise UserError(f"{self.name} {text} must be {allowed.expected(value)}")
         return value
+
+
+def refuse_kept_variable(text: str, otherwise: str = "") -> None:
+    """Refuses a path with a variable that the shell did not replace, unless such a file exists."""
+    path = Path(text)
+    for part in (path, *path.parents):
+        found = re.search(r"\$\{?[A-Za-z_]\w*", part.name)
+        # That of `Path` raises an error if the name is too long.
+        if found and not os.path.lexists(part):
+            raise UserError(
+                f"{text}: the shell keeps {found[0]} in single quotes; type double ones{otherwise}"
+            )
 
 
 def imported(path: str) -> Any:

@@ -175,10 +175,13 @@ def test_a_command_is_declared_as_its_function_takes_it(name: str) -> None:
     assert max(map(len, shown.splitlines())) <= 100
 
 
-def test_a_dollar_sign_is_refused_where_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["protlm", "embed", "-o", "$JOB.h5"])
-    with pytest.raises(UserError, match=r"the shell keeps \$JOB in single quotes"):
-        check_output(Path("$JOB.h5"))
+def test_a_dollar_sign_is_refused_where_it_was_typed(own_folder: None) -> None:
+    """Outputs may have names from data, with any letters, and files that exist any name."""
+    for name in ("$JOB.h5", "${JOB}/x.h5", "a/$JOB"):
+        with pytest.raises(UserError, match=r"the shell keeps \$.*JOB in single quotes; type dou"):
+            read("x", Options, ["a", "-o", name])
+    Path("a$b").mkdir()
+    assert read("x", Options, ["a", "-o", "a$b/x.h5"]).output == Path("a$b/x.h5")
     check_output(Path("maps.P$x1.png"))
 
 
