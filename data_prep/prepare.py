@@ -104,7 +104,9 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
     segment, totals, is_warned = OpenSegment(known), _totals(work), False
     with (
         JobProgress("records", None, done=totals.records, quiet=options.is_share) as progress,
-        closing(in_order(encoder, reader.blocks(), options.workers, work.path)) as encoded,
+        closing(
+            in_order(encoder, reader.blocks(), options.workers, work.path, "use fewer --workers")
+        ) as encoded,
     ):
         for place, block in encoded:
             segment.add(block)

@@ -440,7 +440,7 @@ def test_alignments_of_colabfold_and_the_mpi_toolkit(read, small_blocks, first, 
     assert read(content, allow_gaps=True, allow_comments=True) == (found, tally)
     if first or last:
         with pytest.raises(
-            InputDataError, match="this is an alignment .*remove its gaps"
+            InputDataError, match=r"this is an alignment .*remove its gaps"
         ) as caught:
             read(content)
         assert caught.value.options == {"allow_gaps": True}
