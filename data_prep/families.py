@@ -77,14 +77,14 @@ class HeldOutFamilies:
                     name = entry_of(entry)
                     known = self._families_of.get(name, ())
                     self._families_of[name] = tuple(sorted({*known, *held_out}))
-        found = {family for members in self._families_of.values() for family in members}
-        if not found:
+        present = {family for members in self._families_of.values() for family in members}
+        if not present:
             raise InputDataError(
                 f"{table} has no entry of {', '.join(self.families)} in its columns "
                 f"{', '.join(columns)!r:.200}: it must be a table of the sources, and the families "
                 "must be words of it"
             )
-        self.absent = tuple(family for family in self.families if family not in found)
+        self.absent = tuple(family for family in self.families if family not in present)
 
     def families_of(self, identifier: str) -> tuple[str, ...]:
         """Returns the held-out families of a record; isoforms belong to those of their entry."""

@@ -52,8 +52,9 @@ class Flag:
     @property
     def typed_as(self) -> tuple[str, ...]:
         """All names; what is set by default can be turned off."""
-        is_set = self.kind is bool and self.field.default is True
-        return (*self.names, *[f"--no-{self.name[2:]}"] * is_set)
+        if self.kind is bool and self.field.default is True:
+            return (*self.names, f"--no-{self.name[2:]}")
+        return self.names
 
     @property
     def is_argument(self) -> bool:
@@ -91,13 +92,15 @@ class Flag:
             return [name]
         if not value and self.words != ANYTHING:
             raise UserError(f"the value of {name} is empty{UNSET}")
-        return (self.several and self.split(value)) or [value]
+        several = self.split(value) if self.several else []
+        return several or [value]
 
     def split(self, text: str) -> list[str]:
         """Returns the values that are joined by commas; none if the text is not such values."""
-        for found in ([one.strip() for one in text.split(",") if one.strip()], [text]):
-            if found and all(re.fullmatch(self.words, one) for one in found):
-                return found
+        divided = [part.strip() for part in text.split(",") if part.strip()]
+        for values in (divided, [text]):
+            if values and all(re.fullmatch(self.words, value) for value in values):
+                return values
         return []
 
     def value(self, typed: Sequence[str]) -> Any:
@@ -120,9 +123,9 @@ class Flag:
             return (imported(read) if isinstance(read, str) else read)(text)
         if self.kind in _NUMBERS:
             # A whole number has no decimal comma that could be meant.
-            return self._number(
-                text if self.kind is int and "," in text else number_typed(f"{self.name} ", text)
-            )
+            if self.kind is float or "," not in text:
+                text = number_typed(f"{self.name} ", text)
+            return self._number(text)
         if issubclass(self.kind, StrEnum) and text not in [*self.kind]:
             meant = did_you_mean(text, {name: name for name in self.kind})
             raise UserError(f"{self.name} {text} is not one of {', '.join(self.kind)}{meant}")
@@ -130,9 +133,10 @@ class Flag:
 
     def _number(self, text: str) -> int | float:
         if not re.fullmatch(_NUMBERS[self.kind], text, re.ASCII | re.IGNORECASE):
-            whole = "whole " * (self.kind is int and not self.several)
-            otherwise = f"; type numbers, or {self.name} all" * self.several
-            raise UserError(f"{self.name} {text} is not a {whole}number{otherwise}")
+            expected = "a whole number" if self.kind is int else "a number"
+            if self.several:
+                expected = f"a number; type numbers, or {self.name} all"
+            raise UserError(f"{self.name} {text} is not {expected}")
         value, allowed = self.kind(text), self.field.metadata["allowed"]
         if allowed is not None and value not in allowed:
             raise UserError(f"{self.name} {text} must be {allowed.expected(value)}")
@@ -223,12 +227,12 @@ def _typed(words: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, list[st
         else:
             several = None
             arguments.append(_argument(name, flags))
-    for one in dict.fromkeys(flags.values()):
-        if one.is_argument and arguments:
-            count = len(arguments) if one.several else 1
-            typed[one.name], arguments = arguments[:count], arguments[count:]
-        if one.is_needed and one.name not in typed:
-            raise _MistakeError(f"{one.name} is missing")
+    for flag in dict.fromkeys(flags.values()):
+        if flag.is_argument and arguments:
+            count = len(arguments) if flag.several else 1
+            typed[flag.name], arguments = arguments[:count], arguments[count:]
+        if flag.is_needed and flag.name not in typed:
+            raise _MistakeError(f"{flag.name} is missing")
     if arguments:
         raise _MistakeError(f"{arguments[0]} is an argument too many")
     return typed
@@ -261,14 +265,14 @@ def _argument(word: str, flags: Mapping[str, Flag]) -> str:
 
 def _filled(options: type, values: Mapping[str, Any]) -> Any:
     """Makes the options of what was typed; the others keep their defaults."""
-    given: dict[str, Any] = {}
-    for one in _fields_of(options):
-        if one.is_group:
-            if one.is_needed or any(inner.name in values for inner in flags_of(one.kind)):
-                given[one.field.name] = _filled(one.kind, values)
-        elif one.name in values:
-            given[one.field.name] = values[one.name]
-    return options(**given)
+    filled: dict[str, Any] = {}
+    for flag in _fields_of(options):
+        if flag.is_group:
+            if flag.is_needed or any(inner.name in values for inner in flags_of(flag.kind)):
+                filled[flag.field.name] = _filled(flag.kind, values)
+        elif flag.name in values:
+            filled[flag.field.name] = values[flag.name]
+    return options(**filled)
 
 
 @contextmanager
@@ -302,7 +306,7 @@ def _advice(mending: Mapping[str, object], options: type) -> str:
 def help_text(command: str, sentence: str, options: type) -> str:
     """Returns the help of a command, in the width of the terminal."""
     flags = [*flags_of(options)]
-    arguments = {f"{x.name}{'...' * x.several}": _about(x) for x in flags if x.is_argument}
+    arguments = {_left(one): _about(one) for one in flags if one.is_argument}
     named = {_left(one): _about(one) for one in flags if not one.is_argument}
     parts = [f"Usage: {' '.join([command, *arguments, '[FLAGS]'])}", wrapped(sentence)]
     parts += [table("Arguments", arguments)] if arguments else []
@@ -330,8 +334,13 @@ def wrapped(text: str, start: str = "", further: str = "") -> str:
 
 
 def _left(flag: Flag) -> str:
-    what = "" if flag.is_switch else f" {_TYPES.get(flag.kind, 'TEXT')}{' ...' * flag.several}"
-    return f"{', '.join(flag.typed_as)}{what}"
+    """Returns what is typed: an argument, or the names of a flag and the kind of its values."""
+    names = ", ".join(flag.typed_as)
+    if flag.is_argument:
+        return f"{names}..." if flag.several else names
+    if flag.is_switch:
+        return names
+    return f"{names} {_TYPES.get(flag.kind, 'TEXT')}{' ...' if flag.several else ''}"
 
 
 def _about(flag: Flag) -> str:

@@ -110,11 +110,6 @@ class EmbedOptions(Checked):
         """Whether a protein has one array: of one kind and one layer."""
         return len(self.include) == len(self.layers) == 1
 
-    @property
-    def by_hash(self) -> bool:
-        """Whether entries are named by the hash of their sequence."""
-        return self.key is not Key.identifier
-
     def __post_init__(self) -> None:
         """Refuses a file without its kind of vectors, and what the format cannot hold."""
         super().__post_init__()

@@ -151,10 +151,10 @@ def did_you_mean(name: str, typed: Mapping[str, str]) -> str:
     starting = [one for one in typed if part and one.startswith(part)]
     # Two letters are in many names.
     containing = [one for one in typed if len(part) > 2 and part in one]
-    found = sorted(starting or containing, key=lambda one: (len(one), one))
+    similar = sorted(starting or containing, key=lambda one: (len(one), one))
     # Two exchanged letters of four leave a similarity of a half.
-    found = found or difflib.get_close_matches(name, typed, n=1, cutoff=0.5)
-    return f" (did you mean {' or '.join(typed[one] for one in found)}?)" if found else ""
+    similar = similar or difflib.get_close_matches(name, typed, n=1, cutoff=0.5)
+    return f" (did you mean {' or '.join(typed[one] for one in similar)}?)" if similar else ""
 
 
 def refuse_unknown(option: str, value: str, allowed: Iterable[str]) -> None:

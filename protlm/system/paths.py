@@ -47,11 +47,11 @@ def in_home(path: str) -> str:
 
     The shell does so only at the start of a word, not in `--output=~/x` or within quotes.
     """
-    found = os.path.expanduser(path)  # noqa: PTH111 - Path would drop a final slash
-    if found.startswith("~") and not os.path.lexists(path):
+    expanded = os.path.expanduser(path)  # noqa: PTH111 - Path would drop a final slash
+    if expanded.startswith("~") and not os.path.lexists(path):
         user = path.split("/", 1)[0][1:]
         raise UserError(f"{path}: there is no user {user}; type ./{path} for a file of this name")
-    return found
+    return expanded
 
 
 def sha256_of(*paths: Path) -> str:

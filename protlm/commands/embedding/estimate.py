@@ -72,10 +72,10 @@ def token_seconds(embedder: Embedder, tokens_per_batch: int) -> Callable[[int], 
     rng, seconds = np.random.default_rng(0), []
     for length in sizes:
         rows = max(1, tokens_per_batch // (length + around))
-        some = ["".join(rng.choice(list(STANDARD), length)) for _ in range(rows)]
+        sequences = ["".join(rng.choice(list(STANDARD), length)) for _ in range(rows)]
         # The first pass also fills the caches of the libraries.
-        _pass(embedder, some)
-        seconds.append(_pass(embedder, some) / (rows * (length + around)))
+        _pass(embedder, sequences)
+        seconds.append(_pass(embedder, sequences) / (rows * (length + around)))
     line = _line(sizes, seconds)
     return lambda length: float(np.polyval(line, min(length, limit or length)))
 

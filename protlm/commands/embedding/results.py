@@ -244,15 +244,15 @@ class Results:
             yield block
 
     def _vectors(self, number: int, record: Record) -> dict[Key, np.ndarray]:
-        job, found, start = self.job, {}, 0
+        job, vectors, start = self.job, {}, 0
         values = np.frombuffer(self._blocks.read(number), stored(job.options.dtype))
         rows = values.reshape(-1, job.width)
         num_ranges = len(job.inputs.ranges_of(record.identifier))
         for kind, layer in job.keys:
             end = start + kind.num_rows(len(record.sequence), num_ranges)
-            found[kind, layer] = rows[start:end] if kind.is_matrix else rows[start]
+            vectors[kind, layer] = rows[start:end] if kind.is_matrix else rows[start]
             start = end
-        return found
+        return vectors
 
     def _verify(self) -> set[int]:
         """Returns the numbers of the distinct records that did not fit into the memory."""

@@ -159,9 +159,9 @@ class _StreamBuffer:
         searched, end, step = start, stop + len(marker) - 1, _FIRST_STEP
         while True:
             self._read(min(searched + step, end))
-            found = self._bytes.find(marker, searched, end)
-            if found >= 0 or len(self._bytes) >= end or self.has_ended:
-                return found
+            place = self._bytes.find(marker, searched, end)
+            if place >= 0 or len(self._bytes) >= end or self.has_ended:
+                return place
             # Each step copies the buffer; growing steps keep the total cost linear.
             searched, step = max(start, len(self._bytes) - len(marker) + 1), step * 2
 

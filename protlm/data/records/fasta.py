@@ -151,7 +151,8 @@ def _header_lines(data: bytes, first: int) -> list[int]:
     letters = np.frombuffer(data, np.uint8)
     line_ends = np.flatnonzero(letters[:-1] == ord("\n"))
     begins = np.flatnonzero(letters[line_ends + 1] == ord(">")) + (first + 1)
-    return [first] * data.startswith(b">") + begins.tolist()
+    at_start = [first] if data.startswith(b">") else []
+    return at_start + begins.tolist()
 
 
 def fasta_layout(start: bytes, options: ReadOptions) -> RecordFormat | None:

@@ -155,7 +155,8 @@ def foreign_format(start: bytes) -> str:
     for beginning, what in _STARTS:
         if re.match(beginning, start):
             return what
-    line, second = (*start.decode("utf-8", "backslashreplace").split("\n"), "")[:2]
+    line, _, rest = start.decode("utf-8", "backslashreplace").partition("\n")
+    second = rest.partition("\n")[0]
     sign = "\t" if "\t" in line[:40] else max(",;", key=line.count)
     # Fewer letters than the limit of csv; without a closed quotation mark the second row is empty.
     rows = [*csv.reader([line[:60_000], second[:60_000]], delimiter=sign), []]

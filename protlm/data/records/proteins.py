@@ -156,8 +156,8 @@ class Proteins:
         for file, record in self._read(tally):
             seen[record.identifier] += 1
             count = seen[record.identifier]
-            is_first, own = self.duplicates is Duplicates.first, hash(record.sequence)
-            is_other = is_first and hashes.setdefault(record.identifier, own) != own
+            is_first, hashed = self.duplicates is Duplicates.first, hash(record.sequence)
+            is_other = is_first and hashes.setdefault(record.identifier, hashed) != hashed
             if reason := self._too_long(len(record.sequence)):
                 skipped.append((record.identifier, reason))
             elif count == 1:
