@@ -134,8 +134,9 @@ def refuse_empty_hold_out(rule: dict[str, Any], noted: Mapping[str, int]) -> Non
     if absent and len(absent) == len(rule["families"]):
         raise InputDataError(
             f"no record belongs to a held-out family ({', '.join(absent)}): the accessions in "
-            f"{rule['table']} must be those of the sources; with another table or other "
-            "--ood-families, add --restart"
+            f"{rule['table']} must be those of the sources; start over with another table or other "
+            "families",
+            {"restart": True},
         )
 
 

@@ -145,7 +145,7 @@ def _make_share(encoder: Encoder, options: PrepareOptions, pair: tuple[Path, Pat
         prepare([source], share, split_rule=rule, clusters=clusters, options=options)
     # A share that an earlier start finished may be damaged since.
     for fault in verify(share):
-        raise InputDataError(f"{fault}; type the same command with --restart")
+        raise InputDataError(f"{fault}: start over", {"restart": True})
 
 
 def _totals(work: BuildFolder) -> Tally:

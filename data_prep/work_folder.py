@@ -170,15 +170,13 @@ def _refuse_changed_sources(path: Path, plan: Plan) -> None:
     for source, before, state in zip(plan.sources, states, now[_STATES], strict=False):
         if before != state:
             raise InputDataError(
-                f"{source.path} has changed since {path} was begun: type the same command with "
-                "--restart to start over"
+                f"{source.path} has changed since {path} was begun: start over", {"restart": True}
             )
 
 
 def _lost(path: Path) -> InputDataError:
     return InputDataError(
-        f"{path} was finished, and is missing or damaged now: the build cannot be resumed; "
-        "type the same command with --restart"
+        f"{path} was finished, and is missing or damaged now: start over", {"restart": True}
     )
 
 
