@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from protlm.checkpoints.format import Checkpoint, export
-from protlm.config.fields import by_flag
 from protlm.downstream.examples import Labeled, read_labeled
 from protlm.downstream.label_files import with_files
 from protlm.downstream.linear import LinearModel, fit, trainable
@@ -97,8 +96,7 @@ def finetune_labels(
     seed = options.training.seed
     labeled = read_labeled(labels, room, reading, seed=seed, valid_fraction=_VALID_FRACTION)
     settings = {
-        **by_flag(options.training),
-        "--device": options.training.device,
+        **{f"--{name.replace('_', '-')}": value for name, value in vars(options.training).items()},
         "--lora": options.rank,
         "--lora-targets": ",".join(options.targets),
         **fingerprint(labeled),

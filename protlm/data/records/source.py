@@ -59,12 +59,12 @@ class ByteSource:
             self.name = name or str(path)
             self._raw = existing_file(path, what).open("rb", buffering=0)
         try:
-            self._begin(path)
+            self._begin()
         except BaseException:
             self._raw.close()
             raise
 
-    def _begin(self, path: Path) -> None:
+    def _begin(self) -> None:
         first = self._read(_RAW_BYTES)
         self._blocks = self._gunzipped(first) if first.startswith(_GZIP) else self._plain(first)
         start = bytearray()
@@ -77,7 +77,7 @@ class ByteSource:
         fewer, more = sorted((text[::2].count(0), text[1::2].count(0)))
         if not fewer and more and 4 * more >= len(text):
             raise InputDataError(
-                f"{self.name}, line 1: the text is UTF-16; type: {as_utf8(path, 'UTF-16')}"
+                f"{self.name}, line 1: the text is UTF-16; type: {as_utf8(Path(self.name), 'UTF-16')}"
             )
         self.has_mark = start.startswith(_UTF8_MARK)
         self._start = bytes(start.removeprefix(_UTF8_MARK))
