@@ -77,7 +77,8 @@ class ByteSource:
         fewer, more = sorted((text[::2].count(0), text[1::2].count(0)))
         if not fewer and more and 4 * more >= len(text):
             raise InputDataError(
-                f"{self.name}, line 1: the text is UTF-16; type: {as_utf8(Path(self.name), 'UTF-16')}"
+                f"{self.name}, line 1: the text is UTF-16; type: "
+                f"{as_utf8(Path(self.name), 'UTF-16')}"
             )
         self.has_mark = start.startswith(_UTF8_MARK)
         self._start = bytes(start.removeprefix(_UTF8_MARK))
