@@ -92,11 +92,12 @@ class Flag:
             return [name]
         if not value and self.words != ANYTHING:
             raise UserError(f"the value of {name} is empty{UNSET}")
-        several = self.split(value) if self.several else []
-        return several or [value]
+        return self.split(value) or [value]
 
     def split(self, text: str) -> list[str]:
         """Returns the values that are joined by commas; none if the text is not such values."""
+        if not (self.several and text):
+            return []
         divided = [part.strip() for part in text.split(",") if part.strip()]
         for values in (divided, [text]):
             if values and all(re.fullmatch(self.words, value) for value in values):
@@ -189,24 +190,26 @@ def _fields_of(options: type) -> Iterator[Flag]:
 
 def read(command: str, options: type, words: Sequence[str]) -> Any:
     """Reads what was typed after a command into its options; raises what is wrong with it."""
-    flags = {name: one for one in flags_of(options) for name in one.typed_as}
+    flags = {flag.name: flag for flag in flags_of(options)}
     try:
-        typed = _typed(words, flags)
+        typed = _typed(words, [*flags.values()])
     except _MistakeError as mistake:
         raise UserError(f"{mistake}; type: {command} --help") from None
-    return _filled(options, {name: flags[name].value(some) for name, some in typed.items()})
+    return _filled(options, {name: flags[name].value(values) for name, values in typed.items()})
 
 
 class _MistakeError(UserError):
     """A flag that does not exist or lacks its value: the help of the command tells more."""
 
 
-def _typed(words: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, list[str]]:
+def _typed(words: Sequence[str], known: Sequence[Flag]) -> dict[str, list[str]]:
     """Returns what was typed for each flag and argument, by its usual name.
 
     Several values follow one flag, as in esm-extract, with blanks or commas between them:
     `--include mean per_tok --heads=1,2 x.fasta`.
     """
+    # A file may have the name of an argument.
+    flags = {name: flag for flag in known if not flag.is_argument for name in flag.typed_as}
     typed = defaultdict[str, list[str]](list)
     arguments: list[str] = []
     # A flag whose further values may follow.
@@ -227,7 +230,7 @@ def _typed(words: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, list[st
         else:
             several = None
             arguments.append(_argument(name, flags))
-    for flag in dict.fromkeys(flags.values()):
+    for flag in known:
         if flag.is_argument and arguments:
             count = len(arguments) if flag.several else 1
             typed[flag.name], arguments = arguments[:count], arguments[count:]
@@ -258,8 +261,7 @@ def _argument(word: str, flags: Mapping[str, Flag]) -> str:
         raise UserError(f"an argument is empty{UNSET}")
     if word.startswith("-") and word != "-":
         name = word.partition("=")[0]
-        known = {one: one for one in flags if one.startswith("-")}
-        raise _MistakeError(f"there is no {name}{did_you_mean(name, known)}")
+        raise _MistakeError(f"there is no {name}{did_you_mean(name, {one: one for one in flags})}")
     return word
 
 

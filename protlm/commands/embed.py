@@ -36,8 +36,12 @@ from protlm.system.terminal import printable
 from protlm.system.work_folder import read_begun, refuse_other, unfinished
 
 # Suffixes that only one format has.
-_FORMAT_OF = {".npz": Format.npz, ".parquet": Format.parquet, ".h5ad": Format.anndata}
-_FORMAT_OF |= {".csv": Format.csv}
+_FORMAT_OF = {
+    ".npz": Format.npz,
+    ".parquet": Format.parquet,
+    ".h5ad": Format.anndata,
+    ".csv": Format.csv,
+}
 # Marks a folder of jobs, which is removed when the output is complete.
 _OURS = ".protlm-jobs"
 
