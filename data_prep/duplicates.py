@@ -40,10 +40,10 @@ class DigestSet:
         """
         is_new = np.zeros(len(digests), bool)
         for start in range(0, len(digests), _LOOKUPS):
-            some = digests[start : start + _LOOKUPS]
-            while self._size + len(some) > _MAX_LOAD * len(self._table):
+            block = digests[start : start + _LOOKUPS]
+            while self._size + len(block) > _MAX_LOAD * len(self._table):
                 self._grow()
-            is_new[start : start + len(some)] = self._insert(some)
+            is_new[start : start + len(block)] = self._insert(block)
         return is_new
 
     def _insert(self, digests: np.ndarray) -> np.ndarray:

@@ -77,14 +77,14 @@ class HeldOutFamilies:
                     name = entry_of(entry)
                     known = self._families_of.get(name, ())
                     self._families_of[name] = tuple(sorted({*known, *held_out}))
-        found = {family for members in self._families_of.values() for family in members}
-        if not found:
+        present = {family for members in self._families_of.values() for family in members}
+        if not present:
             raise InputDataError(
                 f"{table} has no entry of {', '.join(self.families)} in its columns "
                 f"{', '.join(columns)!r:.200}: it must be a table of the sources, and the families "
                 "must be words of it"
             )
-        self.absent = tuple(family for family in self.families if family not in found)
+        self.absent = tuple(family for family in self.families if family not in present)
 
     def families_of(self, identifier: str) -> tuple[str, ...]:
         """Returns the held-out families of a record; isoforms belong to those of their entry."""
@@ -134,8 +134,9 @@ def refuse_empty_hold_out(rule: dict[str, Any], noted: Mapping[str, int]) -> Non
     if absent and len(absent) == len(rule["families"]):
         raise InputDataError(
             f"no record belongs to a held-out family ({', '.join(absent)}): the accessions in "
-            f"{rule['table']} must be those of the sources; with another table or other "
-            "--ood-families, add --restart"
+            f"{rule['table']} must be those of the sources; start over with another table or other "
+            "families",
+            {"restart": True},
         )
 
 

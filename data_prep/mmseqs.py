@@ -159,8 +159,8 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
     """
     if Path("-") in sources:
         raise UserError(
-            "--cluster reads the sources twice, and standard input can be read only once: write it "
-            "to a file first"
+            "the sources are read twice to be clustered, and standard input can be read only once: "
+            "write it to a file first"
         )
     fingerprint = _fingerprint(sources, clustering)
     table = out.with_name(f"{out.name}.clusters-{fingerprint}.tsv")
@@ -216,7 +216,8 @@ class _Names:
             record = records[int(found[0])]
             raise InputDataError(
                 f"{source}, line {record.line}: {record.identifier!r:.80} is the name of another "
-                "sequence too, and clusters are identified by names: rename one, or omit --cluster"
+                "sequence too, and clusters are identified by names: rename one",
+                {"cluster": None},
             )
 
 

@@ -104,7 +104,9 @@ def _build(work: BuildFolder, plan: Plan, encoder: Encoder, options: PrepareOpti
     segment, totals, is_warned = OpenSegment(known), _totals(work), False
     with (
         JobProgress("records", None, done=totals.records, quiet=options.is_share) as progress,
-        closing(in_order(encoder, reader.blocks(), options.workers, work.path)) as encoded,
+        closing(
+            in_order(encoder, reader.blocks(), options.workers, work.path, "use fewer --workers")
+        ) as encoded,
     ):
         for place, block in encoded:
             segment.add(block)
@@ -143,7 +145,7 @@ def _make_share(encoder: Encoder, options: PrepareOptions, pair: tuple[Path, Pat
         prepare([source], share, split_rule=rule, clusters=clusters, options=options)
     # A share that an earlier start finished may be damaged since.
     for fault in verify(share):
-        raise InputDataError(f"{fault}; type the same command with --restart")
+        raise InputDataError(f"{fault}: start over", {"restart": True})
 
 
 def _totals(work: BuildFolder) -> Tally:
@@ -190,13 +192,13 @@ def make_rule(
         return TableSplit(options.split_table), _clusters(options, sources, out, building)
     families = None
     if options.family_table is not None:
-        typed = [name.strip() for given in options.ood_families for name in given.split(",")]
-        names = [name for name in typed if name]
+        typed = ",".join(options.ood_families).split(",")
+        names = [name.strip() for name in typed if name.strip()]
         if options.ood_families and not names:
             raise UserError("--ood-families is empty; give words of the table: PF00069 IPR000719")
         families = HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)
-        found = [f"{column} ({n:,} rows)" for column, n in families.rows_by_column.items()]
-        taken = f"{families.table}: families are held out by the column {' and '.join(found)}"
+        columns = [f"{column} ({n:,} rows)" for column, n in families.rows_by_column.items()]
+        taken = f"{families.table}: families are held out by the column {' and '.join(columns)}"
         print(printable(taken), file=sys.stderr)
     clusters = _clusters(options, sources, out, building)
     rule = fractions if clusters is None else ClusterSplit(clusters, fractions, families)

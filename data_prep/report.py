@@ -181,8 +181,7 @@ def warn_of_rejects(before: Tally, latest: Tally, max_reject_rate: float) -> boo
 def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
     """Refuses a data set with too many rejected records, or with no record left."""
     reasons = ", ".join(f"{n:,} {reason}" for reason, n in sorted(tally.rejected.items()))
-    if GAP in tally.rejected:
-        reasons += "; --allow-gaps removes the gaps of alignments"
+    options: dict[str, object] = {"allow_gaps": True} if GAP in tally.rejected else {}
     if tally.num_filtered and tally.num_rejected + tally.num_filtered == tally.records:
         filtered = ", ".join(f"{n:,} {reason}" for reason, n in sorted(tally.filtered.items()))
         raise InputDataError(
@@ -192,7 +191,8 @@ def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
     if tally.num_rejected == tally.records:
         raise InputDataError(
             f"none of the {tally.records:,} records can be used: {reasons}; the first of them "
-            f"{_first(tally)}"
+            f"{_first(tally)}",
+            options,
         )
     if tally.rejected.get(NUL, 0) > _MAX_NUL_RATE * tally.records:
         raise InputDataError(
@@ -204,8 +204,9 @@ def refuse_too_many_rejects(tally: Tally, max_reject_rate: float) -> None:
         enough = math.ceil(tally.num_rejected / tally.records * 1000) / 1000
         raise InputDataError(
             f"{tally.num_rejected:,} of {tally.records:,} records cannot be used ({reasons}), "
-            f"more than {max_reject_rate:.2%}, the first of them {_first(tally)}: fix the file, "
-            f"or type: --max-reject-rate {enough}"
+            f"more than {max_reject_rate:.2%}, the first of them {_first(tally)}: fix the file, or "
+            "allow more",
+            {"max_reject_rate": enough, **options},
         )
 
 

@@ -80,7 +80,7 @@ def refuse_inside(paths: Sequence[Path], out: Path) -> None:
     for path in paths:
         if path.is_dir() and os.path.realpath(path) == parent:
             raise UserError(
-                f"--out {out} is inside {path}, where all files are sources: choose another folder"
+                f"{out} is inside {path}, where all files are sources: choose another folder"
             )
 
 
@@ -165,5 +165,6 @@ def _changed(source: Source) -> InputDataError:
     what = source.name if source.is_stream else source.path
     return InputDataError(
         f"{what} changed while it was read, or differs from what was read before; when it is "
-        "complete, type the same command with --restart"
+        "complete, start over",
+        {"restart": True},
     )

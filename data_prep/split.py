@@ -106,13 +106,13 @@ def _read_splits(path: Path) -> dict[str, str]:
             raise InputDataError(
                 f"{place}: {len(fields)} fields, not {len(columns)}, in {excerpt(fields)}"
             )
-        accession, given = fields[accession_column], fields[split_column]
-        split = SPLITS.get(given.lower(), given)
+        accession, typed = fields[accession_column], fields[split_column]
+        split = SPLITS.get(typed.lower(), typed)
         if not SPLIT_NAME.fullmatch(split):
             raise InputDataError(
-                f"{place}: {given!r:.80} is not a valid split name; use small letters, digits and _"
+                f"{place}: {typed!r:.80} is not a valid split name; use small letters, digits and _"
             )
-        name = names.setdefault(given, split)
+        name = names.setdefault(typed, split)
         if splits.setdefault(accession, name) != name:
             raise InputDataError(
                 f"{place}: {accession} is in {splits[accession]} and in {split}; a sequence has "

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from protlm import __version__
 from protlm.data.records import Tally
 from protlm.data.shards.manifest import ShardEntry, SourceEntry
 from protlm.data.vocabulary import VOCABULARY
@@ -22,7 +21,14 @@ from protlm.system.json_file import from_json, to_json
 from protlm.system.parts import read_part, write_facts
 from protlm.system.paths import check_output, sha256_of
 from protlm.system.terminal import printable, watched
-from protlm.system.work_folder import Kind, WorkFolder, read_begun, unfinished, work_folder
+from protlm.system.work_folder import (
+    Kind,
+    WorkFolder,
+    begun_with,
+    read_begun,
+    unfinished,
+    work_folder,
+)
 
 from .sources import Place, Source
 
@@ -85,16 +91,15 @@ class Plan:
     # Name and SHA-256 of the cluster table, if clusters are stored.
     clusters: tuple[str, str] | None = None
 
-    def fields(self) -> dict[str, Any]:
-        return {
-            **self.settings,
-            "protlm": __version__,
+    def begun_with(self) -> dict[str, Any]:
+        of_data = {
             "vocabulary": VOCABULARY.hash,
             "sources": [source.place for source in self.sources],
             "split rule": self.split_rule,
             "cluster table": self.clusters,
             _STATES: [[source.bytes, source.mtime_ns] for source in self.sources],
         }
+        return begun_with({**self.settings, **of_data})
 
 
 class BuildFolder:
@@ -145,7 +150,9 @@ def build_folder(
     path = unfinished(out)
     if not restart and _has_finished(path):
         _refuse_changed_sources(path, plan)
-    with work_folder(path, plan.fields(), DATA_SET, restart=restart, break_lock=break_lock) as work:
+    with work_folder(
+        path, plan.begun_with(), DATA_SET, restart=restart, break_lock=break_lock
+    ) as work:
         check_output(out)
         build = BuildFolder(work)
         if build.journal.segments:
@@ -156,22 +163,20 @@ def build_folder(
 
 
 def _refuse_changed_sources(path: Path, plan: Plan) -> None:
-    begun, now = read_begun(path, DATA_SET) or {}, plan.fields()
+    begun, now = read_begun(path, DATA_SET) or {}, plan.begun_with()
     states = begun.get(_STATES)
     if begun.get("sources") != now["sources"] or not isinstance(states, list):
         return
     for source, before, state in zip(plan.sources, states, now[_STATES], strict=False):
         if before != state:
             raise InputDataError(
-                f"{source.path} has changed since {path} was begun: type the same command with "
-                "--restart to start over"
+                f"{source.path} has changed since {path} was begun: start over", {"restart": True}
             )
 
 
 def _lost(path: Path) -> InputDataError:
     return InputDataError(
-        f"{path} was finished, and is missing or damaged now: the build cannot be resumed; "
-        "type the same command with --restart"
+        f"{path} was finished, and is missing or damaged now: start over", {"restart": True}
     )
 
 

@@ -19,12 +19,13 @@ complete -o default -F _protlm protlm"""
 
 def script(typed: Sequence[str]) -> str:
     """Returns the script of a shell that was typed, by default of bash; zsh runs that of bash."""
-    refuse_unknown("--completion", (shell := [*typed, "bash"][0]), ["bash", "zsh"])
+    shell = typed[0] if typed else "bash"
+    refuse_unknown("--completion", shell, ["bash", "zsh"])
     words = {" ": {name.split()[0] for name in COMMANDS} | {"--help", "--version"}}
     for name in GROUPS:
         words[f"{name} "] = {one.split()[1] for one in COMMANDS if one.startswith(f"{name} ")}
     for name, command in COMMANDS.items():
         words[f'{name} "*"'] = {one for flag in flags_of(command.options) for one in flag.typed_as}
-    cases = [f'  "{one}") words="{" ".join(sorted(some))}";;' for one, some in words.items()]
-    begin = "autoload -U +X bashcompinit && bashcompinit\n" * (shell == "zsh")
-    return begin + _SCRIPT.replace("CASES", "\n".join(cases))
+    cases = [f'  "{typed}") words="{" ".join(sorted(more))}";;' for typed, more in words.items()]
+    text = _SCRIPT.replace("CASES", "\n".join(cases))
+    return f"autoload -U +X bashcompinit && bashcompinit\n{text}" if shell == "zsh" else text

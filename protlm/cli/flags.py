@@ -4,11 +4,13 @@ A flag has the name, the type, the help text and the range of its field (`protlm
 field that is an options class itself brings its own flags.
 """
 
+import os
 import re
 import shutil
 import textwrap
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -50,8 +52,9 @@ class Flag:
     @property
     def typed_as(self) -> tuple[str, ...]:
         """All names; what is set by default can be turned off."""
-        is_set = self.kind is bool and self.field.default is True
-        return (*self.names, *[f"--no-{self.name[2:]}"] * is_set)
+        if self.kind is bool and self.field.default is True:
+            return (*self.names, f"--no-{self.name[2:]}")
+        return self.names
 
     @property
     def is_argument(self) -> bool:
@@ -89,13 +92,16 @@ class Flag:
             return [name]
         if not value and self.words != ANYTHING:
             raise UserError(f"the value of {name} is empty{UNSET}")
-        return (self.several and self.split(value)) or [value]
+        return self.split(value) or [value]
 
     def split(self, text: str) -> list[str]:
         """Returns the values that are joined by commas; none if the text is not such values."""
-        for found in ([one.strip() for one in text.split(",") if one.strip()], [text]):
-            if found and all(re.fullmatch(self.words, one) for one in found):
-                return found
+        if not (self.several and text):
+            return []
+        divided = [part.strip() for part in text.split(",") if part.strip()]
+        for values in (divided, [text]):
+            if values and all(re.fullmatch(self.words, value) for value in values):
+                return values
         return []
 
     def value(self, typed: Sequence[str]) -> Any:
@@ -112,13 +118,15 @@ class Flag:
         return tuple(self._read(one) for one in typed)
 
     def _read(self, text: str) -> Any:
+        if self.kind is Path:
+            refuse_kept_variable(text)
         if (read := self.field.metadata["read"]) is not None:
             return (imported(read) if isinstance(read, str) else read)(text)
         if self.kind in _NUMBERS:
             # A whole number has no decimal comma that could be meant.
-            return self._number(
-                text if self.kind is int and "," in text else number_typed(f"{self.name} ", text)
-            )
+            if self.kind is float or "," not in text:
+                text = number_typed(f"{self.name} ", text)
+            return self._number(text)
         if issubclass(self.kind, StrEnum) and text not in [*self.kind]:
             meant = did_you_mean(text, {name: name for name in self.kind})
             raise UserError(f"{self.name} {text} is not one of {', '.join(self.kind)}{meant}")
@@ -126,13 +134,26 @@ class Flag:
 
     def _number(self, text: str) -> int | float:
         if not re.fullmatch(_NUMBERS[self.kind], text, re.ASCII | re.IGNORECASE):
-            whole = "whole " * (self.kind is int and not self.several)
-            otherwise = f"; type numbers, or {self.name} all" * self.several
-            raise UserError(f"{self.name} {text} is not a {whole}number{otherwise}")
+            expected = "a whole number" if self.kind is int else "a number"
+            if self.several:
+                expected = f"a number; type numbers, or {self.name} all"
+            raise UserError(f"{self.name} {text} is not {expected}")
         value, allowed = self.kind(text), self.field.metadata["allowed"]
         if allowed is not None and value not in allowed:
             raise UserError(f"{self.name} {text} must be {allowed.expected(value)}")
         return value
+
+
+def refuse_kept_variable(text: str, otherwise: str = "") -> None:
+    """Refuses a path with a variable that the shell did not replace, unless such a file exists."""
+    path = Path(text)
+    for part in (path, *path.parents):
+        found = re.search(r"\$\{?[A-Za-z_]\w*", part.name)
+        # That of `Path` raises an error if the name is too long.
+        if found and not os.path.lexists(part):
+            raise UserError(
+                f"{text}: the shell keeps {found[0]} in single quotes; type double ones{otherwise}"
+            )
 
 
 def imported(path: str) -> Any:
@@ -169,24 +190,26 @@ def _fields_of(options: type) -> Iterator[Flag]:
 
 def read(command: str, options: type, words: Sequence[str]) -> Any:
     """Reads what was typed after a command into its options; raises what is wrong with it."""
-    flags = {name: one for one in flags_of(options) for name in one.typed_as}
+    flags = {flag.name: flag for flag in flags_of(options)}
     try:
-        typed = _typed(words, flags)
+        typed = _typed(words, [*flags.values()])
     except _MistakeError as mistake:
         raise UserError(f"{mistake}; type: {command} --help") from None
-    return _filled(options, {name: flags[name].value(some) for name, some in typed.items()})
+    return _filled(options, {name: flags[name].value(values) for name, values in typed.items()})
 
 
 class _MistakeError(UserError):
     """A flag that does not exist or lacks its value: the help of the command tells more."""
 
 
-def _typed(words: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, list[str]]:
+def _typed(words: Sequence[str], known: Sequence[Flag]) -> dict[str, list[str]]:
     """Returns what was typed for each flag and argument, by its usual name.
 
     Several values follow one flag, as in esm-extract, with blanks or commas between them:
     `--include mean per_tok --heads=1,2 x.fasta`.
     """
+    # A file may have the name of an argument.
+    flags = {name: flag for flag in known if not flag.is_argument for name in flag.typed_as}
     typed = defaultdict[str, list[str]](list)
     arguments: list[str] = []
     # A flag whose further values may follow.
@@ -207,12 +230,12 @@ def _typed(words: Sequence[str], flags: Mapping[str, Flag]) -> dict[str, list[st
         else:
             several = None
             arguments.append(_argument(name, flags))
-    for one in dict.fromkeys(flags.values()):
-        if one.is_argument and arguments:
-            count = len(arguments) if one.several else 1
-            typed[one.name], arguments = arguments[:count], arguments[count:]
-        if one.is_needed and one.name not in typed:
-            raise _MistakeError(f"{one.name} is missing")
+    for flag in known:
+        if flag.is_argument and arguments:
+            count = len(arguments) if flag.several else 1
+            typed[flag.name], arguments = arguments[:count], arguments[count:]
+        if flag.is_needed and flag.name not in typed:
+            raise _MistakeError(f"{flag.name} is missing")
     if arguments:
         raise _MistakeError(f"{arguments[0]} is an argument too many")
     return typed
@@ -238,27 +261,54 @@ def _argument(word: str, flags: Mapping[str, Flag]) -> str:
         raise UserError(f"an argument is empty{UNSET}")
     if word.startswith("-") and word != "-":
         name = word.partition("=")[0]
-        known = {one: one for one in flags if one.startswith("-")}
-        raise _MistakeError(f"there is no {name}{did_you_mean(name, known)}")
+        raise _MistakeError(f"there is no {name}{did_you_mean(name, {one: one for one in flags})}")
     return word
 
 
 def _filled(options: type, values: Mapping[str, Any]) -> Any:
     """Makes the options of what was typed; the others keep their defaults."""
-    given: dict[str, Any] = {}
-    for one in _fields_of(options):
-        if one.is_group:
-            if one.is_needed or any(inner.name in values for inner in flags_of(one.kind)):
-                given[one.field.name] = _filled(one.kind, values)
-        elif one.name in values:
-            given[one.field.name] = values[one.name]
-    return options(**given)
+    filled: dict[str, Any] = {}
+    for flag in _fields_of(options):
+        if flag.is_group:
+            if flag.is_needed or any(inner.name in values for inner in flags_of(flag.kind)):
+                filled[flag.field.name] = _filled(flag.kind, values)
+        elif flag.name in values:
+            filled[flag.field.name] = values[flag.name]
+    return options(**filled)
+
+
+@contextmanager
+def advising(options: type) -> Iterator[None]:
+    """Adds what to type to an error in its block that names options of a command."""
+    try:
+        yield
+    except UserError as error:
+        if advice := _advice(error.options, options):
+            error.args = (f"{error}; {advice}",)
+        raise
+
+
+def _advice(mending: Mapping[str, object], options: type) -> str:
+    """Returns how the options are typed that mend an error; "" if the command has none of them."""
+    names = {one.field.name: one.name for one in flags_of(options)} if mending else {}
+    typed, left_out = [], []
+    for option, value in mending.items():
+        name = names.get(option)
+        if name is None:
+            continue
+        if value is None:
+            left_out.append(name)
+        else:
+            typed.append(name if value is True else f"{name} {value}")
+    parts = [f"type {' or '.join(typed)}"] if typed else []
+    parts += [f"leave {' and '.join(left_out)} out"] if left_out else []
+    return ", or ".join(parts)
 
 
 def help_text(command: str, sentence: str, options: type) -> str:
     """Returns the help of a command, in the width of the terminal."""
     flags = [*flags_of(options)]
-    arguments = {f"{x.name}{'...' * x.several}": _about(x) for x in flags if x.is_argument}
+    arguments = {_left(one): _about(one) for one in flags if one.is_argument}
     named = {_left(one): _about(one) for one in flags if not one.is_argument}
     parts = [f"Usage: {' '.join([command, *arguments, '[FLAGS]'])}", wrapped(sentence)]
     parts += [table("Arguments", arguments)] if arguments else []
@@ -286,8 +336,13 @@ def wrapped(text: str, start: str = "", further: str = "") -> str:
 
 
 def _left(flag: Flag) -> str:
-    what = "" if flag.is_switch else f" {_TYPES.get(flag.kind, 'TEXT')}{' ...' * flag.several}"
-    return f"{', '.join(flag.typed_as)}{what}"
+    """Returns what is typed: an argument, or the names of a flag and the kind of its values."""
+    names = ", ".join(flag.typed_as)
+    if flag.is_argument:
+        return f"{names}..." if flag.several else names
+    if flag.is_switch:
+        return names
+    return f"{names} {_TYPES.get(flag.kind, 'TEXT')}{' ...' if flag.several else ''}"
 
 
 def _about(flag: Flag) -> str:

@@ -9,7 +9,16 @@ from typing import NoReturn
 from protlm import __version__
 from protlm.cli.commands import COMMANDS, GROUPS, MODEL_NAMES, OUTPUT_NAMES
 from protlm.cli.completion import script
-from protlm.cli.flags import UNSET, help_text, imported, read, table, wrapped
+from protlm.cli.flags import (
+    UNSET,
+    advising,
+    help_text,
+    imported,
+    read,
+    refuse_kept_variable,
+    table,
+    wrapped,
+)
 from protlm.system import interruption
 from protlm.system.errors import UserError, did_you_mean, exit_with_message
 from protlm.system.paths import in_home, shipped
@@ -105,6 +114,10 @@ def run(words: list[str]) -> None:
     if "" in (words if own else words[:1]):
         raise UserError(f"an argument is empty{UNSET}")
     if own:
+        # Hydra replaces ${...} itself.
+        for word in words[1:]:
+            if "${" not in word:
+                refuse_kept_variable(word.partition("=")[2], ", or ${oc.env:NAME}")
         own(words[1:])
         return
     named = words[:2] if words[:1] and words[0] in GROUPS else words[:1]
@@ -115,8 +128,10 @@ def run(words: list[str]) -> None:
         if _HELP & {*rest}:
             print(help_text(f"protlm {name}", command.sentence, command.options))
         else:
-            typed = read(f"protlm {name}", command.options, rest)
-            imported(command.function)(**vars(typed))
+            options = command.options
+            with advising(options):
+                typed = read(f"protlm {name}", options, rest)
+                imported(command.function)(**vars(typed))
     elif name == "--version":
         print(f"protlm {__version__}")
     elif name == "--completion":

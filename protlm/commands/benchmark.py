@@ -18,9 +18,7 @@ from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
-import torch
 
-from protlm import __version__
 from protlm.analysis.pace import token_seconds
 from protlm.analysis.precision import METRIC, NEAREST
 from protlm.analysis.structures import longest_read, read_folder
@@ -51,7 +49,7 @@ from protlm.system.memory import free_memory, readable_size
 from protlm.system.parts import read_part, write_facts
 from protlm.system.paths import sha256_of
 from protlm.system.terminal import print_table
-from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
+from protlm.system.work_folder import Kind, WorkFolder, begun_with, unfinished, work_folder
 
 _KIND = Kind("benchmark", "being run", "--output")
 # Names that are shown of missing tasks, and of files.
@@ -83,16 +81,15 @@ def benchmark(
     if options.dry_run:
         _estimate(tasks, models, options.probe.tokens_per_batch, notes)
         return
-    begun = {
-        "protlm": __version__,
-        "torch": torch.__version__,
+    settings = {
         "the benchmark": name,
         "the files": {str(x.relative_to(folder)): sha256_of(x) for one in found for x in one.files},
-        "--model": [f"{model} {one.identity}" for model, one in models.items()],
         "--toks-per-batch": options.probe.tokens_per_batch,
         "--seed": options.probe.seed,
         "--device": [one.device.type for one in models.values()],
     }
+    identities = [f"{model} {one.identity}" for model, one in models.items()]
+    begun = begun_with(settings, models={"--model": identities})
     with work_folder(unfinished(output), begun, _KIND, break_lock=options.break_lock) as work:
         contents = {
             model: {task.name: _content(task, one, options.probe, work) for task in tasks}

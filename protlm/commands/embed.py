@@ -13,15 +13,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from protlm.analysis.features.autoencoder import read_features
 from protlm.commands.embedding.estimate import print_estimate
-from protlm.commands.embedding.job import Job
+from protlm.commands.embedding.inputs import Inputs
+from protlm.commands.embedding.job import Job, stored
+from protlm.commands.embedding.plan import Plan
 from protlm.commands.embedding.results import EMBEDDING, Blocks, Results, compute, opened
 from protlm.commands.outputs import check_suffix
 from protlm.data.records.source import STANDARD_INPUT
-from protlm.loading import pick_device
-from protlm.options.embed import EmbedOptions, Format
+from protlm.loading import load_model, pick_device
+from protlm.model.embedding import Embedder
+from protlm.options.embed import EmbedOptions, Format, Pooling
 from protlm.options.jobs import Share, Submission
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.memory import readable_size
@@ -31,8 +36,12 @@ from protlm.system.terminal import printable
 from protlm.system.work_folder import read_begun, refuse_other, unfinished
 
 # Suffixes that only one format has.
-_FORMAT_OF = {".npz": Format.npz, ".parquet": Format.parquet, ".h5ad": Format.anndata}
-_FORMAT_OF |= {".csv": Format.csv}
+_FORMAT_OF = {
+    ".npz": Format.npz,
+    ".parquet": Format.parquet,
+    ".h5ad": Format.anndata,
+    ".csv": Format.csv,
+}
 # Marks a folder of jobs, which is removed when the output is complete.
 _OURS = ".protlm-jobs"
 
@@ -45,7 +54,6 @@ def embed(
     submission: Submission | None = None,
 ) -> None:
     """Embeds sequence files into a new file or folder, as cluster jobs if asked to."""
-    options.check()
     form = import_module(f"protlm.commands.embedding.formats.{options.format}")
     if options.format is Format.parquet:
         form.pyarrow()
@@ -55,24 +63,69 @@ def embed(
     # A job, too, may find that the output is there.
     check_output(output)
     files = [sources] if isinstance(sources, Path) else [*sources]
-    _check_shares(files, options, submission)
-    paths = (files, model_path, output)
+    _refuse_sharing(files, options, submission)
     if submission is not None:
-        submission.run(partial(embed, *paths), _shares(options), _job_folder(output))
-        # The machine that submits jobs need not have their devices.
-        options = replace(options, processes=1, merge=True, device="cpu")
-    job = Job(files, model_path, options)
+        _submit(files, model_path, output, options, submission)
+        return
+    job = plan_job(files, model_path, options)
     if options.dry_run:
         _estimate(job, output)
-    else:
-        _check_space(job, output)
-        with opened(job, output, _fingerprint(job, output)) as blocks:
-            if not options.merge:
-                _compute(job, blocks, partial(_compute_beside_others, *paths))
-            if options.share is None:
-                _write(job, blocks, output, form)
-    if submission is not None:
-        shutil.rmtree(_job_folder(output))
+        return
+    _check_space(job, output)
+    with opened(job, output, _begun_with(job, output)) as blocks:
+        if not options.merge:
+            _compute(job, blocks, partial(_compute_beside_others, files, model_path, output))
+        if options.share is None:
+            _write(job, blocks, output, form)
+
+
+def _submit(
+    files: Sequence[Path],
+    model_path: Path,
+    output: Path,
+    options: EmbedOptions,
+    submission: Submission,
+) -> None:
+    """Computes each share in a job, and merges them here."""
+    submission.check()
+    folder, shares = _job_folder(output), _shares(options)
+    submission.run(partial(embed, files, model_path, output), shares, folder)
+    # The machine that submits jobs need not have their devices.
+    merging = replace(options, processes=1, merge=True, device="cpu")
+    embed(files, model_path, output, merging)
+    shutil.rmtree(folder)
+
+
+def plan_job(files: Sequence[Path], model_path: Path, options: EmbedOptions) -> Job:
+    """Loads the model, reads the proteins, and divides the work.
+
+    The model is the first, because it may not have what is asked for, and files may be large.
+    """
+    model = load_model(model_path, device=options.device)
+    typed_layers = options.layers or range(model.num_layers + 1)
+    layers = [model.layer_number(layer, first=0) for layer in typed_layers]
+    layers_of = dict.fromkeys(options.include, tuple(dict.fromkeys(layers)))
+    options = replace(options, include=tuple(layers_of), layers=tuple(dict.fromkeys(layers)))
+    autoencoder = None
+    if options.features is not None:
+        autoencoder = read_features(options.features).to(model.device)
+        autoencoder.settings.check(model)
+        layers_of[Pooling.features] = (autoencoder.settings.layer,)
+    keys = tuple((kind, layer) for kind, own in layers_of.items() for layer in own)
+    distinct_layers = tuple(dict.fromkeys(layer for _, layer in keys))
+    compute_dtype = getattr(torch, options.compute_dtype)
+    embedder = Embedder(model, options.include, distinct_layers, compute_dtype)
+    inputs = Inputs(files, options, model.max_residues)
+    rows = np.sum([inputs.num_rows(kind) for kind, _ in keys], axis=0)
+    plan = Plan(
+        inputs.lengths,
+        inputs.first_equal(),
+        rows * (model.description.model.model_dim * stored(options.dtype).itemsize),
+        options.tokens_per_batch,
+        around=model.vocabulary.num_around,
+    )
+    name = model_path.absolute().name.removesuffix(".ckpt").removesuffix(".pt")
+    return Job(options, name, keys, embedder, autoencoder, inputs, plan)
 
 
 def device_of(device: str, number: int) -> str:
@@ -82,7 +135,7 @@ def device_of(device: str, number: int) -> str:
     return f"cuda:{(number - 1) % torch.cuda.device_count()}"
 
 
-def _check_shares(
+def _refuse_sharing(
     files: Sequence[Path], options: EmbedOptions, submission: Submission | None
 ) -> None:
     """Refuses several processes, or jobs, that would read standard input or have one share."""
@@ -122,11 +175,11 @@ def _free_space(output: Path) -> int:
 
 
 def _estimate(job: Job, output: Path) -> None:
-    blocks, done = Blocks(output, job.plan), set[int]()
+    blocks, finished = Blocks(output, job.plan), set[int]()
     if read_begun(blocks.folder, EMBEDDING) is not None:
-        refuse_other(blocks.folder, _fingerprint(job, output), EMBEDDING)
-        done = {block.number for block in job.plan.blocks if blocks.too_large(block) == set()}
-    print_estimate(job, _free_space(output), done)
+        refuse_other(blocks.folder, _begun_with(job, output), EMBEDDING)
+        finished = {block.number for block in job.plan.blocks if blocks.too_large(block) == set()}
+    print_estimate(job, _free_space(output), finished)
 
 
 def _check_space(job: Job, output: Path) -> None:
@@ -143,18 +196,17 @@ def _check_space(job: Job, output: Path) -> None:
         )
 
 
-def _fingerprint(job: Job, output: Path) -> dict[str, Any]:
-    fingerprint = job.fingerprint()
-    if job.options.merge:
-        begun = read_begun(unfinished(output), EMBEDDING)
-        if begun is None:
-            raise UserError(
-                f"--merge: there is no folder {unfinished(output)}; first run every share: "
-                "--shard 1/N to --shard N/N"
-            )
-        # The vectors may be joined on a machine without the devices that computed them.
-        fingerprint["--device"] = begun.get("--device")
-    return fingerprint
+def _begun_with(job: Job, output: Path) -> dict[str, Any]:
+    """Returns what the work is begun with; shares may be merged on a machine without their GPUs."""
+    if not job.options.merge:
+        return job.begun_with(job.model.device.type)
+    begun = read_begun(unfinished(output), EMBEDDING)
+    if begun is None:
+        raise UserError(
+            f"--merge: there is no folder {unfinished(output)}; first run every share: "
+            "--shard 1/N to --shard N/N"
+        )
+    return job.begun_with(begun.get("--device", ""))
 
 
 def _compute(job: Job, blocks: Blocks, in_process: Callable[[EmbedOptions], int]) -> None:
@@ -181,9 +233,9 @@ def _compute_beside_others(
     """Computes the share of one process; returns the number of batches that were halved."""
     assert options.share is not None
     torch.set_num_threads(max(1, torch.get_num_threads() // options.share.count))
-    job, is_quiet = Job(files, model_path, options), options.share.number > 1
-    with opened(job, output, job.fingerprint(), quiet=True) as blocks:
-        return compute(job, blocks, options.share, quiet=is_quiet)
+    job = plan_job(files, model_path, options)
+    with opened(job, output, _begun_with(job, output), quiet=True) as blocks:
+        return compute(job, blocks, options.share, quiet=options.share.number > 1)
 
 
 def _write(job: Job, blocks: Blocks, output: Path, form: Any) -> None:
@@ -193,6 +245,6 @@ def _write(job: Job, blocks: Blocks, output: Path, form: Any) -> None:
     if not len(results):
         raise InputDataError("no protein fits into the memory of this device; use another one")
     form.write(results, output)
-    job.proteins.report("embedded", further=results.too_large)
+    job.inputs.proteins.report("embedded", further=results.too_large)
     blocks.work.is_published = True
     print(output)

@@ -40,7 +40,7 @@ from protlm.system.errors import UserError
 from protlm.system.json_file import write_json
 from protlm.system.paths import complete_folder, sha256_of
 from protlm.system.terminal import JobProgress, print_table, watched
-from protlm.system.work_folder import Kind, refuse_finished, unfinished, work_folder
+from protlm.system.work_folder import Kind, begun_with, refuse_finished, unfinished, work_folder
 
 SPARSE, RANDOM = "features", "features of random weights"
 # Proteins whose masked residues are predicted, and those that are listed for each feature.
@@ -72,10 +72,11 @@ def train_features(
     shards = read_manifest(data).splits
     held_out = [x for x in ("valid", "test") if any(one.sequences for one in shards.get(x, ()))]
     measured = stream._replace(split=open_split(data, [*held_out, "train"][0]))
-    begun_with = {**asdict(settings), "the data": stream.split.fingerprint}
+    of_data = {**asdict(settings), "the data": stream.split.fingerprint}
+    begun = begun_with(of_data, models={"model": settings.model})
     autoencoder = SparseAutoencoder(model.description.model.model_dim, settings).to(model.device)
     folder = unfinished(output)
-    with work_folder(folder, begun_with, _TRAINING, break_lock=break_lock) as work:
+    with work_folder(folder, begun, _TRAINING, break_lock=break_lock) as work:
         with JobProgress("residues", settings.residues) as progress:
             train(
                 autoencoder, stream, folder / "state.ckpt", progress.update, check=work.lock.check

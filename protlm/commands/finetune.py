@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from protlm import __version__
 from protlm.checkpoints.format import Checkpoint, export
 from protlm.downstream.examples import Labeled, read_labeled
 from protlm.downstream.label_files import with_files
@@ -36,8 +35,8 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.options.labels import FinetuneOptions, LabelOptions, ProbeOptions, Task
 from protlm.system.errors import ExitCode, OutputError, UserError
 from protlm.system.lock import FolderLock
-from protlm.system.paths import complete_folder, sha256_of
-from protlm.system.work_folder import Kind, work_folder
+from protlm.system.paths import complete_folder
+from protlm.system.work_folder import Kind, begun_with, work_folder
 from protlm.training import lora
 from protlm.training.finetuning import check_devices, finetune
 from protlm.training.labels import (
@@ -96,13 +95,16 @@ def finetune_labels(
         room = Room(model, short=sys.maxsize)
     seed = options.training.seed
     labeled = read_labeled(labels, room, reading, seed=seed, valid_fraction=_VALID_FRACTION)
-    begun_with = {
-        "the model": model.identity,
-        "the file of labels": sha256_of(labels),
-        **_typed(options),
+    settings = {
+        **{f"--{name.replace('_', '-')}": value for name, value in vars(options.training).items()},
+        "--lora": options.rank,
+        "--lora-targets": ",".join(options.targets),
         **fingerprint(labeled),
     }
-    with run_folder(output, begun_with, break_lock=options.break_lock) as lock:
+    begun = begun_with(
+        settings, files={"the file of labels": labels}, models={"the model": model.identity}
+    )
+    with run_folder(output, begun, break_lock=options.break_lock) as lock:
         work = _Work(model, labeled, options, lock)
         result = Result(model_path.name, model.identity, labeled, _found(work, output))
         _write(work, result, output)
@@ -128,15 +130,6 @@ class _Work:
 def _probing(work: _Work) -> ProbeOptions:
     training = work.options.training
     return ProbeOptions((work.model.num_layers,), training.tokens_per_batch, training.seed)
-
-
-def _typed(options: FinetuneOptions) -> dict[str, Any]:
-    training = asdict(options.training)
-    return {
-        **{f"--{name.replace('_', '-')}": value for name, value in training.items()},
-        "--lora": options.rank,
-        "--lora-targets": ",".join(options.targets),
-    }
 
 
 def _found(work: _Work, output: Path) -> dict[str, Predictor]:
@@ -279,7 +272,7 @@ def run_folder(
 
 
 def fingerprint(labeled: Labeled) -> dict[str, str]:
-    """Returns hashes of what is trained on, and the versions that decide the result."""
+    """Returns hashes of what is trained on."""
     targets, split = labeled.targets, labeled.split
     labels = _digest([targets.task, *targets.classes], targets.values)
     groups = _digest([], split.train, split.valid, split.test, split.groups)
@@ -287,8 +280,6 @@ def fingerprint(labeled: Labeled) -> dict[str, str]:
         "the values of the labels (--label, --task, --min-count)": labels,
         "the split (--cluster-table, --cluster, --seed)": groups,
         "the sequences (--sequences)": _digest(labeled.sequences),
-        "protlm": __version__,
-        "torch": torch.__version__,
     }
 
 

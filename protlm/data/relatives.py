@@ -69,17 +69,17 @@ def unrelated(sequences: Iterable[str], *, limit: int) -> list[int]:
     taken: dict[str, int] = {}
     sizes: list[int] = []
     having: defaultdict[int, list[int]] = defaultdict(list)
-    for place, one in enumerate(sequences):
-        found = _distinct_kmers(VOCABULARY.encode(one)).tolist()
-        shared = Counter(chain.from_iterable(having[kmer] for kmer in found if kmer in having))
-        if one not in taken and not any(
-            number / max(min(len(found), sizes[other]), _LEAST) >= MIN_SHARED
+    for place, sequence in enumerate(sequences):
+        kmers = _distinct_kmers(VOCABULARY.encode(sequence)).tolist()
+        shared = Counter(chain.from_iterable(having[kmer] for kmer in kmers if kmer in having))
+        if sequence not in taken and not any(
+            number / max(min(len(kmers), sizes[other]), _LEAST) >= MIN_SHARED
             for other, number in shared.items()
         ):
-            for kmer in found:
+            for kmer in kmers:
                 having[kmer].append(len(taken))
-            sizes.append(len(found))
-            taken[one] = place
+            sizes.append(len(kmers))
+            taken[sequence] = place
             if len(taken) == limit:
                 break
     return list(taken.values())

@@ -14,7 +14,7 @@ from typing import IO
 from protlm.data.records.format_detection import NO_TABLE, foreign_format
 from protlm.data.records.source import ByteSource, as_utf8, text_lines
 from protlm.system.errors import InputDataError, UserError
-from protlm.system.paths import complete_file, existing_file
+from protlm.system.paths import complete_file
 from protlm.system.terminal import printable
 
 _SEPARATORS = {".csv": ",", ".tsv": "\t"}
@@ -54,7 +54,7 @@ def read_text(path: Path, what: str) -> str:
     """Returns the content of a UTF-8 file, plain or gzip, without a byte order mark."""
     _refuse_lmdb(path)
     content = bytearray()
-    with ByteSource(existing_file(path, what), what) as source:
+    with ByteSource(path, what) as source:
         for block in source.blocks():
             content += block
             if len(content) > min(_MOST_BYTES, max(_BOMB_BYTES, _BOMB_RATIO * source.num_bytes)):
@@ -168,14 +168,21 @@ def places_of(path: Path, columns: Sequence[str], names: Sequence[str]) -> list[
     return [columns.index(name) for name in names]
 
 
+def read_columns(path: Path, what: str, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+    """Yields the line number and the cells of these columns of each row of a table."""
+    columns, rows = read_table(path, what, names)
+    places = places_of(path, columns, names)
+    for line, row in rows:
+        yield line, [row[place] for place in places]
+
+
 def read_rows(path: Path, what: str) -> Iterator[tuple[int, list[str]]]:
     """Yields the number, from 1, and the fields of each line that is not blank.
 
     Fields are separated by tabs; lines are read one by one, since a table may exceed the memory.
     """
     is_empty = True
-    # Tables are read more than once, so standard input is not allowed.
-    for number, line in enumerate(text_lines(existing_file(path, what), what), start=1):
+    for number, line in enumerate(text_lines(path, what), start=1):
         if line:
             is_empty = False
             yield number, line.split("\t")
@@ -217,16 +224,15 @@ def read_labels(path: Path, key: str, column: str) -> dict[str, str]:
             raise InputDataError(f"{path}: {column} is not one of SCOPe's {', '.join(_LEVELS)}")
         level = 1 + _LEVELS.index(column)
         return {name: ".".join(family.split(".")[:level]) for name, family in domains}
-    columns, rows = read_table(path, "a table of labels", (key, column))
-    place, label = places_of(path, columns, (key, column))
-    found: dict[str, str] = {}
-    for line, row in rows:
-        if (name := row[place].strip()) in found:
+    labels: dict[str, str] = {}
+    for line, cells in read_columns(path, "a table of labels", (key, column)):
+        name, label = map(str.strip, cells)
+        if name in labels:
             raise InputDataError(
                 f"{path}, line {line}: {name} is repeated; leave one row for each {key}"
             )
-        found[name] = row[label].strip()
-    return found
+        labels[name] = label
+    return labels
 
 
 def _rows(path: Path, text: str, names: Sequence[str]) -> Iterator[tuple[int, list[str]]]:

@@ -113,13 +113,9 @@ class EmbedOptions(Checked):
         """Whether a protein has one array: of one kind and one layer."""
         return len(self.include) == len(self.layers) == 1
 
-    @property
-    def by_hash(self) -> bool:
-        """Whether entries are named by the hash of their sequence."""
-        return self.key is not Key.identifier
-
-    def check(self) -> None:
+    def __post_init__(self) -> None:
         """Refuses a file without its kind of vectors, and what the format cannot hold."""
+        super().__post_init__()
         ranges = (Pooling.ranges, self.ranges, "TABLE.tsv")
         for kind, given, path in (ranges, (Pooling.features, self.features, "SAE")):
             if (given is not None) != (kind in self.include):

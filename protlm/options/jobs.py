@@ -84,7 +84,7 @@ class Submission(Checked):
 
     def check(self) -> None:
         """Refuses a machine that cannot submit jobs."""
-        from protlm.system.shares import submitit
+        from protlm.system.cluster import submitit
 
         submitit()
 
@@ -95,7 +95,7 @@ class Submission(Checked):
 
         Jobs have this number of cores, unless `--slurm` says another.
         """
-        from protlm.system.shares import on_cluster
+        from protlm.system.cluster import on_cluster
 
         on_cluster(function, items, folder, cores, self.parameters)
 

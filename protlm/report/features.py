@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from protlm.analysis.features.autoencoder import FEATURES, SparseAutoencoder, read_features
-from protlm.data.tables import number_of, places_of, read_table
+from protlm.data.tables import number_of, read_columns
 from protlm.downstream.concepts import RESIDUE
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
@@ -67,10 +67,8 @@ def read_inspected(
     if made.get("features") != sha256_of(folder / FEATURES.weights):
         raise UserError(f"{description} describes other features than {folder}; give theirs")
     path, names = description / "names.tsv", dict[int, dict[str, Any]]()
-    columns, rows = read_table(path, "a table of names", _COLUMNS)
-    places = places_of(path, columns, _COLUMNS)
-    for line, row in rows:
-        one: dict[str, Any] = {name: row[at] for name, at in zip(_COLUMNS, places, strict=True)}
+    for line, cells in read_columns(path, "a table of names", _COLUMNS):
+        one: dict[str, Any] = dict(zip(_COLUMNS, cells, strict=True))
         one |= {name: number_of(one[name]) for name in _NUMBERS}
         if None in one.values():
             raise InputDataError(f"{path}, line {line}: a number is missing; write the table anew")

@@ -32,10 +32,16 @@ class ExitCode(IntEnum):
 class UserError(Exception):
     """An error that the user can fix: a wrong path, key, option or setting.
 
-    The message says in one or two sentences what was given, what is allowed, and what to type.
+    The message says in one or two sentences what was given and what is allowed. What to type is
+    for the command to say: `options` are those that mend it, by the names of their fields, with a
+    value, a word in capitals that stands for one, True for a switch, or None to leave it out.
     """
 
     exit_code: ExitCode = ExitCode.USAGE
+
+    def __init__(self, message: str = "", options: Mapping[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.options = options or {}
 
 
 class OptionError(UserError):
@@ -161,10 +167,10 @@ def did_you_mean(name: str, typed: Mapping[str, str]) -> str:
     starting = [one for one in typed if part and one.startswith(part)]
     # Two letters are in many names.
     containing = [one for one in typed if len(part) > 2 and part in one]
-    found = sorted(starting or containing, key=lambda one: (len(one), one))
+    similar = sorted(starting or containing, key=lambda one: (len(one), one))
     # Two exchanged letters of four leave a similarity of a half.
-    found = found or difflib.get_close_matches(name, typed, n=1, cutoff=0.5)
-    return f" (did you mean {' or '.join(typed[one] for one in found)}?)" if found else ""
+    similar = similar or difflib.get_close_matches(name, typed, n=1, cutoff=0.5)
+    return f" (did you mean {' or '.join(typed[one] for one in similar)}?)" if similar else ""
 
 
 def refuse_unknown(option: str, value: str, allowed: Iterable[str]) -> None:

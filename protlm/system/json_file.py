@@ -41,21 +41,21 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
             content = file.read(_MOST + 1)
         if len(content) > _MOST:
             raise ValueError(f"it has more than {_MOST:,} bytes")
-        found = json.loads(content)
+        content = json.loads(content)
     except RecursionError:
         raise InputDataError(f"{path} is not {what}: {_TOO_DEEP}") from None
     except (OSError, ValueError) as error:
         reason = str(error).split("\n", 1)[0][:100]
         raise InputDataError(f"{path} is not JSON: {reason}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise InputDataError(f"{path} is not {what}: its JSON is not an object")
-    level: list[Any] = [found]
+    level: list[Any] = [content]
     for _ in range(_DEEPEST):
         parts = (one.values() if isinstance(one, dict) else one for one in level)
         level = [one for part in parts for one in part if isinstance(one, dict | list)]
     if level:
         raise InputDataError(f"{path} is not {what}: {_TOO_DEEP}")
-    return found
+    return content
 
 
 def write_json(path: Path, value: Any, *, indent: int = 2) -> None:

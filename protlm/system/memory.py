@@ -20,20 +20,20 @@ def available_memory() -> int | None:
     cache that were not used lately do not count as used, as in MemAvailable: the kernel drops them
     when memory is needed.
     """
-    found = []
+    limits = []
     with suppress(OSError, KeyError, ValueError):
         lines = dict(line.split(":", 1) for line in _MEMORY.read_text().splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+        limits.append(int(lines["MemAvailable"].split()[0]) * 1024)
     for group in _cgroups():
         # No such file, or "max": there is no limit.
         with suppress(OSError, ValueError):
             limit, used = ((group / f"memory.{name}").read_text() for name in ("max", "current"))
             free = int(limit) - int(used) + _droppable(group)
-            found.append(min(max(free, 0), int(limit)))
+            limits.append(min(max(free, 0), int(limit)))
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and _OWN_SIZE.exists():
-        found.append(max(limit - int(_OWN_SIZE.read_text().split()[0]) * _PAGE, 0))
-    return min(found) if found else None
+        limits.append(max(limit - int(_OWN_SIZE.read_text().split()[0]) * _PAGE, 0))
+    return min(limits) if limits else None
 
 
 def free_memory(device: torch.device) -> int:
@@ -61,9 +61,9 @@ def _cgroups() -> list[Path]:
         lines = _OWN_CGROUP.read_text().splitlines()
     except OSError:
         lines = []
-    own = next((line[3:] for line in lines if line.startswith("0::/")), "/")
+    group = next((line[3:] for line in lines if line.startswith("0::/")), "/")
     # In a container, the path may be outside of what is mounted.
-    names = [name for name in own.split("/") if name not in ("", "..")]
+    names = [name for name in group.split("/") if name not in ("", "..")]
     return [_CGROUPS.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
 
 

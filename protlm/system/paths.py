@@ -7,7 +7,6 @@ import re
 import secrets
 import shutil
 import socket
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -48,11 +47,11 @@ def in_home(path: str) -> str:
 
     The shell does so only at the start of a word, not in `--output=~/x` or within quotes.
     """
-    found = os.path.expanduser(path)  # noqa: PTH111 - Path would drop a final slash
-    if found.startswith("~") and not os.path.lexists(path):
+    expanded = os.path.expanduser(path)  # noqa: PTH111 - Path would drop a final slash
+    if expanded.startswith("~") and not os.path.lexists(path):
         user = path.split("/", 1)[0][1:]
         raise UserError(f"{path}: there is no user {user}; type ./{path} for a file of this name")
-    return found
+    return expanded
 
 
 def sha256_of(*paths: Path) -> str:
@@ -126,14 +125,7 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
     while not os.path.lexists(parent):
         parent = parent.parent
     try:
-        # A parent folder may be inaccessible. Names that come from data may have any letters.
-        name = re.search(r"\$\{?([A-Za-z_]\w*)", str(path.absolute().relative_to(parent)))
-        typed = [one for one in sys.argv[1:] if not os.path.lexists(one)]
-        if name and (name[1] in os.environ or any(name[0] in one for one in typed)):
-            raise UserError(
-                f"{path}: the shell keeps {name[0]} in single quotes; type double ones, or (in "
-                f"settings such as run_dir) ${{oc.env:{name[1]}}}"
-            )
+        # A parent folder may be inaccessible.
         if not parent.is_dir():
             raise OutputError(f"{path} cannot be written: {parent} is not a folder")
         with tempfile.TemporaryFile(dir=parent):

@@ -1,4 +1,4 @@
-"""Shares of a command's work: computed by processes of this machine, or by jobs of a cluster."""
+"""Shares of a command's work, computed by processes of this machine."""
 
 import os
 import pickle
@@ -7,30 +7,27 @@ import signal
 import tempfile
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from functools import partial
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from threading import Thread
-from types import ModuleType
 from typing import Any, TypeVar
 
-from protlm.system.errors import FULL_DISK, ExitCode, UserError, of_the_system
+from protlm.system.errors import FULL_DISK, ExitCode, UserError
 from protlm.system.interruption import interrupts_held
 from protlm.system.lock import KILLED
 from protlm.system.paths import explain_os_error, scratch_name
-from protlm.system.terminal import watched
 
 Tag = TypeVar("Tag")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_TIMEOUT_MINUTES = 24 * 60
 # A result, or the file of a large one. A process that is killed while it writes to a pipe may leave
-# half of a result, and the executor would wait for the rest forever. So little is never divided.
+# half of a result, and the executor would wait for the rest forever. A pipe takes this many bytes
+# at once or not at all.
 _Pickled = bytes | Path
 _WRITTEN_AT_ONCE = 2_048
 # Items in memory beyond one for each process: keeps all of them busy.
@@ -43,51 +40,6 @@ class ProcessDiedError(UserError):
     """Another process was killed, for instance when memory ran out, or does not respond."""
 
     exit_code = ExitCode.INTERNAL
-
-
-def on_cluster(
-    function: Callable[[Item], Any],
-    items: Sequence[Item],
-    folder: Path,
-    cores: int,
-    parameters: Mapping[str, Any],
-) -> None:
-    """Applies a function to every item, each in a job; raises the error of a job that fails.
-
-    Function and items are pickled. Jobs keep in the folder what they print, and have this number
-    of cores, unless the parameters have another.
-    """
-    results = _results(partial(_answer, function), items, folder, cores, parameters)
-    for _ in watched("jobs", results, total=len(items)):
-        pass
-
-
-def _results(
-    function: Callable[[Item], Any],
-    items: Sequence[Item],
-    folder: Path,
-    cores: int,
-    own: Mapping[str, Any],
-) -> Iterator[Any]:
-    library = submitit()
-    errors = library.core.utils
-    executor = library.AutoExecutor(folder=folder, cluster="slurm")
-    defaults = {"timeout_min": _TIMEOUT_MINUTES, "cpus_per_task": cores}
-    parameters = {"name": "protlm", **defaults, **own}
-    # In SLURM 22.05 to 23.02, srun uses one core of the job unless the number is repeated.
-    arguments = [f"--cpus-per-task={parameters['cpus_per_task']}"]
-    executor.update_parameters(**parameters, slurm_srun_args=arguments)
-    try:
-        jobs = executor.map_array(function, items)
-    except (errors.FailedJobError, errors.FailedSubmissionError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"the jobs could not be submitted: {reason:.500}") from error
-    try:
-        for job in jobs:
-            yield _result(job, errors.UncompletedJobError)
-    finally:
-        for job in jobs:
-            job.cancel()
 
 
 def here(
@@ -103,53 +55,12 @@ def here(
             yield _loaded(future.result())
 
 
-def _answer(function: Callable[[Item], Result], item: Item) -> Result | UserError:
-    """Applies the function in a job; returns the error of the user, if there is one."""
-    try:
-        return function(item)
-    except UserError as error:
-        return error
-    except Exception as error:
-        if (known := of_the_system(error)) is None:
-            raise
-        return known
-
-
-def _result(job: Any, uncompleted: type[Exception]) -> Any:
-    try:
-        answer = job.result()
-    except uncompleted:
-        raise ProcessDiedError(
-            f"a job ended prematurely; see {job.paths.stderr}, then type the same command again to "
-            "resume"
-        ) from None
-    if isinstance(answer, UserError):
-        raise answer
-    return answer
-
-
-def submitit() -> ModuleType:
-    """Returns submitit, on a machine that can submit jobs."""
-    try:
-        import submitit as library
-    except ImportError:
-        raise UserError(
-            "--executor slurm needs submitit, which is not installed; type: pip install "
-            "'protlm[cluster]'"
-        ) from None
-    if not (shutil.which("srun") and shutil.which("sbatch")):
-        raise UserError(
-            "--executor slurm needs srun and sbatch, which are not on the PATH here: run it on a "
-            "machine of the cluster, or leave --executor out"
-        )
-    return library
-
-
 def in_order(
     function: Callable[[Item], Result],
     items: Iterator[tuple[Tag, Item]],
     num_workers: int,
     folder: Path,
+    advice: str = "use fewer processes",
 ) -> Generator[tuple[Tag, Result], None, None]:
     """Yields the result of the function for every item, with its tag, in the order of the items.
 
@@ -160,7 +71,7 @@ def in_order(
         yield from ((tag, function(item)) for tag, item in items)
         return
     waiting: deque[tuple[Tag, Future[_Pickled]]] = deque()
-    with processes(function, num_workers, "use fewer --workers", folder, forked=True) as submit:
+    with processes(function, num_workers, advice, folder, forked=True) as submit:
         for submitted in _submitted(items, submit):
             waiting.append(submitted)
             if len(waiting) == num_workers + _AHEAD:
@@ -201,7 +112,7 @@ def processes(
 
     They ignore Ctrl-C, SIGTERM and the signals that this process handles, and are killed at the end
     of the block, or when this process dies. Forks share the memory of the function; others start
-    anew, and the function is pickled. The advice is for a lack of memory: "use fewer --workers".
+    anew, and the function is pickled. The advice is for a lack of memory: "use fewer processes".
     Large results go through a scratch folder in `folder`, which is that of the work, so that the
     next start of it removes what a kill left.
     """

@@ -8,13 +8,22 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from protlm import __version__
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK, FolderLock, remove_locks_of_killed
 from protlm.system.parts import read_part, write_facts
-from protlm.system.paths import OUTPUT_FAULTS, beside, check_output, explain_os_error, finish
+from protlm.system.paths import (
+    OUTPUT_FAULTS,
+    beside,
+    check_output,
+    explain_os_error,
+    finish,
+    sha256_of,
+)
 from protlm.system.terminal import printable
 
 # What the work was begun with. As long as this file exists, all others are known to be of the work.
@@ -192,6 +201,26 @@ def work_folder(
     finally:
         with suppress(OSError):
             work.leave()
+
+
+def begun_with(
+    settings: Mapping[str, Any],
+    *,
+    files: Mapping[str, Path | None] | None = None,
+    models: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Returns everything that a result depends on, as JSON values by flag or name.
+
+    Args:
+        files: what is read, and compared by its content; None is an option that is not typed.
+        models: hashes of models; what they compute depends on the version of PyTorch, too.
+    """
+    begun: dict[str, Any] = {"protlm": __version__}
+    if models is not None:
+        # As `torch.__version__`, without the seconds of its import.
+        begun |= {"torch": version("torch"), **models}
+    hashes = {name: path and sha256_of(path) for name, path in (files or {}).items()}
+    return {**begun, **settings, **hashes}
 
 
 def unfinished(out: Path) -> Path:

@@ -107,9 +107,11 @@ TYPED = {
     "--organism Mus,musculus a": {"organisms": ("Mus,musculus",)},
     "a --splits x=a,b y=c": {"splits": ("x=a,b", "y=c")},
     "a -oy": {"output": Path("y")},
+    "FILES FILES=b --k 2": {"files": (Path("FILES"), Path("FILES=b")), "k": 2},
     "a -o=y": {"output": Path("y")},
     "a --k 1e3 --top-p -1e-3": {"k": 1000, "top_p": -1e-3},
     "a --k 2 --k=3.0": {"k": 3},
+    "--prefix M a": {"prefix": "M", "files": (Path("a"),)},
     "a --prefix= --no-draws": {"prefix": "", "draws": False},
     "a --prefix -x --label -y --draws --quick": {"prefix": "-x", "is_quick": True},
     "- --": {"files": (Path("-"),)},
@@ -149,8 +151,12 @@ def test_what_is_typed_fills_the_fields(typed: str) -> None:
 def test_what_cannot_be_read_is_one_sentence(typed: str, told: str) -> None:
     with pytest.raises(UserError, match=told):
         read("x", Options, ["-o", "o", *typed.split()])
+
+
+@pytest.mark.parametrize("before", ["", "a", "a --quick", "a -o o", "a --include mean"])
+def test_an_empty_argument_is_not_taken_for_a_value(before: str) -> None:
     with pytest.raises(UserError, match="an argument is empty"):
-        read("x", Options, [""])
+        read("x", Options, [*before.split(), ""])
 
 
 def test_options_are_checked_in_python_as_well() -> None:
@@ -175,10 +181,13 @@ def test_a_command_is_declared_as_its_function_takes_it(name: str) -> None:
     assert max(map(len, shown.splitlines())) <= 100
 
 
-def test_a_dollar_sign_is_refused_where_it_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["protlm", "embed", "-o", "$JOB.h5"])
-    with pytest.raises(UserError, match=r"the shell keeps \$JOB in single quotes"):
-        check_output(Path("$JOB.h5"))
+def test_a_dollar_sign_is_refused_where_it_was_typed(own_folder: None) -> None:
+    """Outputs may have names from data, with any letters, and files that exist any name."""
+    for name in ("$JOB.h5", "${JOB}/x.h5", "a/$JOB"):
+        with pytest.raises(UserError, match=r"the shell keeps \$.*JOB in single quotes; type dou"):
+            read("x", Options, ["a", "-o", name])
+    Path("a$b").mkdir()
+    assert read("x", Options, ["a", "-o", "a$b/x.h5"]).output == Path("a$b/x.h5")
     check_output(Path("maps.P$x1.png"))
 
 

@@ -115,8 +115,10 @@ def test_repeated_identifiers() -> None:
             assert set(file) == expected
             assert {file[name].attrs["original_id"] for name in expected} == three
     write("P1", "P1")
-    with pytest.raises(InputDataError, match=r"is repeated .*; type --duplicates suffix$"):
-        embed(FASTA, RUN, OUTPUT, EmbedOptions(duplicates=Duplicates.header))
+    for how, others in (("header", "suffix"), ("error", "suffix, first or header")):
+        with pytest.raises(InputDataError, match="is repeated") as caught:
+            embed(FASTA, RUN, OUTPUT, EmbedOptions(duplicates=Duplicates(how)))
+        assert caught.value.options == {"duplicates": others}
 
 
 def test_several_files_are_as_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +140,7 @@ def test_several_files_are_as_one(capsys: pytest.CaptureFixture[str]) -> None:
             assert list(one) == list(two)
             assert all((one[key][:] == two[key][:]).all() for key in one)
     files[1].write_text(parts[0])
-    said = r"b\.fasta, line 1: the identifier P0 is repeated \(it is in a\.fasta, line 1\); type"
+    said = r"b\.fasta, line 1: the identifier P0 is repeated \(it is in a\.fasta, line 1\)"
     with pytest.raises(InputDataError, match=said):
         embed(files, RUN, Path("repeated.h5"), EmbedOptions())
 
@@ -178,7 +180,7 @@ def test_a_long_list_of_skipped_records_is_cut(capsys: pytest.CaptureFixture[str
     assert "1,024 records: 1 embedded, 1,023 skipped" in printed
     assert printed.count("skipped P1") == 20 and "and 1,003 more" in printed
     assert "records with the identifier of an earlier one: 1,023" in printed
-    assert "--duplicates header takes the whole header" in printed
+    assert "with duplicates=header the whole header" in printed
 
 
 def test_long_records_are_reported_and_the_counts_add_up(

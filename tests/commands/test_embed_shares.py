@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from protlm.commands import embed as embed_module
-from protlm.commands.embed import embed
-from protlm.commands.embedding import estimate, plan
+from protlm.commands.embed import embed, plan_job
+from protlm.commands.embedding import estimate, plan, results
 from protlm.commands.embedding.formats import hdf5
-from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.results import EMBEDDING, Blocks, Results
 from protlm.model.embedding import Embedder
 from protlm.model.pretrained import PretrainedModel
@@ -27,6 +26,7 @@ from protlm.options.embed import Dtype, EmbedOptions, Format, Pooling
 from protlm.options.jobs import Executor, Share, Submission
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
+from protlm.system.parts import read_part
 from protlm.system.shares import ProcessDiedError
 from tests.fixtures.runs import RUN, Killed, Train
 
@@ -70,12 +70,12 @@ def at_block(patch: pytest.MonkeyPatch, number: int, act: Callable[[Blocks], obj
     """Does something once a block, counted from 0, has its first vectors."""
     write, count = Blocks.write, iter(range(1_000))
 
-    def disturbed(vectors: Iterator[bytes], blocks: Blocks) -> Iterator[bytes]:
+    def disturbed(vectors: Iterator[Any], blocks: Blocks) -> Iterator[Any]:
         yield next(vectors)
         act(blocks)
         yield from vectors
 
-    def write_and_act(self: Blocks, block: plan.Block, vectors: Iterator[bytes]) -> None:
+    def write_and_act(self: Blocks, block: plan.Block, vectors: Iterator[Any]) -> None:
         write(self, block, disturbed(vectors, self) if next(count) == number else vectors)
 
     patch.setattr(Blocks, "write", write_and_act)
@@ -108,7 +108,7 @@ def test_a_killed_command_continues_to_the_same_bytes(
     capsys.readouterr()
     output = embedded()
     first, *_ = capsys.readouterr().err.splitlines()
-    blocks = Job(FASTA, RUN, OPTIONS).plan.blocks[: 2 * number]
+    blocks = plan_job([FASTA], RUN, OPTIONS).plan.blocks[: 2 * number]
     finished = sum(len(block.batches) for block in blocks)
     assert first == f"continuing {output}.partial: {finished} batches are finished"
     assert output.read_bytes() == undisturbed
@@ -136,6 +136,17 @@ def test_a_damaged_part_is_computed_again(
     block.write_bytes(content[:size])
     assert embedded().read_bytes() == undisturbed
     assert f"{block} is damaged" in capsys.readouterr().err
+
+
+def test_a_block_is_verified_once(undisturbed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what a process has written itself not again."""
+    disturb(3, die, Killed)
+    read_part, read = results.read_part, list[Path]()
+    monkeypatch.setattr(results, "read_part", lambda path: read.append(path) or read_part(path))
+    assert embedded().read_bytes() == undisturbed
+    finished = [PARTIAL / f"{number:06d}.vectors" for number in range(3)]
+    assert sorted(read)[:3] == finished
+    assert len(read) == len({*read})
 
 
 def test_unfinished_results_of_another_command_are_refused(train_tiny: Train) -> None:
@@ -246,10 +257,14 @@ def test_shares_make_the_bytes_of_one_process(count: int, undisturbed: bytes) ->
 
 def jobs(job: Callable[[EmbedOptions, Callable[[Any], None]], None]) -> Submission:
     """Runs jobs in this process, as if each were sent to another machine."""
+    checked: list[bool] = []
 
     class Jobs(Submission):
+        def check(self) -> None:
+            checked.append(True)
+
         def run(self, function: Any, items: Sequence[Any], folder: Path, cores: int = 1) -> None:
-            assert folder.is_dir()
+            assert folder.is_dir() and checked
             for item in items:
                 job(item, pickle.loads(pickle.dumps(function)))
 
@@ -402,8 +417,12 @@ def test_a_protein_that_does_not_fit_is_reported_and_computed_again(
         output = embedded(dtype=dtype)
         for share in shares:
             embedded("again.h5", dtype=dtype, share=share)
+    parts = [read_part(path) for path in Path("again.h5.partial").glob("*.vectors")]
+    listed = [number for part in parts if part for number in part.facts["too_large"]]
     lines = FASTA.read_text().splitlines()
     long = [name[1:] for name, text in zip(*[iter(lines)] * 2, strict=True) if len(text) > 68]
+    # The last ten are equal to others, and have no vectors of their own.
+    assert {f"P{number}" for number in listed} == {name for name in long if int(name[1:]) < 30}
     said = capsys.readouterr().err
     assert f"40 records: {40 - len(long)} embedded, {len(long)} skipped" in said
     for name in long:

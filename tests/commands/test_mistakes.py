@@ -14,6 +14,7 @@ FILES = {
     "book.xlsx": "PK\3\4",
     "map.json": '{"P1": "MKT"}',
     "twice.fasta": ">P1\nMKTAYIAK\n>P1\nMKTAYIAK\n",
+    "rows.a3m": "#A3M#\n>a\nMKV\n",
     "uniprot.tsv": "Entry\tReviewed\tSequence\nP1\treviewed\tMKTAYIAK\n",
     "again.fasta": ">P1\nMKTAYIAKQRQISFVKSHFSRQ\n",
     "long.fasta": f">P1\n{'MKTAYIAKQR' * 210}\n",
@@ -112,6 +113,7 @@ TABLE = """
 2 generate --start x.fasta -o o --mask-fraction 0 -> --mask-fraction 0 & above 0 and at most 1
 2 prepare x.fasta --out o --min-length 9 --max-length 3 -> --min-length 9 & --max-length 3
 3 prepare x.fasta --out o --organism 9606 -> none of the 1 records is left & organism
+3 prepare rows.a3m --out o -> rows.a3m, line 1: this is an alignment & type --allow-gaps
 2 prepare x.fasta --out o --executor pbs -> --executor pbs is not slurm
 2 prepare x.fasta --out o --executor local -> is not slurm & prepare: --workers N
 2 prepare x.fasta --out o --slurm time=1 -> --slurm time=1 & --executor slurm
@@ -123,7 +125,7 @@ TABLE = """
 2 train data.dirr=data -> data.dirr & data.dir
 2 train model=tyni run_dir=o -> model=tyni does not exist (did you mean model=tiny?); & esm2_8m
 2 evaluate --cfg job evaluation=contact -> contact does not exist (did you mean evaluation=contacts?
-2 train 'run_dir=$J' trainer.max_steps=1 -> $J & ${oc.env:J}
+2 train 'run_dir=$J' trainer.max_steps=1 -> $J & ${oc.env:NAME}
 2 train data.dir=data data.train_split=tran run_dir=o -> tran & train
 2 train trainer.accumulate_grad_batches=3 data.dir=data run_dir=run -> run_dir
 3 evaluate -m none data.dir=data -o o.json -> none: no such model

@@ -383,7 +383,7 @@ def test_an_error_while_merging_keeps_the_parts(prepare_by_jobs, tmp_path, monke
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + b"?")
     # It was hashed when it was written, perhaps days ago.
-    with pytest.raises(InputDataError, match=f"{shard}.*type the same command with --restart"):
+    with pytest.raises(InputDataError, match=f"{shard}.*: start over"):
         prepare_by_jobs()
     shard.write_bytes(content)
     prepare_by_jobs()

@@ -90,7 +90,7 @@ def test_damage_to_finished_parts_is_one_sentence(begun, build, file, is_flipped
     content = bytearray((partial / file).read_bytes())
     content[100] ^= is_flipped
     (partial / file).write_bytes(content if is_flipped else content[:-3])
-    with pytest.raises(InputDataError, match=f"{partial / file}.*damaged.*--restart"):
+    with pytest.raises(InputDataError, match=f"{partial / file}.*damaged now: start over"):
         build(source, out, **OPTIONS)
     source.write_text(source.read_text().replace(";comment\n", ""))
     build(source, out, **OPTIONS, restart=True)

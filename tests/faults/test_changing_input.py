@@ -116,9 +116,9 @@ def test_a_source_that_changes_while_it_is_read(source, tmp_path, change, at):
 
 
 CHANGES = {
-    "appended": (append, "has changed since.*--restart"),
-    "rewritten": (rewrite, "has changed since.*--restart"),
-    "truncated": (truncate, "has changed since.*--restart"),
+    "appended": (append, "has changed since.*: start over"),
+    "rewritten": (rewrite, "has changed since.*: start over"),
+    "truncated": (truncate, "has changed since.*: start over"),
     "a letter": (
         unnoticed(lambda path: replace(path, b">P0 a", b">P0 A")),
         "differs from what was",

@@ -26,6 +26,7 @@ from submitit import LocalJob, SlurmExecutor
 
 from protlm.options.jobs import Executor, Share, Submission
 from protlm.system import shares as module
+from protlm.system.cluster import _answer
 from protlm.system.errors import ExitCode, InputDataError, OutputError, UserError
 from protlm.system.interruption import interrupts_held
 from protlm.system.shares import ProcessDiedError, here, in_order
@@ -95,7 +96,7 @@ def test_a_killed_share_is_one_sentence(submission, tmp_path):
 
 def test_processes_return_results_in_any_order():
     assert sorted(here(abs, [-1, 2, -3], 2, "", TEMPORARY)) == [1, 2, 3]
-    assert "the memory is full or limited" in str(module._answer(exhaust, 1))
+    assert "the memory is full or limited" in str(_answer(exhaust, 1))
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b", "1/2/3", "-1/2", ""])
@@ -163,8 +164,9 @@ def test_jobs_are_canceled_after_an_error(cluster, tmp_path, monkeypatch):
 
 def test_a_missing_cluster_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(UserError, match=r"needs srun and sbatch.*leave --executor out"):
+    with pytest.raises(UserError, match="need srun and sbatch") as caught:
         parsed().check()
+    assert caught.value.options == {"executor": None}
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(UserError, match=r"pip install 'protlm\[cluster\]'"):
         parsed().run(abs, [1], tmp_path)
@@ -304,7 +306,7 @@ def test_a_killed_process_ends_the_stream_with_a_sentence():
             os.kill(os.getpid(), signal.SIGKILL)
         return number
 
-    with pytest.raises(ProcessDiedError, match=r"killed.*use fewer --workers") as caught:
+    with pytest.raises(ProcessDiedError, match=r"killed.*use fewer processes") as caught:
         results(die, 30, 2)
     assert caught.value.exit_code is ExitCode.INTERNAL
 
@@ -490,6 +492,6 @@ def test_limits_on_processes_and_open_files_are_explained(monkeypatch):
         return forked[-1]
 
     monkeypatch.setattr(os, "fork", fork_twice)
-    with pytest.raises(UserError, match=r"^5 worker processes.*unavailable.*fewer --workers"):
+    with pytest.raises(UserError, match=r"^5 worker processes.*unavailable.*fewer processes"):
         results(abs, 5, 5)
     assert not multiprocessing.active_children()

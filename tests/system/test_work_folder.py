@@ -9,14 +9,18 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+import protlm
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.lock import LOCK
+from protlm.system.paths import sha256_of
 from protlm.system.shares import here
 from protlm.system.work_folder import (
     BEGUN,
     Kind,
+    begun_with,
     read_begun,
     refuse_finished,
     unfinished,
@@ -32,6 +36,16 @@ WITH = {
     "model": "a" * 64,
     "rule": {"x": 1},
 }
+
+
+def test_what_work_is_begun_with_names_all_that_it_depends_on(tmp_path):
+    path = tmp_path / "table"
+    path.write_text("1")
+    begun = begun_with({"--seed": 1}, files={"--ranges": path, "--cluster": None})
+    known = {"protlm": protlm.__version__, "--seed": 1}
+    assert begun == {**known, "--ranges": sha256_of(path), "--cluster": None}
+    begun = begun_with({"--seed": 1}, models={"the model": "h"})
+    assert begun == {**known, "torch": torch.__version__, "the model": "h"}
 
 
 @pytest.fixture

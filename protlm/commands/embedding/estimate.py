@@ -14,7 +14,7 @@ def print_estimate(job: Job, free: int, finished: Set[int]) -> None:
     values, unfinished = int(plan.num_bytes.sum()), int(plan.num_bytes[plan.distinct].sum())
     sizes = f"{readable_size(values)}, and {readable_size(unfinished)} until it is complete"
     rows = [
-        ("records", f"{job.proteins.num_records:,}, of them {len(lengths):,} to embed"),
+        ("records", f"{job.inputs.proteins.num_records:,}, of them {len(lengths):,} to embed"),
         ("distinct sequences", f"{len(plan.distinct):,}"),
         ("residues", f"{int(lengths[plan.distinct].sum()):,}"),
         ("longest", f"{int(lengths.max(initial=0)):,} residues"),
@@ -28,7 +28,7 @@ def print_estimate(job: Job, free: int, finished: Set[int]) -> None:
         rows.append(("finished", f"{num_finished:,} of {sum(num_batches):,} batches"))
     for name, text in [*rows, *_measured(job, finished)]:
         print(f"{name:20}{text}")
-    job.proteins.report("to embed")
+    job.inputs.proteins.report("to embed")
 
 
 def _measured(job: Job, finished: Set[int]) -> list[tuple[str, str]]:

@@ -15,8 +15,8 @@ from protlm.model.embedding import batches
 
 # A group has at most this number of sequences, and of residues unless it is one protein.
 _SEQUENCES, _RESIDUES = 2_048, 1 << 20
-# Groups of fewer sequences, so that a small file has this number of them to divide; those below
-# the second number would have much padding.
+# A small file is cut into 16 groups, to have shares to divide, but no group has fewer than 384
+# sequences, or padding would grow.
 _GROUPS, _LEAST = 16, 384
 # A block has no more batches once it has this number of residues, which is some seconds of work: of
 # a large file more, so that there are not too many files.
@@ -54,9 +54,9 @@ class Plan:
         residues = max(_BLOCK_RESIDUES, int(lengths[self.distinct].sum()) // _BLOCKS)
         for start, end in _cuts(lengths[self.distinct]):
             records = self.distinct[start:end]
-            found = batches(lengths[records].tolist(), tokens_per_batch, around=around)
-            made = self._blocks_of([records[batch] for batch in found], residues)
-            self.groups.append([Block(n, some) for n, some in enumerate(made, len(self.blocks))])
+            places = batches(lengths[records].tolist(), tokens_per_batch, around=around)
+            contents = self._blocks_of([records[batch] for batch in places], residues)
+            self.groups.append([Block(n, x) for n, x in enumerate(contents, len(self.blocks))])
             self.blocks += self.groups[-1]
         self._block_of, self._offset = np.zeros((2, len(lengths)), np.int64)
         for block in self.blocks:
@@ -79,22 +79,23 @@ class Plan:
     def padding(self) -> float:
         """Returns the fraction of the positions in batches that are padding."""
         used = positions = 0
-        for batch in (batch for block in self.blocks for batch in block.batches):
-            lengths = self.lengths[batch] + self._around
-            used += int(lengths.sum())
-            positions += int(lengths.max()) * len(lengths)
+        for block in self.blocks:
+            for batch in block.batches:
+                lengths = self.lengths[batch] + self._around
+                used += int(lengths.sum())
+                positions += int(lengths.max()) * len(lengths)
         return 1 - used / positions if positions else 0.0
 
-    def _blocks_of(self, made: list[np.ndarray], residues: int) -> Iterator[list[np.ndarray]]:
+    def _blocks_of(self, batches: list[np.ndarray], residues: int) -> Iterator[list[np.ndarray]]:
         """Yields batches in lists of a number of residues, or a little more."""
-        some: list[np.ndarray] = []
-        for batch in made:
-            some.append(batch)
-            if self.residues(some) >= residues:
-                yield some
-                some = []
-        if some:
-            yield some
+        block: list[np.ndarray] = []
+        for batch in batches:
+            block.append(batch)
+            if self.residues(block) >= residues:
+                yield block
+                block = []
+        if block:
+            yield block
 
 
 def first_equal(digests: np.ndarray) -> np.ndarray:

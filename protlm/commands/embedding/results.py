@@ -1,8 +1,7 @@
 """Results: blocks, which are computed one by one, and the vectors of all in the order of the input.
 
-`embed` continues from the folder of blocks, `OUT.partial`.
-
-The vectors of a block are a part; a damaged one is computed again.
+`embed` continues from the folder of blocks, `OUT.partial`. A block is a part: the vectors, and in
+JSON, with their hash, which records did not fit into the memory. A damaged one is computed again.
 """
 
 import sys
@@ -28,10 +27,7 @@ from protlm.system.terminal import JobProgress, printable
 from protlm.system.work_folder import Kind, WorkFolder, unfinished, work_folder
 
 EMBEDDING = Kind("embedding", "being computed", "--output")
-# The bytes of a record that did not fit into the memory: not a number in any type, and the first
-# ones of such a record.
-NO_MEMORY = b"\xff"
-_MARK = 4 * NO_MEMORY
+_TOO_LARGE = "too_large"
 # The numbers, and the proteins, that are written at a time.
 _BLOCK_VALUES, _BLOCK_PROTEINS = 1 << 24, 1 << 14
 
@@ -42,6 +38,8 @@ class Blocks:
     def __init__(self, output: Path, plan: Plan, work: WorkFolder | None = None) -> None:
         self.folder, self._plan, self._work = unfinished(output), plan, work
         self._mapped = lru_cache(maxsize=16)(self._map)
+        # By block, of those that this process has written or verified.
+        self._too_large: dict[int, set[int]] = {}
 
     @property
     def work(self) -> WorkFolder:
@@ -51,24 +49,32 @@ class Blocks:
 
     def too_large(self, block: Block) -> set[int] | None:
         """Returns the records that did not fit into the memory; None if the block is unfinished."""
-        part = read_part(self._path(block.number))
-        if part is None or len(part.content) != self._plan.bytes_of(block):
-            return None
-        return {
-            record
-            for batch in block.batches
-            for record in batch.tolist()
-            if self.read(record)[: len(_MARK)] == _MARK
-        }
+        if block.number not in self._too_large:
+            part = read_part(self._path(block.number))
+            if part is None or len(part.content) != self._plan.bytes_of(block):
+                return None
+            self._too_large[block.number] = {*part.facts[_TOO_LARGE]}
+        return self._too_large[block.number]
 
-    def write(self, block: Block, vectors: Iterable[bytes]) -> None:
-        """Stores the vectors of all records of a block, in the order of its batches."""
-        path = self._path(block.number)
+    def write(self, block: Block, vectors: Iterable[tuple[int, bytes | None]]) -> None:
+        """Stores the vectors of all records of a block, in the order of its batches.
+
+        A record that did not fit into the memory has None, and zeros in the file.
+        """
+        too_large: list[int] = []
         with (
-            new_part(path, check=self.work.lock.check) as temporary,
+            new_part(
+                self._path(block.number), {_TOO_LARGE: too_large}, check=self.work.lock.check
+            ) as temporary,
             temporary.open("wb") as file,
         ):
-            file.writelines(vectors)
+            for record, content in vectors:
+                if content is None:
+                    too_large.append(record)
+                    file.write(bytes(self._plan.num_bytes[record]))
+                else:
+                    file.write(content)
+        self._too_large[block.number] = {*too_large}
         self._mapped.cache_clear()
 
     def read(self, record: int) -> memoryview:
@@ -97,13 +103,13 @@ class Blocks:
 
 @contextmanager
 def opened(
-    job: Job, output: Path, fingerprint: Mapping[str, Any], *, quiet: bool = False
+    job: Job, output: Path, begun_with: Mapping[str, Any], *, quiet: bool = False
 ) -> Iterator[Blocks]:
     """Yields the unfinished results of an output, while this process owns a share of them."""
     share, break_lock = job.options.share, job.options.break_lock
     name = "" if share is None else f"share-{share.number}-of-{share.count}"
     folder = unfinished(output)
-    with work_folder(folder, fingerprint, EMBEDDING, break_lock=break_lock, share=name) as work:
+    with work_folder(folder, begun_with, EMBEDDING, break_lock=break_lock, share=name) as work:
         work.is_quiet = quiet
         yield Blocks(output, job.plan, work)
 
@@ -132,20 +138,21 @@ def compute(job: Job, blocks: Blocks, share: Share, *, quiet: bool = False) -> i
 
 def _contents(
     job: Job, block: Block, records: Mapping[int, Record], progress: JobProgress
-) -> Iterator[bytes]:
+) -> Iterator[tuple[int, bytes | None]]:
+    """Yields the number of each record, and its vectors unless they do not fit into the memory."""
     for batch in block.batches:
         # A protein without a range has no vectors, so it fits into any memory.
-        numbers = batch[job.plan.num_bytes[batch] > 0]
-        some = [records[number] for number in numbers]
-        sequences = [record.sequence for record in some]
-        ranges = [job.ranges_of(record.identifier) for record in some]
-        computed = job.embedder.vectors(sequences, ranges) if some else []
-        for number, record, vectors in zip(numbers, some, computed, strict=True):
+        numbers = [int(number) for number in batch if job.plan.num_bytes[number] > 0]
+        members = [records[number] for number in numbers]
+        sequences = [record.sequence for record in members]
+        ranges = [job.inputs.ranges_of(record.identifier) for record in members]
+        computed = job.embedder.vectors(sequences, ranges) if members else []
+        for number, record, vectors in zip(numbers, members, computed, strict=True):
             if vectors is None:
-                yield NO_MEMORY * int(job.plan.num_bytes[number])
+                yield number, None
             else:
                 job.embedder.checked(vectors, printable(record.identifier))
-                yield _encode(job, record, vectors)
+                yield number, _encode(job, record, vectors)
         progress.advance(job.plan.residues([batch]))
 
 
@@ -190,24 +197,24 @@ class Results:
             room = job.embedder.room
             self.too_large = [
                 (record.identifier, room.reason(len(record.sequence)))
-                for number, record in job.records()
+                for number, record in job.inputs
                 if int(job.plan.first[number]) in self._failed
             ]
-        self.skipped = [*job.proteins.without_entry(), *self.too_large]
+        self.skipped = [*job.inputs.proteins.without_entry(), *self.too_large]
 
     def __len__(self) -> int:
-        return len(self.job.proteins) - len(self.too_large)
+        return len(self.job.inputs.lengths) - len(self.too_large)
 
     def __iter__(self) -> Iterator[Embedded]:
         job = self.job
-        for number, record in job.records():
+        for number, record in job.inputs:
             if int(job.plan.first[number]) not in self._failed:
                 yield Embedded(
                     record,
-                    job.proteins.renamed.get(record.identifier, record.identifier),
+                    job.inputs.proteins.renamed.get(record.identifier, record.identifier),
                     self._vectors(number, record),
                     num_windows(len(record.sequence), job.model.max_residues),
-                    job.ranges_of(record.identifier),
+                    job.inputs.ranges_of(record.identifier),
                 )
 
     def check(self) -> None:
@@ -215,12 +222,12 @@ class Results:
 
     def attributes(self) -> dict[str, object]:
         """Returns the attributes of the output, and the skipped records."""
-        return {**self.job.attributes(), "skipped": self.skipped}
+        return {**self.job.attributes, "skipped": self.skipped}
 
     def offsets(self, kind: Pooling) -> np.ndarray:
         """Returns where the vectors of each protein begin when all are end to end, and the end."""
         failed = np.fromiter(self._failed, np.int64, len(self._failed))
-        rows = self.job.rows_of_all(kind)[~np.isin(self.job.plan.first, failed)]
+        rows = self.job.inputs.num_rows(kind)[~np.isin(self.job.plan.first, failed)]
         return np.concatenate([[0], np.cumsum(rows)])
 
     def blocks(self) -> Iterator[list[Embedded]]:
@@ -237,14 +244,15 @@ class Results:
             yield block
 
     def _vectors(self, number: int, record: Record) -> dict[Key, np.ndarray]:
-        job, found, start = self.job, {}, 0
+        job, vectors, start = self.job, {}, 0
         values = np.frombuffer(self._blocks.read(number), stored(job.options.dtype))
         rows = values.reshape(-1, job.width)
+        num_ranges = len(job.inputs.ranges_of(record.identifier))
         for kind, layer in job.keys:
-            end = start + kind.num_rows(len(record.sequence), len(job.ranges_of(record.identifier)))
-            found[kind, layer] = rows[start:end] if kind.is_matrix else rows[start]
+            end = start + kind.num_rows(len(record.sequence), num_ranges)
+            vectors[kind, layer] = rows[start:end] if kind.is_matrix else rows[start]
             start = end
-        return found
+        return vectors
 
     def _verify(self) -> set[int]:
         """Returns the numbers of the distinct records that did not fit into the memory."""

@@ -244,8 +244,7 @@ class BatchStream(Sampler[BatchPlan]):
                 elif batch.after > start:
                     raise UserError(
                         "the data position to resume from is inside a batch: the run was begun by "
-                        "another version of protlm; continue it with that version, or choose "
-                        "another run_dir="
+                        "another version of protlm; continue it with that version, or begin another"
                     )
                 before = batch.after
 

@@ -46,7 +46,7 @@ class SequenceRow:
         rng = row_rng(seed, self.repeat, self.sample)
         residues = sequences[self.sample]
         part = crop(len(residues), self.max_length - SPECIALS, self.crop, rng)
-        end = [VOCABULARY.eos] * (part.stop == len(residues))
+        end = [VOCABULARY.eos] if part.stop == len(residues) else []
         parts = ([VOCABULARY.cls], residues[part], end)
         # An empty list would convert them to floating-point numbers.
         return [(np.concatenate(parts, dtype=np.int64, casting="unsafe"), rng)]
@@ -232,10 +232,10 @@ class Concatenation(BatchingStrategy):
         num_rows = max(self.tokens_per_batch // self.max_length, 1)
         batches = []
         for first in range(0, len(rows), num_rows):
-            some = rows[first : first + num_rows]
-            num_tokens = sum(row.num_tokens + 1 for row in some)
+            members = rows[first : first + num_rows]
+            num_tokens = sum(row.num_tokens + 1 for row in members)
             after = self._place(block, ends, (first + num_rows) * per_row)
-            batches.append(GlobalBatch(some, self.max_length, num_tokens, after))
+            batches.append(GlobalBatch(members, self.max_length, num_tokens, after))
         return batches
 
     def left_out(self, num_residues: np.ndarray) -> np.ndarray:

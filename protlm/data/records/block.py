@@ -9,10 +9,9 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from protlm.data.records.format_detection import FIRST_RECORDS, foreign_letters
+from protlm.data.records.format_detection import FIRST_RECORDS, foreign_letters, refusal
 from protlm.data.records.record import STRICT, Record, Tally
 from protlm.options.prepare import ReadOptions
-from protlm.system.errors import InputDataError
 
 BLOCK_BYTES = 4 << 20
 # Bytes read beyond the size of a block to find its end, at first.
@@ -80,7 +79,7 @@ class Block(ABC):
         # Letters that are no residues are detected before the first record is used.
         first = list(islice(records, FIRST_RECORDS))
         if told := foreign_letters([record.sequence.encode() for record in first]):
-            raise InputDataError(f"{self.source}: {told}")
+            raise refusal(self.source, told)
         return chain(first, records)
 
     @abstractmethod
@@ -160,9 +159,9 @@ class _StreamBuffer:
         searched, end, step = start, stop + len(marker) - 1, _FIRST_STEP
         while True:
             self._read(min(searched + step, end))
-            found = self._bytes.find(marker, searched, end)
-            if found >= 0 or len(self._bytes) >= end or self.has_ended:
-                return found
+            place = self._bytes.find(marker, searched, end)
+            if place >= 0 or len(self._bytes) >= end or self.has_ended:
+                return place
             # Each step copies the buffer; growing steps keep the total cost linear.
             searched, step = max(start, len(self._bytes) - len(marker) + 1), step * 2
 

@@ -10,7 +10,13 @@ import numpy as np
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
 from protlm.data.records.block import Block, RecordFormat
-from protlm.data.records.format_detection import A3M, ALIGNMENT, annotation, foreign_format
+from protlm.data.records.format_detection import (
+    A3M,
+    ALIGNMENT,
+    annotation,
+    foreign_format,
+    refusal,
+)
 from protlm.data.records.record import TOO_LONG, Record, Tally, are_standard, residues
 from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError
@@ -121,14 +127,14 @@ class FastaBlock(Block):
             raise InputDataError(f"{self.source}: the file contains comments, and no record")
         allowed = self.options.allow_nucleotides
         if self.is_first and (what := annotation(records, allow_nucleotides=allowed)):
-            raise InputDataError(f"{self.source}: {what}")
+            raise refusal(self.source, what)
         # The parser ignores a header that follows white space.
         return b"\n" * data.count(b"\n", 0, begin) + records
 
     def _refuse(self, data: bytes, position: int, what: str = "") -> NoReturn:
         line = self.line + data.count(b"\n", 0, position)
         what = what or foreign_format(data[position:])
-        raise InputDataError(f"{self.source}, line {line}: {what}")
+        raise refusal(f"{self.source}, line {line}", what)
 
 
 def _may_tell_origin(text: str) -> bool:
@@ -145,7 +151,8 @@ def _header_lines(data: bytes, first: int) -> list[int]:
     letters = np.frombuffer(data, np.uint8)
     line_ends = np.flatnonzero(letters[:-1] == ord("\n"))
     begins = np.flatnonzero(letters[line_ends + 1] == ord(">")) + (first + 1)
-    return [first] * data.startswith(b">") + begins.tolist()
+    at_start = [first] if data.startswith(b">") else []
+    return at_start + begins.tolist()
 
 
 def fasta_layout(start: bytes, options: ReadOptions) -> RecordFormat | None:

@@ -7,7 +7,7 @@ from typing import Self
 
 from protlm.data.records.block import Block, RecordFormat, cut
 from protlm.data.records.fasta import fasta_layout
-from protlm.data.records.format_detection import foreign_format
+from protlm.data.records.format_detection import foreign_format, refusal
 from protlm.data.records.record import STRICT, Record, Tally
 from protlm.data.records.source import ByteSource, with_unix_line_ends
 from protlm.data.records.swissprot import swissprot_layout
@@ -36,10 +36,14 @@ class SequenceFile:
     ('fasta', 180, 180)
     """
 
-    def __init__(self, path: Path, options: ReadOptions = STRICT) -> None:
+    def __init__(self, path: Path, options: ReadOptions = STRICT, *, name: str = "") -> None:
         self._options = options
         self.source = ByteSource(
-            path, "a sequence file", ignore_trailing_garbage=options.ignore_trailing_garbage
+            path,
+            "a sequence file",
+            name=name,
+            or_input=True,
+            ignore_trailing_garbage=options.ignore_trailing_garbage,
         )
         try:
             self._stream = with_unix_line_ends(self.source.blocks())
@@ -102,15 +106,16 @@ class SequenceFile:
             fasta_layout(start, self._options) or swissprot_layout(start) or xml_layout(start, name)
         )
         if layout is None:
-            raise InputDataError(f"{name}, line {self._line}: {foreign_format(start)}; {_KNOWN}")
+            raise refusal(f"{name}, line {self._line}", foreign_format(start), f"; {_KNOWN}")
         return layout
 
 
-def read_records(path: Path, tally: Tally) -> Iterator[Record]:
+def read_records(path: Path, tally: Tally, *, name: str = "") -> Iterator[Record]:
     """Yields the usable records of a sequence file, in bounded memory.
 
-    Rejected, changed and noted records are counted in `tally`.
+    Rejected, changed and noted records are counted in `tally`. Messages have the name of the file,
+    by default its path.
     """
-    with SequenceFile(path) as file:
+    with SequenceFile(path, name=name) as file:
         for block in file.blocks():
             yield from block.records(tally)

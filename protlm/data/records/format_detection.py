@@ -5,23 +5,24 @@ import re
 from collections.abc import Sequence
 
 from protlm.data.records.record import NUCLEOTIDES
+from protlm.system.errors import InputDataError
 
 # The first line of an alignment of ColabFold, lengths and copies of its chains, or the MPI toolkit.
 ALIGNMENT = re.compile(rb"^#(?:A3M#|\d+((?:,\d+)*)[ \t][\d,]+)[ \t]*$", re.MULTILINE)
 WITHOUT_GAPS = "sed -e '/^#/d' -e '/^>/!s/[-.~]//g' FILE > SEQUENCES.fasta"
 A3M = (
-    "this is an alignment (A3M), as ColabFold and the MPI toolkit write them; for protlm prepare "
-    f"type --allow-gaps; for others remove its gaps: {WITHOUT_GAPS}"
+    "this is an alignment (A3M), as ColabFold and the MPI toolkit write them; remove its gaps: "
+    f"{WITHOUT_GAPS}"
 )
 _CHAINS = (
     "this is an alignment of a complex, whose rows have the residues of several chains end to end; "
     "give the alignment of each chain"
 )
 
-_COMMENT = (
-    "this is a comment, which FASTA does not allow; delete it "
-    "(only protlm prepare has --allow-comments)"
-)
+_COMMENT = "this is a comment, which FASTA does not allow; delete it"
+_NUCLEIC_ACID = "this looks like DNA or RNA"
+# The option of reading that accepts such a file; only `protlm prepare` has these.
+_ACCEPTED_BY = {A3M: "allow_gaps", _COMMENT: "allow_comments", _NUCLEIC_ACID: "allow_nucleotides"}
 # The first line of a structure; mmCIF may have comments before.
 _MMCIF = re.compile(rb"(?:\s|#.*)*+data_[^\s,]*+\s", re.IGNORECASE)
 # Atoms with a charge and a radius, without fixed columns; PDB has two decimals after x, y and z.
@@ -154,7 +155,8 @@ def foreign_format(start: bytes) -> str:
     for beginning, what in _STARTS:
         if re.match(beginning, start):
             return what
-    line, second = (*start.decode("utf-8", "backslashreplace").split("\n"), "")[:2]
+    line, _, rest = start.decode("utf-8", "backslashreplace").partition("\n")
+    second = rest.partition("\n")[0]
     sign = "\t" if "\t" in line[:40] else max(",;", key=line.count)
     # Fewer letters than the limit of csv; without a closed quotation mark the second row is empty.
     rows = [*csv.reader([line[:60_000], second[:60_000]], delimiter=sign), []]
@@ -180,9 +182,8 @@ def foreign_letters(sequences: Sequence[bytes]) -> str:
     size, used, fraction = len(letters), set(letters), _nucleotide_fraction(letters)
     if fraction >= _NUCLEOTIDE_FRACTION and len(used & set(b"ACGTU")) >= _NUCLEOTIDE_KINDS:
         return (
-            f"{fraction:.0%} of the letters of {where} are ACGTUN: this looks like DNA or RNA; "
-            "translate it first (only protlm prepare has --allow-nucleotides); if they are "
-            "residues, put other proteins into the same file"
+            f"{fraction:.0%} of the letters of {where} are ACGTUN: {_NUCLEIC_ACID}; translate it "
+            "first; if they are residues, put other proteins into the same file"
         )
     if size > _PAIR_LETTERS and all(map(_PAIRS.fullmatch, sequences)):
         return (
@@ -200,6 +201,12 @@ def foreign_letters(sequences: Sequence[bytes]) -> str:
             "proteins into the same file"
         )
     return ""
+
+
+def refusal(where: str, what: str, otherwise: str = "") -> InputDataError:
+    """Returns the error that a file is something else, with the option that accepts it, if any."""
+    options = {option: True for sign, option in _ACCEPTED_BY.items() if sign in what}
+    return InputDataError(f"{where}: {what}{otherwise}", options)
 
 
 def _nucleotide_fraction(letters: bytes) -> float:

@@ -25,13 +25,13 @@ def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
     >>> letters_of(("P1", "MKV")), letters_of(SeqRecord(Seq("MKV")))
     ('MKV', 'MKV')
     """
-    one = given[1] if isinstance(given, tuple) and len(given) == 2 else given
-    one = one.seq if isinstance(one, SeqRecord) else one
-    one = one.sequence if isinstance(one, Record) else one
+    sequence = given[1] if isinstance(given, tuple) and len(given) == 2 else given
+    sequence = sequence.seq if isinstance(sequence, SeqRecord) else sequence
+    sequence = sequence.sequence if isinstance(sequence, Record) else sequence
     # Biopython has sequences of unknown letters.
     with suppress(UndefinedSequenceError):
-        if isinstance(one, str | Seq | MutableSeq):
-            return str(one)
+        if isinstance(sequence, str | Seq | MutableSeq):
+            return str(sequence)
     raise UserError(
         f"{name} is {short_repr(given)} of type {type(given).__name__}; a sequence is a str, a Seq "
         "or SeqRecord of Biopython, or a tuple (name, sequence): leave out what is missing, join "
@@ -48,13 +48,13 @@ def sequences_of(given: Iterable[SequenceLike], call: str, name: str = "sequence
             f"one {type(given).__name__} is given where a list of sequences belongs; write {call}; "
             "of a dictionary give the values(), of a table one column"
         )
-    found = [letters_of(one, f"{name} {n}") for n, one in enumerate(given, start=1)]
-    if "" in found:
-        raise InputDataError(f"{name} {found.index('') + 1} is empty; leave it out")
-    if len(found) > 2 and all(len(one) == 1 for one in found):
-        raise UserError(f"{len(found)} single letters are given; join them: ''.join(letters)")
-    if isinstance(given, tuple | list) and len(found) == 2 and name == "sequence":
-        first, second = found
+    sequences = [letters_of(one, f"{name} {n}") for n, one in enumerate(given, start=1)]
+    if "" in sequences:
+        raise InputDataError(f"{name} {sequences.index('') + 1} is empty; leave it out")
+    if len(sequences) > 2 and all(len(one) == 1 for one in sequences):
+        raise UserError(f"{len(sequences)} single letters are given; join them: ''.join(letters)")
+    if isinstance(given, tuple | list) and len(sequences) == 2 and name == "sequence":
+        first, second = sequences
         is_lower = re.search("[a-z]", first) and not re.search("[a-z]", second)
         is_short = isinstance(given, tuple) and first.isalpha() and 3 * len(first) <= len(second)
         is_name = (is_lower and len(first) < len(second)) or re.search("[0-9_|]", first)
@@ -63,14 +63,14 @@ def sequences_of(given: Iterable[SequenceLike], call: str, name: str = "sequence
                 f"{short_repr(given)} may be a name and its sequence; write [(name, sequence)], or "
                 "for two sequences a list of them in capitals: [sequence, sequence]"
             )
-    return found
+    return sequences
 
 
 def residues_of(
     texts: Iterable[str], name: str = "sequence {}", longest: int | None = None
 ) -> list[str]:
     """Returns the residues of letters, read as in a file, and warns of what is changed."""
-    tally, found = Tally(), []
+    tally, cleaned = Tally(), []
     for number, letters in enumerate(texts, start=1):
         sequence, reason = residues(letters, tally, STRICT)
         where, size = name.format(number), len(sequence)
@@ -79,8 +79,8 @@ def residues_of(
             raise InputDataError(f"{where} is refused: {reason}; leave it out")
         if longest is not None and size > longest:
             raise UserError(f"{where} of {size} residues is longer than the {longest} accepted")
-        found.append(sequence)
+        cleaned.append(sequence)
     del tally.changed["lower case raised"]
     if changed := ", ".join(f"{n:,} {what}" for what, n in tally.changed.items()):
         warnings.warn(f"changed: {changed}", stacklevel=2)
-    return found
+    return cleaned

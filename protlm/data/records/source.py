@@ -33,30 +33,38 @@ _MAX_LINE = 1 << 24
 
 
 class ByteSource:
-    """A file, or standard input for `-`, as decompressed bytes without a byte order mark.
+    """A file, or standard input for `-` if it may be, as bytes without a byte order mark.
 
     `name` is its name in messages; `has_mark` is whether there was a byte order mark;
     `num_bytes` counts the raw bytes read so far, all of them after the end of `blocks`.
     """
 
-    def __init__(self, path: Path, what: str, *, ignore_trailing_garbage: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        what: str,
+        *,
+        name: str = "",
+        or_input: bool = False,
+        ignore_trailing_garbage: bool = False,
+    ) -> None:
         self.num_bytes, self._size, self._digest = 0, 0, hashlib.sha256()
         self._ignore_trailing_garbage = ignore_trailing_garbage
-        if path == STANDARD_INPUT:
+        if or_input and path == STANDARD_INPUT:
             # A process may be started without standard input.
             if sys.stdin is None:
                 raise InputDataError("standard input is closed; give the path of a file")
             self.name, self._raw = "standard input", io.FileIO(sys.stdin.fileno(), closefd=False)
         else:
-            self.name = str(path)
+            self.name = name or str(path)
             self._raw = existing_file(path, what).open("rb", buffering=0)
         try:
-            self._begin(path)
+            self._begin()
         except BaseException:
             self._raw.close()
             raise
 
-    def _begin(self, path: Path) -> None:
+    def _begin(self) -> None:
         first = self._read(_RAW_BYTES)
         self._blocks = self._gunzipped(first) if first.startswith(_GZIP) else self._plain(first)
         start = bytearray()
@@ -69,7 +77,8 @@ class ByteSource:
         fewer, more = sorted((text[::2].count(0), text[1::2].count(0)))
         if not fewer and more and 4 * more >= len(text):
             raise InputDataError(
-                f"{self.name}, line 1: the text is UTF-16; type: {as_utf8(path, 'UTF-16')}"
+                f"{self.name}, line 1: the text is UTF-16; type: "
+                f"{as_utf8(Path(self.name), 'UTF-16')}"
             )
         self.has_mark = start.startswith(_UTF8_MARK)
         self._start = bytes(start.removeprefix(_UTF8_MARK))
@@ -155,8 +164,8 @@ class ByteSource:
         if not self._ignore_trailing_garbage:
             raise InputDataError(
                 f"{self.name}: other data follow the gzip data at byte "
-                f"{self.num_bytes - len(data):,}; download the file again, or "
-                "(only protlm prepare) type --ignore-trailing-garbage"
+                f"{self.num_bytes - len(data):,}; download the file again",
+                {"ignore_trailing_garbage": True},
             )
         while self._read(_PLAIN_BYTES):
             pass

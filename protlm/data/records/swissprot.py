@@ -113,19 +113,19 @@ def _features(entry: bytes) -> tuple[Feature, ...]:
 
     Locations of another isoform begin with its name: `VARIANT P12345-2:47`.
     """
-    found = []
+    features = []
     for kind, location, rest, lines in _FEATURE.findall(entry):
         first, is_range, last = location.partition(b"..")
         if not is_range:
             last = next(iter(rest.split()), first)
         name = kind.decode("utf-8", "backslashreplace")
         if b":" in location:
-            found.append(Feature(name, None, None, on_isoform=True))
+            features.append(Feature(name, None, None, on_isoform=True))
         else:
             words = _NOTE.search(re.sub(rb"\nFT +", b" ", lines))
             note = words[1].decode("utf-8", "backslashreplace") if words else ""
-            found.append(Feature(name, _position(first), _position(last), note=note))
-    return tuple(found)
+            features.append(Feature(name, _position(first), _position(last), note=note))
+    return tuple(features)
 
 
 def _position(text: bytes) -> int | None:

@@ -188,7 +188,7 @@ def _origin(entry: Any) -> tuple[int | None, bool, str | None]:
 
 def _features(entry: Any) -> tuple[Feature, ...]:
     """Returns the features; those of another isoform name its sequence."""
-    found = []
+    features = []
     for feature in entry.iterchildren("{*}feature"):
         location = _child(feature, "location")
         first = last = None
@@ -198,8 +198,8 @@ def _features(entry: Any) -> tuple[Feature, ...]:
             last = _position(location, "end")
         ligand = _child(feature, "ligand")
         note = feature.get("description", "") if ligand is None else _text(ligand, "name")
-        found.append(Feature(feature.get("type", ""), first, last, on_isoform, note))
-    return tuple(found)
+        features.append(Feature(feature.get("type", ""), first, last, on_isoform, note))
+    return tuple(features)
 
 
 def _position(location: Any, name: str) -> int | None:

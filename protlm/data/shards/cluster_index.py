@@ -48,14 +48,14 @@ class ClusterIndex:
         arrays = self._arrays()
         if arrays.pages.size() < len(arrays.pages):
             raise _damaged(self._path, "it was truncated while it was read")
-        found = np.empty(len(clusters), np.int64)
+        members = np.empty(len(clusters), np.int64)
         for start in range(0, len(clusters), _LOOKUPS):
             here = slice(start, start + _LOOKUPS)
-            found[here] = self._look_up(arrays, clusters[here], starts[here], np.uint64(turn))
+            members[here] = self._look_up(arrays, clusters[here], starts[here], np.uint64(turn))
             if hasattr(mmap, "MADV_DONTNEED"):
                 # The pages stay in the cache of the system only.
                 arrays.pages.madvise(mmap.MADV_DONTNEED)
-        return found
+        return members
 
     def _look_up(
         self, arrays: _Mapped, clusters: np.ndarray, starts: np.ndarray, turn: np.uint64

@@ -131,8 +131,8 @@ def open_clusters(directory: Path, split: str, *, verify: str = "full") -> Clust
     manifest = _manifest_with(directory, split)
     if manifest.clusters is None:
         raise UserError(
-            f"{directory} was prepared without clusters, which data.sampling=cluster needs; type "
-            "data.sampling=uniform, or prepare it again with --cluster-table TABLE or --cluster"
+            f"{directory} was prepared without clusters: choose uniform sampling, or prepare it "
+            "again with clusters (docs/prepare.md)"
         )
     index = _index(directory, manifest, split)
     try:
@@ -162,8 +162,8 @@ def _manifest_with(directory: Path, split: str) -> Manifest:
     manifest = read_manifest(directory)
     if split not in manifest.splits:
         raise UserError(
-            f"{directory} has no split {split!r}; it has: {one_of(list(manifest.splits))} "
-            "(protlm prepare --valid-fraction and --test-fraction create valid and test)"
+            f"{directory} has no split {split!r}; it has: {one_of(list(manifest.splits))}; protlm "
+            "prepare makes valid and test, if their fractions are not 0"
         )
     return manifest
 

@@ -135,9 +135,10 @@ def test_nucleotides_are_detected_in_the_first_thousand_records(read, shares, is
     letters = [b"ACGTN" * round(20 * n) + one for n, one in zip(shares, others, strict=True)]
     content = b"".join(b">r\n%b\n" % sequence for sequence in letters)
     if is_refused:
-        told = r"the first (51|100|1,000) records are ACGTUN.*DNA or RNA.*--allow-nucleotides"
-        with pytest.raises(InputDataError, match=told):
+        told = r"the first (51|100|1,000) records are ACGTUN.*DNA or RNA"
+        with pytest.raises(InputDataError, match=told) as caught:
             read(content)
+        assert caught.value.options == {"allow_nucleotides": True}
     records, tally = read(content, allow_nucleotides=is_refused)
     assert len(records) == len(shares)
     assert tally.noted["record of the letters ACGTUN alone"] == shares.count(1)
@@ -162,8 +163,9 @@ def test_comments_are_skipped_by_option(read, place):
     assert [(r.identifier, r.sequence) for r in records] == [("a", "MKVL")]
     # Lines are those of the file, comments and all.
     assert tally.listed == {"digit": [("b", "proteins.fasta", 7)]}
-    with pytest.raises(InputDataError, match=r"--allow-comments"):
+    with pytest.raises(InputDataError, match="this is a comment") as caught:
         read(content)
+    assert caught.value.options == {"allow_comments": True}
 
 
 def test_a_header_after_white_space_is_accepted_only_at_the_beginning(read):
@@ -437,8 +439,11 @@ def test_alignments_of_colabfold_and_the_mpi_toolkit(read, small_blocks, first, 
     assert found[0].line == 1 + first.count("\n") and not tally.rejected
     assert read(content, allow_gaps=True, allow_comments=True) == (found, tally)
     if first or last:
-        with pytest.raises(InputDataError, match=r"this is an alignment .*type --allow-gaps"):
+        with pytest.raises(
+            InputDataError, match=r"this is an alignment .*remove its gaps"
+        ) as caught:
             read(content)
+        assert caught.value.options == {"allow_gaps": True}
 
 
 @pytest.mark.parametrize("option", ["allow_gaps", "allow_comments", "allow_nucleotides"])

@@ -322,7 +322,7 @@ def test_what_is_no_file_is_named(tmp_path, monkeypatch):
         ByteSource(tmp_path / "pipe", "a file")
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(InputDataError, match="standard input is closed"):
-        ByteSource(Path("-"), "a file")
+        ByteSource(Path("-"), "a file", or_input=True)
 
 
 # --- blocks: cut by bytes alone, between records

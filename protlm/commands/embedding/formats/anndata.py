@@ -25,7 +25,7 @@ _ARRAY, _TEXTS = ("array", "0.2.0"), ("string-array", "0.2.0")
 def write(results: Results, output: Path) -> None:
     """Writes the rows in the order of the input."""
     job, number = results.job, len(results)
-    with hdf5_file(output, job.attributes(), results.skipped, check=results.check) as (file, disk):
+    with hdf5_file(output, job.attributes, results.skipped, check=results.check) as (file, disk):
         columns, arrays = _obs(file, number), _arrays(file, job, number)
         _encoded(file, ("anndata", "0.1.0"))
         about = file.create_dataset("uns/protlm", data=json.dumps(results.attributes()))

@@ -16,7 +16,7 @@ from protlm.commands.embedding.job import Job
 from protlm.commands.embedding.results import Embedded, Results
 from protlm.commands.hdf5_output import ProteinFile, hdf5_file
 from protlm.commands.outputs import HDF5
-from protlm.options.embed import Pooling
+from protlm.options.embed import Key, Pooling
 from protlm.system.terminal import watched
 
 SUFFIXES, WHAT = HDF5
@@ -24,12 +24,12 @@ SUFFIXES, WHAT = HDF5
 
 def write(results: Results, output: Path) -> None:
     """Writes the data sets in the order of the input; a hash is written once, and counted."""
-    job, renamed, num_equal = results.job, dict(results.job.proteins.renamed), 0
-    with hdf5_file(output, job.attributes(), results.skipped, check=results.check) as (file, disk):
+    job, renamed, num_equal = results.job, dict(results.job.inputs.proteins.renamed), 0
+    with hdf5_file(output, job.attributes, results.skipped, check=results.check) as (file, disk):
         entries = ProteinFile(file, disk, renamed)
         for protein in watched("writing", results):
             record = protein.record
-            if job.options.by_hash:
+            if job.options.key is Key.sequence_hash:
                 # As biotrainer names its entries.
                 text = f"{record.sequence}_{len(record.sequence)}"
                 record = record._replace(identifier=hashlib.sha256(text.encode()).hexdigest())
@@ -52,8 +52,8 @@ def _add(file: ProteinFile, protein: Embedded, job: Job) -> None:
         if kind is not Pooling.features or job.autoencoder is None:
             file.add(protein.record, path, attributes, data=values)
             continue
-        found = job.autoencoder.features_of(torch.tensor(values))
-        own = {**attributes, "shape": found.shape}
+        sparse = job.autoencoder.features_of(torch.tensor(values))
+        with_shape = {**attributes, "shape": sparse.shape}
         for name in ("data", "indices", "indptr"):
             place = f"{path}/{name}".lstrip("/")
-            file.add(protein.record, place, own, data=getattr(found, name))
+            file.add(protein.record, place, with_shape, data=getattr(sparse, name))

@@ -51,20 +51,20 @@ def file_name(identifier: str) -> str:
 
 
 def _contents(job: Job, protein: Embedded) -> dict[str, object]:
-    found: dict[str, object] = {
+    contents: dict[str, object] = {
         "label": protein.record.header,
         "original_id": protein.original_id,
         "length": len(protein.record.sequence),
     }
     for kind in job.options.include:
         name = _NAMES.get(kind, f"{kind.value}_representations")
-        found[name] = {
+        contents[name] = {
             layer: _tensor(protein.vectors[kind, layer], job.options.dtype)
             for layer in job.options.layers
         }
     if protein.ranges:
-        found["ranges"] = [list(one) for one in protein.ranges]
-    return found
+        contents["ranges"] = [list(one) for one in protein.ranges]
+    return contents
 
 
 def _tensor(values: np.ndarray, dtype: Dtype) -> Tensor:

@@ -26,7 +26,7 @@ def group_of(job: Job, key: Key) -> str:
 def write(results: Results, output: Path) -> None:
     """Writes the arrays in the order of the input."""
     job, number = results.job, len(results)
-    with hdf5_file(output, job.attributes(), results.skipped, check=results.check) as (file, disk):
+    with hdf5_file(output, job.attributes, results.skipped, check=results.check) as (file, disk):
         texts = [file.create_dataset(name, number, TEXT) for name in ("ids", "original_ids")]
         lengths = file.create_dataset("lengths", number, "int64")
         arrays = {}
@@ -45,14 +45,14 @@ def fill(results: Results, columns: list[Any], arrays: Mapping[Key, Any], disk: 
     ids, original_ids, lengths = columns
     with JobProgress("proteins written", len(results)) as progress:
         for block in results.blocks():
-            some = slice(first, first + len(block))
-            ids[some] = [sanitize(protein.record.identifier) for protein in block]
-            original_ids[some] = [sanitize(protein.original_id) for protein in block]
-            lengths[some] = [len(protein.record.sequence) for protein in block]
+            rows = slice(first, first + len(block))
+            ids[rows] = [sanitize(protein.record.identifier) for protein in block]
+            original_ids[rows] = [sanitize(protein.original_id) for protein in block]
+            lengths[rows] = [len(protein.record.sequence) for protein in block]
             for key, array in arrays.items():
                 values = end_to_end(block, key)
                 array[filled[key] : filled[key] + len(values)] = values
                 filled[key] += len(values)
-            first = some.stop
+            first = rows.stop
             disk.check()
             progress.update(first)
