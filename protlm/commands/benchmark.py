@@ -21,13 +21,23 @@ import numpy as np
 import torch
 
 from protlm import __version__
+from protlm.analysis.intervals import SCORE, in_words, shown
 from protlm.analysis.precision import METRIC, NEAREST
 from protlm.analysis.structures import longest_read, read_folder
 from protlm.commands.embedding.estimate import token_seconds
 from protlm.data.tables import write_table
 from protlm.data.vocabulary import RESIDUES
-from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, lacks, table
-from protlm.downstream.estimators import Predictor, default_estimator, score
+from protlm.downstream.benchmarks import (
+    COLUMNS,
+    LESS,
+    BenchmarkTask,
+    average,
+    figure_of,
+    find,
+    lacks,
+    table,
+)
+from protlm.downstream.estimators import LogProbabilities, default_estimator, score
 from protlm.downstream.examples import left_out_by_length, read_examples, read_labeled, targets_from
 from protlm.downstream.metrics import LABEL_METRICS, agreement, positions_of
 from protlm.downstream.probe_results import Result, content_of, mean_over
@@ -123,15 +133,14 @@ def _screen(rows: Iterable[tuple]) -> Iterator[list[str]]:
         number = f"{group[0][-2]:,} protein{'s' * (group[0][-2] != 1)}"
         heads = [*task.split("/"), metric, number, *[""] * len(group)]
         for head, (_, _, by, *numbers, _, source) in zip(heads, group, strict=False):
-            value, low, high = ("undefined" if x is None else f"{x:.3f}" for x in numbers)
             name, less, baseline = by.partition(" of ")[0].partition(LESS)
-            interval = "" if numbers[0] is None else f" ({low} to {high})"
-            interval = " (published)" if source else interval
-            yield [head, f"{less.strip()} {baseline}" if less else name, f"{value}{interval}"]
+            score = dict(zip(SCORE, numbers, strict=True))
+            text = f"{shown(score['value'])} (published)" if source else in_words(score)
+            yield [head, f"{less.strip()} {baseline}" if less else name, text]
 
 
 def _content(
-    task: Task, model: PretrainedModel, options: ProbeOptions, work: WorkFolder
+    task: BenchmarkTask, model: PretrainedModel, options: ProbeOptions, work: WorkFolder
 ) -> dict[str, Any]:
     """Returns the results of a task; those that are finished are read, with their vectors.
 
@@ -153,7 +162,7 @@ def _content(
     return facts["results"]
 
 
-def _labels(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
+def _labels(task: BenchmarkTask, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
     labeled = read_labeled(task.files[0], Room(model), task.reading, seed=options.seed)
     folds, targets = labeled.folds or {"": labeled.split}, labeled.targets
     found = probe_folds(model, labeled.sequences, targets, folds, options)
@@ -174,21 +183,23 @@ def _labels(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[s
     return {**content_of(result, options), "figures": figures}
 
 
-def _read_variants(task: Task, model: PretrainedModel) -> tuple[str, VariantTable, Estimator]:
+def _read_variants(
+    task: BenchmarkTask, model: PretrainedModel
+) -> tuple[str, VariantTable, Estimator]:
     """Returns the wild type, its variants, without rows that have no score, and the estimator."""
     assert task.assay is not None
-    wild_type, estimator = task.assay.wild_type, default_estimator(Predictor(model))
+    wild_type, estimator = task.assay.wild_type, default_estimator(LogProbabilities(model))
     found = read_variants(task.files[0], wild_type)
     if not model.causal and any(one.indel is not None for one in found.variants):
         estimator = Estimator.pseudo_log_likelihood
     return wild_type, found, estimator
 
 
-def _variants(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
+def _variants(task: BenchmarkTask, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
     wild_type, found, estimator = _read_variants(task, model)
     values = {}
     for who, one in compared(model, options.seed).items():
-        predictor = Predictor(one, options.tokens_per_batch)
+        predictor = LogProbabilities(one, options.tokens_per_batch)
         values[who] = score(estimator, predictor, wild_type, found.variants).values
     # The log-likelihood by the residue frequencies of the wild type, with pseudocounts.
     total = len(wild_type) + len(RESIDUES)
@@ -211,7 +222,7 @@ def _variants(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict
     return {"estimator": estimator, **counts, "predictors": predictors, "figures": figures}
 
 
-def _contacts(task: Task, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
+def _contacts(task: BenchmarkTask, model: PretrainedModel, options: ProbeOptions) -> dict[str, Any]:
     folder, seed = str(task.files[0].parent), options.seed
     values = Contacts(structures=folder, fit_structures="sample", seed=seed).run(model, None)
     too_long = ", ".join(values["left_out"]) or "no structure"
@@ -228,10 +239,10 @@ _RUN = {"labels": _labels, "variants": _variants, "contacts": _contacts}
 
 
 def _figures(
-    tasks: Sequence[Task], contents: Mapping[str, Any], seed: int
+    tasks: Sequence[BenchmarkTask], contents: Mapping[str, Any], seed: int
 ) -> dict[str, dict[str, Any]]:
     """Returns the figures of all test sets of all tasks, and averages over assays."""
-    found, groups = {}, dict[str, list[Task]]()
+    found, groups = {}, dict[str, list[BenchmarkTask]]()
     for task in tasks:
         for name, figure in contents[task.name]["figures"].items():
             found[f"{task.name}{name}"] = figure
@@ -245,7 +256,10 @@ def _figures(
 
 
 def _estimate(
-    tasks: Sequence[Task], models: Mapping[str, PretrainedModel], size: int, notes: list[str]
+    tasks: Sequence[BenchmarkTask],
+    models: Mapping[str, PretrainedModel],
+    size: int,
+    notes: list[str],
 ) -> None:
     """Prints the passes of each task, and the time and memory of each model."""
     rows = []
@@ -271,7 +285,7 @@ def _estimate(
     print_table(("task", "model", "passes", "residues", "seconds"), rows, notes)
 
 
-def _passes(task: Task, room: Room, seen: set[str]) -> tuple[list[int], bool]:
+def _passes(task: BenchmarkTask, room: Room, seen: set[str]) -> tuple[list[int], bool]:
     """Returns the residues of each pass of a task, and whether residues have its labels.
 
     Mean vectors that others have `seen` need no pass.

@@ -19,6 +19,7 @@ from protlm.analysis.features.autoencoder import (
 from protlm.analysis.features.naming import Activities, Concepts, column, compare
 from protlm.analysis.features.splice import splice_losses
 from protlm.analysis.features.training import BLOCK, StateStream, figures_of, train
+from protlm.analysis.intervals import in_words
 from protlm.analysis.structures import longest_read
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import read_manifest
@@ -140,9 +141,8 @@ def describe_features(
     notes = [f"{len(proteins):,} proteins, {len(concepts.protein):,} residues; left out: {lost}"]
     notes.append(f"chance: {repeats:,} permutations; all predictors took {seconds:,.0f} s")
     for what, one in losses.items():
-        is_loss = isinstance(one, dict)
-        shown = "{mean:.3f} nats ({low:.3f} to {high:.3f})".format(**one) if is_loss else str(one)
-        notes.append(f"masked residues, {what}: {shown}")
+        text = f"{in_words(one)} nats" if isinstance(one, dict) else str(one)
+        notes.append(f"masked residues, {what}: {text}")
     table = [[name, *map(str, one.values())] for name, one in summary.items()]
     print_table(["predictor", *summary[SPARSE]], table, notes)
     print(output)

@@ -40,7 +40,7 @@ _CHOSEN_BY = {Task.number: "R2", Task.residue_numbers: "R2", Task.several_classe
 
 
 @dataclass(frozen=True)
-class Predictor:
+class FittedHead:
     """A fitted head, its choices, and its scores and outputs on the test proteins.
 
     A baseline has no layer, and convolutions and the constant no penalty; `by_layer` is of the
@@ -62,7 +62,7 @@ def probe(
     targets: Targets,
     split: Split,
     options: ProbeOptions,
-) -> dict[str, Predictor]:
+) -> dict[str, FittedHead]:
     """Fits and tests the probe of the model, which is not trained, and of each baseline."""
     return probe_folds(model, sequences, targets, {"": split}, options, quiet=True)[""]
 
@@ -75,10 +75,10 @@ def probe_folds(
     options: ProbeOptions,
     *,
     quiet: bool = False,
-) -> dict[str, dict[str, Predictor]]:
+) -> dict[str, dict[str, FittedHead]]:
     """Does the work of `probe` for several splits of the same proteins, which are embedded once."""
     rows = {fold: _Rows(targets, split, options.seed) for fold, split in folds.items()}
-    found: dict[str, dict[str, Predictor]] = {fold: {} for fold in folds}
+    found: dict[str, dict[str, FittedHead]] = {fold: {} for fold in folds}
     each = _features(model, sequences, targets, options)
     for name, features_of, layers in watched("predictors", each, total=_PREDICTORS, quiet=quiet):
         for fold, one in rows.items():
@@ -86,7 +86,7 @@ def probe_folds(
     return found
 
 
-def probe_features(features: Any, targets: Targets, split: Split, *, seed: int = 0) -> Predictor:
+def probe_features(features: Any, targets: Targets, split: Split, *, seed: int = 0) -> FittedHead:
     """Fits and tests the probe of given features, [rows of the labels, width]."""
     return _probe([features], [], targets, _Rows(targets, split, seed), seed)
 
@@ -175,7 +175,7 @@ def _sparse_features(
 
 def _probe(
     features: list[Any], layers: list[int], targets: Targets, rows: _Rows, seed: int
-) -> Predictor:
+) -> FittedHead:
     task, values = targets.task, targets.values
     best, penalty, found = 0, None, []
     if not features:
@@ -189,7 +189,7 @@ def _probe(
         outputs = fitted.outputs(features[best][rows.test])
     layer, by_layer = layers[best] if layers else None, dict(zip(layers, found, strict=False))
     scores, by_set = scores_of_test(outputs, targets, rows.split, seed=seed)
-    return Predictor(fitted, layer, penalty, by_layer, scores, outputs, by_set)
+    return FittedHead(fitted, layer, penalty, by_layer, scores, outputs, by_set)
 
 
 def scores_of_test(
