@@ -9,6 +9,7 @@ import shutil
 import textwrap
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -253,6 +254,34 @@ def _filled(options: type, values: Mapping[str, Any]) -> Any:
         elif one.name in values:
             given[one.field.name] = values[one.name]
     return options(**given)
+
+
+@contextmanager
+def advising(options: type) -> Iterator[None]:
+    """Adds what to type to an error in its block that names options of a command."""
+    try:
+        yield
+    except UserError as error:
+        if advice := _advice(error.options, options):
+            error.args = (f"{error}; {advice}",)
+        raise
+
+
+def _advice(mending: Mapping[str, object], options: type) -> str:
+    """Returns how the options are typed that mend an error; "" if the command has none of them."""
+    names = {one.field.name: one.name for one in flags_of(options)} if mending else {}
+    typed, left_out = [], []
+    for option, value in mending.items():
+        name = names.get(option)
+        if name is None:
+            continue
+        if value is None:
+            left_out.append(name)
+        else:
+            typed.append(name if value is True else f"{name} {value}")
+    parts = [f"type {' or '.join(typed)}"] if typed else []
+    parts += [f"leave {' and '.join(left_out)} out"] if left_out else []
+    return ", or ".join(parts)
 
 
 def help_text(command: str, sentence: str, options: type) -> str:

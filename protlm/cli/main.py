@@ -9,7 +9,7 @@ from typing import NoReturn
 from protlm import __version__
 from protlm.cli.commands import COMMANDS, GROUPS, MODEL_NAMES, OUTPUT_NAMES
 from protlm.cli.completion import script
-from protlm.cli.flags import UNSET, help_text, imported, read, table, wrapped
+from protlm.cli.flags import UNSET, advising, help_text, imported, read, table, wrapped
 from protlm.system import interruption
 from protlm.system.errors import UserError, did_you_mean, exit_with_message
 from protlm.system.paths import in_home, shipped
@@ -115,8 +115,10 @@ def run(words: list[str]) -> None:
         if _HELP & {*rest}:
             print(help_text(f"protlm {name}", command.sentence, command.options))
         else:
-            typed = read(f"protlm {name}", command.options, rest)
-            imported(command.function)(**vars(typed))
+            options = command.options
+            with advising(options):
+                typed = read(f"protlm {name}", options, rest)
+                imported(command.function)(**vars(typed))
     elif name == "--version":
         print(f"protlm {__version__}")
     elif name == "--completion":

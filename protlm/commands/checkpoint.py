@@ -1,7 +1,6 @@
 """`protlm checkpoint info|verify|import|export|convert` and `protlm models`."""
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -30,8 +29,6 @@ from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import print_table, printable
 
 _FIGURES = ("perplexity", "accuracy")
-# An option of attention as in `protlm train`; not a part of a path or of the name of a weight.
-_OPTION = re.compile(r"(?<![\w./-])\+?attention\.")
 
 
 def info(path: Path) -> None:
@@ -179,8 +176,8 @@ def convert_model(
     try:
         done = convert(found, _mechanism(found.description, attention, settings), seed=seed)
     except UserError as error:
-        # Options of the mechanism are not typed as in protlm train.
-        raise type(error)(_OPTION.sub("--set ", str(error))) from None
+        typed = "; here, attention.OPTION=VALUE is typed as --set OPTION=VALUE" if settings else ""
+        raise type(error)(f"{error}{typed}") from None
     checkpoints.export(done.checkpoint, output)
     for what, names in (("initialized", done.initialized), ("left out", done.left_out)):
         print(f"{what}: {', '.join(names) or 'none'}", file=sys.stderr)

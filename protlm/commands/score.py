@@ -275,7 +275,7 @@ def _check_table(
         try:
             check_estimator(estimator, predictor, table.variants)
         except UserError as error:
-            raise UserError(f"{source}: {error}") from None
+            raise UserError(f"{source}: {error}", error.options) from None
     longest = predictor.model.max_residues
     indels = [variant.indel for variant in table.variants if variant.indel is not None]
     length = max(map(len, [wild_type, *indels]))

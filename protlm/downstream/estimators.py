@@ -150,20 +150,23 @@ def check_estimator(
     """Refuses an estimator that the model, one of the variants or `per_token` does not allow."""
     causal = predictor.model.causal
     if causal != (estimator is Estimator.causal_likelihood):
-        kind = "causal" if causal else "masked"
+        kind, default = "causal" if causal else "masked", default_estimator(predictor)
         raise UserError(
-            f"--estimator {estimator} cannot be computed with a {kind} model; type --estimator "
-            f"{default_estimator(predictor)}"
+            f"the estimator {estimator} cannot be computed with a {kind} model, but {default} can",
+            {"estimators": default},
         )
+    of_sequences = Estimator.causal_likelihood if causal else Estimator.pseudo_log_likelihood
     if not estimator.scores_indels and any(variant.indel is not None for variant in variants):
         raise UserError(
-            f"--estimator {estimator} cannot score insertions and deletions; type --estimator "
-            f"{Estimator.pseudo_log_likelihood}"
+            f"the estimator {estimator} cannot score insertions and deletions, but {of_sequences} "
+            "can",
+            {"estimators": of_sequences},
         )
     if per_token and not estimator.scores_indels:
         raise UserError(
-            f"--per-token divides the likelihoods of whole sequences, and {estimator} has none; "
-            f"leave it out, or type --estimator {Estimator.pseudo_log_likelihood}"
+            f"per_token divides the likelihoods of whole sequences, and the estimator {estimator} "
+            f"has none, but {of_sequences} has",
+            {"estimators": of_sequences, "per_token": None},
         )
 
 

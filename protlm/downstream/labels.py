@@ -64,7 +64,7 @@ def read_labeled_proteins(
         raise InputDataError(f"{path}: {told}")
     counts, tally, hidden = Counter[str](), Tally(), Counter[str]()
     if lost := [one for one in form.test_sets if one not in {row.split for row in rows}]:
-        raise UserError(f"--test-sets {lost[0]}: {path} has no row with this split")
+        raise UserError(f"{path} has no row with the split {lost[0]}, a test set")
     examples = list(_usable(_assigned(rows, form), sequences, counts, tally))
     examples = _with_splits(examples, form, counts)
     if not examples:
@@ -91,19 +91,23 @@ def _rows(
     text = read_text(path, "a file of labels")
     if not text.lstrip().startswith(">"):
         if form.header is not None:
-            raise UserError(f"{path} is not a FASTA file; leave --labels {form.header} out")
+            raise UserError(
+                f"{path} is not a FASTA file, whose headers may have labels", {"header": None}
+            )
         return list(table_rows(path, form, split)), None
     if (form.column or form.columns or form.fold) and not form.others:
         raise UserError(
             f"{path} is a FASTA file, whose labels are TARGET= in the headers, or letters of "
-            "residues in place of these; leave --label, --label-columns and --fold out"
+            "residues in place of these, not columns",
+            {"column": None, "columns": None, "fold": None},
         )
     are_letters = form.header is None and "TARGET=" not in text
     if are_letters and not has_sequences:
         raise UserError(
             f"{path}: the headers lack TARGET= and SET= (of labels of proteins: '>ID TARGET=class "
-            "SET=train'); if the letters are labels of residues, type --sequences FASTA; if the "
-            "second word of the headers is the label, --labels header"
+            "SET=train'); if the letters are labels of residues, their sequences are missing; or "
+            "the second word of the headers may be the label",
+            {"sequences": "FASTA", "header": "header"},
         )
     rows = list(fasta_rows(path, text, form, split, letters_are_labels=are_letters))
     mask = next((one for one in path.parent.glob("mask.fa*") if one.name != path.name), None)
@@ -205,7 +209,10 @@ def _residues_of(
         if name in found:
             return found[name]
     if not one.sequence:
-        raise UserError(f"{one.place} has no sequence; add a column sequence, or --sequences FASTA")
+        raise UserError(
+            f"{one.place} has no sequence; add a column sequence, or a file of sequences",
+            {"sequences": "FASTA"},
+        )
     return residues(one.sequence, tally, ReadOptions())
 
 

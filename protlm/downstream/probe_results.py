@@ -279,7 +279,9 @@ class Probe:
         if (path := folder / self.model).exists():
             return path.resolve()
         if Path(self.model) not in (Path(one.name) for one in shipped_models()):
-            raise UserError(f"{folder}: its model {self.model} is not there; type -m MODEL")
+            raise UserError(
+                f"{folder}: its model {self.model} is not there", {"model_path": "MODEL"}
+            )
         return Path(self.model)
 
     def check_model(self, model: PretrainedModel) -> None:
@@ -287,7 +289,8 @@ class Probe:
         if model.identity != self.identity:
             raise UserError(
                 "the probe was fitted on a model with other weights or settings; give the same "
-                "model: -m MODEL, or leave -m out"
+                "model, or none",
+                {"model_path": None},
             )
         head, width = self.fitted, model.description.model.model_dim
         own = len(head.weights) if isinstance(head, LinearModel) else head[0].in_channels

@@ -126,10 +126,10 @@ def _features(
     if (autoencoder := options.autoencoder) is not None:
         autoencoder.settings.check(model)
         if is_cnn:
-            raise UserError("--head cnn reads hidden states; leave --features out")
+            raise UserError("the head cnn reads hidden states, not features", {"features": None})
     if is_cnn:
         if places is None:
-            raise UserError("--head cnn needs labels of residues; leave it out")
+            raise UserError("the head cnn needs labels of residues", {"head": None})
         places = [np.arange(len(one)) for one in sequences]
 
     def divided(layers: list[np.ndarray]) -> list[Any]:

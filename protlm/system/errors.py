@@ -32,10 +32,16 @@ class ExitCode(IntEnum):
 class UserError(Exception):
     """An error that the user can fix: a wrong path, key, option or setting.
 
-    The message says in one or two sentences what was given, what is allowed, and what to type.
+    The message says in one or two sentences what was given and what is allowed. What to type is
+    for the command to say: `options` are those that mend it, by the names of their fields, with a
+    value, a word in capitals that stands for one, True for a switch, or None to leave it out.
     """
 
     exit_code: ExitCode = ExitCode.USAGE
+
+    def __init__(self, message: str = "", options: Mapping[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.options = options or {}
 
 
 class InputDataError(UserError):

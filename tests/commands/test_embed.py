@@ -85,8 +85,8 @@ def test_numbers_too_large_for_float16_are_refused(
 
     monkeypatch.setattr(PretrainedModel, "hidden_states", overflow)
     for compute, stored, says in (
-        (Dtype.float16, Dtype.float32, "float16; type --compute-dtype float32"),
-        (Dtype.float16, Dtype.float16, "float16; type --compute-dtype float32"),
+        (Dtype.float16, Dtype.float32, "too large for float16; compute in float32"),
+        (Dtype.float16, Dtype.float16, "too large for float16; compute in float32"),
         (Dtype.float32, Dtype.float16, "too large for float16; type --dtype float32"),
     ):
         with pytest.raises(UserError, match=says):
@@ -115,8 +115,9 @@ def test_repeated_identifiers() -> None:
             assert set(file) == expected
             assert {file[name].attrs["original_id"] for name in expected} == three
     write("P1", "P1")
-    with pytest.raises(InputDataError, match=r"is repeated .*; type --duplicates suffix$"):
+    with pytest.raises(InputDataError, match=r"is repeated \(it is in .*, line 1\)$") as error:
         embed(FASTA, RUN, OUTPUT, EmbedOptions(duplicates=Duplicates.header))
+    assert error.value.options == {"duplicates": "suffix"}
 
 
 def test_several_files_are_as_one(capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +179,7 @@ def test_a_long_list_of_skipped_records_is_cut(capsys: pytest.CaptureFixture[str
     assert "1,024 records: 1 embedded, 1,023 skipped" in printed
     assert printed.count("skipped P1") == 20 and "and 1,003 more" in printed
     assert "records with the identifier of an earlier one: 1,023" in printed
-    assert "--duplicates header takes the whole header" in printed
+    assert "or with duplicates=header all of it" in printed
 
 
 def test_long_records_are_reported_and_the_counts_add_up(

@@ -131,7 +131,7 @@ def test_another_number_of_the_first_residue_is_named(
 ) -> None:
     rows = [f"{one}{first + shift + n}W" for n, one in enumerate(WILD_TYPE)]
     path = written(tmp_path, "\n".join(["mutant", *rows]))
-    with pytest.raises(InputDataError, match=f"fit with --first-residue {first + shift}: type it"):
+    with pytest.raises(InputDataError, match=f"rows fit if the first residue is {first + shift};"):
         read_variants(path, WILD_TYPE, first_residue=first, skip_invalid=True)
 
 

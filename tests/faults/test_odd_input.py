@@ -101,7 +101,7 @@ REFUSED = {
     "structure": (b"HEADER    X\n", "this is a structure (PDB), which only protlm contacts"),
     "truncated gzip": (TINY[:1_000], "truncated or damaged near byte"),
     "holes": (CLEAN + b">c\nMK" + bytes(4096) + b"\n", "1 of 3 records contain NUL bytes"),
-    "DNA": (DNA, "--allow-nucleotides"),
+    "DNA": (DNA, "can allow nucleotides"),
 }
 
 

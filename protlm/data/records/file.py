@@ -36,10 +36,13 @@ class SequenceFile:
     ('fasta', 180, 180)
     """
 
-    def __init__(self, path: Path, options: ReadOptions = STRICT) -> None:
+    def __init__(self, path: Path, options: ReadOptions = STRICT, *, name: str = "") -> None:
         self._options = options
         self.source = ByteSource(
-            path, "a sequence file", ignore_trailing_garbage=options.ignore_trailing_garbage
+            path,
+            "a sequence file",
+            ignore_trailing_garbage=options.ignore_trailing_garbage,
+            name=name,
         )
         try:
             self._stream = with_unix_line_ends(self.source.blocks())
@@ -106,11 +109,11 @@ class SequenceFile:
         return layout
 
 
-def read_records(path: Path, tally: Tally) -> Iterator[Record]:
-    """Yields the usable records of a sequence file, in bounded memory.
+def read_records(path: Path, tally: Tally, *, name: str = "") -> Iterator[Record]:
+    """Yields the usable records of a sequence file, in bounded memory; messages have its name.
 
     Rejected, changed and noted records are counted in `tally`.
     """
-    with SequenceFile(path) as file:
+    with SequenceFile(path, name=name) as file:
         for block in file.blocks():
             yield from block.records(tally)

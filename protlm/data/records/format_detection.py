@@ -10,8 +10,8 @@ from protlm.data.records.record import NUCLEOTIDES
 ALIGNMENT = re.compile(rb"^#(?:A3M#|\d+((?:,\d+)*)[ \t][\d,]+)[ \t]*$", re.MULTILINE)
 WITHOUT_GAPS = "sed -e '/^#/d' -e '/^>/!s/[-.~]//g' FILE > SEQUENCES.fasta"
 A3M = (
-    "this is an alignment (A3M), as ColabFold and the MPI toolkit write them; for protlm prepare "
-    f"type --allow-gaps; for others remove its gaps: {WITHOUT_GAPS}"
+    "this is an alignment (A3M), as ColabFold and the MPI toolkit write them; protlm prepare can "
+    f"allow gaps; for others remove them: {WITHOUT_GAPS}"
 )
 _CHAINS = (
     "this is an alignment of a complex, whose rows have the residues of several chains end to end; "
@@ -19,8 +19,8 @@ _CHAINS = (
 )
 
 _COMMENT = (
-    "this is a comment, which FASTA does not allow; delete it "
-    "(only protlm prepare has --allow-comments)"
+    "this is a comment, which FASTA does not allow; delete it (only protlm prepare can allow "
+    "comments)"
 )
 # The first line of a structure; mmCIF may have comments before.
 _MMCIF = re.compile(rb"(?:\s|#.*)*+data_[^\s,]*+\s", re.IGNORECASE)
@@ -181,8 +181,8 @@ def foreign_letters(sequences: Sequence[bytes]) -> str:
     if fraction >= _NUCLEOTIDE_FRACTION and len(used & set(b"ACGTU")) >= _NUCLEOTIDE_KINDS:
         return (
             f"{fraction:.0%} of the letters of {where} are ACGTUN: this looks like DNA or RNA; "
-            "translate it first (only protlm prepare has --allow-nucleotides); if they are "
-            "residues, put other proteins into the same file"
+            "translate it first (only protlm prepare can allow nucleotides); if they are residues, "
+            "put other proteins into the same file"
         )
     if size > _PAIR_LETTERS and all(map(_PAIRS.fullmatch, sequences)):
         return (

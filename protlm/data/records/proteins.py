@@ -23,9 +23,7 @@ from protlm.system.terminal import printable
 
 _MOST_LISTED = 20
 _REPEATED = "repeated at line"
-_FIRST_WORD = (
-    "an identifier is the first word of a header, and --duplicates header takes the whole header"
-)
+_FIRST_WORD = "an identifier is the first word of a header, or with duplicates=header all of it"
 
 
 def _spooled_input() -> IO[bytes]:
@@ -174,26 +172,24 @@ class Proteins:
                 other = " with another sequence" if is_other else ""
                 skipped.append((record.identifier, f"{_REPEATED} {record.line}{of}{other}"))
             else:
-                first = "" if self.duplicates is Duplicates.header else f" or first; {_FIRST_WORD}"
+                is_whole = self.duplicates is Duplicates.header
+                others = "suffix" if is_whole else "suffix, first or header"
                 records = self._read(Tally())
                 where, same = next(x for x in records if x[1].identifier == record.identifier)
                 raise InputDataError(
                     f"{file}, line {record.line}: the identifier {record.identifier} is "
-                    f"repeated (it is in {where}, line {same.line}); type --duplicates "
-                    f"suffix{first}"
+                    f"repeated (it is in {where}, line {same.line})",
+                    {"duplicates": others},
                 )
 
     def _read(self, tally: Tally) -> Iterator[tuple[str, Record]]:
         for name, source in self._files:
-            try:
-                for record in read_records(source, tally):
-                    if self.duplicates is Duplicates.header and record.header.strip():
-                        self.renamed[record.header] = record.identifier
-                        yield name, record._replace(identifier=record.header)
-                    else:
-                        yield name, record
-            except InputDataError as error:
-                raise InputDataError(str(error).replace(str(source), name)) from None
+            for record in read_records(source, tally, name=name):
+                if self.duplicates is Duplicates.header and record.header.strip():
+                    self.renamed[record.header] = record.identifier
+                    yield name, record._replace(identifier=record.header)
+                else:
+                    yield name, record
 
 
 def one_protein(

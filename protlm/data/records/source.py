@@ -39,7 +39,9 @@ class ByteSource:
     `num_bytes` counts the raw bytes read so far, all of them after the end of `blocks`.
     """
 
-    def __init__(self, path: Path, what: str, *, ignore_trailing_garbage: bool = False) -> None:
+    def __init__(
+        self, path: Path, what: str, *, ignore_trailing_garbage: bool = False, name: str = ""
+    ) -> None:
         self.num_bytes, self._size, self._digest = 0, 0, hashlib.sha256()
         self._ignore_trailing_garbage = ignore_trailing_garbage
         if path == STANDARD_INPUT:
@@ -48,7 +50,7 @@ class ByteSource:
                 raise InputDataError("standard input is closed; give the path of a file")
             self.name, self._raw = "standard input", io.FileIO(sys.stdin.fileno(), closefd=False)
         else:
-            self.name = str(path)
+            self.name = name or str(path)
             self._raw = existing_file(path, what).open("rb", buffering=0)
         try:
             self._begin(path)
@@ -155,8 +157,9 @@ class ByteSource:
         if not self._ignore_trailing_garbage:
             raise InputDataError(
                 f"{self.name}: other data follow the gzip data at byte "
-                f"{self.num_bytes - len(data):,}; download the file again, or "
-                "(only protlm prepare) type --ignore-trailing-garbage"
+                f"{self.num_bytes - len(data):,}; download the file again (protlm prepare can "
+                "ignore trailing garbage)",
+                {"ignore_trailing_garbage": True},
             )
         while self._read(_PLAIN_BYTES):
             pass

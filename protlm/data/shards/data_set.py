@@ -132,7 +132,7 @@ def open_clusters(directory: Path, split: str, *, verify: str = "full") -> Clust
     if manifest.clusters is None:
         raise UserError(
             f"{directory} was prepared without clusters, which data.sampling=cluster needs; type "
-            "data.sampling=uniform, or prepare it again with --cluster-table TABLE or --cluster"
+            "data.sampling=uniform, or prepare it again with clusters (docs/prepare.md)"
         )
     index = _index(directory, manifest, split)
     try:
@@ -163,7 +163,7 @@ def _manifest_with(directory: Path, split: str) -> Manifest:
     if split not in manifest.splits:
         raise UserError(
             f"{directory} has no split {split!r}; it has: {one_of(list(manifest.splits))} "
-            "(protlm prepare --valid-fraction and --test-fraction create valid and test)"
+            "(protlm prepare creates valid and test)"
         )
     return manifest
 

@@ -121,11 +121,10 @@ def read_manifest(directory: Path) -> Manifest:
         raise InputDataError(f"{directory} cannot be read: {error.strerror}") from error
     if not is_there:
         is_file = directory.is_file()
-        source, out = (directory, "DIR") if is_file else ("SOURCE.fasta.gz", directory)
+        source = directory if is_file else "SOURCE.fasta.gz"
         raise InputDataError(
             f"{directory} has no {MANIFEST} (there is no {path.absolute()}); give the path of a "
-            f"data set (data.dir=DIR in a setting), or make one with: protlm prepare "
-            f"{source} --out {out}"
+            f"data set (data.dir=DIR in a setting), or make one with: protlm prepare {source}"
         )
     try:
         expected = f"{sha256_of(existing_file(path, 'a manifest'))}  {MANIFEST}\n"

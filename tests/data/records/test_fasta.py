@@ -135,7 +135,7 @@ def test_nucleotides_are_detected_in_the_first_thousand_records(read, shares, is
     letters = [b"ACGTN" * round(20 * n) + one for n, one in zip(shares, others, strict=True)]
     content = b"".join(b">r\n%b\n" % sequence for sequence in letters)
     if is_refused:
-        told = r"the first (51|100|1,000) records are ACGTUN.*DNA or RNA.*--allow-nucleotides"
+        told = r"the first (51|100|1,000) records are ACGTUN.*DNA or RNA.*allow nucleotides"
         with pytest.raises(InputDataError, match=told):
             read(content)
     records, tally = read(content, allow_nucleotides=is_refused)
@@ -162,7 +162,7 @@ def test_comments_are_skipped_by_option(read, place):
     assert [(r.identifier, r.sequence) for r in records] == [("a", "MKVL")]
     # Lines are those of the file, comments and all.
     assert tally.listed == {"digit": [("b", "proteins.fasta", 7)]}
-    with pytest.raises(InputDataError, match=r"--allow-comments"):
+    with pytest.raises(InputDataError, match=r"allow comments"):
         read(content)
 
 
@@ -437,7 +437,7 @@ def test_alignments_of_colabfold_and_the_mpi_toolkit(read, small_blocks, first, 
     assert found[0].line == 1 + first.count("\n") and not tally.rejected
     assert read(content, allow_gaps=True, allow_comments=True) == (found, tally)
     if first or last:
-        with pytest.raises(InputDataError, match=r"this is an alignment .*type --allow-gaps"):
+        with pytest.raises(InputDataError, match=r"this is an alignment .* allow gaps"):
             read(content)
 
 

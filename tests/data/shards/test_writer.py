@@ -175,7 +175,7 @@ def test_a_data_set_without_clusters_is_unchanged(data_set, clustered):
     )
     assert "clusters" not in json.loads((data_set / MANIFEST).read_text())
     assert verify(data_set) == []
-    with pytest.raises(UserError, match=rf"{data_set} was prepared without .*--cluster-table"):
+    with pytest.raises(UserError, match=rf"{data_set} was prepared without .* again with clusters"):
         open_clusters(data_set, "train")
     with pytest.raises(UserError, match="no split 'other'"):
         open_clusters(clustered, "other")
