@@ -10,7 +10,7 @@ from typing import Any
 
 # The heading of the column of intervals.
 HEADING = "95 %"
-SCORE = ("value", "low", "high")
+SCORE: tuple[str, ...] = ("value", "low", "high")
 _UNDEFINED = "undefined"
 
 

@@ -157,7 +157,8 @@ def import_model(path: Path, output: Path, base: Path | None = None) -> None:
     print(output)
 
 
-def _mechanism(found: ModelDescription, name: str, settings: Sequence[str]) -> dict[str, Any]:
+def _mechanism(found: ModelDescription, name: str, settings: Sequence[str]) -> list[str]:
+    """Returns the settings of attention as `protlm train` takes them."""
     own = found.attention_options if name == found.attention else {}
     typed = [f"attention={name}", *(f"++attention.{x}={as_typed(own[x])}" for x in own)]
     for setting in settings:
@@ -165,7 +166,7 @@ def _mechanism(found: ModelDescription, name: str, settings: Sequence[str]) -> d
         if not (option.replace(".", "_").isidentifier() and value):
             raise UserError(f"--set {setting} is not OPTION=VALUE; type --set {option}=VALUE")
         typed.append(f"{'++' * option.startswith('options')}attention.{option}={value}")
-    return to_plain(compose(TrainConfig, typed))["attention"]
+    return typed
 
 
 def convert_model(
@@ -173,11 +174,13 @@ def convert_model(
 ) -> None:
     """Writes a model with another mechanism, whose settings are OPTION=VALUE, to a new folder."""
     found = read_model(path)
+    typed = _mechanism(found.description, attention, settings)
     try:
-        done = convert(found, _mechanism(found.description, attention, settings), seed=seed)
+        config = to_plain(compose(TrainConfig, typed))["attention"]
+        done = convert(found, config, seed=seed)
     except UserError as error:
-        typed = "; here, attention.OPTION=VALUE is typed as --set OPTION=VALUE" if settings else ""
-        raise type(error)(f"{error}{typed}") from None
+        advice = "; here, attention.OPTION=VALUE is typed as --set OPTION=VALUE" if settings else ""
+        raise type(error)(f"{error}{advice}") from None
     checkpoints.export(done.checkpoint, output)
     for what, names in (("initialized", done.initialized), ("left out", done.left_out)):
         print(f"{what}: {', '.join(names) or 'none'}", file=sys.stderr)

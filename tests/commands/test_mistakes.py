@@ -175,9 +175,9 @@ TABLE = """
 3 embed folder -m run -o o.h5 -> folder is a folder & the sequences of structures (docs/embed.md)
 2 generate -m run -o g.fasta --start x.fasta --temperature 0,7 -> --temperature 0,7 & write 0.7
 2 embed x.fasta -m run -o o.h5 --toks-per-batch 4,5 -> 4,5 is not a whole number
-2 probe x.tsv -m run -o o --seed=4.5 -> --seed 4.5 must be a whole number
+2 probe x.tsv -m run -o o --seed=4.5 -> --seed 4.5 is not a whole number
 2 generate -m run -o g.fasta --number 1e9 -> --number 1000000000 must be at least 1 and at most
-2 finetune labels.tsv -m run -o new --epochs 1,000 -> --epochs 1,000 must be a whole number
+2 finetune labels.tsv -m run -o new --epochs 1,000 -> --epochs 1,000 is not a whole number
 2 train optimizer.learning_rate=0,0001 run_dir=o -> write 0.0001
 3 score utf16.csv -m run -o s.csv --wild-type x.fasta \
     -> iconv -f UTF-16 -t UTF-8 utf16.csv > utf16.utf8.csv
@@ -222,7 +222,7 @@ TABLE = """
 2 checkpoint convert run -o new --attention softmax --set nothing=1 \
     -> attention.nothing is not a & --set OPTION=VALUE
 2 checkpoint convert run -o new --attention performer_softmax --set num_features \
-    -> type attention.num_features=VALUE & --set OPTION=VALUE
+    -> type --set num_features=VALUE
 2 checkpoint convert run -o new --attention performer_softmax --set =3 -> =3 is not OPTION=VALUE
 2 checkpoint convert run -o new --attention performer_softmax --set num_features=0 \
     -> type attention.num_features=256 & --set OPTION=VALUE

@@ -82,7 +82,7 @@ def test_columns_of_netsurfp(read) -> None:
         'MKTAW,HHECC,HHBSS,"[1.0, 0.0, 1.0, 1.0, 1.0]",1.0 0.0 1.0 1.0 1.0\n'
         "MKT,HHE,HHB,1.0 1.0 1.0,1.0 1.0 1.0\n"
     )
-    with pytest.raises(InputDataError, match="dssp8, disorder, cb513_mask, not label; choose"):
+    with pytest.raises(InputDataError, match=r"dssp8, disorder, cb513_mask, not label$"):
         read(text, "x.csv")
     found = read(text, "x.csv", form=Form(column="dssp3"))
     assert [one.label for one in found.examples] == ["?HE?", "H?ECC", "HHE"]
@@ -145,7 +145,7 @@ def test_headers_of_deeploc(read, capsys) -> None:
         assert [one.split for one in found.examples] == ["test", "train"]
         targets_from(Path("x"), found, LabelOptions(task=Task.one_class, form=form))
         said = capsys.readouterr().err
-        assert ("at the end are kept (--labels location drops" in said) == (header == "header")
+        assert ("at the end are kept (labels read as location lack" in said) == (header == "header")
 
 
 def test_columns_of_classes_and_folds_of_deeploc_2(read) -> None:
