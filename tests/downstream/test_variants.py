@@ -142,7 +142,7 @@ def test_all_rows_that_cannot_be_scored_are_named_or_skipped(tmp_path: Path) -> 
     path = written(tmp_path, "\n".join(["mutant,DMS_score,DMS_score_bin", *rows]))
     words = (
         r"8 of 10 rows cannot .*line 3: 'p.Trp2Ter' .*, line 4: .* \(write it as A1P .*\); "
-        r"line 6: .* \(to score insertions .*\); \.\.\.; .*--skip-inv"
+        r"line 6: .* \(to score insertions .*\); \.\.\.; .*leave their scores empty"
     )
     with pytest.raises(InputDataError, match=words):
         read_variants(path, WILD_TYPE)
