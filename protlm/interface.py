@@ -20,7 +20,7 @@ from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.records.proteins import Proteins
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.downstream.estimators import Predictor, default_estimator, perplexity, score
+from protlm.downstream.estimators import LogProbabilities, default_estimator, perplexity, score
 from protlm.downstream.variants import is_mutant, parse_mutant, parse_sequence
 from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, embed_all
 from protlm.model.memory import Room
@@ -202,7 +202,7 @@ class Model(PretrainedModel):
         """
         texts = sequences_of(mutants, "score(wild_type, [mutant])", "mutant")
         (letters,) = residues_of([letters_of(wild_type, "the wild type")], "the wild type")
-        predictor = Predictor(self, tokens_per_batch)
+        predictor = LogProbabilities(self, tokens_per_batch)
         chosen = default_estimator(predictor)
         if estimator is not None:
             refuse_unknown("estimator", estimator, Estimator)
@@ -233,7 +233,7 @@ class Model(PretrainedModel):
         (2,)
         """
         texts = residues_of(sequences_of(sequences, "perplexity([sequence])"))
-        return np.array([*perplexity(Predictor(self, tokens_per_batch), texts)])
+        return np.array([*perplexity(LogProbabilities(self, tokens_per_batch), texts)])
 
     def contacts(
         self, sequences: Iterable[SequenceLike], fit: str | Path | None = None

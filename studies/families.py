@@ -28,6 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from protlm.analysis.bootstrap import ratio_interval
+from protlm.analysis.intervals import in_words
 from protlm.analysis.precision import SEPARATIONS, nearest_in_sequence, precision
 from protlm.analysis.structures import read_structure
 from protlm.checkpoints.format import DEFAULT
@@ -213,8 +214,7 @@ def interval(values: Sequence[float]) -> str:
     """Formats the mean over proteins, with a bootstrap interval or, of few, the range."""
     if len(values) < FEWEST:
         return f"{np.mean(values):.1%} (range {min(values):.1%} to {max(values):.1%})"
-    found = ratio_interval(np.array(values))
-    return f"{found['mean']:.1%} ({found['low']:.1%} to {found['high']:.1%})"
+    return in_words(ratio_interval(np.array(values)), ".1%")
 
 
 def report(found: Mapping[str, Mapping[str, float]]) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from protlm.cli.commands import COMMANDS
+from protlm.cli.flags import flags_of
 from protlm.shapes import LEGEND
 from tests.fixtures.commands import run_python
 
@@ -209,6 +211,48 @@ print(*sys.modules)
 """
     loaded = run_python("-W", "ignore", "-c", source, cwd=tmp_path).stdout.split()
     assert sorted({name.split(".")[0] for name in loaded} & set(HEAVY)) == []
+
+
+LIBRARIES = "attention", "model", "data", "analysis", "downstream", "training", "interop"
+LIBRARY = python_files(*(f"protlm/{room}" for room in LIBRARIES))
+FLAGS = [flag for command in COMMANDS.values() for flag in flags_of(command.options)]
+
+
+def test_a_library_speaks_python() -> None:
+    """What to type is for commands to say: `UserError.options` names what mends an error."""
+    names = {name for flag in FLAGS for name in flag.typed_as if name.startswith("-")}
+    long = "|".join(name for name in names if name.startswith("--"))
+    short = "|".join(name for name in names if not name.startswith("--"))
+    # A hyphen and a letter alone may be an argument of another program.
+    named = re.compile(rf"(?<![\w-])((?:{long})(?![\w-])|(?:{short}) )")
+    found = set[str]()
+    for path in LIBRARY:
+        nodes = [*ast.walk(tree(path))]
+        docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+        found |= {
+            f"{where(path)}, line {node.lineno}: {node.value}"
+            for node in nodes
+            if isinstance(node, ast.Constant) and node not in docstrings
+            if isinstance(node.value, str) and named.search(node.value)
+        }
+    # Transformers runs this, and no command.
+    assert {one for one in found if "remote_code/" not in one} == set()
+
+
+def test_what_mends_an_error_is_an_option_of_a_command() -> None:
+    known = {flag.field.name for flag in FLAGS}
+    calls = [(x, node) for x in LIBRARY for node in ast.walk(tree(x)) if isinstance(node, ast.Call)]
+    mending = {
+        (where(path), key.value)
+        for path, call in calls
+        if isinstance(call.func, ast.Name) and call.func.id.endswith("Error")
+        for argument in call.args[1:]
+        if isinstance(argument, ast.Dict)
+        for key in argument.keys
+        if isinstance(key, ast.Constant)
+    }
+    assert len(mending) > 20
+    assert {one for one in mending if one[1] not in known} == set()
 
 
 @pytest.mark.slow

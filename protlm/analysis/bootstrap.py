@@ -4,7 +4,6 @@ A metric that chooses on the labels it is measured with is too high on average, 
 resamples, which have rows twice: its interval is corrected (docs/decisions/0044-intervals.md).
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,6 +11,8 @@ from itertools import repeat, starmap
 from typing import Any
 
 import numpy as np
+
+from protlm.analysis.intervals import plain_interval
 
 RESAMPLES = 1000
 # Whose results are compared: those of a model, and of its architecture with random weights.
@@ -111,14 +112,3 @@ def ratio_of(name: str, totals: np.ndarray, counts: np.ndarray, *, seed: int = 0
     sums, sizes = (x[drawn].sum(axis=1) for x in both)
     found = np.divide(sums, sizes, out=np.full(len(sums), np.nan), where=sizes > 0)
     return Metrics({name: float(found[0])}, found[1:, None])
-
-
-def plain_interval(value: float, low: float, high: float) -> dict[str, float | None]:
-    """Returns {"value", "low", "high"} for JSON."""
-    named = {"value": value, "low": low, "high": high}
-    return {name: finite_or_none(number) for name, number in named.items()}
-
-
-def finite_or_none(value: float) -> float | None:
-    """Returns the number, or None for NaN and infinity, which JSON does not have."""
-    return value if math.isfinite(value) else None

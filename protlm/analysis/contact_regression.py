@@ -229,7 +229,8 @@ def fit_contacts(model: PretrainedModel, given: Path | None) -> SavedFit:
         fit = read_fit(given)
         if fit.model_hash != model.hash:
             raise UserError(
-                f"{given} was fitted with another model; leave --fit {given} out to fit this one"
+                f"{given} was fitted with another model, and without it this one is fitted",
+                {"fit": None},
             )
         return fit
     folder, longest = given or structures_folder("sample", "fit"), model.max_residues

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from protlm.analysis.bootstrap import MODEL, ratio_interval
+from protlm.analysis.intervals import HEADING, in_words, score_cells, shown
 from protlm.analysis.structures import Structure, contact_map
 from protlm.data.tables import read_labels
 from protlm.system.errors import InputDataError
@@ -26,7 +27,8 @@ DIVISORS = {"P@L": 1, "P@L/2": 2, "P@L/5": 5}
 METRIC, *_OTHERS = DIVISORS
 NEAREST = "nearest_in_sequence"
 # The headings of `table_rows`, after that of the predictors.
-COLUMNS = ("range", METRIC, "95 %", *_OTHERS, "proteins")
+COLUMNS = ("range", METRIC, HEADING, *_OTHERS, "proteins")
+_PERCENT = ".1%"
 DEFINITION = (
     "contact: Cβ-Cβ < 8 Å, Cβ imputed where it is missing; separations: short 6 to 11, "
     "medium 12 to 23, long 24 and more; mean over proteins with such pairs, 95 % bootstrap interval"
@@ -140,11 +142,6 @@ def mean_precision(values: np.ndarray, *, seed: int = 0) -> dict[str, Any]:
     return ratio_interval(defined, seed=seed)
 
 
-def percent(value: float | None, style: str = ".1%") -> str:
-    """Formats a mean precision; a dash for None."""
-    return "–" if value is None else f"{value:{style}}"
-
-
 def left_out(number: int, counted: int, separation: str) -> list[str]:
     """Returns a line on the proteins without a pair in a range, if there are any."""
     line = f"left out of P@L, without a pair {separation}: {number - counted} of {number} proteins"
@@ -215,13 +212,10 @@ def table_rows(values: Mapping[str, Any], predictors: Sequence[str]) -> list[tup
     for suffix, scores in _groups(values):
         for who in predictors:
             for separation, by_divisor in scores[who].items():
-                first, *others = (by_divisor[divisor] for divisor in DIVISORS)
-                cells = [percent(one["mean"]) for one in others]
-                interval = f"{percent(first['low'])} to {percent(first['high'])}"
-                count = str(first["count"])
-                rows.append(
-                    (f"{who}{suffix}", separation, percent(first["mean"]), interval, *cells, count)
-                )
+                first = by_divisor[METRIC]
+                others = (shown(by_divisor[divisor]["mean"], _PERCENT) for divisor in _OTHERS)
+                scored = (*score_cells(first, _PERCENT), *others, str(first["count"]))
+                rows.append((f"{who}{suffix}", separation, *scored))
     return rows
 
 
@@ -230,10 +224,9 @@ def caption(values: Mapping[str, Any]) -> str:
     lines = []
     for suffix, scores in _groups(values):
         for separation, over in scores["over_best_baseline"].items():
-            mean, low, high = (percent(over[name], "+.1%") for name in ("mean", "low", "high"))
             lines.append(
                 f"{over['metric']} of the model minus that of {over['baseline']}, "
-                f"{separation}{suffix}: {mean} ({low} to {high})"
+                f"{separation}{suffix}: {in_words(over, '+.1%')}"
             )
     for name, found in values[MODEL].items():
         lines += left_out(values["num_test"], found[METRIC]["count"], f"of {name} range")

@@ -146,12 +146,14 @@ def read_chain(path: Path, chain: str | None) -> Structure | None:
     """
     if not is_structure(path):
         if chain is not None:
-            raise UserError(f"--chain {chain} needs a PDB or mmCIF file; {path} is a sequence file")
+            raise UserError(
+                f"a chain is of a PDB or mmCIF file, and {path} is a sequence file", {"chain": None}
+            )
         return None
     structure = read_structure(existing_file(path, "a sequence file or a structure"), chain)
     if chain is None and structure.other_chains:
         message = (
-            f"{path}: chain {structure.chain} is used; --chain takes another: "
+            f"{path}: chain {structure.chain} is used; other chains: "
             f"{', '.join(structure.other_chains)}"
         )
         print(printable(message), file=sys.stderr)

@@ -12,20 +12,30 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
 import numpy as np
 
+from protlm.analysis.intervals import SCORE, in_words, shown
 from protlm.analysis.pace import token_seconds
 from protlm.analysis.precision import METRIC, NEAREST
 from protlm.analysis.structures import longest_read, read_folder
 from protlm.data.tables import write_table
 from protlm.data.vocabulary import RESIDUES
-from protlm.downstream.benchmarks import COLUMNS, LESS, Task, average, figure_of, find, lacks, table
-from protlm.downstream.estimators import Predictor, default_estimator, score
+from protlm.downstream.benchmarks import (
+    COLUMNS,
+    LESS,
+    BenchmarkTask,
+    average,
+    figure_of,
+    find,
+    lacks,
+    table,
+)
+from protlm.downstream.estimators import LogProbabilities, default_estimator, score
 from protlm.downstream.examples import left_out_by_length, read_examples, read_labeled, targets_from
 from protlm.downstream.metrics import LABEL_METRICS, agreement, positions_of
 from protlm.downstream.probe_results import Result, content_of, mean_over
@@ -60,76 +70,83 @@ def benchmark(
     name: str, folder: Path, paths: Sequence[Path], output: Path, options: BenchmarkOptions
 ) -> None:
     """Runs tasks on each model, and writes results.json, .tsv and .png to a new folder."""
-    found, missing, unknown = find(name, folder)
+    in_folder, missing, unknown = find(name, folder)
     asked = {*options.tasks}
-    for one in asked - {name for task in found for name in (task.name, task.group)}:
-        if absent := {x: ends for x, ends in missing.items() if one in (x, x.partition("/")[0])}:
-            raise InputDataError(f"--tasks={one}: in {folder}, {lacks(absent)}")
-        refuse_unknown("--tasks", one, {x.group if x.assay else x.name for x in found})
-    models = {one.absolute().name: load_model(one, device=options.device) for one in paths}
-    # All models are tested on the same proteins.
-    longest = min((x for x in (one.max_residues for one in models.values()) if x), default=None)
-    tasks = [
-        replace(one, reading=replace(one.reading, longest=longest))
-        for one in found
-        if not asked or asked & {one.group, one.name}
-    ]
+    tasks = [task for task in in_folder if not asked or asked & {task.group, task.name}]
+    for unmet in asked - {known for task in tasks for known in (task.name, task.group)}:
+        lacking = {x: ends for x, ends in missing.items() if unmet in (x, x.partition("/")[0])}
+        if lacking:
+            raise InputDataError(f"--tasks={unmet}: in {folder}, {lacks(lacking)}")
+        refuse_unknown("--tasks", unmet, {x.group if x.assay else x.name for x in in_folder})
+    models = {path.absolute().name: load_model(path, device=options.device) for path in paths}
     if len(models) < len(paths):
         raise UserError("two models have one name; rename one of them, or give it once")
-    said = {"missing": missing, "not known": unknown}
-    notes = [f"{what}: {len(x):,} ({', '.join([*x][:_SHOWN])})" for what, x in said.items() if x]
+    # All models are tested on the same proteins.
+    limits = [model.max_residues for model in models.values() if model.max_residues]
+    longest = min(limits, default=None)
+    tasks = [replace(task, reading=replace(task.reading, longest=longest)) for task in tasks]
+    left_out = {"missing": missing, "not known": unknown}
+    notes = [
+        f"{what}: {len(names):,} ({', '.join([*names][:_SHOWN])})"
+        for what, names in left_out.items()
+        if names
+    ]
     if options.dry_run:
         _estimate(tasks, models, options.probe.tokens_per_batch, notes)
         return
     settings = {
         "the benchmark": name,
-        "the files": {str(x.relative_to(folder)): sha256_of(x) for one in found for x in one.files},
+        "the files": {
+            str(file.relative_to(folder)): sha256_of(file)
+            for task in in_folder
+            for file in task.files
+        },
         "--toks-per-batch": options.probe.tokens_per_batch,
         "--seed": options.probe.seed,
-        "--device": [one.device.type for one in models.values()],
+        "--device": [model.device.type for model in models.values()],
     }
-    identities = [f"{model} {one.identity}" for model, one in models.items()]
+    identities = [f"{model_name} {model.identity}" for model_name, model in models.items()]
     begun = begun_with(settings, models={"--model": identities})
     with work_folder(unfinished(output), begun, _KIND, break_lock=options.break_lock) as work:
-        contents = {
-            model: {task.name: _content(task, one, options.probe, work) for task in tasks}
-            for model, one in models.items()
-        }
-        seed = options.probe.seed
-        rows = table(name, {model: _figures(tasks, some, seed) for model, some in contents.items()})
+        contents, figures = {}, {}
+        for model_name, model in models.items():
+            results = {task.name: _content(task, model, options.probe, work) for task in tasks}
+            contents[model_name] = results
+            figures[model_name] = _figures(tasks, results, options.probe.seed)
+        rows = table(name, figures)
         assays = {task.name for task in tasks if task.assay is not None} - asked
-        # Hundreds of assays are shown as averages, a few beside it.
-        shown = [row for row in rows if len(assays) <= _SHOWN or row[0] not in assays]
+        # Hundreds of assays are printed as averages.
+        printed = [row for row in rows if len(assays) <= _SHOWN or row[0] not in assays]
         made = work.path / "results"
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir()
         plain = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-        write_json(made / "results.json", {**begun, **said, "table": plain, "tasks": contents})
+        write_json(made / "results.json", {**begun, **left_out, "table": plain, "tasks": contents})
         cells = (["" if x is None else str(x) for x in row] for row in rows)
         write_table(made / "results.tsv", COLUMNS, cells)
-        drawn = benchmark_figure([x for x in shown if LESS not in x[2]], [*models])
+        drawn = benchmark_figure([row for row in printed if LESS not in row[2]], [*models])
         save_figure(drawn, made / "results.png")
         work.publish(made, output)
-    print_table(("task", "by", "value (95 %)"), _screen(shown), notes)
+    print_table(("task", "by", "value (95 %)"), _screen(printed), notes)
     print(output)
 
 
 def _screen(rows: Iterable[tuple]) -> Iterator[list[str]]:
     """Yields the cells of rows, in 80 columns: the first has the task, its metric and proteins."""
-    for (task, metric), some in groupby(rows, lambda row: row[:2]):
-        group = list(some)
-        number = f"{group[0][-2]:,} protein{'s' * (group[0][-2] != 1)}"
-        heads = [*task.split("/"), metric, number, *[""] * len(group)]
+    for (task, metric), rows_of_task in groupby(rows, lambda row: row[:2]):
+        group = list(rows_of_task)
+        proteins = group[0][-2]
+        number = "1 protein" if proteins == 1 else f"{proteins:,} proteins"
+        heads = chain([*task.split("/"), metric, number], repeat(""))
         for head, (_, _, by, *numbers, _, source) in zip(heads, group, strict=False):
-            value, low, high = ("undefined" if x is None else f"{x:.3f}" for x in numbers)
             name, less, baseline = by.partition(" of ")[0].partition(LESS)
-            interval = "" if numbers[0] is None else f" ({low} to {high})"
-            interval = " (published)" if source else interval
-            yield [head, f"{less.strip()} {baseline}" if less else name, f"{value}{interval}"]
+            score = dict(zip(SCORE, numbers, strict=True))
+            text = f"{shown(score['value'])} (published)" if source else in_words(score)
+            yield [head, f"{less.strip()} {baseline}" if less else name, text]
 
 
 def _content(
-    task: Task, model: PretrainedModel, options: ProbeOptions, work: WorkFolder
+    task: BenchmarkTask, model: PretrainedModel, options: ProbeOptions, work: WorkFolder
 ) -> dict[str, Any]:
     """Returns the results of a task; those that are finished are read, with their vectors.
 
@@ -152,12 +169,12 @@ def _content(
 
 
 def _labels(
-    task: Task, model: PretrainedModel, options: ProbeOptions, store: VectorStore
+    task: BenchmarkTask, model: PretrainedModel, options: ProbeOptions, store: VectorStore
 ) -> dict[str, Any]:
     labeled = read_labeled(task.files[0], Room(model), task.reading, seed=options.seed)
     folds, targets = labeled.folds or {"": labeled.split}, labeled.targets
-    found = probe_folds(model, labeled.sequences, targets, folds, options, store=store)
-    results = {fold: Result("", model.identity, labeled, one) for fold, one in found.items()}
+    heads_of = probe_folds(model, labeled.sequences, targets, folds, options, store=store)
+    results = {fold: Result("", model.identity, labeled, x) for fold, x in heads_of.items()}
     result = next(iter(results.values()))
     if task.assay is None and labeled.leaks:
         print(f"warning: {task.name}: {labeled.leaks}", file=sys.stderr)
@@ -165,56 +182,60 @@ def _labels(
     if labeled.folds:
         result = replace(result, predictors=mean_over(results))
         sets = {"": len(labeled.sequences)}
-    figures, whole = {}, not any(map(left_out_by_length, labeled.proteins.left_out))
+    figures = {}
+    is_complete = not any(map(left_out_by_length, labeled.proteins.left_out))
+    metric = task.metric or LABEL_METRICS[targets.task][0]
     for name, proteins in sets.items():
-        scores = {who: x.by_set.get(name, x.scores) for who, x in result.predictors.items()}
-        shown = f"/{name}" if len(sets) > 1 else ""
-        metric = task.metric or LABEL_METRICS[targets.task][0]
-        figures[shown] = figure_of(scores, metric, proteins) | {"complete": whole}
+        scores = {
+            who: head.by_set.get(name, head.scores) for who, head in result.predictors.items()
+        }
+        suffix = f"/{name}" if len(sets) > 1 else ""
+        figures[suffix] = figure_of(scores, metric, proteins) | {"complete": is_complete}
     return {**content_of(result, options), "figures": figures}
 
 
-def _read_variants(task: Task, model: PretrainedModel) -> tuple[str, VariantTable, Estimator]:
+def _read_variants(
+    task: BenchmarkTask, model: PretrainedModel
+) -> tuple[str, VariantTable, Estimator]:
     """Returns the wild type, its variants, without rows that have no score, and the estimator."""
     assert task.assay is not None
-    wild_type, estimator = task.assay.wild_type, default_estimator(Predictor(model))
-    found = read_variants(task.files[0], wild_type)
-    if not model.causal and any(one.indel is not None for one in found.variants):
+    wild_type, estimator = task.assay.wild_type, default_estimator(LogProbabilities(model))
+    variants = read_variants(task.files[0], wild_type)
+    if not model.causal and any(one.indel is not None for one in variants.variants):
         estimator = Estimator.pseudo_log_likelihood
-    return wild_type, found, estimator
+    return wild_type, variants, estimator
 
 
 def _variants(
-    task: Task, model: PretrainedModel, options: ProbeOptions, _: VectorStore
+    task: BenchmarkTask, model: PretrainedModel, options: ProbeOptions, _: VectorStore
 ) -> dict[str, Any]:
-    wild_type, found, estimator = _read_variants(task, model)
-    values = {}
-    for who, one in compared(model, options.seed).items():
-        predictor = Predictor(one, options.tokens_per_batch)
-        values[who] = score(estimator, predictor, wild_type, found.variants).values
+    wild_type, assay, estimator = _read_variants(task, model)
+    if assay.measured is None or np.isnan(assay.measured).all():
+        raise InputDataError("the table has no measured scores in a column DMS_score")
+    predicted = {}
+    for who, network in compared(model, options.seed).items():
+        predictor = LogProbabilities(network, options.tokens_per_batch)
+        predicted[who] = score(estimator, predictor, wild_type, assay.variants).values
     # The log-likelihood by the residue frequencies of the wild type, with pseudocounts.
     total = len(wild_type) + len(RESIDUES)
     log_p = {letter: math.log((wild_type.count(letter) + 1) / total) for letter in RESIDUES}
-    sequences = (one.apply(wild_type) for one in found.variants)
-    values["composition"] = np.array([sum(log_p[x] for x in one) for one in sequences])
-    places = positions_of(found.variants)
-    measured = np.full(len(places), np.nan) if found.measured is None else found.measured
-    named = {"seed": options.seed, "is_clinical": found.is_clinical}
-    agreements = {
-        who: agreement(measured, some, found.is_fit, places, **named)
-        for who, some in values.items()
-    }
-    scores = {who: one for who, one in agreements.items() if one is not None}
-    if not scores:
-        raise InputDataError("the table has no measured scores in a column DMS_score")
-    counts = {"variants": len(found.variants), "left_out": len(found.unscored)}
+    sequences = (variant.apply(wild_type) for variant in assay.variants)
+    predicted["composition"] = np.array([sum(log_p[x] for x in one) for one in sequences])
+    places = positions_of(assay.variants)
+    named = {"seed": options.seed, "is_clinical": assay.is_clinical}
+    scores = {}
+    for who, values in predicted.items():
+        found = agreement(assay.measured, values, assay.is_fit, places, **named)
+        assert found is not None
+        scores[who] = found
+    counts = {"variants": len(assay.variants), "left_out": len(assay.unscored)}
     predictors = {who: {"metrics": one.to_plain()} for who, one in scores.items()}
     figures = {"": figure_of(scores, scores[MODEL].metric, 1)}
     return {"estimator": estimator, **counts, "predictors": predictors, "figures": figures}
 
 
 def _contacts(
-    task: Task, model: PretrainedModel, options: ProbeOptions, _: VectorStore
+    task: BenchmarkTask, model: PretrainedModel, options: ProbeOptions, _: VectorStore
 ) -> dict[str, Any]:
     folder, seed = str(task.files[0].parent), options.seed
     values = Contacts(structures=folder, fit_structures="sample", seed=seed).run(model, None)
@@ -232,24 +253,27 @@ _RUN = {"labels": _labels, "variants": _variants, "contacts": _contacts}
 
 
 def _figures(
-    tasks: Sequence[Task], contents: Mapping[str, Any], seed: int
+    tasks: Sequence[BenchmarkTask], contents: Mapping[str, Any], seed: int
 ) -> dict[str, dict[str, Any]]:
     """Returns the figures of all test sets of all tasks, and averages over assays."""
-    found, groups = {}, dict[str, list[Task]]()
+    figures, groups = {}, dict[str, list[BenchmarkTask]]()
     for task in tasks:
-        for name, figure in contents[task.name]["figures"].items():
-            found[f"{task.name}{name}"] = figure
+        for suffix, figure in contents[task.name]["figures"].items():
+            figures[f"{task.name}{suffix}"] = figure
         if task.assay is not None:
             groups.setdefault(task.group, []).append(task)
-    for group, some in groups.items():
-        assays = {one.name: one.assay for one in some if one.assay is not None}
-        mean = average({name: found[name] for name in assays}, assays, seed)
-        found[group] = {**mean, "complete": len(some) == some[0].of}
-    return found
+    for group, members in groups.items():
+        assays = {task.name: task.assay for task in members if task.assay is not None}
+        mean = average({name: figures[name] for name in assays}, assays, seed)
+        figures[group] = {**mean, "complete": len(members) == members[0].of}
+    return figures
 
 
 def _estimate(
-    tasks: Sequence[Task], models: Mapping[str, PretrainedModel], size: int, notes: list[str]
+    tasks: Sequence[BenchmarkTask],
+    models: Mapping[str, PretrainedModel],
+    size: int,
+    notes: list[str],
 ) -> None:
     """Prints the passes of each task, and the time and memory of each model."""
     rows = []
@@ -275,7 +299,7 @@ def _estimate(
     print_table(("task", "model", "passes", "residues", "seconds"), rows, notes)
 
 
-def _passes(task: Task, room: Room, seen: set[str]) -> tuple[list[int], bool]:
+def _passes(task: BenchmarkTask, room: Room, seen: set[str]) -> tuple[list[int], bool]:
     """Returns the residues of each pass of a task, and whether residues have its labels.
 
     Mean vectors that others have `seen` need no pass.
@@ -286,15 +310,20 @@ def _passes(task: Task, room: Room, seen: set[str]) -> tuple[list[int], bool]:
     if task.kind == "variants":
         wild_type, table, estimator = _read_variants(task, room.model)
         if estimator.scores_indels:
-            each = [len(one.apply(wild_type)) for one in table.variants]
-            return [n for n in each for _ in range(1 if room.model.causal else n)], False
+            lengths = [len(variant.apply(wild_type)) for variant in table.variants]
+            if room.model.causal:
+                return lengths, False
+            # One pass for each residue.
+            return [length for length in lengths for _ in range(length)], False
         places = {one.position for variant in table.variants for one in variant.substitutions}
         return [len(wild_type)] * len(places), False
     proteins = read_examples(task.files[0], room, task.reading)
     targets_from(task.files[0], proteins, task.reading)
-    (split_of if task.reading.form.fold is None else folds_of)(proteins.examples, seed=0)
-    new = [one.sequence for one in proteins.examples]
+    # They refuse what the command itself would refuse.
+    split = split_of if task.reading.form.fold is None else folds_of
+    split(proteins.examples, seed=0)
+    sequences = [example.sequence for example in proteins.examples]
     if not proteins.per_residue:
-        new = [*{*new} - seen]
-        seen.update(new)
-    return [*map(len, new)], proteins.per_residue
+        sequences = [*{*sequences} - seen]
+        seen.update(sequences)
+    return [*map(len, sequences)], proteins.per_residue

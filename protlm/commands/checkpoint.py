@@ -1,7 +1,6 @@
 """`protlm checkpoint info|verify|import|export|convert` and `protlm models`."""
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -30,8 +29,6 @@ from protlm.system.paths import all_or_none, check_output
 from protlm.system.terminal import print_table, printable
 
 _FIGURES = ("perplexity", "accuracy")
-# An option of attention as in `protlm train`; not a part of a path or of the name of a weight.
-_OPTION = re.compile(r"(?<![\w./-])\+?attention\.")
 
 
 def info(path: Path) -> None:
@@ -160,7 +157,8 @@ def import_model(path: Path, output: Path, base: Path | None = None) -> None:
     print(output)
 
 
-def _mechanism(found: ModelDescription, name: str, settings: Sequence[str]) -> dict[str, Any]:
+def _mechanism(found: ModelDescription, name: str, settings: Sequence[str]) -> list[str]:
+    """Returns the settings of attention as `protlm train` takes them."""
     own = found.attention_options if name == found.attention else {}
     typed = [f"attention={name}", *(f"++attention.{x}={as_typed(own[x])}" for x in own)]
     for setting in settings:
@@ -168,7 +166,7 @@ def _mechanism(found: ModelDescription, name: str, settings: Sequence[str]) -> d
         if not (option.replace(".", "_").isidentifier() and value):
             raise UserError(f"--set {setting} is not OPTION=VALUE; type --set {option}=VALUE")
         typed.append(f"{'++' * option.startswith('options')}attention.{option}={value}")
-    return to_plain(compose(TrainConfig, typed))["attention"]
+    return typed
 
 
 def convert_model(
@@ -176,11 +174,13 @@ def convert_model(
 ) -> None:
     """Writes a model with another mechanism, whose settings are OPTION=VALUE, to a new folder."""
     found = read_model(path)
+    typed = _mechanism(found.description, attention, settings)
     try:
-        done = convert(found, _mechanism(found.description, attention, settings), seed=seed)
+        config = to_plain(compose(TrainConfig, typed))["attention"]
+        done = convert(found, config, seed=seed)
     except UserError as error:
-        # Options of the mechanism are not typed as in protlm train.
-        raise type(error)(_OPTION.sub("--set ", str(error))) from None
+        advice = "; here, attention.OPTION=VALUE is typed as --set OPTION=VALUE" if settings else ""
+        raise type(error)(f"{error}{advice}") from None
     checkpoints.export(done.checkpoint, output)
     for what, names in (("initialized", done.initialized), ("left out", done.left_out)):
         print(f"{what}: {', '.join(names) or 'none'}", file=sys.stderr)

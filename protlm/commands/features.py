@@ -19,6 +19,7 @@ from protlm.analysis.features.autoencoder import (
 from protlm.analysis.features.naming import Activities, Concepts, column, compare
 from protlm.analysis.features.splice import splice_losses
 from protlm.analysis.features.training import BLOCK, StateStream, figures_of, train
+from protlm.analysis.intervals import in_words
 from protlm.analysis.structures import longest_read
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import read_manifest
@@ -100,7 +101,10 @@ def train_features(
 def describe_features(
     folder: Path, model_path: Path, annotations: Path, output: Path, options: DescribeOptions
 ) -> None:
-    """Compares features and controls with concepts, and writes the pairs into a new folder."""
+    """Compares features and controls with concepts, and writes the pairs into a new folder.
+
+    Losses with features in the place of states are of the half of the proteins that is reported.
+    """
     trained = load_model(model_path, device=options.device)
     random, repeats, seed = options.random, options.permutations, options.seed
     known = {RANDOM: _known(random, trained)} if random else {}
@@ -118,16 +122,18 @@ def describe_features(
     begun = time.monotonic()
     # Features are the last, after the controls that they have to exceed.
     for name, values in watched("predictors", _predictors(known, proteins, concepts)):
-        own = [{"predictor": name, **row} for row in compare(values, concepts, repeats, seed=seed)]
+        pairs = compare(values, concepts, repeats, seed=seed)
+        rows_of_name = [{"predictor": name, **pair} for pair in pairs]
         columns = values.tocsc() if issparse(values) else values
-        for row in own:
-            others = (x["F1 of draws"] for x in rows if x["concept"] == row["concept"])
-            exceeds = (row["F1 of draws"].less(one, "F1")["low"] > 0 for one in others)
+        for row in rows_of_name:
+            controls = [x["F1 of draws"] for x in rows if x["concept"] == row["concept"]]
+            exceeds = (row["F1 of draws"].less(x, "F1")["low"] > 0 for x in controls)
             row["beyond controls"] = name == SPARSE and row["named"] and all(exceeds)
             row["examples"] = _examples(column(columns, row["feature"]), proteins, concepts)
-        rows, summary[name] = rows + own, _counted(own)
+        rows += rows_of_name
+        summary[name] = _counted(rows_of_name)
     seconds = time.monotonic() - begun
-    texts = [one.sequence for one in proteins[1::2]][:_SPLICED]
+    texts = [protein.sequence for protein in proteins[1::2]][:_SPLICED]
     losses = splice_losses(model, autoencoder, texts, seed=seed) if model.predicts else {}
     results = {"features": sha256_of(folder / FEATURES.weights), "left_out": left_out}
     results |= {"proteins": len(proteins), "residues": len(concepts.protein)}
@@ -140,11 +146,10 @@ def describe_features(
     lost = ", ".join(f"{number:,} {why}" for why, number in left_out.items()) or "nothing"
     notes = [f"{len(proteins):,} proteins, {len(concepts.protein):,} residues; left out: {lost}"]
     notes.append(f"chance: {repeats:,} permutations; all predictors took {seconds:,.0f} s")
-    for what, one in losses.items():
-        is_loss = isinstance(one, dict)
-        shown = "{mean:.3f} nats ({low:.3f} to {high:.3f})".format(**one) if is_loss else str(one)
-        notes.append(f"masked residues, {what}: {shown}")
-    table = [[name, *map(str, one.values())] for name, one in summary.items()]
+    for what, loss in losses.items():
+        text = f"{in_words(loss)} nats" if isinstance(loss, dict) else str(loss)
+        notes.append(f"masked residues, {what}: {text}")
+    table = [[name, *map(str, counts.values())] for name, counts in summary.items()]
     print_table(["predictor", *summary[SPARSE]], table, notes)
     print(output)
 
@@ -183,24 +188,27 @@ def _both_signs(states_LD: np.ndarray) -> np.ndarray:
 
 def _counted(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Counts names; single amino acids, which features of any model have, are left out."""
-    own = [row for row in rows if not row["concept"].startswith(RESIDUE)]
-    best = [row for row in own if row["chosen"]]
+    counted = [row for row in rows if not row["concept"].startswith(RESIDUE)]
+    best = [row for row in counted if row["chosen"]]
     return {
         "concepts": len(best),
         "concepts named": sum(row["named"] for row in best),
         "with F1 over 0.5": sum(row["named"] and row["F1"] > 0.5 for row in best),
         "concepts beyond controls": sum(row["beyond controls"] for row in best),
-        "features named": len({row["feature"] for row in own if row["named"]}),
+        "features named": len({row["feature"] for row in counted if row["named"]}),
     }
 
 
 def _examples(activity: np.ndarray, proteins: Sequence[ConceptProtein], concepts: Concepts) -> str:
     """Returns the proteins of highest activity, and the residue of each, from 1."""
-    starts, found = np.searchsorted(concepts.protein, np.arange(len(proteins))), []
+    examples = []
+    starts = np.searchsorted(concepts.protein, np.arange(len(proteins)))
     highest = np.maximum.reduceat(activity, starts)
     for number in np.argsort(-highest, kind="stable")[:_EXAMPLES]:
-        one = proteins[number]
-        at = one.places[activity[starts[number] :][: len(one.places)].argmax()]
-        if highest[number] > 0:
-            found.append(f"{one.identifier} {one.sequence[at]}{at + 1} {highest[number]:.3g}")
-    return "; ".join(found)
+        protein, most = proteins[number], highest[number]
+        of_protein = activity[starts[number] :][: len(protein.places)]
+        place = protein.places[of_protein.argmax()]
+        if most > 0:
+            residue = f"{protein.sequence[place]}{place + 1}"
+            examples.append(f"{protein.identifier} {residue} {most:.3g}")
+    return "; ".join(examples)

@@ -27,7 +27,7 @@ from protlm.downstream.probe_results import (
     write_probe,
     write_result,
 )
-from protlm.downstream.probing import MODEL, Predictor, probe, scores_of_test
+from protlm.downstream.probing import MODEL, FittedHead, probe, scores_of_test
 from protlm.loading import load_model, pick_device
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
@@ -132,7 +132,7 @@ def _probing(work: _Work) -> ProbeOptions:
     return ProbeOptions((work.model.num_layers,), training.tokens_per_batch, training.seed)
 
 
-def _found(work: _Work, output: Path) -> dict[str, Predictor]:
+def _found(work: _Work, output: Path) -> dict[str, FittedHead]:
     """Returns the fine-tuned model, the frozen one and the baselines; ends other ranks."""
     if not is_first_rank():
         width = work.model.description.model.model_dim
@@ -160,7 +160,7 @@ def _write(work: _Work, result: Result, output: Path) -> None:
     export(Checkpoint(output, model.description, weights), output / MERGED, check=check)
 
 
-def _head(work: _Work, frozen: Predictor) -> nn.Linear:
+def _head(work: _Work, frozen: FittedHead) -> nn.Linear:
     """Returns a head that is fitted to the frozen embeddings of `train`."""
     targets, proteins = work.labeled.targets, work.labeled.split.train
     assert frozen.penalty is not None
@@ -238,7 +238,7 @@ def _train(work: _Work, head: nn.Linear, output: Path) -> ExitCode:
     return code
 
 
-def _tuned(work: _Work, head: nn.Linear) -> Predictor:
+def _tuned(work: _Work, head: nn.Linear) -> FittedHead:
     model, targets, proteins = work.model, work.labeled.targets, work.labeled.split.test
     model.network.eval().requires_grad_(True)
     weights, bias = (one.detach().cpu().double().numpy() for one in (head.weight, head.bias))
@@ -246,7 +246,7 @@ def _tuned(work: _Work, head: nn.Linear) -> Predictor:
     outputs = fitted.outputs(_states(work, proteins))
     split, seed = work.labeled.split, work.options.training.seed
     scores, by_set = scores_of_test(outputs, targets, split, seed=seed)
-    return Predictor(fitted, model.num_layers, None, {}, scores, outputs, by_set)
+    return FittedHead(fitted, model.num_layers, None, {}, scores, outputs, by_set)
 
 
 def refuse_complete(output: Path) -> None:

@@ -10,17 +10,18 @@ from shlex import quote
 
 import numpy as np
 
+from protlm.analysis.intervals import HEADING, score_cells, shown
 from protlm.data.records.proteins import one_protein
 from protlm.data.tables import check_table_output, is_table, write_table
 from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import (
-    Predictor,
+    LogProbabilities,
     Scores,
     check_estimator,
     default_estimator,
     score,
 )
-from protlm.downstream.metrics import METRICS, Agreement, agreement, averages, caution, positions_of
+from protlm.downstream.metrics import Agreement, agreement, averages, caution, positions_of
 from protlm.downstream.variants import (
     Assay,
     Substitution,
@@ -54,6 +55,36 @@ class Result:
     scores: Scores
     agreement: Agreement | None
 
+    def cells(self) -> dict[str, str]:
+        """Returns the cells of the table by column, without those of what is unknown."""
+        found, perplexity = self.agreement, self.scores.perplexity
+        row = {"assay": self.assay, "estimator": str(self.estimator)}
+        row["variants"] = f"{len(self.scores.values):,}"
+        if found is not None:
+            scores = found.to_plain()
+            row["measured"] = f"{found.num_variants:,}"
+            row[found.metric], row[HEADING] = score_cells(scores.pop(found.metric))
+            # Of clinical variants, AUC alone is meant.
+            if found.metric != "AUC":
+                row |= {name: shown(score["value"]) for name, score in scores.items()}
+        if perplexity is not None:
+            row["perplexity of wild type"] = f"{perplexity:.2f}"
+        return row
+
+    def to_plain(self) -> dict[str, object]:
+        """Returns all metrics and intervals for JSON; undefined ones are None."""
+        plain: dict[str, object] = {
+            "variants": len(self.scores.values),
+            "perplexity_of_wild_type": self.scores.perplexity,
+        }
+        if (found := self.agreement) is not None:
+            scores = found.to_plain()
+            plain["measured"] = found.num_variants
+            plain["classes"] = found.classes
+            plain["metrics"] = {name: one["value"] for name, one in scores.items()}
+            plain["intervals"] = {name: [x["low"], x["high"]] for name, x in scores.items()}
+        return plain
+
 
 def score_files(
     sources: Sequence[Path], model_path: Path, output: Path, options: ScoreOptions
@@ -84,8 +115,8 @@ def score_variants(
     for source, path in outputs.items():
         wild_type, table = _read(source, assays, options)
         found = {
-            one: score(one, predictor, wild_type, table.variants, per_token=options.per_token)
-            for one in estimators
+            name: score(name, predictor, wild_type, table.variants, per_token=options.per_token)
+            for name in estimators
         }
         _write_scores(path, table, found)
         print(printable(f"{path} is complete"), file=sys.stderr)
@@ -93,8 +124,13 @@ def score_variants(
         for estimator, scores in found.items():
             compared = None
             if table.measured is not None:
-                given = table.measured, scores.values, table.is_fit, positions
-                compared = agreement(*given, is_clinical=table.is_clinical)
+                compared = agreement(
+                    table.measured,
+                    scores.values,
+                    table.is_fit,
+                    positions,
+                    is_clinical=table.is_clinical,
+                )
             results.append(Result(_name(source), estimator, scores, compared))
     means = _averages_of(results, assays) if options.reference is not None else {}
     _print_results(results, means)
@@ -149,8 +185,9 @@ def scan_protein(
     print(*filter(None, (output, options.figure)), sep="\n")
 
 
-def _predictor(model_path: Path, options: ScoreOptions) -> tuple[Predictor, list[Estimator]]:
-    predictor = Predictor(load_model(model_path, device=options.device), options.tokens_per_batch)
+def _predictor(model_path: Path, options: ScoreOptions) -> tuple[LogProbabilities, list[Estimator]]:
+    model = load_model(model_path, device=options.device)
+    predictor = LogProbabilities(model, options.tokens_per_batch)
     estimators = list(dict.fromkeys(options.estimators or [default_estimator(predictor)]))
     for estimator in estimators:
         check_estimator(estimator, predictor, per_token=options.per_token)
@@ -226,7 +263,7 @@ def _check_table(
     table: VariantTable,
     wild_type: str,
     estimators: Sequence[Estimator],
-    predictor: Predictor,
+    predictor: LogProbabilities,
 ) -> None:
     """Refuses columns that exist, and what an estimator or the model cannot score."""
     for estimator in estimators:
@@ -238,7 +275,7 @@ def _check_table(
         try:
             check_estimator(estimator, predictor, table.variants)
         except UserError as error:
-            raise UserError(f"{source}: {error}") from None
+            raise UserError(f"{source}: {error}", error.options) from None
     longest = predictor.model.max_residues
     indels = [variant.indel for variant in table.variants if variant.indel is not None]
     length = max(map(len, [wild_type, *indels]))
@@ -287,78 +324,48 @@ def _score_text(value: float) -> str:
 
 
 def _averages_of(results: Sequence[Result], assays: Mapping[str, Assay]) -> Averages:
-    found: dict[tuple[str, Estimator], dict[str, float]] = {}
-    for one in results:
-        if one.agreement is not None:
-            metric = one.agreement.metric
-            values = found.setdefault((metric, one.estimator), {})
-            values[one.assay] = one.agreement.values[metric]
-    return {
-        key: (averages(values, assays), [name for name, x in values.items() if math.isnan(x)])
-        for key, values in found.items()
-    }
+    by_assay: dict[tuple[str, Estimator], dict[str, float]] = {}
+    for result in results:
+        if result.agreement is not None:
+            metric = result.agreement.metric
+            values = by_assay.setdefault((metric, result.estimator), {})
+            values[result.assay] = result.agreement.values[metric]
+    means = {}
+    for key, values in by_assay.items():
+        left_out = [assay for assay, value in values.items() if math.isnan(value)]
+        means[key] = averages(values, assays), left_out
+    return means
 
 
 def _print_results(results: Sequence[Result], means: Averages) -> None:
-    rows = [_row(result) for result in results]
-    columns = [name for name in rows[0] if any(row[name] for row in rows)]
+    rows = [result.cells() for result in results]
+    columns = [*dict.fromkeys(column for row in rows for column in row)]
     counts = [one.agreement.num_variants for one in results if one.agreement]
     notes = caution(min(counts), "measured variants") if counts else []
-    # Of fewer than ten, the top 10 % is empty.
-    notes += ["NDCG of fewer than ten variants is undefined"] * ("NDCG" in columns and bool(notes))
+    if notes and "NDCG" in columns:
+        # Of fewer than ten, the top 10 % is empty.
+        notes.append("NDCG of fewer than ten variants is undefined")
     notes += [f"{estimator}: {text}" for estimator, text in _definitions(results).items()]
     for (metric, estimator), (values, left_out) in means.items():
-        shown = [f"{name} {value:.3f}" for name, value in values.items() if name]
+        parts = [f"{name} {value:.3f}" for name, value in values.items() if name]
         if left_out:
-            shown.append(f"without {len(left_out):,} of the assays, where it is undefined")
-        notes.append(f"average {metric}, {estimator}: {', '.join(shown)}")
-    print_table(columns, ([row[name] for name in columns] for row in rows), notes)
-
-
-def _row(result: Result) -> dict[str, str]:
-    found, perplexity = result.agreement, result.scores.perplexity
-    row = {
-        "assay": result.assay,
-        "estimator": str(result.estimator),
-        "variants": f"{len(result.scores.values):,}",
-        "measured": "" if found is None else f"{found.num_variants:,}",
-    }
-    first = "Spearman" if found is None else found.metric
-    for metric in METRICS:
-        is_shown = found is not None and first in ("Spearman", metric)
-        row[metric] = f"{found.values[metric]:.3f}" if found is not None and is_shown else ""
-        if metric == first:
-            bounds = found.interval(metric) if found is not None else ()
-            row["95 %"] = " to ".join(f"{bound:.3f}" for bound in bounds)
-    row["perplexity of wild type"] = "" if perplexity is None else f"{perplexity:.2f}"
-    return row
+            parts.append(f"without {len(left_out):,} of the assays, where it is undefined")
+        notes.append(f"average {metric}, {estimator}: {', '.join(parts)}")
+    print_table(columns, ([row.get(name, "") for name in columns] for row in rows), notes)
 
 
 def _write_json(path: Path, results: Sequence[Result], means: Averages, *, model_hash: str) -> None:
-    """Writes all metrics and intervals; undefined ones are null."""
     assays: dict[str, dict[str, object]] = {}
-    for one in results:
-        values: dict[str, object] = {
-            "variants": len(one.scores.values),
-            "perplexity_of_wild_type": one.scores.perplexity,
-        }
-        if (found := one.agreement) is not None:
-            values["measured"] = found.num_variants
-            values["classes"] = found.classes
-            metrics = found.to_plain()
-            values["metrics"] = {name: one["value"] for name, one in metrics.items()}
-            values["intervals"] = {name: [x["low"], x["high"]] for name, x in metrics.items()}
-        assays.setdefault(one.assay, {})[one.estimator] = values
+    for result in results:
+        assays.setdefault(result.assay, {})[result.estimator] = result.to_plain()
+    averages_of: dict[str, dict[str, object]] = {"Spearman": {}, "AUC": {}}
+    for (metric, estimator), (values, _) in means.items():
+        averages_of[metric][estimator] = values
     content = {
         "model_hash": model_hash,
         "definitions": _definitions(results),
         "assays": assays,
-        **{
-            f"average_{metric.lower()}": {
-                one: values for (name, one), (values, _) in means.items() if name == metric
-            }
-            for metric in ("Spearman", "AUC")
-        },
+        **{f"average_{metric.lower()}": values for metric, values in averages_of.items()},
         "left_out_of_average": {one: left_out for (_, one), (_, left_out) in means.items()},
     }
     write_json(path, content)

@@ -120,7 +120,9 @@ def is_table(output: Path) -> bool:
 def check_table_output(output: Path) -> None:
     """Refuses a name that is not that of a table."""
     if not is_table(output):
-        raise UserError(f"{output}: the output is a table; type: -o {output.with_suffix('.csv')}")
+        raise UserError(
+            f"{output}: the output is a table, .csv or .tsv", {"output": output.with_suffix(".csv")}
+        )
 
 
 def write_table(path: Path, header: Iterable[str], rows: Iterable[Sequence[str]]) -> None:

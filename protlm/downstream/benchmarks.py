@@ -15,21 +15,21 @@ from typing import Any
 import numpy as np
 
 from protlm.analysis.bootstrap import RESAMPLES, Metrics, draws
+from protlm.analysis.intervals import SCORE
 from protlm.analysis.structures import structure_files
 from protlm.downstream.label_files import with_files
 from protlm.downstream.metrics import by_selection, positions_of
 from protlm.downstream.probing import MODEL, RANDOM
 from protlm.downstream.variants import Assay, parse_sequence, read_reference
-from protlm.options.labels import Form, Header, LabelOptions
-from protlm.options.labels import Task as LabelTask
+from protlm.options.labels import Form, Header, LabelOptions, Task
 from protlm.system.errors import InputDataError, refuse_unknown
 
 LESS = " - "
-COLUMNS = ("task", "metric", "by", "value", "low", "high", "proteins", "source")
+COLUMNS = ("task", "metric", "by", *SCORE, "proteins", "source")
 
 
 @dataclass(frozen=True)
-class Task:
+class BenchmarkTask:
     """Labels to probe, variants of an assay to score, or structures with contacts to predict."""
 
     name: str
@@ -55,7 +55,9 @@ def rows_of(name: str, benchmark: str = "") -> list[dict[str, str]]:
         return [row for row in rows if benchmark in ("", row["benchmark"])]
 
 
-def find(benchmark: str, folder: Path) -> tuple[list[Task], dict[str, list[str]], list[str]]:
+def find(
+    benchmark: str, folder: Path
+) -> tuple[list[BenchmarkTask], dict[str, list[str]], list[str]]:
     """Returns the tasks whose files are in a folder, at any depth; what others lack; unknown files.
 
     Of several files with one end, the nearest to the folder is taken, and the others are unknown.
@@ -77,7 +79,7 @@ def find(benchmark: str, folder: Path) -> tuple[list[Task], dict[str, list[str]]
         if lacking := [end for end, some in found.items() if not some]:
             missing[row["task"]] = lacking
         elif row["kind"] == "contacts":
-            tasks.append(Task(folder.resolve().name, "contacts", structure_files(folder)))
+            tasks.append(BenchmarkTask(folder.resolve().name, "contacts", structure_files(folder)))
         elif "*" in row["files"]:
             some, lacking = _of_assays(row, found[row["files"]], beside)
             tasks += some
@@ -87,7 +89,9 @@ def find(benchmark: str, folder: Path) -> tuple[list[Task], dict[str, list[str]]
             typed = [f"{split}{found[end][0]}" for end, split in splits.items()]
             used = [*files, *beside, *files[0].parent.glob("mask.fa*")]
             reading = _reading(row, typed, beside)
-            tasks.append(Task(row["task"], row["kind"], used, reading, metric=row["metric"]))
+            tasks.append(
+                BenchmarkTask(row["task"], row["kind"], used, reading, metric=row["metric"])
+            )
     if not tasks:
         raise InputDataError(f"{folder} has no whole task of {benchmark}: {lacks(missing)}")
     used = {path for task in tasks for path in task.files}
@@ -106,14 +110,14 @@ def _stem(path: Path) -> str:
 
 def _of_assays(
     row: Mapping[str, str], found: list[Path], beside: list[Path]
-) -> tuple[list[Task], dict[str, list[str]]]:
+) -> tuple[list[BenchmarkTask], dict[str, list[str]]]:
     """Returns a task for each table of an assay in the reference, and assays without a table."""
     assays, tasks = read_reference(beside[0]), []
     for name, path in {_stem(path): path for path in reversed(found)}.items():
         if name in assays:
             title, assay = f"{row['task']}/{name}", assays[name]
             files, reading = [path, *beside], _reading(row, [str(path)], [], assay.wild_type)
-            tasks.append(Task(title, row["kind"], files, reading, assay, of=len(assays)))
+            tasks.append(BenchmarkTask(title, row["kind"], files, reading, assay, of=len(assays)))
     if lacking := sorted({*assays} - {task.name.partition("/")[2] for task in tasks}):
         return tasks, {f"{len(lacking):,} of {len(assays):,} tables of {row['task']}": lacking}
     return tasks, {}
@@ -130,7 +134,7 @@ def _reading(
         typed, Form(label, (), Header(header) if header else None, fold, tuple(row["sets"].split()))
     )
     # Scores of assays, of which some have few values; those of a position resemble each other.
-    task, cluster = (LabelTask.number, positions) if fold else (None, None)
+    task, cluster = (Task.number, positions) if fold else (None, None)
     apart, sequences = bool(row["apart"]), next(iter(beside), None)
     return LabelOptions(sequences, task, cluster=cluster, form=form, apart=apart)
 

@@ -38,7 +38,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Predictor:
+class LogProbabilities:
     """A model, the largest number of tokens in one of its batches, and whether progress is hidden.
 
     A protein longer than a masked model accepts is cut, for each query, to the window of
@@ -134,7 +134,7 @@ class Scores:
     definition: str
 
 
-def default_estimator(predictor: Predictor) -> Estimator:
+def default_estimator(predictor: LogProbabilities) -> Estimator:
     """Returns masked-marginals for a masked model and causal-likelihood for a causal one."""
     causal = predictor.model.causal
     return Estimator.causal_likelihood if causal else Estimator.masked_marginals
@@ -142,7 +142,7 @@ def default_estimator(predictor: Predictor) -> Estimator:
 
 def check_estimator(
     estimator: Estimator,
-    predictor: Predictor,
+    predictor: LogProbabilities,
     variants: Iterable[Variant] = (),
     *,
     per_token: bool = False,
@@ -150,26 +150,29 @@ def check_estimator(
     """Refuses an estimator that the model, one of the variants or `per_token` does not allow."""
     causal = predictor.model.causal
     if causal != (estimator is Estimator.causal_likelihood):
-        kind = "causal" if causal else "masked"
+        kind, default = "causal" if causal else "masked", default_estimator(predictor)
         raise UserError(
-            f"--estimator {estimator} cannot be computed with a {kind} model; type --estimator "
-            f"{default_estimator(predictor)}"
+            f"the estimator {estimator} cannot be computed with a {kind} model, but {default} can",
+            {"estimators": default},
         )
+    of_sequences = Estimator.causal_likelihood if causal else Estimator.pseudo_log_likelihood
     if not estimator.scores_indels and any(variant.indel is not None for variant in variants):
         raise UserError(
-            f"--estimator {estimator} cannot score insertions and deletions; type --estimator "
-            f"{Estimator.pseudo_log_likelihood}"
+            f"the estimator {estimator} cannot score insertions and deletions, but {of_sequences} "
+            "can",
+            {"estimators": of_sequences},
         )
     if per_token and not estimator.scores_indels:
         raise UserError(
-            f"--per-token divides the likelihoods of whole sequences, and {estimator} has none; "
-            f"leave it out, or type --estimator {Estimator.pseudo_log_likelihood}"
+            f"per_token divides the likelihoods of whole sequences, and the estimator {estimator} "
+            f"has none, but {of_sequences} has",
+            {"estimators": of_sequences, "per_token": None},
         )
 
 
 def score(
     estimator: Estimator,
-    predictor: Predictor,
+    predictor: LogProbabilities,
     wild_type: str,
     variants: Sequence[Variant],
     *,
@@ -179,7 +182,7 @@ def score(
     check_estimator(estimator, predictor, variants, per_token=per_token)
     definition = DEFINITIONS[estimator]
     if estimator.scores_indels:
-        of_residues = Predictor.causal_log_p if predictor.model.causal else _pseudo_log_p
+        of_residues = LogProbabilities.causal_log_p if predictor.model.causal else _pseudo_log_p
         found = _likelihoods(predictor, of_residues, wild_type, variants, per_token)
         definition += ", each divided by its number of tokens" if per_token else ""
     else:
@@ -188,7 +191,7 @@ def score(
 
 
 def _wt_marginals(
-    predictor: Predictor, wild_type: str, variants: Sequence[Variant]
+    predictor: LogProbabilities, wild_type: str, variants: Sequence[Variant]
 ) -> tuple[np.ndarray, float | None]:
     """Takes one pass, as the wild type is not masked."""
     (profile,) = predictor.unmasked_log_p([(wild_type, _positions(variants))])
@@ -196,7 +199,7 @@ def _wt_marginals(
 
 
 def _masked_marginals(
-    predictor: Predictor, wild_type: str, variants: Sequence[Variant]
+    predictor: LogProbabilities, wild_type: str, variants: Sequence[Variant]
 ) -> tuple[np.ndarray, float | None]:
     """Takes one pass for each position that any variant replaces."""
     positions = _positions(variants)
@@ -208,7 +211,7 @@ def _masked_marginals(
 
 
 def _mutant_marginals(
-    predictor: Predictor, wild_type: str, variants: Sequence[Variant]
+    predictor: LogProbabilities, wild_type: str, variants: Sequence[Variant]
 ) -> tuple[np.ndarray, float | None]:
     """Takes one pass for each distinct mutant, which is not masked."""
     numbers: dict[str, list[int]] = {}
@@ -230,8 +233,8 @@ _MARGINALS = {
 
 
 def _likelihoods(
-    predictor: Predictor,
-    log_p_of: Callable[[Predictor, Iterable[str]], Iterator[np.ndarray]],
+    predictor: LogProbabilities,
+    log_p_of: Callable[[LogProbabilities, Iterable[str]], Iterator[np.ndarray]],
     wild_type: str,
     variants: Sequence[Variant],
     per_token: bool,
@@ -249,7 +252,7 @@ def _likelihoods(
     return values, float(np.exp(-own[: len(wild_type)].mean()))
 
 
-def perplexity(predictor: Predictor, sequences: Sequence[str]) -> Iterator[float]:
+def perplexity(predictor: LogProbabilities, sequences: Sequence[str]) -> Iterator[float]:
     """Yields exp of the mean -log p of the residues of each sequence, predicted unseen."""
     causal = predictor.model.causal
     found = predictor.causal_log_p(sequences) if causal else _pseudo_log_p(predictor, sequences)
@@ -257,7 +260,7 @@ def perplexity(predictor: Predictor, sequences: Sequence[str]) -> Iterator[float
         yield float(np.exp(-log_p[: len(sequence)].mean()))
 
 
-def _pseudo_log_p(predictor: Predictor, sequences: Iterable[str]) -> Iterator[np.ndarray]:
+def _pseudo_log_p(predictor: LogProbabilities, sequences: Iterable[str]) -> Iterator[np.ndarray]:
     """Yields log p of each residue of each sequence, given all other residues."""
     queries = (Query(sequence, i) for sequence in sequences for i in range(len(sequence)))
     own: list[float] = []
@@ -281,5 +284,5 @@ def _marginals(profile: Mapping[int, np.ndarray], variants: Sequence[Variant]) -
     return values
 
 
-def _watched(predictor: Predictor, found: Iterator[T], total: int) -> Iterator[T]:
+def _watched(predictor: LogProbabilities, found: Iterator[T], total: int) -> Iterator[T]:
     return watched("scoring", found, total=total, quiet=predictor.quiet or not total)

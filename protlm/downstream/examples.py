@@ -118,7 +118,7 @@ def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -
     of = f", {len(targets.values):,} of {all_residues:,} residues" if task.of_residues else ""
     if not targets.classes:
         are_few = reading.task is None and 5 * len(set(labels)) <= len(labels)
-        names = " (type --task class if these are names of classes)" if are_few else ""
+        names = " (if these are names of classes, choose the task class)" if are_few else ""
     rows = len(labels) + sum(proteins.left_out.values())
     more = f" and {len(reading.form.others)} more" if reading.form.others else ""
     taken = f"{path}{more}: task: {task}{names}"
@@ -139,9 +139,9 @@ def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -
         both = ", ".join(proteins.in_both[:_MOST_NAMED])
         parts.append(f"{len(proteins.in_both):,} in train or valid stay in the test only: {both}")
     if reading.form.header == "header" and any(map(SUFFIX.search, labels)):
-        parts.append("-M, -S and -U at the end are kept (--labels location drops them)")
+        parts.append("-M, -S and -U at the end are kept (labels read as location lack them)")
     if commas and targets.classes and not proteins.per_residue and "," not in reading.separator:
-        parts.append(f"{commas:,} labels have commas, which separate nothing without --separator ,")
+        parts.append(f"{commas:,} labels have commas, which are not the separator of classes")
     print(printable("; ".join(parts)), file=sys.stderr)
     return targets
 
@@ -153,8 +153,9 @@ def _task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOpt
         return guess_task(labels, per_residue=per_residue, separator=separator, places=places)
     if proteins.per_residue != reading.task.of_residues:
         raise UserError(
-            f"--task {reading.task} does not suit labels of "
-            f"{'residues' if proteins.per_residue else 'whole proteins'}; omit it"
+            f"the task {reading.task} does not suit labels of "
+            f"{'residues' if proteins.per_residue else 'whole proteins'}",
+            {"task": None},
         )
     return reading.task
 

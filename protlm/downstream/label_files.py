@@ -72,12 +72,13 @@ def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
     if (is_lost := lost or not (label or form.columns)) or not (name or found):
         # As they are in the file.
         shown = ", ".join(filter(None, read_table(path, "a table of labels")[0]))[:200]
-        advice = f", not {lost[0] if lost else 'label'}; choose the column of the labels: --label"
-        advice = f"{advice} COLUMN" if is_lost else "; add a column identifier or sequence"
-        if lost and lost[0] != form.column:
-            option = "--fold" if lost[0] == form.fold else "--label-columns"
-            advice = f", not {lost[0]}; choose from these for {option}"
-        raise InputDataError(f"{path} has the columns {shown}{advice}")
+        if not is_lost:
+            advice = "add a column identifier or sequence"
+            raise InputDataError(f"{path} has the columns {shown}; {advice}")
+        missing, option = lost[0] if lost else "label", "column"
+        if lost and missing != form.column:
+            option = "fold" if missing == form.fold else "columns"
+        raise InputDataError(f"{path} has the columns {shown}, not {missing}", {option: "COLUMN"})
     if len(found) > 1 and found[0] != _SEQUENCES[0]:
         raise InputDataError(
             f"{path} has the columns {' and '.join(found)}; rename that of the sequences to "
@@ -112,7 +113,7 @@ def _label(cells: Mapping[str, str], column: str | None, form: Form, place: str)
         return cells[column or ""]
     values = {one: TRUTH.get(cells[one].lower()) for one in form.columns}
     if other := [one for one, value in values.items() if value is None]:
-        given = f"{other[0]} of --label-columns is {cells[other[0]]!r}"
+        given = f"{other[0]}, a column of labels, is {cells[other[0]]!r}"
         raise InputDataError(f"{place}: {given}, not 0 or 1, true or false")
     # That of none of the classes is not a missing label.
     return LIST.join(one for one, value in values.items() if value) or LIST
@@ -195,8 +196,9 @@ def split_named(given: str, test_sets: Sequence[str], where: str) -> str:
     split = _SPLITS.get(given.lower())
     if split is None:
         raise InputDataError(
-            f"{where}: the split {given!r} is not one of {', '.join(_SPLITS)}; if it is the name "
-            f"of a test set, type --test-sets {given}, or leave it empty to leave the protein out"
+            f"{where}: the split {given!r} is not one of {', '.join(_SPLITS)}; leave it empty to "
+            "leave the protein out, or say that it is a test set",
+            {"test_sets": given},
         )
     return split
 

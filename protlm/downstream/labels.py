@@ -55,16 +55,18 @@ def read_labeled_proteins(
     `per_residue` is None, labels as long as the sequences are of residues.
     """
     form, rows = form or Form(), list[Example]()
-    for split, one in ((form.split, path), *form.others):
-        found, is_certain = _rows(one, form, split, has_sequences=sequences is not None)
-        rows += found
+    for split, file in ((form.split, path), *form.others):
+        rows_of_file, is_certain = _rows(file, form, split, has_sequences=sequences is not None)
+        rows += rows_of_file
         per_residue = is_certain or per_residue
     # As they are typed: pairs of SaProt have small letters.
-    if told := foreign_letters(["".join(one.sequence.split()).encode() for one in rows]):
-        raise InputDataError(f"{path}: {told}")
-    counts, tally, hidden = Counter[str](), Tally(), Counter[str]()
-    if lost := [one for one in form.test_sets if one not in {row.split for row in rows}]:
-        raise UserError(f"--test-sets {lost[0]}: {path} has no row with this split")
+    typed = ["".join(row.sequence.split()).encode() for row in rows]
+    if reason := foreign_letters(typed):
+        raise InputDataError(f"{path}: {reason}")
+    counts, tally, masked = Counter[str](), Tally(), Counter[str]()
+    splits = {row.split for row in rows}
+    if lost := [name for name in form.test_sets if name not in splits]:
+        raise UserError(f"{path} has no row with the split {lost[0]}, a test set")
     examples = list(_usable(_assigned(rows, form), sequences, counts, tally))
     examples = _with_splits(examples, form, counts)
     if not examples:
@@ -75,13 +77,12 @@ def read_labeled_proteins(
     if per_residue is None:
         per_residue = are_of_residues(examples)
     if per_residue:
-        examples = residue_examples(examples, counts, hidden)
-    elif mask := next((one for one in examples if "MASK=" in one.masks), None):
-        raise InputDataError(f"{mask.place}: MASK= needs a label of each residue in TARGET=")
+        examples = residue_examples(examples, counts, masked)
+    elif example := next((one for one in examples if "MASK=" in one.masks), None):
+        raise InputDataError(f"{example.place}: MASK= needs a label of each residue in TARGET=")
     examples, in_both = _distinct(examples, counts)
-    # Without zeros.
-    left_out, some = +counts, +hidden
-    return LabeledProteins(examples, per_residue, left_out, tally.changed, some, in_both)
+    # The sign leaves out what was counted 0 times.
+    return LabeledProteins(examples, per_residue, +counts, tally.changed, +masked, in_both)
 
 
 def _rows(
@@ -91,45 +92,58 @@ def _rows(
     text = read_text(path, "a file of labels")
     if not text.lstrip().startswith(">"):
         if form.header is not None:
-            raise UserError(f"{path} is not a FASTA file; leave --labels {form.header} out")
+            raise UserError(
+                f"{path} is not a FASTA file, whose headers may have labels", {"header": None}
+            )
         return list(table_rows(path, form, split)), None
     if (form.column or form.columns or form.fold) and not form.others:
         raise UserError(
             f"{path} is a FASTA file, whose labels are TARGET= in the headers, or letters of "
-            "residues in place of these; leave --label, --label-columns and --fold out"
+            "residues in place of these, not columns",
+            {"column": None, "columns": None, "fold": None},
         )
     are_letters = form.header is None and "TARGET=" not in text
     if are_letters and not has_sequences:
         raise UserError(
             f"{path}: the headers lack TARGET= and SET= (of labels of proteins: '>ID TARGET=class "
-            "SET=train'); if the letters are labels of residues, type --sequences FASTA; if the "
-            "second word of the headers is the label, --labels header"
+            "SET=train'); if the letters are labels of residues, their sequences are missing; or "
+            "the second word of the headers may be the label",
+            {"sequences": "FASTA", "header": "header"},
         )
     rows = list(fasta_rows(path, text, form, split, letters_are_labels=are_letters))
-    mask = next((one for one in path.parent.glob("mask.fa*") if one.name != path.name), None)
+    mask = next((file for file in path.parent.glob("mask.fa*") if file.name != path.name), None)
     if are_letters and mask is not None:
-        found = fasta_rows(mask, read_text(mask, "a mask"), Form(), "", letters_are_labels=True)
-        masks = {one.identifier: one.label for one in found}
-        if lost := [one for one in rows if one.identifier not in masks]:
-            raise InputDataError(
-                f"{lost[0].place}: {mask} has no mask of {lost[0].identifier}; add it, or move the "
-                "file to another folder"
-            )
-        rows = [replace(one, masks={**one.masks, mask.name: masks[one.identifier]}) for one in rows]
+        rows = _masked(rows, mask)
     return rows, are_letters or None
+
+
+def _masked(rows: list[Example], path: Path) -> list[Example]:
+    """Returns the rows with the masks of a FASTA file, which has one for each."""
+    letters = fasta_rows(path, read_text(path, "a mask"), Form(), "", letters_are_labels=True)
+    mask_of = {row.identifier: row.label for row in letters}
+    for row in rows:
+        if row.identifier not in mask_of:
+            raise InputDataError(
+                f"{row.place}: {path} has no mask of {row.identifier}; add it, or move the file to "
+                "another folder"
+            )
+    return [replace(x, masks={**x.masks, path.name: mask_of[x.identifier]}) for x in rows]
 
 
 def _assigned(rows: list[Example], form: Form) -> list[Example]:
     """Returns the rows with the splits of files of identifiers, if there are any."""
-    found = [] if form.splits else rows
+    if not form.splits:
+        return rows
+    assigned = list[Example]()
     for split, path in form.splits:
         lines = read_text(path, "a file of identifiers").splitlines()
         names = {re.split(r"[,\t]", line.strip())[0] for line in lines}
-        found += (some := [replace(one, split=split) for one in rows if one.identifier in names])
-        if not some:
+        members = [replace(row, split=split) for row in rows if row.identifier in names]
+        if not members:
             raise InputDataError(f"{path} has no identifier of a protein with a label")
-    named = {one.identifier for one in found}
-    return [*found, *(replace(one, split="") for one in rows if one.identifier not in named)]
+        assigned += members
+    named = {row.identifier for row in assigned}
+    return [*assigned, *(replace(row, split="") for row in rows if row.identifier not in named)]
 
 
 def _with_splits(examples: list[Example], form: Form, counts: Counter[str]) -> list[Example]:
@@ -145,68 +159,82 @@ def _with_splits(examples: list[Example], form: Form, counts: Counter[str]) -> l
 def _distinct(examples: Sequence[Example], counts: Counter[str]) -> tuple[list[Example], list[str]]:
     """Drops and counts repeated examples; one that the test also has leaves the other split."""
     kept: dict[str, Example] = {}
-    both: dict[str, None] = {}
-    for one in examples:
+    in_both: dict[str, None] = {}
+    for example in examples:
         # Without identifiers, proteins are known by their sequences.
-        key = one.identifier if one.is_named else f">{one.sequence}"
-        other = kept.setdefault(key, one)
-        if other is one:
+        key = example.identifier if example.is_named else f">{example.sequence}"
+        earlier = kept.setdefault(key, example)
+        if earlier is example:
             continue
-        to_fit, is_same = {one.split, other.split} & {*FITTED}, one.split == other.split
-        differs = (one.sequence, one.label, one.fold) != (other.sequence, other.label, other.fold)
+        is_same = example.split == earlier.split
+        to_fit = {example.split, earlier.split} & {*FITTED}
+        differs = any(
+            getattr(example, name) != getattr(earlier, name)
+            for name in ("sequence", "label", "fold")
+        )
         if differs or not (is_same or len(to_fit) == 1):
-            same = one.identifier if one.is_named else f"the sequence of {other.identifier}"
-            what = "another label, sequence or fold" if differs else f"the split {other.split}"
-            how = "change names that only number rows" if one.is_named else "add identifiers"
-            advice = f"remove one, or {how}"
-            raise InputDataError(f"{one.place}: {same} is repeated, with {what}; {advice}")
+            raise _repeated(example, earlier, differs=differs)
         counts["identical to an earlier one" if is_same else "that the test has too"] += 1
         if not is_same:
-            both[one.identifier] = None
-            kept[key] = other if one.split in to_fit else one
+            in_both[example.identifier] = None
+            kept[key] = earlier if example.split in to_fit else example
     # Those of a file with identifiers and of one without them are compared by their sequences.
     tested = {(one.sequence, one.is_named) for one in kept.values() if one.split not in FITTED}
-    for key, one in [*kept.items()]:
-        if one.split in FITTED and (one.sequence, not one.is_named) in tested:
-            both[kept.pop(key).identifier] = None
+    for key, example in [*kept.items()]:
+        if example.split in FITTED and (example.sequence, not example.is_named) in tested:
+            in_both[kept.pop(key).identifier] = None
             counts["that the test has too"] += 1
-    return list(kept.values()), list(both)
+    return list(kept.values()), list(in_both)
+
+
+def _repeated(example: Example, earlier: Example, *, differs: bool) -> InputDataError:
+    same, advice = example.identifier, "change names that only number rows"
+    if not example.is_named:
+        same, advice = f"the sequence of {earlier.identifier}", "add identifiers"
+    what = "another label, sequence or fold" if differs else f"the split {earlier.split}"
+    return InputDataError(
+        f"{example.place}: {same} is repeated, with {what}; remove one, or {advice}"
+    )
 
 
 def _usable(
     rows: Sequence[Example], sequences: Path | None, counts: Counter[str], tally: Tally
 ) -> Iterator[Example]:
     """Yields the usable rows with their sequences, and counts the others."""
-    wanted = {name for one in rows for name in (one.identifier, accession(one.identifier))}
+    wanted = {name for row in rows for name in (row.identifier, accession(row.identifier))}
     found = None if sequences is None else _sequences(sequences, wanted)
+    missing = MISSING
     # Beside + or ++, - is a class.
-    missing = MISSING - {"-" for one in rows if {*one.label} == {"+"}}
-    for one in rows:
-        if one.split == PRED:
+    if any({*row.label} == {"+"} for row in rows):
+        missing = MISSING - {"-"}
+    for row in rows:
+        if row.split == PRED:
             counts["in the set pred"] += 1
-        elif one.label in missing or not one.label.strip(UNLABELED):
+        elif row.label in missing or not row.label.strip(UNLABELED):
             counts["without a label"] += 1
         else:
-            sequence, reason = _residues_of(one, found, sequences, tally)
-            if not reason:
-                yield replace(one, sequence=sequence)
-            else:
+            sequence, reason = _residues_of(row, found, sequences, tally)
+            if reason:
                 counts[f"with a rejected sequence ({reason})"] += 1
+            else:
+                yield replace(row, sequence=sequence)
 
 
 def _residues_of(
-    one: Example, found: Mapping[str, tuple[str, str]] | None, sequences: Path | None, tally: Tally
+    row: Example, found: Mapping[str, tuple[str, str]] | None, sequences: Path | None, tally: Tally
 ) -> tuple[str, str]:
     """Returns the sequence, and the reason why it is rejected or an empty string."""
-    if found is not None:
-        name = one.identifier if one.identifier in found else accession(one.identifier)
-        if name not in found and not one.sequence:
-            raise InputDataError(f"{one.place}: {sequences} has no sequence of {one.identifier}")
-        if name in found:
+    for name in (row.identifier, accession(row.identifier)):
+        if found is not None and name in found:
             return found[name]
-    if not one.sequence:
-        raise UserError(f"{one.place} has no sequence; add a column sequence, or --sequences FASTA")
-    return residues(one.sequence, tally, ReadOptions())
+    if found is not None and not row.sequence:
+        raise InputDataError(f"{row.place}: {sequences} has no sequence of {row.identifier}")
+    if not row.sequence:
+        raise UserError(
+            f"{row.place} has no sequence; add a column sequence, or a file of sequences",
+            {"sequences": "FASTA"},
+        )
+    return residues(row.sequence, tally, ReadOptions())
 
 
 def _check_labels(path: Path, examples: Sequence[Example]) -> None:
@@ -225,6 +253,7 @@ def _sequences(path: Path, wanted: Set[str]) -> dict[str, tuple[str, str]]:
     found, tally = {}, Tally()
     tally.max_listed = sys.maxsize
     for record in read_records(path, tally):
+        # The sequence, and no reason to reject it.
         usable = record.sequence, ""
         if record.identifier in wanted:
             if found.get(record.identifier, usable) != usable:
@@ -234,8 +263,9 @@ def _sequences(path: Path, wanted: Set[str]) -> dict[str, tuple[str, str]]:
             found[record.identifier] = usable
         if (name := accession(record.identifier)) in wanted:
             found.setdefault(name, usable)
-    for reason, some in tally.listed.items():
-        for identifier, _, _ in some:
-            found.setdefault(accession(identifier), found.setdefault(identifier, ("", reason)))
+    for reason, rejected in tally.listed.items():
+        for identifier, _, _ in rejected:
+            known = found.setdefault(identifier, ("", reason))
+            found.setdefault(accession(identifier), known)
     tally.warn_of_rejected(path)
     return found

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from protlm import __version__
-from protlm.analysis.bootstrap import Metrics, finite_or_none
+from protlm.analysis.bootstrap import Metrics
+from protlm.analysis.intervals import HEADING, finite_or_none, in_words, score_cells, shown
 from protlm.checkpoints.checks import Artifact
 from protlm.checkpoints.format import find_model, shipped_models
 from protlm.data.tables import write_rows
@@ -25,7 +26,7 @@ from protlm.downstream.examples import Labeled
 from protlm.downstream.label_files import LIST
 from protlm.downstream.linear import LinearModel, probabilities
 from protlm.downstream.metrics import LABEL_METRICS, caution
-from protlm.downstream.probing import MODEL, SPARSE, Predictor
+from protlm.downstream.probing import MODEL, SPARSE, FittedHead
 from protlm.downstream.tasks import Targets, missing_in_test
 from protlm.model.pretrained import PretrainedModel
 from protlm.options.labels import ProbeOptions, Task
@@ -44,10 +45,10 @@ class Result:
     model_name: str
     identity: str
     labeled: Labeled
-    predictors: Mapping[str, Predictor]
+    predictors: Mapping[str, FittedHead]
 
 
-def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]:
+def scores_of(predictors: Mapping[str, FittedHead], task: Task) -> dict[str, Any]:
     """Returns all metrics, choices and intervals, undefined ones as None.
 
     The model's first metric is compared with the highest of a baseline, and its sparse features'.
@@ -75,7 +76,7 @@ def scores_of(predictors: Mapping[str, Predictor], task: Task) -> dict[str, Any]
     }
 
 
-def mean_over(folds: Mapping[str, Result]) -> dict[str, Predictor]:
+def mean_over(folds: Mapping[str, Result]) -> dict[str, FittedHead]:
     """Returns the predictors with the means of their metrics over folds, and of the resamples."""
     found = {}
     for name, first in next(iter(folds.values())).predictors.items():
@@ -91,14 +92,13 @@ def metric_rows(scores: Mapping[str, Any], heading: str = "labels by") -> list[l
     """Returns headings and a row for each predictor, of the value of `scores_of`."""
     predictors = scores["predictors"]
     first, *others = next(iter(predictors.values()))["metrics"]
-    shown = [one.removeprefix(f"{first} ") for one in others]
-    rows = [[heading, first, "95 %", *shown, "layer"]]
+    names = [metric.removeprefix(f"{first} ") for metric in others]
+    rows = [[heading, first, HEADING, *names, "layer"]]
     for name, found in predictors.items():
         metrics = found["metrics"]
-        value, low, high = (_digits(metrics[first][key]) for key in ("value", "low", "high"))
-        cells = (_digits(metrics[other]["value"]) for other in others)
+        values = (shown(metrics[other]["value"]) for other in others)
         layer = "" if found["layer"] is None else str(found["layer"])
-        rows.append([name, value, f"{low} to {high}", *cells, layer])
+        rows.append([name, *score_cells(metrics[first]), *values, layer])
     return rows
 
 
@@ -106,15 +106,11 @@ def comparison(scores: Mapping[str, Any]) -> str:
     """Returns what the model is compared with, in words, of the value of `scores_of`."""
     lines = []
     for over in (scores[key] for key in _COMPARED if key in scores):
-        value, low, high = (_digits(over[key], "+") for key in ("value", "low", "high"))
-        includes = None not in (over["low"], over["high"]) and over["low"] <= 0 <= over["high"]
-        than = f"{over['metric']} of the model minus that of {over['baseline']}"
-        lines.append(f"{than}: {value} ({low} to {high}{', which includes 0' * includes})")
+        difference = f"{over['metric']} of the model minus that of {over['baseline']}"
+        lines.append(f"{difference}: {in_words(over, '+.3f')}")
+        if None not in (over["low"], over["high"]) and over["low"] <= 0 <= over["high"]:
+            lines[-1] += ", which includes 0"
     return "; ".join(lines)
-
-
-def _digits(value: float | None, sign: str = "") -> str:
-    return "undefined" if value is None else f"{value:{sign}.3f}"
 
 
 def described(labeled: Labeled) -> str:
@@ -148,14 +144,16 @@ def print_result(result: Result) -> None:
     if left_out := labeled.proteins.left_out:
         notes.append("left out: " + ", ".join(f"{n:,} {why}" for why, n in left_out.items()))
     for name, rows_of_set in labeled.split.test_sets.items():
-        found = {who: one.by_set.get(name) for who, one in result.predictors.items()}
         metric = LABEL_METRICS[targets.task][0]
-        each = ((who, x.values[metric]) for who, x in found.items() if x is not None)
-        values = [f"{who} {_digits(finite_or_none(x))}" for who, x in each]
+        values = [
+            f"{who} {shown(predictor.by_set[name].values[metric])}"
+            for who, predictor in result.predictors.items()
+            if name in predictor.by_set
+        ]
         if values:
             notes.append(f"{name}, {len(rows_of_set):,} proteins: {metric} of {', '.join(values)}")
-    lacking = missing_in_test(targets, test)
-    notes += [f"warning: {one}" for one in (labeled.leaks, lacking) if one]
+    warnings = labeled.leaks, missing_in_test(targets, test)
+    notes += [f"warning: {sentence}" for sentence in warnings if sentence]
     print_table(headings, rows, notes)
 
 
@@ -195,14 +193,14 @@ def write_folds(folder: Path, column: str, folds: Mapping[str, Result]) -> None:
     scores = scores_of(mean_over(folds), task)
     write_json(folder / RESULTS, {"fold": column, "folds": list(folds), "task": task, **scores})
     headings, *rows = metric_rows(scores, f"mean of {len(folds)} folds by")
-    leaks = {fold: one.labeled.leaks for fold, one in folds.items()}
-    told = (f"warning: fold {fold}: {one}" for fold, one in leaks.items() if one)
-    few = (
-        f"fold {fold}: {sentence}"
-        for fold, one in folds.items()
-        for sentence in few_in_test(one.labeled.targets, one.labeled.split.test)
-    )
-    print_table(headings, rows, [comparison(scores), *few, *told])
+    notes, warnings = [comparison(scores)], []
+    for fold, result in folds.items():
+        labeled = result.labeled
+        few = few_in_test(labeled.targets, labeled.split.test)
+        notes += [f"fold {fold}: {sentence}" for sentence in few]
+        if labeled.leaks:
+            warnings.append(f"warning: fold {fold}: {labeled.leaks}")
+    print_table(headings, rows, [*notes, *warnings])
 
 
 def write_predictions(folder: Path, result: Result) -> None:
@@ -281,7 +279,9 @@ class Probe:
         if (path := folder / self.model).exists():
             return path.resolve()
         if Path(self.model) not in (Path(one.name) for one in shipped_models()):
-            raise UserError(f"{folder}: its model {self.model} is not there; type -m MODEL")
+            raise UserError(
+                f"{folder}: its model {self.model} is not there", {"model_path": "MODEL"}
+            )
         return Path(self.model)
 
     def check_model(self, model: PretrainedModel) -> None:
@@ -289,7 +289,8 @@ class Probe:
         if model.identity != self.identity:
             raise UserError(
                 "the probe was fitted on a model with other weights or settings; give the same "
-                "model: -m MODEL, or leave -m out"
+                "model, or none",
+                {"model_path": None},
             )
         head, width = self.fitted, model.description.model.model_dim
         own = len(head.weights) if isinstance(head, LinearModel) else head[0].in_channels

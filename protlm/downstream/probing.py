@@ -41,7 +41,7 @@ _CHOSEN_BY = {Task.number: "R2", Task.residue_numbers: "R2", Task.several_classe
 
 
 @dataclass(frozen=True)
-class Predictor:
+class FittedHead:
     """A fitted head, its choices, and its scores and outputs on the test proteins.
 
     A baseline has no layer, and convolutions and the constant no penalty; `by_layer` is of the
@@ -63,7 +63,7 @@ def probe(
     targets: Targets,
     split: Split,
     options: ProbeOptions,
-) -> dict[str, Predictor]:
+) -> dict[str, FittedHead]:
     """Fits and tests the probe of the model, which is not trained, and of each baseline."""
     return probe_folds(model, sequences, targets, {"": split}, options, quiet=True)[""]
 
@@ -77,42 +77,46 @@ def probe_folds(
     *,
     quiet: bool = False,
     store: VectorStore | None = None,
-) -> dict[str, dict[str, Predictor]]:
+) -> dict[str, dict[str, FittedHead]]:
     """Does the work of `probe` for several splits of the same proteins, which are embedded once.
 
     The means of proteins are kept in the `store`, if there is one.
     """
-    rows = {fold: _Rows(targets, split, options.seed) for fold, split in folds.items()}
-    found: dict[str, dict[str, Predictor]] = {fold: {} for fold in folds}
-    each = _features(model, sequences, targets, options, store)
-    for name, features_of, layers in watched("predictors", each, total=_PREDICTORS, quiet=quiet):
-        for fold, one in rows.items():
-            found[fold][name] = _probe(features_of(one), layers, targets, one, options.seed)
-    return found
+    rows_of = {fold: _Rows(targets, split, options.seed) for fold, split in folds.items()}
+    heads: dict[str, dict[str, FittedHead]] = {fold: {} for fold in folds}
+    features = _features(model, sequences, targets, options, store)
+    predictors = watched("predictors", features, total=_PREDICTORS, quiet=quiet)
+    for name, features_of, layers in predictors:
+        for fold, rows in rows_of.items():
+            heads[fold][name] = _probe(features_of(rows), layers, targets, rows, options.seed)
+    return heads
 
 
-def probe_features(features: Any, targets: Targets, split: Split, *, seed: int = 0) -> Predictor:
+def probe_features(features: Any, targets: Targets, split: Split, *, seed: int = 0) -> FittedHead:
     """Fits and tests the probe of given features, [rows of the labels, width]."""
     return _probe([features], [], targets, _Rows(targets, split, seed), seed)
 
 
 class _Rows:
-    """The rows of labels of each split: those of the proteins, or of their residues."""
+    """The rows of labels of each split: those of the proteins, or of their residues.
+
+    A layer and a penalty are fitted to `rest` and compared on `chosen_on`; the chosen ones are then
+    fitted to `fit`, which is both, and tested on `test`.
+    """
 
     def __init__(self, targets: Targets, split: Split, seed: int) -> None:
-        self.split, train, of = split, split.train, targets.rows_of
-        self.fit = of(np.concatenate([split.train, split.valid]))
-        self.test = of(split.test)
+        self.split = split
+        self.fit = targets.rows_of(np.concatenate([split.train, split.valid]))
+        self.test = targets.rows_of(split.test)
         values = targets.values[self.fit]
         if values.ndim == 1 and not np.ptp(values):
-            one = targets.classes[values[0]] if targets.classes else values[0]
-            raise InputDataError(f"all labels to fit to are {one}; give two or more that differ")
-        if split.valid.size:
-            self.chosen_on = of(split.valid)
-            self.rest = of(train)
-        else:
-            is_out = held_out(split.groups[train], _HELD_OUT, seed=seed)
-            self.chosen_on, self.rest = of(train[is_out]), of(train[~is_out])
+            label = targets.classes[values[0]] if targets.classes else values[0]
+            raise InputDataError(f"all labels to fit to are {label}; give two or more that differ")
+        train, valid = split.train, split.valid
+        if not valid.size:
+            is_held_out = held_out(split.groups[train], _HELD_OUT, seed=seed)
+            train, valid = train[~is_held_out], train[is_held_out]
+        self.rest, self.chosen_on = targets.rows_of(train), targets.rows_of(valid)
 
 
 def _features(
@@ -122,42 +126,48 @@ def _features(
     options: ProbeOptions,
     store: VectorStore | None,
 ) -> Iterator[tuple[str, Callable[[_Rows], list[Any]], list[int]]]:
-    """Yields the name of a predictor, and its features for all rows by candidate layer.
+    """Yields the name of a predictor, a function of the rows, and its candidate layers.
 
-    Convolutions get a list for each layer, of the features of all residues of each protein.
+    The function returns the features by layer. Convolutions get a list for each layer, of the
+    features of all residues of each protein.
     """
     is_cnn, size, places = options.head is Head.cnn, options.tokens_per_batch, targets.places
     embed = partial(embeddings, tokens_per_batch=size, store=store)
-    every = range(model.num_layers + 1)
-    layers = list(options.layers or (every[-1:] if is_cnn else every))
+    all_layers = range(model.num_layers + 1)
+    layers = list(options.layers or (all_layers[-1:] if is_cnn else all_layers))
     if (autoencoder := options.autoencoder) is not None:
         autoencoder.settings.check(model)
         if is_cnn:
-            raise UserError("--head cnn reads hidden states; leave --features out")
+            raise UserError("the head cnn reads hidden states, not features", {"features": None})
     if is_cnn:
         if places is None:
-            raise UserError("--head cnn needs labels of residues; leave it out")
-        places = [np.arange(len(one)) for one in sequences]
+            raise UserError("the head cnn needs labels of residues", {"head": None})
+        places = [np.arange(len(sequence)) for sequence in sequences]
 
     def divided(layers: list[np.ndarray]) -> list[Any]:
         ends = np.cumsum([*map(len, sequences)])[:-1]
         return [np.split(x, ends) for x in layers] if is_cnn else layers
 
     for name in (MODEL, RANDOM):
-        one = model if name == MODEL else model.with_random_weights(options.seed)
-        states = embed(one, sequences, layers=layers, places=places)
+        # Random weights are made when those of the model are done.
+        network = model if name == MODEL else model.with_random_weights(options.seed)
+        states = embed(network, sequences, layers=layers, places=places)
         yield name, lambda _, states=states: divided(states), layers
         # Those of the next model are in other files.
         states.clear()
     if autoencoder is not None:
-        found = _sparse_features(model, autoencoder, sequences, places, tokens_per_batch=size)
-        yield SPARSE, lambda _: [found], [autoencoder.settings.layer]
+        sparse = _sparse_features(model, autoencoder, sequences, places, tokens_per_batch=size)
+        yield SPARSE, lambda _: [sparse], [autoencoder.settings.layer]
     if places is None:
         baselines = cache(lambda rows: protein_baselines(sequences, rows.fit))
         for name in ("composition", "three_mers", "length"):
             yield name, lambda rows, x=name: [baselines(rows)[x]], []
     else:
-        for name, flank in (("residues_around", _FLANK), ("residue", 0))[is_cnn:]:
+        flanks = {"residues_around": _FLANK, "residue": 0}
+        if is_cnn:
+            # Convolutions see the residues around by themselves.
+            del flanks["residues_around"]
+        for name, flank in flanks.items():
             features = residue_baseline(sequences, places, flank)
             yield name, lambda _, features=features: divided([features]), []
     yield CONSTANT, lambda _: [], []
@@ -172,47 +182,53 @@ def _sparse_features(
     tokens_per_batch: int,
 ) -> Any:
     """Returns the features of residues, sparse [residues, n], or their means, [sequences, n]."""
-    every = places or [np.arange(len(one[: model.max_residues])) for one in sequences]
+    read = places or [np.arange(len(one[: model.max_residues])) for one in sequences]
     layers, size = [autoencoder.settings.layer], tokens_per_batch
-    (states,) = embeddings(model, sequences, layers=layers, tokens_per_batch=size, places=every)
-    parts = np.split(states, np.cumsum([*map(len, every)])[:-1])
-    found = (autoencoder.features_of(torch.from_numpy(one)) for one in parts)
-    return vstack([*found]) if places else np.stack([one.mean(axis=0) for one in found])
+    (states,) = embeddings(model, sequences, layers=layers, tokens_per_batch=size, places=read)
+    proteins = np.split(states, np.cumsum([*map(len, read)])[:-1])
+    sparse = (autoencoder.features_of(torch.from_numpy(states)) for states in proteins)
+    return vstack([*sparse]) if places else np.stack([one.mean(axis=0) for one in sparse])
 
 
 def _probe(
     features: list[Any], layers: list[int], targets: Targets, rows: _Rows, seed: int
-) -> Predictor:
+) -> FittedHead:
+    """Fits the best layer and penalty of the features; without features, the constant."""
     task, values = targets.task, targets.values
-    best, penalty, found = 0, None, []
+    best, penalty, by_layer = 0, None, []
     if not features:
         fitted = constant(values[rows.fit], task, num_classes=len(targets.classes), width=1)
         outputs = fitted.outputs(np.zeros((len(rows.test), 1)))
     elif isinstance(features[0], list):
-        best, found, fitted, outputs = _convolutions(features, targets, rows, seed)
+        best, by_layer, fitted, outputs = _convolutions(features, targets, rows, seed)
     else:
-        best, penalty, found = _chosen(features, targets, rows)
+        best, penalty, by_layer = _chosen(features, targets, rows)
         (fitted,) = _fitted(features[best], targets, rows.fit, [penalty])
         outputs = fitted.outputs(features[best][rows.test])
-    layer, by_layer = layers[best] if layers else None, dict(zip(layers, found, strict=False))
+    layer = layers[best] if layers else None
+    # Baselines have no layers.
+    chosen_by = dict(zip(layers, by_layer, strict=False))
     scores, by_set = scores_of_test(outputs, targets, rows.split, seed=seed)
-    return Predictor(fitted, layer, penalty, by_layer, scores, outputs, by_set)
+    return FittedHead(fitted, layer, penalty, chosen_by, scores, outputs, by_set)
 
 
 def scores_of_test(
     outputs: np.ndarray, targets: Targets, split: Split, *, seed: int
 ) -> tuple[Metrics, dict[str, Metrics]]:
     """Returns the scores of outputs for the test proteins, and for each of several test sets."""
-    test, sets = targets.rows_of(split.test), split.test_sets
+    test, by_set = targets.rows_of(split.test), {}
 
-    def scores(taken: np.ndarray) -> Metrics:
-        rows = test[taken]
+    def scores(is_taken: np.ndarray) -> Metrics:
+        rows = test[is_taken]
         values, groups = targets.values[rows], targets.groups[rows]
-        clusters, some = split.clusters_of(groups), outputs[taken]
-        return label_scores(some, values, groups, targets.task, clusters=clusters, seed=seed)
+        clusters = split.clusters_of(groups)
+        return label_scores(
+            outputs[is_taken], values, groups, targets.task, clusters=clusters, seed=seed
+        )
 
-    is_in = {name: np.isin(test, targets.rows_of(one)) for name, one in sets.items()}
-    by_set = {name: scores(taken) for name, taken in is_in.items()} if len(sets) > 1 else {}
+    if len(split.test_sets) > 1:
+        for name, proteins in split.test_sets.items():
+            by_set[name] = scores(np.isin(test, targets.rows_of(proteins)))
     return scores(np.ones(len(test), dtype=bool)), by_set
 
 
@@ -224,12 +240,14 @@ def _chosen(features: list[Any], targets: Targets, rows: _Rows) -> tuple[int, fl
     penalties = penalties_of(features[0], targets.task)
     middle = penalties[len(penalties) // 2]
 
-    def scores(layer: int, some: Sequence[float]) -> list[float]:
-        models, x = _fitted(features[layer], targets, rows.rest, some), features[layer]
-        return [_choice_score(one.outputs(x[rows.chosen_on]), targets, rows) for one in models]
+    def scores(layer: int, candidates: Sequence[float]) -> list[float]:
+        x = features[layer]
+        models = _fitted(x, targets, rows.rest, candidates)
+        return [_choice_score(model.outputs(x[rows.chosen_on]), targets, rows) for model in models]
 
     if targets.task is Task.residue_classes:
-        y, by_layer = np.eye(len(targets.classes))[targets.values[rows.chosen_on]], []
+        by_layer = []
+        y = np.eye(len(targets.classes))[targets.values[rows.chosen_on]]
         as_numbers = replace(targets, task=Task.residue_numbers)
         for x in features:
             (ridge,) = fit_residues(x, as_numbers, rows.rest, [_RIDGE])
@@ -245,12 +263,17 @@ def _convolutions(
     features: list[list[np.ndarray]], targets: Targets, rows: _Rows, seed: int
 ) -> tuple[int, list[float], nn.Sequential, np.ndarray]:
     """Returns the best layer, the layers' scores, and the head with its outputs for the test."""
-    sides = [np.unique(targets.groups[some]) for some in (rows.rest, rows.chosen_on)]
-    heads = [fit_convolutions(x, targets, *sides, seed=seed) for x in features]
-    best, places = int(np.argmin([loss for _, loss in heads])), targets.places or []
-    head, test = heads[best][0], np.unique(targets.groups[rows.test])
-    outputs = [convolved(head, [features[best][x]])[places[x]].detach().double() for x in test]
-    return best, [-loss for _, loss in heads], head, torch.cat(outputs).numpy()
+    places, groups = targets.places or [], targets.groups
+    to_fit, chosen_on = np.unique(groups[rows.rest]), np.unique(groups[rows.chosen_on])
+    heads = [fit_convolutions(x, targets, to_fit, chosen_on, seed=seed) for x in features]
+    losses = [loss for _, loss in heads]
+    best = int(np.argmin(losses))
+    head, proteins = heads[best][0], features[best]
+    outputs = [
+        convolved(head, [proteins[test]])[places[test]].detach().double()
+        for test in np.unique(groups[rows.test])
+    ]
+    return best, [-loss for loss in losses], head, torch.cat(outputs).numpy()
 
 
 def _fitted(
@@ -258,15 +281,15 @@ def _fitted(
 ) -> list[LinearModel]:
     if targets.places is not None:
         return fit_residues(features, targets, rows, penalties)
-    given, size = (features[rows], targets.values[rows], targets.task), len(targets.classes)
-    return [fit(*given, num_classes=size, penalty=one) for one in penalties]
+    x, y, num_classes = features[rows], targets.values[rows], len(targets.classes)
+    return [fit(x, y, targets.task, num_classes=num_classes, penalty=one) for one in penalties]
 
 
 def _choice_score(outputs: np.ndarray, targets: Targets, rows: _Rows) -> float:
     """Returns the metric that layers and penalties are chosen by; an undefined one is lowest."""
     values, groups = targets.values[rows.chosen_on], targets.groups[rows.chosen_on]
-    found = label_scores(outputs, values, groups, targets.task, resamples=0)
-    value = found.values[_CHOSEN_BY.get(targets.task, "accuracy")]
+    scores = label_scores(outputs, values, groups, targets.task, resamples=0)
+    value = scores.values[_CHOSEN_BY.get(targets.task, "accuracy")]
     return -np.inf if np.isnan(value) else value
 
 

@@ -60,8 +60,8 @@ def are_of_residues(examples: Sequence[Example]) -> bool:
     raise InputDataError(
         f"{other.place}: {sum(fits):,} of {len(fits):,} labels are as long as their sequences, and "
         f"this is {other.label[:30]!r}, of {len(other.sequence):,} residues: if they are of "
-        "residues, write a letter or a number for each and type --per-residue; otherwise type "
-        "--task class, multi-label or number"
+        "residues, write a letter or a number for each; otherwise choose the task",
+        {"per_residue": True, "task": "class, multi-label or number"},
     )
 
 

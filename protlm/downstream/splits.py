@@ -78,8 +78,9 @@ def split_of(examples: Sequence[Example], *, seed: int) -> Split:
         if names is None:
             raise InputDataError(
                 "the labels have neither splits nor clusters, and a random split would have "
-                "homologs on both sides; add a column split or cluster, or type --cluster-table "
-                "TABLE.tsv, or --cluster, which runs MMseqs2"
+                "homologs on both sides; add a column split or cluster, or have clusters given or "
+                "made by MMseqs2",
+                {"cluster_table": "TABLE.tsv", "cluster": True},
             )
         given = np.where(held_out(groups, TEST_FRACTION, seed=seed), TEST, TRAIN)
     train, valid = (np.flatnonzero(given == name) for name in (TRAIN, VALID))
@@ -87,8 +88,11 @@ def split_of(examples: Sequence[Example], *, seed: int) -> Split:
     sets = {str(name): np.flatnonzero(given == name) for name in np.unique(given[test])}
     for name, rows in ((TRAIN, train), (TEST, test)):
         if not rows.size:
-            advice = f"correct the column split, or type --splits {name}=FILE for each split"
-            raise InputDataError(f"no protein is in the split {name}; {advice}")
+            raise InputDataError(
+                f"no protein is in the split {name}; correct the column split, or give a file of "
+                "each split",
+                {"splits": f"{name}=FILE"},
+            )
     return Split(train, valid, test, groups, names is not None, sets)
 
 

@@ -63,12 +63,13 @@ def guess_task(
         return _task_of_numbers(values)
     if _are_numbers(labels, separator):
         row = next(row for row, label in enumerate(labels) if number_of(label) is None)
-        commas = ", --separator , if commas separate classes" if "," in labels[row] else ""
+        is_list = "," in labels[row]
         raise InputDataError(
             f"{places[row] if places else 'labels'}: {labels[row]!r} is not a number (0-9, a point "
             f"and a hyphen, up to 1e100), and {len(values):,} of {len(labels):,} labels are; "
-            f"type {number_meant(labels[row]) or 'one'} or leave it empty, or type --task class if "
-            f"the labels are classes{commas}"
+            f"write {number_meant(labels[row]) or 'one'} or leave it empty, or say that the labels "
+            f"are classes{', or that commas separate classes' if is_list else ''}",
+            {"task": "class", **({"separator": ","} if is_list else {})},
         )
     _refuse_lists(labels)
     if not any(separator in label for label in labels):
@@ -78,7 +79,8 @@ def guess_task(
     if len(numbers) == len(parts) and not all(value.is_integer() for value in numbers):
         raise InputDataError(
             f"labels such as {labels[0][:40]!r} are lists of numbers; give one for each protein, "
-            "or type --task multi-label if they are classes"
+            "or say that they are classes",
+            {"task": "multi-label"},
         )
     return Task.several_classes
 
@@ -129,8 +131,9 @@ def refuse_many_classes(targets: Targets) -> None:
     if is_many or (several and targets.values.sum(axis=0).max() < 2):
         raise InputDataError(
             f"{number:,} labels would be {classes:,} classes, and one that is learned from a "
-            "protein needs another one to be tested on; choose the column of the labels with "
-            "--label COLUMN, or type --task number or --task class if that is their kind"
+            "protein needs another one to be tested on; choose the column of the labels, or the "
+            "task",
+            {"column": "COLUMN", "task": "number or class"},
         )
 
 
@@ -151,8 +154,8 @@ def targets_of(
     if None in values:
         other = items[values.index(None)]
         classes = Task.residue_classes if task.of_residues else Task.one_class
-        advice = f"type --task {classes}, or {number_meant(other) or 'one'}"
-        raise InputDataError(f"{other!r} is not a number; {advice}")
+        advice = f"write {number_meant(other) or 'one'}, or say that the labels are classes"
+        raise InputDataError(f"{other!r} is not a number; {advice}", {"task": classes})
     distinct = sorted({*values})
     if len(distinct) < 2:
         raise InputDataError(f"all labels are {distinct[0]}; give two or more that differ")
@@ -209,7 +212,10 @@ def _several(labels: Sequence[str], min_count: int, separator: str) -> Targets:
     counts = Counter(name for one in sets for name in one)
     classes = sorted(name for name, number in counts.items() if number >= min_count)
     if not classes:
-        raise UserError(f"no class has {min_count} proteins; type a smaller --min-count")
+        raise UserError(
+            f"no class has {min_count} proteins, and those of fewer are ignored",
+            {"min_count": "NUMBER"},
+        )
     column = {name: number for number, name in enumerate(classes)}
     table = np.zeros((len(sets), len(classes)), dtype=bool)
     for row, one in enumerate(sets):

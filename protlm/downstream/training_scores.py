@@ -8,7 +8,7 @@ import numpy as np
 from protlm.analysis.contact_regression import ContactRegression, examples
 from protlm.analysis.precision import scores
 from protlm.analysis.structures import read_folder
-from protlm.downstream.estimators import Predictor, default_estimator, score
+from protlm.downstream.estimators import LogProbabilities, default_estimator, score
 from protlm.downstream.metrics import spearman
 from protlm.downstream.probing import probe_features
 from protlm.downstream.tasks import state_targets
@@ -80,6 +80,6 @@ class AssayScores:
 
     def __call__(self, model: PretrainedModel) -> dict[str, float]:
         """Returns the value of `columns`, between -1 and 1."""
-        predictor = Predictor(model, quiet=True)
+        predictor = LogProbabilities(model, quiet=True)
         found = score(default_estimator(predictor), predictor, self._wild_type, self._variants)
         return {"measured_zero_shot": spearman(self._measured, found.values)}

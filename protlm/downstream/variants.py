@@ -40,7 +40,7 @@ _HGVS = re.compile(r"(?ai)(?:(?:NP_|XP_|ENSP)[0-9.]+:)?P\.(\[[^][]*\]|[^][;:]*)"
 _WILD_TYPES = ("=", "_WT", "_SY", "WT", "WILD TYPE", "WILD-TYPE", "WILDTYPE", "SYNONYMOUS")
 _CLINICAL = {"benign": "1", "pathogenic": "0"}
 _MUTANT_ADVICE = "name one of them mutant (A1P:D2N) or mutated_sequence"
-_ADVICE = "give the wild type of these variants, or --first-residue (in Python: first_residue=)"
+_ADVICE = "give the wild type of these variants, or the number of its first residue"
 
 
 class Substitution(NamedTuple):
@@ -229,8 +229,10 @@ def read_variants(
     own = "mutant" if "mutated_sequence" in columns else own
     is_lost = label not in (*columns, "DMS_score")
     if own is None or is_lost:
-        advice = f"--label {label} is not one of them" if is_lost else _MUTANT_ADVICE
-        raise InputDataError(f"{path} has the columns {', '.join(columns)[:200]}; {advice}")
+        shown = f"{path} has the columns {', '.join(columns)[:200]}"
+        if is_lost:
+            raise InputDataError(f"{shown}; the label {label} is not one", {"label": "COLUMN"})
+        raise InputDataError(f"{shown}; {_MUTANT_ADVICE}")
     if own != "mutant":
         table.notes.append(f"mutants from the column {own}")
     for line, row in lines:
@@ -248,11 +250,17 @@ def read_variants(
     if not table.rows:
         raise InputDataError(f"{path} has no variants; give a table with a row for each variant")
     are_most = 2 * invalid > len(table.rows)
-    other = _other_number(mutants[:_TRIED], wild_type, first_residue) if are_most else ""
-    if not table.variants or other or (invalid and not skip_invalid):
-        skip = "correct this, or type --skip-invalid to leave their scores empty"
-        advice = skip if table.variants else "give a table whose mutants fit the wild type"
-        raise InputDataError(f"{table.describe_unscored(path)}; {other or advice}")
+    other = _other_number(mutants[:_TRIED], wild_type, first_residue) if are_most else None
+    if not table.variants or other is not None or (invalid and not skip_invalid):
+        found = table.describe_unscored(path)
+        if other is not None:
+            number, advice = other
+            raise InputDataError(f"{found}; {advice}", {"first_residue": number})
+        if table.variants:
+            advice = "correct this, or leave their scores empty"
+            raise InputDataError(f"{found}; {advice}", {"skip_invalid": True})
+        advice = "give a table whose mutants fit the wild type"
+        raise InputDataError(f"{found}; {advice}", {"first_residue": "NUMBER"})
     if label not in columns and "DMS_bin_score" in columns:
         scores = _once(path, table, numbers, "DMS_bin_score")
         return replace(table, measured=scores, is_fit=scores == 1, is_clinical=True)
@@ -271,8 +279,8 @@ def read_variants(
     return replace(table, measured=scores, is_fit=bins > 0)
 
 
-def _other_number(mutants: list[str], wild_type: str, first_residue: int) -> str:
-    """Returns the advice to type another number of the first residue, if nearly all rows fit it."""
+def _other_number(mutants: list[str], wild_type: str, first_residue: int) -> tuple[int, str] | None:
+    """Returns another number of the first residue that nearly all rows fit, and says so."""
 
     def fits(text: str, shift: int) -> bool:
         with suppress(InputDataError):
@@ -283,10 +291,11 @@ def _other_number(mutants: list[str], wild_type: str, first_residue: int) -> str
         (sum(fits(one, shift) for one in mutants), -abs(shift), shift) for shift in range(-50, 51)
     )
     if not shift or number < max(2, 0.9 * len(mutants)):
-        return ""
-    return (
-        f"{number:,} of {len(mutants):,} rows fit with --first-residue {first_residue + shift}: "
-        "type it; without it, rows that fit by chance would be scored as other variants"
+        return None
+    other = first_residue + shift
+    return other, (
+        f"{number:,} of {len(mutants):,} rows fit if the first residue is {other}; otherwise, rows "
+        "that fit by chance would be scored as other variants"
     )
 
 

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader
 
+from protlm.analysis.bootstrap import MODEL
+from protlm.analysis.intervals import HEADING, bounds
 from protlm.analysis.sequence_sums import (
     BASELINES,
     SequenceSums,
@@ -148,8 +150,7 @@ class Accuracy(Evaluation):
                     f"{split}: {without:,} of {values['sequences']:,} sequences have no "
                     f"{self.column}, each a group by itself"
                 )
-            low, high = values["interval"]["perplexity"]
-            shown = {"model": f"{low:.2f} to {high:.2f}"}
+            interval = {MODEL: bounds(*values["interval"]["perplexity"], style=".2f")}
             kinds = {who: values[who] for who in ("model", *BASELINES, "uniform")}
             for who in ("model", *BASELINES) if "macro" in values else ():
                 name = f"{who}, mean over {values['macro']['groups']} groups"
@@ -157,8 +158,8 @@ class Accuracy(Evaluation):
             for who, figures in kinds.items():
                 cells = (f"{figures['accuracy']:.2%}", f"{figures['perplexity']:.2f}")
                 targets = f"{values['targets']:,}"
-                rows.append((split, self.objective, who, *cells, shown.get(who, ""), targets))
-        columns = ("split", "objective", "predictor", "accuracy", "perplexity", "95 %", "targets")
+                rows.append((split, self.objective, who, *cells, interval.get(who, ""), targets))
+        columns = ("split", "objective", "predictor", "accuracy", "perplexity", HEADING, "targets")
         return ResultTable(columns, rows, caption="\n".join(notes))
 
     def _groups(self, names: list[str]) -> tuple[list[str], int]:

@@ -10,7 +10,8 @@ import numpy as np
 
 from protlm.analysis.contact_regression import features
 from protlm.analysis.head_survey import head_clusters, head_distances, survey_heads
-from protlm.analysis.precision import left_out, percent, scores
+from protlm.analysis.intervals import in_words
+from protlm.analysis.precision import METRIC, left_out, scores
 from protlm.analysis.structures import Protein, ProteinChoice
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.pretrained import PretrainedModel
@@ -127,9 +128,9 @@ def _caption(values: Mapping[str, Any], number: int) -> list[str]:
     for who in ("model", "random_weights"):
         if best := values[who].get("best_head"):
             ranges = [
-                f"{name} {percent(x['mean'])} ({percent(x['low'])} to {percent(x['high'])})"
-                for name, x in ((name, found["P@L"]) for name, found in best["scores"].items())
+                f"{separation} {in_words(by_divisor[METRIC], '.1%')}"
+                for separation, by_divisor in best["scores"].items()
             ]
             place = f"{best['layer']}-{best['head']}"
-            lines.append(f"best head alone, {who}, {place}, P@L: {', '.join(ranges)}")
+            lines.append(f"best head alone, {who}, {place}, {METRIC}: {', '.join(ranges)}")
     return lines

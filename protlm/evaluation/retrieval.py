@@ -13,6 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from protlm.analysis.bootstrap import ratio_of
+from protlm.analysis.intervals import HEADING, score_cells, shown
 from protlm.data.batching.order import EpochOrder
 from protlm.data.shards.data_set import SplitReader
 from protlm.data.tables import read_labels
@@ -91,13 +92,11 @@ class Retrieval(Evaluation):
                 f"queries without a relative of the same {values['column']} left out"
             )
             for who in _PREDICTORS:
-                top, average = values[who]["top1"], values[who]["map"]
-                interval = f"{top['low']:.1%} to {top['high']:.1%}"
-                cells = (f"{top['value']:.1%}", interval, f"{average['value']:.3f}")
-                rows.append(
-                    (split, who, *cells, f"{values['queries']:,}", f"{values['gallery']:,}")
-                )
-        columns = ("split", "retrieval by", "top-1", "95 %", "mAP", "queries", "gallery")
+                top, average = values[who]["top1"], values[who]["map"]["value"]
+                scored = (*score_cells(top, ".1%"), shown(average))
+                counts = (f"{values[name]:,}" for name in ("queries", "gallery"))
+                rows.append((split, who, *scored, *counts))
+        columns = ("split", "retrieval by", "top-1", HEADING, "mAP", "queries", "gallery")
         return ResultTable(columns, rows, "\n".join(lines))
 
     def _similarities(

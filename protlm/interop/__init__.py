@@ -40,7 +40,10 @@ def read(path: Path, base: Path | None = None) -> ForeignModel:
     if adapter is not None:
         path = base_of(adapter) if base is None else local_path(base)
     elif base is not None:
-        raise UserError(f"--base {base} is the model of an adapter of PEFT, and {path} is not one")
+        raise UserError(
+            f"{base} would be the model of an adapter of PEFT, and {path} is not one",
+            {"base": None},
+        )
     source = read_source(path)
     family = _families().get(source.family)
     if family is None:

@@ -43,7 +43,8 @@ def base_of(folder: Path) -> Path:
     if not named or not path.exists():
         raise InputDataError(
             f"{folder} is an adapter of PEFT to {named!r:.90}, which is not a model here; give its "
-            f"base: protlm checkpoint import {folder} --base MODEL -o FOLDER"
+            f"base: protlm checkpoint import {folder}, with the base",
+            {"base": "MODEL"},
         )
     return path
 
@@ -83,7 +84,8 @@ def merged(base: Source, folder: Path, family: type[Family]) -> Source:
 def _misfit(folder: Path, name: str, base: Source) -> InputDataError:
     return InputDataError(
         f"{folder} changes {name!r:.90}, which {base.path} does not have, has in another shape, or "
-        "has tied to its output layer; give the base that it was trained on: --base MODEL"
+        "has tied to its output layer; give the base that it was trained on",
+        {"base": "MODEL"},
     )
 
 

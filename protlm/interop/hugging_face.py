@@ -35,9 +35,7 @@ from protlm.system.paths import complete_folder
 _TEMPLATE = "protlm.interop.remote_code.modeling_protlm"
 _SELECTION = "protlm.attention.linearized.selection"
 _MODULE, _TOKENIZER = "modeling_protlm", "ProtlmTokenizer"
-_HEADER = (
-    '"""A protein language model of protlm; written by protlm checkpoint export --format hf."""'
-)
+_HEADER = '"""A protein language model of protlm; written by protlm checkpoint export."""'
 _HEADS = {Objective.masked: "MaskedLM", Objective.causal: "CausalLM"}
 _TASKS = ("ForSequenceClassification", "ForTokenClassification")
 # What an ESM may have in more than one way, and the epsilon of its LayerNorm if that is null.

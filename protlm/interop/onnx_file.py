@@ -68,7 +68,7 @@ def export(model: PretrainedModel, output: Path) -> str:
             f"differs from torch by at most {np.max([*found.values()]):.1g} of the largest value"
         )
         if not all(x <= TOLERANCE for x in found.values()):
-            raise UserError(f"{output} was not written: {said}; use --format hf")
+            raise UserError(f"{output} was not written: {said}", {"format": "hf"})
     return said
 
 
@@ -89,19 +89,20 @@ def _refuse(model: PretrainedModel) -> None:
         described = model.description
         able = [name for name in names() if mechanism(name).exports]
         raise UserError(
-            "--format onnx needs a graph for any length, which there is not for "
+            "ONNX needs a graph for any length, which there is not for "
             f"attention={attention_label(described.attention_config)} with model.positions="
             f"{described.model.positions}: only for {one_of(able)}, without decay, and not for "
-            "relative positions; type --format hf"
+            "relative positions",
+            {"format": "hf"},
         )
     size = sum(x.numel() * x.itemsize for x in model.network.state_dict().values())
     if size > MOST_BYTES:
         raise UserError(
-            f"the weights have {size / 1e9:.1f} GB, and an ONNX file at most 2 GB; type --format hf"
+            f"the weights have {size / 1e9:.1f} GB, and an ONNX file at most 2 GB", {"format": "hf"}
         )
     if not all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))):
         raise UserError(
-            "--format onnx needs onnx, onnxscript and onnxruntime; type: pip install 'protlm[onnx]'"
+            "ONNX needs onnx, onnxscript and onnxruntime; type: pip install 'protlm[onnx]'"
         )
 
 

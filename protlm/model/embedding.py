@@ -119,13 +119,15 @@ class Embedder:
         if not self.model.vocabulary.start and {Pooling.cls, Pooling.bos} & {*self.poolings}:
             raise UserError(
                 "the pooling cls is the vector of the token before the residues, and this model "
-                "has none; choose mean (protlm embed: --include mean)"
+                "has none; choose mean",
+                {"include": "mean"},
             )
         family = (self.model.description.source or {}).get("family")
         if self.compute_dtype is torch.float16 and family == "t5":
             raise UserError(
-                "--compute-dtype float16 ends at 65,504, and numbers in the feed-forward of a T5 "
-                "encoder are larger; type --compute-dtype bfloat16 or float32"
+                "float16 ends at 65,504, and numbers in the feed-forward of a T5 encoder are "
+                "larger; compute in bfloat16 or float32",
+                {"compute_dtype": "bfloat16 or float32"},
             )
 
     @cached_property
@@ -171,7 +173,8 @@ class Embedder:
             given = str(self.compute_dtype).removeprefix("torch.")
             raise UserError(
                 f"the vectors of {name} are not finite: numbers of the computation are too large "
-                f"for --compute-dtype {given}; type --compute-dtype float32"
+                f"for {given}; compute in float32",
+                {"compute_dtype": "float32"},
             )
         raise InputDataError(
             f"the vectors of {name} are not finite, although they were computed in float32: the "
@@ -321,7 +324,8 @@ def embeddings(
                 if not in_memory and own[kind, layer].abs().max() > _LARGEST:
                     raise UserError(
                         f"hidden states of layer {layer} exceed {_LARGEST:,}, the largest number "
-                        "of float16, in which they are stored; choose other layers: --layers"
+                        "of float16, in which they are stored; choose other layers",
+                        {"layers": "LAYERS"},
                     )
                 states[ends[row] : ends[row + 1]] = own[kind, layer].numpy()
                 forget(states)

@@ -255,7 +255,8 @@ class PretrainedModel:
         if not (self.vocabulary.start or len(tokens)):
             raise UserError(
                 "this model has no token before the first residue, which it cannot sample; give "
-                "the first residues: --prefix RESIDUES (in Python: prefix=)"
+                "the first residues as prefix",
+                {"prefix": "RESIDUES"},
             )
         longest = self._longest_generated(max_residues)
         if len(tokens) >= longest:
@@ -277,8 +278,9 @@ class PretrainedModel:
         if not self.causal:
             raise UserError(
                 "this model predicts masked residues, and only a causal model generates sequences; "
-                "train one: protlm train objective=causal run_dir=RUN; or sample from this one: "
-                "protlm generate --start SEQUENCES.fasta"
+                "train one: protlm train objective=causal run_dir=RUN; or sample from this one by "
+                "protlm generate with sequences to start from",
+                {"start": "SEQUENCES.fasta"},
             )
         if found := cannot_decode(self.description.attention_config, self.num_layers):
             known = [n for n in attention.names() if issubclass(attention.mechanism(n), Recurrent)]

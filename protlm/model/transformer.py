@@ -30,7 +30,7 @@ from protlm.system.errors import OptionError, UserError
 # Why an encoder is refused.
 ENCODER = (
     "this model is an encoder without an output layer, and this needs predictions of residues; "
-    "give a model that predicts them with -m MODEL"
+    "give a model that predicts them"
 )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from protlm.analysis.dssp import secondary_structure
 from protlm.analysis.structures import Structure, contact_map
 from protlm.data.vocabulary import STANDARD, STANDARD_TOKENS
-from protlm.downstream.estimators import Predictor, Query
+from protlm.downstream.estimators import LogProbabilities, Query
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.terminal import watched
 
@@ -82,7 +82,7 @@ def predicted_distributions(model: PretrainedModel, sequence: str) -> np.ndarray
         log_p_L20 = logits_LV.cpu().double()[:, STANDARD_TOKENS].numpy()
     else:
         queries = [Query(sequence, position) for position in range(len(sequence))]
-        found = Predictor(model).log_p(watched("predictions", queries))
+        found = LogProbabilities(model).log_p(watched("predictions", queries))
         log_p_L20 = np.stack([log_p_V[STANDARD_TOKENS] for _, log_p_V in found])
     p_L20 = np.exp(log_p_L20 - log_p_L20.max(axis=1, keepdims=True))
     return p_L20 / p_L20.sum(axis=1, keepdims=True)

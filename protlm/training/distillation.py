@@ -131,8 +131,8 @@ class AttentionTransfer(Distillation):
                     f"model.init_from={config.model.init_from} has other weights than "
                     f"objective.teacher={config.objective.teacher} ({name}), and "
                     f"objective.stage={DistillationStage.attention} trains the attention alone; "
-                    f"type model.init_from=NEW with the output of: protlm checkpoint convert "
-                    f"{config.objective.teacher} --attention {config.attention['name']} -o NEW"
+                    f"type model.init_from=NEW with the output of protlm checkpoint convert "
+                    f"{config.objective.teacher}, of attention {config.attention['name']}"
                 )
 
     def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:

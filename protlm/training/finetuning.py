@@ -137,7 +137,7 @@ class ReportEpochs(LoopCallback):
         if self._progress is not None and is_validated and min(self._losses) == self._losses[0]:
             self._progress.print(
                 "no epoch has a lower validation loss than the start, which is the result: the "
-                "model is unchanged; a smaller --learning-rate may be better"
+                "model is unchanged; a smaller learning rate may be better"
             )
         self._end()
 
@@ -147,7 +147,7 @@ class ReportEpochs(LoopCallback):
         self._end(exception)
 
     def _advice(self) -> str:
-        return f"remove {self._folder} and type a smaller --learning-rate"
+        return f"remove {self._folder} and choose a smaller learning rate"
 
     def _refuse_divergence(self) -> None:
         if self._losses and not math.isfinite(loss := self._losses[-1]):
@@ -177,14 +177,15 @@ def check_devices(settings: FinetuneSettings) -> None:
     """Makes sure that the devices exist, and that each gets a protein of a batch."""
     if settings.device.partition(":")[0] not in ACCELERATORS:
         raise UserError(
-            f"--device {settings.device}: fine-tuning needs float64, which this device lacks; "
-            "type --device cpu"
+            f"the device {settings.device}: fine-tuning needs float64, which it lacks",
+            {"device": "cpu"},
         )
-    asked = f"--devices {settings.devices}"
+    asked = f"devices={settings.devices}"
     require_devices(asked, settings.devices, is_gpu=settings.device.startswith("cuda"))
     if settings.devices > settings.batch_size:
         raise UserError(
-            f"{asked} divide the --batch-size {settings.batch_size}; type as many proteins or more"
+            f"{asked} divide the batch of {settings.batch_size}; give as many proteins or more",
+            {"batch_size": settings.devices},
         )
 
 

@@ -59,8 +59,8 @@ def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
     for target in targets:
         if target not in names:
             raise UserError(
-                f"--lora-targets: no layer is named {target!r}; there are: "
-                f"{', '.join(sorted(names))}"
+                f"no layer is named {target!r}; there are: {', '.join(sorted(names))}",
+                {"targets": "LAYERS"},
             )
 
 

@@ -215,7 +215,8 @@ def test_a_protein_without_a_pair_is_left_out_and_counted() -> None:
     assert caption(values).splitlines()[-1] == (
         "left out of P@L, without a pair of long range: 1 of 4 proteins"
     )
-    assert [row[2] for row in table_rows(found, ["model"]) if row[0] == "model, far"][-1] == "–"
+    far = [row[2] for row in table_rows(found, ["model"]) if row[0] == "model, far"]
+    assert far[-1] == "undefined"
 
 
 def test_the_nearest_in_sequence_are_ranked_first() -> None:

@@ -421,7 +421,7 @@ def test_the_chain_that_is_used_is_printed(
     two = write(tmp_path / "two.pdb", [*ATOMS, "TER", *second])
     found = read_chain(two, None)
     assert found.chain == "A"
-    assert "two.pdb: chain A is used; --chain takes another: B" in capsys.readouterr().err
+    assert "two.pdb: chain A is used; other chains: B" in capsys.readouterr().err
     for path, chain, others in ((two, "B", ("A",)), (one, None, ())):
         found = read_chain(path, chain)
         assert found.other_chains == others

@@ -373,7 +373,7 @@ def test_mistakes_are_named(flip: Path, tiny_run: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=words):
             options = BenchmarkOptions(tasks=tasks)
             benchmark(name, flip, [tiny_run] * models, tmp_path / "out", options)
-    with pytest.raises(UserError, match=r"in the split test; .* type --splits test=F"):
+    with pytest.raises(UserError, match=r"in the split test; .* a file of each split"):
         options = BenchmarkOptions(tasks=("gb1/sampled",), dry_run=True)
         benchmark("flip", flip, [tiny_run], tmp_path / "out", options)
 

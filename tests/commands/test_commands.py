@@ -17,11 +17,11 @@ import pytest
 
 from protlm.cli import commands as declared
 from protlm.cli import main as cli
-from protlm.cli.flags import flags_of, help_text, imported, read
+from protlm.cli.flags import advising, flags_of, help_text, imported, read
 from protlm.config.fields import ANYTHING, Checked, at_least, flag
 from protlm.model.transformer import ProteinLM
 from protlm.options.embed import Pooling
-from protlm.system.errors import UserError
+from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import check_output
 from protlm.system.terminal import JobProgress, print_table
 from tests.fixtures.commands import Command
@@ -157,6 +157,23 @@ def test_what_cannot_be_read_is_one_sentence(typed: str, told: str) -> None:
 def test_an_empty_argument_is_not_taken_for_a_value(before: str) -> None:
     with pytest.raises(UserError, match="an argument is empty"):
         read("x", Options, [*before.split(), ""])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"k": 3}, "it is; type --k 3"),
+        ({"is_quick": True, "layers": "LAYERS"}, "it is; type --quick or --layers LAYERS"),
+        ({"label": None, "splits": None}, "it is; leave --label and --splits out"),
+        ({"output": "x", "organisms": None}, "it is; type --output x, or leave --organism out"),
+        ({"of_another_command": 1}, "it is"),
+        ({}, "it is"),
+    ],
+)
+def test_a_command_says_what_to_type(options: dict[str, object], told: str) -> None:
+    with pytest.raises(InputDataError) as error, advising(Options):
+        raise InputDataError("it is", options)
+    assert str(error.value) == told
 
 
 def test_options_are_checked_in_python_as_well() -> None:

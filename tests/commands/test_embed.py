@@ -85,8 +85,8 @@ def test_numbers_too_large_for_float16_are_refused(
 
     monkeypatch.setattr(PretrainedModel, "hidden_states", overflow)
     for compute, stored, says in (
-        (Dtype.float16, Dtype.float32, "float16; type --compute-dtype float32"),
-        (Dtype.float16, Dtype.float16, "float16; type --compute-dtype float32"),
+        (Dtype.float16, Dtype.float32, "too large for float16; compute in float32"),
+        (Dtype.float16, Dtype.float16, "too large for float16; compute in float32"),
         (Dtype.float32, Dtype.float16, "too large for float16; type --dtype float32"),
     ):
         with pytest.raises(UserError, match=says):

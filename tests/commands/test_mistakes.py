@@ -79,14 +79,14 @@ TABLE = """
 3 score v.csv none.csv -m none -o s --wild-type x.fasta -> none.csv: no such file
 3 probe none.tsv -m none -o o -> none.tsv: no such file
 4 inspect x.fasta -m none -o v.csv -> v.csv exists already
-2 generate -o g.fasta -> only a causal model & generate --start SEQUENCES.fasta
+2 generate -o g.fasta -> only a causal model & type --start SEQUENCES.fasta
 3 embed x.fasta -m none -o o.h5 -> none
 3 embed x.fasta -m hybird-6m -o o.h5 -> hybird-6m: no such model (did you mean hybrid-6m?); give
 3 embed x.fasta -m broken -o o.h5 -> step-00000004.ckpt
 4 embed x.fasta -m run -o x.fasta -> x.fasta
 4 embed x.fasta -m run -o x.fasta/o.h5 -> x.fasta
 2 attention x.fasta -m run -o o.h5 --layers 9 -> 9
-2 generate -m run -o o.fasta -> objective=causal & generate --start SEQUENCES.fasta
+2 generate -m run -o o.fasta -> objective=causal & type --start SEQUENCES.fasta
 4 generate -m run -o x.fasta -> x.fasta
 2 generate -m run -o o.fasta --temperature -1 -> -1
 2 generate -m run -o o.fasta --top-p 0 -> top-p 0
@@ -159,10 +159,11 @@ TABLE = """
 3 score v.csv -m run -o s --wild-type two.fasta -> has 2 proteins; give a file of one protein
 3 score v.csv -m run -o s --reference other.csv -> has no row with the DMS_id v
 3 score zero.csv -m run -o s.csv --wild-type x.fasta --skip-invalid \
-    -> 3 of 3 rows fit with --first-residue 0 & by chance
+    -> 3 of 3 rows fit & by chance & type --first-residue 0
 3 score other_value.csv -m run -o s.csv --wild-type x.fasta \
     -> other_value.csv, line 4: DMS_score is 2, and in line 2, of the same variant, 1
-3 score v.csv -m run -o s.csv --wild-type x.fasta --label fit -> mutant; --label fit is not one
+3 score v.csv -m run -o s.csv --wild-type x.fasta --label fit \
+    -> mutant; the label fit is not one & type --label COLUMN
 3 probe uniprot.tsv -m run -o p -> Entry, Reviewed, Sequence, not label
 3 probe map.json -m run -o p -> map.json: this is JSON, not
 3 probe book.xlsx -m run -o p -> book.xlsx: this is a zip archive & or an Excel workbook (save
@@ -176,14 +177,14 @@ TABLE = """
 3 embed folder -m run -o o.h5 -> folder is a folder & the sequences of structures (docs/embed.md)
 2 generate -m run -o g.fasta --start x.fasta --temperature 0,7 -> --temperature 0,7 & write 0.7
 2 embed x.fasta -m run -o o.h5 --toks-per-batch 4,5 -> 4,5 is not a whole number
-2 probe x.tsv -m run -o o --seed=4.5 -> --seed 4.5 must be a whole number
+2 probe x.tsv -m run -o o --seed=4.5 -> --seed 4.5 is not a whole number
 2 generate -m run -o g.fasta --number 1e9 -> --number 1000000000 must be at least 1 and at most
-2 finetune labels.tsv -m run -o new --epochs 1,000 -> --epochs 1,000 must be a whole number
+2 finetune labels.tsv -m run -o new --epochs 1,000 -> --epochs 1,000 is not a whole number
 2 train optimizer.learning_rate=0,0001 run_dir=o -> write 0.0001
 3 score utf16.csv -m run -o s.csv --wild-type x.fasta \
     -> iconv -f UTF-16 -t UTF-8 utf16.csv > utf16.utf8.csv
 3 score v.csv wrong.csv -m run -o s --wild-type x.fasta -> wrong.csv, line 3: A2P: position 2 of
-2 score v.csv indel.csv -m run -o s --wild-type x.fasta -> indel.csv: --estimator masked-marg
+2 score v.csv indel.csv -m run -o s --wild-type x.fasta -> indel.csv: the estimator masked-marg
 2 score v.csv -m none -o s.csv --json ./s.csv --wild-type x.fasta -> would write the same file
 2 score v.csv -m none -o s --json s/v.csv --wild-type x.fasta -> would write the same file
 2 score v.csv -m none -o s --json s --wild-type x.fasta -> would write the same file
@@ -202,11 +203,12 @@ TABLE = """
 2 attention two.fasta -m run -o m.h5 --figure m.png -> --figure draws one protein
 2 attention x.fasta -m run -o m.h5 --dtype bfloat16 -> bfloat16 is not one of float32, float16
 2 contacts x.fasta -m run -o c.h5 --figure c.jpg -> c.jpg is not a figure by its name
-2 contacts x.fasta -m run -o c.h5 --chain Z -> --chain Z needs a PDB or mmCIF file; x.fasta is
+2 contacts x.fasta -m run -o c.h5 --chain Z \
+    -> a PDB or mmCIF file, and x.fasta is & leave --chain out
 3 contacts x.fasta again.fasta -m run -o c.h5 -> again.fasta: the identifier P1 is also in
 2 inspect x.fasta -m run -o p.html --layers 3 -> layer 3 does not exist
 2 inspect x.fasta -m run -o p.html --heads 3 -> head 3 does not exist
-2 inspect x.fasta -m run -o p.html --chain A -> --chain A & PDB or mmCIF file
+2 inspect x.fasta -m run -o p.html --chain A -> leave --chain out & PDB or mmCIF file
 2 inspect x.fasta -m run -m run -m run -o p.html -> compares two models, and 3 are given
 3 inspect two.fasta -m run -o p.html -> has 2 proteins, and a page shows one
 3 score twice.fasta -m run --scan -o s.csv -> has 2 proteins; give a file of one protein
@@ -219,12 +221,13 @@ TABLE = """
 2 checkpoint convert run -o new --attention reformer -> the keys of reformer are its queries
 2 checkpoint convert run -o new --attention performer_relu -> already has attention=performer_relu
 2 checkpoint convert run -o new --attention softmx -> attention=softmx & mean attention=softmax?
-2 checkpoint convert run -o new --attention softmax --set nothing=1 -> --set nothing is not a
+2 checkpoint convert run -o new --attention softmax --set nothing=1 \
+    -> attention.nothing is not a & --set OPTION=VALUE
 2 checkpoint convert run -o new --attention performer_softmax --set num_features \
     -> type --set num_features=VALUE
 2 checkpoint convert run -o new --attention performer_softmax --set =3 -> =3 is not OPTION=VALUE
 2 checkpoint convert run -o new --attention performer_softmax --set num_features=0 \
-    -> type --set num_features=256
+    -> type attention.num_features=256 & --set OPTION=VALUE
 2 checkpoint convert run -o new --attention softmax --seed -1 -> --seed -1 must be at least 0
 2 checkpoint convert my.attention.v2 -o new --attention reformer -> my.attention.v2/
 3 checkpoint convert none -o new --attention softmax -> none
@@ -234,12 +237,14 @@ TABLE = """
 2 checkpoint export run -o new --fit x.json -> --fit x.json needs --format hf
 4 data export data -o x.fasta -> x.fasta exists already
 2 finetune labels.tsv -m run -o new --lora 1000000000 -> --lora 1000000000 must be at most 64
-2 finetune labels.tsv -m run -o new --devices 9999 -> --devices 9999: this machine has
-2 finetune labels.tsv -m run -o new --devices 2 --batch-size 1 -> 2 divide the --batch-size 1
-2 finetune labels.tsv -m run -o new --lora 2 --lora-targets nothing -> no layer is named 'nothing'
+2 finetune labels.tsv -m run -o new --devices 9999 -> devices=9999: this machine has
+2 finetune labels.tsv -m run -o new --devices 2 --batch-size 1 \
+    -> 2 divide the batch of 1 & type --batch-size 2
+2 finetune labels.tsv -m run -o new --lora 2 --lora-targets nothing \
+    -> no layer is named 'nothing' & --lora-targets LAYERS
 2 probe labels.tsv -m run -o new --layers 9 -> layer 9 does not exist
 4 probe labels.tsv -m run -o x.fasta -> x.fasta exists already
-3 probe labels.tsv -m run -o new --task number -> 'c0' is not a number; type --task class
+3 probe labels.tsv -m run -o new --task number -> 'c0' is not a number & type --task class
 3 probe labels.tsv -m run -o new --task per-residue -> 2 labels for the 6 residues of P0
 2 probe labels.tsv -m run -o new --cluster --cluster-table v.csv -> omit one of them
 2 probe labels.tsv -m run -o new --task letters -> letters & per-residue

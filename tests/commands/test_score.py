@@ -12,7 +12,7 @@ import protlm
 from protlm.commands import score as score_command
 from protlm.commands.score import scan_protein, score_variants
 from protlm.data.vocabulary import STANDARD
-from protlm.downstream.estimators import Predictor, score
+from protlm.downstream.estimators import LogProbabilities, score
 from protlm.downstream.variants import parse_mutant
 from protlm.model.pretrained import PretrainedModel
 from protlm.options.score import Estimator, ScoreOptions
@@ -69,7 +69,7 @@ def test_scores_are_added_as_columns(capsys: pytest.CaptureFixture[str]) -> None
     rows, before = read_table("new/scores.tsv"), read_table("A_2020.csv")
     assert list(rows[0]) == [*before[0], *asked]
     assert [{name: row[name] for name in before[0]} for row in rows] == before
-    predictor = Predictor(protlm.load("run"))
+    predictor = LogProbabilities(protlm.load("run"))
     variants = [parse_mutant(mutant, WILD_TYPE) for mutant in MUTANTS]
     for estimator in asked:
         values = score(estimator, predictor, WILD_TYPE, variants).values
@@ -166,7 +166,7 @@ def test_a_scan_scores_all_substitutions(capsys: pytest.CaptureFixture[str]) -> 
     assert list(rows[0]) == ["position", "wild_type", *STANDARD]
     assert "".join(row["wild_type"] for row in rows) == WILD_TYPE
     assert [int(row["position"]) for row in rows] == list(range(24, 24 + len(WILD_TYPE)))
-    predictor = Predictor(protlm.load("run"))
+    predictor = LogProbabilities(protlm.load("run"))
     variants = [parse_mutant(f"K2{letter}", WILD_TYPE) for letter in STANDARD]
     values = score(Estimator.masked_marginals, predictor, WILD_TYPE, variants).values
     found = [float(rows[1][letter]) for letter in STANDARD]
@@ -192,7 +192,7 @@ def test_a_scan_leaves_unknown_residues_empty(
     filled = [{bool(row[letter]) for letter in STANDARD} for row in rows]
     assert filled == [{True}, {False}, {True}, {False}]
     variants = [parse_mutant("T3W", "MXTU")]
-    (expected,) = score(estimator, Predictor(protlm.load("run")), "MXTU", variants).values
+    (expected,) = score(estimator, LogProbabilities(protlm.load("run")), "MXTU", variants).values
     assert float(rows[2]["W"]) == pytest.approx(expected, abs=1e-6)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from protlm.data.vocabulary import VOCABULARY
-from protlm.downstream.estimators import Predictor, Query, score
+from protlm.downstream.estimators import LogProbabilities, Query, score
 from protlm.downstream.variants import Variant, parse_mutant, parse_sequence
 from protlm.model.pretrained import PretrainedModel
 from protlm.options.score import Estimator
@@ -83,7 +83,7 @@ def test_scores_are_their_definitions(attention: str, estimator: Estimator) -> N
         asked = [*asked, *(parse_sequence(text, WILD_TYPE) for text in INDELS)]
     expected = [Direct(model).score(estimator, variant) for variant in asked]
     for tokens_per_batch in (1, 50, 10_000):
-        found = score(estimator, Predictor(model, tokens_per_batch), WILD_TYPE, asked)
+        found = score(estimator, LogProbabilities(model, tokens_per_batch), WILD_TYPE, asked)
         np.testing.assert_allclose(found.values, expected, atol=TOLERANCE, rtol=0)
     assert found.values[SUBSTITUTIONS.index("T3T")] == pytest.approx(0, abs=TOLERANCE)
     assert np.abs(found.values[0]) > 1e-3
@@ -94,7 +94,7 @@ def test_a_mutant_takes_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model = small_model("softmax")
     batches = watched_batches(model, monkeypatch)
     asked = variants(["K2R:T3S", "M1A", "T3S:K2R:A4A", "K2R:T3S"])
-    values = score(Estimator.mutant_marginals, Predictor(model), WILD_TYPE, asked).values
+    values = score(Estimator.mutant_marginals, LogProbabilities(model), WILD_TYPE, asked).values
     assert sum(map(len, batches)) == 2
     assert not any((tokens_BL == VOCABULARY.mask).any() for tokens_BL in batches)
     np.testing.assert_allclose(values[[2, 3]], values[0], atol=TOLERANCE, rtol=0)
@@ -108,7 +108,7 @@ def test_likelihoods_per_token(estimator: Estimator) -> None:
     model = small_model("softmax", "causal" if causal else "masked")
     direct = Direct(model).causal if causal else Direct(model).pseudo
     asked = [parse_sequence(text, WILD_TYPE) for text in INDELS]
-    found = score(estimator, Predictor(model), WILD_TYPE, asked, per_token=True)
+    found = score(estimator, LogProbabilities(model), WILD_TYPE, asked, per_token=True)
     # A causal model also predicts <eos>.
     expected = [
         direct(text) / (len(text) + causal) - direct(WILD_TYPE) / (len(WILD_TYPE) + causal)
@@ -120,7 +120,7 @@ def test_likelihoods_per_token(estimator: Estimator) -> None:
 
 def test_the_perplexity_of_the_wild_type() -> None:
     model = small_model("softmax")
-    predictor = Predictor(model)
+    predictor = LogProbabilities(model)
     direct = Direct(model)
     pseudo = score(Estimator.pseudo_log_likelihood, predictor, WILD_TYPE, variants())
     expected = np.exp(-direct.pseudo(WILD_TYPE) / len(WILD_TYPE))
@@ -133,22 +133,24 @@ def test_the_perplexity_of_the_wild_type() -> None:
 
 
 REFUSED = [
-    ("causal", "wt-marginals", False, "type --estimator causal-likelihood"),
-    ("masked", "causal-likelihood", False, "type --estimator masked-marginals"),
+    ("causal", "wt-marginals", False, "causal-likelihood"),
+    ("masked", "causal-likelihood", False, "masked-marginals"),
     # Insertions and deletions.
-    ("masked", "masked-marginals", False, "type --estimator pseudo-log-likelihood"),
-    ("masked", "wt-marginals", True, "--per-token divides .* and wt-marginals has none"),
+    ("masked", "masked-marginals", False, "pseudo-log-likelihood"),
+    ("masked", "wt-marginals", True, "pseudo-log-likelihood"),
 ]
 
 
-@pytest.mark.parametrize(("objective", "estimator", "per_token", "words"), REFUSED)
+@pytest.mark.parametrize(("objective", "estimator", "per_token", "other"), REFUSED)
 def test_what_an_estimator_cannot_score_is_refused(
-    objective: str, estimator: str, per_token: bool, words: str
+    objective: str, estimator: str, per_token: bool, other: str
 ) -> None:
-    predictor = Predictor(small_model("softmax", objective))
+    predictor = LogProbabilities(small_model("softmax", objective))
     asked = variants() if per_token else [parse_sequence(INDELS[0], WILD_TYPE)]
-    with pytest.raises(UserError, match=f"{estimator}.*{words}" if not per_token else words):
+    with pytest.raises(UserError, match=f"the estimator {estimator} .* but {other} ") as error:
         score(Estimator(estimator), predictor, WILD_TYPE, asked, per_token=per_token)
+    mending = {"estimators": other, **({"per_token": None} if per_token else {})}
+    assert error.value.options == mending
 
 
 SEQUENCES = ["MKTAYIAKQR", "MKTAYIAKQRQISFVK", "MENDELMENDELMENDEL"]
@@ -162,7 +164,7 @@ def test_batches_keep_the_order_and_the_budget(
     model = small_model("softmax")
     batches = watched_batches(model, monkeypatch)
     queries = [Query(one, i, masked=i % 3 > 0) for one in SEQUENCES for i in range(len(one))]
-    found = list(Predictor(model, tokens_per_batch).log_p(iter(queries)))
+    found = list(LogProbabilities(model, tokens_per_batch).log_p(iter(queries)))
     assert [query for query, _ in found] == queries
     assert all(len(one) == 1 or one.numel() <= tokens_per_batch for one in batches)
     assert (len(batches) == 3) == (tokens_per_batch == 1000)
@@ -179,7 +181,7 @@ def test_a_long_protein_is_read_through_windows(masked: bool) -> None:
     model = small_model("softmax", max_length=WINDOW)
     sequence = SEQUENCES[-1]
     positions = range(len(sequence))
-    predictor = Predictor(model, 40)
+    predictor = LogProbabilities(model, 40)
     if masked:
         found = {q.position: p for q, p in predictor.log_p(Query(sequence, i) for i in positions)}
     else:
@@ -199,7 +201,7 @@ def test_a_protein_that_fits_is_read_whole() -> None:
     sequence = SEQUENCES[0]
     assert len(sequence) + 2 == WINDOW
     log_p_LV = log_p_of(model, tokens_of(sequence))
-    (found,) = Predictor(model).unmasked_log_p([(sequence, [3, 0])])
+    (found,) = LogProbabilities(model).unmasked_log_p([(sequence, [3, 0])])
     assert set(found) == {0, 3}
     np.testing.assert_allclose(found[3], log_p_LV[4], atol=1e-9)
     np.testing.assert_allclose(found[0], log_p_LV[1], atol=1e-9)
@@ -214,7 +216,7 @@ def test_unmasked_sequences_of_a_length_share_a_batch(
     expected = [log_p_of(model, tokens_of(sequence))[1:-1] for sequence in sequences]
     batches = watched_batches(model, monkeypatch)
     asked = ((sequence, [5, 0, len(sequence) - 1]) for sequence in sequences)
-    found = list(Predictor(model, tokens_per_batch).unmasked_log_p(asked))
+    found = list(LogProbabilities(model, tokens_per_batch).unmasked_log_p(asked))
     assert all(len(one) == 1 or one.numel() <= tokens_per_batch for one in batches)
     assert sum(map(len, batches)) == 4
     assert (len(batches) == 3) == (tokens_per_batch >= 40)
@@ -230,7 +232,7 @@ def test_causal_probabilities_do_not_depend_on_the_batch(
     attention: str, tokens_per_batch: int
 ) -> None:
     model = small_model(attention, "causal")
-    found = list(Predictor(model, tokens_per_batch).causal_log_p(iter(SEQUENCES)))
+    found = list(LogProbabilities(model, tokens_per_batch).causal_log_p(iter(SEQUENCES)))
     assert len(found) == len(SEQUENCES)
     for sequence, log_p_L in zip(SEQUENCES, found, strict=True):
         tokens = tokens_of(sequence)
@@ -240,6 +242,6 @@ def test_causal_probabilities_do_not_depend_on_the_batch(
 
 
 def test_a_causal_model_reads_no_windows() -> None:
-    predictor = Predictor(small_model("softmax", "causal", max_length=WINDOW))
+    predictor = LogProbabilities(small_model("softmax", "causal", max_length=WINDOW))
     with pytest.raises(UserError, match="16 residues is longer than the 10"):
         list(predictor.causal_log_p(SEQUENCES[:2]))

@@ -91,21 +91,21 @@ def test_tables_with_accessions_find_their_sequences(read, tmp_path: Path) -> No
 
 
 MISTAKES = [
-    ("identifier\tlabel\nA\t1\n", "has no sequence; add a column sequence, or --sequences"),
-    ("identifier\tsequence\nA\tMK\n", "not label; choose the column of the labels: --label"),
+    ("identifier\tlabel\nA\t1\n", "has no sequence; add a column sequence, or a file"),
+    ("identifier\tsequence\nA\tMK\n", "has the columns identifier, sequence, not label$"),
     ("name\tlabel\nA\tMK\n", "add a column identifier or sequence"),
     ("id\tsequence\tlabel\nA\tMK\t1\nA\tMK\t2\n", "line 3: A is repeated"),
     ("id\tsequence\tlabel\tsplit\nA\tMK\t1\tfold3\n", "line 2: the split 'fold3' is not one"),
     ("sequence\ttarget\tset\tvalidation\nMK\t1\ttrain\tyes\n", "validation 'yes' is not one"),
     ("id\tsequence\tlabel\nA\tMK\t\n", "has no labels"),
     (">p|TARGET=a|SET=train\nMKTA\n", r"\(1 without a label\); give a row, or .* TARGET= after"),
-    (">P1 Cell.membrane-M\nMKTA\n", "headers lack TARGET= and SET=.*--labels header"),
-    (">P1 SET=train\nHHEE\n", "if the letters are labels of residues, type --seq"),
+    (">P1 Cell.membrane-M\nMKTA\n", "headers lack TARGET= and SET=.* second word of the headers"),
+    (">P1 SET=train\nHHEE\n", "if the letters are labels of residues, their sequences"),
     (">P1 TARGET=a SET=train MASK=011\nMKT\n", "line 1: MASK= needs a label of each residue"),
     ("id\taa_seq\tinput\tlabel\nA\tMK\tMK\t1\n", "columns aa_seq and input; rename"),
     ("seq\tlabel\nMK\t1\nMK\t2\n", "line 3: the sequence of line 2 is repeated, with another lab"),
     ("seq\tlabel\tset\nMK\t1\ttest\nMK\t1\ttest2\n", "of line 2 is repeated, with the split test"),
-    ("id\tseq\tlabel\tset\nA\tMK\t1\tCASP12\n", "'CASP12' is not one .* --test-sets CASP12"),
+    ("id\tseq\tlabel\tset\nA\tMK\t1\tCASP12\n", "'CASP12' is not one .* say that it is a test set"),
     ("id\tseq\tlabel\tset\nA\tMK\t1\ttrain\nA\tMK\t1\tval\n", "3: A is repeated, with the split t"),
     (">P1 INTERACTOR=P2 TARGET=0 SET=train\nMKT\n", "INTERACTOR=; pairs are not read"),
 ]
@@ -117,9 +117,9 @@ def test_mistakes_in_files(read, text: str, words: str) -> None:
         read(text, "x.fasta" if text.startswith(">") else "labels.tsv")
     # Options of tables are not for FASTA files.
     for form in (Form(column="place"), Form(fold="x"), Form(columns=("x",))):
-        with pytest.raises(UserError, match="leave --label, --label-columns and --fold out"):
+        with pytest.raises(UserError, match="letters of residues in place of these, not columns"):
             read(">A TARGET=HHEE\nMKTA\n", "x.fasta", form=form)
-    with pytest.raises(UserError, match="not a FASTA file; leave --labels header out"):
+    with pytest.raises(UserError, match="not a FASTA file, whose headers may"):
         read("id\tlabel\nA\t1\n", form=Form(header="header"))
 
 
@@ -160,7 +160,7 @@ OTHERS = "inf -inf Infinity 1e400 >10 <0.1 0,5 12% 1_000 1e300 \u0663 nd none #V
 @pytest.mark.parametrize("other", OTHERS.split())
 def test_numbers_with_another_label_are_refused_with_its_line(take, other: str) -> None:
     labels = [*NUMBERS[:40], other, *NUMBERS[41:]]
-    words = rf"x.tsv, line 42: {re.escape(repr(other))} is not a number .* 79 of 80 .* --task class"
+    words = rf"x.tsv, line 42: {re.escape(repr(other))} is not a number .* 79 of 80 .* are classes"
     with pytest.raises(InputDataError, match=words):
         take(labels)
     assert len(take(labels, task=Task.one_class).classes) == 80
@@ -199,7 +199,9 @@ def test_labels_are_taken_for(take, capsys, case: str) -> None:
     found = take(*shortened(*length, labels, SEQUENCES)) if length else take(labels)
     said = capsys.readouterr().err
     assert "80 of 80 rows are used" in said
-    assert ("separate nothing without --separator ," in said) == (case == "commas in a name")
+    assert ("labels have commas, which are not the separator" in said) == (
+        case == "commas in a name"
+    )
     assert not re.search(r"% are ([^;]*) and .*% are \1[;\n]", said)
     if isinstance(expected, Task):
         assert found.task is expected
@@ -230,10 +232,10 @@ def states(length: Callable[[int], int], join: str = "", letters: str = "HEC") -
     ]
 
 
-MEANT = {"\u22127.5": "type -100.5 or", "7.5 nM": "type 100.5 or", "7µg/mL": "type 100 or"}
-MEANT |= {"7±0.1": "type 100 or", "1,7": "type 1100 or 1.100 or", "1,7,000": "type 1100000 or"}
-MEANT |= {"0,7": "type 0.100 or", "1.7,5": "type 1100.5 or", "-1,7.25": "type -1100.25 or"}
-LONG = "line 2: 80 of 80 labels are as long as their sequences.* type --per-residue; otherwise"
+MEANT = {"\u22127.5": "write -100.5 or", "7.5 nM": "write 100.5 or", "7µg/mL": "write 100 or"}
+MEANT |= {"7±0.1": "write 100 or", "1,7": "write 1100 or 1.100 or", "1,7,000": "write 1100000 or"}
+MEANT |= {"0,7": "write 0.100 or", "1.7,5": "write 1100.5 or", "-1,7.25": "write -1100.25 or"}
+LONG = "line 2: 80 of 80 labels are as long as their sequences.* a number for each; otherwise"
 PEPTIDES = {
     "letters": [f"{n:08b}".replace("0", "H") for n in range(80)],
     "masks": [f"{n:08b}"[::-1] for n in range(80)],
@@ -241,8 +243,11 @@ PEPTIDES = {
     "half of them alike": ["C" * 8] * 40 + [f"{n:08b}" for n in range(40)],
 }
 REFUSED: dict[str, tuple] = {
-    "percent": (cycle("12%", "13%", "14.5%"), "line 2: '12%' is not a number .* type 12 or leave"),
-    "decimal commas": (cycle("0,5", "1"), "'0,5' is not a number .* type 0.5 or .* --separator ,"),
+    "percent": (cycle("12%", "13%", "14.5%"), "line 2: '12%' is not a number .* write 12 or leave"),
+    "decimal commas": (
+        cycle("0,5", "1"),
+        "'0,5' is not a number .* write 0.5 or .* commas separate",
+    ),
     "equal numbers": (cycle("1.5", "1.50"), "all labels are 1.5; give two or more that differ"),
     **{a: ([a.replace("7", str(n)) for n in range(100, 180)], b) for a, b in MEANT.items()},
     "mostly bounds": ([NUMBERS[n] if n % 5 < 2 else ">9" for n in range(80)], "line 4: '>9' is"),
@@ -251,7 +256,7 @@ REFUSED: dict[str, tuple] = {
     "a class each": ([f"c{n}" for n in range(80)], "80 labels would be 80 classes"),
     "nearly a class each": ([f"c{min(n, 60)}" for n in range(80)], "80 labels would be 61 classes"),
     "a list each": ([f"a{n};b{n}" for n in range(80)], "80 labels would be 160 classes"),
-    "an integer each": ([str(n) for n in range(8)], "8 labels would be 8 classes.*--task number"),
+    "an integer each": ([str(n) for n in range(8)], "8 labels would be 8 classes.* or the task"),
     "nearly all letters": (states(lambda n: n - (n > 57)), "line 10: 72 of 80 labels are as long"),
     "words for residues": (states(lambda n: n, ";", ["in", "out"]), "'(in|out)' of a residue is n"),
     "the sequences": (SEQUENCES, "80 of 80 labels are the sequences themselves"),
@@ -284,7 +289,7 @@ def test_what_is_said_decides(take) -> None:
 def test_numbers_that_may_be_names_of_classes_are_said(take, capsys, labels, is_said) -> None:
     for task in (None, Task.number):
         assert take(labels, task=task).task is Task.number
-        words = "task: number (type --task class if these are names of classes); 80 of 80"
+        words = "task: number (if these are names of classes, choose the task class); 80 of 80"
         assert (words in capsys.readouterr().err) == (is_said and task is None)
 
 
@@ -372,7 +377,7 @@ def test_targets() -> None:
         targets_of(["1", "x"], Task.number)
     with pytest.raises(InputDataError, match="all labels are a"):
         targets_of(["a", "a"], Task.one_class)
-    with pytest.raises(UserError, match="smaller --min-count"):
+    with pytest.raises(UserError, match="no class has 3 proteins"):
         targets_of(["a;b", "c"], Task.several_classes, min_count=3)
 
 
@@ -430,7 +435,7 @@ def test_tables_are_searched_by_accession() -> None:
     assert cluster_names(with_clusters(three, {"C": "c"})) == ["only A", "only A", "c"]
     with pytest.raises(InputDataError, match=r"none of the 2 proteins.*identifiers like P1"):
         with_clusters(examples, {"Q1": "c"})
-    with pytest.raises(InputDataError, match=r"neither splits nor clusters.*--cluster"):
+    with pytest.raises(InputDataError, match="neither splits nor clusters"):
         split_of(examples, seed=0)
     with pytest.raises(InputDataError, match="no protein is in the split test"):
         split_of([Example("A", "MKTA", "1", "train")], seed=0)

@@ -131,7 +131,7 @@ def test_another_number_of_the_first_residue_is_named(
 ) -> None:
     rows = [f"{one}{first + shift + n}W" for n, one in enumerate(WILD_TYPE)]
     path = written(tmp_path, "\n".join(["mutant", *rows]))
-    with pytest.raises(InputDataError, match=f"fit with --first-residue {first + shift}: type it"):
+    with pytest.raises(InputDataError, match=f"rows fit if the first residue is {first + shift};"):
         read_variants(path, WILD_TYPE, first_residue=first, skip_invalid=True)
 
 
@@ -142,7 +142,7 @@ def test_all_rows_that_cannot_be_scored_are_named_or_skipped(tmp_path: Path) -> 
     path = written(tmp_path, "\n".join(["mutant,DMS_score,DMS_score_bin", *rows]))
     words = (
         r"8 of 10 rows cannot .*line 3: 'p.Trp2Ter' .*, line 4: .* \(write it as A1P .*\); "
-        r"line 6: .* \(to score insertions .*\); \.\.\.; .*--skip-inv"
+        r"line 6: .* \(to score insertions .*\); \.\.\.; .*leave their scores empty"
     )
     with pytest.raises(InputDataError, match=words):
         read_variants(path, WILD_TYPE)

@@ -183,8 +183,9 @@ def test_the_largest_difference_of_any_output_is_found(factor, most):
     ],
 )
 def test_what_has_no_graph_is_refused_by_name(name, options, more, said, tmp_path):
-    with pytest.raises(UserError, match=f"{said}.*linear.*--format hf"):
+    with pytest.raises(UserError, match=f"{said}.*linear") as error:
         onnx_file.export(model_of_case(name, MASKED, options, more), tmp_path / "x.onnx")
+    assert error.value.options == {"format": "hf"}
 
 
 def test_large_weights_and_missing_packages_are_refused(saved, monkeypatch):

@@ -178,7 +178,7 @@ def test_an_embedding_has_its_own_form(tmp_path):
     torch.testing.assert_close(found["embedding.weight"], expected_VD, rtol=0, atol=1e-12)
 
 
-MISFIT = "give the base that it was trained on: --base MODEL"
+MISFIT = "give the base that it was trained on"
 
 
 @pytest.mark.parametrize(

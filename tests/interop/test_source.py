@@ -101,7 +101,7 @@ ADAPTER = {
     "adapter_config.json": '{"base_model_name_or_path": "esm2"}',
     "adapter_model.safetensors": POINTER,
 }
-MERGE = r"adapter of PEFT to 'esm2', .*; give its base: protlm checkpoint import .* --base MODEL"
+MERGE = r"adapter of PEFT to 'esm2', .*; give its base: protlm checkpoint import .*, with the base"
 SHORTER = "without its end"
 # A model, what its files become, None if they are removed, what is loaded, and the message.
 DAMAGED: list[tuple[str, dict[str, str | None], str, str]] = [

@@ -167,7 +167,7 @@ REFUSED = [
     ("data.mode=joined", "concatenated"),
     ("data.curriculum=[[0,64]]", "data.curriculum was removed; train with a short data.max_length"),
     ("data.sampling=clusters", "expected one of [uniform, cluster]"),
-    ("data.sampling=cluster", "prepare it again with --cluster-table"),
+    ("data.sampling=cluster", "prepare it again with clusters"),
     *(
         (f"objective.mask_fraction_range={bounds}", "0 < low <= high <= 1")
         for bounds in ("[0,0.5]", "[0.5,0.1]", "[0.5,1.5]", "[-0.1,0.5]")

@@ -60,11 +60,12 @@ class StateStream(NamedTuple):
         try:
             (states,) = embeddings(self.model, texts, layers=[self.layer], places=every)
         except InputDataError as error:
-            raise InputDataError(f"{self.name}: {error}") from error
+            raise InputDataError(f"{self.name}: {error}", error.options) from error
         if not torch.from_numpy(states).square().mean().isfinite():
             raise InputDataError(
                 f"{self.name}: hidden states of layer {self.layer} are too large for float32; "
-                "choose another --layer or --model"
+                "choose another layer or model",
+                {"layer": "LAYER"},
             )
         rows = row_rng(self.seed, 0, place, 1).permutation(len(states))[:residues]
         return torch.from_numpy(states[rows]).to(self.model.device), place + len(texts)
@@ -103,8 +104,8 @@ def _continue(model: SparseAutoencoder, optimizer: torch.optim.Optimizer, state:
     is_finite = all(bool(one.isfinite().all()) for one in (*model.state_dict().values(), *moments))
     if not is_finite or model.progress[0] > model.settings.residues:
         raise InputDataError(
-            f"{state} has numbers that are not finite, or more residues than --residues: remove "
-            f"{state.parent} to start over"
+            f"{state} has numbers that are not finite, or more residues than it is to learn from: "
+            f"remove {state.parent} to start over"
         )
 
 
@@ -136,8 +137,8 @@ def _refuse_not_finite(model: SparseAutoencoder, *values: Tensor) -> None:
     if not all(bool(one.isfinite().all()) for one in values):
         raise TrainingDivergedError(
             f"seed {model.settings.seed}, step {int(model.progress[0]) // ROWS + 1:,}: the loss or "
-            "a weight is not finite, and no features are written; type another --seed, --latents "
-            "or --k"
+            "a weight is not finite, and no features are written; choose others",
+            {"seed": "SEED", "latents": "NUMBER", "k": "NUMBER"},
         )
 
 

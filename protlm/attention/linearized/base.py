@@ -294,6 +294,7 @@ def _refuse_float16(*inputs: Tensor) -> None:
     if any(x.dtype == torch.float16 for x in inputs):
         raise UserError(
             "a Performer cannot run in float16: its features and sums exceed the range of "
-            "float16, and gradients become NaN; load with dtype=torch.bfloat16 or float32, set "
-            "trainer.precision=bf16-mixed or 32-true, or type --compute-dtype bfloat16 or float32"
+            "float16, and gradients become NaN; load with dtype=torch.bfloat16 or float32, or set "
+            "trainer.precision=bf16-mixed or 32-true",
+            {"compute_dtype": "bfloat16 or float32"},
         )

@@ -20,7 +20,7 @@ from protlm.analysis.structures import structure_files
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import LoggerConfig, WandbMode
 from protlm.data.dataset import Batch, SequenceDataset
-from protlm.downstream.estimators import Predictor, score
+from protlm.downstream.estimators import LogProbabilities, score
 from protlm.downstream.training_scores import AssayScores, StructureScores
 from protlm.downstream.variants import read_variants
 from protlm.loading import load_model
@@ -314,7 +314,7 @@ def zero_shot(model: PretrainedModel, table: Path, wild_type: Path) -> float:
     sequence = wild_type.read_text().split()[1]
     variants = read_variants(table, sequence)
     assert variants.measured is not None
-    found = score(Estimator.masked_marginals, Predictor(model), sequence, variants.variants)
+    found = score(Estimator.masked_marginals, LogProbabilities(model), sequence, variants.variants)
     return spearmanr(variants.measured[:6], found.values[:6]).statistic
 
 
