@@ -179,13 +179,6 @@ def assert_reformers_agree(
     torch.testing.assert_close(found[is_true_BL], expected[is_true_BL], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_reformer_in_one_chunk(causal):
-    mask_BL = torch.arange(50) < torch.tensor([50, 37, 2])[:, None]
-    options = {"chunk": 300, "num_hashes": 2, "num_buckets": 1}
-    assert_reformers_agree(options, 50, mask_BL, causal=causal, lsh_attn_chunk_length=64)
-
-
 def test_reformer_in_one_bucket_of_several_chunks():
     """Causally only: there the first chunk also sees the last, which only causality hides."""
     # Buckets are numbered through from round to round. With one bucket both rounds are the same,

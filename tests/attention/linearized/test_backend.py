@@ -166,20 +166,6 @@ def test_causal_kernels_of_few_features_are_not_used_on_hopper_cards(
         run(name, options, torch.bfloat16, causal=True)
 
 
-@pytest.mark.parametrize(
-    "capability, narrowest", [((8, 0), 16), ((8, 9), 16), ((9, 0), 64), ((10, 0), 16)]
-)
-def test_blocks_of_causal_gradients_are_those_of_the_card(capability, narrowest, monkeypatch):
-    pytest.importorskip("triton")
-    from protlm.attention.linearized.fused.blocks import CAUSAL_GRADIENTS, causal_blocks
-
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    card = causal_blocks(torch.device("cuda:1"))
-    assert card[torch.bfloat16, True] == (64, narrowest, 4)
-    assert card[torch.float32, True] == CAUSAL_GRADIENTS[torch.float32, True]
-    assert causal_blocks(torch.device("cpu")) == CAUSAL_GRADIENTS
-
-
 SINES = {"estimator": "trigonometric", "denominator_floor": 0.1}
 
 

@@ -23,7 +23,6 @@ from protlm.attention.base import RandomFeatures
 from protlm.attention.linearized import operands
 from protlm.attention.linearized import tiles as tile_sizes
 from protlm.attention.linearized.operands import largest_rise
-from protlm.attention.linearized.positive import PositiveFeatures
 from protlm.attention.ops import products
 from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.system.errors import UserError
@@ -183,16 +182,6 @@ def test_a_cpu_rounds_what_it_multiplies(name, causal, has, monkeypatch):
     with Products() as made:
         inputs.run(mechanism, causal=causal).sum().backward()
     assert (torch.bfloat16 in {operand for operand, _ in made.made}) == (has and name != "linear")
-
-
-@pytest.mark.usefixtures("multiplies_bfloat16")
-@MODES
-def test_a_cpu_keeps_rounded_exponentials_for_the_backward_pass(causal, monkeypatch):
-    inputs = make_inputs(LENGTH).to(torch.bfloat16).differentiable()
-    out = inputs.run(create("performer_softmax", {}, **SIZES), causal=causal)
-    for name in ("query_logits", "key_logits"):
-        monkeypatch.delattr(PositiveFeatures, name)
-    assert all(x.any() for x in torch.autograd.grad(out.sin().sum(), inputs[:3]))
 
 
 class Products(TorchDispatchMode):
