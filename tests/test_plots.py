@@ -78,19 +78,6 @@ def test_an_attention_grid_has_layers_down_and_heads_across() -> None:
     assert "residue number" in figure.get_supylabel()
 
 
-@pytest.mark.slow
-def test_odd_attention_maps_can_be_drawn(tmp_path: Path) -> None:
-    one = {7: np.eye(300)[None]}
-    zero = {1: np.zeros((1, 3, 3))}
-    uneven = {1: np.ones((1, 4, 4)), 2: np.ones((2, 4, 4))}
-    for name, given in {"one": one, "zero": zero, "uneven": uneven}.items():
-        save_figure(attention_grid(given, title=name), tmp_path / f"{name}.png")
-    figure = attention_grid({1: np.full((2, 5, 5), 0.2)}, title="x", heads=[2, 4])
-    assert [axes.get_title() for axes in figure.axes] == ["layer 1 head 2", "layer 1 head 4"]
-    with pytest.raises(UserError, match="no attention map"):
-        attention_grid({}, title="none")
-
-
 def test_a_contact_figure_tells_right_from_wrong() -> None:
     contacts_LL = contact_map(read_structure(PROTEIN))
     length = len(contacts_LL)
@@ -111,16 +98,6 @@ def test_a_contact_figure_tells_right_from_wrong() -> None:
     shown = np.ma.getmaskarray(axes.images[0].get_array())
     assert shown[np.tril_indices(length, 5)].all()
     assert not shown[np.triu_indices(length, 6)].any()
-
-
-def test_contacts_of_a_protein_without_structure(tmp_path: Path) -> None:
-    figure = contact_figure(np.random.default_rng(0).random((40, 40)), None, title="unknown")
-    assert legend(figure) == ["top L predictions"]
-    assert figure.axes[0].get_title() == "unknown"
-    assert len(points(figure.axes[0], "top L predictions")) == 40
-    # Without any prediction, no precision is shown.
-    title = contact_figure(np.full((30, 30), 0.02), np.eye(30, k=10), title="x").axes[0].get_title()
-    assert "no prediction" in title and "P@L" not in title
 
 
 @pytest.mark.slow

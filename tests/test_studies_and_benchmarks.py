@@ -13,9 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from packaging.requirements import Requirement
-from safetensors.torch import load_file
 
-from benchmarks import gpu_product
 from protlm.analysis.sequence_sums import SequenceSums, write_sums
 from studies import twin_tables
 from studies.alignments import GAP, Alignment, FactoredAttention
@@ -68,23 +66,6 @@ def test_the_smallest_setting_runs(
         done = run_here(importlib.import_module(name).main, words, tmp_path)
     assert done.returncode == 0, done.stderr
     assert SMALLEST[command] in done.stdout
-
-
-def test_shards_of_weights_are_small_and_make_the_model_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_product, "MOST_BYTES", 1000)
-    weights = {str(n): torch.full((50,), n, dtype=torch.bfloat16) for n in range(9)}
-    parts = tmp_path / "parts"
-    parts.mkdir()
-    gpu_product.shard(weights, parts)
-    files = sorted(parts.glob("*.safetensors"))
-    assert len(files) == 3 and all(file.stat().st_size < 1000 for file in files)
-    gpu_product.join(parts, tmp_path / "model")
-    found = load_file(tmp_path / "model" / gpu_product.WEIGHTS)
-    assert all(torch.equal(found[name], weight) for name, weight in weights.items())
-    given = gpu_product.parse(["product", "packed.xz", "-o", "out", "model=tiny", "seed=1"])
-    assert (given.packed, given.settings) == (Path("packed.xz"), ["model=tiny", "seed=1"])
 
 
 def test_peers_are_pinned_and_stay_out_of_the_lock() -> None:

@@ -5,8 +5,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,12 @@ from protlm.commands.embed import embed
 from protlm.commands.embedding import estimate, plan
 from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.job import Job
-from protlm.commands.embedding.results import EMBEDDING, Blocks, Results
+from protlm.commands.embedding.results import Blocks
 from protlm.model.embedding import Embedder
 from protlm.model.pretrained import PretrainedModel
-from protlm.options.embed import Dtype, EmbedOptions, Format, Pooling
+from protlm.options.embed import Dtype, EmbedOptions, Pooling
 from protlm.options.jobs import Executor, Share, Submission
 from protlm.system.errors import InputDataError, OutputError, UserError
-from protlm.system.lock import LOCK
 from protlm.system.shares import ProcessDiedError
 from tests.fixtures.runs import RUN, Killed, Train
 
@@ -186,24 +183,6 @@ def test_two_commands_do_not_compute_the_same(
     assert files() == {"out.h5", "x.fasta"}
 
 
-def test_a_command_whose_lock_was_taken_over_stops(undisturbed: bytes) -> None:
-    disturb(1, lambda blocks: blocks.work.lock._path.write_text("{}"), OutputError)
-    assert [path.name for path in PARTIAL.glob("*.vectors")] == ["000000.vectors"]
-    assert embedded(break_lock=True).read_bytes() == undisturbed
-
-
-@pytest.mark.parametrize("form", Format)
-def test_a_command_that_loses_its_lock_while_it_writes_the_output_stops(
-    form: Format, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "o" + "".join(import_module(f"protlm.commands.embedding.formats.{form}").SUFFIXES[:1])
-    rob = partial(Path.write_text, Path(f"{name}.partial") / LOCK, "{}")
-    monkeypatch.setattr(Results, "_verify", lambda _: rob() and set())
-    with pytest.raises(OutputError, match="which took it over: this process stops"):
-        embedded(name, format=form, include=(Pooling.mean,))
-    assert files() == {"x.fasta", f"{name}.partial"}
-
-
 def test_a_file_that_changes_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     content = FASTA.read_text()
     at_block(monkeypatch, 0, lambda _: FASTA.write_text(content.replace(">P39\n", ">P39\nW")))
@@ -306,21 +285,6 @@ def test_the_space_of_what_a_command_adds_is_required(monkeypatch: pytest.Monkey
     # A block that is cut off is written again.
     (PARTIAL / "000003.vectors").write_bytes(b"")
     needs(7 + 40)
-
-
-def test_the_output_is_not_written_after_another_share_has_begun() -> None:
-    begun = []
-
-    def begin(blocks: Blocks) -> None:
-        (blocks.folder / "share-2-of-2").mkdir()
-        begun.append(EMBEDDING.lock(blocks.folder / "share-2-of-2", break_lock=False))
-
-    disturb(0, begin, OutputError)
-    assert not OUTPUT.exists()
-    assert PARTIAL.exists()
-    begun[0].release()
-    embedded()
-    assert not PARTIAL.exists()
 
 
 def test_processes_divide_the_gpus_and_the_threads(

@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from protlm.data.records.record import Tally, accession
+from protlm.data.records.record import accession
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep import prepare as module
@@ -283,13 +283,6 @@ def test_a_damaged_part_is_rejected(parts, tmp_path, file, how):
     with pytest.raises(InputDataError, match=f"{path}"):
         merge(parts, tmp_path / "data")
     assert not (tmp_path / "data").exists()
-
-
-def test_lists_stay_bounded(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr(Tally, "max_listed", 1)
-    merge(parts, tmp_path / "data")
-    rows = (tmp_path / "data" / "rejected.tsv").read_text().splitlines()
-    assert [row.split("\t")[0] for row in rows[1:]] == ["digit", "gap"]
 
 
 def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch, build):
