@@ -82,10 +82,6 @@ def die(*_: object, **__: object) -> None:
     raise Killed
 
 
-def interrupt(_: Blocks) -> None:
-    raise KeyboardInterrupt
-
-
 def disturb(number: int, act: Callable[[Blocks], object], error: type) -> None:
     """Embeds until something happens in a block."""
     with pytest.MonkeyPatch.context() as patch, pytest.raises(error):
@@ -147,19 +143,6 @@ def test_unfinished_results_of_another_command_are_refused(train_tiny: Train) ->
     FASTA.write_text(f"{FASTA.read_text()}>more\nMKV\n")
     with pytest.raises(UserError, match="begun with the sequence file "):
         embedded()
-
-
-def test_ctrl_c_says_how_to_continue(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    disturb(3, interrupt, KeyboardInterrupt)
-    assert f"kept in {PARTIAL}: the same command continues" in capsys.readouterr().err
-    monkeypatch.setattr(estimate, "_pass", lambda job, sequences: 1.0)
-    for name in ("out.h5", "other.h5"):
-        embedded(name, dry_run=True)
-    one, other = capsys.readouterr().out.split("records ")[1:]
-    assert re.search(r"finished +[3-9] of \d+ batches", one)
-    assert "finished" not in other
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def inputs(proteins, tiny_run, tiny_data, tmp_path_factory) -> dict[str, list[Pa
     }
 
 
-KILLS = [("prepare", 5), ("prepare", 20), ("embed", 10), ("train", 16), ("finetune", 10)]
+KILLS = [("prepare", 15), ("embed", 10), ("train", 12), ("finetune", 10)]
 
 
 @pytest.mark.parametrize(("command", "kills"), KILLS)

@@ -110,7 +110,7 @@ def test_loader_workers_end_with_a_killed_run(start_training, tmp_path, assert_g
 
 def test_both_ranks_stop_after_the_same_step_and_resume(run_ranks, tmp_path):
     """After a signal to one rank, to the other, or to both."""
-    turns = 9
+    turns = 6
     one, other = run_ranks(tmp_path, "signals-at-random", arguments=[turns])
     assert one == other
     ended, whole = one

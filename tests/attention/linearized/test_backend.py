@@ -4,7 +4,6 @@ Attention in PyTorch stands in for fused kernels where their choice is tested.
 """
 
 import json
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -305,29 +304,6 @@ def test_a_run_whose_check_is_killed_trains_in_pytorch(checked, train, monkeypat
     assert "their check was killed by signal 9; attention runs in PyTorch" in line
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert not check.kept_verdicts(checked.device), "the next process tries again"
-
-
-@pytest.mark.parametrize(
-    ("code", "printed", "errors", "expected"),
-    [
-        (0, 'a warning\n""\n', "", ("", True)),
-        (0, '"errors at 64 positions"\n', "", ("errors at 64 positions", True)),
-        (0, '"OSError: x"\n', "", ("OSError: x", False)),
-        (1, "", "Traceback\nImportError: x\n", ("their check ended with 1: ImportError: x", False)),
-        (-11, "", "", ("their check was killed by signal 11", False)),
-    ],
-)
-def test_the_end_of_a_child_is_said(code, printed, errors, expected, checked, monkeypatch):
-    commands = list[list[str]]()
-
-    def run(command: list[str], **_: Any) -> Any:
-        commands.append(command)
-        return CompletedProcess(command, code, printed, errors)
-
-    monkeypatch.setattr(check.subprocess, "run", run)
-    assert check._ask_child(checked) == expected
-    # Modules of the working folder would hide others.
-    assert commands == [[sys.executable, "-P", "-m", check.__name__, checked.text]]
 
 
 @pytest.mark.parametrize("error", [TimeoutExpired("", 1), None])
