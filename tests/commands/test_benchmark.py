@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import protlm
-from protlm.analysis.bootstrap import Metrics
+from protlm.analysis.bootstrap import Metrics, draws
 from protlm.commands import benchmark as command
 from protlm.commands.benchmark import benchmark
 from protlm.commands.probe import probe_labels
+from protlm.downstream import benchmarks, metrics
 from protlm.downstream.benchmarks import average, figure_of, find, rows_of
 from protlm.downstream.metrics import averages
 from protlm.downstream.variants import Assay
@@ -51,6 +52,16 @@ def fasta(path: Path, heads: list[str], texts: list[str]) -> None:
 def results(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
     """The rows of a table by task and predictor."""
     return {(row["task"], row["by"]): row for row in read_table(folder / "results.tsv")}
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws few resamples, which take most of the time; intervals have tests of their own."""
+    functions: list[Any] = [draws, metrics.label_scores]
+    for function, name in zip(functions, ("number", "resamples"), strict=True):
+        monkeypatch.setitem(function.__kwdefaults__, name, 20)
+    for module, name in ((metrics, "RESAMPLES"), (benchmarks, "RESAMPLES"), (metrics, "_FEWEST")):
+        monkeypatch.setattr(module, name, 20)
 
 
 @pytest.fixture
@@ -102,6 +113,7 @@ def gym(workplace: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
 def test_flip_is_run_as_it_is_published(
     flip: Path, tiny_run: Path, workplace: Path, protlm_in_process: Command, monkeypatch
 ) -> None:
@@ -142,6 +154,7 @@ def test_flip_is_run_as_it_is_published(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
 def test_what_was_killed_continues_to_the_same_bytes(
     flip: Path, causal_run: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -233,6 +246,7 @@ def test_lost_parts_are_computed_as_they_were(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
 def test_proteingym_is_averaged_as_it_defines(
     gym: Path, tiny_run: Path, workplace: Path, protlm_in_process: Command
 ) -> None:
@@ -395,6 +409,7 @@ def test_published_figures_have_an_address_and_are_of_a_task() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
 def test_the_commands_of_the_page_run(
     flip: Path, gym: Path, workplace: Path, protlm_in_process: Command
 ) -> None:
