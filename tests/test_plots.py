@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.plots import attention_grid, contact_figure, loss_curve, save_figure, scan_figure
-from protlm.system.errors import OutputError, UserError
+from protlm.system.errors import OutputError
 from protlm.system.paths import sample_dir
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
@@ -52,15 +52,6 @@ def test_a_loss_curve_shows_training_validation_and_baseline() -> None:
     noisy, quiet = np.asarray(light.get_ydata()), np.asarray(mean.get_ydata())
     assert quiet.std() < 0.5 * noisy.std()
     assert quiet.mean() == pytest.approx(noisy.mean(), abs=0.1)
-
-
-def test_a_loss_curve_has_what_is_in_the_log() -> None:
-    assert legend(loss_curve(rows())) == ["training (running mean)", "validation"]
-    only_valid = [{"step": 1.0, "valid_loss": 2.0, "train_loss": float("nan")}]
-    assert legend(loss_curve(only_valid)) == ["validation"]
-    assert len(loss_curve([{"step": 1.0, "train_loss": 3.0}]).axes[0].lines) == 2
-    with pytest.raises(UserError, match="no loss to draw"):
-        loss_curve([{"step": 1.0}])
 
 
 def test_an_attention_grid_has_layers_down_and_heads_across() -> None:

@@ -137,21 +137,6 @@ def test_clusters_go_with_every_split_rule(made, table, tmp_path, rule_of, unlis
         assert set(report.splits) == {"train", "valid"}
 
 
-def test_the_command_line_stores_clusters(release, table, tmp_path, protlm_in_process):
-    rows = "".join(f"{name}\ttrain\n" for name in cluster_of(table))
-    (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
-    tables = ["--split-table", "splits.tsv", "--cluster-table", "cluster.tsv"]
-    done = protlm_in_process("prepare", "release", "--out", "data", *tables, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    index = assert_indexed(tmp_path / "data", table).clusters.indexes["train"]
-    assert f"clusters of train {index.clusters}" in " ".join(done.stderr.split())
-    done = protlm_in_process("data", "verify", "data", cwd=tmp_path)
-    assert f"sequences of {index.clusters} clusters" in done.stdout
-    done = protlm_in_process("data", "info", "data", cwd=tmp_path)
-    assert "clusters of cluster.tsv" in done.stdout
-    assert f" {index.clusters} " in done.stdout
-
-
 # --- merged
 
 

@@ -36,10 +36,9 @@ pytestmark = HAS_FAR_KEYS
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
-@pytest.mark.parametrize("length", slow_but([513, 1100], 513))
 @pytest.mark.portable
-def test_blocks_of_rows_join(any_performer, causal, length):
-    assert_reference(any_performer, causal, make_inputs(length))
+def test_blocks_of_rows_join(any_performer, causal):
+    assert_reference(any_performer, causal, make_inputs(513))
 
 
 @pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
@@ -228,7 +227,7 @@ def test_on_cuda_only_bfloat16_is_rounded_and_sums_are_float32(causal):
 
 DIM, WIDE, FEATURES, WIDE_LENGTH = 64, 512, 64, 150
 # Standard deviations of a coordinate; 1 is what an untrained model has.
-SCALES = [1.0, 4.0, 6.0, 11.0, 20.0]
+SCALES = [1.0, 6.0, 20.0]
 VARIANTS: dict[str, dict[str, Any]] = {
     "positive": {},
     "optimal": {"optimal_for": 4.0},
