@@ -60,8 +60,9 @@ def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     functions: list[Any] = [draws, metrics.label_scores]
     for function, name in zip(functions, ("number", "resamples"), strict=True):
         monkeypatch.setitem(function.__kwdefaults__, name, 20)
-    for module, name in ((metrics, "RESAMPLES"), (benchmarks, "RESAMPLES"), (metrics, "_FEWEST")):
-        monkeypatch.setattr(module, name, 20)
+    for name in ("RESAMPLES", "_FEWEST", "_BLOCKS"):
+        monkeypatch.setattr(metrics, name, 20)
+    monkeypatch.setattr(benchmarks, "RESAMPLES", 20)
 
 
 @pytest.fixture
