@@ -115,6 +115,16 @@ def test_what_is_not_a_lock_file_is_refused_at_once(make, break_lock, tmp_path, 
         locked(Path(), break_lock=break_lock)
 
 
+def test_a_count_of_restarts_that_is_no_number_is_none(in_job, monkeypatch, tmp_path):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "x")
+    # Of another step of the first start.
+    (tmp_path / LOCK).write_text(json.dumps({**JOB, "restart": 0}))
+    with pytest.raises(OutputError, match="is locked by process 1 on elsewhere"):
+        locked(tmp_path)
+    locked(tmp_path, break_lock=True)
+    assert json.loads((tmp_path / LOCK).read_text())["restart"] == 0
+
+
 @pytest.mark.parametrize("fault", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
 def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
     """There only the lock file shows that another process may be writing."""
