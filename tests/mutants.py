@@ -2,8 +2,7 @@
 
 `make mutants` runs those of tests/mutants.tsv that have no result for this commit yet, at low
 priority, and prints a table; an interrupted run is continued. `results.tsv` in
-build/mutants/COMMIT has the outcome of each and the tests that failed. `python tests/mutants.py
-draw` draws the sample.
+build/mutants/COMMIT has the outcome of each and the tests that failed.
 
 A mutant is a line of a function and what replaces it, so that it is found where its file has moved.
 If no such line is left, it is `gone`: its row has to be rewritten, or excused. The tests that run
@@ -13,19 +12,15 @@ execute the line: the fastest first, for half a minute.
 import argparse
 import ast
 import csv
-import io
 import os
-import random
 import re
 import sqlite3
 import subprocess
 import sys
-import tokenize
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,12 +30,9 @@ AREAS = [f"protlm/data/{name}" for name in ("records", "batching", "shards")]
 AREAS += [f"protlm/{name}" for name in ("attention", "model", "checkpoints", "training")]
 AREAS += [f"protlm/{name}" for name in ("commands", "analysis", "downstream", "system")]
 AREAS += ["data_prep"]
-EACH, SECONDS, PROCESSES = 40, 30.0, 2
+SECONDS, PROCESSES = 30.0, 2
 # Tests of one mutant.
 _MOST = 200
-PAIRS = "< <=|> >=|== !=|and or|+ -|* /|min max|any all|True False|is is not|in not in"
-SWAPS = {old: new for old, _, new in (pair.partition(" ") for pair in PAIRS.split("|"))}
-SWAPS |= {new: old for old, new in SWAPS.items()} | {"//": "*", "%": "*", "not": ""}
 TIME, FAILED = (
     re.compile(r"^([\d.]+)s \w+ +(.+)$", re.M),
     re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", re.M),
@@ -57,23 +49,6 @@ class Mutant(NamedTuple):
     after: str
 
 
-def faults(line: str) -> Iterator[str]:
-    """Yields a line with one token replaced, its condition negated, or without its call."""
-    if line.startswith(("if ", "elif ")) and line.endswith(":"):
-        keyword, condition = line[:-1].split(" ", 1)
-        yield f"{keyword} not ({condition}):"
-    if re.fullmatch(r"[\w.]+\(.*\)", line):
-        yield "pass"
-    try:
-        tokens = list(tokenize.generate_tokens(io.StringIO(line).readline))
-    except (tokenize.TokenError, IndentationError):
-        return
-    for token in tokens:
-        new = str(int(token.string) + 1) if token.string.isdecimal() else SWAPS.get(token.string)
-        if new is not None:
-            yield line[: token.start[1]] + new + line[token.end[1] :]
-
-
 def functions(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
     """Yields the functions of a module and its classes by qualified name."""
     for child in ast.iter_child_nodes(tree):
@@ -81,43 +56,6 @@ def functions(tree: ast.AST, name: str = "") -> Iterator[tuple[str, ast.Function
             yield f"{name}{child.name}", child
         elif isinstance(child, ast.ClassDef):
             yield from functions(child, f"{name}{child.name}.")
-
-
-def mutants_of(area: str, file: Path) -> Iterator[Mutant]:
-    """Yields the mutants of a file: of lines that stand once in their function."""
-    lines = file.read_text().splitlines()
-    for name, function in functions(ast.parse("\n".join(lines))):
-        body = function.body[1 if ast.get_docstring(function) else 0 :]
-        inside = (
-            [line.strip() for line in lines[body[0].lineno - 1 : function.end_lineno]]
-            if body
-            else []
-        )
-        for line in inside:
-            if inside.count(line) == 1 and not re.match(r"assert\b|raise\b|#", line):
-                for fault in faults(line):
-                    yield Mutant(area, str(file.relative_to(ROOT)), name, line, fault)
-
-
-def is_code(mutant: Mutant) -> bool:
-    """Whether a file is Python with the mutant, too."""
-    try:
-        ast.parse((ROOT / mutant.file).read_text().replace(mutant.before, mutant.after))
-    except SyntaxError:
-        return False
-    return True
-
-
-def draw() -> None:
-    """Writes the sample: equally many mutants of each area, each of another line."""
-    chosen: list[Mutant] = []
-    for area in AREAS:
-        found = [m for file in sorted((ROOT / area).rglob("*.py")) for m in mutants_of(area, file)]
-        random.Random(area).shuffle(found)
-        one_a_line = {mutant[:4]: mutant for mutant in found}.values()
-        chosen += list(islice(filter(is_code, one_a_line), EACH))
-    with SAMPLE.open("w", newline="") as file:
-        csv.writer(file, delimiter="\t", lineterminator="\n").writerows([Mutant._fields, *chosen])
 
 
 def find(tree: Path, mutant: Mutant) -> tuple[Path, int] | None:
@@ -245,7 +183,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("action", nargs="?", choices=["run", "draw"], default="run")
+    argparse.ArgumentParser(description=__doc__).parse_args()
     os.nice(19)
-    main() if parser.parse_args().action == "run" else draw()
+    main()

@@ -1,20 +1,9 @@
 """The guards of the suite are themselves tested: one that never bites guards nothing."""
 
-import logging
-import os
-import signal
-import socket
-import subprocess
-import sys
-import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.parametrize(
@@ -38,45 +27,3 @@ def test_a_wrong_suffix_is_seen(
     assert len(checked_shapes) == bool(complaint)
     assert all(complaint in one and one.startswith("protlm.x.f: ") for one in checked_shapes)
     checked_shapes.clear()
-
-
-@pytest.mark.parametrize(("family", "host"), [("AF_INET", "192.0.2.1"), ("AF_INET6", "2001:db8::")])
-def test_the_network_is_out_of_reach(family: str, host: str) -> None:
-    with socket.socket(getattr(socket, family)) as outward, pytest.raises(pytest.fail.Exception):
-        outward.connect((host, 80))
-    with pytest.raises(pytest.fail.Exception):
-        socket.getaddrinfo("example.org", 80)
-    with (
-        socket.create_server(("127.0.0.1", 0)) as server,
-        socket.create_connection(server.getsockname()) as client,
-    ):
-        assert client.getpeername() == server.getsockname()
-
-
-def state_of_this_process() -> list[Any]:
-    """What a command could leave behind in this process."""
-    from hydra.core.global_hydra import GlobalHydra
-
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    streams = [sys.stdout, sys.stderr, list(sys.argv), os.execv, list(logging.root.handlers)]
-    warned = [list(warnings.filters), warnings.formatwarning, warnings.showwarning]
-    torch_state = [torch.get_rng_state().tolist(), torch.get_default_dtype()]
-    hydra = GlobalHydra.instance().is_initialized()
-    return [handlers, streams, warned, torch_state, hydra, dict(os.environ), Path.cwd()]
-
-
-def test_a_command_in_this_process_leaves_no_state_behind(
-    protlm_in_process: Command, workplace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = state_of_this_process()
-    for arguments, code in (
-        ("train model=small data.dir=data run_dir=run", 2),
-        ("evaluate checkpoint=broken data.dir=data split=test", 3),
-        ("data info data", 0),
-    ):
-        done = protlm_in_process(*arguments.split(), cwd=workplace)
-        assert done.returncode == code, done.stderr
-        assert done.stdout + done.stderr
-        assert state_of_this_process() == before
-    assert capsys.readouterr() == ("", "")
-    assert torch.get_num_threads() == 1

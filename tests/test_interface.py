@@ -2,8 +2,6 @@
 
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +70,6 @@ def test_every_record_of_a_file_is_yielded_or_skipped(
         assert [one.record.identifier for one in proteins] == ["P1", "P1_2"]
         assert [identifier for identifier, _ in proteins.skipped] == ["bad", "long"]
         assert sorted(calls) == ["MKV", "MKVW"]
-
-
-def test_proteins_of_one_residue_are_embedded(model: Model, tmp_path: Path) -> None:
-    fasta = tmp_path / "x.fasta"
-    fasta.write_text(">a\nM\n>b\nK\n>c\nV\n")
-    assert len(list(model.embed_file(fasta))) == 3
 
 
 def test_scores_are_differences_of_log_probabilities(model: Model) -> None:
@@ -343,8 +335,3 @@ def test_models_can_be_pickled(name: str) -> None:
     copy = pickle.loads(pickle.dumps(made))
     assert torch.equal(logits_of(copy), logits_of(made))
     assert copy.with_random_weights(2).hash == made.with_random_weights(2).hash != copy.hash
-
-
-def test_a_model_is_sent_to_a_process_that_was_spawned(model: Model) -> None:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert torch.equal(pool.submit(logits_of, model).result(), logits_of(model))

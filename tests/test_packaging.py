@@ -4,7 +4,6 @@ import json
 import math
 import os
 import re
-import tarfile
 import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, requires
@@ -139,17 +138,6 @@ def test_the_wheel_contains_configs_and_sample(wheel: Path) -> None:
     # A top-level conf or data_prep could clash with those of other packages.
     tops = {name.partition("/")[0] for name in names if ".dist-info/" not in name}
     assert tops == {"protlm"}
-
-
-@pytest.mark.slow
-def test_the_source_distribution_keeps_both_folders(tmp_path: Path) -> None:
-    """The tests run from it, and a wheel can be built of it."""
-    run("-m", "build", "--sdist", "--no-isolation", "--outdir", tmp_path, ROOT, folder=tmp_path)
-    (archive,) = tmp_path.glob("*.tar.gz")
-    with tarfile.open(archive) as opened:
-        names = {name.partition("/")[2] for name in opened.getnames()}
-    assert {"data_prep/prepare.py", "data_prep/sample/uniprot_sample.fasta.gz"} <= names
-    assert {"protlm/data_prep/__init__.py", "docs/train.md", "slurm/train.sbatch"} <= names
 
 
 def install(what: Path, site: Path, folder: Path) -> None:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from protlm.analysis.structures import contact_map, read_structure
 from protlm.plots import attention_grid, contact_figure, loss_curve, save_figure, scan_figure
-from protlm.system.errors import OutputError, UserError
+from protlm.system.errors import OutputError
 from protlm.system.paths import sample_dir
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
@@ -54,15 +54,6 @@ def test_a_loss_curve_shows_training_validation_and_baseline() -> None:
     assert quiet.mean() == pytest.approx(noisy.mean(), abs=0.1)
 
 
-def test_a_loss_curve_has_what_is_in_the_log() -> None:
-    assert legend(loss_curve(rows())) == ["training (running mean)", "validation"]
-    only_valid = [{"step": 1.0, "valid_loss": 2.0, "train_loss": float("nan")}]
-    assert legend(loss_curve(only_valid)) == ["validation"]
-    assert len(loss_curve([{"step": 1.0, "train_loss": 3.0}]).axes[0].lines) == 2
-    with pytest.raises(UserError, match="no loss to draw"):
-        loss_curve([{"step": 1.0}])
-
-
 def test_an_attention_grid_has_layers_down_and_heads_across() -> None:
     given = maps()
     figure = attention_grid(given, title="P00974")
@@ -76,19 +67,6 @@ def test_an_attention_grid_has_layers_down_and_heads_across() -> None:
     assert "99th percentile" in figure.get_suptitle() and "P00974" in figure.get_suptitle()
     assert "residue number" in figure.get_supxlabel()
     assert "residue number" in figure.get_supylabel()
-
-
-@pytest.mark.slow
-def test_odd_attention_maps_can_be_drawn(tmp_path: Path) -> None:
-    one = {7: np.eye(300)[None]}
-    zero = {1: np.zeros((1, 3, 3))}
-    uneven = {1: np.ones((1, 4, 4)), 2: np.ones((2, 4, 4))}
-    for name, given in {"one": one, "zero": zero, "uneven": uneven}.items():
-        save_figure(attention_grid(given, title=name), tmp_path / f"{name}.png")
-    figure = attention_grid({1: np.full((2, 5, 5), 0.2)}, title="x", heads=[2, 4])
-    assert [axes.get_title() for axes in figure.axes] == ["layer 1 head 2", "layer 1 head 4"]
-    with pytest.raises(UserError, match="no attention map"):
-        attention_grid({}, title="none")
 
 
 def test_a_contact_figure_tells_right_from_wrong() -> None:
@@ -111,16 +89,6 @@ def test_a_contact_figure_tells_right_from_wrong() -> None:
     shown = np.ma.getmaskarray(axes.images[0].get_array())
     assert shown[np.tril_indices(length, 5)].all()
     assert not shown[np.triu_indices(length, 6)].any()
-
-
-def test_contacts_of_a_protein_without_structure(tmp_path: Path) -> None:
-    figure = contact_figure(np.random.default_rng(0).random((40, 40)), None, title="unknown")
-    assert legend(figure) == ["top L predictions"]
-    assert figure.axes[0].get_title() == "unknown"
-    assert len(points(figure.axes[0], "top L predictions")) == 40
-    # Without any prediction, no precision is shown.
-    title = contact_figure(np.full((30, 30), 0.02), np.eye(30, k=10), title="x").axes[0].get_title()
-    assert "no prediction" in title and "P@L" not in title
 
 
 @pytest.mark.slow

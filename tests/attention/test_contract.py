@@ -61,7 +61,7 @@ def errors(case: Case, causal: bool, inputs: Inputs) -> list[float]:
     return [relative_error(x, y) for x, y in zip(found, wanted, strict=True)]
 
 
-@pytest.mark.parametrize("length", slow_but([1, 64, 65, 257], 65))
+@pytest.mark.parametrize("length", slow_but([1, 64, 65], 65))
 def test_output_and_gradients_are_the_reference(any_case, causal, length):
     assert_reference(any_case, causal, make_inputs(length))
 
@@ -137,7 +137,7 @@ def test_samples_do_not_see_each_other(case, causal):
 
 @HAS_FAR_KEYS
 @pytest.mark.portable
-@pytest.mark.parametrize("position", slow_but([1, 63, 64, 100, 128, 600], 64))
+@pytest.mark.parametrize("position", slow_but([1, 63, 64, 600], 64))
 def test_the_past_does_not_see_the_future(causal_case, position):
     mechanism = causal_case.create()
     inputs = make_inputs(650).to(torch.float32)
@@ -152,7 +152,7 @@ def test_the_past_does_not_see_the_future(causal_case, position):
 
 
 @HAS_FAR_KEYS
-@pytest.mark.parametrize("scale", slow_but([1e-3, 8.0, 30.0], 8.0))
+@pytest.mark.parametrize("scale", slow_but([1e-3, 30.0], 30.0))
 def test_gradients_are_finite(case, causal, scale):
     """Those of queries and keys of 0, and of keys next to 0, too."""
     inputs = make_inputs(130).to(torch.float32)
@@ -246,7 +246,7 @@ def test_more_positions_than_tables_are_refused(case, causal):
             refused(mechanism, causal=causal)
 
 
-@pytest.mark.parametrize("length", slow_but([1, 65, 130], 65))
+@pytest.mark.parametrize("length", slow_but([1, 130], 130))
 def test_the_map_is_the_output_on_identity_values(any_case, causal, length):
     """For maps that are linear in the values; whatever is at padding."""
     case, mechanism = any_case, any_case.create().double()
@@ -305,7 +305,7 @@ def steps(
     return state, torch.stack(outs, dim=2)
 
 
-@pytest.mark.parametrize("length", slow_but([1, 64, 65, 257], 65))
+@pytest.mark.parametrize("length", slow_but([1, 65], 65))
 def test_steps_are_the_causal_forward(any_recurrent_case, length):
     mechanism = any_recurrent_case.create().double()
     inputs = make_inputs(length).without_padding()
@@ -313,7 +313,7 @@ def test_steps_are_the_causal_forward(any_recurrent_case, length):
     torch.testing.assert_close(out, inputs.run(mechanism, causal=True), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("split", slow_but([1, 63, 64, 100], 63))
+@pytest.mark.parametrize("split", slow_but([1, 64], 64))
 @pytest.mark.portable
 def test_samples_of_a_state_continue_separately(recurrent_case, split):
     """Some samples leave, some are duplicated, and one state is continued in two ways."""

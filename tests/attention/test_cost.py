@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from protlm.config.composition import compose
 from protlm.model.objective import target_sums
 from protlm.model.transformer import build_network
 from tests.attention.cases import Inputs, LargestTensor, make_inputs
-from tests.fixtures.pretended_cuda import DEVICE, PretendedCuda
+from tests.fixtures.pretended_cuda import PretendedCuda
 from tests.marks import slow_but
 
 # The numbers that are computed together on a CPU, by module.
@@ -95,39 +94,6 @@ def test_neither_pass_waits_for_a_gpu(case, causal, monkeypatch):
         torch.autograd.backward([out], [torch.empty_like(out)])
     assert out.is_meta
     assert all(x.grad is None or x.grad.is_meta for x in inputs[:4])
-
-
-def test_a_synchronization_is_found():
-    x = torch.ones(3, device="meta", requires_grad=True)
-
-    class Waits(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-            assert gradients[0].device == DEVICE
-            return gradients[0] * torch.tensor([1.0, 2, 3], device=gradients[0].device)
-
-    with PretendedCuda():
-        for wait in (lambda: bool(x.any()), lambda: x[x > 0], x.nonzero):
-            with pytest.raises((RuntimeError, NotImplementedError)):
-                wait()
-        with pytest.raises(RuntimeError, match="device"):
-            x + torch.ones(3)
-        there = torch.ones(3)
-        for copy in (
-            lambda: there.to(DEVICE),
-            lambda: there.to(x),
-            lambda: x.detach().copy_(there),
-            lambda: x[[0, 1]],
-            lambda: x[there.long()],
-        ):
-            with pytest.raises(AssertionError, match="copies values"):
-                copy()
-        with pytest.raises(AssertionError, match="copies values"):
-            torch.autograd.backward([Waits.apply(x)], [torch.empty_like(x)])
 
 
 @pytest.mark.parametrize("compute", ["masked", "causal"])

@@ -1,6 +1,5 @@
 """What single mechanisms promise beyond the contract: extremes, initial values, sharing, hashes."""
 
-import copy
 import math
 from typing import Any
 
@@ -74,11 +73,6 @@ def test_large_queries_and_keys_of_hedgehog_choose_one_key(causal):
     torch.testing.assert_close(out[0, 0, :, 0], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_the_matrices_of_hedgehog_have_weight_decay():
-    hedgehog = create("hedgehog", {}, **SIZES, max_length=64)
-    assert [name for name, _ in hedgehog.named_parameters()] == list(hedgehog.matrices)
-
-
 LENGTH = 40
 
 
@@ -138,28 +132,6 @@ def test_layers_that_share_have_their_parameter_once_and_learn_alike():
     once = layers[0].key_projection.grad.clone()
     (outputs[1].sum() + outputs[2].sum()).backward()
     torch.testing.assert_close(layers[0].key_projection.grad, 3 * once)
-
-
-def test_a_copy_of_layers_that_share_shares_within_itself():
-    layers, inputs = sharing_layers(), make_inputs(LENGTH).to(torch.float32)
-    before = inputs.to(torch.float64).run(layers[2], causal=False)
-    twin = copy.deepcopy(layers).float()
-    with torch.no_grad():
-        twin[0].key_projection.mul_(2)
-    first, last = (inputs.run(twin[i], causal=False) for i in (0, 2))
-    assert torch.equal(first, last)
-    assert not torch.allclose(first, before.float())
-    assert torch.equal(inputs.to(torch.float64).run(layers[2], causal=False), before)
-
-
-@pytest.mark.parametrize("sharing", ["none", "heads", "key_value"])
-def test_other_layers_keep_their_own(sharing):
-    first, second = linformer(sharing), linformer(sharing)
-    own = [p.clone() for p in second.parameters()]
-    second.share_with(first)
-    assert all(torch.equal(a, b) for a, b in zip(own, second.parameters(), strict=True))
-    inputs = make_inputs(LENGTH)
-    assert not torch.allclose(inputs.run(first, causal=False), inputs.run(second, causal=False))
 
 
 def test_the_iteration_is_of_order_three():

@@ -157,32 +157,6 @@ def test_a_sample_among_others_is_as_it_is_alone(has_bias):
         assert torch.equal(alone, together[one])
 
 
-def test_large_or_shared_operands_are_one_call_each(monkeypatch):
-    force_vendor(monkeypatch, is_amd=True)
-    calls: list[int] = []
-    linear = products._linear
-
-    def count(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-        calls.append(len(x))
-        return linear(x, w, bias)
-
-    monkeypatch.setattr(products, "_linear", count)
-    x, w, _ = operands(2, 3)
-    products.product(x, w)
-    assert calls == []
-    products.product(x, w[0, 0])
-    assert calls == [2]
-    monkeypatch.setattr(products, "_SMALL", 33 * 9 * 16)
-    products.product(x, w)
-    assert calls == [2, *[33] * 6]
-    # Many positions, whichever side of the product they are on.
-    monkeypatch.setattr(products, "_SMALL", 1 << 30)
-    for rows, width in ((600, 4), (4, 600)):
-        calls.clear()
-        products.product(torch.ones(2, 3, rows, width), torch.ones(2, 3, 5, width))
-        assert calls == [rows] * 6
-
-
 def test_onednn_receives_contiguous_rows(monkeypatch):
     """Without AVX-512 its kernel for other rows is thousands of times slower."""
     force_vendor(monkeypatch, is_amd=True)

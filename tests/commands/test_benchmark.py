@@ -3,27 +3,24 @@
 import json
 import re
 import sys
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 
 import protlm
-from protlm.analysis.bootstrap import Metrics
+from protlm.analysis.bootstrap import Metrics, draws
 from protlm.commands import benchmark as command
 from protlm.commands.benchmark import benchmark
-from protlm.commands.embed import embed
 from protlm.commands.probe import probe_labels
+from protlm.downstream import benchmarks, metrics
 from protlm.downstream.benchmarks import average, figure_of, find, rows_of
 from protlm.downstream.metrics import averages
 from protlm.downstream.variants import Assay
 from protlm.evaluation.contacts import Contacts
 from protlm.model import embedding
-from protlm.options.embed import EmbedOptions, Key
 from protlm.options.labels import BenchmarkOptions, LabelOptions, ProbeOptions
 from protlm.plots import benchmark_figure
 from protlm.system.errors import UserError
@@ -55,6 +52,17 @@ def fasta(path: Path, heads: list[str], texts: list[str]) -> None:
 def results(folder: Path) -> dict[tuple[str, str], dict[str, str]]:
     """The rows of a table by task and predictor."""
     return {(row["task"], row["by"]): row for row in read_table(folder / "results.tsv")}
+
+
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws few resamples, which take most of the time; intervals have tests of their own."""
+    functions: list[Any] = [draws, metrics.label_scores]
+    for function, name in zip(functions, ("number", "resamples"), strict=True):
+        monkeypatch.setitem(function.__kwdefaults__, name, 20)
+    for name in ("RESAMPLES", "_FEWEST", "_BLOCKS"):
+        monkeypatch.setattr(metrics, name, 20)
+    monkeypatch.setattr(benchmarks, "RESAMPLES", 20)
 
 
 @pytest.fixture
@@ -106,6 +114,7 @@ def gym(workplace: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
 def test_flip_is_run_as_it_is_published(
     flip: Path, tiny_run: Path, workplace: Path, protlm_in_process: Command, monkeypatch
 ) -> None:
@@ -146,6 +155,7 @@ def test_flip_is_run_as_it_is_published(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
 def test_what_was_killed_continues_to_the_same_bytes(
     flip: Path, causal_run: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ) -> None:
@@ -237,6 +247,7 @@ def test_lost_parts_are_computed_as_they_were(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
 def test_proteingym_is_averaged_as_it_defines(
     gym: Path, tiny_run: Path, workplace: Path, protlm_in_process: Command
 ) -> None:
@@ -399,6 +410,7 @@ def test_published_figures_have_an_address_and_are_of_a_task() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few_draws")
 def test_the_commands_of_the_page_run(
     flip: Path, gym: Path, workplace: Path, protlm_in_process: Command
 ) -> None:
@@ -443,46 +455,3 @@ def test_the_recipes_of_the_page_have_the_vectors_of_the_model(
         assert len([line for line in recipe.splitlines() if line]) <= 10
         exec(recipe, {})
     assert ran == ["pbc", "mine"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_biotrainer_finds_what_the_benchmark_finds(
-    tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By a file of `protlm embed`; and autoeval, which needs four data sets, by the recipe."""
-    cli, harness = map(pytest.importorskip, ("biotrainer.utilities.cli", "biotrainer.autoeval"))
-    monkeypatch.chdir(tmp_path)
-    rng, common = np.random.default_rng(0), ("AILVAILV", "DEKRDEKR")
-    texts = ["".join(rng.choice([*common[n % 2], *LETTERS], 30)) for n in range(160)]
-    splits = ["train", "train", "train", "train", "val", "val", "test", "test"] * 20
-    states = ["".join("12"[x in "AILV"] for x in text) for text in texts]
-    for task in ("conservation", "secondary_structure", "disorder", "scl"):
-        labels = {"scl": ["a", "b"] * 80, "disorder": [";".join(x) for x in states]}
-        each = enumerate(zip(labels.get(task, states), splits, strict=True))
-        heads = [f"P{n} TARGET={label} SET={split}" for n, (label, split) in each]
-        path = Path(f"data/PBC/supervised/{task}/{task}.fasta")
-        fasta(path, heads, texts)
-    options = BenchmarkOptions(("scl",), ProbeOptions(layers=(-1,)))
-    benchmark("pbc", Path("data"), [tiny_run], tmp_path / "ours", options)
-    ours = float(results(tmp_path / "ours")["scl", tiny_run.name]["value"])
-    embed(path, tiny_run, Path("x.h5"), EmbedOptions(key=Key.sequence_hash))
-    config = {"protocol": "sequence_to_class", "input_file": str(path), "embeddings_file": "x.h5"}
-    config |= {"model_choice": "LogReg", "num_epochs": 200, "learning_rate": 0.01, "device": "cpu"}
-    config |= {"output_dir": "out", "disable_pytorch_compile": True, "batch_size": 16}
-    theirs = [cli.train(config)]
-    own = partial(harness.autoeval_pipeline, custom_storage_path="data", device="cpu")
-    monkeypatch.setattr(harness, "autoeval_pipeline", own)
-    monkeypatch.setattr(protlm, "load", lambda _, load=protlm.load: load(tiny_run))
-    exec(re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.M | re.S)[0], {})
-    report = json.loads(Path("autoeval_output/mine/autoeval_report_mine.json").read_text())
-    theirs.append(report["supervised_results"]["PBC"]["results"]["PBC-scl"])
-    found = [one["test_results"]["test"]["metrics"]["accuracy"] for one in theirs]
-    assert min(ours, *found) > 0.8 and np.ptp([ours, *found]) < 0.1
-    with (
-        h5py.File("x.h5") as one,
-        h5py.File("autoeval_output/mine/PBC/reduced_embeddings_file_mine.h5") as other,
-    ):
-        assert {*one} == {*other}
-        for key in one:
-            np.testing.assert_allclose(one[key][:], other[key][:], atol=1e-6)

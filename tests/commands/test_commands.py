@@ -10,7 +10,6 @@ import time
 from dataclasses import MISSING, dataclass, fields
 from inspect import signature
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -294,26 +293,6 @@ def test_progress_has_a_rate_and_the_time_left(
         "residues 2,000/3,000  50/s  0:00:11 left",
         "residues 3,000/3,000  50/s",
     ]
-
-
-def test_a_narrow_terminal_shows_the_step_and_the_time_left(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The first piece, which starts everything, says nothing about the others."""
-    written, clock = io.StringIO(), [0.0]
-    monkeypatch.setattr(written, "isatty", lambda: True)
-    monkeypatch.setattr("sys.stderr", written)
-    monkeypatch.setenv("COLUMNS", "80")
-    told = "protlm.system.terminal.time"
-    monkeypatch.setattr(told, SimpleNamespace(monotonic=lambda: clock[0]))
-    with JobProgress("training", 10_001) as progress:
-        for now, done in ((100.0, 1), (110.0, 11)):
-            clock[0] = now
-            progress.update(done, "loss 2.1  " + "and much besides " * 9)
-    last = [line for line in re.split(r"[\r\n]", written.getvalue()) if "training" in line][-1]
-    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", last)
-    assert len(shown) <= 80, shown
-    assert "11/10,001 0.1/s 2:46:30 left loss 2.1" in shown, shown
 
 
 @pytest.mark.parametrize("number", [1, 9])

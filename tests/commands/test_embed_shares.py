@@ -5,8 +5,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +17,12 @@ from protlm.commands import embed as embed_module
 from protlm.commands.embed import embed, plan_job
 from protlm.commands.embedding import estimate, plan, results
 from protlm.commands.embedding.formats import hdf5
-from protlm.commands.embedding.results import EMBEDDING, Blocks, Results
+from protlm.commands.embedding.results import Blocks
 from protlm.model.embedding import Embedder
 from protlm.model.pretrained import PretrainedModel
-from protlm.options.embed import Dtype, EmbedOptions, Format, Pooling
+from protlm.options.embed import Dtype, EmbedOptions, Pooling
 from protlm.options.jobs import Executor, Share, Submission
 from protlm.system.errors import InputDataError, OutputError, UserError
-from protlm.system.lock import LOCK
 from protlm.system.parts import read_part
 from protlm.system.shares import ProcessDiedError
 from tests.fixtures.runs import RUN, Killed, Train
@@ -83,10 +80,6 @@ def at_block(patch: pytest.MonkeyPatch, number: int, act: Callable[[Blocks], obj
 
 def die(*_: object, **__: object) -> None:
     raise Killed
-
-
-def interrupt(_: Blocks) -> None:
-    raise KeyboardInterrupt
 
 
 def disturb(number: int, act: Callable[[Blocks], object], error: type) -> None:
@@ -163,19 +156,6 @@ def test_unfinished_results_of_another_command_are_refused(train_tiny: Train) ->
         embedded()
 
 
-def test_ctrl_c_says_how_to_continue(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    disturb(3, interrupt, KeyboardInterrupt)
-    assert f"kept in {PARTIAL}: the same command continues" in capsys.readouterr().err
-    monkeypatch.setattr(estimate, "_pass", lambda job, sequences: 1.0)
-    for name in ("out.h5", "other.h5"):
-        embedded(name, dry_run=True)
-    one, other = capsys.readouterr().out.split("records ")[1:]
-    assert re.search(r"finished +[3-9] of \d+ batches", one)
-    assert "finished" not in other
-
-
 @pytest.mark.parametrize(
     ("mine", "theirs"),
     [({}, {}), ({"share": Share(1, 2)}, {}), ({"share": Share(1, 2)}, {"merge": True})],
@@ -195,24 +175,6 @@ def test_two_commands_do_not_compute_the_same(
     if mine:
         embedded()
     assert files() == {"out.h5", "x.fasta"}
-
-
-def test_a_command_whose_lock_was_taken_over_stops(undisturbed: bytes) -> None:
-    disturb(1, lambda blocks: blocks.work.lock._path.write_text("{}"), OutputError)
-    assert [path.name for path in PARTIAL.glob("*.vectors")] == ["000000.vectors"]
-    assert embedded(break_lock=True).read_bytes() == undisturbed
-
-
-@pytest.mark.parametrize("form", Format)
-def test_a_command_that_loses_its_lock_while_it_writes_the_output_stops(
-    form: Format, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = "o" + "".join(import_module(f"protlm.commands.embedding.formats.{form}").SUFFIXES[:1])
-    rob = partial(Path.write_text, Path(f"{name}.partial") / LOCK, "{}")
-    monkeypatch.setattr(Results, "_verify", lambda _: rob() and set())
-    with pytest.raises(OutputError, match="which took it over: this process stops"):
-        embedded(name, format=form, include=(Pooling.mean,))
-    assert files() == {"x.fasta", f"{name}.partial"}
 
 
 def test_a_file_that_changes_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,21 +283,6 @@ def test_the_space_of_what_a_command_adds_is_required(monkeypatch: pytest.Monkey
     # A block that is cut off is written again.
     (PARTIAL / "000003.vectors").write_bytes(b"")
     needs(7 + 40)
-
-
-def test_the_output_is_not_written_after_another_share_has_begun() -> None:
-    begun = []
-
-    def begin(blocks: Blocks) -> None:
-        (blocks.folder / "share-2-of-2").mkdir()
-        begun.append(EMBEDDING.lock(blocks.folder / "share-2-of-2", break_lock=False))
-
-    disturb(0, begin, OutputError)
-    assert not OUTPUT.exists()
-    assert PARTIAL.exists()
-    begun[0].release()
-    embedded()
-    assert not PARTIAL.exists()
 
 
 def test_processes_divide_the_gpus_and_the_threads(

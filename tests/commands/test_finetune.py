@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 import protlm
 from protlm.checkpoints.format import all_checkpoints, load_training
-from protlm.commands.finetune import Result, finetune_labels, run_folder
+from protlm.commands.finetune import Result, finetune_labels
 from protlm.commands.probe import predict
 from protlm.options.labels import FinetuneOptions, FinetuneSettings, Form, LabelOptions
 from protlm.system.errors import InputDataError, OutputError, UserError
@@ -99,26 +99,6 @@ def check_predictions(column: str, count: int) -> None:
     for row in own:
         again = found[row["identifier"], row.get("position", "")]
         assert float(again[column]) == pytest.approx(float(row[column]), abs=2e-3)
-
-
-def test_two_processes_do_not_share_a_folder(labels: Path) -> None:
-    told = r"is being trained by process.*another --output"
-    with run_folder(NEW, {}, break_lock=False), pytest.raises(OutputError, match=told):
-        tune(labels)
-
-
-def test_a_run_that_lost_its_lock_stops(labels: Path) -> None:
-    begin = ReportEpochs.on_train_batch_start
-
-    def interfere(self: ReportEpochs, *given: Any) -> None:
-        (NEW / LOCK).unlink(missing_ok=True)
-        begin(self, *given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ReportEpochs, "on_train_batch_start", interfere)
-        with pytest.raises(OutputError, match=r"lock.json is gone"):
-            tune(labels)
-    assert [path.name for path in all_checkpoints(NEW)] == ["step-00000000.ckpt"]
 
 
 @pytest.mark.parametrize(("made", "name"), OUTPUTS.items())

@@ -10,7 +10,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from protlm.data.records.record import Tally, accession
+from protlm.data.records.record import accession
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import read_manifest
 from protlm.data_prep import prepare as module
@@ -135,21 +135,6 @@ def test_clusters_go_with_every_split_rule(made, table, tmp_path, rule_of, unlis
         assert total == len(set(cluster_of(table).values())) + unlisted - 4
     else:
         assert set(report.splits) == {"train", "valid"}
-
-
-def test_the_command_line_stores_clusters(release, table, tmp_path, protlm_in_process):
-    rows = "".join(f"{name}\ttrain\n" for name in cluster_of(table))
-    (tmp_path / "splits.tsv").write_text(f"accession\tsplit\n{rows}")
-    tables = ["--split-table", "splits.tsv", "--cluster-table", "cluster.tsv"]
-    done = protlm_in_process("prepare", "release", "--out", "data", *tables, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    index = assert_indexed(tmp_path / "data", table).clusters.indexes["train"]
-    assert f"clusters of train {index.clusters}" in " ".join(done.stderr.split())
-    done = protlm_in_process("data", "verify", "data", cwd=tmp_path)
-    assert f"sequences of {index.clusters} clusters" in done.stdout
-    done = protlm_in_process("data", "info", "data", cwd=tmp_path)
-    assert "clusters of cluster.tsv" in done.stdout
-    assert f" {index.clusters} " in done.stdout
 
 
 # --- merged
@@ -283,13 +268,6 @@ def test_a_damaged_part_is_rejected(parts, tmp_path, file, how):
     with pytest.raises(InputDataError, match=f"{path}"):
         merge(parts, tmp_path / "data")
     assert not (tmp_path / "data").exists()
-
-
-def test_lists_stay_bounded(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr(Tally, "max_listed", 1)
-    merge(parts, tmp_path / "data")
-    rows = (tmp_path / "data" / "rejected.tsv").read_text().splitlines()
-    assert [row.split("\t")[0] for row in rows[1:]] == ["digit", "gap"]
 
 
 def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch, build):

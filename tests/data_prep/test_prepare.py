@@ -194,14 +194,6 @@ def test_records_missing_from_the_table_are_filtered(build, fasta, out, table, i
     assert [path.name for path in out.parent.iterdir()] == ["data"]
 
 
-def test_duplicates_are_indexed_only_on_request(build, fasta, out, monkeypatch):
-    """The index of TrEMBL's sequences would take 13 GB of disk."""
-    monkeypatch.setattr("protlm.data_prep.prepare.DigestSet", None)
-    build(fasta(">a\nMKV\n>b\nMKL\n>c\nMKV\n"), out)
-    with pytest.raises(TypeError):
-        build(fasta(">a\nMKV\n"), out.with_name("other"), deduplicate=True)
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_blocks")
 def test_the_first_copy_is_kept_in_any_split(build, fasta, out, table, in_shards):
@@ -301,16 +293,6 @@ def test_an_output_among_the_sources_is_rejected(tmp_path):
             refuse_inside([tmp_path], out)
     refuse_inside([tmp_path / "a.fasta"], tmp_path / "data")
     refuse_inside([tmp_path], tmp_path / "made" / "data")
-
-
-def test_every_file_is_looked_up_once(tmp_path, monkeypatch):
-    """Thousands of files on a network file system: the work must not grow with their square."""
-    for number in range(200):
-        (tmp_path / f"{number:03d}.fasta").touch()
-    looked_up, real = [], os.path.realpath
-    monkeypatch.setattr(os.path, "realpath", lambda path: looked_up.append(path) or real(path))
-    assert list_files([tmp_path]) == sorted(tmp_path.iterdir())
-    assert len(looked_up) == 200
 
 
 @pytest.mark.parametrize("again", ["a.fasta", "folder/../a.fasta", "link.fasta", "folder"])

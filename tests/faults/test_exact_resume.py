@@ -1,7 +1,6 @@
 """What was killed resumes as if uninterrupted: runs on any number of ranks, and all commands."""
 
 import shutil
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,19 +62,6 @@ def test_killed_after_every_step(uninterrupted, train_tiny, killed_after, tmp_pa
     assert_same_run(run, uninterrupted)
 
 
-def test_the_run_covers_the_difficult_cases(uninterrupted, log_of, state_of):
-    rows = log_of(uninterrupted)
-    assert [row["step"] for row in rows if "train_loss" in row] == [5, 10]
-    assert [row["step"] for row in rows if "valid_loss" in row] == [4, 8, 12]
-    assert {row.get("epoch", 0) for row in rows} == {0, 1}
-    states = [state_of(path) for path in all_checkpoints(uninterrupted)]
-    projections = [
-        {name: state[name] for name in state if "projection" in name} for state in states
-    ]
-    changed = [a != b for a, b in pairwise(projections)]
-    assert changed == [step % 3 == 0 for step in range(1, STEPS)]
-
-
 @pytest.mark.parametrize(("step", "every"), [(8, 3), (STEPS, 1)])
 def test_killed_during_a_validation(step, every, train, uninterrupted, monkeypatch, log_of):
     """No row is repeated or missing, wherever the run resumes, also at the last step."""
@@ -95,27 +81,6 @@ def test_killed_during_a_validation(step, every, train, uninterrupted, monkeypat
     for path in all_checkpoints(run):
         assert_same_checkpoint(path, uninterrupted / "checkpoints" / path.name)
     assert (run / "loss.png").is_file()
-
-
-def test_stopped_again_in_the_repeated_validation(
-    train_tiny, killed_after, tmp_path, monkeypatch, log_of
-):
-    """No step was made, so the checkpoint from which the run resumed is not written again."""
-    settings = ("trainer.valid_every=2", "trainer.checkpoint_every=2", "data.tokens_per_batch=512")
-    run = tmp_path / "run"
-    with killed_after(2):
-        train_tiny(run, *settings)
-    before = {path: path.stat().st_mtime_ns for path in run.rglob("*.ckpt*")}
-
-    def stop(self: LanguageModeling, batch: Any, batch_index: int) -> None:
-        self.trainer.should_stop = True
-
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(LanguageModeling, "validation_step", stop)
-        train_tiny(run, *settings)
-    assert {path: path.stat().st_mtime_ns for path in run.rglob("*.ckpt*")} == before
-    train_tiny(run, *settings)
-    assert [row["step"] for row in log_of(run) if "valid_loss" in row] == [2, 4]
 
 
 def test_a_complete_run_is_left_unchanged(uninterrupted, train_tiny):
@@ -209,7 +174,7 @@ def inputs(proteins, tiny_run, tiny_data, tmp_path_factory) -> dict[str, list[Pa
     }
 
 
-KILLS = [("prepare", 5), ("prepare", 20), ("embed", 10), ("train", 16), ("finetune", 10)]
+KILLS = [("prepare", 15), ("embed", 10), ("train", 12), ("finetune", 10)]
 
 
 @pytest.mark.parametrize(("command", "kills"), KILLS)

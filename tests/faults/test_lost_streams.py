@@ -41,10 +41,10 @@ COMMANDS = {
     "evaluate": ("evaluate checkpoint={run} data.dir={data} output=out.json", "out.json"),
 }
 LOG_LOSSES = ["no reader", "a reader of two lines", "a full disk", "no errors", "neither"]
-CASES = [("embed", loss) for loss in [*LOG_LOSSES, "no reader of both"]]
-CASES += [("prepare", loss) for loss in ("no reader", "a full disk", "no errors")]
-CASES += [("train", loss) for loss in ("no reader of both", "no output", "no errors", "nothing")]
-CASES += [("evaluate", loss) for loss in ("no output", "no errors", "nothing")]
+CASES = [("embed", loss) for loss in [*LOG_LOSSES[1:3], "neither", "no reader of both"]]
+CASES += [("prepare", loss) for loss in ("no reader", "no errors")]
+CASES += [("train", loss) for loss in ("no reader of both", "nothing")]
+CASES += [("evaluate", "no output")]
 
 Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
 

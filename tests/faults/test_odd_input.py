@@ -4,7 +4,6 @@ import gzip
 import io
 import json
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -136,17 +135,6 @@ def test_what_is_odd_is_counted(prepare_bytes, content, option, expected):
     assert counts["rejected"] | counts["changed"] | counts["noted"] == expected
     kept = counts["records"] - sum(counts["rejected"].values())
     assert report["splits"]["train"]["sequences"] == kept
-
-
-def test_the_command_accepts_a_wrong_name_and_on_request_garbage(protlm_in_process, tmp_path):
-    (tmp_path / "plain.fasta.gz").write_bytes(FASTA)
-    (tmp_path / "packed.fasta").write_bytes(PACKED + b"garbage")
-    arguments = ["prepare", "plain.fasta.gz", "packed.fasta", "--out", "data"]
-    done = protlm_in_process(*arguments, cwd=tmp_path)
-    assert done.returncode == 3
-    (flag,) = re.findall(r"type (--\S+)", done.stderr)
-    done = protlm_in_process(*arguments, flag, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
 
 
 # The peak of this process's memory: getrusage includes the parent before the fork.

@@ -12,7 +12,6 @@ import pytest
 from protlm.checkpoints.format import checkpoint_name, newest_whole
 from protlm.system.errors import ExitCode
 from protlm.system.lock import LOCK
-from protlm.system.paths import shipped
 from tests.fixtures.ranks import (
     RANKS,
     assert_same_checkpoint,
@@ -25,12 +24,6 @@ from tests.fixtures.ranks import (
 ENDLESS = ("trainer.log_every=1", "trainer.max_steps=1000000")
 
 pytestmark = pytest.mark.slow
-
-
-def test_ranks_that_start_at_different_times_have_one_run_directory(pair_run):
-    """No name depends on the clock, so ranks may start in different seconds."""
-    assert [path.name for path in pair_run.parent.iterdir() if path.is_dir()] == ["run"]
-    assert [file for file in shipped("conf").rglob("*.yaml") if "now:" in file.read_text()] == []
 
 
 def test_a_killed_rank_ends_the_run_and_a_restart_resumes_it(
@@ -117,7 +110,7 @@ def test_loader_workers_end_with_a_killed_run(start_training, tmp_path, assert_g
 
 def test_both_ranks_stop_after_the_same_step_and_resume(run_ranks, tmp_path):
     """After a signal to one rank, to the other, or to both."""
-    turns = 9
+    turns = 6
     one, other = run_ranks(tmp_path, "signals-at-random", arguments=[turns])
     assert one == other
     ended, whole = one

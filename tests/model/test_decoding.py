@@ -306,17 +306,6 @@ def test_the_probability_is_that_of_the_model():
         assert sequence.perplexity == pytest.approx(np.exp(nats.item() / len(tokens[3:])))
 
 
-def test_sequences_that_ended_cost_nothing():
-    model, rows = bias(network(), [VOCABULARY.eos], 1.0), []
-    model.head.register_forward_hook(lambda module, args, out: rows.append(len(out)))
-    found = sampled(model, 30, prefix="MKT", batch_size=30)
-    # Four tokens are read before the first draw; a token ends a sequence or is read next.
-    assert rows[:4] == [1, 1, 1, 1]
-    assert rows[4:] == sorted(rows[4:], reverse=True)
-    at_the_limit = sum(s.ended is Ended.length for s in found)
-    assert sum(rows[4:]) == sum(s.num_sampled for s in found) - at_the_limit
-
-
 # The joint distribution of two residues that are A or C, and always differ but for a tenth.
 JOINT = torch.tensor([[0.05, 0.6], [0.3, 0.05]], dtype=torch.float64)
 LETTERS = [VOCABULARY["A"], VOCABULARY["C"]]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from protlm.attention import create
 from protlm.attention.ops import products
-from protlm.config import Activation, HeadKind, ModelConfig, QueryKeyWidth
+from protlm.config import Activation, ModelConfig, QueryKeyWidth
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model import selfattention
 from protlm.model.block import FeedForward
@@ -23,7 +23,6 @@ from protlm.model.layers import Linear, ShortConvolution, drop_masked_tokens
 from protlm.model.memory import TensorMemory
 from protlm.model.positions import Rotary, rotate
 from protlm.model.selfattention import BlockContext, BoundedNorm, SelfAttention, WidthNorm
-from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from protlm.training.lora import add_adapters
 from tests.attention.cases import LargestTensor
@@ -86,20 +85,6 @@ def test_without_numbers_or_in_a_trace_torch_multiplies(calls):
         assert torch.equal(traced(drawn(7)), F.linear(drawn(7), layer.weight, layer.bias))
         assert layer.to("meta")(drawn(7).to("meta")).shape == (3, 7, 9)
     assert calls == []
-
-
-@pytest.mark.parametrize("head", [HeadKind.linear, HeadKind.dense_norm])
-@pytest.mark.parametrize("activation", Activation)
-def test_all_layers_of_a_network_take_it(head, activation, calls):
-    config = replace(SIZES, head=head, activation=activation, output_gate=True)
-    network = build_network(config, {"name": "softmax"}, seed=0).eval()
-    tokens_BL = torch.full((3, 7), VOCABULARY.mask)
-    with torch.no_grad():
-        network(tokens_BL, torch.ones_like(tokens_BL, dtype=torch.bool), causal=False)
-    # Queries, keys and values are one product; then the gate, the output, and the sublayer's two
-    # or three matrices.
-    in_block = 3 + (3 if activation in (Activation.swiglu, Activation.geglu) else 2)
-    assert len(calls) == 2 * in_block + (2 if head is HeadKind.dense_norm else 1)
 
 
 def made(activation: Activation, chunk: int | None, dtype: torch.dtype) -> FeedForward:

@@ -75,15 +75,6 @@ def test_the_policy_stops_what_is_not_of_the_page(page: Browser) -> None:
     assert page.requests() == []
 
 
-def test_a_request_would_be_noticed(browser: Browser, tmp_path: Path) -> None:
-    address = "http://example.invalid/x.png"
-    script = "document.documentElement.dataset.ready = 'true'"
-    (tmp_path / "x.html").write_text(f"<img src='{address}'><script>{script}</script>")
-    browser.open(tmp_path / "x.html")
-    browser.drawn()
-    assert browser.requests() == [address]
-
-
 def test_the_page_opens_without_faults_or_requests(page: Browser) -> None:
     assert (page.requests(), page.faults()) == ([], [])
     assert page.evaluate(f"{GRID}.length") == 4

@@ -19,7 +19,6 @@ from protlm.model.block import Block
 from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 from protlm.training.run_config import compose_run
-from tests.fixtures.pretended_cuda import PretendedCuda
 from tests.fixtures.runs import Train, rows_of, saved
 
 Settings = tuple[str, ...]
@@ -127,19 +126,6 @@ def test_the_loss_of_stage_2_is_cross_entropy_and_divergence(pair, teacher):
     divergence = (p * (p.log() - log_q)).sum()
     assert nats[0.0] == pytest.approx(float(entropy.detach()), rel=1e-5)
     assert nats[2.0] - nats[0.0] == pytest.approx(float(2 * divergence.detach()), rel=1e-4)
-
-
-@pytest.mark.parametrize("stage", [STAGE_1, STAGE_2], ids=["attention", "logits"])
-def test_the_losses_do_not_wait_for_a_gpu(stage, pair):
-    module = module_of(pair, *stage)
-    for network in (module.network, module.teacher):
-        network.to("meta")
-    batch = batch_of([12, 5])
-    tensors = (batch.tokens_BL, batch.targets_BL, batch.mask_BL, batch.samples_B)
-    with PretendedCuda():
-        loss, _ = module._losses(Batch(*(x.to("meta") for x in tensors), batch.after))
-        torch.autograd.backward([loss])
-    assert all(p.grad is not None for p in module.network.parameters() if p.requires_grad)
 
 
 def test_padding_and_filler_rows_have_no_loss_in_stage_1(pair):

@@ -15,9 +15,9 @@ from tests.rounding import error_bound
 
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 DECAYS = pytest.mark.parametrize("decay", ["learned", "selective"])
-FACTORS = pytest.mark.parametrize("factor", [0.0, 0.5, 0.9, 0.9999])
+FACTORS = pytest.mark.parametrize("factor", [0.0, 0.9, 0.9999])
 NAMES = ["performer_relu", "performer_softmax"]
-LENGTHS = [(name, length) for name in NAMES for length in (1, 2, 63, 64, 65, 257, 600)]
+LENGTHS = [(name, length) for name in NAMES for length in (1, 64, 65, 600)]
 
 
 def decaying(decay: str, factor: float, name: str = "performer_relu") -> tuple[Case, Performer]:

@@ -23,7 +23,6 @@ from protlm.attention.base import RandomFeatures
 from protlm.attention.linearized import operands
 from protlm.attention.linearized import tiles as tile_sizes
 from protlm.attention.linearized.operands import largest_rise
-from protlm.attention.linearized.positive import PositiveFeatures
 from protlm.attention.ops import products
 from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.system.errors import UserError
@@ -37,10 +36,9 @@ pytestmark = HAS_FAR_KEYS
 MODES = pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 
 
-@pytest.mark.parametrize("length", slow_but([513, 1100], 513))
 @pytest.mark.portable
-def test_blocks_of_rows_join(any_performer, causal, length):
-    assert_reference(any_performer, causal, make_inputs(length))
+def test_blocks_of_rows_join(any_performer, causal):
+    assert_reference(any_performer, causal, make_inputs(513))
 
 
 @pytest.mark.parametrize("name", ["performer_softmax", "performer_relu"])
@@ -185,16 +183,6 @@ def test_a_cpu_rounds_what_it_multiplies(name, causal, has, monkeypatch):
     assert (torch.bfloat16 in {operand for operand, _ in made.made}) == (has and name != "linear")
 
 
-@pytest.mark.usefixtures("multiplies_bfloat16")
-@MODES
-def test_a_cpu_keeps_rounded_exponentials_for_the_backward_pass(causal, monkeypatch):
-    inputs = make_inputs(LENGTH).to(torch.bfloat16).differentiable()
-    out = inputs.run(create("performer_softmax", {}, **SIZES), causal=causal)
-    for name in ("query_logits", "key_logits"):
-        monkeypatch.delattr(PositiveFeatures, name)
-    assert all(x.any() for x in torch.autograd.grad(out.sin().sum(), inputs[:3]))
-
-
 class Products(TorchDispatchMode):
     """Records the dtypes of the operands and the result of each product of matrices."""
 
@@ -239,7 +227,7 @@ def test_on_cuda_only_bfloat16_is_rounded_and_sums_are_float32(causal):
 
 DIM, WIDE, FEATURES, WIDE_LENGTH = 64, 512, 64, 150
 # Standard deviations of a coordinate; 1 is what an untrained model has.
-SCALES = [1.0, 4.0, 6.0, 11.0, 20.0]
+SCALES = [1.0, 6.0, 20.0]
 VARIANTS: dict[str, dict[str, Any]] = {
     "positive": {},
     "optimal": {"optimal_for": 4.0},

@@ -221,11 +221,6 @@ def kolmogorov_smirnov(samples: Tensor, cumulative: Tensor) -> float:
     return (cumulative[order] - steps).abs().max().item() * math.sqrt(len(samples))
 
 
-def correlations(samples: Tensor) -> Tensor:
-    """The correlations of all columns, in standard errors; 0 on the diagonal."""
-    return torch.corrcoef(samples.mT).fill_diagonal_(0).abs() * math.sqrt(len(samples))
-
-
 def test_rows_are_orthogonal_within_a_block():
     rows = directions(RowSampling.orthogonal)
     assert (rows @ rows.mT - torch.eye(DIM)).abs().max() < 1e-5
@@ -257,21 +252,6 @@ def test_rows_are_standard_normal(sampling):
         assert kolmogorov_smirnov(entries, torch.special.ndtr(entries)) < 2.25
 
 
-def test_iid_rows_are_independent():
-    rows = blocks(RowSampling.iid).flatten(1)
-    assert correlations(rows).max() < Z
-    assert correlations(rows.square()).max() < Z
-
-
-@LAWS
-def test_blocks_are_independent(sampling):
-    pairs = blocks(sampling).unflatten(0, (-1, 2)).flatten(1)
-    half = DIM * DIM
-    # Entries of one block depend on each other in some laws, so only the corner is tested.
-    assert correlations(pairs)[:half, half:].max() < Z
-    assert correlations(pairs.square())[:half, half:].max() < Z
-
-
 @LAWS
 def test_norms_are_chi_distributed_or_one_number(sampling):
     half_squares = blocks(sampling).square().sum(dim=-1).flatten() / 2
@@ -279,14 +259,6 @@ def test_norms_are_chi_distributed_or_one_number(sampling):
     assert kolmogorov_smirnov(half_squares, torch.special.gammainc(shape, half_squares)) < 2.25
     norms = blocks(sampling, RowNorms.sqrt_dim).norm(dim=-1)
     torch.testing.assert_close(norms, torch.full_like(norms, math.sqrt(DIM)), rtol=1e-12, atol=0)
-
-
-@LAWS
-def test_norms_are_independent_of_each_other_and_of_the_directions(sampling):
-    norms = blocks(sampling).norm(dim=-1)
-    for magnitudes in directions(sampling).abs().unbind(1):
-        columns = torch.cat([norms, magnitudes[:, 1:]], dim=1)
-        assert correlations(columns)[:DIM].max() < Z
 
 
 @LAWS

@@ -14,7 +14,6 @@ from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import UserError
-from tests.marks import slow_but
 
 
 @pytest.mark.parametrize("num_samples", [*range(1, 201), 10_007])
@@ -40,24 +39,6 @@ def test_orders_differ_between_seeds_and_epochs():
     assert len(orders) == len(keys)
 
 
-@pytest.mark.parametrize("num_samples", slow_but([3, 10, 100], 10))
-def test_each_sample_is_equally_often_in_each_place(num_samples):
-    draws = 500
-    counts = np.zeros((num_samples, num_samples))
-    for epoch in range(draws):
-        order = EpochOrder(num_samples, seed=0, epoch=epoch)[np.arange(num_samples)]
-        counts[np.arange(num_samples), order] += 1
-    expected = draws / num_samples
-    chi2, freedom = ((counts - expected) ** 2 / expected).sum(), (num_samples - 1) ** 2
-    assert abs(chi2 - freedom) < 5 * np.sqrt(2 * freedom)
-
-
-def test_adjacent_samples_are_separated():
-    order = EpochOrder(100_000, seed=0, epoch=0)[np.arange(100_000)]
-    assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.02
-    assert np.mean(np.abs(np.diff(order)) == 1) < 1e-3
-
-
 @pytest.mark.parametrize(
     "shares", [[1], [1, 1], [3, 1], [1, 2, 3], [97, 2, 1], [5, 5, 5, 1], [1000, 999, 1]]
 )
@@ -67,19 +48,6 @@ def test_after_any_number_of_turns_every_proportion_holds_within_one(shares):
     assert counts[-1].tolist() == shares
     parts = np.arange(1, len(turns) + 1)[:, None] * np.array(shares) / len(turns)
     assert np.abs(counts - parts).max() < 1
-
-
-def test_data_sets_of_the_same_size_have_different_orders():
-    samples = SampleOrder([50, 50], seed=1).draw(0, np.arange(100)).samples
-    assert samples[samples < 50].tolist() != (samples[samples >= 50] - 50).tolist()
-
-
-@pytest.mark.parametrize("epoch", range(3))
-def test_for_a_single_data_set_a_pass_is_an_epoch(epoch):
-    everywhere = np.arange(100)
-    draw = SampleOrder([100], seed=1).draw(epoch, everywhere)
-    assert draw.samples.tolist() == EpochOrder(100, seed=1, epoch=epoch)[everywhere].tolist()
-    assert set(draw.passes) == {epoch}
 
 
 def test_any_position_is_computed_directly():

@@ -362,12 +362,3 @@ def test_packed_rows_of_short_proteins_have_a_limited_number():
     # A row has room for the longest protein, and no more than a batch otherwise.
     assert WholeProteins(160, 100).longest_row == 160
     assert WholeProteins(160, 1_000).longest_row == 1_000
-
-
-@pytest.mark.parametrize(("max_length", "least"), [(512, 0.92), (1_024, 0.89)])
-def test_ten_lengths_suffice_for_the_sample(max_length, least):
-    lengths = sample_lengths()
-    rule, order = LengthBuckets(16_384, max_length, even=10), SampleOrder([len(lengths)])
-    assert forecast(lengths.take, order, rule).useful_fraction >= least
-    plans = list(BatchStream(lengths.take, order, rule, share=RankBatches(1, 3, fill=True)))
-    assert len({(len(plan.rows), plan.length) for plan in plans}) <= 10

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
-from protlm.data.records import Record, Tally, read_records
+from protlm.data.records import Tally, read_records
 from protlm.data.records.fasta import FastaBlock
 from protlm.data.records.record import MAX_RESIDUES
 from protlm.system.errors import InputDataError
@@ -228,22 +228,6 @@ def test_a_record_does_not_depend_on_adjacent_records(read, monkeypatch, odd, pl
     assert together[1].records >= 81
     monkeypatch.setattr(FastaBlock, "_usual", lambda block, some, tally: [])
     assert together == read(content)
-
-
-def test_usual_records_are_checked_together(read, monkeypatch):
-    monkeypatch.setattr(FastaBlock, "_one_by_one", None)
-    records, tally = read(b"".join(b">sp|P%d|N\nMKV\n" % n for n in range(100)))
-    assert records == [Record(f"P{n}", f"sp|P{n}|N", "MKV", 2 * n + 1) for n in range(100)]
-    assert tally == Tally(records=100)
-
-
-def test_origins_are_parsed_only_on_request(read):
-    content = b">sp|P1|P1_X Actin (Fragment) OS=Homo sapiens OX=9606\nMKV\n>sp|P2|X\nM1V\n"
-    (record,), tally = read(content)
-    (without,), same = read(content, origins=False)
-    assert without == record._replace(taxon=None, is_fragment=None, organism=None)
-    assert record.taxon == 9606
-    assert tally == same
 
 
 # --- annotation that looks like residues

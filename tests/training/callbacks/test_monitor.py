@@ -32,38 +32,14 @@ from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sample_dir
 from protlm.training.callbacks import estimate, monitor
 from protlm.training.callbacks.estimate import WatchEstimates
-from protlm.training.callbacks.monitor import DataWait
 from protlm.training.flops import ModelFlops, peak_tflops
 from protlm.training.loggers import COLUMNS, CsvFile, make_loggers
 from protlm.training.module import LanguageModeling
 from tests.attention.linearized.test_random_features import brute_force
-from tests.fixtures.commands import run_python
-from tests.fixtures.pretended_cuda import PretendedCuda
 from tests.fixtures.runs import rows_of, weights_of
 from tests.small_models import network_of, small_model
 
 CPU = torch.device("cpu")
-# In a process of its own, because Triton decides when it is imported whether it interprets.
-COUNT_FUSED = """
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-from protlm.attention import create
-from protlm.attention.base import Context
-from protlm.training.flops import _more_counters, fused_counters
-
-torch.set_num_threads(1)
-q, k, v = torch.ones(3, 2, 2, 40, 16)
-mask, hidden = torch.ones(2, 40, dtype=torch.bool), torch.ones(2, 40, 32)
-for backend in ("triton", "torch"):
-    options = {"num_features": 24, "backend": backend}
-    sizes = {"num_heads": 2, "head_dim": 16, "model_dim": 32, "max_length": 40}
-    attention = create("performer_relu", options, **sizes)
-    counters = _more_counters(q.device) | fused_counters()
-    counter = FlopCounterMode(display=False, custom_mapping=counters)
-    with torch.no_grad(), counter:
-        attention(q, k, v, Context(hidden, mask, causal=False))
-    print(counter.get_total_flops())
-"""
 
 
 def test_flops_are_those_of_the_formula_and_linear_for_linear_attention():
@@ -78,13 +54,6 @@ def test_flops_are_those_of_the_formula_and_linear_for_linear_attention():
         assert flops.training(length, device) == 3 * forward
     flops = ModelFlops(network_of("attention=performer_softmax"), causal=False)
     assert flops.training(128, CPU) == 2 * flops.training(64, CPU)
-
-
-@pytest.mark.slow
-def test_fused_kernels_have_the_flops_of_torch():
-    pytest.importorskip("triton")
-    fused, torch_ = run_python("-c", COUNT_FUSED, TRITON_INTERPRET="1").stdout.split()
-    assert int(fused) == int(torch_) > 0
 
 
 def test_a_run_logs_its_pace_its_memory_and_with_a_known_peak_its_utilization(
@@ -153,14 +122,6 @@ def test_rates_exclude_the_time_of_validation(train, monkeypatch):
         samples = rows[step]["samples"] - rows[step - 2]["samples"]
         assert samples / rows[step]["samples_per_second"] == pytest.approx(2 * 4), step
         assert rows[step]["data_wait_fraction"] == pytest.approx(0.75), step
-
-
-def test_counting_a_batch_does_not_wait_for_a_gpu():
-    tokens_BL = torch.zeros(2, 9, dtype=torch.int64, device="meta")
-    batch = Batch(tokens_BL, tokens_BL, tokens_BL == 0, tokens_BL[:, 0], (0, 0, 0))
-    counter = monitor.Monitor(every=1, max_steps=1, data_wait=DataWait())
-    with PretendedCuda():
-        assert counter._sizes(batch).shape == (6,)
 
 
 @pytest.mark.slow
@@ -456,17 +417,6 @@ def test_large_norms_cause_one_warning_per_run(train, monkeypatch):
     # Resumed in a new process; warnings are errors here.
     train("run", *UNBOUNDED, "trainer.max_steps=6")
     assert len(rows_of(run, "relative_error_layer_1")) == 6
-
-
-def test_trigonometric_features_are_judged_by_the_difference(train, monkeypatch):
-    options = {"name": "performer_softmax", "estimator": "trigonometric", "denominator_floor": 1e-6}
-
-    def trigonometric(model: Any, attention: dict[str, Any], *, seed: int) -> ProteinLM:
-        return build_network(model, options, seed=seed)
-
-    monkeypatch.setattr("protlm.commands.train.build_network", trigonometric)
-    with pytest.warns(UserWarning, match=r"layers 1, 2: .*\|q-k\|.* bounds the norm$"):
-        train("run", *UNBOUNDED, "trainer.max_steps=2")
 
 
 def test_heads_and_settings_of_a_hybrid_are_named_as_the_model_has_them():

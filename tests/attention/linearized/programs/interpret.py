@@ -94,10 +94,10 @@ def is_alone(mechanism: Any, inputs: Inputs, found: list[Tensor], *, causal: boo
     return all(torch.equal(x[:, :, start:end], y[:, :, start:end]) for x, y in pairs)
 
 
-def main() -> None:
-    """Prints, for each length, the errors of the output and of the gradients."""
-    emulate_bfloat16()
-    (name, dtype, mode), (width, features) = sys.argv[1:4], map(int, sys.argv[4:6])
+def compare(run: str) -> None:
+    """Prints, for each length of a run, the errors of the output and of the gradients."""
+    name, dtype, mode, *numbers = run.split()
+    width, features, *lengths = map(int, numbers)
     bounds = BOUNDS if mode.startswith("packed-") else None
     mode = mode.removeprefix("packed-")
     causal, precise = mode != "bidirectional", torch.float32 if mode == "cut" else torch.float64
@@ -105,7 +105,7 @@ def main() -> None:
     options = {"num_features": features or None}
     fused = protlm.attention.create(name, options | {"backend": "triton"}, **sizes)
     exact = protlm.attention.create(name, options | {"backend": "torch"}, **sizes).to(precise)
-    for length in map(int, sys.argv[6:]):
+    for length in lengths:
         drawn = joined(head_dim=width) if bounds else make_inputs(length, head_dim=width)
         inputs = draw(drawn.to(getattr(torch, dtype)))
         if causal and not bounds:
@@ -119,7 +119,7 @@ def main() -> None:
             for x, y, scale in zip(found, wanted, scales, strict=True)
         ]
         is_clear = not any(bool(x.transpose(1, 2)[~inputs.mask_BL].any()) for x in found)
-        report = {"length": length, "errors": errors, "is_clear": is_clear}
+        report = {"run": run, "length": length, "errors": errors, "is_clear": is_clear}
         if bounds:
             report["is_alone"] = is_alone(fused, inputs, found, causal=causal)
         elif causal:
@@ -128,4 +128,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    emulate_bfloat16()
+    for run in sys.argv[1:]:
+        compare(run)
