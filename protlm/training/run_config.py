@@ -139,10 +139,17 @@ def with_fitting_warmup(config: TrainConfig, arguments: Sequence[str]) -> TrainC
     return config
 
 
-def write_config(run_dir: Path, config: TrainConfig) -> None:
-    """Writes the config, which contains no secrets, into the run directory."""
-    # Another process may have used the directory since it was checked.
-    refuse_another_run(run_dir, config)
+def write_config(config: TrainConfig, stored: Mapping[Any, Any] | None) -> None:
+    """Writes the config, which contains no secrets, into the run directory.
+
+    `stored` is what `refuse_another_run` compared it with.
+    """
+    run_dir = Path(config.run_dir)
+    if _stored(run_dir) != stored:
+        raise UserError(
+            f"another process has trained in {run_dir} since this one started; type the same "
+            "command again, or choose another run_dir="
+        )
     plain = to_plain(config)
     data, objective = plain["data"], plain["objective"]
     sets = [(part, "dir") for part in (data, *data["mixture"])]
@@ -160,15 +167,20 @@ def write_config(run_dir: Path, config: TrainConfig) -> None:
         raise explain_os_error(error, run_dir) from error
 
 
-def refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
-    """Refuses a directory that contains another run, or files that are not those of a run."""
+def refuse_another_run(config: TrainConfig) -> dict[Any, Any] | None:
+    """Refuses a directory that contains another run, or files that are not those of a run.
+
+    Returns the settings that are stored there; None in a new directory.
+    """
+    run_dir = Path(config.run_dir)
     stored = _stored(run_dir)
     if stored is not None:
         _refuse_differences(run_dir, stored, to_plain(config))
-        return
-    if run_dir.exists() and not (run_dir.is_dir() and _is_empty(run_dir)):
+    elif run_dir.exists() and not (run_dir.is_dir() and _is_empty(run_dir)):
         raise OutputError(f"{run_dir} exists and does not contain a run; choose another run_dir=")
-    check_output(run_dir, overwrite=True)
+    else:
+        check_output(run_dir, overwrite=True)
+    return stored
 
 
 def _run_dir(arguments: Sequence[str]) -> Path:

@@ -130,7 +130,7 @@ def test_a_directory_without_a_run_is_not_continued(run: Path) -> None:
 def test_a_run_names_its_data_for_other_folders(tiny_data: Path) -> None:
     Path("data").symlink_to(tiny_data)
     typed = ["model=tiny", "data.dir=data", "data.valid_dir=data", "run_dir=run"]
-    write_config(NEW, compose(TrainConfig, typed))
+    write_config(compose(TrainConfig, typed), None)
     found = compose_run(["run_dir=run"]).data
     assert found.dir == found.valid_dir == str(Path("data").absolute())
     with pytest.raises(InputDataError, match=rf"there is no {Path.cwd()}/gone/.*data\.dir=DIR"):
@@ -285,7 +285,7 @@ def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path) -> None:
     for steps in (20, 2000):
         longer = compose_run([*settings, f"trainer.max_steps={steps}"])
         assert longer.schedule.warmup_steps == 2
-        refuse_another_run(NEW, longer)
+        refuse_another_run(longer)
     with pytest.raises(UserError, match=r"warmup_steps=2 must be .* larger trainer\.max_steps"):
         train(compose_run([*settings, "trainer.max_steps=2"]))
     with pytest.raises(UserError, match=r"schedule\.warmup_steps=2, not 20"):
