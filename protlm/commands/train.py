@@ -14,7 +14,7 @@ from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import Objective, TrainConfig
 from protlm.config.composition import OWN_FLAGS, compose, key_of, through_hydra, to_plain
 from protlm.config.settings import print_help
-from protlm.config.settings_file import with_file
+from protlm.config.settings_file import FileSettings, with_file
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS, forecast
 from protlm.data.records.proteins import one_protein
@@ -34,6 +34,7 @@ from protlm.training.run_config import (
     SAMPLE_DATA,
     compose_run,
     refuse_another_run,
+    refuse_differences,
     refuse_unused,
     with_fitting_warmup,
     write_config,
@@ -67,29 +68,32 @@ def main() -> None:
 
 
 def _run(arguments: list[str], *, break_lock: bool) -> None:
-    typed, settings = with_file(arguments)
+    typed, file = with_file(arguments)
     flags = {argument for argument in typed if argument.startswith("-")}
     if "--help" in flags:
         print_help(TrainConfig)
     elif flags & {"-m", "--multirun"}:
-        _sweep(typed, settings, flags, break_lock=break_lock)
+        _sweep(typed, file, flags, break_lock=break_lock)
     elif flags and flags <= _SHOWS and _SHOWS & {*typed} - {"--cfg", "--resolve"}:
         typed = [one for one in typed if one not in _SHOWS]
-        print(OmegaConf.to_yaml(to_plain(compose_run(typed, settings))), end="")
+        config = compose_run(typed, file)
+        refuse_differences(config)
+        print(OmegaConf.to_yaml(to_plain(config)), end="")
     elif flags:
-        through_hydra(TrainConfig, [*settings, *typed], train)
+        through_hydra(TrainConfig, [*file.choices, *typed], train, file.stored)
     else:
-        train(compose_run(typed, settings), break_lock=break_lock)
+        train(compose_run(typed, file), break_lock=break_lock)
 
 
-def _sweep(typed: list[str], settings: list[str], flags: set[str], *, break_lock: bool) -> None:
+def _sweep(typed: list[str], file: FileSettings, flags: set[str], *, break_lock: bool) -> None:
     """Trains with each combination of values, and prints a table of the runs."""
     # Swept values contain commas; the others must be valid before Hydra makes a folder.
     names = [one for one in typed if one not in flags and not key_of(one).startswith("hydra")]
     plain = [one for one in names if "," not in one]
     swept = [key_of(argument) for argument in typed if "," in argument]
     runs: list[Path] = []
-    _refuse_devices(config := compose(TrainConfig, [*settings, *plain]))
+    config = compose(TrainConfig, [*file.choices, *plain], file.stored)
+    _refuse_devices(config)
     if not any(key_of(one) == "run_dir" and {"$", ","} & set(one) for one in typed):
         raise UserError(
             f"each run of --multirun needs its own folder, and all would have {config.run_dir}; "
@@ -100,12 +104,12 @@ def _sweep(typed: list[str], settings: list[str], flags: set[str], *, break_lock
         _refuse_devices(config)
         refuse_unused(typed, to_plain(config), swept=set(swept))
         runs.append(Path(config.run_dir))
-        with_fitting_warmup(config, [*settings, *typed])
+        with_fitting_warmup(config, {*file.keys, *map(key_of, typed)})
         if len(runs) > 1:
             config.schedule.notice = ""
         train(config, break_lock=break_lock)
 
-    through_hydra(TrainConfig, [*settings, *typed], train_one)
+    through_hydra(TrainConfig, [*file.choices, *typed], train_one, file.stored)
     print_table(("run", "step", "validation loss", "accuracy"), map(_last_validation, runs))
 
 

@@ -256,6 +256,7 @@ class TrainerConfig(Checked):
 class LoggerConfig(Checked):
     """Logs in addition to the CSV file, which is always written."""
 
+    _section = "logger."
     _decides = False
 
     tensorboard: bool = setting("writes its files to `tensorboard/` in the run folder", False)

@@ -20,6 +20,7 @@ from protlm.loading import load_model
 from protlm.system.errors import InputDataError, UserError
 from protlm.training.run_config import (
     _USED_WITH,
+    check_run,
     compose_run,
     refuse_another_run,
     refuse_unused,
@@ -77,7 +78,7 @@ TYPED = [
 @pytest.mark.parametrize(("typed", "difference"), slow_but(TYPED, TYPED[0], TYPED[-1]))
 def test_typed_settings_must_agree(typed: str, difference: str, run: Path) -> None:
     with pytest.raises(UserError) as refused:
-        compose_run([f"run_dir={run}", *typed.split()])
+        check_run([f"run_dir={run}", *typed.split()])
     assert str(refused.value).startswith(f"{run} contains a run with ")
     assert difference in str(refused.value)
     assert str(refused.value).count(", not ") <= 5
@@ -244,7 +245,7 @@ def test_options_of_the_stored_mechanism_may_be_typed_alone(
     assert "backend" not in saved and "backend" not in saved.get("options", {})
     if other:
         with pytest.raises(UserError, match=rf"{other.strip('+').split('=')[0]}=.*, not "):
-            compose_run([f"run_dir={run}", other])
+            check_run([f"run_dir={run}", other])
 
 
 @pytest.mark.slow
@@ -272,7 +273,7 @@ def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(train_ti
         assert config.objective.mask_fraction_range == [0.1, 0.3]
         assert config.objective.mask_fraction_decays
     with pytest.raises(UserError, match=r"mask_fraction_range=\[0\.1, 0\.3\], not \[0\.1, 0\.5\]"):
-        compose_run([f"run_dir={run}", "objective.mask_fraction_range=[0.1,0.5]"])
+        check_run([f"run_dir={run}", "objective.mask_fraction_range=[0.1,0.5]"])
     with pytest.raises(UserError, match=r"trainer\.valid_every=0 must be"):
         compose_run([f"run_dir={run}", "trainer.valid_every=0"])
 
@@ -289,7 +290,7 @@ def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path) -> None:
     with pytest.raises(UserError, match=r"warmup_steps=2 must be .* larger trainer\.max_steps"):
         train(compose_run([*settings, "trainer.max_steps=2"]))
     with pytest.raises(UserError, match=r"schedule\.warmup_steps=2, not 20"):
-        compose_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=20"])
+        check_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=20"])
 
 
 def test_a_run_cannot_end_before_its_checkpoint(run: Path, train_tiny: Train) -> None:
