@@ -16,7 +16,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.choices import added, choices, options_file, refuse_unknown_choice
@@ -126,26 +126,18 @@ def store_settings(values: Mapping[str, Any]) -> list[str]:
 
 def check_options(name: str, overrides: Sequence[str], config: Any) -> None:
     """Refuses options that the file of a mechanism does not have, unless a `+` adds them."""
-    typed = [override for override in overrides if override.startswith("attention.")]
+    typed = [key_of(override) for override in overrides if override.startswith("attention.")]
     if not typed or name not in choices("attention"):
         return
-    known = _options_of("attention", name)
-    for key in map(key_of, typed):
-        *groups, last = key.split(".")[1:]
-        options = known
-        for group in groups:
-            options = _group_in(options, group)
-        if last not in options:
-            raise UserError(_not_there(key, name, options))
-        options = _group_in(options, last)
-        for inner in _group_in(config, key):
-            if inner not in options:
-                raise UserError(_not_there(f"{key}.{inner}", name, options))
-
-
-def _group_in(config: Any, key: str) -> Any:
-    group = OmegaConf.select(config, key)
-    return group if isinstance(group, DictConfig) else {}
+    known = OmegaConf.create({"attention": _options_of("attention", name)})
+    for key in typed:
+        value = OmegaConf.select(config, key)
+        is_group = isinstance(value, DictConfig)
+        for option in [f"{key}.{inner}" for inner in value] if is_group else [key]:
+            group, _, last = option.rpartition(".")
+            options = OmegaConf.select(known, group)
+            if not isinstance(options, DictConfig) or last not in options:
+                raise UserError(_not_there(option, name, options))
 
 
 def check_setting(argument: str, schema: type) -> None:
@@ -176,8 +168,6 @@ def type_of(key: str, schema: type) -> Any:
     here: Any = schema
     walked: list[str] = []
     for part in key.split("."):
-        # The data sets of a mixture.
-        (here,) = get_args(here) if get_origin(here) is list else (here,)
         if not is_dataclass(here):
             return None
         known = {one.name: one.type for one in fields(here)}
@@ -323,7 +313,8 @@ def _interpolations_explained(schema: type) -> Iterator[None]:
     except OmegaConfBaseException as error:
         key = str(error.full_key or "a setting")
         if isinstance(error, ValidationError):
-            text = f"what it stands for is not {expected_of(type_of(_without_index(key), schema))}"
+            kind = type_of(key.partition("[")[0], schema)
+            text = f"what it stands for is not {expected_of(kind)}"
         else:
             text = " ".join(str(error).partition("full_key:")[0].split())
         raise UserError(
@@ -383,10 +374,6 @@ def key_of(override: str) -> str:
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0].replace("/", ".")
 
 
-def _without_index(key: str) -> str:
-    return re.sub(r"\[\d+\]", "", key)
-
-
 def _explain(error: Exception, overrides: Sequence[str], schema: type) -> str:
     """Returns Hydra's refusal as a sentence: the override, and what it has to be."""
     from hydra.errors import OverrideParseException
@@ -397,44 +384,37 @@ def _explain(error: Exception, overrides: Sequence[str], schema: type) -> str:
             "into quotes of its own: 'KEY=\"VALUE\"'"
         )
     cause = error.__cause__ or error
-    if not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
-        return re.sub(r"\s*Config search path:.*", "", " ".join(str(cause).split()))
-    key = setting_of(cause)
-    # What sets the key, a group that it is in, or something in it.
+    key = re.sub(r"\[\d+\]", "", str(getattr(cause, "full_key", None) or ""))
+    # What sets the key, a group that it is in, or something in it; or has it in a list.
     along = [o for o in overrides if all(map(eq, key.split("."), key_of(o).split(".")))]
-    typed = max(along, key=lambda override: len(key_of(override)), default=key)
+    along = along or [o for o in overrides if key and key in o]
+    if not along:
+        return re.sub(r"\s*Config search path:.*", "", " ".join(str(cause).split()))
+    typed = max(along, key=lambda override: len(key_of(override)))
     if typed.startswith("~"):
         return f"{typed} deletes a setting; type {key}=VALUE"
-    if isinstance(cause, ConfigKeyError | AttributeError) and type_of(key, schema) is None:
-        return _not_there(max(key, key_of(typed), key=len), "", cause.parent_node or {})
-    where = typed if key_of(typed) == key else f"{key} in {typed}"
-    return f"{where} must be {expected_of(type_of(key, schema))}"
+    kind = type_of(key_of(typed), schema)
+    if kind is None and isinstance(cause, AttributeError | KeyError):
+        return _not_there(key, "", getattr(cause, "parent_node", None))
+    return f"{typed} must be {expected_of(kind)}"
 
 
-def setting_of(error: OmegaConfBaseException) -> str:
-    """Returns the name of the setting that an error is about, without indices of lists."""
-    key = _without_index(str(error.full_key))
-    # In a list, it is only that of the field.
-    section = getattr(error.ref_type, "_section", "")
-    return key if key.startswith(section) else section + key
-
-
-def _not_there(key: str, choice: str, options: Mapping[Any, Any]) -> str:
+def _not_there(key: str, choice: str, options: Any) -> str:
     """Says that a mechanism or an evaluation has no such option, and which ones it has."""
     *where, last = key.split(".")
-    there = [str(name) for name in options if name != "name"]
+    known = options if isinstance(options, DictConfig) else {}
+    there = [str(name) for name in known if name != "name"]
     if key == "attention.kernel" and "backend" in there:
         return "attention.kernel is now called attention.backend; type attention.backend=VALUE"
     if where[:2] == ["attention", "options"]:
-        known = f"; to give it to the inner mechanism, type +{key}=VALUE"
-        return f"{key} is not a setting{known}"
+        return f"{key} is not a setting; to give it to the inner mechanism, type +{key}=VALUE"
     hint = did_you_mean(last, {name: ".".join([*where, name]) for name in there})
     of = f"attention={choice}" if where == ["attention"] and choice else ".".join(where)
-    known = f"; {of} has: {one_of(there)}" if there else f"; {of} has no settings"
+    listed = f"; {of} has: {one_of(there)}" if there else f"; {of} has no settings"
     if not hint and where == ["attention"] and "options" in there:
         inner = "options.MECHANISM" if "layers" in there else "options"
-        known += f"; to set that of its mechanism, type +attention.{inner}.{last}=VALUE"
-    return f"{key} is not a setting{hint}{known}"
+        listed += f"; to set that of its mechanism, type +attention.{inner}.{last}=VALUE"
+    return f"{key} is not a setting{hint}{listed}"
 
 
 def read_run_config(path: Path) -> dict[Any, Any]:

@@ -24,7 +24,6 @@ from protlm.config.composition import (
     key_of,
     load_yaml,
     reason_of,
-    setting_of,
     store_settings,
     type_of,
 )
@@ -78,7 +77,8 @@ def settings_of(path: Path, arguments: Sequence[str]) -> FileSettings:
         if not isinstance(loaded, DictConfig):
             raise ValueError("it has no settings of the form name: value")
         drop_removed(loaded)
-        content = _nested(loaded)
+        content = OmegaConf.to_container(loaded)
+        assert isinstance(content, dict)
         chosen = _choices(content)
         for group, value in chosen.items():
             check_setting(f"{group}={value}", TrainConfig)
@@ -96,16 +96,6 @@ def settings_of(path: Path, arguments: Sequence[str]) -> FileSettings:
         keys,
         store_settings(values),
     )
-
-
-def _nested(loaded: DictConfig) -> dict[Any, Any]:
-    """Returns the settings of a file by section, also where they are written as data.dir: x."""
-    nested = OmegaConf.create()
-    for key in loaded:
-        OmegaConf.update(nested, str(key), loaded._get_node(key), force_add=True)
-    content = OmegaConf.to_container(nested)
-    assert isinstance(content, dict)
-    return content
 
 
 def _choices(content: Mapping[Any, Any]) -> dict[str, Any]:
@@ -148,29 +138,29 @@ def _checked(values: Mapping[str, Any]) -> Iterator[str]:
     """Yields the names of settings, such as `attention.window`; refuses names and wrong types."""
     for section, value in values.items():
         kind = type_of(section, TrainConfig)
+        if "." in section:
+            raise ValueError(f"{section} has to be written as a setting in its section")
         if expected_of(kind) != GROUP:
             _check_type(TrainConfig, section, section, value)
             yield section
-            continue
-        if not isinstance(value, dict):
+        elif not isinstance(value, dict):
             raise ValueError(f"{section} must be {GROUP}")
-        for key, inner in value.items():
-            name = f"{section}.{key}"
-            if type_of(name, TrainConfig) is not None:
-                _check_type(kind, name, str(key), inner)
-            elif name == "attention.options" and not isinstance(inner, dict):
-                raise ValueError(f"{name} must be {GROUP}")
-            yield name
+        else:
+            for key in value:
+                name = f"{section}.{key}"
+                _check_type(kind, name, key, value[key])
+                yield name
 
 
-def _check_type(schema: type, name: str, key: str, value: Any) -> None:
+def _check_type(schema: Any, name: str, key: str, value: Any) -> None:
     """Refuses a value of another type than its setting; does not say what a variable holds."""
+    kind = type_of(name, TrainConfig)
+    if kind is None and (name != "attention.options" or isinstance(value, dict)):
+        return
     try:
         OmegaConf.select(OmegaConf.merge(OmegaConf.structured(schema), {key: value}), key)
     except (ValidationError, ConfigTypeError, ConfigKeyError) as error:
-        found = setting_of(error)
-        wrong = name if found in ("", key) else found
-        raise ValueError(f"{wrong} must be {expected_of(type_of(wrong, TrainConfig))}") from error
+        raise ValueError(f"{name} must be {expected_of(kind)}") from error
     except InterpolationResolutionError:
         # Other settings, and what Hydra knows, are there when all is composed.
         return

@@ -186,7 +186,16 @@ def _callbacks(
 
 
 def fit(module: Objective, data: pl.LightningDataModule, run: Run) -> tuple[int, ExitCode]:
-    """Trains, from a checkpoint or from the start, until `max_steps`, a callback or a signal."""
+    """Trains, from a checkpoint or from the start, until `max_steps`, a callback or a signal.
+
+    The order of the callbacks is that in which they see a step; Lightning itself moves
+    `SaveCheckpoints`, a checkpoint callback, behind the others. `CheckSameStep` is first, because
+    ranks that start at different steps must not train at all. The callbacks of the run track and
+    log the step. `ValidateLastStep` asks for a validation after the last step, which
+    `StopOnSignal`, after it, cancels when the ranks agree to stop. `SaveCheckpoints` has to come
+    after `StopOnSignal`: it saves the step after which the run stops, and saves the position in the
+    data and the counters, which the others have updated by then.
+    """
     config, step = run.config, last_step(run.checkpoint)
     lacks_validation = run.lacks_validation(step, of_start=module.keeps_start)
     if step >= config.max_steps and not lacks_validation:

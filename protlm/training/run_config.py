@@ -23,7 +23,7 @@ from protlm.config.composition import (
     to_schema,
 )
 from protlm.config.fields import as_typed
-from protlm.config.settings import may_change
+from protlm.config.settings import may_change, used_with
 from protlm.config.settings_file import NO_FILE, FileSettings
 from protlm.system.errors import InputDataError, OutputError, UserError, one_of
 from protlm.system.lock import LOCK
@@ -33,23 +33,6 @@ from protlm.training.schedule import check_schedule, fitting_warmup
 _WARMUP = "schedule.warmup_steps"
 _LISTED = 5
 SAMPLE_DATA = Path("data/uniprot_sample")
-# The setting that decides whether a setting is used, and the values with which it is.
-_USED_WITH = {
-    "optimizer.momentum": ("optimizer.name", ("muon",)),
-    "schedule.min_lr_ratio": ("schedule.name", ("cosine", "wsd")),
-    "schedule.decay_fraction": ("schedule.name", ("wsd",)),
-    "schedule.decay_shape": ("schedule.name", ("wsd",)),
-    "objective.mask_fraction": ("objective.name", ("masked",)),
-    "objective.mask_prob": ("objective.name", ("masked",)),
-    "objective.random_prob": ("objective.name", ("masked",)),
-    "objective.teacher_weight": ("objective.stage", ("logits",)),
-    "data.crop": ("data.mode", ("sequences",)),
-    "data.batching": ("data.mode", ("sequences",)),
-    "data.tokens_per_row": ("data.batching", ("packed",)),
-    "model.relative_buckets": ("model.positions", ("relative",)),
-    "model.relative_distance": ("model.positions", ("relative",)),
-    "logger.wandb_project": ("logger.wandb", ("offline", "online")),
-}
 
 
 def compose_run(typed: Sequence[str], file: FileSettings = NO_FILE) -> TrainConfig:
@@ -72,7 +55,7 @@ def compose_run(typed: Sequence[str], file: FileSettings = NO_FILE) -> TrainConf
             )
         return _new_config(composed_settings, typed, file)
     if not keys & {"run_dir", "experiment"}:
-        _refuse_differences(run_dir, stored, to_plain(_new_config(composed_settings, typed, file)))
+        refuse_differences(_new_config(composed_settings, typed, file))
     refuse_missing(composed_settings, TrainConfig)
     before, now = _flat(stored), _flat(to_plain(composed_settings))
     given = {name for name in {**before, **now} if _is_given(name, keys)}
@@ -90,7 +73,7 @@ def compose_run(typed: Sequence[str], file: FileSettings = NO_FILE) -> TrainConf
 def check_run(typed: Sequence[str], file: FileSettings = NO_FILE) -> None:
     """Refuses what can be refused without torch, whose import takes seconds."""
     config = compose_run(typed, file)
-    refuse_another_run(config)
+    refuse_differences(config)
     from protlm.data.shards.manifest import read_manifest
 
     data = config.data
@@ -121,21 +104,22 @@ def refuse_unused(
     arguments: Sequence[str], config: Mapping[Any, Any], *, swept: Container[str] = ()
 ) -> None:
     """Rejects settings that were typed and are not used, unless a sweep decides that."""
+    conditions = used_with()
     for key in map(key_of, arguments):
         if key == "data.train_split" and config["data"]["mixture"]:
             raise UserError(
                 "data.train_split has no effect with data.mixture, whose data sets have a split "
                 "each; type split: in the data sets"
             )
-        name, values = _USED_WITH.get(key, ("", ()))
+        name, _, values = conditions.get(key, "").partition("=")
         section, _, setting = name.partition(".")
         if not name or section in swept or name in swept:
             continue
-        found = str(config[section][setting])
-        if found not in values:
+        value = str(config[section][setting])
+        if value not in values.split(","):
             raise UserError(
-                f"{key} has no effect with {name}={found}; leave it out, or type "
-                f"{name}={one_of(list(values))}"
+                f"{key} has no effect with {name}={value}; leave it out, or type "
+                f"{name}={one_of(values.split(','))}"
             )
 
 
@@ -199,15 +183,6 @@ def refuse_another_run(config: TrainConfig) -> dict[Any, Any] | None:
     return None
 
 
-def refuse_differences(config: TrainConfig) -> dict[Any, Any] | None:
-    """Refuses other settings than those that decide the stored run; returns what is stored."""
-    run_dir = Path(config.run_dir)
-    stored = _stored(run_dir)
-    if stored is not None:
-        _refuse_differences(run_dir, stored, to_plain(config))
-    return stored
-
-
 def _stored(run_dir: Path) -> dict[Any, Any] | None:
     written = run_dir / RUN_CONFIG
     try:
@@ -245,12 +220,15 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[Any, Any]) -> None:
-    differing = _differences(before, now)
+def refuse_differences(config: TrainConfig) -> dict[Any, Any] | None:
+    """Refuses other settings than those that decide the stored run; returns what is stored."""
+    run_dir = Path(config.run_dir)
+    stored = _stored(run_dir)
+    differing = [] if stored is None else _differences(stored, to_plain(config))
     if not differing:
-        return
+        return stored
     # The most telling first.
-    differing.sort(key=lambda one: not one[0].endswith(".name"))
+    differing.sort(key=lambda difference: not difference[0].endswith(".name"))
     listed = [
         f"{name}={as_typed(there)}, not {as_typed(here)}"
         for name, there, here in differing[:_LISTED]

@@ -13,13 +13,12 @@ from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.commands.train import train
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.composition import compose, to_plain
-from protlm.config.settings import may_change
+from protlm.config.settings import may_change, used_with
 from protlm.config.settings_file import settings_of
 from protlm.data.shards.manifest import read_manifest
 from protlm.loading import load_model
 from protlm.system.errors import InputDataError, UserError
 from protlm.training.run_config import (
-    _USED_WITH,
     check_run,
     compose_run,
     refuse_another_run,
@@ -163,14 +162,31 @@ def test_a_file_of_settings_is_as_if_typed() -> None:
     [
         ("a: &x 1\nb: *x", "cannot be read as settings: it contains YAML aliases"),
         ("- 1", "it has no settings of the form name: value"),
+        ("5", "it has no settings of the form name: value"),
         ("defaults: [model]", "defaults has model, and not an entry such as override /model"),
+        ("defaults: [{model: tiny, data: sample}]", "defaults has .* and not an entry such as"),
         ("", "it is empty"),
+        ("seed: 1\nseed: 2", "line 2: found duplicate key seed"),
+        ("trainer: [1, 2]", "trainer must be settings of the form name: value"),
+        ("data: null", "data must be settings of the form name: value"),
+        ("attention: {name: hybrid, options: 5}", "attention.options must be settings of the"),
+        ("attention: {name: hybrid, windw: 5}", r"windw is not .* \(did you mean attention.window"),
+        ("model: tinny", r"model=tinny does not exist \(did you mean model=tiny\?\)"),
+        ("trainer.max_steps: 5", "trainer.max_steps has to be written as a setting in its section"),
+        ("trainer: {steps: 5}", "trainer.steps is not a setting .*max_steps"),
+        ("trainer: {max_steps: null}", "trainer.max_steps must be a whole number, e.g. 8$"),
+        ("trainer: {compile: 'it''s'}", "trainer.compile must be true or false$"),
+        ("seed: ${oc.env:HOME}", "seed must be a whole number, e.g. 8$"),
+        ("model: {positions: round}", "model.positions must be one of: learned, relative, rotary"),
+        ("data: {mixture: {dir: a}}", r"data.mixture must be a list of {dir, weight, split}$"),
+        ("hydra: {verbose: true}", "hydra has no effect without --multirun"),
     ],
 )
 def test_a_file_that_is_not_one_of_settings(text: str, message: str) -> None:
     Path("bad.yaml").write_text(text)
-    with pytest.raises(InputDataError, match=message):
-        settings_of(Path("bad.yaml"), [])
+    with pytest.raises(InputDataError, match=message) as refused:
+        compose_run(["run_dir=run"], settings_of(Path("bad.yaml"), []))
+    assert str(refused.value).startswith("bad.yaml cannot be ")
 
 
 @pytest.mark.parametrize(
@@ -406,7 +422,7 @@ def test_a_setting_without_effect_is_refused(typed: str, message: str) -> None:
 
 def test_every_name_is_a_setting() -> None:
     config = to_plain(compose(TrainConfig, []))
-    for name in {*_USED_WITH, *(other for other, *_ in _USED_WITH.values())}:
+    for name in {condition.partition("=")[0] for condition in used_with().values()} - {""}:
         section, _, key = name.partition(".")
         assert key in config[section]
 
