@@ -335,20 +335,13 @@ def _with_home(config: Any, schema: type) -> Any:
 
 
 def to_schema(config: Any, schema: type[Config]) -> Config:
-    """Turns a composed config into its dataclass."""
-    refuse_missing(config, schema)
+    """Turns a composed config into its dataclass; refuses one that lacks a value."""
     with _interpolations_explained(schema):
+        if missing := sorted(OmegaConf.missing_keys(config)):
+            raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
         built = OmegaConf.to_object(config)
     assert isinstance(built, schema)
     return built
-
-
-def refuse_missing(config: Any, schema: type) -> None:
-    """Refuses a composed config in which a setting has no value."""
-    with _interpolations_explained(schema):
-        missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
 
 
 def from_plain(settings: dict[Any, Any], schema: type[Config]) -> Config:

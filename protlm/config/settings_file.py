@@ -1,7 +1,7 @@
 """Settings in a file: `protlm train --config FILE` reads it as if its lines had been typed."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,21 +71,14 @@ def settings_of(path: Path, arguments: Sequence[str]) -> FileSettings:
 
     The file has the form of `conf/experiment/NAME.yaml` or of the `config.yaml` of a run.
     """
-    typed = {key_of(argument) for argument in arguments}
     try:
-        loaded = load_yaml(path, "the settings of --config")
-        if not isinstance(loaded, DictConfig):
-            raise ValueError("it has no settings of the form name: value")
-        drop_removed(loaded)
-        content = OmegaConf.to_container(loaded)
-        assert isinstance(content, dict)
-        chosen = _choices(content)
-        for group, value in chosen.items():
-            check_setting(f"{group}={value}", TrainConfig)
-        values = _values(content, typed)
+        chosen, values = _read(load_yaml(path, "the settings of --config"))
         if "hydra" in values and not {"-m", "--multirun"} & {*arguments}:
             raise ValueError("hydra has no effect without --multirun")
-        keys = list(_checked(values))
+        for group, value in chosen.items():
+            check_setting(f"{group}={value}", TrainConfig)
+        typed = {key_of(argument) for argument in arguments}
+        keys = [key for section, value in values.items() for key in _checked(section, value)]
     except InputDataError:
         raise
     except Exception as error:
@@ -93,14 +86,32 @@ def settings_of(path: Path, arguments: Sequence[str]) -> FileSettings:
     return FileSettings(
         path,
         [f"{group}={value}" for group, value in chosen.items() if group not in typed],
-        keys,
-        store_settings(values),
+        [key for key in keys if key.partition(".")[0] not in typed],
+        store_settings({name: value for name, value in values.items() if name not in typed}),
     )
 
 
-def _choices(content: Mapping[Any, Any]) -> dict[str, Any]:
-    """Returns the choices of groups: `- override /model: medium`, and the name of the mechanism."""
-    defaults = content.get("defaults") or []
+def _read(loaded: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the choices of groups, such as that of the mechanism, and the other settings."""
+    if not isinstance(loaded, DictConfig):
+        raise ValueError("it has no settings of the form name: value")
+    drop_removed(loaded)
+    content = OmegaConf.to_container(loaded)
+    assert isinstance(content, dict)
+    values = {str(key): value for key, value in content.items()}
+    chosen = _choices(values.pop("defaults", None) or [])
+    for section, value in [*values.items()]:
+        # As `model=medium` is typed.
+        if isinstance(value, str) and choices(section):
+            chosen[section] = values.pop(section)
+    attention = values.get("attention")
+    if isinstance(attention, dict) and "name" in attention:
+        chosen["attention"] = attention["name"]
+    return chosen, values
+
+
+def _choices(defaults: Any) -> dict[str, Any]:
+    """Returns those of entries such as `- override /model: medium`."""
     chosen: dict[str, Any] = {}
     for entry in defaults if isinstance(defaults, list) else [defaults]:
         if entry == "_self_":
@@ -112,44 +123,24 @@ def _choices(content: Mapping[Any, Any]) -> dict[str, Any]:
                 f"defaults has {entry}, and not an entry such as override /model: small"
             )
         chosen[group[1]] = value
-    for key, value in content.items():
-        # As `model=medium` is typed.
-        if isinstance(value, str) and choices(str(key)):
-            chosen[str(key)] = value
-    attention = content.get("attention")
-    if isinstance(attention, dict) and attention.get("name"):
-        chosen["attention"] = attention["name"]
     return chosen
 
 
-def _values(content: Mapping[Any, Any], typed: set[str]) -> dict[str, Any]:
-    """Returns the sections of a file, less its choices and those that were typed as a whole."""
-    values: dict[str, Any] = {}
-    for section, value in content.items():
-        is_choice = isinstance(value, str) and choices(str(section))
-        if section != "defaults" and section not in typed and not is_choice:
-            values[str(section)] = value
-    if isinstance(values.get("attention"), dict):
-        values["attention"].pop("name", None)
-    return values
-
-
-def _checked(values: Mapping[str, Any]) -> Iterator[str]:
+def _checked(section: str, value: Any) -> Iterator[str]:
     """Yields the names of settings, such as `attention.window`; refuses names and wrong types."""
-    for section, value in values.items():
-        kind = type_of(section, TrainConfig)
-        if "." in section:
-            raise ValueError(f"{section} has to be written as a setting in its section")
-        if expected_of(kind) != GROUP:
-            _check_type(TrainConfig, section, section, value)
-            yield section
-        elif not isinstance(value, dict):
-            raise ValueError(f"{section} must be {GROUP}")
-        else:
-            for key in value:
-                name = f"{section}.{key}"
-                _check_type(kind, name, key, value[key])
-                yield name
+    kind = type_of(section, TrainConfig)
+    if "." in section:
+        raise ValueError(f"{section} has to be written as a setting in its section")
+    if expected_of(kind) != GROUP:
+        _check_type(TrainConfig, section, section, value)
+        yield section
+        return
+    if not isinstance(value, dict):
+        raise ValueError(f"{section} must be {GROUP}")
+    for key in value:
+        name = f"{section}.{key}"
+        _check_type(kind, name, key, value[key])
+        yield name
 
 
 def _check_type(schema: Any, name: str, key: str, value: Any) -> None:

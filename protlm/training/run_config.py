@@ -18,7 +18,6 @@ from protlm.config.composition import (
     from_plain,
     key_of,
     read_run_config,
-    refuse_missing,
     to_plain,
     to_schema,
 )
@@ -56,7 +55,6 @@ def compose_run(typed: Sequence[str], file: FileSettings = NO_FILE) -> TrainConf
         return _new_config(composed_settings, typed, file)
     if not keys & {"run_dir", "experiment"}:
         refuse_differences(_new_config(composed_settings, typed, file))
-    refuse_missing(composed_settings, TrainConfig)
     before, now = _flat(stored), _flat(to_plain(composed_settings))
     given = {name for name in {**before, **now} if _is_given(name, keys)}
     settings = {name: value for name, value in before.items() if name not in given}

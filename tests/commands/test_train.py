@@ -5,7 +5,9 @@ import re
 import shutil
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
+import hydra
 import pytest
 import yaml
 
@@ -18,6 +20,7 @@ from protlm.config.settings_file import settings_of
 from protlm.data.shards.manifest import read_manifest
 from protlm.loading import load_model
 from protlm.system.errors import InputDataError, UserError
+from protlm.training import run_config
 from protlm.training.run_config import (
     check_run,
     compose_run,
@@ -94,6 +97,18 @@ def test_settings_that_decide_are_those_of_what_is_learned() -> None:
     assert not free & {"data.tokens_per_batch", *(f"trainer.{one}" for one in decides)}
 
 
+def test_settings_are_composed_and_compared_once_in_each_process(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composing, comparing = Mock(wraps=hydra.compose), Mock(wraps=run_config._differences)
+    monkeypatch.setattr(hydra, "compose", composing)
+    monkeypatch.setattr(run_config, "_differences", comparing)
+    check_run([f"run_dir={run}"])
+    assert (composing.call_count, comparing.call_count) == (1, 1)
+    train(compose_run([f"run_dir={run}"]))
+    assert (composing.call_count, comparing.call_count) == (2, 2)
+
+
 @pytest.mark.slow
 def test_a_run_continues_with_its_stored_settings(run: Path, tiny_data: Path) -> None:
     compose_run([f"run_dir={run}", "model=tiny", "data.max_length=128", "seed=0"])
@@ -131,6 +146,8 @@ def test_a_run_names_its_data_for_other_folders(tiny_data: Path) -> None:
     Path("data").symlink_to(tiny_data)
     typed = ["model=tiny", "data.dir=data", "data.valid_dir=data", "run_dir=run"]
     write_config(compose(TrainConfig, typed), None)
+    with pytest.raises(UserError, match="another process has trained in run since"):
+        write_config(compose(TrainConfig, typed), None)
     found = compose_run(["run_dir=run"]).data
     assert found.dir == found.valid_dir == str(Path("data").absolute())
     with pytest.raises(InputDataError, match=rf"there is no {Path.cwd()}/gone/.*data\.dir=DIR"):
