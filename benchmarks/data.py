@@ -39,7 +39,7 @@ from benchmarks.harness import (
     take_turns,
     write_json,
 )
-from protlm.build import build_data, open_data
+from protlm.build import build_data
 from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.data.records import Tally, read_records
@@ -47,6 +47,7 @@ from protlm.data.shards.data_set import open_split
 from protlm.data_prep import prepare, split
 from protlm.system.errors import exit_with_message
 from protlm.system.paths import check_output
+from protlm.training.run_plan import RunPlan
 
 PEER, OURS = "Biopython", "protlm"
 THOROUGH = Pace(seconds=60.0, fewest=5, most=5)
@@ -142,7 +143,7 @@ def feeding(fasta: Path, data: Path, pace: Pace) -> Comparison:
 
     overrides = (f"data.dir={data}", "data.num_workers=1", "data.verify=sizes")
     config = compose(TrainConfig, overrides)
-    loader = iter(build_data(*open_data(config.data), config).train_dataloader())
+    loader = iter(build_data(RunPlan(config)).train_dataloader())
 
     def from_loader() -> int:
         return sum(int(batch.mask_BL.sum()) for batch in islice(loader, _BATCHES // times))

@@ -19,18 +19,17 @@ from typing import Any
 import torch
 
 from benchmarks.harness import Comparison, machine, median_table, show, speed_table, write_json
-from protlm.build import build_data, build_module, open_data
-from protlm.config import TrainConfig
+from protlm.build import build_data, build_training
+from protlm.config import TrainConfig, TrainerConfig
 from protlm.config.composition import compose
 from protlm.data.dataset import Batch
 from protlm.data_prep import prepare, split
 from protlm.model.objective import target_sums
-from protlm.model.transformer import build_network
 from protlm.system.errors import exit_with_message
 from protlm.system.paths import check_output, sample_dir
-from protlm.training.launch import resolved_precision
 from protlm.training.module import LanguageModeling
 from protlm.training.run import train
+from protlm.training.run_plan import RunPlan
 
 TRAINER, BARE = "trainer", "bare loop"
 STRETCHES, QUICK_STRETCHES = 12, 2
@@ -43,13 +42,12 @@ class BareLoop:
 
     Args:
         module: a copy of the module, which the loop trains.
-        config: the configuration of the run.
+        trainer: the settings of the run.
     """
 
-    def __init__(self, module: LanguageModeling, config: TrainConfig) -> None:
-        self.module, self._clip = module.train(), config.trainer.gradient_clip
-        precision = resolved_precision(config.trainer.precision, "cpu")
-        self._is_mixed = precision == "bf16-mixed"
+    def __init__(self, module: LanguageModeling, trainer: TrainerConfig) -> None:
+        self.module, self._clip = module.train(), trainer.gradient_clip
+        self._is_mixed = trainer.precision == "bf16-mixed"
         self._optimizer: torch.optim.Optimizer = module.configure_optimizers()["optimizer"]
 
     def seconds(self, batches: Sequence[Batch]) -> float:
@@ -97,21 +95,21 @@ class Stretches:
         self._start = time.perf_counter()
 
 
-def measure(module: LanguageModeling, config: TrainConfig, steps: int) -> Stretches:
+def measure(module: LanguageModeling, plan: RunPlan, steps: int) -> Stretches:
     """Trains a module as `protlm train` does, in turns with a bare loop on its copy."""
-    stretches = Stretches(BareLoop(copy.deepcopy(module), config), steps)
+    stretches = Stretches(BareLoop(copy.deepcopy(module), plan.trainer), steps)
 
     def after_step(outputs: Any, batch: Batch, batch_idx: int) -> None:
         stretches.after_step(batch)
 
     # Lightning calls it when all callbacks have finished a step.
     module.on_train_batch_end = after_step
-    data = build_data(*open_data(config.data), config)
-    train(module, data, settings=config, checkpoint=None)
+    data = build_data(plan)
+    train(module, data, plan, checkpoint=None)
     return stretches
 
 
-def settings(folder: Path, steps: int, overrides: Sequence[str]) -> TrainConfig:
+def settings(folder: Path, steps: int, overrides: Sequence[str]) -> RunPlan:
     """Returns the measured run: the `small` model on the shipped sample, with its usual logs."""
     given = [
         "model=small",
@@ -124,7 +122,7 @@ def settings(folder: Path, steps: int, overrides: Sequence[str]) -> TrainConfig:
         "trainer.valid_batches=1",
         f"trainer.checkpoint_every={steps}",
     ]
-    return compose(TrainConfig, [*given, *overrides])
+    return RunPlan(compose(TrainConfig, [*given, *overrides]))
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -147,9 +145,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
         folder = Path(name)
         prepare.prepare([arguments.fasta], folder / "data", split_rule=split.HashSplit(0.05, 0.05))
-        config = settings(folder, (stretches + 1) * steps, arguments.settings)
-        network = build_network(config.model, config.attention, seed=config.seed)
-        measured = measure(build_module(network, config), config, steps)
+        plan = settings(folder, (stretches + 1) * steps, arguments.settings)
+        measured = measure(build_training(plan), plan, steps)
     held = [Comparison("a step", measured.costs)]
     place = machine(torch.device("cpu"))
     show(place, speed_table("Training", held, BARE), median_table("Milliseconds", held))

@@ -9,41 +9,29 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from protlm.attention.layers import option_differences, stored_options
+from protlm.attention import Attention, mechanism, names
+from protlm.attention.layers import option_differences, stored_options, unable
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
-from protlm.config import (
-    Batching,
-    DataConfig,
-    MixtureConfig,
-    Mode,
-    ModelConfig,
-    Objective,
-    Sampling,
-    TrainConfig,
-)
+from protlm.checkpoints.format import all_checkpoints
+from protlm.config import DataConfig, MixtureConfig, ModelConfig, Sampling, TrainConfig
 from protlm.config.composition import to_plain
 from protlm.config.fields import as_typed
 from protlm.data.batching.mixture import Mixture, integer_weights
-from protlm.data.batching.plan import BatchingStrategy, RankBatches
-from protlm.data.batching.strategies import Concatenation, LengthBuckets, WholeProteins
-from protlm.data.masking import MaskingRule
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
 from protlm.loading import load_model, read_model
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import ProteinLM
-from protlm.system.errors import InputDataError, UserError
-
-# Padded lengths of a compiled model, a graph for each.
-_COMPILED_LENGTHS = 10
-
-if TYPE_CHECKING:
-    from protlm.training.datamodule import SequenceData
-    from protlm.training.module import LanguageModeling
+from protlm.model.transformer import ProteinLM, build_network
+from protlm.system.errors import InputDataError, UserError, one_of
+from protlm.training.datamodule import SequenceData
+from protlm.training.distillation import STAGES, Distillation
+from protlm.training.module import LanguageModeling
+from protlm.training.optimization import with_half_life
+from protlm.training.run_plan import RunPlan
 
 
 def load_initial_weights(
@@ -120,24 +108,38 @@ def describe(config: TrainConfig) -> ModelDescription:
     )
 
 
-def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
-    """Returns the LightningModule of a run."""
-    from protlm.training.distillation import STAGES, Distillation
-    from protlm.training.module import LanguageModeling
-    from protlm.training.optimization import with_half_life
+def build_training(plan: RunPlan) -> LanguageModeling:
+    """Returns the LightningModule of a run, with new weights or those of `model.init_from`."""
+    config = plan.config
+    network = build_network(config.model, config.attention, seed=config.seed)
+    _check_fits(network, plan)
+    network.activation_checkpointing = config.trainer.activation_checkpointing
+    # A run that continues has weights in its checkpoints.
+    starts_from = None if all_checkpoints(plan.run_dir) else config.model.init_from
+    if starts_from is None:
+        return build_module(network, plan)
+    source = load_initial_weights(network, config.model, config.attention, Path(starts_from))
+    module = build_module(network, plan)
+    module.description = replace(module.description, source=source)
+    module.check_start(config)
+    return module
 
+
+def build_module(network: ProteinLM, plan: RunPlan) -> LanguageModeling:
+    """Returns the LightningModule that trains a network."""
     if network.head is None:
         raise UserError(
             "model.head=none, of an imported encoder, predicts nothing; type model.head=linear"
         )
-    stage, teacher, trainer = config.objective.stage, config.objective.teacher, config.trainer
+    config = plan.config
+    stage, teacher = config.objective.stage, config.objective.teacher
     module = (LanguageModeling if stage is None else STAGES[stage])(
         network,
         description=describe(config),
-        causal=config.objective.name is Objective.causal,
-        optimizer=with_half_life(config.optimizer, tokens_per_step=tokens_of_step(config)),
+        causal=plan.is_causal,
+        optimizer=with_half_life(config.optimizer, tokens_per_step=plan.tokens_per_step),
         schedule=config.schedule,
-        max_steps=trainer.max_steps,
+        max_steps=config.trainer.max_steps,
         seed=config.seed,
     )
     if isinstance(module, Distillation):
@@ -150,10 +152,29 @@ def build_module(network: ProteinLM, config: TrainConfig) -> "LanguageModeling":
     return module
 
 
-def tokens_of_step(config: TrainConfig) -> int:
-    """Returns the size of an optimizer step, with padding."""
-    trainer = config.trainer
-    return trainer.tokens_per_step or trainer.accumulate_grad_batches * config.data.tokens_per_batch
+def _check_fits(network: ProteinLM, plan: RunPlan) -> None:
+    """Refuses a mechanism without the objective, and a model that is too short for the rows."""
+    config, causal = plan.config, plan.is_causal
+    if found := unable(
+        config.attention, config.model.num_layers, lambda kind: _supports(kind, causal=causal)
+    ):
+        able = [name for name in names() if _supports(mechanism(name), causal=causal)]
+        asked, other = ("causal", "masked") if causal else ("masked", "causal")
+        raise UserError(
+            f"{found} does not support objective={asked}; choose objective={other}, or "
+            f"one of: {one_of(able)}"
+        )
+    longest = network.max_length
+    if longest is not None and config.data.max_length > longest:
+        raise UserError(
+            f"data.max_length={config.data.max_length} is more than the "
+            f"model.max_length={longest} positions of the model; "
+            f"type data.max_length={longest}, or increase model.max_length"
+        )
+
+
+def _supports(kind: type[Attention], *, causal: bool) -> bool:
+    return kind.supports_causal if causal else kind.supports_bidirectional
 
 
 def _teacher(path: str) -> PretrainedModel:
@@ -205,64 +226,16 @@ def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
             )
 
 
-def batching_strategy(
-    config: DataConfig, *, tokens_per_step: int | None = None
-) -> BatchingStrategy:
-    """Returns the batching of training; with `tokens_per_step`, a batch is an optimizer step."""
-    size = (tokens_per_step or config.tokens_per_batch, config.max_length)
-    if config.mode is Mode.concatenated:
-        return Concatenation(*size)
-    if config.batching is Batching.packed:
-        return WholeProteins(*size, crop=config.crop, row=config.tokens_per_row)
-    return LengthBuckets(*size, crop=config.crop)
-
-
-def build_data(train: Mixture, valid: SplitReader, config: TrainConfig) -> "SequenceData":
-    """Returns the LightningDataModule of a run."""
-    from protlm.training.datamodule import SequenceData
-
-    trainer = config.trainer
-    rule = batching_strategy(config.data, tokens_per_step=trainer.tokens_per_step)
-    if trainer.compile and type(rule) is LengthBuckets:
-        rule = replace(rule, even=_COMPILED_LENGTHS)
-    # The size of a step does not depend on the size of a micro-batch, which has whole rows.
-    longest = rule.longest_row
-    size = config.data.tokens_per_batch
-    if longest > max(size, rule.max_length):
-        raise UserError(
-            f"rows of data.tokens_per_row={longest} do not fit into data.tokens_per_batch={size}; "
-            f"type data.tokens_per_row={size}"
-        )
-    rows = max((trainer.tokens_per_step or 1) // longest, 1)
-    micro_batches = -(-rows // max(config.data.tokens_per_batch // longest, 1))
+def build_data(plan: RunPlan) -> SequenceData:
+    """Opens the data sets of a run; returns its LightningDataModule."""
+    config = plan.config
+    train, valid = open_data(config.data)
     return SequenceData(
         train,
         valid,
-        rule=rule,
+        rule=plan.batching,
         config=config.data,
-        masking=masking_rule(config),
+        masking=plan.masking,
         seed=config.seed,
-        share=RankBatches(
-            micro_batches=micro_batches,
-            fill=trainer.compile,
-            batches_per_step=trainer.accumulate_grad_batches,
-        ),
-    )
-
-
-def masking_rule(config: TrainConfig) -> MaskingRule | None:
-    """Returns the masking of training, or None for the causal objective."""
-    from protlm.training.schedule import decay_steps
-
-    objective, max_steps = config.objective, config.trainer.max_steps
-    if objective.name is Objective.causal:
-        return None
-    bounds = objective.mask_fraction_range
-    decay = decay_steps(config.schedule, max_steps=max_steps)
-    return MaskingRule(
-        mask_fraction=objective.mask_fraction,
-        mask_prob=objective.mask_prob,
-        random_prob=objective.random_prob,
-        mask_fraction_range=None if bounds is None else (bounds[0], bounds[1]),
-        narrowing=(max_steps - decay, max_steps) if objective.mask_fraction_decays else None,
+        share=plan.share,
     )

@@ -33,6 +33,7 @@ from protlm.model.transformer import build_network
 from protlm.options.generate import Sampling
 from protlm.system.errors import InputDataError, UserError
 from protlm.training.labels import Batches, LabeledTokens
+from protlm.training.run_plan import RunPlan
 from tests.fixtures.commands import Command, read_table
 from tests.marks import slow_but
 from tests.small_models import small_model
@@ -252,7 +253,7 @@ def test_shards_of_another_alphabet_are_refused(
     config = compose(TrainConfig, given.split())
     network = build_network(config.model, config.attention, seed=0)
     with pytest.raises(UserError, match="another alphabet or other tokens"):
-        build_module(network, config)
+        build_module(network, RunPlan(config))
     with pytest.raises(UserError, match="another alphabet or other tokens"):
         load_initial_weights(network, config.model, config.attention, tmp_path / "m")
 

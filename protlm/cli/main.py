@@ -56,9 +56,9 @@ def _train(arguments: list[str]) -> None:
     from protlm.config.settings_file import with_file
     from protlm.training.run_config import check_run
 
-    typed, settings = with_file([one for one in arguments if one not in OWN_FLAGS])
+    typed, file = with_file([one for one in arguments if one not in OWN_FLAGS])
     if not any(one.startswith("-") for one in typed):
-        check_run(typed, settings)
+        check_run(typed, file)
     # Launchers start the other ranks as `python -m MAIN_MODULE ARGUMENTS`, so the main module has
     # to be the one that trains.
     sys.stdout.flush()

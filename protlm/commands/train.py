@@ -2,62 +2,44 @@
 
 import signal
 import sys
-import warnings
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
 
-from protlm.attention import Attention, mechanism, names
-from protlm.attention.layers import attention_label, cannot_decode, mechanisms_of, unable
-from protlm.build import (
-    batching_strategy,
-    build_data,
-    build_module,
-    load_initial_weights,
-    masking_rule,
-    open_data,
-    tokens_of_step,
-)
-from protlm.checkpoints.format import all_checkpoints
+from protlm.attention.layers import attention_label, cannot_decode, mechanisms_of
+from protlm.build import build_data, build_training
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.config import Objective, TrainConfig
 from protlm.config.composition import OWN_FLAGS, compose, key_of, through_hydra, to_plain
 from protlm.config.settings import print_help
-from protlm.config.settings_file import with_file
+from protlm.config.settings_file import FileSettings, with_file
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS, forecast
 from protlm.data.records.proteins import one_protein
 from protlm.data.shards.data_set import SplitReader
 from protlm.downstream.training_scores import AssayScores, StructureScores
-from protlm.model.transformer import ProteinLM, build_network, num_parameters
+from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.plots import loss_curve, save_figure
-from protlm.system.errors import ExitCode, UserError, exit_with_message, one_of
+from protlm.system.errors import ExitCode, UserError, exit_with_message
 from protlm.system.paths import sample_dir, shipped
 from protlm.system.terminal import print_table
 from protlm.training.callbacks.monitor import MeasureModel
 from protlm.training.datamodule import SequenceData
-from protlm.training.launch import (
-    check_trainer,
-    is_first_rank,
-    leave_other_ranks,
-    locked,
-    resolved_accelerator,
-    resolved_precision,
-)
+from protlm.training.launch import is_first_rank, leave_other_ranks, locked
 from protlm.training.run import find_checkpoint, last_step
 from protlm.training.run import train as run
 from protlm.training.run_config import (
     SAMPLE_DATA,
     compose_run,
     refuse_another_run,
+    refuse_differences,
     refuse_unused,
     with_fitting_warmup,
     write_config,
 )
-from protlm.training.schedule import check_schedule
+from protlm.training.run_plan import RunPlan
 
 # Exit codes of runs that ended in the same way on all ranks.
 _CLEAN = (ExitCode.OK, ExitCode.PREEMPTED)
@@ -86,29 +68,32 @@ def main() -> None:
 
 
 def _run(arguments: list[str], *, break_lock: bool) -> None:
-    typed, settings = with_file(arguments)
+    typed, file = with_file(arguments)
     flags = {argument for argument in typed if argument.startswith("-")}
     if "--help" in flags:
         print_help(TrainConfig)
     elif flags & {"-m", "--multirun"}:
-        _sweep(typed, settings, flags, break_lock=break_lock)
+        _sweep(typed, file, flags, break_lock=break_lock)
     elif flags and flags <= _SHOWS and _SHOWS & {*typed} - {"--cfg", "--resolve"}:
         typed = [one for one in typed if one not in _SHOWS]
-        print(OmegaConf.to_yaml(to_plain(compose_run(typed, settings))), end="")
+        config = compose_run(typed, file)
+        refuse_differences(config)
+        print(OmegaConf.to_yaml(to_plain(config)), end="")
     elif flags:
-        through_hydra(TrainConfig, [*settings, *typed], train)
+        through_hydra(TrainConfig, [*file.choices, *typed], train, file.stored)
     else:
-        train(compose_run(typed, settings), break_lock=break_lock)
+        train(compose_run(typed, file), break_lock=break_lock)
 
 
-def _sweep(typed: list[str], settings: list[str], flags: set[str], *, break_lock: bool) -> None:
+def _sweep(typed: list[str], file: FileSettings, flags: set[str], *, break_lock: bool) -> None:
     """Trains with each combination of values, and prints a table of the runs."""
     # Swept values contain commas; the others must be valid before Hydra makes a folder.
     names = [one for one in typed if one not in flags and not key_of(one).startswith("hydra")]
     plain = [one for one in names if "," not in one]
     swept = [key_of(argument) for argument in typed if "," in argument]
     runs: list[Path] = []
-    _refuse_devices(config := compose(TrainConfig, [*settings, *plain]))
+    config = compose(TrainConfig, [*file.choices, *plain], file.stored)
+    _refuse_devices(config)
     if not any(key_of(one) == "run_dir" and {"$", ","} & set(one) for one in typed):
         raise UserError(
             f"each run of --multirun needs its own folder, and all would have {config.run_dir}; "
@@ -119,12 +104,12 @@ def _sweep(typed: list[str], settings: list[str], flags: set[str], *, break_lock
         _refuse_devices(config)
         refuse_unused(typed, to_plain(config), swept=set(swept))
         runs.append(Path(config.run_dir))
-        with_fitting_warmup(config, [*settings, *typed])
+        with_fitting_warmup(config, {*file.keys, *map(key_of, typed)})
         if len(runs) > 1:
             config.schedule.notice = ""
         train(config, break_lock=break_lock)
 
-    through_hydra(TrainConfig, [*settings, *typed], train_one)
+    through_hydra(TrainConfig, [*file.choices, *typed], train_one, file.stored)
     print_table(("run", "step", "validation loss", "accuracy"), map(_last_validation, runs))
 
 
@@ -153,89 +138,27 @@ def _refuse_devices(config: TrainConfig) -> None:
 
 def train(config: TrainConfig, *, break_lock: bool = False) -> None:
     """Trains with the given settings, or continues the run in the run directory."""
-    _check(config)
-    run_dir = Path(config.run_dir)
-    if is_first_rank():
-        refuse_another_run(run_dir, config)
-    network = build_network(config.model, config.attention, seed=config.seed)
-    _check_fits(network, config)
-    starts_from = None if all_checkpoints(run_dir) else config.model.init_from
-    source = None
-    if starts_from is not None:
-        source = load_initial_weights(network, config.model, config.attention, Path(starts_from))
-    network.activation_checkpointing = config.trainer.activation_checkpointing
+    plan = RunPlan(config)
+    stored = refuse_another_run(config) if is_first_rank() else None
+    module = build_training(plan)
     if is_first_rank() and config.data.dir is not None:
         _prepare_sample_if_missing(Path(config.data.dir))
-    module = build_module(network, config)
-    module.description = replace(module.description, source=source)
-    if starts_from is not None:
-        module.check_start(config)
-    train_split, valid_split = open_data(config.data)
-    measurement = _measurement(network, config)
-    with locked(run_dir, break_lock=break_lock) as lock:
-        data = build_data(train_split, valid_split, config)
-        checkpoint = find_checkpoint(module, data, config=config.trainer, run_dir=run_dir)
+    data = build_data(plan)
+    measurement = _measurement(module.network, plan)
+    with locked(plan.run_dir, break_lock=break_lock) as lock:
+        checkpoint = find_checkpoint(module, data, plan)
         if is_first_rank():
-            write_config(run_dir, config)
-            _print_start(config, checkpoint)
-            _print_summary(network, data, config)
-            _warn_of_few_sequences(valid_split)
+            write_config(config, stored)
+            _print_start(plan, checkpoint)
+            _print_summary(module.network, data, plan)
+            _warn_of_few_sequences(data.valid)
         step, code = run(
-            module, data, settings=config, checkpoint=checkpoint, measurement=measurement, lock=lock
+            module, data, plan, checkpoint=checkpoint, measurement=measurement, lock=lock
         )
         if is_first_rank():
-            _finish(run_dir, step, code)
+            _finish(plan.run_dir, step, code)
     if code:
         sys.exit(code)
-
-
-def _check(config: TrainConfig) -> None:
-    check_trainer(config.trainer)
-    check_schedule(config.schedule, max_steps=config.trainer.max_steps)
-    batching_strategy(config.data, tokens_per_step=config.trainer.tokens_per_step)
-    masking_rule(config)
-    if is_first_rank():
-        _warn_of_idle_devices(config)
-
-
-def _warn_of_idle_devices(config: TrainConfig) -> None:
-    devices = config.trainer.devices * config.trainer.num_nodes
-    longest = batching_strategy(config.data).longest_row
-    rows = max(config.data.tokens_per_batch // longest, 1)
-    if rows < devices:
-        warnings.warn(
-            f"data.tokens_per_batch={config.data.tokens_per_batch} holds {rows} of the longest "
-            f"rows, of {longest} tokens, so some of the {devices} devices will wait for the "
-            f"others; type data.tokens_per_batch={devices * longest}, or use fewer devices",
-            stacklevel=2,
-        )
-
-
-def _check_fits(network: ProteinLM, config: TrainConfig) -> None:
-    causal = config.objective.name is Objective.causal
-    if found := unable(
-        config.attention, config.model.num_layers, lambda kind: _supports(kind, causal=causal)
-    ):
-        able = [name for name in names() if _supports(mechanism(name), causal=causal)]
-        asked, other = ("causal", "masked") if causal else ("masked", "causal")
-        raise UserError(
-            f"{found} does not support objective={asked}; choose objective={other}, or "
-            f"one of: {one_of(able)}"
-        )
-    if config.data.max_length > config.model.max_length and _has_limit(network, config):
-        raise UserError(
-            f"data.max_length={config.data.max_length} is more than the "
-            f"model.max_length={config.model.max_length} positions of the model; "
-            f"type data.max_length={config.model.max_length}, or increase model.max_length"
-        )
-
-
-def _has_limit(network: ProteinLM, config: TrainConfig) -> bool:
-    return config.model.has_position_table or network.max_length is not None
-
-
-def _supports(kind: type[Attention], *, causal: bool) -> bool:
-    return kind.supports_causal if causal else kind.supports_bidirectional
 
 
 def _prepare_sample_if_missing(directory: Path) -> None:
@@ -249,30 +172,32 @@ def _prepare_sample_if_missing(directory: Path) -> None:
     prepare.prepare([sample / "uniprot_sample.fasta.gz"], directory, split_rule=rule)
 
 
-def _print_start(config: TrainConfig, checkpoint: Path | None) -> None:
-    run_dir, trainer, data = config.run_dir, config.trainer, config.data
+def _print_start(plan: RunPlan, checkpoint: Path | None) -> None:
+    config, trainer = plan.config, plan.trainer
     run_is = "new run" if checkpoint is None else f"continuing at step {last_step(checkpoint)}"
-    sets = [part.dir for part in data.mixture] or [data.dir]
-    device = resolved_accelerator(trainer.accelerator)
-    number = trainer.devices * trainer.num_nodes
-    is_less = tokens_of_step(config) < data.max_length
+    sets = [part.dir for part in config.data.mixture] or [config.data.dir]
+    device, number = trainer.accelerator, plan.num_devices
+    step = f"steps of {plan.tokens_per_step:,} tokens"
+    if plan.tokens_per_step < config.data.max_length:
+        step += ", or a longer row"
     facts = [
         f"{number} devices, {device}" if number > 1 else device,
         *([f"{torch.get_num_threads()} threads"] if device == "cpu" else []),
-        f"precision {resolved_precision(trainer.precision, device.partition(':')[0])}",
-        f"steps of {tokens_of_step(config):,} tokens{', or a longer row' if is_less else ''}",
+        f"precision {trainer.precision}",
+        step,
     ]
-    _print(f"{run_dir}: {run_is}; data {', '.join(map(str, sets))}; {', '.join(facts)}")
+    _print(f"{config.run_dir}: {run_is}; data {', '.join(map(str, sets))}; {', '.join(facts)}")
     if config.schedule.notice:
         _print(f"protlm: warning: {config.schedule.notice}")
 
 
-def _print_summary(network: ProteinLM, data: SequenceData, config: TrainConfig) -> None:
-    rule, train_split = data.rule, data.train
+def _print_summary(network: ProteinLM, data: SequenceData, plan: RunPlan) -> None:
+    config, train_split = plan.config, data.train
+    expected = forecast(train_split.lengths_of, train_split.order(seed=config.seed), plan.batching)
     facts = [
         f"{num_parameters(network):,} parameters, {_layers(config)}",
         _extent(train_split),
-        forecast(train_split.lengths_of, train_split.order(seed=config.seed), rule).describe(),
+        expected.describe(),
         cannot_generate(config),
     ]
     _print("; ".join(fact for fact in facts if fact))
@@ -312,17 +237,20 @@ def cannot_generate(config: TrainConfig) -> str:
     return f"{found} cannot generate; docs/mechanisms.md lists those that can"
 
 
-def _measurement(network: ProteinLM, config: TrainConfig) -> MeasureModel | None:
-    trainer = config.trainer
+def _measurement(network: ProteinLM, plan: RunPlan) -> MeasureModel | None:
+    trainer = plan.trainer
     if (every := trainer.measure_every) is None:
         return None
     structures = StructureScores()
     if trainer.measure_assay is None or trainer.measure_wild_type is None:
         return MeasureModel(structures, structures.columns, every=every)
-    limit = config.model.max_length - SPECIALS if _has_limit(network, config) else None
-    wild_type = one_protein(Path(trainer.measure_wild_type)).sequence
-    causal = config.objective.name is Objective.causal
-    assay = AssayScores(Path(trainer.measure_assay), wild_type, causal=causal, max_residues=limit)
+    limit = network.max_length
+    assay = AssayScores(
+        Path(trainer.measure_assay),
+        one_protein(Path(trainer.measure_wild_type)).sequence,
+        causal=plan.is_causal,
+        max_residues=None if limit is None else limit - SPECIALS,
+    )
     columns = (*structures.columns, *assay.columns)
     return MeasureModel(lambda model: {**structures(model), **assay(model)}, columns, every=every)
 

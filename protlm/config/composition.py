@@ -4,17 +4,19 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from itertools import accumulate
 from operator import eq
 from pathlib import Path
-from typing import Any, TypeVar
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException, ValidationError
 
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.choices import added, choices, options_file, refuse_unknown_choice
@@ -52,7 +54,16 @@ REMOVED = {
     "data.curriculum": "train with a short data.max_length, then with a longer one and "
     "model.init_from=RUN",
 }
-_NUMBERS = {"Float": "a number, e.g. 1e-3", "Integer": "a whole number, e.g. 8"}
+_EXPECTED = {
+    float: "a number, e.g. 1e-3",
+    int: "a whole number, e.g. 8",
+    bool: "true or false",
+    str: "a name or a path",
+    list: "a list of numbers, e.g. [0.1,0.5]",
+}
+GROUP = "settings of the form name: value"
+# The place in Hydra's store of the settings of a file.
+_FILE = "settings_file"
 _SECTIONS = ("attention", "data", "model", "objective", "optimizer", "trainer")
 Config = TypeVar("Config", TrainConfig, EvaluateConfig)
 
@@ -66,19 +77,19 @@ def register_schemas() -> None:
     store.store(name="evaluate_schema", node=EvaluateConfig)
 
 
-def compose(schema: type[Config], overrides: Sequence[str]) -> Config:
+def compose(schema: type[Config], overrides: Sequence[str], stored: Sequence[str] = ()) -> Config:
     """Composes `conf/train.yaml` or `conf/evaluate.yaml` with overrides such as `model=tiny`."""
-    return to_schema(_composed(schema, overrides), schema)
+    config = composed(schema, overrides, stored)
+    if schema is TrainConfig:
+        check_options(str(config.attention.name), overrides, config)
+    return to_schema(config, schema)
 
 
-def compose_plain(schema: type[Config], overrides: Sequence[str]) -> dict[str, Any]:
-    """Composes as `compose`, to plain containers, without comparing settings with each other."""
-    config = _composed(schema, overrides)
-    _refuse_missing(config)
-    return _plain(config, resolve=True)
+def composed(schema: type[Config], overrides: Sequence[str], stored: Sequence[str] = ()) -> Any:
+    """Composes without comparing settings with each other, and options with their mechanism.
 
-
-def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
+    `stored` are overrides that choose what is in Hydra's store, such as those of `store_settings`.
+    """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -92,12 +103,41 @@ def _composed(schema: type[Config], overrides: Sequence[str]) -> Any:
                 "protlm train --config FILE"
             )
     name = "train" if schema is TrainConfig else "evaluate"
+    # Which mechanism has its options is known when all is composed.
+    given = [f"++{one}" if one.startswith("attention.") else one for one in map(quoted, overrides)]
     with initialize_config_dir(str(shipped("conf")), version_base="1.3"):
         try:
-            config = hydra_compose(name, [quoted(override) for override in overrides])
+            config = hydra_compose(name, [*given, *stored])
         except (HydraException, OmegaConfBaseException) as error:
-            raise UserError(_explain(error, overrides)) from error
-    return _with_home(config)
+            raise UserError(_explain(error, overrides, schema)) from error
+    return _with_home(config, schema)
+
+
+def store_settings(values: Mapping[str, Any]) -> list[str]:
+    """Stores settings where Hydra finds them; returns the override that chooses them.
+
+    Those that are typed override them.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(_FILE, dict(values), _FILE, "_global_")
+    return [f"+{_FILE}={_FILE}"]
+
+
+def check_options(name: str, overrides: Sequence[str], config: Any) -> None:
+    """Refuses options that the file of a mechanism does not have, unless a `+` adds them."""
+    typed = [key_of(override) for override in overrides if override.startswith("attention.")]
+    if not typed or name not in choices("attention"):
+        return
+    known = OmegaConf.create({"attention": _options_of("attention", name)})
+    for key in typed:
+        value = OmegaConf.select(config, key)
+        is_group = isinstance(value, DictConfig)
+        for option in [f"{key}.{inner}" for inner in value] if is_group else [key]:
+            group, _, last = option.rpartition(".")
+            options = OmegaConf.select(known, group)
+            if not isinstance(options, DictConfig) or last not in options:
+                raise UserError(_not_there(option, name, options))
 
 
 def check_setting(argument: str, schema: type) -> None:
@@ -117,25 +157,43 @@ def check_setting(argument: str, schema: type) -> None:
         raise UserError(
             f"{argument!r} is two settings in one argument; type them without quotes around both"
         )
-    _check_key(key_of(argument), schema)
+    type_of(key_of(argument), schema)
     _check_choice(key_of(argument), argument.partition("=")[2])
 
 
-def _check_key(key: str, schema: type) -> None:
+def type_of(key: str, schema: type) -> Any:
+    """Returns the type of a setting, and None for an option; refuses a name that is not one."""
     if key in REMOVED:
         raise UserError(f"{key} was removed; {REMOVED[key]}")
     here: Any = schema
     walked: list[str] = []
     for part in key.split("."):
         if not is_dataclass(here):
-            return
+            return None
         known = {one.name: one.type for one in fields(here)}
         if part not in known and not (not walked and part in ("experiment", "hydra")):
             hint = did_you_mean(part, {name: ".".join([*walked, name]) for name in known})
             listed = f"; {'.'.join(walked) or 'the config'} has: {one_of(list(known))}"
             raise UserError(f"{key} is not a setting{hint or listed}")
-        here = known.get(part)
+        here = known.get(part, str if part == "experiment" else dict)
         walked.append(part)
+    return here
+
+
+def expected_of(kind: Any) -> str:
+    """Returns what a setting of a type has to be.
+
+    >>> expected_of(int | None), expected_of(list[float])
+    ('a whole number, e.g. 8, or null', 'a list of numbers, e.g. [0.1,0.5]')
+    """
+    members = get_args(kind)
+    if NoneType in members:
+        return f"{expected_of(members[0])}, or null"
+    if members and is_dataclass(members[0]):
+        return f"a list of {{{', '.join(one.name for one in fields(members[0]))}}}"
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return f"one of: {one_of([str(one) for one in kind])}"
+    return _EXPECTED.get(get_origin(kind) or kind, GROUP)
 
 
 def _check_choice(group: str, value: str) -> None:
@@ -152,12 +210,18 @@ def _store_options(group: str, name: str) -> None:
     """Stores the options of what an installed package adds where Hydra finds them."""
     from hydra.core.config_store import ConfigStore
 
-    path = options_file(group, name)
+    ConfigStore.instance().store(name, _options_of(group, name), group)
+
+
+def _options_of(group: str, name: str) -> Any:
+    """Returns the options of a choice of a group, shipped or added, with their defaults."""
+    path = shipped("conf") / group / f"{name}.yaml"
+    if name in added(group):
+        path = options_file(group, name)
     try:
-        content = load_yaml(path, f"the options of {group}={name}")
+        return load_yaml(path, f"the options of {group}={name}")
     except (ValueError, yaml.YAMLError) as error:
         raise InputDataError(f"{path} cannot be read: {reason_of(error)}") from error
-    ConfigStore.instance().store(name, content, group)
 
 
 def check_arguments(arguments: Sequence[str], schema: type, own_flags: Sequence[str] = ()) -> None:
@@ -176,12 +240,14 @@ def check_arguments(arguments: Sequence[str], schema: type, own_flags: Sequence[
 
 
 def through_hydra(
-    schema: type[Config], arguments: Sequence[str], action: Callable[[Config], object]
+    schema: type[Config],
+    arguments: Sequence[str],
+    action: Callable[[Config], object],
+    stored: Sequence[str] = (),
 ) -> None:
     """Runs an action under Hydra, which handles its own flags: --cfg, --info, --multirun."""
     import hydra
     from hydra.errors import HydraException
-    from omegaconf import DictConfig
 
     register_schemas()
     name = "train" if schema is TrainConfig else "evaluate"
@@ -189,14 +255,15 @@ def through_hydra(
 
     @hydra.main(config_path=str(shipped("conf")), config_name=name, version_base="1.3")
     def run(config: DictConfig) -> None:
-        action(to_schema(_with_home(config), schema))
+        action(to_schema(_with_home(config, schema), schema))
 
     # In a sweep a comma separates runs.
     is_sweep = bool({"-m", "--multirun"} & set(arguments))
     # Hydra's parser takes settings in one place only: here before the flags with their values.
     pairs = zip(["", *arguments], arguments, strict=False)
     ordered = sorted(pairs, key=lambda two: two[1][:1] == "-" or two[0] in _FLAGS_WITH_VALUE)
-    sys.argv[1:] = [one if is_sweep and "," in one else quoted(one) for _, one in ordered]
+    given = [one if is_sweep and "," in one else quoted(one) for _, one in ordered]
+    sys.argv[1:] = [*stored, *given]
     # What --info logs may lose its reader: `| head`.
     logging.raiseExceptions = False
     # Errors are raised here, and reported in one sentence.
@@ -204,7 +271,7 @@ def through_hydra(
     try:
         run()
     except HydraException as error:
-        raise UserError(_explain(error, arguments)) from error
+        raise UserError(_explain(error, arguments, schema)) from error
 
 
 def quoted(override: str) -> str:
@@ -236,20 +303,28 @@ def quoted(override: str) -> str:
 
 
 @contextmanager
-def _interpolations_explained() -> Iterator[None]:
-    """Turns errors about values such as `${SLURM_JOB_ID}` into one sentence."""
+def _interpolations_explained(schema: type) -> Iterator[None]:
+    """Turns errors about values such as `${SLURM_JOB_ID}` into one sentence.
+
+    It does not have what a variable stands for, which may be a secret.
+    """
     try:
         yield
     except OmegaConfBaseException as error:
-        text = re.sub(r"\s+", " ", str(error).split("full_key:")[0]).strip()
+        key = str(error.full_key or "a setting")
+        if isinstance(error, ValidationError):
+            kind = type_of(key.partition("[")[0], schema)
+            text = f"what it stands for is not {expected_of(kind)}"
+        else:
+            text = " ".join(str(error).partition("full_key:")[0].split())
         raise UserError(
-            f"{error.full_key or 'a setting'}: {text}; ${{...}} stands for another setting: for a "
-            "variable of the shell, type double quotes in place of single ones, or ${oc.env:NAME}"
+            f"{key}: {text}; ${{...}} stands for another setting: for a variable of the shell, "
+            "type double quotes in place of single ones, or ${oc.env:NAME}"
         ) from error
 
 
-def _with_home(config: Any) -> Any:
-    with _interpolations_explained():
+def _with_home(config: Any, schema: type) -> Any:
+    with _interpolations_explained(schema):
         values = [(name, OmegaConf.select(config, name)) for name in sorted(PATHS)]
         mixture = OmegaConf.select(config, "data.mixture") or []
         values += [(f"data.mixture[{n}].dir", part.get("dir")) for n, part in enumerate(mixture)]
@@ -260,19 +335,13 @@ def _with_home(config: Any) -> Any:
 
 
 def to_schema(config: Any, schema: type[Config]) -> Config:
-    """Turns a composed config into its dataclass."""
-    _refuse_missing(config)
-    with _interpolations_explained():
+    """Turns a composed config into its dataclass; refuses one that lacks a value."""
+    with _interpolations_explained(schema):
+        if missing := sorted(OmegaConf.missing_keys(config)):
+            raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
         built = OmegaConf.to_object(config)
     assert isinstance(built, schema)
     return built
-
-
-def _refuse_missing(config: Any) -> None:
-    with _interpolations_explained():
-        missing = sorted(OmegaConf.missing_keys(config))
-    if missing:
-        raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
 
 
 def from_plain(settings: dict[Any, Any], schema: type[Config]) -> Config:
@@ -280,14 +349,15 @@ def from_plain(settings: dict[Any, Any], schema: type[Config]) -> Config:
     return to_schema(OmegaConf.merge(OmegaConf.structured(schema), settings), schema)
 
 
-def to_plain(config: TrainConfig | EvaluateConfig) -> dict[str, Any]:
-    """Returns a config as plain containers and values, as written to `config.yaml`."""
-    return _plain(OmegaConf.structured(config))
-
-
-def _plain(config: Any, *, resolve: bool = False) -> dict[str, Any]:
-    with _interpolations_explained():
-        plain = OmegaConf.to_container(config, resolve=resolve, enum_to_str=True)
+def to_plain(config: Any) -> dict[str, Any]:
+    """Returns a config, composed or typed, as plain values, as written to `config.yaml`."""
+    is_composed = isinstance(config, DictConfig)
+    with _interpolations_explained(TrainConfig):
+        plain = OmegaConf.to_container(
+            config if is_composed else OmegaConf.structured(config),
+            resolve=is_composed,
+            enum_to_str=True,
+        )
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
 
@@ -297,43 +367,47 @@ def key_of(override: str) -> str:
     return re.split(r"[=@]", override.lstrip("+~"), maxsplit=1)[0].replace("/", ".")
 
 
-def _explain(error: Exception, overrides: Sequence[str]) -> str:
-    text = " ".join(str(error.__cause__ or error).split())
-    text = re.sub(r"\s*(full_key|object_type|reference_type)[=:].*", "", text)
-    text = re.sub(r"^In '[^']*': |\s*Config search path:.*", "", text)
-    full = _full_key_of(error)
-    # What sets the key, a group that it is in, or something in it.
-    along = [o for o in overrides if all(map(eq, full.split("."), key_of(o).split(".")))]
-    # The key of an element of a list is part of the value.
-    causes = along or [o for o in overrides if full and full.split(".")[-1] in o]
-    causes.sort(key=lambda o: -len(key_of(o)))
-    if causes and (kind := re.search("could not be converted to (Float|Integer)", text)):
-        return f"{causes[0]} must be {_NUMBERS[kind[1]]}"
-    if causes and "is not in struct" in text:
-        key = max(full, key_of(causes[0]), key=len)
-        return _not_there(key, full, getattr(error.__cause__, "parent_node", None))
-    return f"{causes[0]}: {text}" if causes else text
+def _explain(error: Exception, overrides: Sequence[str], schema: type) -> str:
+    """Returns Hydra's refusal as a sentence: the override, and what it has to be."""
+    from hydra.errors import OverrideParseException
+
+    if isinstance(error, OverrideParseException):
+        return (
+            f"{error.override} cannot be read; put a value with commas, brackets, blanks or quotes "
+            "into quotes of its own: 'KEY=\"VALUE\"'"
+        )
+    cause = error.__cause__ or error
+    key = re.sub(r"\[\d+\]", "", str(getattr(cause, "full_key", None) or ""))
+    # What sets the key, a group that it is in, or something in it; or has it in a list.
+    along = [o for o in overrides if all(map(eq, key.split("."), key_of(o).split(".")))]
+    along = along or [o for o in overrides if key and key in o]
+    if not along:
+        return re.sub(r"\s*Config search path:.*", "", " ".join(str(cause).split()))
+    typed = max(along, key=lambda override: len(key_of(override)))
+    if typed.startswith("~"):
+        return f"{typed} deletes a setting; type {key}=VALUE"
+    kind = type_of(key_of(typed), schema)
+    if kind is None and isinstance(cause, AttributeError | KeyError):
+        return _not_there(key, "", getattr(cause, "parent_node", None))
+    return f"{typed} must be {expected_of(kind)}"
 
 
-def _not_there(key: str, full: str, group: Any) -> str:
-    where, last = full.split(".")[:-1], key.split(".")[-1]
-    there = [str(name) for name in group or () if name != "name"]
+def _not_there(key: str, choice: str, options: Any) -> str:
+    """Says that a mechanism or an evaluation has no such option, and which ones it has."""
+    *where, last = key.split(".")
+    known = options if isinstance(options, DictConfig) else {}
+    there = [str(name) for name in known if name != "name"]
     if key == "attention.kernel" and "backend" in there:
         return "attention.kernel is now called attention.backend; type attention.backend=VALUE"
+    if where[:2] == ["attention", "options"]:
+        return f"{key} is not a setting; to give it to the inner mechanism, type +{key}=VALUE"
     hint = did_you_mean(last, {name: ".".join([*where, name]) for name in there})
-    choice = ".".join(where) + (f"={group['name']}" if group and "name" in group else "")
-    known = f"; {choice} has: {one_of(there)}" if there else f"; {choice} has no settings"
+    of = f"attention={choice}" if where == ["attention"] and choice else ".".join(where)
+    listed = f"; {of} has: {one_of(there)}" if there else f"; {of} has no settings"
     if not hint and where == ["attention"] and "options" in there:
         inner = "options.MECHANISM" if "layers" in there else "options"
-        known += f"; to set that of its mechanism, type +attention.{inner}.{last}=VALUE"
-    if where[:2] == ["attention", "options"]:
-        known = f"; to give it to the inner mechanism, type +{key}=VALUE"
-    return f"{key} is not a setting{hint}{known}"
-
-
-def _full_key_of(error: BaseException) -> str:
-    found = re.search(r"full_key: (\S+)", f"{error} {error.__cause__}")
-    return re.sub(r"\[\d+\]", "", found.group(1)) if found else ""
+        listed += f"; to set that of its mechanism, type +attention.{inner}.{last}=VALUE"
+    return f"{key} is not a setting{hint}{listed}"
 
 
 def read_run_config(path: Path) -> dict[Any, Any]:
@@ -360,7 +434,8 @@ def drop_removed(settings: Any) -> None:
     """Takes settings that are gone out of a file; raises ValueError if they have a value there."""
     for name, instead in REMOVED.items():
         section, _, key = name.partition(".")
-        if value := settings.get(section, {}).pop(key, None):
+        values = settings.get(section)
+        if value := values.pop(key, None) if isinstance(values, DictConfig) else None:
             raise ValueError(f"{name}={value} was removed; {instead}")
 
 
@@ -390,12 +465,15 @@ def load_yaml(path: Path, role: str) -> Any:
     if not text.strip():
         raise ValueError("it is empty")
     # Protlm does not write aliases, and nested ones can expand without bound.
-    depth = 0
+    depth = num_groups = 0
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("it contains YAML aliases")
         depth += isinstance(event, yaml.CollectionStartEvent)
+        num_groups += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             raise ValueError(f"it is nested more than {_DEEPEST} deep")
+    if not num_groups:
+        raise ValueError("it has no settings of the form name: value")
     return OmegaConf.create(text)

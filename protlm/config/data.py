@@ -58,7 +58,11 @@ class DataConfig(Checked):
     max_length: int = setting(
         "maximum tokens of a row, including special tokens", 1024, allowed=at_least(3)
     )
-    crop: Crop = setting("the part of a longer sequence that is kept", Crop.prefix)
+    crop: Crop = setting(
+        "the part of a longer sequence that is kept",
+        Crop.prefix,
+        used_with="data.mode=sequences",
+    )
     tokens_per_batch: int = setting(
         "padded size of a batch, over all devices together, or one longer row",
         16_384,
@@ -67,9 +71,13 @@ class DataConfig(Checked):
     batching: Batching = setting(
         "pads rows of one sequence, or fills rows with whole ones, which do not see each other",
         Batching.padded,
+        used_with="data.mode=sequences",
     )
     tokens_per_row: int = setting(
-        "tokens of a packed row, or `data.max_length` if more", 16_384, allowed=at_least(3)
+        "tokens of a packed row, or `data.max_length` if more",
+        16_384,
+        allowed=at_least(3),
+        used_with="data.batching=packed",
     )
     num_workers: int = setting(
         "loader processes of each rank", 0, allowed=at_least(0), decides=False

@@ -70,13 +70,22 @@ def above(low: float, *, at_most: float | None = None) -> Range:
 
 
 def setting(
-    help: str, default: Any = MISSING, *, allowed: Range | None = None, decides: bool | None = None
+    help: str,
+    default: Any = MISSING,
+    *,
+    allowed: Range | None = None,
+    decides: bool | None = None,
+    used_with: str = "",
 ) -> Any:
     """Defines a setting: the sentence of docs/settings.md and `--help`, and the allowed numbers.
 
-    What `decides` what a run learns cannot change when it continues; None: as its section.
+    Args:
+        decides: whether it decides what a run learns, and cannot change when the run continues;
+            None: as its section.
+        used_with: the values of another setting with which this one has an effect, such as
+            `schedule.name=cosine,wsd`.
     """
-    metadata = {"help": help, "allowed": allowed, "decides": decides}
+    metadata = {"help": help, "allowed": allowed, "decides": decides, "used_with": used_with}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)

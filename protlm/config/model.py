@@ -52,9 +52,17 @@ class ModelConfig(Checked):
         allowed=at_least(3),
     )
     positions: Positions = setting("position encoding", Positions.learned)
-    relative_buckets: int = setting("of `positions=relative`: its biases", 32, allowed=at_least(4))
+    relative_buckets: int = setting(
+        "of `positions=relative`: its biases",
+        32,
+        allowed=at_least(4),
+        used_with="model.positions=relative",
+    )
     relative_distance: int = setting(
-        "of `positions=relative`: from there, all distances have one bias", 128, allowed=at_least(2)
+        "of `positions=relative`: from there, all distances have one bias",
+        128,
+        allowed=at_least(2),
+        used_with="model.positions=relative",
     )
     head_dim: int | None = setting(
         "width of a head; `null`: `model_dim` / `num_heads`", None, allowed=at_least(1)

@@ -1,27 +1,57 @@
 """Settings in a file: `protlm train --config FILE` reads it as if its lines had been typed."""
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import (
+    ConfigKeyError,
+    ConfigTypeError,
+    InterpolationResolutionError,
+    ValidationError,
+)
 
 from protlm.config import TrainConfig
+from protlm.config.choices import choices
 from protlm.config.composition import (
-    PATHS,
+    GROUP,
     check_setting,
     drop_removed,
+    expected_of,
     key_of,
     load_yaml,
     reason_of,
+    store_settings,
+    type_of,
 )
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import in_home
 
 
-def with_file(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+@dataclass(frozen=True)
+class FileSettings:
+    """What a file sets.
+
+    Attributes:
+        path: the file.
+        choices: those of groups, such as `model=medium`.
+        keys: the names of the other settings, `attention.window` among them.
+        stored: the override that chooses their values, which are in Hydra's store.
+    """
+
+    path: Path = Path()
+    choices: Sequence[str] = ()
+    keys: Sequence[str] = ()
+    stored: Sequence[str] = ()
+
+
+NO_FILE = FileSettings()
+
+
+def with_file(arguments: Sequence[str]) -> tuple[list[str], FileSettings]:
     """Returns the arguments without `--config FILE`, and the settings of the file."""
     for number, argument in enumerate(arguments):
         flag, equals, value = argument.partition("=")
@@ -33,87 +63,95 @@ def with_file(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
                 raise UserError("--config needs a file; type --config FILE.yaml")
             typed = [*arguments[:number], *rest]
             return typed, settings_of(Path(in_home(value)), typed)
-    return [*arguments], []
+    return [*arguments], NO_FILE
 
 
-def settings_of(path: Path, arguments: Sequence[str]) -> list[str]:
-    """Returns the settings of a file as arguments, less those that `arguments` set themselves.
+def settings_of(path: Path, arguments: Sequence[str]) -> FileSettings:
+    """Returns the settings of a file, less those of groups that `arguments` choose.
 
     The file has the form of `conf/experiment/NAME.yaml` or of the `config.yaml` of a run.
     """
     try:
-        loaded = load_yaml(path, "the settings of --config")
-        if not isinstance(loaded, DictConfig):
-            raise ValueError("it has no settings of the form name: value")
-        drop_removed(loaded)
-        content = OmegaConf.to_container(loaded)
-        assert isinstance(content, dict)
-        found = [*_choices(content), *_values(content)]
-        for one in found:
-            check_setting(one, TrainConfig)
+        chosen, values = _read(load_yaml(path, "the settings of --config"))
+        if "hydra" in values and not {"-m", "--multirun"} & {*arguments}:
+            raise ValueError("hydra has no effect without --multirun")
+        for group, value in chosen.items():
+            check_setting(f"{group}={value}", TrainConfig)
+        typed = {key_of(argument) for argument in arguments}
+        keys = [key for section, value in values.items() for key in _checked(section, value)]
     except InputDataError:
         raise
     except Exception as error:
         raise InputDataError(f"{path} cannot be read as settings: {reason_of(error)}") from error
-    typed = set(map(key_of, arguments))
-    return [one for one in found if not {key_of(one), key_of(one).split(".")[0]} & typed]
+    return FileSettings(
+        path,
+        [f"{group}={value}" for group, value in chosen.items() if group not in typed],
+        [key for key in keys if key.partition(".")[0] not in typed],
+        store_settings({name: value for name, value in values.items() if name not in typed}),
+    )
 
 
-def _choices(content: Mapping[Any, Any]) -> Iterator[str]:
-    """Yields `model=medium` for `- override /model: medium`, and the name of the mechanism."""
-    chosen: dict[str, object] = {}
-    for one in content.get("defaults") or []:
-        if one == "_self_":
+def _read(loaded: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the choices of groups, such as that of the mechanism, and the other settings."""
+    if not isinstance(loaded, DictConfig):
+        raise ValueError("it has no settings of the form name: value")
+    drop_removed(loaded)
+    content = OmegaConf.to_container(loaded)
+    assert isinstance(content, dict)
+    values = {str(key): value for key, value in content.items()}
+    chosen = _choices(values.pop("defaults", None) or [])
+    for section, value in [*values.items()]:
+        # As `model=medium` is typed.
+        if isinstance(value, str) and choices(section):
+            chosen[section] = values.pop(section)
+    attention = values.get("attention")
+    if isinstance(attention, dict) and "name" in attention:
+        chosen["attention"] = attention["name"]
+    return chosen, values
+
+
+def _choices(defaults: Any) -> dict[str, Any]:
+    """Returns those of entries such as `- override /model: medium`."""
+    chosen: dict[str, Any] = {}
+    for entry in defaults if isinstance(defaults, list) else [defaults]:
+        if entry == "_self_":
             continue
-        (name, value), *_ = one.items() if isinstance(one, dict) else [(str(one), None)]
-        group = re.fullmatch(r"(?:override )?/?(\w+)", name)
-        if group is None or value is None:
-            raise ValueError(f"defaults has {one}, and not an entry such as override /model: small")
+        (name, value), *more = entry.items() if isinstance(entry, dict) else [(str(entry), None)]
+        group = re.fullmatch(r"(?:override )?/?(\w+)", str(name))
+        if group is None or value is None or more:
+            raise ValueError(
+                f"defaults has {entry}, and not an entry such as override /model: small"
+            )
         chosen[group[1]] = value
-    if name := (content.get("attention") or {}).get("name"):
-        chosen["attention"] = name
-    yield from (f"{group}={value}" for group, value in chosen.items())
+    return chosen
 
 
-def _values(content: Mapping[Any, Any]) -> Iterator[str]:
-    for section, values in content.items():
-        if section == "defaults":
-            continue
-        if not isinstance(values, dict):
-            yield _typed(str(section), values)
-            continue
-        for key, value in values.items():
-            name = f"{section}.{key}"
-            if name == "attention.options":
-                # The mechanism that has them is not known to the grammar.
-                yield from _options(f"++{name}", value)
-            elif name != "attention.name":
-                yield _typed(name, value)
-
-
-def _options(name: str, value: object) -> Iterator[str]:
-    if not isinstance(value, dict):
-        yield _typed(name, value)
+def _checked(section: str, value: Any) -> Iterator[str]:
+    """Yields the names of settings, such as `attention.window`; refuses names and wrong types."""
+    kind = type_of(section, TrainConfig)
+    if "." in section:
+        raise ValueError(f"{section} has to be written as a setting in its section")
+    if expected_of(kind) != GROUP:
+        _check_type(TrainConfig, section, section, value)
+        yield section
         return
-    for one, inner in value.items():
-        yield from _options(f"{name}.{one}", inner)
+    if not isinstance(value, dict):
+        raise ValueError(f"{section} must be {GROUP}")
+    for key in value:
+        name = f"{section}.{key}"
+        _check_type(kind, name, key, value[key])
+        yield name
 
 
-def _typed(name: str, value: object) -> str:
-    # A path is quoted where it is composed.
-    return f"{name}={value if name in PATHS and isinstance(value, str) else _in_grammar(value)}"
-
-
-def _in_grammar(value: object) -> str:
-    """Returns a value in Hydra's grammar of overrides.
-
-    >>> _in_grammar({"dir": "a b", "weight": 2.0, "split": None, "list": [True, "it's"]})
-    "{dir:'a b',weight:2.0,split:null,list:[true,'it\\\\'s']}"
-    """
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_in_grammar(one)}" for key, one in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(_in_grammar, value)) + "]"
-    if isinstance(value, str):
-        return "'" + re.sub(r"(\\*)(?='|$)", r"\1\1", value).replace("'", r"\'") + "'"
-    return json.dumps(value)
+def _check_type(schema: Any, name: str, key: str, value: Any) -> None:
+    """Refuses a value of another type than its setting; does not say what a variable holds."""
+    kind = type_of(name, TrainConfig)
+    if kind is None and (name != "attention.options" or isinstance(value, dict)):
+        return
+    try:
+        OmegaConf.select(OmegaConf.merge(OmegaConf.structured(schema), {key: value}), key)
+    except (ValidationError, ConfigTypeError, ConfigKeyError) as error:
+        raise ValueError(f"{name} must be {expected_of(kind)}") from error
+    except InterpolationResolutionError:
+        # Other settings, and what Hydra knows, are there when all is composed.
+        return

@@ -32,7 +32,11 @@ class ObjectiveConfig(Checked):
     _section = "objective."
 
     name: Objective = setting("what is predicted", Objective.masked)
-    mask_fraction: float = setting("the fraction of the residues that are predicted", 0.15)
+    mask_fraction: float = setting(
+        "the fraction of the residues that are predicted",
+        0.15,
+        used_with="objective.name=masked",
+    )
     mask_fraction_range: list[float] | None = setting(
         "`[low, high]`: in training each sample draws its fraction from this range; validation "
         "uses `mask_fraction`",
@@ -41,9 +45,15 @@ class ObjectiveConfig(Checked):
     mask_fraction_decays: bool = setting(
         "narrows the range to `mask_fraction` during the decay of `schedule=wsd`", False
     )
-    mask_prob: float = setting("the fraction of the targets that become `<mask>` in the input", 0.8)
+    mask_prob: float = setting(
+        "the fraction of the targets that become `<mask>` in the input",
+        0.8,
+        used_with="objective.name=masked",
+    )
     random_prob: float = setting(
-        "the fraction of the targets that become other residues; the rest is left as it is", 0.1
+        "the fraction of the targets that become other residues; the rest is left as it is",
+        0.1,
+        used_with="objective.name=masked",
     )
     stage: DistillationStage | None = setting(
         "what is learned from `teacher`: the outputs of its attention, or its predictions", None
@@ -57,6 +67,7 @@ class ObjectiveConfig(Checked):
         "with `stage=logits`, the weight of the divergence from the teacher's predictions",
         1.0,
         allowed=at_least(0),
+        used_with="objective.stage=logits",
     )
     lora_rank: int | None = setting(
         "with `stage=logits`, trains low-rank adapters of the projections of attention only, of "
@@ -112,7 +123,12 @@ class OptimizerConfig(Checked):
     weight_decay: float = setting(
         "decoupled weight decay, of matrices only", 0.1, allowed=at_least(0)
     )
-    momentum: float = setting("Muon's momentum", 0.95, allowed=at_least(0, below=1))
+    momentum: float = setting(
+        "Muon's momentum",
+        0.95,
+        allowed=at_least(0, below=1),
+        used_with="optimizer.name=muon",
+    )
 
 
 @dataclass
@@ -129,11 +145,19 @@ class ScheduleConfig(Checked):
         "learning rate at `trainer.max_steps`, as a fraction of the peak",
         0.1,
         allowed=at_least(0, at_most=1),
+        used_with="schedule.name=cosine,wsd",
     )
     decay_fraction: float = setting(
-        "the fraction of the run in which `wsd` decays", 0.2, allowed=at_least(0, at_most=1)
+        "the fraction of the run in which `wsd` decays",
+        0.2,
+        allowed=at_least(0, at_most=1),
+        used_with="schedule.name=wsd",
     )
-    decay_shape: DecayShape = setting("decay of `wsd`: as 1 - √, or linear", DecayShape.sqrt)
+    decay_shape: DecayShape = setting(
+        "decay of `wsd`: as 1 - √, or linear",
+        DecayShape.sqrt,
+        used_with="schedule.name=wsd",
+    )
 
 
 @dataclass
@@ -256,8 +280,13 @@ class TrainerConfig(Checked):
 class LoggerConfig(Checked):
     """Logs in addition to the CSV file, which is always written."""
 
+    _section = "logger."
     _decides = False
 
     tensorboard: bool = setting("writes its files to `tensorboard/` in the run folder", False)
     wandb: WandbMode = setting("Weights & Biases", WandbMode.off)
-    wandb_project: str = setting("the project at Weights & Biases", "protlm")
+    wandb_project: str = setting(
+        "the project at Weights & Biases",
+        "protlm",
+        used_with="logger.wandb=offline,online",
+    )

@@ -86,8 +86,7 @@ class PretrainedModel:
     @property
     def max_length(self) -> int | None:
         """The maximum number of positions, including special tokens, or None without a limit."""
-        sizes = self.description.model
-        return sizes.max_length if sizes.has_position_table else self.network.max_length
+        return self.network.max_length
 
     @property
     def max_residues(self) -> int | None:

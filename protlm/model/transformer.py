@@ -218,8 +218,10 @@ class ProteinLM(nn.Module):
 
     @property
     def max_length(self) -> int | None:
-        """The longest input of the mechanisms, in positions; None for no limit."""
-        lengths = (self.mechanism(number).max_length for number in range(1, self.num_layers + 1))
+        """The longest input of positions and mechanisms, in positions; None for no limit."""
+        lengths = [self.mechanism(number).max_length for number in range(1, self.num_layers + 1)]
+        if self.positions is not None:
+            lengths.append(len(self.positions.table))
         return min((length for length in lengths if length is not None), default=None)
 
     def _enter(self, context: BlockContext, start: int = 0) -> Tensor:

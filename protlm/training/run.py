@@ -13,7 +13,7 @@ from pytorch_lightning.profilers import Profiler
 
 from protlm.checkpoints.format import newest_whole, read_facts, step_of
 from protlm.checkpoints.validations import is_validated
-from protlm.config import TrainConfig, TrainerConfig
+from protlm.config import TrainerConfig
 from protlm.config.composition import to_plain
 from protlm.system.errors import ExitCode, UserError
 from protlm.system.lock import FolderLock
@@ -44,13 +44,12 @@ from protlm.training.launch import (
     is_first_rank,
     loader_errors_explained,
     lost_ranks_explained,
-    resolved_accelerator,
-    resolved_precision,
     strategy,
 )
 from protlm.training.lightning_internals import end_with_exit_code_of_ranks, quiet_and_interruptible
 from protlm.training.loggers import COLUMNS, make_loggers
 from protlm.training.module import LanguageModeling, Training
+from protlm.training.run_plan import RunPlan
 
 
 @dataclass(frozen=True)
@@ -91,15 +90,14 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
     return checkpoint
 
 
-def find_checkpoint(
-    module: LanguageModeling, data: SequenceData, *, config: TrainerConfig, run_dir: Path
-) -> Path | None:
+def find_checkpoint(module: LanguageModeling, data: SequenceData, plan: RunPlan) -> Path | None:
     """Returns the checkpoint that a run continues from, complete or not; None if it has none."""
+    run_dir, max_steps = plan.run_dir, plan.trainer.max_steps
     checkpoint = newest_checkpoint(run_dir)
     if checkpoint is not None:
-        if (step := step_of(checkpoint)) > config.max_steps:
+        if (step := step_of(checkpoint)) > max_steps:
             raise UserError(
-                f"{run_dir} is at step {step}, after trainer.max_steps={config.max_steps}; type "
+                f"{run_dir} is at step {step}, after trainer.max_steps={max_steps}; type "
                 f"trainer.max_steps={step} or more"
             )
         contents = read_facts(checkpoint)
@@ -113,8 +111,8 @@ def find_checkpoint(
 def train(
     module: LanguageModeling,
     data: SequenceData,
+    plan: RunPlan,
     *,
-    settings: TrainConfig,
     checkpoint: Path | None,
     measurement: MeasureModel | None = None,
     lock: FolderLock | None = None,
@@ -124,9 +122,9 @@ def train(
     It continues from the checkpoint of `find_checkpoint`. Before each checkpoint the first rank
     checks its lock. Returns the last step, and the exit code.
     """
-    run_dir, config, data_wait = Path(settings.run_dir), settings.trainer, DataWait()
-    recorded = {**to_plain(settings), "data_fingerprint": data.train.fingerprint}
-    callbacks = _callbacks(module, data, settings, data_wait, measurement)
+    run_dir, config, data_wait = plan.run_dir, plan.trainer, DataWait()
+    recorded = {**to_plain(plan.config), "data_fingerprint": data.train.fingerprint}
+    callbacks = _callbacks(module, data, plan, data_wait, measurement)
     more = [name for one in callbacks if isinstance(one, LoopCallback) for name in one.columns]
     step = last_step(checkpoint)
     run = Run(
@@ -136,11 +134,11 @@ def train(
         lock,
         callbacks,
         make_loggers(
-            settings.logger, run_dir, [*COLUMNS, *more], from_step=step, settings=recorded
+            plan.config.logger, run_dir, [*COLUMNS, *more], from_step=step, settings=recorded
         ),
         cluster_environment(),
         data_wait,
-        data.share.micro_batches,
+        plan.share.micro_batches,
     )
     with (
         lost_ranks_explained(config),
@@ -154,11 +152,11 @@ def train(
 def _callbacks(
     module: LanguageModeling,
     data: SequenceData,
-    settings: TrainConfig,
+    plan: RunPlan,
     data_wait: DataWait,
     measurement: MeasureModel | None,
 ) -> list[Callback]:
-    config, run_dir = settings.trainer, Path(settings.run_dir)
+    config, run_dir = plan.trainer, plan.run_dir
     estimates = WatchEstimates(module.network, every=config.log_every)
     callbacks = [
         TrackDataProgress(),
@@ -188,7 +186,16 @@ def _callbacks(
 
 
 def fit(module: Training, data: pl.LightningDataModule, run: Run) -> tuple[int, ExitCode]:
-    """Trains, from a checkpoint or from the start, until `max_steps`, a callback or a signal."""
+    """Trains, from a checkpoint or from the start, until `max_steps`, a callback or a signal.
+
+    The order of the callbacks is that in which they see a step; Lightning itself moves
+    `SaveCheckpoints`, a checkpoint callback, behind the others. `CheckSameStep` is first, because
+    ranks that start at different steps must not train at all. The callbacks of the run track and
+    log the step. `ValidateLastStep` asks for a validation after the last step, which
+    `StopOnSignal`, after it, cancels when the ranks agree to stop. `SaveCheckpoints` has to come
+    after `StopOnSignal`: it saves the step after which the run stops, and saves the position in the
+    data and the counters, which the others have updated by then.
+    """
     config, step = run.config, last_step(run.checkpoint)
     lacks_validation = run.lacks_validation(step, of_start=module.keeps_start)
     if step >= config.max_steps and not lacks_validation:
@@ -219,8 +226,7 @@ def fit(module: Training, data: pl.LightningDataModule, run: Run) -> tuple[int, 
 
 def _trainer(module: Training, run: Run, callbacks: list[Callback]) -> pl.Trainer:
     config = run.config
-    accelerator, _, index = resolved_accelerator(config.accelerator).partition(":")
-    precision = resolved_precision(config.precision, accelerator)
+    accelerator, _, index = config.accelerator.partition(":")
     batches_per_step = config.accumulate_grad_batches * run.micro_batches
     return pl.Trainer(
         default_root_dir=run.folder,
@@ -228,7 +234,7 @@ def _trainer(module: Training, run: Run, callbacks: list[Callback]) -> pl.Traine
         devices=[int(index)] if index else config.devices,
         num_nodes=config.num_nodes,
         strategy=strategy(config, uses_all_parameters=module.uses_all_parameters),
-        precision=precision,  # pyright: ignore[reportArgumentType]
+        precision=config.precision,  # pyright: ignore[reportArgumentType]
         max_steps=config.max_steps,
         max_epochs=-1,
         accumulate_grad_batches=batches_per_step,

@@ -11,19 +11,20 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from protlm.config import TrainConfig
-from protlm.config.choices import choices
 from protlm.config.composition import (
     RUN_CONFIG,
-    compose,
-    compose_plain,
+    check_options,
+    composed,
     from_plain,
     key_of,
     read_run_config,
     to_plain,
+    to_schema,
 )
 from protlm.config.fields import as_typed
-from protlm.config.settings import may_change
-from protlm.system.errors import OutputError, UserError, one_of
+from protlm.config.settings import may_change, used_with
+from protlm.config.settings_file import NO_FILE, FileSettings
+from protlm.system.errors import InputDataError, OutputError, UserError, one_of
 from protlm.system.lock import LOCK
 from protlm.system.paths import check_output, complete_file, explain_os_error
 from protlm.training.schedule import check_schedule, fitting_warmup
@@ -31,34 +32,19 @@ from protlm.training.schedule import check_schedule, fitting_warmup
 _WARMUP = "schedule.warmup_steps"
 _LISTED = 5
 SAMPLE_DATA = Path("data/uniprot_sample")
-# The setting that decides whether a setting is used, and the values with which it is.
-_USED_WITH = {
-    "optimizer.momentum": ("optimizer.name", ("muon",)),
-    "schedule.min_lr_ratio": ("schedule.name", ("cosine", "wsd")),
-    "schedule.decay_fraction": ("schedule.name", ("wsd",)),
-    "schedule.decay_shape": ("schedule.name", ("wsd",)),
-    "objective.mask_fraction": ("objective.name", ("masked",)),
-    "objective.mask_prob": ("objective.name", ("masked",)),
-    "objective.random_prob": ("objective.name", ("masked",)),
-    "objective.teacher_weight": ("objective.stage", ("logits",)),
-    "data.crop": ("data.mode", ("sequences",)),
-    "data.batching": ("data.mode", ("sequences",)),
-    "data.tokens_per_row": ("data.batching", ("packed",)),
-    "model.relative_buckets": ("model.positions", ("relative",)),
-    "model.relative_distance": ("model.positions", ("relative",)),
-    "logger.wandb_project": ("logger.wandb", ("offline", "online")),
-}
 
 
-def compose_run(typed: Sequence[str], from_file: Sequence[str] = ()) -> TrainConfig:
+def compose_run(typed: Sequence[str], file: FileSettings = NO_FILE) -> TrainConfig:
     """Composes the settings of a run; those not given are the ones stored in its directory.
 
     A chosen group (`model=tiny`) types all its settings, and `experiment=` every one, but not a
     warm-up, which may have been shortened to fit. A run whose directory was not typed continues
     only if the settings, typed and not, are its own.
     """
-    arguments = [*from_file, *typed]
-    run_dir, keys = _run_dir(arguments), set(map(key_of, arguments))
+    arguments = [*file.choices, *typed]
+    composed_settings = composed(TrainConfig, arguments, file.stored)
+    keys = {*file.keys, *map(key_of, arguments)}
+    run_dir = Path(composed_settings.run_dir)
     stored = _stored(run_dir)
     if stored is None:
         if keys == {"run_dir"}:
@@ -66,65 +52,78 @@ def compose_run(typed: Sequence[str], from_file: Sequence[str] = ()) -> TrainCon
                 f"{run_dir} contains no run to continue; to start one there, type its settings, "
                 "such as data.dir=DIR, or data=sample for the shipped sample"
             )
-        return _new_config(arguments, typed)
+        return _new_config(composed_settings, typed, file)
     if not keys & {"run_dir", "experiment"}:
-        _refuse_differences(run_dir, stored, to_plain(_new_config(arguments, typed)))
-    # Settings are compared with each other only when all are those of the run.
-    composed = compose_plain(TrainConfig, [*_stored_choices(stored, arguments), *arguments])
-    before, now = _flat(stored), _flat(composed)
+        refuse_differences(_new_config(composed_settings, typed, file))
+    before, now = _flat(stored), _flat(to_plain(composed_settings))
     given = {name for name in {**before, **now} if _is_given(name, keys)}
     settings = {name: value for name, value in before.items() if name not in given}
     settings |= {name: now[name] for name in now if name in given or name == "run_dir"}
     nested = _nested(settings)
+    # Settings are compared with each other only when all are those of the run.
+    _check_options(str(nested["attention"]["name"]), composed_settings, typed, file)
     config = from_plain(nested, TrainConfig)
-    _refuse_differences(run_dir, stored, nested)
     refuse_unused(typed, nested)
     check_schedule(config.schedule, max_steps=config.trainer.max_steps, is_continued=True)
     return config
 
 
-def check_run(typed: Sequence[str], from_file: Sequence[str]) -> None:
+def check_run(typed: Sequence[str], file: FileSettings = NO_FILE) -> None:
     """Refuses what can be refused without torch, whose import takes seconds."""
-    data = compose_run(typed, from_file).data
+    config = compose_run(typed, file)
+    refuse_differences(config)
     from protlm.data.shards.manifest import read_manifest
 
+    data = config.data
     for directory in (data.dir, data.valid_dir, *(part.dir for part in data.mixture)):
         # The sample is made when it is needed.
         if directory is not None and Path(directory).absolute() != SAMPLE_DATA.absolute():
             read_manifest(Path(directory))
 
 
-def _new_config(arguments: Sequence[str], typed: Sequence[str]) -> TrainConfig:
-    config = compose(TrainConfig, arguments)
-    refuse_unused(typed, to_plain(config))
-    return with_fitting_warmup(config, arguments)
+def _new_config(config: Any, typed: Sequence[str], file: FileSettings) -> TrainConfig:
+    _check_options(str(config.attention.name), config, typed, file)
+    made = to_schema(config, TrainConfig)
+    refuse_unused(typed, to_plain(made))
+    return with_fitting_warmup(made, {*file.keys, *map(key_of, typed)})
+
+
+def _check_options(name: str, config: Any, typed: Sequence[str], file: FileSettings) -> None:
+    check_options(name, typed, config)
+    # Those of an inner mechanism are free in a file.
+    keys = [key for key in file.keys if key != "attention.options"]
+    try:
+        check_options(name, keys, config)
+    except UserError as error:
+        raise InputDataError(f"{file.path} cannot be used: {error}") from error
 
 
 def refuse_unused(
     arguments: Sequence[str], config: Mapping[Any, Any], *, swept: Container[str] = ()
 ) -> None:
     """Rejects settings that were typed and are not used, unless a sweep decides that."""
+    conditions = used_with()
     for key in map(key_of, arguments):
         if key == "data.train_split" and config["data"]["mixture"]:
             raise UserError(
                 "data.train_split has no effect with data.mixture, whose data sets have a split "
                 "each; type split: in the data sets"
             )
-        name, values = _USED_WITH.get(key, ("", ()))
+        name, _, values = conditions.get(key, "").partition("=")
         section, _, setting = name.partition(".")
         if not name or section in swept or name in swept:
             continue
-        found = str(config[section][setting])
-        if found not in values:
+        value = str(config[section][setting])
+        if value not in values.split(","):
             raise UserError(
-                f"{key} has no effect with {name}={found}; leave it out, or type "
-                f"{name}={one_of(list(values))}"
+                f"{key} has no effect with {name}={value}; leave it out, or type "
+                f"{name}={one_of(values.split(','))}"
             )
 
 
-def with_fitting_warmup(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
+def with_fitting_warmup(config: TrainConfig, keys: Container[str]) -> TrainConfig:
     """Shortens a warm-up that was not typed and does not fit into the run, and notes it."""
-    if _WARMUP in map(key_of, arguments):
+    if _WARMUP in keys:
         return config
     schedule, max_steps = config.schedule, config.trainer.max_steps
     try:
@@ -139,10 +138,17 @@ def with_fitting_warmup(config: TrainConfig, arguments: Sequence[str]) -> TrainC
     return config
 
 
-def write_config(run_dir: Path, config: TrainConfig) -> None:
-    """Writes the config, which contains no secrets, into the run directory."""
-    # Another process may have used the directory since it was checked.
-    refuse_another_run(run_dir, config)
+def write_config(config: TrainConfig, stored: Mapping[Any, Any] | None) -> None:
+    """Writes the config, which contains no secrets, into the run directory.
+
+    `stored` is what `refuse_another_run` compared it with.
+    """
+    run_dir = Path(config.run_dir)
+    if _stored(run_dir) != stored:
+        raise UserError(
+            f"another process has trained in {run_dir} since this one started; type the same "
+            "command again, or choose another run_dir="
+        )
     plain = to_plain(config)
     data, objective = plain["data"], plain["objective"]
     sets = [(part, "dir") for part in (data, *data["mixture"])]
@@ -160,22 +166,19 @@ def write_config(run_dir: Path, config: TrainConfig) -> None:
         raise explain_os_error(error, run_dir) from error
 
 
-def refuse_another_run(run_dir: Path, config: TrainConfig) -> None:
-    """Refuses a directory that contains another run, or files that are not those of a run."""
-    stored = _stored(run_dir)
+def refuse_another_run(config: TrainConfig) -> dict[Any, Any] | None:
+    """Refuses a directory that contains another run, or files that are not those of a run.
+
+    Returns the settings that are stored there; None in a new directory.
+    """
+    run_dir = Path(config.run_dir)
+    stored = refuse_differences(config)
     if stored is not None:
-        _refuse_differences(run_dir, stored, to_plain(config))
-        return
+        return stored
     if run_dir.exists() and not (run_dir.is_dir() and _is_empty(run_dir)):
         raise OutputError(f"{run_dir} exists and does not contain a run; choose another run_dir=")
     check_output(run_dir, overwrite=True)
-
-
-def _run_dir(arguments: Sequence[str]) -> Path:
-    chosen = [one for one in arguments if key_of(one) in ("run_dir", "experiment")]
-    # Interpolations such as ${seed} need the other settings.
-    is_interpolated = any("${" in one for one in chosen)
-    return Path(compose_plain(TrainConfig, arguments if is_interpolated else chosen)["run_dir"])
+    return None
 
 
 def _stored(run_dir: Path) -> dict[Any, Any] | None:
@@ -189,18 +192,6 @@ def _stored(run_dir: Path) -> dict[Any, Any] | None:
 def _is_empty(folder: Path) -> bool:
     # A run that was killed at its start leaves only its lock.
     return {path.name for path in folder.iterdir() if path.suffix != ".part"} <= {LOCK}
-
-
-def _stored_choices(stored: Mapping[Any, Any], arguments: Sequence[str]) -> list[str]:
-    """Chooses the mechanism and the stage of the run, so that their options can be typed alone."""
-    typed = set(map(key_of, arguments))
-    name, stage = str(stored["attention"].get("name")), stored["objective"].get("stage")
-    chosen = []
-    if name in choices("attention") and not typed & {"attention", "experiment"}:
-        chosen.append(f"attention={name}")
-    if stage is not None and not typed & {"objective", "objective.stage", "experiment"}:
-        chosen.append(f"objective.stage={stage}")
-    return chosen
 
 
 def _is_given(name: str, keys: set[str]) -> bool:
@@ -227,12 +218,15 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return nested
 
 
-def _refuse_differences(run_dir: Path, before: Mapping[Any, Any], now: Mapping[Any, Any]) -> None:
-    differing = _differences(before, now)
+def refuse_differences(config: TrainConfig) -> dict[Any, Any] | None:
+    """Refuses other settings than those that decide the stored run; returns what is stored."""
+    run_dir = Path(config.run_dir)
+    stored = _stored(run_dir)
+    differing = [] if stored is None else _differences(stored, to_plain(config))
     if not differing:
-        return
+        return stored
     # The most telling first.
-    differing.sort(key=lambda one: not one[0].endswith(".name"))
+    differing.sort(key=lambda difference: not difference[0].endswith(".name"))
     listed = [
         f"{name}={as_typed(there)}, not {as_typed(here)}"
         for name, there, here in differing[:_LISTED]

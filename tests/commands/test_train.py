@@ -5,7 +5,9 @@ import re
 import shutil
 import warnings
 from pathlib import Path
+from unittest.mock import Mock
 
+import hydra
 import pytest
 import yaml
 
@@ -13,13 +15,14 @@ from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.commands.train import train
 from protlm.config import EvaluateConfig, TrainConfig
 from protlm.config.composition import compose, to_plain
-from protlm.config.settings import may_change
+from protlm.config.settings import may_change, used_with
 from protlm.config.settings_file import settings_of
 from protlm.data.shards.manifest import read_manifest
 from protlm.loading import load_model
 from protlm.system.errors import InputDataError, UserError
+from protlm.training import run_config
 from protlm.training.run_config import (
-    _USED_WITH,
+    check_run,
     compose_run,
     refuse_another_run,
     refuse_unused,
@@ -77,7 +80,7 @@ TYPED = [
 @pytest.mark.parametrize(("typed", "difference"), slow_but(TYPED, TYPED[0], TYPED[-1]))
 def test_typed_settings_must_agree(typed: str, difference: str, run: Path) -> None:
     with pytest.raises(UserError) as refused:
-        compose_run([f"run_dir={run}", *typed.split()])
+        check_run([f"run_dir={run}", *typed.split()])
     assert str(refused.value).startswith(f"{run} contains a run with ")
     assert difference in str(refused.value)
     assert str(refused.value).count(", not ") <= 5
@@ -92,6 +95,18 @@ def test_settings_that_decide_are_those_of_what_is_learned() -> None:
     }
     decides = {"precision", "tokens_per_step", "ema_decay", "gradient_clip"}
     assert not free & {"data.tokens_per_batch", *(f"trainer.{one}" for one in decides)}
+
+
+def test_settings_are_composed_and_compared_once_in_each_process(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composing, comparing = Mock(wraps=hydra.compose), Mock(wraps=run_config._differences)
+    monkeypatch.setattr(hydra, "compose", composing)
+    monkeypatch.setattr(run_config, "_differences", comparing)
+    check_run([f"run_dir={run}"])
+    assert (composing.call_count, comparing.call_count) == (1, 1)
+    train(compose_run([f"run_dir={run}"]))
+    assert (composing.call_count, comparing.call_count) == (2, 2)
 
 
 @pytest.mark.slow
@@ -130,7 +145,9 @@ def test_a_directory_without_a_run_is_not_continued(run: Path) -> None:
 def test_a_run_names_its_data_for_other_folders(tiny_data: Path) -> None:
     Path("data").symlink_to(tiny_data)
     typed = ["model=tiny", "data.dir=data", "data.valid_dir=data", "run_dir=run"]
-    write_config(NEW, compose(TrainConfig, typed))
+    write_config(compose(TrainConfig, typed), None)
+    with pytest.raises(UserError, match="another process has trained in run since"):
+        write_config(compose(TrainConfig, typed), None)
     found = compose_run(["run_dir=run"]).data
     assert found.dir == found.valid_dir == str(Path("data").absolute())
     with pytest.raises(InputDataError, match=rf"there is no {Path.cwd()}/gone/.*data\.dir=DIR"):
@@ -162,14 +179,31 @@ def test_a_file_of_settings_is_as_if_typed() -> None:
     [
         ("a: &x 1\nb: *x", "cannot be read as settings: it contains YAML aliases"),
         ("- 1", "it has no settings of the form name: value"),
+        ("5", "it has no settings of the form name: value"),
         ("defaults: [model]", "defaults has model, and not an entry such as override /model"),
+        ("defaults: [{model: tiny, data: sample}]", "defaults has .* and not an entry such as"),
         ("", "it is empty"),
+        ("seed: 1\nseed: 2", "line 2: found duplicate key seed"),
+        ("trainer: [1, 2]", "trainer must be settings of the form name: value"),
+        ("data: null", "data must be settings of the form name: value"),
+        ("attention: {name: hybrid, options: 5}", "attention.options must be settings of the"),
+        ("attention: {name: hybrid, windw: 5}", r"windw is not .* \(did you mean attention.window"),
+        ("model: tinny", r"model=tinny does not exist \(did you mean model=tiny\?\)"),
+        ("trainer.max_steps: 5", "trainer.max_steps has to be written as a setting in its section"),
+        ("trainer: {steps: 5}", "trainer.steps is not a setting .*max_steps"),
+        ("trainer: {max_steps: null}", "trainer.max_steps must be a whole number, e.g. 8$"),
+        ("trainer: {compile: 'it''s'}", "trainer.compile must be true or false$"),
+        ("seed: ${oc.env:HOME}", "seed must be a whole number, e.g. 8$"),
+        ("model: {positions: round}", "model.positions must be one of: learned, relative, rotary"),
+        ("data: {mixture: {dir: a}}", r"data.mixture must be a list of {dir, weight, split}$"),
+        ("hydra: {verbose: true}", "hydra has no effect without --multirun"),
     ],
 )
 def test_a_file_that_is_not_one_of_settings(text: str, message: str) -> None:
     Path("bad.yaml").write_text(text)
-    with pytest.raises(InputDataError, match=message):
-        settings_of(Path("bad.yaml"), [])
+    with pytest.raises(InputDataError, match=message) as refused:
+        compose_run(["run_dir=run"], settings_of(Path("bad.yaml"), []))
+    assert str(refused.value).startswith("bad.yaml cannot be ")
 
 
 @pytest.mark.parametrize(
@@ -244,7 +278,7 @@ def test_options_of_the_stored_mechanism_may_be_typed_alone(
     assert "backend" not in saved and "backend" not in saved.get("options", {})
     if other:
         with pytest.raises(UserError, match=rf"{other.strip('+').split('=')[0]}=.*, not "):
-            compose_run([f"run_dir={run}", other])
+            check_run([f"run_dir={run}", other])
 
 
 @pytest.mark.slow
@@ -272,7 +306,7 @@ def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(train_ti
         assert config.objective.mask_fraction_range == [0.1, 0.3]
         assert config.objective.mask_fraction_decays
     with pytest.raises(UserError, match=r"mask_fraction_range=\[0\.1, 0\.3\], not \[0\.1, 0\.5\]"):
-        compose_run([f"run_dir={run}", "objective.mask_fraction_range=[0.1,0.5]"])
+        check_run([f"run_dir={run}", "objective.mask_fraction_range=[0.1,0.5]"])
     with pytest.raises(UserError, match=r"trainer\.valid_every=0 must be"):
         compose_run([f"run_dir={run}", "trainer.valid_every=0"])
 
@@ -285,11 +319,11 @@ def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path) -> None:
     for steps in (20, 2000):
         longer = compose_run([*settings, f"trainer.max_steps={steps}"])
         assert longer.schedule.warmup_steps == 2
-        refuse_another_run(NEW, longer)
+        refuse_another_run(longer)
     with pytest.raises(UserError, match=r"warmup_steps=2 must be .* larger trainer\.max_steps"):
         train(compose_run([*settings, "trainer.max_steps=2"]))
     with pytest.raises(UserError, match=r"schedule\.warmup_steps=2, not 20"):
-        compose_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=20"])
+        check_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=20"])
 
 
 def test_a_run_cannot_end_before_its_checkpoint(run: Path, train_tiny: Train) -> None:
@@ -405,7 +439,7 @@ def test_a_setting_without_effect_is_refused(typed: str, message: str) -> None:
 
 def test_every_name_is_a_setting() -> None:
     config = to_plain(compose(TrainConfig, []))
-    for name in {*_USED_WITH, *(other for other, *_ in _USED_WITH.values())}:
+    for name in {condition.partition("=")[0] for condition in used_with().values()} - {""}:
         section, _, key = name.partition(".")
         assert key in config[section]
 

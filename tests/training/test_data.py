@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from protlm.build import batching_strategy, build_data, masking_rule, open_data
-from protlm.config import DataConfig, MixtureConfig, Mode, TrainConfig
+from protlm.build import build_data, open_data
+from protlm.config import DataConfig, MixtureConfig, TrainConfig
 from protlm.config.composition import compose
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchPlan, BatchStream
@@ -29,6 +29,7 @@ from protlm.system.errors import UserError
 from protlm.training.datamodule import SequenceData
 from protlm.training.labels import Batches, LabeledTokens, TokenRows
 from protlm.training.module import LanguageModeling
+from protlm.training.run_plan import RunPlan
 from tests.fixtures.runs import rows_of
 
 STEPS = 8
@@ -50,7 +51,11 @@ FALLING = (
 def build(tiny_data: Path, *settings: str) -> SequenceData:
     given = [f"data.dir={tiny_data}", "data.max_length=128", "data.tokens_per_batch=1024"]
     config = compose(TrainConfig, [*given, *settings])
-    return build_data(*open_data(config.data), config)
+    return build_data(RunPlan(config))
+
+
+def plan_of(*settings: str) -> RunPlan:
+    return RunPlan(compose(TrainConfig, settings))
 
 
 def mixture(one: Path, other: Path) -> list[str]:
@@ -69,18 +74,17 @@ def test_a_run_by_clusters_reads_a_member_of_each(tiny_clusters):
     """An epoch has one row per cluster; validation reads every sequence, as always."""
     settings = [f"data.dir={tiny_clusters}", "data.sampling=cluster", "data.max_length=64"]
     config = compose(TrainConfig, settings)
-    train, valid = open_data(config.data)
     index = open_clusters(tiny_clusters, "train")
     clusters = index.members(np.arange(len(index)), np.zeros(len(index), np.uint64), 0)
-    assert train.num_clusters == len(clusters) < len(train)
-    data = build_data(train, valid, config)
+    data = build_data(RunPlan(config))
+    assert data.train.num_clusters == len(clusters) < len(data.train)
     rows = 0
     for batch in data.train_dataloader():
         rows += len(batch.samples_B)
         if batch.after[0] == 1:
             break
     assert rows == len(clusters)
-    assert sum(len(batch.samples_B) for batch in data.val_dataloader()) == len(valid)
+    assert sum(len(batch.samples_B) for batch in data.val_dataloader()) == len(data.valid)
 
 
 def test_the_start_describes_an_epoch(train, tiny_clusters, capsys):
@@ -97,13 +101,10 @@ def test_the_start_describes_an_epoch(train, tiny_clusters, capsys):
 
 
 def test_configs_become_rules():
-    config = compose(TrainConfig, ["data=trembl"]).data
-    rule = batching_strategy(config)
+    rule = plan_of("data=trembl", "data.dir=x").batching
     assert isinstance(rule, LengthBuckets)
     assert (rule.tokens_per_batch, rule.max_length, rule.crop) == (131_072, 1_024, "prefix")
-    config = compose(TrainConfig, ["data=concatenated"]).data
-    rule = batching_strategy(config)
-    assert config.mode is Mode.concatenated
+    rule = plan_of("data=concatenated", "data.dir=x").batching
     assert isinstance(rule, Concatenation)
     assert (rule.tokens_per_batch, rule.max_length) == (131_072, 8_192)
 
@@ -276,12 +277,11 @@ def test_measured_fractions_are_those_of_the_step(tiny_data):
 
 
 def test_configs_become_schedules_of_masks():
-    assert masking_rule(compose(TrainConfig, [])) == MaskingRule()
-    assert masking_rule(compose(TrainConfig, ["objective=causal"])) is None
-    config = compose(TrainConfig, ["objective=mask_only", *FALLING, "trainer.max_steps=100"])
-    assert masking_rule(config) == MaskingRule(0.15, 1.0, 0.0, (0.1, 0.6), narrowing=(50, 100))
-    config = compose(TrainConfig, ["schedule=wsd_linear", "trainer.max_steps=10000", *FALLING[:2]])
-    rule = masking_rule(config)
+    assert plan_of().masking == MaskingRule()
+    assert plan_of("objective=causal").masking is None
+    rule = plan_of("objective=mask_only", *FALLING, "trainer.max_steps=100").masking
+    assert rule == MaskingRule(0.15, 1.0, 0.0, (0.1, 0.6), narrowing=(50, 100))
+    rule = plan_of("schedule=wsd_linear", "trainer.max_steps=10000", *FALLING[:2]).masking
     assert rule is not None and rule.narrowing == (6_000, 10_000)
 
 

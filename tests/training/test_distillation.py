@@ -19,6 +19,7 @@ from protlm.model.block import Block
 from protlm.model.transformer import build_network
 from protlm.system.errors import InputDataError, UserError
 from protlm.training.run_config import compose_run
+from protlm.training.run_plan import RunPlan
 from tests.fixtures.runs import Train, rows_of, saved
 
 Settings = tuple[str, ...]
@@ -105,9 +106,9 @@ def batch_of(lengths: list[int]) -> Batch:
 
 
 def module_of(pair: Settings, *overrides: str) -> Any:
-    given = ["model=tiny", "data.max_length=128", "run_dir=run", *pair, *overrides]
-    config = compose(TrainConfig, given)
-    return build_module(build_network(config.model, config.attention, seed=3), config)
+    given = ["model=tiny", "data.max_length=128", "run_dir=run", "schedule.warmup_steps=0"]
+    config = compose(TrainConfig, [*given, *pair, *overrides])
+    return build_module(build_network(config.model, config.attention, seed=3), RunPlan(config))
 
 
 def test_the_loss_of_stage_2_is_cross_entropy_and_divergence(pair, teacher):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from protlm.attention import names
-from protlm.build import build_data, build_module, open_data
+from protlm.build import build_data, build_training
 from protlm.checkpoints.validations import read_metrics
 from protlm.config import (
     DecayShape,
@@ -25,7 +25,6 @@ from protlm.config import (
 from protlm.config.composition import compose
 from protlm.data.masking import IGNORE
 from protlm.model.objective import target_sums
-from protlm.model.transformer import build_network
 from protlm.system.errors import UserError
 from protlm.training.lora import add_adapters
 from protlm.training.module import LanguageModeling
@@ -37,6 +36,7 @@ from protlm.training.optimization import (
     build_optimizer,
     with_half_life,
 )
+from protlm.training.run_plan import RunPlan
 from protlm.training.schedule import check_schedule, fitting_warmup, rate_factor
 from tests.fixtures.commands import run_python
 from tests.fixtures.runs import Train, rows_of, weights_of
@@ -97,7 +97,7 @@ def test_any_micro_batches_make_the_same_steps_also_in_a_resumed_run(at_once, tr
 def test_accumulated_gradients_are_those_of_all_targets_at_once(train, tiny_data):
     given = [f"data.dir={tiny_data}", "data.max_length=128", "data.tokens_per_batch=1024"]
     config, network = compose(TrainConfig, given), network_of()
-    loader = build_data(*open_data(config.data), config).train_dataloader()
+    loader = build_data(RunPlan(config)).train_dataloader()
     nats, count = torch.zeros(()), 0
     for _, batch in zip(range(3), loader, strict=False):
         logits = network(batch.tokens_BL, batch.mask_BL, causal=False).logits_BLV
@@ -120,7 +120,7 @@ def test_a_micro_batch_of_the_longest_rows_holds_at_most_its_tokens(mode, tokens
     settings = [f"data.dir={tiny_data}", "data.max_length=128", f"data.mode={mode}"]
     settings += ["trainer.tokens_per_step=1024", f"data.tokens_per_batch={tokens}"]
     config = compose(TrainConfig, settings)
-    batches = build_data(*open_data(config.data), config).train_dataloader()
+    batches = build_data(RunPlan(config)).train_dataloader()
     shapes = [batch.mask_BL.shape for batch in islice(batches, 60)]
     sizes = [rows * length for rows, length in shapes if length == 128]
     assert sizes and max(sizes) <= tokens
@@ -221,7 +221,7 @@ def test_parameters_without_hidden_matrices_have_adamw_alone():
 def test_beta2_forgets_half_after_its_half_life(name, settings, tokens):
     given = [f"optimizer={name}", "optimizer.beta2_half_life=1e6", *settings]
     config = compose(TrainConfig, ["model=tiny", "run_dir=unused", "data.dir=unused", *given])
-    module = build_module(build_network(config.model, config.attention, seed=0), config)
+    module = build_training(RunPlan(config))
     groups = build_optimizer(module.network, module._optimizer).param_groups
     betas = [group["betas"] for group in groups if "betas" in group]
     assert betas

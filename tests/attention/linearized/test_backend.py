@@ -4,6 +4,7 @@ Attention in PyTorch stands in for fused kernels where their choice is tested.
 """
 
 import json
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path

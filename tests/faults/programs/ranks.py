@@ -195,7 +195,7 @@ def signal_repeatedly() -> None:
 
 def open_slowly() -> None:
     """Has written nothing yet, and never opens its data."""
-    command.open_data = announce_and_sleep
+    command.build_data = announce_and_sleep
     command.main()
 
 

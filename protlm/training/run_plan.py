@@ -1,0 +1,130 @@
+"""What a run derives from its settings: decided once, before anything is built."""
+
+import warnings
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from protlm.config import Batching, Mode, Objective, TrainConfig, TrainerConfig
+from protlm.data.batching.plan import BatchingStrategy, RankBatches
+from protlm.data.batching.strategies import Concatenation, LengthBuckets, WholeProteins
+from protlm.data.masking import MaskingRule
+from protlm.system.errors import UserError
+from protlm.training.launch import (
+    check_trainer,
+    is_first_rank,
+    resolved_accelerator,
+    resolved_precision,
+)
+from protlm.training.schedule import check_schedule, decay_steps
+
+# Padded lengths of a compiled model, a graph for each.
+_COMPILED_LENGTHS = 10
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run does on this machine.
+
+    What builds, prints and trains a run takes it from here. Settings that fit neither each other
+    nor the machine are refused when the plan is made.
+    """
+
+    config: TrainConfig
+
+    def __post_init__(self) -> None:
+        trainer = self.config.trainer
+        check_trainer(trainer)
+        check_schedule(self.config.schedule, max_steps=trainer.max_steps)
+        # Its fractions are checked.
+        _ = self.masking
+        self._check_rows()
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of the run."""
+        return Path(self.config.run_dir)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the next residue is predicted."""
+        return self.config.objective.name is Objective.causal
+
+    @property
+    def num_devices(self) -> int:
+        """The devices of all machines."""
+        return self.config.trainer.devices * self.config.trainer.num_nodes
+
+    @cached_property
+    def trainer(self) -> TrainerConfig:
+        """The settings of the trainer, with an accelerator and a precision in place of `auto`."""
+        trainer = self.config.trainer
+        device = resolved_accelerator(trainer.accelerator)
+        precision = resolved_precision(trainer.precision, device)
+        return replace(trainer, accelerator=device, precision=precision)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """The size of an optimizer step, with padding."""
+        trainer, size = self.config.trainer, self.config.data.tokens_per_batch
+        return trainer.tokens_per_step or trainer.accumulate_grad_batches * size
+
+    @cached_property
+    def batching(self) -> BatchingStrategy:
+        """How samples become batches; with `trainer.tokens_per_step`, a batch is a step."""
+        trainer, data = self.config.trainer, self.config.data
+        size = (trainer.tokens_per_step or data.tokens_per_batch, data.max_length)
+        if data.mode is Mode.concatenated:
+            return Concatenation(*size)
+        if data.batching is Batching.packed:
+            return WholeProteins(*size, crop=data.crop, row=data.tokens_per_row)
+        even = _COMPILED_LENGTHS if trainer.compile else 0
+        return LengthBuckets(*size, crop=data.crop, even=even)
+
+    @cached_property
+    def share(self) -> RankBatches:
+        """The micro-batches of a batch, and the batches of a step.
+
+        The size of a step does not depend on that of a micro-batch, which has whole rows.
+        """
+        trainer, longest = self.config.trainer, self.batching.longest_row
+        rows_of_step = max((trainer.tokens_per_step or 1) // longest, 1)
+        rows_at_a_time = max(self.config.data.tokens_per_batch // longest, 1)
+        return RankBatches(
+            micro_batches=-(-rows_of_step // rows_at_a_time),
+            fill=trainer.compile,
+            batches_per_step=trainer.accumulate_grad_batches,
+        )
+
+    @cached_property
+    def masking(self) -> MaskingRule | None:
+        """The masks of training; None for the causal objective."""
+        if self.is_causal:
+            return None
+        objective, max_steps = self.config.objective, self.config.trainer.max_steps
+        bounds = objective.mask_fraction_range
+        decay = decay_steps(self.config.schedule, max_steps=max_steps)
+        return MaskingRule(
+            mask_fraction=objective.mask_fraction,
+            mask_prob=objective.mask_prob,
+            random_prob=objective.random_prob,
+            mask_fraction_range=None if bounds is None else (bounds[0], bounds[1]),
+            narrowing=(max_steps - decay, max_steps) if objective.mask_fraction_decays else None,
+        )
+
+    def _check_rows(self) -> None:
+        """Refuses rows that do not fit into a batch; warns of too few of them for all devices."""
+        size, longest = self.config.data.tokens_per_batch, self.batching.longest_row
+        if longest > max(size, self.batching.max_length):
+            raise UserError(
+                f"rows of data.tokens_per_row={longest} do not fit into "
+                f"data.tokens_per_batch={size}; type data.tokens_per_row={size}"
+            )
+        rows = max(size // longest, 1)
+        if rows < self.num_devices and is_first_rank():
+            warnings.warn(
+                f"data.tokens_per_batch={size} holds {rows} of the longest rows, of {longest} "
+                f"tokens, so some of the {self.num_devices} devices will wait for the others; "
+                f"type data.tokens_per_batch={self.num_devices * longest}, or use fewer devices",
+                stacklevel=2,
+            )
