@@ -61,7 +61,7 @@ for backend in ("triton", "torch"):
     counters = _more_counters(q.device) | fused_counters()
     counter = FlopCounterMode(display=False, custom_mapping=counters)
     with torch.no_grad(), counter:
-        attention(q, k, v, Context(hidden, mask, causal=False))
+        attention(q, k, v, Context(hidden, mask, causal=False), None)
     print(counter.get_total_flops())
 """
 
