@@ -96,17 +96,17 @@ class Model(PretrainedModel):
         """
         texts = sequences_of(sequences, "embed([sequence]), or embed_file(path)")
         kind, numbers = _pooling(pooling), numbers_of(layers, self.num_layers)
-        own = {layer: self.layer_number(layer, first=0) for layer in numbers}
-        embedder = Embedder(self, (kind,), tuple(dict.fromkeys(own.values())))
+        number_of = {layer: self.layer_number(layer, first=0) for layer in numbers}
+        embedder = Embedder(self, (kind,), tuple(dict.fromkeys(number_of.values())))
         # Before the first of many batches; all in one batch would have the length of the longest.
-        given = residues_of(texts, longest=self.max_residues)
-        vectors: list[Vectors] = [{}] * len(given)
-        for index, one in embed_all(embedder, given, tokens_per_batch):
-            name = f"sequence {index + 1} ({len(given[index]):,} residues)"
-            vectors[index] = embedder.checked(one, name)
+        residues = residues_of(texts, longest=self.max_residues)
+        vectors: list[Vectors] = [{}] * len(residues)
+        for index, embedded in embed_all(embedder, residues, tokens_per_batch):
+            name = f"sequence {index + 1} ({len(residues[index]):,} residues)"
+            vectors[index] = embedder.checked(embedded, name)
         result = {}
-        for layer, number in own.items():
-            tensors = [one[kind, number] for one in vectors]
+        for layer, number in number_of.items():
+            tensors = [of_sequence[kind, number] for of_sequence in vectors]
             if kind.is_matrix:
                 result[layer] = tensors if as_torch else [tensor.numpy() for tensor in tensors]
                 continue
@@ -294,20 +294,23 @@ class Model(PretrainedModel):
         texts = sequences_of(sequences, "predict_masked([sequence])")
         if self.causal:
             raise UserError("this model is causal, and predict_masked needs a masked model")
-        given = ["".join(one.split()) for one in texts]
-        places = [_masks(sequence) for sequence in given]
+        masked_texts = ["".join(text.split()) for text in texts]
+        places = [_masks(text) for text in masked_texts]
         # Any residue keeps the place of a mask.
-        filled = residues_of([one.replace(_MASK, "A") for one in given], longest=self.max_residues)
-        found: list[dict[int, dict[str, float]]] = [{} for _ in given]
-        for some in batches([len(one) for one in filled], tokens_per_batch):
-            batch = self.batch_of([filled[index] for index in some])
-            for row, index in enumerate(some):
+        filled = residues_of(
+            [text.replace(_MASK, "A") for text in masked_texts], longest=self.max_residues
+        )
+        predicted: list[dict[int, dict[str, float]]] = [{} for _ in filled]
+        for indices in batches([len(text) for text in filled], tokens_per_batch):
+            batch = self.batch_of([filled[index] for index in indices])
+            for row, index in enumerate(indices):
                 masked = np.array(places[index]) - 1
                 batch.tokens_BL[row, masked + self.vocabulary.start] = self.vocabulary.mask
             p_BLV = self(batch).logits_BLV[:, self.vocabulary.start :].float().softmax(-1).cpu()
-            for row, index in enumerate(some):
-                found[index] = {place: _letters(p_BLV[row, place - 1]) for place in places[index]}
-        return found
+            for row, index in enumerate(indices):
+                p_LV = p_BLV[row]
+                predicted[index] = {place: _letters(p_LV[place - 1]) for place in places[index]}
+        return predicted
 
     @torch.inference_mode()
     def estimate_errors(self, batch: TokenBatch) -> dict[int, tuple[Tensor, Tensor]]:

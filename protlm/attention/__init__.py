@@ -58,7 +58,7 @@ def create(
     if unknown := sorted(set(options) - set(allowed)):
         raise OptionError(
             f"{unknown[0]} is not a setting of {name}; it has: {one_of(allowed)}"
-            + ", those of its mechanism" * ("options" in allowed)
+            + (", those of its mechanism" if "options" in allowed else "")
         )
     _check_options(cls, options)
     sizes = {

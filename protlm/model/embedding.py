@@ -143,23 +143,29 @@ class Embedder:
         The sequences are in the order of their lengths.
         """
         spans = ranges or [()] * len(sequences)
-        fits = sum(len(one) <= (self.model.max_residues or len(one)) for one in sequences)
-        if fits < len(sequences) > 1:
+        limit = self.model.max_residues
+        number = len(sequences)
+        fitting = number if limit is None else sum(len(one) <= limit for one in sequences)
+        if fitting < number and number > 1:
             # Each of the longer ones is several windows.
-            parts = [slice(0, fits)] * (fits > 0)
-            parts += [slice(place, place + 1) for place in range(fits, len(sequences))]
-            return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
-        if len(sequences) == 1 and self.room.refusal(len(sequences[0])):
+            return self._by_parts(sequences, spans, sorted({0, *range(fitting, number + 1)}))
+        if number == 1 and self.room.refusal(len(sequences[0])):
             return [None]
-        found = unless_full(lambda: self._pooled(self._hidden(sequences), sequences, spans))
-        if found is not None:
-            return [*found]
+        pooled = unless_full(lambda: self._pooled(self._hidden(sequences), sequences, spans))
+        if pooled is not None:
+            return [*pooled]
         self.num_halved += 1
-        if len(sequences) == 1:
+        if number == 1:
             return [None]
-        half = len(sequences) // 2
-        parts = slice(0, half), slice(half, None)
-        return [one for part in parts for one in self.vectors(sequences[part], spans[part])]
+        return self._by_parts(sequences, spans, [0, number // 2, number])
+
+    def _by_parts(
+        self, sequences: Sequence[str], spans: Sequence[Ranges], cuts: Sequence[int]
+    ) -> list[Vectors | None]:
+        vectors: list[Vectors | None] = []
+        for start, end in pairwise(cuts):
+            vectors += self.vectors(sequences[start:end], spans[start:end])
+        return vectors
 
     def checked(self, vectors: Vectors | None, name: str) -> Vectors:
         """Returns the vectors of a sequence, called `name`, that fits and has finite numbers."""
@@ -262,16 +268,16 @@ class EmbeddedFile:
         records = iter(self._proteins)
         while window := list(islice(records, _WINDOW)):
             distinct = list(dict.fromkeys(record.sequence for record in window))
-            found = embed_all(self._embedder, distinct, self._tokens_per_batch)
-            vectors = {distinct[index]: one for index, one in found}
+            embedded = embed_all(self._embedder, distinct, self._tokens_per_batch)
+            vectors_of = {distinct[index]: vectors for index, vectors in embedded}
             for record in window:
-                one = vectors[record.sequence]
-                if one is None:
+                vectors = vectors_of[record.sequence]
+                if vectors is None:
                     reason = self._embedder.room.reason(len(record.sequence))
                     self.skipped.append((record.identifier, reason))
                 else:
-                    self._embedder.checked(one, printable(record.identifier))
-                    yield EmbeddedProtein(record, one[kind, layer].numpy())
+                    self._embedder.checked(vectors, printable(record.identifier))
+                    yield EmbeddedProtein(record, vectors[kind, layer].numpy())
 
 
 def unless_full(compute: Callable[[], T]) -> T | None:
@@ -312,26 +318,26 @@ def embeddings(
     ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])
     shape = (int(ends[-1]), model.description.model.model_dim)
     in_memory = shape[0] * shape[1] * len(layers) <= IN_MEMORY
-    found = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
+    states_of = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
     with JobProgress("sequences embedded", len(texts), quiet=places is not None) as progress:
         computed = embed_all(features, texts, tokens_per_batch, spans, longest_first=True)
         for number, (row, vectors) in enumerate(computed):
             # Batches of ever smaller tensors leave gaps in the heap.
             if number % _GAPS == 0:
                 return_freed_memory()
-            own = features.checked(vectors, f"a protein of {len(texts[row]):,} residues")
-            for layer, states in zip(layers, found, strict=True):
-                if not in_memory and own[kind, layer].abs().max() > _LARGEST:
+            checked = features.checked(vectors, f"a protein of {len(texts[row]):,} residues")
+            for layer, states in zip(layers, states_of, strict=True):
+                if not in_memory and checked[kind, layer].abs().max() > _LARGEST:
                     raise UserError(
                         f"hidden states of layer {layer} exceed {_LARGEST:,}, the largest number "
                         "of float16, in which they are stored; choose other layers",
                         {"layers": "LAYERS"},
                     )
-                states[ends[row] : ends[row + 1]] = own[kind, layer].numpy()
+                states[ends[row] : ends[row + 1]] = checked[kind, layer].numpy()
                 forget(states)
             progress.advance(1)
     return_freed_memory()
-    return found
+    return states_of
 
 
 def _on_disk(shape: tuple[int, int]) -> np.ndarray:

@@ -58,8 +58,9 @@ class Case(NamedTuple):
     def label(self) -> str:
         """The case on any device, for people."""
         features = "no projection" if self.num_rows is None else f"{self.num_rows} rows"
+        packed = "packed " if self.is_packed else ""
         return (
-            f"{'packed ' * self.is_packed}{'causal' if self.causal else 'bidirectional'} "
+            f"{packed}{'causal' if self.causal else 'bidirectional'} "
             f"{'softmax' if self.is_exponential else 'ReLU'}, {features}, heads of "
             f"{self.key_width} and {self.value_width}, {'/'.join(map(str, self[1:4]))}"
         )

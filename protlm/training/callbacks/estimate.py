@@ -86,19 +86,20 @@ class WatchEstimates(LoopCallback):
         self._warned |= useless.keys()
 
     def _look_once(self, number: int, mechanism: PerformerSoftmax, mask_BL: Tensor) -> None:
-        def look(_: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Any]) -> None:
+        def look(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             # Activation checkpointing runs the layer a second time in the backward pass.
             hook.remove()
-            rows: list[tuple[Tensor, ...]] = [(*inputs[:2], mask_BL)]
+            q_BHLK, k_BHLK, _, context, bounds = inputs
+            rows: list[tuple[Tensor, ...]] = [(q_BHLK, k_BHLK, mask_BL)]
             with torch.no_grad():
-                if bounds := named["bounds"]:
-                    given = *inputs[:2], mask_BL.view(1, 1, -1, 1)
+                if bounds is not None:
+                    given = q_BHLK, k_BHLK, mask_BL.view(1, 1, -1, 1)
                     parts = (([taken(x, at) for x in given], m) for at, m in bounds.padded_rows())
                     rows = [(q, k, seen[:, 0, :, 0] & mask) for (q, k, seen), mask in parts]
-                sums = [pair_sums(*row, causal=named["causal"]) for row in rows]
+                sums = [pair_sums(*row, causal=context.causal) for row in rows]
             self._sums[number] = torch.stack(sums).sum(0)
 
-        hook = mechanism.register_forward_pre_hook(look, with_kwargs=True)
+        hook = mechanism.register_forward_pre_hook(look)
 
     def _warn(self, useless: dict[int, "_WorstHead"], described: ModelDescription) -> None:
         number = max(useless, key=lambda number: useless[number].error)
