@@ -146,7 +146,7 @@ def test_a_position_inside_a_batch_is_rejected(order):
         ("sequences", Progress(0, first.samples - 1)),
         ("concatenated", Progress(0, second.samples, second.tokens - 1)),
     ):
-        with pytest.raises(UserError, match=r"another version of protlm.*run_dir="):
+        with pytest.raises(UserError, match=r"another version of protlm.*begin another"):
             list(stream(order, RULES[rule], start=inside))
 
 
