@@ -139,7 +139,7 @@ def test_several_files_are_as_one(capsys: pytest.CaptureFixture[str]) -> None:
             assert list(one) == list(two)
             assert all((one[key][:] == two[key][:]).all() for key in one)
     files[1].write_text(parts[0])
-    said = r"b\.fasta, line 1: the identifier P0 is repeated \(it is in a\.fasta, line 1\); type"
+    said = r"b\.fasta, line 1: the identifier P0 is repeated \(it is in a\.fasta, line 1\)$"
     with pytest.raises(InputDataError, match=said):
         embed(files, RUN, Path("repeated.h5"), EmbedOptions())
 
