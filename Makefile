@@ -31,8 +31,8 @@ demo/data: | $(INSTALLED)
 
 demo/run/loss.png: | demo/data
 	@echo "== Train a small Performer-ReLU"
-	@echo "In training a fifth of the targets is not masked (BERT's 80/10/10), so its validation"
-	@echo "perplexity is lower than that of the evaluations below, which mask all of them."
+	@echo "Training masks 30 % of the residues, so its validation perplexity is higher than that of the"
+	@echo "evaluations below, which mask 15 %."
 	.venv/bin/protlm train experiment=demo data.dir=demo/data run_dir=demo/run
 
 demo/metrics_run.json: | demo/run/loss.png

@@ -91,7 +91,9 @@ def settings(name: str, folder: Path, steps: int) -> list[str]:
     """Returns the settings of a run, which differ in the attention and the folder only."""
     objective = "masked" if mechanism(name).supports_bidirectional else "causal"
     return [
-        "experiment=demo",
+        "schedule=cosine",
+        "optimizer.learning_rate=3e-3",
+        "data.tokens_per_batch=4096",
         *(QUICK if steps <= QUICK_STEPS else ("model=small",)),
         f"attention={name}",
         *(f"attention.{option}" for option in NARROWER.get(name, ())),
@@ -99,7 +101,7 @@ def settings(name: str, folder: Path, steps: int) -> list[str]:
         f"data.dir={folder / 'data'}",
         f"run_dir={run_dir(name, folder, steps)}",
         f"trainer.max_steps={steps}",
-        # As in the demo, or fewer for short runs.
+        # Fewer for short runs.
         f"schedule.warmup_steps={min(100, steps // 2)}",
         f"trainer.log_every={LOG_EVERY}",
         f"trainer.valid_every={steps}",

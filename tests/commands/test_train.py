@@ -60,7 +60,7 @@ TYPED = [
     ("data.max_length=512", "with data.max_length=128, not 512; to"),
     ("model=small", "with model.num_layers=2, not 4; model."),
     ("schedule=cosine", "with schedule.name=constant, not cosine; to"),
-    ("experiment=demo", "model.feedforward_dim=128, not 344"),
+    ("experiment=demo", "optimizer.name=adamw, not muon"),
     ("seed=1", "with seed=0, not 1; to"),
     ("attention=softmax", "with attention.name=performer_relu, not softmax; to"),
     ("objective=causal", "with objective.name=masked, not causal; to"),
@@ -313,17 +313,17 @@ def test_what_is_typed_again_is_compared_beside_the_settings_of_the_run(train_ti
 
 @pytest.mark.slow
 def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path) -> None:
-    settings = ["experiment=demo", "model=tiny", f"data.dir={tiny_data}", "schedule=wsd_linear"]
+    settings = ["experiment=demo", "model=tiny", f"data.dir={tiny_data}"]
     settings += ["run_dir=run", "trainer.accelerator=cpu", "data.max_length=128"]
     train(compose_run([*settings, "trainer.max_steps=20"]))
     for steps in (20, 2000):
         longer = compose_run([*settings, f"trainer.max_steps={steps}"])
-        assert longer.schedule.warmup_steps == 2
+        assert longer.schedule.warmup_steps == 1
         refuse_another_run(longer)
-    with pytest.raises(UserError, match=r"warmup_steps=2 must be .* larger trainer\.max_steps"):
+    with pytest.raises(UserError, match=r"warmup_steps=1 must be .* larger trainer\.max_steps"):
         train(compose_run([*settings, "trainer.max_steps=2"]))
-    with pytest.raises(UserError, match=r"schedule\.warmup_steps=2, not 20"):
-        check_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=20"])
+    with pytest.raises(UserError, match=r"schedule\.warmup_steps=1, not 20"):
+        check_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=10"])
 
 
 def test_a_run_cannot_end_before_its_checkpoint(run: Path, train_tiny: Train) -> None:
