@@ -74,12 +74,14 @@ class Row(Protocol):
     @property
     def samples(self) -> tuple[int, ...]:
         """Numbers of the samples of the row: one, or those that are packed or joined in it."""
+        ...
 
     def read(self, sequences: Sequences, *, seed: int) -> list[Content]:
         """Returns its tokens with special tokens, int64, and its random number generator.
 
         Packed proteins have their own.
         """
+        ...
 
 
 @dataclass(frozen=True)
