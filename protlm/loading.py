@@ -49,8 +49,12 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
 
 def network_of(described: ModelDescription, seed: int) -> ProteinLM:
     """Builds the network of a description with first weights."""
-    words, mechanism = vocabulary_of(described.frame), described.attention_config
-    return build_network(described.model, mechanism, seed=seed, vocabulary=words)
+    return build_network(
+        described.model,
+        described.attention_config,
+        seed=seed,
+        vocabulary=vocabulary_of(described.frame),
+    )
 
 
 def misfit(error: Exception) -> str:

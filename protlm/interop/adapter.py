@@ -78,8 +78,11 @@ def merged(base: Source, folder: Path, family: type[Family]) -> Source:
         if change.shape != weights[name].shape:
             raise _misfit(folder, name, base)
         weights[name] = (weights[name].double() + change).to(weights[name].dtype)
-    origin = {**base.hashes, "adapter_sha256": sha256_of(*files)}
-    return replace(base, tensors=weights, hashes=origin)
+    return replace(
+        base,
+        tensors=weights,
+        hashes={**base.hashes, "adapter_sha256": sha256_of(*files)},
+    )
 
 
 def _misfit(folder: Path, name: str, base: Source) -> InputDataError:

@@ -37,12 +37,11 @@ _MODULE, _TOKENIZER = "modeling_protlm", "ProtlmTokenizer"
 _HEADER = '"""A protein language model of protlm; written by protlm checkpoint export."""'
 _HEADS = {Objective.masked: "MaskedLM", Objective.causal: "CausalLM"}
 _TASKS = ("ForSequenceClassification", "ForTokenClassification")
-# What an ESM may have in more than one way, and the epsilon of its LayerNorm if that is null.
+# What an ESM may have in more than one way.
 _FREE = (
     *HUGGING_FACE_ESM.sizes,
     *("positions", "norm_epsilon", "embedding_norm", "token_dropout", "stored_frequencies"),
 )
-_EPSILON = 1e-5
 _SPECIAL = {f"{one}_token": f"<{one}>" for one in ("cls", "eos", "mask", "pad", "unk")}
 
 
@@ -122,7 +121,8 @@ def _esm_config(config: ModelConfig) -> dict[str, Any]:
         "position_embedding_type": (
             "rotary" if config.positions is Positions.rotary else "absolute"
         ),
-        "layer_norm_eps": config.norm_epsilon or _EPSILON,
+        # That of a LayerNorm if the setting is null.
+        "layer_norm_eps": config.norm_epsilon or 1e-5,
         "emb_layer_norm_before": config.embedding_norm,
         "token_dropout": config.token_dropout,
         "hidden_act": "gelu",
