@@ -150,8 +150,7 @@ def _refuse_sharing(
 
 
 def _shares(options: EmbedOptions) -> list[EmbedOptions]:
-    count = options.processes
-    shares = [Share(number, count) for number in range(1, count + 1)]
+    shares = [Share(one + 1, options.processes) for one in range(options.processes)]
     return [replace(options, processes=1, share=share) for share in shares]
 
 

@@ -58,15 +58,16 @@ def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
     proteins.report("starts")
     number = len(proteins) if options.number is None else options.number
     starts = list(islice(cycle(proteins), number))
-    found = resample(
-        model.network,
-        [record.sequence for record in starts],
-        options.sampling,
-        sweeps=options.sweeps or Sweeps(),
-        seed=options.seed,
-        batch_size=options.batch_size,
+    new = dict(
+        resample(
+            model.network,
+            [record.sequence for record in starts],
+            options.sampling,
+            sweeps=options.sweeps or Sweeps(),
+            seed=options.seed,
+            batch_size=options.batch_size,
+        )
     )
-    new = dict(found)
     return [
         resampled_record(index + 1, record.identifier, record.sequence, new[index])
         for index, record in enumerate(starts)

@@ -18,17 +18,14 @@ from protlm.report.protein import InspectedProtein
 from protlm.system.errors import UserError
 from protlm.system.paths import complete_file
 
-_SUFFIXES = (".html", ".htm")
-_MOST_MODELS = 2
-
 
 def inspect(
     source: Path, model_paths: Sequence[Path], output: Path, options: InspectOptions
 ) -> None:
     """Writes the page of one protein, by one model or two."""
-    if output.suffix.lower() not in _SUFFIXES:
+    if output.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{output}: the output is an HTML page; type: -o {output.stem}.html")
-    if len(model_paths) > _MOST_MODELS:
+    if len(model_paths) > 2:
         raise UserError(f"a page compares two models, and {len(model_paths)} are given with -m")
     protein = _read_protein(source, options.chain)
     fits = {path: read_fit(path) for path in options.fits}

@@ -253,9 +253,13 @@ def _read(
     source: Path, assays: Mapping[str, Assay], options: ScoreOptions
 ) -> tuple[str, VariantTable]:
     wild_type = assays[_name(source)].wild_type
-    first, skip, label = options.first_residue, options.skip_invalid, options.label
-    table = read_variants(source, wild_type, first_residue=first, skip_invalid=skip, label=label)
-    return wild_type, table
+    return wild_type, read_variants(
+        source,
+        wild_type,
+        first_residue=options.first_residue,
+        skip_invalid=options.skip_invalid,
+        label=options.label,
+    )
 
 
 def _check_table(
@@ -302,7 +306,7 @@ def _check_outputs(outputs: Sequence[Path], other: Path | None) -> None:
             f"--json {other} and -o {outputs[0]} would write the same file; give --json another "
             "name"
         )
-    for path in [*outputs[1:], *([] if other is None else [other])]:
+    for path in filter(None, [*outputs[1:], other]):
         check_output(path)
 
 
@@ -361,14 +365,16 @@ def _write_json(path: Path, results: Sequence[Result], means: Averages, *, model
     averages_of: dict[str, dict[str, object]] = {"Spearman": {}, "AUC": {}}
     for (metric, estimator), (values, _) in means.items():
         averages_of[metric][estimator] = values
-    content = {
-        "model_hash": model_hash,
-        "definitions": _definitions(results),
-        "assays": assays,
-        **{f"average_{metric.lower()}": values for metric, values in averages_of.items()},
-        "left_out_of_average": {one: left_out for (_, one), (_, left_out) in means.items()},
-    }
-    write_json(path, content)
+    write_json(
+        path,
+        {
+            "model_hash": model_hash,
+            "definitions": _definitions(results),
+            "assays": assays,
+            **{f"average_{metric.lower()}": values for metric, values in averages_of.items()},
+            "left_out_of_average": {one: left_out for (_, one), (_, left_out) in means.items()},
+        },
+    )
 
 
 def _definitions(results: Sequence[Result]) -> dict[Estimator, str]:
