@@ -108,8 +108,9 @@ def opened(
     """Yields the unfinished results of an output, while this process owns a share of them."""
     share, break_lock = job.options.share, job.options.break_lock
     name = "" if share is None else f"share-{share.number}-of-{share.count}"
-    folder = unfinished(output)
-    with work_folder(folder, begun_with, EMBEDDING, break_lock=break_lock, share=name) as work:
+    with work_folder(
+        unfinished(output), begun_with, EMBEDDING, break_lock=break_lock, share=name
+    ) as work:
         work.is_quiet = quiet
         yield Blocks(output, job.plan, work)
 
@@ -145,7 +146,7 @@ def _contents(
         numbers = [int(number) for number in batch if job.plan.num_bytes[number] > 0]
         members = [records[number] for number in numbers]
         sequences = [record.sequence for record in members]
-        ranges = [job.inputs.ranges_of(record.identifier) for record in members]
+        ranges = [job.inputs.ranges.of(record.identifier) for record in members]
         computed = job.embedder.vectors(sequences, ranges) if members else []
         for number, record, vectors in zip(numbers, members, computed, strict=True):
             if vectors is None:
@@ -214,7 +215,7 @@ class Results:
                     job.inputs.proteins.renamed.get(record.identifier, record.identifier),
                     self._vectors(number, record),
                     num_windows(len(record.sequence), job.model.max_residues),
-                    job.inputs.ranges_of(record.identifier),
+                    job.inputs.ranges.of(record.identifier),
                 )
 
     def check(self) -> None:
@@ -247,7 +248,7 @@ class Results:
         job, vectors, start = self.job, {}, 0
         values = np.frombuffer(self._blocks.read(number), stored(job.options.dtype))
         rows = values.reshape(-1, job.width)
-        num_ranges = len(job.inputs.ranges_of(record.identifier))
+        num_ranges = len(job.inputs.ranges.of(record.identifier))
         for kind, layer in job.keys:
             end = start + kind.num_rows(len(record.sequence), num_ranges)
             vectors[kind, layer] = rows[start:end] if kind.is_matrix else rows[start]
