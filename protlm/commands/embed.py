@@ -113,8 +113,9 @@ def plan_job(files: Sequence[Path], model_path: Path, options: EmbedOptions) -> 
         layers_of[Pooling.features] = (autoencoder.settings.layer,)
     keys = tuple((kind, layer) for kind, own in layers_of.items() for layer in own)
     distinct_layers = tuple(dict.fromkeys(layer for _, layer in keys))
-    compute_dtype = getattr(torch, options.compute_dtype)
-    embedder = Embedder(model, options.include, distinct_layers, compute_dtype)
+    embedder = Embedder(
+        model, options.include, distinct_layers, getattr(torch, options.compute_dtype)
+    )
     inputs = Inputs(files, options, model.max_residues)
     rows = np.sum([inputs.num_rows(kind) for kind, _ in keys], axis=0)
     plan = Plan(

@@ -61,8 +61,11 @@ def provenance(config: EvaluateConfig) -> dict[str, Any]:
     settings = to_plain(config)
     del settings["checkpoint"], settings["output"]
     manifest = Path(config.data.dir or "") / MANIFEST
-    data = sha256_of(manifest) if config.data.dir and manifest.is_file() else None
-    return {"data": data, "settings": settings, "version": __version__}
+    return {
+        "data": sha256_of(manifest) if config.data.dir and manifest.is_file() else None,
+        "settings": settings,
+        "version": __version__,
+    }
 
 
 def _results(
@@ -73,7 +76,6 @@ def _results(
 ) -> dict[str, Any]:
     results: dict[str, Any] = {}
     once = {label: e for label, e in evaluations.items() if not e.needs_data}
-    each = {label: e for label, e in evaluations.items() if e.needs_data}
     for split in splits:
         data = _data(config, split)
         if read_manifest(_directory(config)).vocabulary != model.vocabulary.hash:
@@ -81,7 +83,9 @@ def _results(
                 f"data.dir={config.data.dir} has shards of another alphabet than the model; "
                 "evaluations on structures and tables read it: contacts, heads, protlm probe"
             )
-        results[split] = {label: e.run(model, data) for label, e in each.items()}
+        results[split] = {
+            label: e.run(model, data) for label, e in evaluations.items() if e.needs_data
+        }
     if once:
         results[NO_SPLIT] = {label: e.run(model, None) for label, e in once.items()}
     return results

@@ -142,8 +142,7 @@ def predict(
     model = load_model(model_path, device=device)
     probe.check_model(model)
     proteins = Proteins(fasta, model.max_residues, duplicates, refuse=Room(model).refusal)
-    is_residues = probe.task.of_residues
-    names = ["identifier", *(["position", "residue"] if is_residues else [])]
+    names = ["identifier", *(["position", "residue"] if probe.task.of_residues else [])]
 
     def rows() -> Iterator[list[str]]:
         records = iter(proteins)

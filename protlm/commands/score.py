@@ -58,8 +58,11 @@ class Result:
     def cells(self) -> dict[str, str]:
         """Returns the cells of the table by column, without those of what is unknown."""
         found, perplexity = self.agreement, self.scores.perplexity
-        row = {"assay": self.assay, "estimator": str(self.estimator)}
-        row["variants"] = f"{len(self.scores.values):,}"
+        row = {
+            "assay": self.assay,
+            "estimator": str(self.estimator),
+            "variants": f"{len(self.scores.values):,}",
+        }
         if found is not None:
             scores = found.to_plain()
             row["measured"] = f"{found.num_variants:,}"
@@ -79,10 +82,12 @@ class Result:
         }
         if (found := self.agreement) is not None:
             scores = found.to_plain()
-            plain["measured"] = found.num_variants
-            plain["classes"] = found.classes
-            plain["metrics"] = {name: one["value"] for name, one in scores.items()}
-            plain["intervals"] = {name: [x["low"], x["high"]] for name, x in scores.items()}
+            plain |= {
+                "measured": found.num_variants,
+                "classes": found.classes,
+                "metrics": {name: one["value"] for name, one in scores.items()},
+                "intervals": {name: [x["low"], x["high"]] for name, x in scores.items()},
+            }
         return plain
 
 
