@@ -24,10 +24,6 @@ from protlm.system.errors import UserError, did_you_mean, exit_with_message
 from protlm.system.paths import in_home, shipped
 from protlm.system.processes import ignore_modules_of_working_folder, keep_freed_memory
 
-_ABOUT = (
-    "Train protein language models with linear-cost attention, embed proteins, and inspect "
-    "attention."
-)
 # Flags of other commands, and the settings of `protlm evaluate` that they are.
 _SETTINGS: dict[str, str] = {
     **dict.fromkeys(MODEL_NAMES, "checkpoint"),
@@ -153,7 +149,10 @@ def _overview(of: str) -> str:
     return "\n\n".join(
         [
             "Usage: protlm COMMAND ...",
-            wrapped(_ABOUT),
+            wrapped(
+                "Train protein language models with linear-cost attention, embed proteins, and "
+                "inspect attention."
+            ),
             table("Commands", rows),
             table("Flags", _FLAGS),
             wrapped(files),

@@ -311,8 +311,9 @@ def _estimate(
         notes.append(f"{name}: without fits about {time} and {needs} of memory; {free} are free")
         width = model.description.model.model_dim
         if (states := kept * width * (model.num_layers + 1)) > IN_MEMORY:
-            files = readable_size(2 * states)
-            notes.append(f"{name}: {files} of temporary files in {gettempdir()}")
+            notes.append(
+                f"{name}: {readable_size(2 * states)} of temporary files in {gettempdir()}"
+            )
     print_table(("task", "model", "passes", "residues", "seconds"), rows, notes)
 
 

@@ -120,8 +120,12 @@ def _predict(
                     skipped.append((record.identifier, reason))
                     one.too_large.append((record.identifier, reason))
                     continue
-                used = {"heads_used": regression.num_heads_used}
-                file.add(record, "probabilities", used, data=predicted_LL.astype(np.float32))
+                file.add(
+                    record,
+                    "probabilities",
+                    {"heads_used": regression.num_heads_used},
+                    data=predicted_LL.astype(np.float32),
+                )
                 if one.contacts_LL is not None:
                     file.add(record, "contacts", {}, data=one.contacts_LL)
                 name = printable(record.identifier)

@@ -49,8 +49,10 @@ def info(directory: Path) -> None:
             table.add_row(escape(printable(f"{kind}: {reason}")), f"{number:,}")
     printed.print(table)
     if (clusters := manifest.clusters) is not None:
-        name = printable(clusters.table)
-        printed.print(f"clusters of {name}, SHA-256 {clusters.sha256:.16}...", markup=False)
+        printed.print(
+            f"clusters of {printable(clusters.table)}, SHA-256 {clusters.sha256:.16}...",
+            markup=False,
+        )
     rule = ", ".join(f"{name} {value}" for name, value in manifest.split_rule.items())
     printed.print(f"split {rule}; made by protlm {manifest.tool_version}", markup=False)
 

@@ -91,8 +91,7 @@ def _submit(
     folder, shares = _job_folder(output), _shares(options)
     submission.run(partial(embed, files, model_path, output), shares, folder)
     # The machine that submits jobs need not have their devices.
-    merging = replace(options, processes=1, merge=True, device="cpu")
-    embed(files, model_path, output, merging)
+    embed(files, model_path, output, replace(options, processes=1, merge=True, device="cpu"))
     shutil.rmtree(folder)
 
 

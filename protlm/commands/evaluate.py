@@ -116,8 +116,10 @@ def _test_split(directory: Path) -> str:
 
 def _directory(config: EvaluateConfig) -> Path:
     if config.data.dir is None:
-        labels = ",".join(config.evaluation)
-        raise UserError(f"evaluation=[{labels}] needs a prepared data set; type data.dir=DIR")
+        raise UserError(
+            f"evaluation=[{','.join(config.evaluation)}] needs a prepared data set; type "
+            "data.dir=DIR"
+        )
     return Path(config.data.dir)
 
 

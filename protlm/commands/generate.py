@@ -52,9 +52,13 @@ def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
     """Returns sequences of a masked model, as FASTA."""
     assert options.start is not None
     _check_resamples(model, options)
-    # In float64, as it is sampled.
-    refuse = Room(model, scale=2).refusal
-    proteins = Proteins(options.start, model.max_residues, Duplicates.suffix, refuse=refuse)
+    proteins = Proteins(
+        options.start,
+        model.max_residues,
+        Duplicates.suffix,
+        # In float64, as it is sampled.
+        refuse=Room(model, scale=2).refusal,
+    )
     proteins.report("starts")
     number = len(proteins) if options.number is None else options.number
     starts = list(islice(cycle(proteins), number))

@@ -179,8 +179,12 @@ def scan_protein(
     )
     with all_or_none() as written:
         if options.figure is not None:
-            title = f"{printable(protein.identifier)}: {estimator}"
-            figure = scan_figure(np.nan_to_num(scores), wild_type, title=title, first_residue=first)
+            figure = scan_figure(
+                np.nan_to_num(scores),
+                wild_type,
+                title=f"{printable(protein.identifier)}: {estimator}",
+                first_residue=first,
+            )
             save_figure(figure, options.figure)
             written.append(options.figure)
         write_table(output, ["position", "wild_type", *STANDARD], rows)

@@ -125,8 +125,10 @@ def compute(job: Job, blocks: Blocks, share: Share, *, quiet: bool = False) -> i
     finished = [block for block in mine if blocks.too_large(block) == set()]
     if kept := sum(len(block.batches) for block in finished):
         of_share = "" if share.count == 1 else f" of share {share.number} of {share.count}"
-        message = f"continuing {blocks.folder}: {kept:,} batches{of_share} are finished"
-        print(printable(message), file=sys.stderr)
+        print(
+            printable(f"continuing {blocks.folder}: {kept:,} batches{of_share} are finished"),
+            file=sys.stderr,
+        )
     total = sum(plan.residues(block.batches) for block in mine)
     done = sum(plan.residues(block.batches) for block in finished)
     missing = {block.number for block in mine} - {block.number for block in finished}

@@ -21,8 +21,7 @@ SUFFIXES, WHAT = (".parquet",), "a Parquet file"
 def write(results: Results, output: Path) -> None:
     """Writes the rows in the order of the input."""
     job, arrow = results.job, pyarrow()
-    number = arrow.from_numpy_dtype(stored(job.options.dtype))
-    vector = arrow.list_(number, job.width)
+    vector = arrow.list_(arrow.from_numpy_dtype(stored(job.options.dtype)), job.width)
     fields = [("id", arrow.string()), ("original_id", arrow.string()), ("length", arrow.int64())]
     fields += [
         ("embedding" if job.options.is_single else f"{kind.value}_{layer}", vector)
