@@ -30,8 +30,10 @@ def verify(directory: Path) -> None:
         residues = sum(entry.residues for entry in entries)
         clusters = manifest.clusters
         of = "" if clusters is None else f" of {clusters.indexes[split].clusters:,} clusters"
-        known = f"{sequences:,} sequences{of}, {residues:,} residues in {len(entries)} shards"
-        print(f"{split}: {known}: ok")
+        print(
+            f"{split}: {sequences:,} sequences{of}, {residues:,} residues in {len(entries)} "
+            "shards: ok"
+        )
 
 
 def info(directory: Path) -> None:

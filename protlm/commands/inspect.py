@@ -30,7 +30,13 @@ def inspect(
     protein = _read_protein(source, options.chain)
     fits = {path: read_fit(path) for path in options.fits}
     models = [_load(path, fits, options) for path in model_paths]
-    _check_fits(fits, models)
+    hashes = {one.model.hash for one in models}
+    for path, fit in fits.items():
+        if fit.model_hash not in hashes:
+            raise UserError(
+                f"{path} was fitted to another model; fit this one: protlm contacts writes "
+                "NAME.fit.json"
+            )
     if options.features is not None:
         sparse = read_inspected(options.features, options.description, models[0].model)
         models[0] = replace(models[0], features=sparse)
@@ -67,13 +73,3 @@ def _load(path: Path, fits: dict[Path, SavedFit], options: InspectOptions) -> In
     own = [fit.regression for fit in fits.values() if fit.model_hash == model.hash]
     name = path.absolute().name
     return InspectedModel(name, model, sorted(layers), sorted(heads), own[-1] if own else None)
-
-
-def _check_fits(fits: dict[Path, SavedFit], models: Sequence[InspectedModel]) -> None:
-    hashes = {one.model.hash for one in models}
-    for path, fit in fits.items():
-        if fit.model_hash not in hashes:
-            raise UserError(
-                f"{path} was fitted to another model; fit this one: protlm contacts writes "
-                "NAME.fit.json"
-            )

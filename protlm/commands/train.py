@@ -87,8 +87,11 @@ def _run(arguments: list[str], *, break_lock: bool) -> None:
 def _sweep(typed: list[str], file: FileSettings, flags: set[str], *, break_lock: bool) -> None:
     """Trains with each combination of values, and prints a table of the runs."""
     # Swept values contain commas; the others must be valid before Hydra makes a folder.
-    names = [one for one in typed if one not in flags and not key_of(one).startswith("hydra")]
-    plain = [one for one in names if "," not in one]
+    plain = [
+        one
+        for one in typed
+        if one not in flags and "," not in one and not key_of(one).startswith("hydra")
+    ]
     swept = [key_of(argument) for argument in typed if "," in argument]
     runs: list[Path] = []
     config = compose(TrainConfig, [*file.choices, *plain], file.stored)

@@ -37,7 +37,9 @@ class Blocks:
 
     def __init__(self, output: Path, plan: Plan, work: WorkFolder | None = None) -> None:
         self.folder, self._plan, self._work = unfinished(output), plan, work
-        self._mapped = lru_cache(maxsize=16)(self._map)
+        self._mapped = lru_cache(maxsize=16)(
+            lambda number: np.memmap(self._path(number), np.uint8, "r")
+        )
         # By block, of those that this process has written or verified.
         self._too_large: dict[int, set[int]] = {}
 
@@ -93,9 +95,6 @@ class Blocks:
             for block in self._plan.blocks
             if block.number in share
         )
-
-    def _map(self, number: int) -> np.ndarray:
-        return np.memmap(self._path(number), np.uint8, "r")
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.vectors"
