@@ -77,8 +77,14 @@ def _results(
     results: dict[str, Any] = {}
     once = {label: e for label, e in evaluations.items() if not e.needs_data}
     for split in splits:
-        data = _data(config, split)
-        if read_manifest(_directory(config)).vocabulary != model.vocabulary.hash:
+        directory, verify = _directory(config), config.data.verify
+        data = EvaluationData(
+            split=open_split(directory, split, verify=verify),
+            train=open_split(directory, config.data.train_split, verify=verify),
+            tokens_per_batch=config.data.tokens_per_batch,
+            name=split,
+        )
+        if read_manifest(directory).vocabulary != model.vocabulary.hash:
             raise UserError(
                 f"data.dir={config.data.dir} has shards of another alphabet than the model; "
                 "evaluations on structures and tables read it: contacts, heads, protlm probe"
@@ -121,16 +127,6 @@ def _directory(config: EvaluateConfig) -> Path:
             "data.dir=DIR"
         )
     return Path(config.data.dir)
-
-
-def _data(config: EvaluateConfig, split: str) -> EvaluationData:
-    directory, verify = _directory(config), config.data.verify
-    return EvaluationData(
-        split=open_split(directory, split, verify=verify),
-        train=open_split(directory, config.data.train_split, verify=verify),
-        tokens_per_batch=config.data.tokens_per_batch,
-        name=split,
-    )
 
 
 def _print(evaluations: dict[str, Evaluation], results: dict[str, Any]) -> None:
