@@ -30,7 +30,7 @@ demo/data: | $(INSTALLED)
 	.venv/bin/protlm prepare $(SAMPLE)/uniprot_sample.fasta.gz --out $@ --split-table $(SAMPLE)/uniprot_sample.splits.tsv.gz
 
 demo/run/loss.png: | demo/data
-	@echo "== Train a small Performer-ReLU"
+	@echo "== Train a small model with Performer-ReLU heads and a window in one head of four"
 	@echo "Training masks 30 % of the residues, so its validation perplexity is higher than that of the"
 	@echo "evaluations below, which mask 15 %."
 	.venv/bin/protlm train experiment=demo data.dir=demo/data run_dir=demo/run
