@@ -289,7 +289,7 @@ def advising(options: type) -> Iterator[None]:
 
 
 def _advice(mending: Mapping[str, object], options: type) -> str:
-    """Returns how the options are typed that mend an error; "" if the command has none of them."""
+    """Returns how the options are typed that help; "" if the command has none of them."""
     names = {one.field.name: one.name for one in flags_of(options)} if mending else {}
     known = [(names[option], value) for option, value in mending.items() if option in names]
     left_out = [name for name, value in known if value is None]

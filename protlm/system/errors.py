@@ -33,7 +33,7 @@ class UserError(Exception):
     """An error that the user can fix: a wrong path, key, option or setting.
 
     The message says in one or two sentences what was given and what is allowed. What to type is
-    for the command to say: `options` are those that mend it, by the names of their fields, with a
+    for the command to say: `options` are those that help, by the names of their fields, with a
     value, a word in capitals that stands for one, True for a switch, or None to leave it out.
     """
 
