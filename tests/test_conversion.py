@@ -177,7 +177,8 @@ def test_missing_options_are_the_defaults(untrained):
         convert(imported, options("softmax"), seed=None)
     convert(imported, {**options("softmax"), "bounded_qk_norm": True}, seed=None)
     narrow = untrained("attention=hybrid", "attention.window=8").description
-    asked = command._mechanism(narrow, "hybrid", ["+options.decay=learned"])
+    typed = command._mechanism(narrow, "hybrid", ["+options.decay=learned"])
+    asked = compose(TrainConfig, typed).attention
     assert (asked["window"], asked["options"]) == (8, {"decay": "learned"})
 
 

@@ -154,9 +154,9 @@ def test_a_run_is_exported_for_transformers_and_imported_again(succeed, tiny_run
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--format", "tf"], "--format tf is not one of hf, onnx, protlm"),
+        (["--format", "tf"], "--format tf is not one of protlm, hf, onnx"),
         (["--format", "hf", "--dtype", "bfloat16"], "--dtype bfloat16 needs --format protlm"),
-        (["--fit", "x.json"], "--fit needs --format hf"),
+        (["--fit", "x.json"], "--fit x.json needs --format hf"),
         (["--format", "hf", "--fit", "fit.json"], "needs a model with the architecture of ESM"),
         (["--format", "hf", "--fit", "fit.json"], "was fitted with another model"),
     ],
