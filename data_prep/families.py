@@ -118,9 +118,8 @@ class FamilySplit(SplitRule):
         return self._otherwise.notes_of(record, split)
 
     def describe(self) -> dict[str, Any]:
-        otherwise = self._otherwise.describe()
         by = "Pfam family" if all(map(_PFAM.fullmatch, self._families.families)) else "family"
-        return {"by": by, **self._families.describe(), "otherwise": otherwise}
+        return {"by": by, **self._families.describe(), "otherwise": self._otherwise.describe()}
 
 
 def families_without_records(rule: dict[str, Any], noted: Mapping[str, int]) -> tuple[str, ...]:

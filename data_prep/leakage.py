@@ -172,17 +172,15 @@ def _table(results: dict[str, SplitLeakage], options: LeakageOptions) -> Table:
         if one.homologous is not None:
             rows.append(("MMseqs2 hit", one.homologous, one.compared))
         for name, (what, number, total) in zip([split, *[""] * len(rows)], rows, strict=False):
-            fraction = f"{number / max(total, 1):.1%}"
-            table.add_row(name, what, f"{number:,}", f"{total:,}", fraction)
+            table.add_row(name, what, f"{number:,}", f"{total:,}", f"{number / max(total, 1):.1%}")
     return table
 
 
 def _limits(options: LeakageOptions) -> str:
-    identity = options.min_shared ** (1 / K)
     text = (
         f"{K}-mers: the fraction of a sequence's {K}-mers, by a sketch of {SKETCH_SIZE}, that one "
-        f"train sequence contains: {options.min_shared:.0%} is about {identity:.0%} identity, and "
-        f"at 50% identity {0.5**K:.1%} remains. "
+        f"train sequence contains: {options.min_shared:.0%} is about "
+        f"{options.min_shared ** (1 / K):.0%} identity, and at 50% identity {0.5**K:.1%} remains. "
     )
     if options.mmseqs:
         return text + f"MMseqs2 hits have E < {MAX_E_VALUE:g}."

@@ -101,8 +101,14 @@ def _merge(parts: Sequence[Path], manifests: Sequence[Manifest], directory: Path
     for part, manifest in zip(parts, manifests, strict=True):
         counts = {kind: Counter(some) for kind, some in manifest.counts.by_kind().items()}
         totals.add(Tally(manifest.counts.records, **counts, listed=read_rejected(part)))
-    rule = manifests[0].split_rule
-    return conclude(directory, splits, sources, totals, rule, table if is_one_table else None)
+    return conclude(
+        directory,
+        splits,
+        sources,
+        totals,
+        manifests[0].split_rule,
+        table if is_one_table else None,
+    )
 
 
 def _link(

@@ -88,9 +88,8 @@ def cluster_sequences(sequences: Sequence[str]) -> list[int]:
     clusters = list(range(len(sequences)))
     with _scratch("protlm-clusters") as folder:
         fasta = _write_fasta(sequences, folder / "sequences.fasta")
-        identity = ("--min-seq-id", str(MIN_IDENTITY))
-        command = ["easy-cluster", fasta, folder / "found", folder / "tmp"]
-        run_mmseqs([*command, *identity, *_COVERAGE])
+        options = ("--min-seq-id", str(MIN_IDENTITY), *_COVERAGE)
+        run_mmseqs(["easy-cluster", fasta, folder / "found", folder / "tmp", *options])
         for _, representative, member in read_clusters(folder / "found_cluster.tsv"):
             clusters[int(member)] = int(representative)
     return clusters

@@ -141,8 +141,13 @@ def _build_by_jobs(
 def _make_share(encoder: Encoder, options: PrepareOptions, pair: tuple[Path, Path]) -> None:
     source, share = pair
     if not (share / MANIFEST).is_file():
-        rule, clusters = encoder.split_rule, encoder.clusters
-        prepare([source], share, split_rule=rule, clusters=clusters, options=options)
+        prepare(
+            [source],
+            share,
+            split_rule=encoder.split_rule,
+            clusters=encoder.clusters,
+            options=options,
+        )
     # A share that an earlier start finished may be damaged since.
     for fault in verify(share):
         raise InputDataError(f"{fault}: start over", {"restart": True})
@@ -192,8 +197,7 @@ def make_rule(
         return TableSplit(options.split_table), _clusters(options, sources, out, building)
     families = None
     if options.family_table is not None:
-        typed = ",".join(options.ood_families).split(",")
-        names = [name.strip() for name in typed if name.strip()]
+        names = [name.strip() for name in ",".join(options.ood_families).split(",") if name.strip()]
         if options.ood_families and not names:
             raise UserError("--ood-families is empty; give words of the table: PF00069 IPR000719")
         families = HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)

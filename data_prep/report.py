@@ -63,11 +63,15 @@ class Report:
             )
             for split, shards in manifest.splits.items()
         }
-        rule, counts = manifest.split_rule, manifest.counts
-        absent = families_without_records(rule, counts.noted)
         indexes = manifest.clusters.indexes if manifest.clusters else {}
-        clusters = {split: index.clusters for split, index in indexes.items()}
-        return cls(manifest.sources, rule, splits, counts, absent, clusters)
+        return cls(
+            manifest.sources,
+            manifest.split_rule,
+            splits,
+            manifest.counts,
+            families_without_records(manifest.split_rule, manifest.counts.noted),
+            {split: index.clusters for split, index in indexes.items()},
+        )
 
     def write(self, directory: Path) -> None:
         fields = asdict(self)
@@ -118,8 +122,13 @@ def conclude(
 
     `table` is the name and the SHA-256 of the table whose clusters its shards have, if any.
     """
-    kinds = (totals.rejected, totals.filtered, totals.changed, totals.noted)
-    counts = Counts(totals.records, *map(dict, kinds))
+    counts = Counts(
+        totals.records,
+        dict(totals.rejected),
+        dict(totals.filtered),
+        dict(totals.changed),
+        dict(totals.noted),
+    )
     clusters = table and write_clusters(directory, splits, table)
     manifest = Manifest(splits, sources, counts, split_rule, clusters)
     manifest.write(directory)
@@ -134,8 +143,9 @@ def write_rejected(directory: Path, listed: Mapping[str, Sequence[tuple[str, str
     lines = ["\t".join(_COLUMNS)]
     for reason, records in sorted(listed.items()):
         lines += [f"{reason}\t{_one_field(i)}\t{_one_field(f)}\t{line}" for i, f, line in records]
-    text = "\n".join(lines) + "\n"
-    (directory / REJECTED).write_text(text, encoding="utf-8", errors="backslashreplace")
+    (directory / REJECTED).write_text(
+        "\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace"
+    )
 
 
 def _one_field(text: str) -> str:

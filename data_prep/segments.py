@@ -69,5 +69,6 @@ class OpenSegment:
                 # numpy's own error on a full disk does not say that the disk is full.
                 temporary.write_bytes(digests.tobytes())
         num_named = sum(len(segment.sources) for segment in before)
-        finished = tuple(sources[num_named : end.source])
-        work.journal.append(Segment(end, finished, shards, self.tally))
+        work.journal.append(
+            Segment(end, tuple(sources[num_named : end.source]), shards, self.tally)
+        )

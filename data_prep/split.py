@@ -14,7 +14,6 @@ from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sha256_of
 
 TRAIN, VALID, TEST = "train", "valid", "test"
-_COLUMNS = ("accession", "split")
 
 
 class SplitRule(Protocol):
@@ -96,7 +95,7 @@ class TableSplit(SplitRule):
 def _read_splits(path: Path) -> dict[str, str]:
     rows = read_rows(path, "a split table")
     _, columns = next(rows)
-    accession_column, split_column = places_of(path, columns, _COLUMNS)
+    accession_column, split_column = places_of(path, columns, ("accession", "split"))
     splits: dict[str, str] = {}
     # One string per split serves all its accessions.
     names: dict[str, str] = {}

@@ -18,7 +18,7 @@ from protlm.data.shards.manifest import ShardEntry, SourceEntry
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import from_json, to_json
-from protlm.system.parts import read_part, write_facts
+from protlm.system.parts import Part, read_part, write_facts
 from protlm.system.paths import check_output, sha256_of
 from protlm.system.terminal import printable, watched
 from protlm.system.work_folder import (
@@ -33,7 +33,6 @@ from protlm.system.work_folder import (
 from .sources import Place, Source
 
 _DATA, _JOURNAL, _DIGESTS = "data", "journal", "digests"
-_FIRST_SEEN = "first-{:05d}.bin"
 _STATES = "sizes and times of the sources"
 _NAME = "segment-{:05d}.json"
 _PATTERN = re.compile(r"segment-(\d{5,})\.json")
@@ -61,7 +60,7 @@ class Journal:
         folder.mkdir(exist_ok=True)
         numbers = [int(m[1]) for path in folder.iterdir() if (m := _PATTERN.fullmatch(path.name))]
         self.segments = [
-            _read_segment(folder / _NAME.format(number))
+            from_json(Segment, _finished_part(folder / _NAME.format(number)).facts)
             for number in range(max(numbers, default=-1) + 1)
         ]
 
@@ -73,9 +72,9 @@ class Journal:
 
 def _has_finished(path: Path) -> bool:
     """Returns whether a segment or share is finished, and the data set is not yet published."""
-    if not (path / _DATA).is_dir():
-        return False
-    return any((path / _JOURNAL).glob("segment-*.json")) or any(path.glob("parts/*"))
+    return (path / _DATA).is_dir() and (
+        any((path / _JOURNAL).glob("segment-*.json")) or any(path.glob("parts/*"))
+    )
 
 
 DATA_SET = Kind("data set", "being built", "--out", _has_finished, "add --restart to start over")
@@ -92,14 +91,16 @@ class Plan:
     clusters: tuple[str, str] | None = None
 
     def begun_with(self) -> dict[str, Any]:
-        of_data = {
-            "vocabulary": VOCABULARY.hash,
-            "sources": [source.place for source in self.sources],
-            "split rule": self.split_rule,
-            "cluster table": self.clusters,
-            _STATES: [[source.bytes, source.mtime_ns] for source in self.sources],
-        }
-        return begun_with({**self.settings, **of_data})
+        return begun_with(
+            {
+                **self.settings,
+                "vocabulary": VOCABULARY.hash,
+                "sources": [source.place for source in self.sources],
+                "split rule": self.split_rule,
+                "cluster table": self.clusters,
+                _STATES: [[source.bytes, source.mtime_ns] for source in self.sources],
+            }
+        )
 
 
 class BuildFolder:
@@ -114,12 +115,11 @@ class BuildFolder:
 
     def first_seen(self, segment: int) -> Path:
         """Returns the path of the digests of the sequences that are new in a segment."""
-        return self._digests / _FIRST_SEEN.format(segment)
+        return self._digests / f"first-{segment:05d}.bin"
 
     def read_first_seen(self, segment: int) -> np.ndarray:
         """Returns the digests of `first_seen`, uint64 [n, 2]."""
-        if (part := read_part(path := self.first_seen(segment))) is None:
-            raise _lost(path)
+        part = _finished_part(self.first_seen(segment))
         return np.frombuffer(part.content, np.uint64).reshape(-1, 2)
 
     def _sweep(self) -> None:
@@ -180,7 +180,7 @@ def _lost(path: Path) -> InputDataError:
     )
 
 
-def _read_segment(path: Path) -> Segment:
+def _finished_part(path: Path) -> Part:
     if (part := read_part(path)) is None:
         raise _lost(path)
-    return from_json(Segment, part.facts)
+    return part

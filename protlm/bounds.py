@@ -68,9 +68,9 @@ class Bounds(NamedTuple):
         place_L = torch.arange(len(self.segment_L), device=self.segment_L.device)
         place_L = place_L + gap * (self.segment_L + 1)
         room = len(place_L) + gap * len(self.cu_seqlens)
-        free = [x.new_zeros(*x.shape[:-2], room, x.shape[-1]) for x in inputs]
-        pairs = zip(free, inputs, strict=True)
-        return place_L, [zeros.index_copy(-2, place_L, x) for zeros, x in pairs]
+        return place_L, [
+            x.new_zeros(*x.shape[:-2], room, x.shape[-1]).index_copy(-2, place_L, x) for x in inputs
+        ]
 
     def padded_rows(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Yields the positions of B proteins of similar length, BL, and the mask of padding."""

@@ -82,14 +82,18 @@ def _check_alphabet(given: str, described: ModelDescription) -> None:
 def _architecture_differences(
     found: ModelDescription, model: ModelConfig, mechanism: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
-    differing = descriptions.differences(found.model, model)
-    settings = [(f"model.{name}", there, here) for name, there, here in differing]
+    settings = [
+        (f"model.{name}", there, here)
+        for name, there, here in descriptions.differences(found.model, model)
+    ]
     asked = dict(mechanism)
     if asked.pop("name") == found.attention:
-        options = option_differences(found.attention, found.attention_options, asked)
-        for name, *values in options:
-            there, here = map(as_typed, values)
-            settings.append((f"attention.{name}", there, here))
+        settings += [
+            (f"attention.{name}", as_typed(there), as_typed(here))
+            for name, there, here in option_differences(
+                found.attention, found.attention_options, asked
+            )
+        ]
     return settings
 
 
@@ -228,14 +232,11 @@ def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
 
 def build_data(plan: RunPlan) -> SequenceData:
     """Opens the data sets of a run; returns its LightningDataModule."""
-    config = plan.config
-    train, valid = open_data(config.data)
     return SequenceData(
-        train,
-        valid,
+        *open_data(plan.config.data),
         rule=plan.batching,
-        config=config.data,
+        config=plan.config.data,
         masking=plan.masking,
-        seed=config.seed,
+        seed=plan.config.seed,
         share=plan.share,
     )

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from protlm.attention import mechanism
 from protlm.attention.layers import mechanisms_of, option_differences, stored_options, unable
+from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import Objective
-from protlm.data.vocabulary import vocabulary_of
-from protlm.loading import misfit, model_of
+from protlm.loading import misfit, model_of, network_of
 from protlm.model.selfattention import MECHANISM, BoundedNorm, FreeNorm, NormsByKind
-from protlm.model.transformer import ProteinLM, build_network
+from protlm.model.transformer import ProteinLM
 from protlm.system.errors import UserError
 
 _BLOCK = re.compile(r"^blocks\.\d+\.")
@@ -38,16 +38,23 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
     described, hash_ = found.description, model_of(found).hash
     options = dict(attention)
     name = str(options.pop("name"))
-    options = stored_options(name, options)
-    _check(found, name, options)
-    seed = described.seed if seed is None else seed
-    words = vocabulary_of(described.frame)
-    mechanism_of = {"name": name, **options}
-    network = build_network(described.model, mechanism_of, seed=seed, vocabulary=words)
+    description = replace(
+        described,
+        attention=name,
+        attention_options=stored_options(name, options),
+        seed=described.seed if seed is None else seed,
+        source={
+            **(described.source or {}),
+            "converted_from": described.attention,
+            "converted_hash": hash_,
+        },
+    )
+    _check(found, description)
+    network = network_of(description, description.seed)
     old = _with_norms_of(network, found)
     new = network.state_dict()
-    both = (mechanism_of, described.attention_config)
-    kinds = zip(*(mechanisms_of(one, described.model.num_layers) for one in both), strict=True)
+    num_layers, both = described.model.num_layers, (description, described)
+    kinds = zip(*(mechanisms_of(one.attention_config, num_layers) for one in both), strict=True)
     same = tuple(f"blocks.{n}." for n, (now, was) in enumerate(kinds) if now.name == was.name)
     learned = {n for n, _ in network.named_parameters(remove_duplicate=False)}
     fits = {n for n in learned & old.keys() if n.startswith(same) and old[n].shape == new[n].shape}
@@ -58,17 +65,6 @@ def convert(found: Checkpoint, attention: Mapping[str, Any], *, seed: int | None
         raise UserError(f"attention={name}: {misfit(error)}; choose another --attention") from None
     # Layers may share parameters, and the file format has no shared tensors.
     weights = {key: value.clone() for key, value in network.state_dict().items()}
-    description = replace(
-        described,
-        attention=name,
-        attention_options=options,
-        seed=seed,
-        source={
-            **(described.source or {}),
-            "converted_from": described.attention,
-            "converted_hash": hash_,
-        },
-    )
     return Conversion(
         Checkpoint(found.path, description, weights),
         initialized=_patterns(n for n, v in new.items() if n not in kept and v.is_floating_point()),
@@ -96,29 +92,27 @@ def _with_norms_of(network: ProteinLM, found: Checkpoint) -> dict[str, Tensor]:
     return weights
 
 
-def _check(found: Checkpoint, name: str, options: Mapping[str, Any]) -> None:
-    described = found.description
-    num_layers, asked = described.model.num_layers, {"name": name, **options}
+def _check(found: Checkpoint, asked: ModelDescription) -> None:
+    described, name, num_layers = found.description, asked.attention, asked.model.num_layers
     if name == described.attention and not option_differences(
-        name, described.attention_options, options
+        name, described.attention_options, asked.attention_options
     ):
         raise UserError(
             f"{found.path} already has attention={name} with these options; choose another "
             "mechanism with --attention, or other options with --set OPTION=VALUE"
         )
-    layers = (mechanisms_of(one, num_layers) for one in (asked, described.attention_config))
+    layers = (mechanisms_of(one.attention_config, num_layers) for one in (asked, described))
     for pair in zip(*layers, strict=True):
         sharing = [one.name for one in pair if mechanism(one.name).shares_query_key]
-        if len(sharing) != 1:
-            continue
-        raise UserError(
-            f"{found.path} cannot be converted from attention={described.attention} to {name}: "
-            f"the keys of {sharing[0]} are its queries, and the other has a projection for keys; "
-            "choose another --attention"
-        )
+        if len(sharing) == 1:
+            raise UserError(
+                f"{found.path} cannot be converted from attention={described.attention} to {name}: "
+                f"the keys of {sharing[0]} are its queries, and the other has a projection for "
+                "keys; choose another --attention"
+            )
     is_causal = described.objective is Objective.causal
     if cannot := unable(
-        asked,
+        asked.attention_config,
         num_layers,
         lambda kind: kind.supports_causal if is_causal else kind.supports_bidirectional,
     ):

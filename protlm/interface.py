@@ -109,9 +109,9 @@ class Model(PretrainedModel):
             tensors = [of_sequence[kind, number] for of_sequence in vectors]
             if kind.is_matrix:
                 result[layer] = tensors if as_torch else [tensor.numpy() for tensor in tensors]
-                continue
-            stacked = torch.stack(tensors) if tensors else torch.zeros(0, self.width)
-            result[layer] = stacked if as_torch else stacked.numpy()
+            else:
+                stacked = torch.stack(tensors) if tensors else torch.zeros(0, self.width)
+                result[layer] = stacked if as_torch else stacked.numpy()
         return result if isinstance(layers, Iterable) else result[layers]
 
     @property
@@ -148,8 +148,9 @@ class Model(PretrainedModel):
         refuse_unknown("duplicates", duplicates, Duplicates)
         embedder = Embedder(self, (_pooling(pooling),), (self.layer_number(layer, first=0),))
         longest = None if windows else self.max_residues
-        proteins = Proteins(Path(path), longest, Duplicates(duplicates))
-        return EmbeddedFile(embedder, proteins, tokens_per_batch)
+        return EmbeddedFile(
+            embedder, Proteins(Path(path), longest, Duplicates(duplicates)), tokens_per_batch
+        )
 
     def features(self, sequences: Iterable[SequenceLike], sae: str | Path) -> "list[csr_array]":
         """Returns the sparse features of residues; see `protlm features`.
@@ -252,17 +253,17 @@ class Model(PretrainedModel):
                 fit is of another model.
             InputDataError: a letter is not a residue, or there are no structures to fit to.
         """
-        given = sequences_of(sequences, "contacts([sequence])")
-        texts = residues_of(given, longest=self.max_residues)
+        texts = residues_of(
+            sequences_of(sequences, "contacts([sequence])"), longest=self.max_residues
+        )
         room = Room(self, per_pair=4 * self.num_heads + BYTES_PER_PAIR)
         for number, one in enumerate(texts, start=1):
             if reason := room.refusal(len(one)):
                 raise UserError(f"sequence {number}: {reason}; leave it out")
         saved = self._shipped_fit if fit is None else fit_contacts(self, Path(fit))
-        regression = saved.regression
-        if not regression.num_heads_used:
+        if not saved.regression.num_heads_used:
             warnings.warn("no head carries contacts: all pairs are equally probable", stacklevel=2)
-        return [regression.predict_protein(self, one).astype(np.float32) for one in texts]
+        return [saved.regression.predict_protein(self, one).astype(np.float32) for one in texts]
 
     @cached_property
     def _shipped_fit(self) -> SavedFit:
@@ -304,12 +305,11 @@ class Model(PretrainedModel):
         for indices in batches([len(text) for text in filled], tokens_per_batch):
             batch = self.batch_of([filled[index] for index in indices])
             for row, index in enumerate(indices):
-                masked = np.array(places[index]) - 1
-                batch.tokens_BL[row, masked + self.vocabulary.start] = self.vocabulary.mask
+                masked = np.array(places[index]) - 1 + self.vocabulary.start
+                batch.tokens_BL[row, masked] = self.vocabulary.mask
             p_BLV = self(batch).logits_BLV[:, self.vocabulary.start :].float().softmax(-1).cpu()
             for row, index in enumerate(indices):
-                p_LV = p_BLV[row]
-                predicted[index] = {place: _letters(p_LV[place - 1]) for place in places[index]}
+                predicted[index] = {n: _letters(p_BLV[row, n - 1]) for n in places[index]}
         return predicted
 
     @torch.inference_mode()

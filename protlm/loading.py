@@ -31,7 +31,7 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
     checks.check_sizes(found.path, described.model, found.weights)
 
     # Not a function in here, so that models can be pickled.
-    rebuild = partial(_network_of, described)
+    rebuild = partial(network_of, described)
     try:
         with checks.LimitedMemory(found.path, found.weights):
             network = rebuild(described.seed)
@@ -47,9 +47,14 @@ def model_of(found: checkpoints.Checkpoint, *, device: str = "cpu") -> Pretraine
     return PretrainedModel(network, described, rebuild=rebuild).to(pick_device(device))
 
 
-def _network_of(described: ModelDescription, seed: int) -> ProteinLM:
-    words, mechanism = vocabulary_of(described.frame), described.attention_config
-    return build_network(described.model, mechanism, seed=seed, vocabulary=words)
+def network_of(described: ModelDescription, seed: int) -> ProteinLM:
+    """Builds the network of a description with first weights."""
+    return build_network(
+        described.model,
+        described.attention_config,
+        seed=seed,
+        vocabulary=vocabulary_of(described.frame),
+    )
 
 
 def misfit(error: Exception) -> str:

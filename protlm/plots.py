@@ -93,8 +93,7 @@ def loss_curve(rows: list[dict[str, float]]) -> "Figure":
     unigram = _series(rows, "valid_unigram_loss")
     if len(unigram):
         axes.axhline(float(unigram[-1, 1]), color=GRAY, linestyle="--", label="residue frequencies")
-    axes.set_xlabel("optimizer step")
-    axes.set_ylabel("loss (nats per residue)")
+    axes.set(xlabel="optimizer step", ylabel="loss (nats per residue)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.3)
     _measured(axes, rows)
@@ -156,8 +155,7 @@ def attention_grid(
             axes.set_title(f"layer {layer} head {head}", fontsize=7, pad=3)
             axes.tick_params(labelsize=6, length=2)
             axes.label_outer()
-    scale = "each map from 0 (dark) to its 99th percentile (light)"
-    figure.suptitle(f"{title}\n{scale}", fontsize=9)
+    figure.suptitle(f"{title}\neach map from 0 (dark) to its 99th percentile (light)", fontsize=9)
     figure.supxlabel("position attended to (residue number)", fontsize=8)
     figure.supylabel("position that attends (residue number)", fontsize=8)
     return figure
@@ -209,8 +207,7 @@ def contact_figure(
                 texts.append("none" if np.isnan(found) else f"{found:.0%}")
             title = f"{title}\nP@L {texts[0]} (6 or more apart), {texts[1]} (24 or more)"
     axes.set_title(title, fontsize=10)
-    axes.set_xlabel("position in the sequence")
-    axes.set_ylabel("position in the sequence")
+    axes.set(xlabel="position in the sequence", ylabel="position in the sequence")
     figure.legend(loc="outside lower center", ncols=3, frameon=False)
     return figure
 
@@ -226,8 +223,9 @@ def reconstruction(unexplained: Mapping[int, float], k: int) -> "Figure":
     axes.set_xscale("log")
     axes.set_xticks([*unexplained], [str(one) for one in unexplained])
     axes.minorticks_off()
-    axes.set_xlabel("active features of a residue, k")
-    axes.set_ylabel("fraction of the variance unexplained")
+    axes.set(
+        xlabel="active features of a residue, k", ylabel="fraction of the variance unexplained"
+    )
     axes.legend(frameon=False)
     return figure
 
@@ -247,8 +245,10 @@ def benchmark_figure(rows: Sequence[tuple], models: Sequence[str]) -> "Figure":
             low, value, high = np.array([row[4], row[3], row[5]], float)
             error = np.nan_to_num(np.maximum([[value - low], [high - value]], 0))
             color = BLUE if name in models else ORANGE if row[-1] else GRAY
-            style = {"fmt": "s" if row[-1] else "o", "color": color, "markersize": 4}
-            axes.errorbar(value, place, xerr=error, linewidth=1, **style)
+            marker = "s" if row[-1] else "o"
+            axes.errorbar(
+                value, place, xerr=error, fmt=marker, color=color, linewidth=1, markersize=4
+            )
     axes.set_yticks(range(len(lines)), [name for name, _ in lines], fontsize=7)
     for label, (_, row) in zip(axes.get_yticklabels(), lines, strict=True):
         label.set_fontweight("bold" if row is None else "normal")
@@ -295,8 +295,15 @@ def _scan_row(
     """Draws some residues of a scan, the first of which has the number `first`."""
     order = [STANDARD.index(letter) for letter in _BY_PROPERTY]
     edges = (first - 0.5, first + len(wild_type) - 0.5, len(order) - 0.5, -0.5)
-    drawn = {"cmap": "RdBu", "vmin": -top, "vmax": top, "interpolation": "nearest"}
-    image = axes.imshow(scores[:, order].T, aspect="auto", extent=edges, **drawn)
+    image = axes.imshow(
+        scores[:, order].T,
+        cmap="RdBu",
+        aspect="auto",
+        vmin=-top,
+        vmax=top,
+        interpolation="nearest",
+        extent=edges,
+    )
     standard = [i for i, letter in enumerate(wild_type) if letter in _BY_PROPERTY]
     own = [_BY_PROPERTY.index(wild_type[i]) for i in standard]
     size = min(3.0, 300.0 / len(wild_type))

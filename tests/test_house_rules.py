@@ -219,7 +219,7 @@ FLAGS = [flag for command in COMMANDS.values() for flag in flags_of(command.opti
 
 
 def test_a_library_speaks_python() -> None:
-    """What to type is for commands to say: `UserError.options` names what mends an error."""
+    """What to type is for commands to say: `UserError.options` names what helps."""
     names = {name for flag in FLAGS for name in flag.typed_as if name.startswith("-")}
     long = "|".join(name for name in names if name.startswith("--"))
     short = "|".join(name for name in names if not name.startswith("--"))

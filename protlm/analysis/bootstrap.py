@@ -6,8 +6,6 @@ resamples, which have rows twice: its interval is corrected (docs/decisions/0044
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import repeat, starmap
 from typing import Any
 
 import numpy as np
@@ -21,8 +19,8 @@ MODEL, RANDOM = "model", "random_weights"
 
 def draws(size: int, *, seed: int, number: int = RESAMPLES) -> Iterator[np.ndarray]:
     """Yields resamples: as many of the numbers 0 to `size` - 1, drawn with replacement, int64."""
-    draw = partial(np.random.default_rng(seed).integers, size, size=size)
-    return starmap(draw, repeat((), number))
+    rng = np.random.default_rng(seed)
+    return (rng.integers(size, size=size) for _ in range(number))
 
 
 def percentiles(values: np.ndarray) -> tuple[float, float]:

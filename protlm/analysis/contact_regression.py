@@ -236,8 +236,11 @@ def fit_contacts(model: PretrainedModel, given: Path | None) -> SavedFit:
     folder, longest = given or structures_folder("sample", "fit"), model.max_residues
     structures, lost = read_folder(folder, longest)
     if lost:
-        share = f"{len(lost)} of {len(lost) + len(structures)} structures to fit to"
-        print(f"{share} have over {longest:,} residues, and are left out", file=sys.stderr)
+        print(
+            f"{len(lost)} of {len(lost) + len(structures)} structures to fit to have over "
+            f"{longest:,} residues, and are left out",
+            file=sys.stderr,
+        )
     fitted = ContactRegression().fit(examples(model, watched("structures fitted", structures)))
     fitted_to = sorted(digest(one.sequence) for one in structures)
     return SavedFit(model.hash, 0, fitted.weights_H.tolist(), fitted.intercept, fitted_to)

@@ -50,8 +50,9 @@ def head_statistics(map_HLL: Tensor) -> dict[str, Tensor]:
 
 
 def _of_map(a_LL: Tensor) -> dict[str, Tensor]:
-    offsets = range(-MAX_OFFSET, MAX_OFFSET + 1)
-    profile_O = torch.stack([a_LL.diagonal(offset).mean() for offset in offsets])
+    profile_O = torch.stack(
+        [a_LL.diagonal(offset).mean() for offset in range(-MAX_OFFSET, MAX_OFFSET + 1)]
+    )
 
     def at(*distances: int) -> Tensor:
         places = [MAX_OFFSET + sign * d for d in distances for sign in (-1, 1)]

@@ -16,8 +16,7 @@ _UNDEFINED = "undefined"
 
 def plain_interval(value: float, low: float, high: float) -> dict[str, float | None]:
     """Returns a score by the names in `SCORE`."""
-    numbers = zip(SCORE, (value, low, high), strict=True)
-    return {name: finite_or_none(number) for name, number in numbers}
+    return {name: finite_or_none(x) for name, x in zip(SCORE, (value, low, high), strict=True)}
 
 
 def finite_or_none(value: float) -> float | None:

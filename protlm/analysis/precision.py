@@ -231,8 +231,9 @@ def caption(values: Mapping[str, Any]) -> str:
     for name, found in values[MODEL].items():
         lines += left_out(values["num_test"], found[METRIC]["count"], f"of {name} range")
     if too_long := values["left_out"]:
-        limit = values["max_residues"]
-        lines.append(f"left out, longer than {limit} residues: {', '.join(too_long)}")
+        lines.append(
+            f"left out, longer than {values['max_residues']} residues: {', '.join(too_long)}"
+        )
     return "\n".join(lines)
 
 

@@ -59,8 +59,7 @@ def separate(group: str) -> list[str]:
     >>> separate("Pkinase, fn3,Pkinase,")
     ['Pkinase', 'fn3']
     """
-    names = (name.strip() for name in group.split(","))
-    return list(dict.fromkeys(name for name in names if name))
+    return list(dict.fromkeys(name.strip() for name in group.split(",") if name.strip()))
 
 
 def most_frequent(groups: Sequence[str]) -> list[str]:
@@ -77,8 +76,9 @@ def most_frequent(groups: Sequence[str]) -> list[str]:
 def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict[str, list[float]]:
     """Returns 95 % intervals of the model's accuracy and perplexity, by resampling whole groups."""
     _, numbers = np.unique(np.array(group_of), return_inverse=True)
-    kinds = sums.nats, sums.correct, sums.targets
-    nats, correct, targets = (np.bincount(numbers, values) for values in kinds)
+    nats, correct, targets = (
+        np.bincount(numbers, values) for values in (sums.nats, sums.correct, sums.targets)
+    )
     drawn = ratio_of("nats", nats, targets, seed=seed).resampled
     accuracy = ratio_of("accuracy", correct, targets, seed=seed).interval("accuracy")
     return {

@@ -25,8 +25,15 @@ _SAME_PLACE_ANGSTROM = 2.0
 _HYBRID_36 = re.compile(r"[A-Z][0-9A-Z]{3}|[a-z][0-9a-z]{3}")
 _DECIMAL = re.compile(r"-?(?:\d+\.?\d*|\.\d+)")
 # Columns of mmCIF that may be missing, and what is taken for them.
-_OPTIONAL = {"pdbx_PDB_ins_code": " ", "label_alt_id": " ", "occupancy": "1", "group_PDB": ""}
-_OPTIONAL |= {"pdbx_PDB_model_num": "1", "label_asym_id": "", "label_entity_id": ""}
+_OPTIONAL = {
+    "pdbx_PDB_ins_code": " ",
+    "label_alt_id": " ",
+    "occupancy": "1",
+    "group_PDB": "",
+    "pdbx_PDB_model_num": "1",
+    "label_asym_id": "",
+    "label_entity_id": "",
+}
 # The atoms of the side chain after CB, and the names, of protonation states and disulfide bonds in
 # AMBER, CHARMM, GROMOS and OPLS. HSE and GLH are also ligands of the PDB, with other atoms.
 _FORCE_FIELDS = {

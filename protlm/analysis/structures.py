@@ -90,8 +90,12 @@ def structure_files(directory: Path, *, tells: bool = False) -> list[Path]:
     # Macs write ._x.pdb beside x.pdb, and .DS_Store.
     hidden = [path for path in directory.glob(".*") if path.is_file()]
     if hidden and tells:
-        what = f"{directory}: hidden files skipped: {len(hidden):,}, such as {min(hidden).name}"
-        print(printable(what), file=sys.stderr)
+        print(
+            printable(
+                f"{directory}: hidden files skipped: {len(hidden):,}, such as {min(hidden).name}"
+            ),
+            file=sys.stderr,
+        )
     named = {path for path in directory.iterdir() if _ENDING.search(path.name)}
     files = sorted(named.difference(hidden))
     if not files:
@@ -133,9 +137,14 @@ def read_structure(path: Path, chain: str | None = None) -> Structure:
         f"chain {chosen}: {note}"
         for note in (*_notes_on(residues, num_left_out), *of_gaps, *unknown)
     ]
-    cb_L3, backbone_L43 = atoms_L53[:, 0], atoms_L53[:, 1:]
     return Structure(
-        _ENDING.sub("", path.name), letters, cb_L3, backbone_L43, chosen, others, tuple(notes)
+        _ENDING.sub("", path.name),
+        letters,
+        atoms_L53[:, 0],
+        atoms_L53[:, 1:],
+        chosen,
+        others,
+        tuple(notes),
     )
 
 
@@ -152,11 +161,13 @@ def read_chain(path: Path, chain: str | None) -> Structure | None:
         return None
     structure = read_structure(existing_file(path, "a sequence file or a structure"), chain)
     if chain is None and structure.other_chains:
-        message = (
-            f"{path}: chain {structure.chain} is used; other chains: "
-            f"{', '.join(structure.other_chains)}"
+        print(
+            printable(
+                f"{path}: chain {structure.chain} is used; other chains: "
+                f"{', '.join(structure.other_chains)}"
+            ),
+            file=sys.stderr,
         )
-        print(printable(message), file=sys.stderr)
     for note in structure.notes:
         print(printable(f"{path}, {note}"), file=sys.stderr)
     return structure
@@ -242,8 +253,10 @@ def _rows(
             put = skipped if 0 < skipped < _MAX_GAP else 0
             rows += [(None, "")] * put
             if skipped not in (-1, 0):
-                jump = f"{before.number} to {residue.number}"
-                notes.append(f"numbers go from {jump} at a break; {put} residues X are put there")
+                notes.append(
+                    f"numbers go from {before.number} to {residue.number} at a break; "
+                    f"{put} residues X are put there"
+                )
         rows.append((residue, residue.name))
     return rows, notes
 
@@ -303,8 +316,10 @@ def is_repeat(path: Path, structure: Structure, seen: dict[str, tuple[Path, Stru
         atoms_L43, other_L43, rtol=0, atol=_ROUNDING_ANGSTROM, equal_nan=True
     )
     if not is_same:
-        what = f"{first} and {path} are two different structures named {structure.identifier}"
-        raise InputDataError(f"{what}; rename one of them or leave it out")
+        raise InputDataError(
+            f"{first} and {path} are two different structures named {structure.identifier}; "
+            "rename one of them or leave it out"
+        )
     print(printable(f"{path} has the structure of {first} again, and is left out"), file=sys.stderr)
     return True
 

@@ -100,8 +100,13 @@ def read_annotated(
         )
     taken = unrelated((protein.sequence for protein in drawn), limit=max_proteins)
     num_drawn = taken[-1] + 1 if len(taken) == max_proteins else len(drawn)
-    chosen = [drawn[place] for place in taken]
-    return Annotated(chosen, next(places), num_drawn, dict(left_out), dict(tally.rejected))
+    return Annotated(
+        [drawn[place] for place in taken],
+        next(places),
+        num_drawn,
+        dict(left_out),
+        dict(tally.rejected),
+    )
 
 
 def _proteins(

@@ -93,9 +93,11 @@ def _check_value(option: str, value: Any, allowed: Range | type[StrEnum], defaul
     if isinstance(allowed, Range):
         if value not in allowed:
             typed = "null" if default is None else default
-            expected = allowed.expected(value)
             raise OptionError(
-                lambda at: f"{at}{option}={value} must be {expected}; type {at}{option}={typed}"
+                lambda at: (
+                    f"{at}{option}={value} must be {allowed.expected(value)}; "
+                    f"type {at}{option}={typed}"
+                )
             )
     elif value not in [*allowed]:
         raise OptionError(f"{option}={value} does not exist; there are: {one_of([*allowed])}")

@@ -74,8 +74,7 @@ class AftConv(WindowedAttentionFree):
         """Returns w of i - j for every head, -∞ for keys that a causal row does not see."""
         last = self.kernel_size - 1
         place = (last if causal else last // 2) - distance
-        bias = self._weights()[:, place.clamp(0, last)]
-        bias = bias.masked_fill((place < 0) | (place > last), 0)
+        bias = self._weights()[:, place.clamp(0, last)].masked_fill((place < 0) | (place > last), 0)
         return bias.masked_fill(distance < 0, -torch.inf) if causal else bias
 
     def _weights(self) -> Tensor:

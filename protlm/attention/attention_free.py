@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
+from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent, StateParts
 from protlm.attention.ops.blocks import from_blocks, to_blocks, with_margins
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import (
@@ -45,10 +45,9 @@ class AttentionFree(Attention):
     )
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        mask_BL, causal = context.mask_BL, context.causal
         assert v_BHLC.shape[-1] == q_BHLK.shape[-1], "a query gates the channels of a value"
         with no_autocast(v_BHLC):
-            return self._outputs(q_BHLK, k_BHLK, v_BHLC, mask_BL, causal=causal)
+            return self._outputs(q_BHLK, k_BHLK, v_BHLC, context.mask_BL, causal=context.causal)
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
@@ -69,8 +68,7 @@ class AttentionFree(Attention):
         self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, mask_BL: Tensor, *, causal: bool
     ) -> Tensor:
         means_of = self._mixer(q_BHLK.shape[2], causal=causal)
-        numbers = v_BHLC[:, 0].numel()
-        size = at_once(v_BHLC, numbers, cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
+        size = at_once(v_BHLC, v_BHLC[:, 0].numel(), cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
         # The gradient of a split is one tensor; every slice would have one for all heads.
         groups = zip(*(x.split(size, dim=1) for x in (q_BHLK, k_BHLK, v_BHLC)), strict=True)
         outs = [
@@ -228,14 +226,11 @@ def _causal_sums(exponents: Tensor, values: Tensor, weights: WindowWeights) -> S
 
 @final
 @dataclass(frozen=True)
-class WindowedState:
+class WindowedState(StateParts):
     """Exponents and values of the last positions, in a ring, and the sums over all before them."""
 
     near: KeyValueCache
     far: SoftmaxSums
-
-    def __getitem__(self, rows_B: Tensor) -> "WindowedState":
-        return WindowedState(self.near[rows_B], self.far[rows_B])
 
     def append(self, exponents: Tensor, values: Tensor) -> "WindowedState":
         """Writes one position, in place, over the oldest one, which becomes part of the sums."""
@@ -278,7 +273,6 @@ class WindowedAttentionFree(AttentionFree, Recurrent[WindowedState]):
             state = state.append(self._exponents(upcast(k_BHK)), upcast(v_BHC))
             key_M = state.near.ring_positions().clamp(min=0)
             exponents = state.near.k_BHMK + self._window_bias(row, key_M)[..., None]
-            near = SoftmaxSums.terms(exponents, state.near.v_BHMC).total()
-            near = near.each(lambda x: x.squeeze(-2))
-            gate_BHK = upcast(q_BHK).sigmoid()
-            return state, (gate_BHK * state.far.plus(near).mean()).to(v_BHC.dtype)
+            total = SoftmaxSums.terms(exponents, state.near.v_BHMC).total()
+            near = total.each(lambda x: x.squeeze(-2))
+            return state, (upcast(q_BHK).sigmoid() * state.far.plus(near).mean()).to(v_BHC.dtype)

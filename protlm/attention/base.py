@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -221,9 +222,17 @@ class SharesParameters(ABC):
 class State(Protocol):
     """The recurrent state of a mechanism: a tensor, or a dataclass of tensors."""
 
+    @abstractmethod
     def __getitem__(self, rows_B: Tensor, /) -> Self:
         """Copies the state of some samples, given by their indices (int64), which may repeat."""
-        ...
+
+
+@dataclass(frozen=True)
+class StateParts:
+    """A state that consists of others: the base of dataclasses."""
+
+    def __getitem__(self, rows_B: Tensor, /) -> Self:
+        return replace(self, **{name: part[rows_B] for name, part in vars(self).items()})
 
 
 StateT = TypeVar("StateT", bound=State)

@@ -73,8 +73,7 @@ class BigBird(Attention):
     ) -> None:
         super().__init__()
         residues = check_residue_numbers(global_positions)
-        sees_others = window_blocks > 1 or global_blocks or num_global or random_blocks or residues
-        if not sees_others:
+        if not (window_blocks > 1 or global_blocks or num_global or random_blocks or residues):
             raise OptionError(
                 lambda at: (
                     f"{at}window_blocks=1 without global positions and random blocks leaves every "

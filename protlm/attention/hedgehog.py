@@ -11,11 +11,6 @@ from protlm.attention.linearized.positive import ExponentialPairs
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, zero_padding
 
 
-def _pairs(rows_RK: Tensor | None) -> ExponentialPairs:
-    """Returns features without a projection. A lambda could not be pickled."""
-    return ExponentialPairs()
-
-
 @final
 class Hedgehog(Attention, Recurrent[Tensor]):
     """Attention with weights φ(q)·φ'(k), φ(x) = [exp(Wx), exp(-Wx)], with learned W for each head.
@@ -36,7 +31,7 @@ class Hedgehog(Attention, Recurrent[Tensor]):
         identity_HKK = torch.eye(head_dim).repeat(num_heads, 1, 1)
         self.query_map = nn.Parameter(identity_HKK)
         self.key_map = nn.Parameter(identity_HKK.clone())
-        self.linear = Performer(feature_map=_pairs, num_features=2 * head_dim)
+        self.linear = Performer(feature_map=ExponentialPairs, num_features=2 * head_dim)
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
         mask_BL = context.mask_BL

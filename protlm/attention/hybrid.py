@@ -1,14 +1,14 @@
 """Hybrid heads: exact softmax in a window in some, a linear mechanism over everything in others."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, final
 
 import torch
 from torch import Tensor
 
 from protlm.attention import create, mechanism, names
-from protlm.attention.base import Attention, Context, Recurrent, State, even
+from protlm.attention.base import Attention, Context, Recurrent, State, StateParts, even
 from protlm.bounds import Bounds
 from protlm.system.errors import OptionError, UserError, one_of
 
@@ -17,14 +17,11 @@ _LINEAR = "performer_relu"
 
 @final
 @dataclass(frozen=True)
-class HybridState:
+class HybridState(StateParts):
     """The last positions, for heads with windows, and the state of the linear mechanism."""
 
     window: State
     linear: State
-
-    def __getitem__(self, rows_B: Tensor) -> "HybridState":
-        return replace(self, window=self.window[rows_B], linear=self.linear[rows_B])
 
 
 @final
@@ -79,8 +76,13 @@ class Hybrid(Attention, Recurrent[HybridState]):
                 f"and {num_heads - 1} of the {num_heads} heads (model.num_heads)"
             )
         self.local_heads = self.num_exact_heads = local_heads
-        sizes = {"num_heads": num_heads - local_heads, "head_dim": head_dim, "model_dim": model_dim}
-        sizes |= {"max_length": max_length, "seed": seed}
+        sizes = {
+            "num_heads": num_heads - local_heads,
+            "head_dim": head_dim,
+            "model_dim": model_dim,
+            "max_length": max_length,
+            "seed": seed,
+        }
         self.near = create("window", {"window": window}, **sizes | {"num_heads": local_heads})
         self.linear = _create_linear(mechanism, options or {}, sizes)
         self.supports_bidirectional = self.linear.supports_bidirectional
@@ -122,8 +124,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
     def step(
         self, state: HybridState, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, context: Context
     ) -> tuple[HybridState, Tensor]:
-        heads = (self._split(x) for x in (q_BHK, k_BHK, v_BHC))
-        (near_q, far_q), (near_k, far_k), (near_v, far_v) = heads
+        (near_q, far_q), (near_k, far_k), (near_v, far_v) = map(self._split, (q_BHK, k_BHK, v_BHC))
         near, far = _recurrent(self.near), _recurrent(self.linear)
         window, near_out = near.step(state.window, near_q, near_k, near_v, context)
         linear, far_out = far.step(state.linear, far_q, far_k, far_v, context)

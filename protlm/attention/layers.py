@@ -8,6 +8,7 @@ and the last round may be incomplete: `[window, window, hybrid]` in 8 layers has
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any, NamedTuple, Self, final
 
 from protlm.attention import ALTERNATING, mechanism, names
@@ -78,16 +79,12 @@ def mechanisms_of(attention: Mapping[str, Any], num_layers: int) -> list[LayerMe
             LayerMechanism(name, pattern.options.get(name, {}), f"attention.options.{name}")
             for name in pattern.layers
         ]
-    found = []
-    for layer in range(num_layers):
-        kind = kinds[layer % len(kinds)]
-        options = _options_of_layer(kind, layer=layer, num_layers=num_layers)
-        found.append(kind._replace(options=options))
-    return found
+    in_turn = islice(cycle(kinds), num_layers)
+    return [_in_layer(kind, layer, num_layers) for layer, kind in enumerate(in_turn)]
 
 
-def _options_of_layer(kind: LayerMechanism, *, layer: int, num_layers: int) -> dict[str, Any]:
-    """Returns the options of a layer, numbered from 0: lists may have a value for each layer."""
+def _in_layer(kind: LayerMechanism, layer: int, num_layers: int) -> LayerMechanism:
+    """Returns the mechanism of a layer, numbered from 0: lists may have a value for each layer."""
     chosen = dict(kind.options)
     for option in mechanism(kind.name).per_layer_options:
         values = kind.options.get(option)
@@ -99,7 +96,7 @@ def _options_of_layer(kind: LayerMechanism, *, layer: int, num_layers: int) -> d
                     "one for all"
                 )
             chosen[option] = values[layer]
-    return chosen
+    return kind._replace(options=chosen)
 
 
 def unable(

@@ -60,9 +60,8 @@ class Linformer(Attention, SharesParameters):
         self.max_length = max_length
         self.sharing = Sharing(sharing)
         shape = (num_heads if sharing == Sharing.none else 1, projected_length, max_length)
-        has_own_values = sharing in (Sharing.none, Sharing.heads)
         self.key_projection = _drawn(*shape)
-        self.value_projection = _drawn(*shape) if has_own_values else None
+        self.value_projection = _drawn(*shape) if sharing in (Sharing.none, Sharing.heads) else None
         # In a tuple, the layer that owns the parameters is not a submodule, so that they are
         # listed, saved and optimized once.
         self._owner: tuple[Linformer] | None = None
@@ -75,19 +74,17 @@ class Linformer(Attention, SharesParameters):
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
         mask_BL = context.mask_BL
-        keys, values = self._projections()
+        owner = self if self._owner is None else self._owner[0]
+        # E and F, (H or 1, P, max_length).
+        keys, values = owner.key_projection, owner.value_projection
+        assert keys is not None
         with no_autocast(v_BHLC):
             # Queries too: NaN in a padded row, although its output is 0, would reach gradients.
             q, k, v = (upcast(zero_padding(x, mask_BL)) for x in (q_BHLK, k_BHLK, v_BHLC))
-            out_BHLC = F.scaled_dot_product_attention(q, _projected(k, keys), _projected(v, values))
+            out_BHLC = F.scaled_dot_product_attention(
+                q, _projected(k, keys), _projected(v, keys if values is None else values)
+            )
         return zero_padding(out_BHLC.to(v_BHLC.dtype), mask_BL)
-
-    def _projections(self) -> tuple[Tensor, Tensor]:
-        """Returns E and F, (H or 1, P, max_length)."""
-        owner = self if self._owner is None else self._owner[0]
-        keys, values = owner.key_projection, owner.value_projection
-        assert keys is not None
-        return keys, keys if values is None else values
 
 
 def _drawn(number: int, projected_length: int, max_length: int) -> nn.Parameter:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Context, Recurrent
+from protlm.attention.base import Attention, Context, Recurrent, StateParts
 from protlm.attention.ops.blocks import from_blocks, softmax_in_blocks, to_blocks, with_margins
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import (
@@ -124,14 +124,11 @@ _FarAndNear = tuple[Tensor, Tensor]
 
 @final
 @dataclass(frozen=True)
-class LongShortState:
+class LongShortState(StateParts):
     """The window and, in slots after it, the summaries; and the sums of the current chunk."""
 
     seen: KeyValueCache
     current: SoftmaxSums
-
-    def __getitem__(self, rows_B: Tensor) -> "LongShortState":
-        return LongShortState(self.seen[rows_B], self.current[rows_B])
 
 
 @final
@@ -216,8 +213,7 @@ class LongShort(Attention, Recurrent[LongShortState]):
             )
             visible = pattern.visible_in_blocks(mask_BL, self.rank)
             # On a GPU the keys of all heads are copied to blocks together.
-            numbers = q_BHLK[:, 0].numel()
-            heads = at_once(q_BHLK, numbers, cpu=_CPU_NUMBERS, gpu=q_BHLK.numel())
+            heads = at_once(q_BHLK, q_BHLK[:, 0].numel(), cpu=_CPU_NUMBERS, gpu=q_BHLK.numel())
             parts = zip(*(x.split(heads, dim=1) for x in (q_BHLK, *k, *v)), strict=True)
             outs = []
             for q, far_k, near_k, far_v, near_v in parts:
@@ -321,8 +317,7 @@ class LongShort(Attention, Recurrent[LongShortState]):
         Summaries are means of the positions of a chunk; those are 0 at padding.
         """
         x_BHLK = upcast(x_BHLK)
-        x_BHSMK = to_blocks(x_BHLK, weights_BHSMP.shape[3])
-        far_BHSPK = weights_BHSMP.to(x_BHLK.dtype).mT @ x_BHSMK
+        far_BHSPK = weights_BHSMP.to(x_BHLK.dtype).mT @ to_blocks(x_BHLK, weights_BHSMP.shape[3])
         return _normalized(far_BHSPK, self.far_norm), _normalized(x_BHLK, self.near_norm)
 
 

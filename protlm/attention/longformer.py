@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, final
 import torch
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Context, Recurrent, even
+from protlm.attention.base import Attention, Context, Recurrent, StateParts, even
 from protlm.attention.ops.blocks import SharedKeys, Window, window_softmax
 from protlm.attention.ops.global_tokens import GlobalTokens, check_residue_numbers, global_mask
 from protlm.attention.ops.key_value_cache import KeyValueCache
@@ -25,7 +25,7 @@ from protlm.system.errors import OptionError
 
 @final
 @dataclass(frozen=True)
-class LongformerState:
+class LongformerState(StateParts):
     """The first P positions with their hidden inputs, and a ring of the last positions.
 
     Position P - 1 is the last global one, so that every global token finds all positions before it
@@ -34,9 +34,6 @@ class LongformerState:
 
     cache: KeyValueCache
     hidden_BPD: Tensor
-
-    def __getitem__(self, rows_B: Tensor) -> "LongformerState":
-        return LongformerState(self.cache[rows_B], self.hidden_BPD[rows_B])
 
 
 @final
@@ -126,14 +123,14 @@ class Longformer(Attention, Recurrent[LongformerState]):
         tokens = self._global_tokens(mask_BL)
         if tokens is None:
             return zero_padding(self._local_rows(given, mask_BL, None, causal=causal), mask_BL)
-        visible_BPL = tokens.visible(mask_BL, causal=causal)
         shared = SharedKeys(tokens.take(k_BHLK), tokens.take(v_BHLC), tokens.seen(causal=causal))
         # Global keys are in `shared`, and not counted again in a window.
-        keys_BL = mask_BL & ~tokens.is_global_BL
-        local = self._local_rows(given, keys_BL, shared, causal=causal)
+        local = self._local_rows(given, mask_BL & ~tokens.is_global_BL, shared, causal=causal)
         x_BLD = hidden_BLD.masked_fill(~mask_BL[..., None], 0)
         rows = tokens.take(q_BHLK), tokens.take(x_BLD[:, None]).squeeze(1)
-        weights_BHPL = self._global_weights(*rows, k_BHLK, x_BLD, visible_BPL)
+        weights_BHPL = self._global_weights(
+            *rows, k_BHLK, x_BLD, tokens.visible(mask_BL, causal=causal)
+        )
         rows_BHPC = self._global_means(weights_BHPL, v_BHLC, x_BLD).to(local.dtype)
         return zero_padding(tokens.put(local, rows_BHPC), mask_BL)
 
@@ -151,8 +148,9 @@ class Longformer(Attention, Recurrent[LongformerState]):
         local_BHML = softmax_weights(q_BHLK[:, :, rows], k_BHLK, visible_BHML)
         x_BLD = hidden_BLD.masked_fill(~mask_BL[..., None], 0)
         own = tokens.take(q_BHLK), tokens.take(x_BLD[:, None]).squeeze(1)
-        visible_BPL = tokens.visible(mask_BL, causal=causal)
-        weights_BHPL = self._global_weights(*own, k_BHLK, x_BLD, visible_BPL)
+        weights_BHPL = self._global_weights(
+            *own, k_BHLK, x_BLD, tokens.visible(mask_BL, causal=causal)
+        )
         number_BL = (tokens.is_global_BL.cumsum(dim=1) - 1).clamp(min=0)
         global_BHML = weights_BHPL.take_along_dim(number_BL[:, None, rows, None], dim=2)
         return torch.where(tokens.is_global_BL[:, None, rows, None], global_BHML, local_BHML)
@@ -180,9 +178,9 @@ class Longformer(Attention, Recurrent[LongformerState]):
         if position < self.num_global or position in self.residues:
             k, v = cache.k_BHMK[:, :, :first], cache.v_BHMC[:, :, :first]
             is_past_P = torch.arange(first, device=k.device) <= position
-            rows = q_BHK[:, :, None], context.hidden_BLD
-            is_past_B1P = is_past_P.expand(len(k), 1, -1)
-            weights_BH1P = self._global_weights(*rows, k, x_BPD, is_past_B1P)
+            weights_BH1P = self._global_weights(
+                q_BHK[:, :, None], context.hidden_BLD, k, x_BPD, is_past_P.expand(len(k), 1, -1)
+            )
             return state, self._global_means(weights_BH1P, v, x_BPD).squeeze(2).to(v_BHC.dtype)
         position_M = cache.ring_positions(first)
         visible_HM = self._sees(position_M - position, causal=True)

@@ -148,13 +148,13 @@ def convolved(v_BHLC: Tensor, weight: Tensor) -> Tensor:
 
 def _kernel(q_BHPK: Tensor, k_BHPK: Tensor, exists_BP: Tensor) -> Tensor:
     """Computes softmax(q̃ k̃ᵀ / √K), BHPP in the widest dtype; 0 without landmarks."""
-    exists_B1P1, exists_B11P = exists_BP[:, None, :, None], exists_BP[:, None, None]
     q_BHPK, k_BHPK = (x.to(widest_dtype(x.device)) for x in (q_BHPK, k_BHPK))
     logits_BHPP = q_BHPK @ k_BHPK.mT / q_BHPK.shape[-1] ** 0.5
-    return visible_softmax(logits_BHPP, exists_B1P1 & exists_B11P)
+    return visible_softmax(logits_BHPP, exists_BP[:, None, :, None] & exists_BP[:, None, None])
 
 
 def _attend(q_BHLK: Tensor, k_BHMK: Tensor, v_BHMC: Tensor, visible_BM: Tensor) -> Tensor:
     """Computes softmax(q kᵀ / √K) v over the visible keys by torch's fused kernels."""
-    bias_BM = padding_bias(visible_BM, q_BHLK.dtype)
-    return F.scaled_dot_product_attention(q_BHLK, k_BHMK, v_BHMC, attn_mask=bias_BM[:, None, None])
+    return F.scaled_dot_product_attention(
+        q_BHLK, k_BHMK, v_BHMC, attn_mask=padding_bias(visible_BM, q_BHLK.dtype)[:, None, None]
+    )

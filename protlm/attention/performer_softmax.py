@@ -83,15 +83,14 @@ class PerformerSoftmax(Performer):
                     f"a factor of each query; set {at}denominator_floor=null"
                 )
             )
-        is_stretchable = estimator in (Estimator.positive, Estimator.hyperbolic)
-        if optimal_for is not None and not is_stretchable:
-            raise OptionError(
-                lambda at: (
-                    f"{at}optimal_for={optimal_for} is for positive features of N(0, I) rows, not "
-                    f"for {at}estimator={estimator}; set {at}optimal_for=null"
-                )
-            )
         if optimal_for is not None:
+            if estimator not in (Estimator.positive, Estimator.hyperbolic):
+                raise OptionError(
+                    lambda at: (
+                        f"{at}optimal_for={optimal_for} is for positive features of N(0, I) rows, "
+                        f"not for {at}estimator={estimator}; set {at}optimal_for=null"
+                    )
+                )
             feature_map = partial(PositiveFeatures, stretch=optimal_stretch(head_dim, optimal_for))
         antithetic = antithetic or estimator == Estimator.hyperbolic
         super().__init__(

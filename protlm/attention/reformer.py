@@ -41,8 +41,9 @@ def hash_buckets(x_BHLK: Tensor, rotations_THKR: Tensor, num_buckets: int) -> Te
     batch, heads, _, _ = x_BHLK.shape
     # The products have a column per pair of buckets, whose number grows with the longest input:
     # one round and some of the positions are computed at a time.
-    pairs = batch * heads * rotations_THKR.shape[-1]
-    size = at_once(x_BHLK, pairs, cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
+    size = at_once(
+        x_BHLK, batch * heads * rotations_THKR.shape[-1], cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS
+    )
     rounds = [
         torch.cat([_sides(part @ rotations_HKR) for part in x_BHLK.split(size, dim=2)], dim=2)
         for rotations_HKR in rotations_THKR.float()
@@ -55,8 +56,9 @@ def _sides(rotated_BHLR: Tensor) -> Tensor:
     """Computes argmax [x R; -x R], BHL."""
     largest_BHL, positive_BHL = rotated_BHLR.max(dim=-1)
     smallest_BHL, negative_BHL = rotated_BHLR.min(dim=-1)
-    negative_BHL = negative_BHL + rotated_BHLR.shape[-1]
-    return torch.where(-smallest_BHL > largest_BHL, negative_BHL, positive_BHL)
+    return torch.where(
+        -smallest_BHL > largest_BHL, negative_BHL + rotated_BHLR.shape[-1], positive_BHL
+    )
 
 
 class RoundLayout(NamedTuple):
@@ -158,8 +160,7 @@ def tiles(rounds: RoundLayout, index: int, *, causal: bool, width: int) -> Itera
     own_MM = torch.ones(size, size, dtype=torch.bool, device=positions.device)
     own_MM = own_MM.triu() if causal else own_MM.tril().triu()
     hidden_ML = F.pad(own_MM, (size, 0))
-    weights = size * max(2 * size, width)
-    step = at_once(positions, weights, cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
+    step = at_once(positions, size * max(2 * size, width), cpu=_CPU_NUMBERS, gpu=_GPU_NUMBERS)
     for start in range(1, num_chunks, step):
         stop = min(start + step, num_chunks)
         in_tile = positions[start - 1 : stop].flatten()
@@ -277,8 +278,9 @@ class Reformer(Attention, RandomFeatures):
         num_buckets = self.num_buckets * batch * heads
         buckets_TBHL = buckets_TBHL.masked_fill(~mask_BL[:, None], num_buckets)
         # One chunk of L positions contains the same as a longer one.
-        size = min(self.chunk, length)
-        return lay_out(buckets_TBHL.flatten(1), num_buckets=num_buckets, size=size)
+        return lay_out(
+            buckets_TBHL.flatten(1), num_buckets=num_buckets, size=min(self.chunk, length)
+        )
 
 
 class _ChunkedSoftmax(torch.autograd.Function):

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.features import FeatureMap, FourierFeatures, GeneralizedFeatures
-from protlm.attention.linearized.gated import GatedSums
+from protlm.attention.linearized.gated import gated_sums
 from protlm.attention.linearized.gates import Gate, decay_
-from protlm.attention.linearized.normalization import Normalized, denominator, inverse_of_weight
+from protlm.attention.linearized.normalization import denominator, inverse_of_weight, normalized
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, recomputed, upcast, zero_padding
 from protlm.attention.ops.projection import Projection, RowSampling
 from protlm.config.fields import above, at_least
@@ -35,8 +35,7 @@ def gated_means(
     they and keys are finite at padding.
     """
     written = recomputed(_written, v_BHLC.to(q_BHLK.dtype), log_gate_BHL1, mask_BL)
-    sums = GatedSums.apply(q_BHLK, k_BHLK, written, log_gate_BHL1, mask_BL, feature_map, True)
-    assert isinstance(sums, Tensor)
+    sums = gated_sums(q_BHLK, k_BHLK, written, log_gate_BHL1, mask_BL, feature_map, True)
     return sums * inverse_of_weight(-torch.expm1(log_gate_BHL1.cumsum(dim=2)))
 
 
@@ -149,8 +148,7 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
         with no_autocast(v_BHLC):
             feature_map = self.performer.feature_map(accum_dtype(q_BHLK))
             means = gated_means(q_BHLK, k_BHLK, v_BHLC, log_gate_BHL1, mask_BL, feature_map)
-            out_BHLC = Normalized.apply(means, self._normalizer)
-        assert isinstance(out_BHLC, Tensor)
+            out_BHLC = normalized(means, self._normalizer)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:

@@ -124,8 +124,7 @@ def _with_a_coordinate(
     builds the L×L map.
     """
     width = -(-max(q_BHLK.shape[-1] + 1, v_BHLC.shape[-1]) // 8) * 8
-    bias_BL = padding_bias(mask_BL, k_BHLK.dtype)
-    bias_BHL1 = bias_BL[:, None, :, None].expand_as(k_BHLK[..., :1])
+    bias_BHL1 = padding_bias(mask_BL, k_BHLK.dtype)[:, None, :, None].expand_as(k_BHLK[..., :1])
     q, k = F.pad(q_BHLK, (0, 1), value=1.0), torch.cat([k_BHLK, bias_BHL1], dim=-1)
     return tuple(F.pad(x, (0, width - x.shape[-1])) for x in (q, k, v_BHLC))
 
@@ -144,6 +143,5 @@ def _biased(
 
     _, num_heads, length, _ = q.shape
     size = min(at_once(q, num_heads * length, cpu=_BIASES, gpu=_BIASES), _ROWS)
-    blocks = (slice(start, start + size) for start in range(0, length, size))
     run = partial(recomputed, attend) if torch.is_grad_enabled() else attend
-    return torch.cat([run(rows) for rows in blocks], dim=2)
+    return torch.cat([run(slice(start, start + size)) for start in range(0, length, size)], dim=2)

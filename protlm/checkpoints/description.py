@@ -69,8 +69,9 @@ class ModelDescription:
             raise InputDataError(f"{path} was not written by protlm, or by a newer version of it")
         options = stored.get("attention")
         if not isinstance(options, dict) or not isinstance(options.get("name"), str):
-            allowed = "the name of a mechanism and its options"
-            raise not_usable(path, f"attention={options!r:.60} must be {allowed}")
+            raise not_usable(
+                path, f"attention={options!r:.60} must be the name of a mechanism and its options"
+            )
         values = {
             **{key: value for key, value in stored.items() if key != "format"},
             "attention": options["name"],
@@ -102,6 +103,8 @@ def _effective(config: ModelConfig, name: str) -> Any:
         return None
     if name == "head_dim" and value == config.model_dim // config.num_heads:
         return None
-    is_relative = config.positions is Positions.relative
-    unused = {"relative_": not is_relative, "global_base": not config.global_every}
+    unused = {
+        "relative_": config.positions is not Positions.relative,
+        "global_base": not config.global_every,
+    }
     return None if any(name.startswith(x) and unused[x] for x in unused) else value

@@ -43,8 +43,9 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 def is_validated(run_dir: Path, step: int) -> bool:
     """Returns whether the log has the validation of this step."""
-    rows = read_metrics(run_dir / METRICS)
-    return any(row["step"] == step and "valid_loss" in row for row in rows)
+    return any(
+        row["step"] == step and "valid_loss" in row for row in read_metrics(run_dir / METRICS)
+    )
 
 
 def best_checkpoints(run_dir: Path, metric: BestMetric, count: int) -> list[Path]:
@@ -55,7 +56,10 @@ def best_checkpoints(run_dir: Path, metric: BestMetric, count: int) -> list[Path
     """
     sign = 1 if metric is BestMetric.valid_loss else -1
     rows = read_metrics(run_dir / METRICS) if count else []
-    rows = [row for row in rows if not math.isnan(row.get(metric, math.nan))]
-    costs = {int(row["step"]): sign * row[metric] for row in rows}
+    costs = {
+        int(row["step"]): sign * row[metric]
+        for row in rows
+        if not math.isnan(row.get(metric, math.nan))
+    }
     validated = [path for path in all_checkpoints(run_dir) if step_of(path) in costs]
     return sorted(validated, key=lambda path: costs[step_of(path)])[:count]

@@ -41,8 +41,7 @@ def _existing(text: str, what: str, *, or_folder: bool = False) -> Path:
 def _new(text: str, *, or_folder: bool = False) -> Path:
     path = Path(text)
     # That of `Path` raises an error if the name is too long.
-    is_folder = os.path.isdir
-    if path != Path("-") and not (or_folder and is_folder(path)):
+    if path != Path("-") and not (or_folder and os.path.isdir(path)):  # noqa: PTH112
         check_output(path)
     return path
 

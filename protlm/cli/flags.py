@@ -289,17 +289,12 @@ def advising(options: type) -> Iterator[None]:
 
 
 def _advice(mending: Mapping[str, object], options: type) -> str:
-    """Returns how the options are typed that mend an error; "" if the command has none of them."""
+    """Returns how the options are typed that help; "" if the command has none of them."""
     names = {one.field.name: one.name for one in flags_of(options)} if mending else {}
-    typed, left_out = [], []
-    for option, value in mending.items():
-        name = names.get(option)
-        if name is None:
-            continue
-        if value is None:
-            left_out.append(name)
-        else:
-            typed.append(name if value is True else f"{name} {value}")
+    known = [(names[option], value) for option, value in mending.items() if option in names]
+    left_out = [name for name, value in known if value is None]
+    given = [(name, value) for name, value in known if value is not None]
+    typed = [name if value is True else f"{name} {value}" for name, value in given]
     parts = [f"type {' or '.join(typed)}"] if typed else []
     parts += [f"leave {' and '.join(left_out)} out"] if left_out else []
     return ", or ".join(parts)

@@ -24,17 +24,12 @@ from protlm.system.errors import UserError, did_you_mean, exit_with_message
 from protlm.system.paths import in_home, shipped
 from protlm.system.processes import ignore_modules_of_working_folder, keep_freed_memory
 
-_ABOUT = (
-    "Train protein language models with linear-cost attention, embed proteins, and inspect "
-    "attention."
-)
 # Flags of other commands, and the settings of `protlm evaluate` that they are.
 _SETTINGS: dict[str, str] = {
     **dict.fromkeys(MODEL_NAMES, "checkpoint"),
     **dict.fromkeys(OUTPUT_NAMES, "output"),
 }
 _HELP = {"-h", "--help"}
-_USAGE = "Usage: protlm COMMAND ..."
 _FLAGS = {
     "-h, --help": "Show this help, or that of a command.",
     "--version": "Print the version.",
@@ -49,7 +44,7 @@ def _train(arguments: list[str]) -> None:
     from protlm.config.settings import print_help
 
     # What needs no torch is checked in a moment, and names and flags without numpy.
-    if {"-h", "--help"} & set(arguments):
+    if _HELP & {*arguments}:
         print_help(TrainConfig)
         return
     check_arguments(arguments, TrainConfig, TRAIN_FLAGS)
@@ -82,7 +77,7 @@ def _evaluate(arguments: list[str]) -> None:
     typed = [f"{_SETTINGS[one]}={next(rest, '')}" if one in _SETTINGS else one for one in rest]
     if empty := {"checkpoint=", "output="} & {*typed}:
         raise UserError(f"{min(empty)} has no value; type one")
-    if {"-h", "--help"} & {*typed}:
+    if _HELP & {*typed}:
         print_help(EvaluateConfig)
     elif any(one.startswith("-") for one in typed):
         through_hydra(EvaluateConfig, typed, run)
@@ -151,14 +146,18 @@ def _overview(of: str) -> str:
         return "\n\n".join([f"Usage: protlm {of} COMMAND ...", GROUPS[of], table("Commands", rows)])
     rows = {x: y.sentence for x, y in COMMANDS.items() if " " not in x} | GROUPS
     files = f"Files that messages name, such as docs/train.md, are in {shipped('docs').parent}."
-    shown = [
-        _USAGE,
-        wrapped(_ABOUT),
-        table("Commands", rows),
-        table("Flags", _FLAGS),
-        wrapped(files),
-    ]
-    return "\n\n".join(shown)
+    return "\n\n".join(
+        [
+            "Usage: protlm COMMAND ...",
+            wrapped(
+                "Train protein language models with linear-cost attention, embed proteins, and "
+                "inspect attention."
+            ),
+            table("Commands", rows),
+            table("Flags", _FLAGS),
+            wrapped(files),
+        ]
+    )
 
 
 def _in_home(argument: str) -> str:

@@ -34,17 +34,20 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     check_suffix(output, *HDF5)
     model = load_model(model_path, device=options.device)
     layers, heads = model.layers_and_heads(options.layers, options.heads)
-    longest, refuse = model.max_residues, Room(model).refusal
-    proteins = Proteins(fasta, longest, options.duplicates, refuse=refuse)
+    proteins = Proteins(fasta, model.max_residues, options.duplicates, refuse=Room(model).refusal)
     _check_figure(proteins, options.figure)
     around = model.vocabulary.num_around
-    num_maps = len(layers) * len(heads)
-    num_values = sum((length + around) ** 2 for length in proteins.lengths) * num_maps
-    size = entry_bytes(len(proteins) * len(layers), num_values, options.dtype)
-    skipped, renamed = proteins.without_entry(), proteins.renamed
+    pairs = sum((length + around) ** 2 for length in proteins.lengths)
+    size = entry_bytes(len(proteins) * len(layers), len(layers) * len(heads) * pairs, options.dtype)
     with (
         all_or_none() as written,
-        protein_file(output, model, num_bytes=size, skipped=skipped, renamed=renamed) as file,
+        protein_file(
+            output,
+            model,
+            num_bytes=size,
+            skipped=proteins.without_entry(),
+            renamed=proteins.renamed,
+        ) as file,
     ):
         for record in watched("attention maps", proteins):
             _write(file, model, record, layers, heads, options.dtype)

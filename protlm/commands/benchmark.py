@@ -120,8 +120,13 @@ def benchmark(
         made = work.path / "results"
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir()
-        plain = [dict(zip(COLUMNS, row, strict=True)) for row in rows]
-        write_json(made / "results.json", {**begun, **left_out, "table": plain, "tasks": contents})
+        content = {
+            **begun,
+            **left_out,
+            "table": [dict(zip(COLUMNS, row, strict=True)) for row in rows],
+            "tasks": contents,
+        }
+        write_json(made / "results.json", content)
         cells = (["" if x is None else str(x) for x in row] for row in rows)
         write_table(made / "results.tsv", COLUMNS, cells)
         drawn = benchmark_figure([row for row in printed if LESS not in row[2]], [*models])
@@ -212,10 +217,14 @@ def _variants(
     wild_type, assay, estimator = _read_variants(task, model)
     if assay.measured is None or np.isnan(assay.measured).all():
         raise InputDataError("the table has no measured scores in a column DMS_score")
-    predicted = {}
-    for who, network in compared(model, options.seed).items():
-        predictor = LogProbabilities(network, options.tokens_per_batch)
-        predicted[who] = score(estimator, predictor, wild_type, assay.variants).values
+    predictors = {
+        who: LogProbabilities(network, options.tokens_per_batch)
+        for who, network in compared(model, options.seed).items()
+    }
+    predicted = {
+        who: score(estimator, predictor, wild_type, assay.variants).values
+        for who, predictor in predictors.items()
+    }
     # The log-likelihood by the residue frequencies of the wild type, with pseudocounts.
     total = len(wild_type) + len(RESIDUES)
     log_p = {letter: math.log((wild_type.count(letter) + 1) / total) for letter in RESIDUES}
@@ -228,10 +237,13 @@ def _variants(
         found = agreement(assay.measured, values, assay.is_fit, places, **named)
         assert found is not None
         scores[who] = found
-    counts = {"variants": len(assay.variants), "left_out": len(assay.unscored)}
-    predictors = {who: {"metrics": one.to_plain()} for who, one in scores.items()}
-    figures = {"": figure_of(scores, scores[MODEL].metric, 1)}
-    return {"estimator": estimator, **counts, "predictors": predictors, "figures": figures}
+    return {
+        "estimator": estimator,
+        "variants": len(assay.variants),
+        "left_out": len(assay.unscored),
+        "predictors": {who: {"metrics": one.to_plain()} for who, one in scores.items()},
+        "figures": {"": figure_of(scores, scores[MODEL].metric, 1)},
+    }
 
 
 def _contacts(
@@ -245,8 +257,13 @@ def _contacts(
     found = {MODEL: values[MODEL]["long"][METRIC], f"{MODEL}{LESS}{over['baseline']}": over}
     found |= {x: values[x]["long"][METRIC] for x in values if x.startswith((RANDOM, NEAREST))}
     by = {who: {"value": x["mean"], "low": x["low"], "high": x["high"]} for who, x in found.items()}
-    figure = {"metric": f"long-range {METRIC}", "proteins": over["count"], "by": by}
-    return {**values, "figures": {"": {**figure, "complete": not values["left_out"]}}}
+    figure = {
+        "metric": f"long-range {METRIC}",
+        "proteins": over["count"],
+        "by": by,
+        "complete": not values["left_out"],
+    }
+    return {**values, "figures": {"": figure}}
 
 
 _RUN = {"labels": _labels, "variants": _variants, "contacts": _contacts}
@@ -264,8 +281,8 @@ def _figures(
             groups.setdefault(task.group, []).append(task)
     for group, members in groups.items():
         assays = {task.name: task.assay for task in members if task.assay is not None}
-        mean = average({name: figures[name] for name in assays}, assays, seed)
-        figures[group] = {**mean, "complete": len(members) == members[0].of}
+        figures[group] = average({name: figures[name] for name in assays}, assays, seed)
+        figures[group]["complete"] = len(members) == members[0].of
     return figures
 
 
@@ -294,8 +311,9 @@ def _estimate(
         notes.append(f"{name}: without fits about {time} and {needs} of memory; {free} are free")
         width = model.description.model.model_dim
         if (states := kept * width * (model.num_layers + 1)) > IN_MEMORY:
-            files = readable_size(2 * states)
-            notes.append(f"{name}: {files} of temporary files in {gettempdir()}")
+            notes.append(
+                f"{name}: {readable_size(2 * states)} of temporary files in {gettempdir()}"
+            )
     print_table(("task", "model", "passes", "residues", "seconds"), rows, notes)
 
 

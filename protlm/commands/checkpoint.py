@@ -84,7 +84,9 @@ def export_model(path: Path, output: Path, options: ExportOptions) -> None:
     if options.format is WeightFormat.hf:
         export_to_hugging_face(path, output, options.fit)
     elif options.format is WeightFormat.onnx:
-        export_to_onnx(path, output)
+        # It is written once it computes what the model computes.
+        print(onnx_file.export(load_model(path), output), file=sys.stderr)
+        print(output)
     else:
         export(path, output, options.dtype or "float32")
 
@@ -123,12 +125,6 @@ def export_to_hugging_face(path: Path, output: Path, fit: Path | None = None) ->
     else:
         say = "transformers loads it as EsmForMaskedLM"
     print(say, file=sys.stderr)
-    print(output)
-
-
-def export_to_onnx(path: Path, output: Path) -> None:
-    """Writes an ONNX file, once it computes what the model computes."""
-    print(onnx_file.export(load_model(path), output), file=sys.stderr)
     print(output)
 
 

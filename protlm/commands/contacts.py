@@ -111,16 +111,21 @@ def _predict(
     ):
         for one in inputs:
             for record in one.records:
-                predict = partial(regression.predict_protein, model, record.sequence)
-                predicted_LL = unless_full(predict)
+                predicted_LL = unless_full(
+                    partial(regression.predict_protein, model, record.sequence)
+                )
                 progress.advance(len(record.sequence) ** 2)
                 if predicted_LL is None:
                     reason = room.reason(len(record.sequence))
-                    for rows_of in (skipped, one.too_large):
-                        rows_of.append((record.identifier, reason))
+                    skipped.append((record.identifier, reason))
+                    one.too_large.append((record.identifier, reason))
                     continue
-                used = {"heads_used": regression.num_heads_used}
-                file.add(record, "probabilities", used, data=predicted_LL.astype(np.float32))
+                file.add(
+                    record,
+                    "probabilities",
+                    {"heads_used": regression.num_heads_used},
+                    data=predicted_LL.astype(np.float32),
+                )
                 if one.contacts_LL is not None:
                     file.add(record, "contacts", {}, data=one.contacts_LL)
                 name = printable(record.identifier)

@@ -30,8 +30,10 @@ def verify(directory: Path) -> None:
         residues = sum(entry.residues for entry in entries)
         clusters = manifest.clusters
         of = "" if clusters is None else f" of {clusters.indexes[split].clusters:,} clusters"
-        known = f"{sequences:,} sequences{of}, {residues:,} residues in {len(entries)} shards"
-        print(f"{split}: {known}: ok")
+        print(
+            f"{split}: {sequences:,} sequences{of}, {residues:,} residues in {len(entries)} "
+            "shards: ok"
+        )
 
 
 def info(directory: Path) -> None:
@@ -49,8 +51,10 @@ def info(directory: Path) -> None:
             table.add_row(escape(printable(f"{kind}: {reason}")), f"{number:,}")
     printed.print(table)
     if (clusters := manifest.clusters) is not None:
-        name = printable(clusters.table)
-        printed.print(f"clusters of {name}, SHA-256 {clusters.sha256:.16}...", markup=False)
+        printed.print(
+            f"clusters of {printable(clusters.table)}, SHA-256 {clusters.sha256:.16}...",
+            markup=False,
+        )
     rule = ", ".join(f"{name} {value}" for name, value in manifest.split_rule.items())
     printed.print(f"split {rule}; made by protlm {manifest.tool_version}", markup=False)
 

@@ -97,14 +97,18 @@ def _check_machine(report: Report, device: torch.device) -> None:
         if not disk["writable"]:
             report.problems.append(f"{folder} is not writable; work in another folder")
         elif disk["free_bytes"] < _LEAST_DISK:
-            left = readable_size(disk["free_bytes"])
-            report.problems.append(f"{folder} has {left} left; free some space")
+            report.problems.append(
+                f"{folder} has {readable_size(disk['free_bytes'])} left; free some space"
+            )
 
 
 def _gpu(number: int) -> dict[str, str | int]:
     free, total = torch.cuda.mem_get_info(number)
-    name = torch.cuda.get_device_name(number)
-    return {"name": name, "total_bytes": total, "free_bytes": free}
+    return {
+        "name": torch.cuda.get_device_name(number),
+        "total_bytes": total,
+        "free_bytes": free,
+    }
 
 
 def _fused_kernels(device: torch.device) -> list[str] | str:
@@ -118,8 +122,10 @@ def _fused_kernels(device: torch.device) -> list[str] | str:
 
 
 def _disk(folder: Path) -> dict[str, int | bool]:
-    free = shutil.disk_usage(folder).free
-    return {"free_bytes": free, "writable": os.access(folder, os.W_OK)}
+    return {
+        "free_bytes": shutil.disk_usage(folder).free,
+        "writable": os.access(folder, os.W_OK),
+    }
 
 
 def _check_model(report: Report, path: Path, device: torch.device) -> PretrainedModel | None:

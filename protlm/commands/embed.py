@@ -91,8 +91,7 @@ def _submit(
     folder, shares = _job_folder(output), _shares(options)
     submission.run(partial(embed, files, model_path, output), shares, folder)
     # The machine that submits jobs need not have their devices.
-    merging = replace(options, processes=1, merge=True, device="cpu")
-    embed(files, model_path, output, merging)
+    embed(files, model_path, output, replace(options, processes=1, merge=True, device="cpu"))
     shutil.rmtree(folder)
 
 
@@ -113,8 +112,9 @@ def plan_job(files: Sequence[Path], model_path: Path, options: EmbedOptions) -> 
         layers_of[Pooling.features] = (autoencoder.settings.layer,)
     keys = tuple((kind, layer) for kind, own in layers_of.items() for layer in own)
     distinct_layers = tuple(dict.fromkeys(layer for _, layer in keys))
-    compute_dtype = getattr(torch, options.compute_dtype)
-    embedder = Embedder(model, options.include, distinct_layers, compute_dtype)
+    embedder = Embedder(
+        model, options.include, distinct_layers, getattr(torch, options.compute_dtype)
+    )
     inputs = Inputs(files, options, model.max_residues)
     rows = np.sum([inputs.num_rows(kind) for kind, _ in keys], axis=0)
     plan = Plan(
@@ -150,8 +150,7 @@ def _refuse_sharing(
 
 
 def _shares(options: EmbedOptions) -> list[EmbedOptions]:
-    count = options.processes
-    shares = [Share(number, count) for number in range(1, count + 1)]
+    shares = [Share(one + 1, options.processes) for one in range(options.processes)]
     return [replace(options, processes=1, share=share) for share in shares]
 
 

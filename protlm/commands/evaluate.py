@@ -61,8 +61,11 @@ def provenance(config: EvaluateConfig) -> dict[str, Any]:
     settings = to_plain(config)
     del settings["checkpoint"], settings["output"]
     manifest = Path(config.data.dir or "") / MANIFEST
-    data = sha256_of(manifest) if config.data.dir and manifest.is_file() else None
-    return {"data": data, "settings": settings, "version": __version__}
+    return {
+        "data": sha256_of(manifest) if config.data.dir and manifest.is_file() else None,
+        "settings": settings,
+        "version": __version__,
+    }
 
 
 def _results(
@@ -73,15 +76,22 @@ def _results(
 ) -> dict[str, Any]:
     results: dict[str, Any] = {}
     once = {label: e for label, e in evaluations.items() if not e.needs_data}
-    each = {label: e for label, e in evaluations.items() if e.needs_data}
     for split in splits:
-        data = _data(config, split)
-        if read_manifest(_directory(config)).vocabulary != model.vocabulary.hash:
+        directory, verify = _directory(config), config.data.verify
+        data = EvaluationData(
+            split=open_split(directory, split, verify=verify),
+            train=open_split(directory, config.data.train_split, verify=verify),
+            tokens_per_batch=config.data.tokens_per_batch,
+            name=split,
+        )
+        if read_manifest(directory).vocabulary != model.vocabulary.hash:
             raise UserError(
                 f"data.dir={config.data.dir} has shards of another alphabet than the model; "
                 "evaluations on structures and tables read it: contacts, heads, protlm probe"
             )
-        results[split] = {label: e.run(model, data) for label, e in each.items()}
+        results[split] = {
+            label: e.run(model, data) for label, e in evaluations.items() if e.needs_data
+        }
     if once:
         results[NO_SPLIT] = {label: e.run(model, None) for label, e in once.items()}
     return results
@@ -112,19 +122,11 @@ def _test_split(directory: Path) -> str:
 
 def _directory(config: EvaluateConfig) -> Path:
     if config.data.dir is None:
-        labels = ",".join(config.evaluation)
-        raise UserError(f"evaluation=[{labels}] needs a prepared data set; type data.dir=DIR")
+        raise UserError(
+            f"evaluation=[{','.join(config.evaluation)}] needs a prepared data set; type "
+            "data.dir=DIR"
+        )
     return Path(config.data.dir)
-
-
-def _data(config: EvaluateConfig, split: str) -> EvaluationData:
-    directory, verify = _directory(config), config.data.verify
-    return EvaluationData(
-        split=open_split(directory, split, verify=verify),
-        train=open_split(directory, config.data.train_split, verify=verify),
-        tokens_per_batch=config.data.tokens_per_batch,
-        name=split,
-    )
 
 
 def _print(evaluations: dict[str, Evaluation], results: dict[str, Any]) -> None:

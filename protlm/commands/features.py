@@ -65,28 +65,31 @@ def train_features(
     if options.random_weights is not None:
         model = model.with_random_weights(options.random_weights)
     number = model.layer_number(layer, first=0)
-    of = {"model": model.identity, "vocabulary": model.vocabulary.hash, "layer": number}
-    settings = SparseSettings(**of, **vars(options))
+    settings = SparseSettings(
+        model=model.identity, vocabulary=model.vocabulary.hash, layer=number, **vars(options)
+    )
     stream = StateStream(
         model, number, open_split(data, "train", shuffled=True), settings.seed, f"{model_path}"
     )
     shards = read_manifest(data).splits
     held_out = [x for x in ("valid", "test") if any(one.sequences for one in shards.get(x, ()))]
     measured = stream._replace(split=open_split(data, [*held_out, "train"][0]))
-    of_data = {**asdict(settings), "the data": stream.split.fingerprint}
-    begun = begun_with(of_data, models={"model": settings.model})
+    begun = begun_with(
+        {**asdict(settings), "the data": stream.split.fingerprint},
+        models={"model": settings.model},
+    )
     autoencoder = SparseAutoencoder(model.description.model.model_dim, settings).to(model.device)
-    folder = unfinished(output)
-    with work_folder(folder, begun, _TRAINING, break_lock=break_lock) as work:
+    with work_folder(unfinished(output), begun, _TRAINING, break_lock=break_lock) as work:
         with JobProgress("residues", settings.residues) as progress:
-            train(
-                autoencoder, stream, folder / "state.ckpt", progress.update, check=work.lock.check
-            )
+            state = work.path / "state.ckpt"
+            train(autoencoder, stream, state, progress.update, check=work.lock.check)
         lengths = measured.split.length_counts()
         number = min(BLOCK // 2, int(lengths @ np.arange(len(lengths))))
         figures = figures_of(autoencoder, measured.block(0, number)[0])
-        seen = float(autoencoder.progress[1]) / len(stream.split)
-        figures |= {"measured_on": [*held_out, "train"][0], "epochs": seen}
+        figures |= {
+            "measured_on": [*held_out, "train"][0],
+            "epochs": float(autoencoder.progress[1]) / len(stream.split),
+        }
         with complete_folder(output, check=work.check) as made:
             write_json(made / "figures.json", figures)
             figure = reconstruction(figures["unexplained_by_k"], settings.k)
@@ -122,8 +125,9 @@ def describe_features(
     begun = time.monotonic()
     # Features are the last, after the controls that they have to exceed.
     for name, values in watched("predictors", _predictors(known, proteins, concepts)):
-        pairs = compare(values, concepts, repeats, seed=seed)
-        rows_of_name = [{"predictor": name, **pair} for pair in pairs]
+        rows_of_name = [
+            {"predictor": name, **pair} for pair in compare(values, concepts, repeats, seed=seed)
+        ]
         columns = values.tocsc() if issparse(values) else values
         for row in rows_of_name:
             controls = [x["F1 of draws"] for x in rows if x["concept"] == row["concept"]]
@@ -135,17 +139,25 @@ def describe_features(
     seconds = time.monotonic() - begun
     texts = [protein.sequence for protein in proteins[1::2]][:_SPLICED]
     losses = splice_losses(model, autoencoder, texts, seed=seed) if model.predicts else {}
-    results = {"features": sha256_of(folder / FEATURES.weights), "left_out": left_out}
-    results |= {"proteins": len(proteins), "residues": len(concepts.protein)}
+    results = {
+        "features": sha256_of(folder / FEATURES.weights),
+        "left_out": left_out,
+        "proteins": len(proteins),
+        "residues": len(concepts.protein),
+        "predictors": summary,
+        "splice": losses,
+    }
     with complete_folder(output) as made:
         for row in rows:
             del row["F1 of draws"]
         cells = ([f"{x:.4f}" if isinstance(x, float) else f"{x}" for x in r.values()] for r in rows)
         write_table(made / "names.tsv", rows[0], cells)
-        write_json(made / "results.json", {**results, "predictors": summary, "splice": losses})
+        write_json(made / "results.json", results)
     lost = ", ".join(f"{number:,} {why}" for why, number in left_out.items()) or "nothing"
-    notes = [f"{len(proteins):,} proteins, {len(concepts.protein):,} residues; left out: {lost}"]
-    notes.append(f"chance: {repeats:,} permutations; all predictors took {seconds:,.0f} s")
+    notes = [
+        f"{len(proteins):,} proteins, {len(concepts.protein):,} residues; left out: {lost}",
+        f"chance: {repeats:,} permutations; all predictors took {seconds:,.0f} s",
+    ]
     for what, loss in losses.items():
         text = f"{in_words(loss)} nats" if isinstance(loss, dict) else str(loss)
         notes.append(f"masked residues, {what}: {text}")

@@ -244,8 +244,8 @@ def _tuned(work: _Work, head: nn.Linear) -> FittedHead:
     weights, bias = (one.detach().cpu().double().numpy() for one in (head.weight, head.bias))
     fitted = LinearModel(weights.T, bias)
     outputs = fitted.outputs(_states(work, proteins))
-    split, seed = work.labeled.split, work.options.training.seed
-    scores, by_set = scores_of_test(outputs, targets, split, seed=seed)
+    seed = work.options.training.seed
+    scores, by_set = scores_of_test(outputs, targets, work.labeled.split, seed=seed)
     return FittedHead(fitted, model.num_layers, None, {}, scores, outputs, by_set)
 
 
@@ -274,11 +274,13 @@ def run_folder(
 def fingerprint(labeled: Labeled) -> dict[str, str]:
     """Returns hashes of what is trained on."""
     targets, split = labeled.targets, labeled.split
-    labels = _digest([targets.task, *targets.classes], targets.values)
-    groups = _digest([], split.train, split.valid, split.test, split.groups)
     return {
-        "the values of the labels (--label, --task, --min-count)": labels,
-        "the split (--cluster-table, --cluster, --seed)": groups,
+        "the values of the labels (--label, --task, --min-count)": _digest(
+            [targets.task, *targets.classes], targets.values
+        ),
+        "the split (--cluster-table, --cluster, --seed)": _digest(
+            [], split.train, split.valid, split.test, split.groups
+        ),
         "the sequences (--sequences)": _digest(labeled.sequences),
     }
 

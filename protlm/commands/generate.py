@@ -52,21 +52,26 @@ def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
     """Returns sequences of a masked model, as FASTA."""
     assert options.start is not None
     _check_resamples(model, options)
-    # In float64, as it is sampled.
-    refuse = Room(model, scale=2).refusal
-    proteins = Proteins(options.start, model.max_residues, Duplicates.suffix, refuse=refuse)
+    proteins = Proteins(
+        options.start,
+        model.max_residues,
+        Duplicates.suffix,
+        # In float64, as it is sampled.
+        refuse=Room(model, scale=2).refusal,
+    )
     proteins.report("starts")
     number = len(proteins) if options.number is None else options.number
     starts = list(islice(cycle(proteins), number))
-    found = resample(
-        model.network,
-        [record.sequence for record in starts],
-        options.sampling,
-        sweeps=options.sweeps or Sweeps(),
-        seed=options.seed,
-        batch_size=options.batch_size,
+    new = dict(
+        resample(
+            model.network,
+            [record.sequence for record in starts],
+            options.sampling,
+            sweeps=options.sweeps or Sweeps(),
+            seed=options.seed,
+            batch_size=options.batch_size,
+        )
     )
-    new = dict(found)
     return [
         resampled_record(index + 1, record.identifier, record.sequence, new[index])
         for index, record in enumerate(starts)

@@ -81,12 +81,9 @@ class DiskFile(io.FileIO):
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
         """Reads what was written; gaps are zero."""
         content = memoryview(buffer).cast("B")
+        content[:] = bytes(len(content))
         place, done = self.tell(), 0
-        while done < len(content):
-            found = os.pread(self.fileno(), len(content) - done, place + done)
-            if not found:
-                content[done:] = bytes(len(content) - done)
-                break
+        while found := os.pread(self.fileno(), len(content) - done, place + done):
             content[done : done + len(found)] = found
             done += len(found)
         end = place + len(content)

@@ -18,22 +18,25 @@ from protlm.report.protein import InspectedProtein
 from protlm.system.errors import UserError
 from protlm.system.paths import complete_file
 
-_SUFFIXES = (".html", ".htm")
-_MOST_MODELS = 2
-
 
 def inspect(
     source: Path, model_paths: Sequence[Path], output: Path, options: InspectOptions
 ) -> None:
     """Writes the page of one protein, by one model or two."""
-    if output.suffix.lower() not in _SUFFIXES:
+    if output.suffix.lower() not in (".html", ".htm"):
         raise UserError(f"{output}: the output is an HTML page; type: -o {output.stem}.html")
-    if len(model_paths) > _MOST_MODELS:
+    if len(model_paths) > 2:
         raise UserError(f"a page compares two models, and {len(model_paths)} are given with -m")
     protein = _read_protein(source, options.chain)
     fits = {path: read_fit(path) for path in options.fits}
     models = [_load(path, fits, options) for path in model_paths]
-    _check_fits(fits, models)
+    hashes = {one.model.hash for one in models}
+    for path, fit in fits.items():
+        if fit.model_hash not in hashes:
+            raise UserError(
+                f"{path} was fitted to another model; fit this one: protlm contacts writes "
+                "NAME.fit.json"
+            )
     if options.features is not None:
         sparse = read_inspected(options.features, options.description, models[0].model)
         models[0] = replace(models[0], features=sparse)
@@ -70,13 +73,3 @@ def _load(path: Path, fits: dict[Path, SavedFit], options: InspectOptions) -> In
     own = [fit.regression for fit in fits.values() if fit.model_hash == model.hash]
     name = path.absolute().name
     return InspectedModel(name, model, sorted(layers), sorted(heads), own[-1] if own else None)
-
-
-def _check_fits(fits: dict[Path, SavedFit], models: Sequence[InspectedModel]) -> None:
-    hashes = {one.model.hash for one in models}
-    for path, fit in fits.items():
-        if fit.model_hash not in hashes:
-            raise UserError(
-                f"{path} was fitted to another model; fit this one: protlm contacts writes "
-                "NAME.fit.json"
-            )

@@ -56,10 +56,14 @@ def probe(
     path, form = with_files(labels, reading.form)
     reading = replace(reading, form=form)
     if run.dry_run:
-        describe_labels(path, model_path, reading, seed=options.seed, device=run.device)
+        model = load_model(model_path, device=run.device)
+        labeled = read_labeled(path, Room(model), reading, seed=options.seed)
+        of = f", in the first of {len(labeled.folds)} folds" if labeled.folds else ""
+        print(f"{described(labeled)}{of}")
     else:
-        with_features = {"features": run.features, "device": run.device}
-        probe_labels(path, model_path, output, options, reading, **with_features)
+        probe_labels(
+            path, model_path, output, options, reading, features=run.features, device=run.device
+        )
 
 
 def probe_labels(
@@ -93,24 +97,14 @@ def probe_labels(
             # Names of folds are not those of folders.
             place = folder / f"fold-{number}" if labeled.folds else folder
             place.mkdir(exist_ok=True)
-            final = output / place.relative_to(folder)
-            _write(place, result, options, name_of_model(model_path, final))
+            name = name_of_model(model_path, output / place.relative_to(folder))
+            _write(place, result, options, name)
         if reading.form.fold is not None:
             write_folds(folder, reading.form.fold, results)
     if not labeled.folds:
         print_result(results[""])
     print(output)
     return next(iter(results.values()))
-
-
-def describe_labels(
-    labels: Path, model_path: Path, reading: LabelOptions, *, seed: int, device: str = "auto"
-) -> None:
-    """Prints what `probe_labels` would read."""
-    model = load_model(model_path, device=device)
-    labeled = read_labeled(labels, Room(model), reading, seed=seed)
-    of = f", in the first of {len(labeled.folds)} folds" if labeled.folds else ""
-    print(f"{described(labeled)}{of}")
 
 
 def _of_fold(labeled: Labeled, fold: str) -> Labeled:
@@ -148,8 +142,7 @@ def predict(
     model = load_model(model_path, device=device)
     probe.check_model(model)
     proteins = Proteins(fasta, model.max_residues, duplicates, refuse=Room(model).refusal)
-    is_residues = probe.task.of_residues
-    names = ["identifier", *(["position", "residue"] if is_residues else [])]
+    names = ["identifier", *(["position", "residue"] if probe.task.of_residues else [])]
 
     def rows() -> Iterator[list[str]]:
         records = iter(proteins)

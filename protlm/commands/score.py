@@ -58,8 +58,11 @@ class Result:
     def cells(self) -> dict[str, str]:
         """Returns the cells of the table by column, without those of what is unknown."""
         found, perplexity = self.agreement, self.scores.perplexity
-        row = {"assay": self.assay, "estimator": str(self.estimator)}
-        row["variants"] = f"{len(self.scores.values):,}"
+        row = {
+            "assay": self.assay,
+            "estimator": str(self.estimator),
+            "variants": f"{len(self.scores.values):,}",
+        }
         if found is not None:
             scores = found.to_plain()
             row["measured"] = f"{found.num_variants:,}"
@@ -79,10 +82,12 @@ class Result:
         }
         if (found := self.agreement) is not None:
             scores = found.to_plain()
-            plain["measured"] = found.num_variants
-            plain["classes"] = found.classes
-            plain["metrics"] = {name: one["value"] for name, one in scores.items()}
-            plain["intervals"] = {name: [x["low"], x["high"]] for name, x in scores.items()}
+            plain |= {
+                "measured": found.num_variants,
+                "classes": found.classes,
+                "metrics": {name: one["value"] for name, one in scores.items()},
+                "intervals": {name: [x["low"], x["high"]] for name, x in scores.items()},
+            }
         return plain
 
 
@@ -174,8 +179,12 @@ def scan_protein(
     )
     with all_or_none() as written:
         if options.figure is not None:
-            title = f"{printable(protein.identifier)}: {estimator}"
-            figure = scan_figure(np.nan_to_num(scores), wild_type, title=title, first_residue=first)
+            figure = scan_figure(
+                np.nan_to_num(scores),
+                wild_type,
+                title=f"{printable(protein.identifier)}: {estimator}",
+                first_residue=first,
+            )
             save_figure(figure, options.figure)
             written.append(options.figure)
         write_table(output, ["position", "wild_type", *STANDARD], rows)
@@ -253,9 +262,13 @@ def _read(
     source: Path, assays: Mapping[str, Assay], options: ScoreOptions
 ) -> tuple[str, VariantTable]:
     wild_type = assays[_name(source)].wild_type
-    first, skip, label = options.first_residue, options.skip_invalid, options.label
-    table = read_variants(source, wild_type, first_residue=first, skip_invalid=skip, label=label)
-    return wild_type, table
+    return wild_type, read_variants(
+        source,
+        wild_type,
+        first_residue=options.first_residue,
+        skip_invalid=options.skip_invalid,
+        label=options.label,
+    )
 
 
 def _check_table(
@@ -302,7 +315,7 @@ def _check_outputs(outputs: Sequence[Path], other: Path | None) -> None:
             f"--json {other} and -o {outputs[0]} would write the same file; give --json another "
             "name"
         )
-    for path in [*outputs[1:], *([] if other is None else [other])]:
+    for path in filter(None, [*outputs[1:], other]):
         check_output(path)
 
 
@@ -361,14 +374,16 @@ def _write_json(path: Path, results: Sequence[Result], means: Averages, *, model
     averages_of: dict[str, dict[str, object]] = {"Spearman": {}, "AUC": {}}
     for (metric, estimator), (values, _) in means.items():
         averages_of[metric][estimator] = values
-    content = {
-        "model_hash": model_hash,
-        "definitions": _definitions(results),
-        "assays": assays,
-        **{f"average_{metric.lower()}": values for metric, values in averages_of.items()},
-        "left_out_of_average": {one: left_out for (_, one), (_, left_out) in means.items()},
-    }
-    write_json(path, content)
+    write_json(
+        path,
+        {
+            "model_hash": model_hash,
+            "definitions": _definitions(results),
+            "assays": assays,
+            **{f"average_{metric.lower()}": values for metric, values in averages_of.items()},
+            "left_out_of_average": {one: left_out for (_, one), (_, left_out) in means.items()},
+        },
+    )
 
 
 def _definitions(results: Sequence[Result]) -> dict[Estimator, str]:

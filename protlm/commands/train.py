@@ -18,7 +18,6 @@ from protlm.config.settings_file import FileSettings, with_file
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS, forecast
 from protlm.data.records.proteins import one_protein
-from protlm.data.shards.data_set import SplitReader
 from protlm.downstream.training_scores import AssayScores, StructureScores
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.plots import loss_curve, save_figure
@@ -88,8 +87,11 @@ def _run(arguments: list[str], *, break_lock: bool) -> None:
 def _sweep(typed: list[str], file: FileSettings, flags: set[str], *, break_lock: bool) -> None:
     """Trains with each combination of values, and prints a table of the runs."""
     # Swept values contain commas; the others must be valid before Hydra makes a folder.
-    names = [one for one in typed if one not in flags and not key_of(one).startswith("hydra")]
-    plain = [one for one in names if "," not in one]
+    plain = [
+        one
+        for one in typed
+        if one not in flags and "," not in one and not key_of(one).startswith("hydra")
+    ]
     swept = [key_of(argument) for argument in typed if "," in argument]
     runs: list[Path] = []
     config = compose(TrainConfig, [*file.choices, *plain], file.stored)
@@ -151,7 +153,12 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
             write_config(config, stored)
             _print_start(plan, checkpoint)
             _print_summary(module.network, data, plan)
-            _warn_of_few_sequences(data.valid)
+            if len(data.valid) < _FEW_SEQUENCES:
+                _print(
+                    f"protlm: warning: few sequences ({len(data.valid)}) are in the validation "
+                    "split, so its loss is uncertain; prepare the data with a larger "
+                    "--valid-fraction, or type data.valid_dir=DIR"
+                )
         step, code = run(
             module, data, plan, checkpoint=checkpoint, measurement=measurement, lock=lock
         )
@@ -210,15 +217,6 @@ def _layers(config: TrainConfig) -> str:
     return f"{text} ({each})" if len(counts) > 1 else text
 
 
-def _warn_of_few_sequences(valid: SplitReader) -> None:
-    if len(valid) < _FEW_SEQUENCES:
-        _print(
-            f"protlm: warning: few sequences ({len(valid)}) are in the validation split, so its "
-            "loss is uncertain; prepare the data with a larger --valid-fraction, or type "
-            "data.valid_dir=DIR"
-        )
-
-
 def _extent(data: Mixture) -> str:
     if data.num_clusters is None:
         return f"{len(data):,} sequences"
@@ -230,11 +228,10 @@ def _extent(data: Mixture) -> str:
 
 def cannot_generate(config: TrainConfig) -> str:
     """Returns a notice for a causal model whose mechanism cannot decode step by step, or ""."""
-    is_causal = config.objective.name is Objective.causal
-    found = cannot_decode(config.attention, config.model.num_layers) if is_causal else None
-    if found is None:
+    if config.objective.name is not Objective.causal:
         return ""
-    return f"{found} cannot generate; docs/mechanisms.md lists those that can"
+    found = cannot_decode(config.attention, config.model.num_layers)
+    return f"{found} cannot generate; docs/mechanisms.md lists those that can" if found else ""
 
 
 def _measurement(network: ProteinLM, plan: RunPlan) -> MeasureModel | None:

@@ -203,14 +203,10 @@ def _check_choice(group: str, value: str) -> None:
     for name in re.findall(r"[^][\s,'\"]+", value) if known and "${" not in value else ():
         refuse_unknown_choice(group, name, known)
         if name in added(group):
-            _store_options(group, name)
+            from hydra.core.config_store import ConfigStore
 
-
-def _store_options(group: str, name: str) -> None:
-    """Stores the options of what an installed package adds where Hydra finds them."""
-    from hydra.core.config_store import ConfigStore
-
-    ConfigStore.instance().store(name, _options_of(group, name), group)
+            # Where Hydra finds the options of what an installed package adds.
+            ConfigStore.instance().store(name, _options_of(group, name), group)
 
 
 def _options_of(group: str, name: str) -> Any:

@@ -152,11 +152,14 @@ class Checked:
     def _check_others(self, option: Field[Any], value: Any) -> None:
         """Refuses an option without the one that it needs, or beside those that it excludes."""
         others: list[Field[Any]] = list(fields(self))  # pyright: ignore[reportArgumentType]
-        given = [one for one in others if getattr(self, one.name) != one.default]
-        excluded = [one for one in given if one.name in option.metadata["excludes"]]
+        excluded = [
+            names_of(one)[0]
+            for one in others
+            if one.name in option.metadata["excludes"] and getattr(self, one.name) != one.default
+        ]
         name = names_of(option)[0]
         if excluded:
-            named = " and ".join([name, *(names_of(one)[0] for one in excluded)])
+            named = " and ".join([name, *excluded])
             raise UserError(f"{named} exclude each other; omit one of them")
         if not (needs := option.metadata["needs"]):
             return

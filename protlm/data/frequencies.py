@@ -76,9 +76,8 @@ class Trigram:
         flat_counts = np.zeros(_V**3, dtype=np.int64)
         counts_V = np.zeros(_V, dtype=np.int64)
         for tokens in _joined(sequences):
-            targets = tokens[1:-1] if not causal else tokens[2:]
-            first = tokens[:-2]
-            second = tokens[2:] if not causal else tokens[1:-1]
+            first, middle, last = tokens[:-2], tokens[1:-1], tokens[2:]
+            second, targets = (middle, last) if causal else (last, middle)
             place = (first.astype(np.int64) * _V + second) * _V + targets
             kept = VOCABULARY.is_residue[targets]
             flat_counts += np.bincount(place[kept], minlength=_V**3)
@@ -86,8 +85,7 @@ class Trigram:
         counts = flat_counts.reshape(_V, _V, _V).astype(np.float64)
         counts[VOCABULARY.mask] = counts.sum(axis=0)
         counts[:, VOCABULARY.mask] = counts.sum(axis=1)
-        prior_V = self.PSEUDOCOUNT * frequencies(counts_V)
-        counts += prior_V
+        counts += self.PSEUDOCOUNT * frequencies(counts_V)
         self._probability_VVV = counts / counts.sum(axis=-1, keepdims=True)
 
     def probabilities(self, tokens_BL: np.ndarray) -> np.ndarray:

@@ -164,8 +164,7 @@ class KmerIndex:
         borders = np.flatnonzero(np.diff(numbers)) + 1
         blocks_at = num_pairs[borders - 1] // _PAIRS
         cuts = borders[np.flatnonzero(np.diff(blocks_at)) + 1] if len(borders) else borders
-        edges = [0, *cuts.tolist(), len(rows)]
-        return [slice(start, stop) for start, stop in pairwise(edges)]
+        return [slice(start, stop) for start, stop in pairwise([0, *cuts.tolist(), len(rows)])]
 
     def _count(self, numbers: np.ndarray, rows: np.ndarray, sizes: np.ndarray) -> None:
         repeats = self._starts[rows + 1] - self._starts[rows]

@@ -28,8 +28,11 @@ _NOTATION = re.compile(
     r"(?:\s*[a-zµμ°Å%/][^\s\d]{0,9}|\s+[A-Z][^\s\d]{0,9})?"
 )
 # The names of splits, as people write them in small letters.
-SPLITS = dict.fromkeys(["train", "training"], "train") | {"test": "test"}
-SPLITS |= dict.fromkeys(["valid", "validation", "val", "dev"], "valid")
+SPLITS = {
+    **dict.fromkeys(["train", "training"], "train"),
+    "test": "test",
+    **dict.fromkeys(["valid", "validation", "val", "dev"], "valid"),
+}
 # A cell is missing if it is one of these, as pandas or people write them; `none` may be a class.
 MISSING = frozenset(
     ["", "#N/A", "#NA", "<NA>", "N/A", "n/a", "NA", "NULL", "null", "NaN", "nan", "NAN", "None"]
@@ -257,8 +260,9 @@ def _rows(path: Path, text: str, names: Sequence[str]) -> Iterator[tuple[int, li
             if any(map(str.strip, row)):
                 width, line = width or len(row), skipped + reader.line_num
                 if len(row) != width:
-                    fields = f"{len(row)} fields, not the {width} of the header"
-                    raise InputDataError(f"{path}, line {line}: {fields}")
+                    raise InputDataError(
+                        f"{path}, line {line}: {len(row)} fields, not the {width} of the header"
+                    )
                 yield line, row
     except csv.Error as error:
         limit = f"a cell has over {csv.field_size_limit():,} characters; close a quotation mark"

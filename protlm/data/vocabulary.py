@@ -116,9 +116,7 @@ class Vocabulary:
 
     @cached_property
     def is_residue(self) -> np.ndarray:
-        claims = np.zeros(len(self), dtype=bool)
-        claims[self.residues] = True
-        return claims
+        return np.isin(np.arange(len(self)), self.residues)
 
     @cached_property
     def hash(self) -> str:
@@ -135,10 +133,9 @@ class Vocabulary:
 
     @cached_property
     def _decoder(self) -> bytes:
-        codes = bytearray(256)
-        for letter in RESIDUES:
-            codes[self._number[letter]] = ord(letter)
-        return bytes(codes)
+        return bytes.maketrans(
+            bytes(self._number[letter] for letter in RESIDUES), RESIDUES.encode()
+        )
 
     def encode(self, sequence: str | bytes, where: str = "") -> np.ndarray:
         """Encodes a sequence without special tokens, as a read-only uint8 array.

@@ -51,8 +51,11 @@ class BenchmarkTask:
 def rows_of(name: str, benchmark: str = "") -> list[dict[str, str]]:
     """Returns the rows of a table of this folder, of a benchmark or of all."""
     with Path(__file__).with_name(f"{name}.tsv").open(encoding="utf-8", newline="") as file:
-        rows = csv.DictReader(file, delimiter="\t")
-        return [row for row in rows if benchmark in ("", row["benchmark"])]
+        return [
+            row
+            for row in csv.DictReader(file, delimiter="\t")
+            if benchmark in ("", row["benchmark"])
+        ]
 
 
 def find(
@@ -88,9 +91,14 @@ def find(
             files = [found[end][0] for end in splits]
             typed = [f"{split}{found[end][0]}" for end, split in splits.items()]
             used = [*files, *beside, *files[0].parent.glob("mask.fa*")]
-            reading = _reading(row, typed, beside)
             tasks.append(
-                BenchmarkTask(row["task"], row["kind"], used, reading, metric=row["metric"])
+                BenchmarkTask(
+                    row["task"],
+                    row["kind"],
+                    used,
+                    _reading(row, typed, beside),
+                    metric=row["metric"],
+                )
             )
     if not tasks:
         raise InputDataError(f"{folder} has no whole task of {benchmark}: {lacks(missing)}")

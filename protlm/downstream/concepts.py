@@ -25,8 +25,13 @@ LEAST = 10
 RESIDUE = "residue "
 _HYDROPHOBIC = "ACFILMV"
 _FROM_ENDS = (1, 2, 3, 5, 10, 20, 30, 50, 100)
-_MOTIFS = {"CxxC": "C..C", "GxGxxG": "G.G..G", "P-loop": "[AG].{4}GK[ST]"}
-_MOTIFS |= {"sequon": "N[^P][ST][^P]", "repeat of 4": r"(.)\2{3}"}
+_MOTIFS = {
+    "CxxC": "C..C",
+    "GxGxxG": "G.G..G",
+    "P-loop": "[AG].{4}GK[ST]",
+    "sequon": "N[^P][ST][^P]",
+    "repeat of 4": r"(.)\2{3}",
+}
 
 
 class ConceptProtein(NamedTuple):
@@ -57,8 +62,10 @@ def read_concepts(
         drawn = read_annotated(
             path, max_proteins=max_proteins, max_residues=max_residues, seed=seed, detailed=True
         )
-        undrawn = drawn.num_in_file - drawn.num_drawn
-        lost = {"not drawn": undrawn, "relatives": drawn.num_drawn - len(drawn.proteins)}
+        lost = {
+            "not drawn": drawn.num_in_file - drawn.num_drawn,
+            "relatives": drawn.num_drawn - len(drawn.proteins),
+        }
         left_out.update(drawn.left_out | lost)
         found = [_of_uniprot(one) for one in drawn.proteins]
     else:
@@ -71,10 +78,16 @@ def read_concepts(
     if not taken:
         raise InputDataError(f"{path} has no protein of at most {max_residues} residues")
     drawn = taken[-1] + 1 if len(taken) == max_proteins else len(short)
-    left_out.update({"longer": len(found) - len(short), "not drawn": len(short) - drawn})
     kept = [short[order[at]] for at in taken]
     masked = sum(len(one.sequence) - len(one.places) for one in kept)
-    left_out.update({"relatives": drawn - len(taken), "residues masked": masked})
+    left_out.update(
+        {
+            "longer": len(found) - len(short),
+            "not drawn": len(short) - drawn,
+            "relatives": drawn - len(taken),
+            "residues masked": masked,
+        }
+    )
     return kept, +left_out
 
 

@@ -46,8 +46,9 @@ def fit_convolutions(
     places = targets.places
     assert places is not None
     values = torch.tensor(targets.values).split([*map(len, places)])
-    pairs = zip(proteins, places, strict=True)
-    is_labeled = [np.isin(np.arange(len(x)), known) for x, known in pairs]
+    is_labeled = [
+        np.isin(np.arange(len(x)), known) for x, known in zip(proteins, places, strict=True)
+    ]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         head = convolutions(proteins[0].shape[1], len(targets.classes) or 1)

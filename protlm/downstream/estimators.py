@@ -8,7 +8,7 @@ sequence x with position i masked. The marginals are those of Meier et al. 2021
 of M at once.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -63,9 +63,8 @@ class LogProbabilities:
             mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
             with torch.inference_mode():
                 logits_BLV = self.model.network(tokens_BL, mask_BL, causal=False).logits_BLV
-                logits_BV = logits_BLV[range(len(batch)), places]
-                log_p_BV = logits_BV.cpu().double().log_softmax(-1).numpy()
-            yield from zip(asked, log_p_BV, strict=True)
+                log_p_BV = logits_BLV[range(len(batch)), places].cpu().double().log_softmax(-1)
+            yield from zip(asked, log_p_BV.numpy(), strict=True)
 
     def unmasked_log_p(
         self, asked: Iterable[tuple[str, Sequence[int]]]
@@ -136,8 +135,7 @@ class Scores:
 
 def default_estimator(predictor: LogProbabilities) -> Estimator:
     """Returns masked-marginals for a masked model and causal-likelihood for a causal one."""
-    causal = predictor.model.causal
-    return Estimator.causal_likelihood if causal else Estimator.masked_marginals
+    return Estimator.causal_likelihood if predictor.model.causal else Estimator.masked_marginals
 
 
 def check_estimator(
@@ -182,8 +180,7 @@ def score(
     check_estimator(estimator, predictor, variants, per_token=per_token)
     definition = DEFINITIONS[estimator]
     if estimator.scores_indels:
-        of_residues = LogProbabilities.causal_log_p if predictor.model.causal else _pseudo_log_p
-        found = _likelihoods(predictor, of_residues, wild_type, variants, per_token)
+        found = _likelihoods(predictor, wild_type, variants, per_token)
         definition += ", each divided by its number of tokens" if per_token else ""
     else:
         found = _MARGINALS[estimator](predictor, wild_type, variants)
@@ -202,10 +199,9 @@ def _masked_marginals(
     predictor: LogProbabilities, wild_type: str, variants: Sequence[Variant]
 ) -> tuple[np.ndarray, float | None]:
     """Takes one pass for each position that any variant replaces."""
-    positions = _positions(variants)
-    found = predictor.log_p(Query(wild_type, position) for position in positions)
-    watched = _watched(predictor, found, len(positions))
-    profile = {query.position: log_p_V for query, log_p_V in watched}
+    queries = [Query(wild_type, position) for position in _positions(variants)]
+    found = _watched(predictor, predictor.log_p(queries), len(queries))
+    profile = {query.position: log_p_V for query, log_p_V in found}
     own = [log_p_V[VOCABULARY[wild_type[position]]] for position, log_p_V in profile.items()]
     return _marginals(profile, variants), float(np.exp(-np.mean(own))) if own else None
 
@@ -233,19 +229,14 @@ _MARGINALS = {
 
 
 def _likelihoods(
-    predictor: LogProbabilities,
-    log_p_of: Callable[[LogProbabilities, Iterable[str]], Iterator[np.ndarray]],
-    wild_type: str,
-    variants: Sequence[Variant],
-    per_token: bool,
+    predictor: LogProbabilities, wild_type: str, variants: Sequence[Variant], per_token: bool
 ) -> tuple[np.ndarray, float]:
     """Compares the likelihoods of whole sequences, in the order of their lengths."""
-    lengths = [len(wild_type if v.indel is None else v.indel) for v in variants]
-    order = np.argsort(lengths, kind="stable").tolist()
+    order = sorted(range(len(variants)), key=lambda n: len(variants[n].indel or wild_type))
     combine = np.mean if per_token else np.sum
-    (own,) = log_p_of(predictor, [wild_type])
+    (own,) = _unseen_log_p(predictor, [wild_type])
     sequences = (variants[number].apply(wild_type) for number in order)
-    found = _watched(predictor, log_p_of(predictor, sequences), len(order))
+    found = _watched(predictor, _unseen_log_p(predictor, sequences), len(order))
     values = np.zeros(len(variants))
     for number, log_p in zip(order, found, strict=True):
         values[number] = combine(log_p) - combine(own)
@@ -254,10 +245,14 @@ def _likelihoods(
 
 def perplexity(predictor: LogProbabilities, sequences: Sequence[str]) -> Iterator[float]:
     """Yields exp of the mean -log p of the residues of each sequence, predicted unseen."""
-    causal = predictor.model.causal
-    found = predictor.causal_log_p(sequences) if causal else _pseudo_log_p(predictor, sequences)
-    for sequence, log_p in zip(sequences, found, strict=True):
+    for sequence, log_p in zip(sequences, _unseen_log_p(predictor, sequences), strict=True):
         yield float(np.exp(-log_p[: len(sequence)].mean()))
+
+
+def _unseen_log_p(predictor: LogProbabilities, sequences: Iterable[str]) -> Iterator[np.ndarray]:
+    """Yields log p of the residues of each sequence, which the model does not see."""
+    causal = predictor.model.causal
+    return predictor.causal_log_p(sequences) if causal else _pseudo_log_p(predictor, sequences)
 
 
 def _pseudo_log_p(predictor: LogProbabilities, sequences: Iterable[str]) -> Iterator[np.ndarray]:

@@ -90,11 +90,13 @@ def read_examples(path: Path, room: Room, reading: LabelOptions) -> LabeledProte
     found = found.only([not one for one in refused], _UNFIT)
     if not reading.apart:
         return found
-    is_fitted = [one.split in FITTED for one in found.examples]
     tested = [one.sequence for one in found.examples if one.split not in FITTED]
     sequences = [one.sequence for one in found.examples]
     shared = highest_shared_fractions(sequences, tested, enough=MIN_SHARED)
-    kept = [*(~np.array(is_fitted) | (shared < MIN_SHARED))]
+    kept = [
+        one.split not in FITTED or share < MIN_SHARED
+        for one, share in zip(found.examples, shared, strict=True)
+    ]
     return found.only(kept, "of train or valid that are relatives of a test protein")
 
 
@@ -148,9 +150,12 @@ def targets_from(path: Path, proteins: LabeledProteins, reading: LabelOptions) -
 
 def _task_of(labels: Sequence[str], proteins: LabeledProteins, reading: LabelOptions) -> Task:
     if reading.task is None:
-        places = [one.place for one in proteins.examples]
-        per_residue, separator = proteins.per_residue, reading.separator
-        return guess_task(labels, per_residue=per_residue, separator=separator, places=places)
+        return guess_task(
+            labels,
+            per_residue=proteins.per_residue,
+            separator=reading.separator,
+            places=[one.place for one in proteins.examples],
+        )
     if proteins.per_residue != reading.task.of_residues:
         raise UserError(
             f"the task {reading.task} does not suit labels of "
@@ -164,11 +169,14 @@ def _clustered(proteins: LabeledProteins, reading: LabelOptions) -> LabeledProte
     examples = proteins.examples
     if reading.cluster is not None:
         numbers = reading.cluster([one.sequence for one in examples])
-        pairs = zip(examples, numbers, strict=True)
-        clusters = {one.identifier: str(number) for one, number in pairs}
+        clusters = {
+            one.identifier: str(number) for one, number in zip(examples, numbers, strict=True)
+        }
     elif reading.cluster_table is not None:
-        rows = read_clusters(reading.cluster_table)
-        clusters = {member: representative for _, representative, member in rows}
+        clusters = {
+            member: representative
+            for _, representative, member in read_clusters(reading.cluster_table)
+        }
     else:
         return proteins
     found = with_clusters(examples, clusters)

@@ -29,8 +29,9 @@ FITTED = (TRAIN, VALID)
 _SPLITS = SPLITS | {PRED: PRED}
 # Columns as benchmarks and UniProt name them.
 _NAMES = ("identifier", "accession", "id", "ACC", "sid", "PDB-chain", "Entry", "Entry Name")
-_SEQUENCES = ("sequence", "seq", "aa_seq", "seq_full", "input", "primary", "fasta")
-_SEQUENCES += ("mutated_sequence",)
+_SEQUENCES = (
+    *("sequence", "seq", "aa_seq", "seq_full", "input", "primary", "fasta", "mutated_sequence"),
+)
 _LABELS = ("label", "target")
 _OTHERS = ("split", "set", "validation", "cluster")
 _ATTRIBUTES = ("SET", "TARGET", "VALIDATION", "CLUSTER", "MASK")
@@ -63,8 +64,9 @@ class Example:
 def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
     """Yields the rows of a table, and those without a split in the split of the file."""
     given = [one for one in (*form.columns, form.fold, form.column) if one is not None]
-    names = (*_NAMES, *_SEQUENCES, *_LABELS, *_OTHERS, *given)
-    columns, lines = read_table(path, "a table of labels", names)
+    columns, lines = read_table(
+        path, "a table of labels", (*_NAMES, *_SEQUENCES, *_LABELS, *_OTHERS, *given)
+    )
     lost = [one for one in given if one not in columns]
     label = form.column or next((name for name in _LABELS if name in columns), None)
     name = next((name for name in _NAMES if name in columns), None)
@@ -73,8 +75,9 @@ def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
         # As they are in the file.
         shown = ", ".join(filter(None, read_table(path, "a table of labels")[0]))[:200]
         if not is_lost:
-            advice = "add a column identifier or sequence"
-            raise InputDataError(f"{path} has the columns {shown}; {advice}")
+            raise InputDataError(
+                f"{path} has the columns {shown}; add a column identifier or sequence"
+            )
         missing, option = lost[0] if lost else "label", "column"
         if lost and missing != form.column:
             option = "fold" if missing == form.fold else "columns"
@@ -87,8 +90,12 @@ def table_rows(path: Path, form: Form, split: str) -> Iterator[Example]:
     # Beside dssp3, `disorder` is 0 where nothing is resolved.
     masks = [one for one in columns if "mask" in one.lower()]
     masks += ["disorder"] if {"dssp3", "disorder"} <= {*columns} else []
-    taken = {"identifiers": name, "sequences": found[0] if found else None, "labels": label}
-    taken["splits"] = form.fold or next((one for one in ("split", "set") if one in columns), None)
+    taken = {
+        "identifiers": name,
+        "sequences": found[0] if found else None,
+        "labels": label,
+        "splits": form.fold or next((one for one in ("split", "set") if one in columns), None),
+    }
     shown = ", ".join(f"{what} from the column {one}" for what, one in taken.items() if one)
     print(printable(f"{path}: {shown}"), file=sys.stderr)
     prefix = f"{path.name} line" if form.others else "line"
@@ -113,8 +120,10 @@ def _label(cells: Mapping[str, str], column: str | None, form: Form, place: str)
         return cells[column or ""]
     values = {one: TRUTH.get(cells[one].lower()) for one in form.columns}
     if other := [one for one, value in values.items() if value is None]:
-        given = f"{other[0]}, a column of labels, is {cells[other[0]]!r}"
-        raise InputDataError(f"{place}: {given}, not 0 or 1, true or false")
+        raise InputDataError(
+            f"{place}: {other[0]}, a column of labels, is {cells[other[0]]!r}, not 0 or 1, true or "
+            "false"
+        )
     # That of none of the classes is not a missing label.
     return LIST.join(one for one, value in values.items() if value) or LIST
 
@@ -181,7 +190,10 @@ def _split_of(cells: Mapping[str, str], where: str, form: Form, of_file: str) ->
         raise InputDataError(
             f"{where}: the split is {given}, and the file is given as {of_file}; correct one"
         )
-    is_valid = _is_true(cells.get("validation", ""), where)
+    typed = cells.get("validation", "")
+    is_valid = False if typed in MISSING else TRUTH.get(typed.lower())
+    if is_valid is None:
+        raise InputDataError(f"{where}: validation {typed!r} is not one of true, false, 1, 0")
     return VALID if split == TRAIN and is_valid else split
 
 
@@ -236,9 +248,3 @@ def named_files(typed: Sequence[str], *, several: bool) -> list[tuple[str, Path]
                 )
         found.append((_SPLITS.get(split.lower(), split), Path(name)))
     return found
-
-
-def _is_true(given: str, where: str) -> bool:
-    if (value := False if given in MISSING else TRUTH.get(given.lower())) is None:
-        raise InputDataError(f"{where}: validation {given!r} is not one of true, false, 1, 0")
-    return value

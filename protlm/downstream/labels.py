@@ -60,8 +60,7 @@ def read_labeled_proteins(
         rows += rows_of_file
         per_residue = is_certain or per_residue
     # As they are typed: pairs of SaProt have small letters.
-    typed = ["".join(row.sequence.split()).encode() for row in rows]
-    if reason := foreign_letters(typed):
+    if reason := foreign_letters(["".join(row.sequence.split()).encode() for row in rows]):
         raise InputDataError(f"{path}: {reason}")
     counts, tally, masked = Counter[str](), Tally(), Counter[str]()
     splits = {row.split for row in rows}
@@ -71,8 +70,10 @@ def read_labeled_proteins(
     examples = _with_splits(examples, form, counts)
     if not examples:
         reasons = ", ".join(f"{n:,} {why}" for why, n in counts.items() if n)
-        advice = "give a row, or in FASTA files TARGET= after a blank, for each protein"
-        raise InputDataError(f"{path} has no labels ({reasons}); {advice}")
+        raise InputDataError(
+            f"{path} has no labels ({reasons}); give a row, or in FASTA files TARGET= after a "
+            "blank, for each protein"
+        )
     _check_labels(path, examples)
     if per_residue is None:
         per_residue = are_of_residues(examples)

@@ -120,8 +120,7 @@ def trainable(
     """
     if task.is_number:
         return fitted
-    width = len(fitted.weights)
-    usual = constant(values, task, num_classes=num_classes, width=width).bias
+    usual = constant(values, task, num_classes=num_classes, width=len(fitted.weights)).bias
     is_certain = np.abs(fitted.bias) >= -NEVER
     return LinearModel(fitted.weights, np.where(is_certain, usual, fitted.bias))
 

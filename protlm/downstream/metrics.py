@@ -232,8 +232,11 @@ def label_scores(
     found[is_empty] = np.nan
     own = dict(zip(LABEL_METRICS[task] + _AREAS, found[0].tolist(), strict=False))
     # Those that take the best threshold, or each one, by the labels that they are measured with.
-    biased = [(n, x) for n, x in enumerate(own) if blocks and x in ("AUPRC", "Fmax")]
-    left_out = {name: found[1 + resamples :, place] for place, name in biased}
+    left_out = {
+        name: found[1 + resamples :, place]
+        for place, name in enumerate(own)
+        if blocks and name in ("AUPRC", "Fmax")
+    }
     return Metrics(own, found[1 : 1 + resamples], left_out=left_out)
 
 
@@ -252,10 +255,9 @@ def _metrics_of(
     predicted, size = outputs.argmax(axis=1), outputs.shape[1]
     confusions = np.zeros((int(group_of.max()) + 1, size, size))
     np.add.at(confusions, (group_of, values, predicted), 1)
-    per_residue = task is Task.residue_classes
 
     def metrics(weights: np.ndarray) -> np.ndarray:
-        found = _of_confusions(confusions, weights, per_residue=per_residue)
+        found = _of_confusions(confusions, weights, per_residue=task is Task.residue_classes)
         if size != 2:
             return found
         margins, parts = outputs[:, 1] - outputs[:, 0], len(weights) * len(values) // _CELLS + 1

@@ -7,7 +7,7 @@ not standardized, or the weights of two convolutions, `0.weight` [channels, D, 7
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,10 @@ def comparison(scores: Mapping[str, Any]) -> str:
     """Returns what the model is compared with, in words, of the value of `scores_of`."""
     lines = []
     for over in (scores[key] for key in _COMPARED if key in scores):
-        difference = f"{over['metric']} of the model minus that of {over['baseline']}"
-        lines.append(f"{difference}: {in_words(over, '+.3f')}")
+        lines.append(
+            f"{over['metric']} of the model minus that of {over['baseline']}: "
+            f"{in_words(over, '+.3f')}"
+        )
         if None not in (over["low"], over["high"]) and over["low"] <= 0 <= over["high"]:
             lines[-1] += ", which includes 0"
     return "; ".join(lines)
@@ -159,8 +161,10 @@ def print_result(result: Result) -> None:
 
 def write_result(folder: Path, result: Result, options: ProbeOptions) -> None:
     """Writes the model and `content_of` as JSON."""
-    named = {"model": result.model_name, "identity": result.identity}
-    write_json(folder / RESULTS, {**named, **content_of(result, options)})
+    write_json(
+        folder / RESULTS,
+        {"model": result.model_name, "identity": result.identity, **content_of(result, options)},
+    )
 
 
 def content_of(result: Result, options: ProbeOptions) -> dict[str, Any]:
@@ -196,8 +200,10 @@ def write_folds(folder: Path, column: str, folds: Mapping[str, Result]) -> None:
     notes, warnings = [comparison(scores)], []
     for fold, result in folds.items():
         labeled = result.labeled
-        few = few_in_test(labeled.targets, labeled.split.test)
-        notes += [f"fold {fold}: {sentence}" for sentence in few]
+        notes += [
+            f"fold {fold}: {sentence}"
+            for sentence in few_in_test(labeled.targets, labeled.split.test)
+        ]
         if labeled.leaks:
             warnings.append(f"warning: fold {fold}: {labeled.leaks}")
     print_table(headings, rows, [*notes, *warnings])
@@ -216,15 +222,13 @@ def write_predictions(folder: Path, result: Result) -> None:
     for row, cells in zip(rows, found, strict=True):
         one = examples[targets.groups[row]]
         if places is None:
-            several = values.ndim == 2
-            own = (
-                LIST.join(classes[n] for n in np.flatnonzero(values[row])) if several else one.label
-            )
-            table.append([one.identifier, own, *cells])
+            label = one.label
+            if values.ndim == 2:
+                label = LIST.join(classes[n] for n in np.flatnonzero(values[row]))
+            table.append([one.identifier, label, *cells])
         else:
-            place = int(places[row])
             label = classes[values[row]] if classes else f"{values[row]:g}"
-            table.append([one.identifier, str(place + 1), label, *cells])
+            table.append([one.identifier, str(places[row] + 1), label, *cells])
     with (folder / PREDICTIONS).open("w", encoding="utf-8", newline="") as file:
         write_rows(file, "\t", table)
 
@@ -310,14 +314,13 @@ def name_of_model(model: Path, folder: Path) -> str:
 
 def write_probe(folder: Path, probe: Probe) -> None:
     """Writes the files of a probe into a folder, and the checksums of all files in it."""
-    head, content = probe.fitted, asdict(probe)
+    head = probe.fitted
     if isinstance(head, LinearModel):
         arrays = {"weights": head.weights.copy(order="C"), "bias": head.bias}
         weights = {name: torch.from_numpy(one) for name, one in arrays.items()}
     else:
         weights = head.state_dict()
-    del content["fitted"]
-    PROBE.write(folder, weights, content)
+    PROBE.write(folder, weights, {key: x for key, x in vars(probe).items() if key != "fitted"})
 
 
 def read_probe(folder: Path) -> Probe:
@@ -334,6 +337,7 @@ def read_probe(folder: Path) -> Probe:
             fitted = convolutions(arrays["0.weight"].shape[1], outputs)
             fitted.load_state_dict(arrays)
     except (KeyError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputDataError(f"{folder} is not a probe: {reason}") from error
+        raise InputDataError(
+            f"{folder} is not a probe: {' '.join(str(error).split())[:200]}"
+        ) from error
     return replace(found, fitted=fitted)

@@ -85,8 +85,9 @@ def probe_folds(
     rows_of = {fold: _Rows(targets, split, options.seed) for fold, split in folds.items()}
     heads: dict[str, dict[str, FittedHead]] = {fold: {} for fold in folds}
     features = _features(model, sequences, targets, options, store)
-    predictors = watched("predictors", features, total=_PREDICTORS, quiet=quiet)
-    for name, features_of, layers in predictors:
+    for name, features_of, layers in watched(
+        "predictors", features, total=_PREDICTORS, quiet=quiet
+    ):
         for fold, rows in rows_of.items():
             heads[fold][name] = _probe(features_of(rows), layers, targets, rows, options.seed)
     return heads
@@ -163,10 +164,8 @@ def _features(
         for name in ("composition", "three_mers", "length"):
             yield name, lambda rows, x=name: [baselines(rows)[x]], []
     else:
-        flanks = {"residues_around": _FLANK, "residue": 0}
-        if is_cnn:
-            # Convolutions see the residues around by themselves.
-            del flanks["residues_around"]
+        # Convolutions see the residues around by themselves.
+        flanks = {"residue": 0} if is_cnn else {"residues_around": _FLANK, "residue": 0}
         for name, flank in flanks.items():
             features = residue_baseline(sequences, places, flank)
             yield name, lambda _, features=features: divided([features]), []
@@ -183,8 +182,13 @@ def _sparse_features(
 ) -> Any:
     """Returns the features of residues, sparse [residues, n], or their means, [sequences, n]."""
     read = places or [np.arange(len(one[: model.max_residues])) for one in sequences]
-    layers, size = [autoencoder.settings.layer], tokens_per_batch
-    (states,) = embeddings(model, sequences, layers=layers, tokens_per_batch=size, places=read)
+    (states,) = embeddings(
+        model,
+        sequences,
+        layers=[autoencoder.settings.layer],
+        tokens_per_batch=tokens_per_batch,
+        places=read,
+    )
     proteins = np.split(states, np.cumsum([*map(len, read)])[:-1])
     sparse = (autoencoder.features_of(torch.from_numpy(states)) for states in proteins)
     return vstack([*sparse]) if places else np.stack([one.mean(axis=0) for one in sparse])
@@ -221,9 +225,13 @@ def scores_of_test(
     def scores(is_taken: np.ndarray) -> Metrics:
         rows = test[is_taken]
         values, groups = targets.values[rows], targets.groups[rows]
-        clusters = split.clusters_of(groups)
         return label_scores(
-            outputs[is_taken], values, groups, targets.task, clusters=clusters, seed=seed
+            outputs[is_taken],
+            values,
+            groups,
+            targets.task,
+            clusters=split.clusters_of(groups),
+            seed=seed,
         )
 
     if len(split.test_sets) > 1:

@@ -154,8 +154,11 @@ def targets_of(
     if None in values:
         other = items[values.index(None)]
         classes = Task.residue_classes if task.of_residues else Task.one_class
-        advice = f"write {number_meant(other) or 'one'}, or say that the labels are classes"
-        raise InputDataError(f"{other!r} is not a number; {advice}", {"task": classes})
+        raise InputDataError(
+            f"{other!r} is not a number; write {number_meant(other) or 'one'}, or say that the "
+            "labels are classes",
+            {"task": classes},
+        )
     distinct = sorted({*values})
     if len(distinct) < 2:
         raise InputDataError(f"all labels are {distinct[0]}; give two or more that differ")
@@ -173,8 +176,10 @@ def state_labels(structure: Structure) -> str:
     """Returns H, E or C for each residue, `?` where its backbone is not resolved."""
     states = secondary_structure(structure.backbone_L43, structure.sequence)
     is_resolved = np.isfinite(structure.backbone_L43.sum(axis=(1, 2))).tolist()
-    pairs = zip(states, is_resolved, strict=True)
-    return "".join(state if resolved else UNLABELED for state, resolved in pairs)
+    return "".join(
+        state if resolved else UNLABELED
+        for state, resolved in zip(states, is_resolved, strict=True)
+    )
 
 
 def state_targets(

@@ -98,8 +98,7 @@ def parse_mutant(text: str, wild_type: str, *, first_residue: int = 1) -> Varian
                 advice = "to score insertions and deletions, add a column mutated_sequence"
             raise InputDataError(f"{text.strip()[:50]!r} is not a substitution{stop}; {advice}")
     found = [_parse(match, wild_type, first_residue) for match in matches if match]
-    positions = Counter(substitution.position for substitution in found)
-    for position, count in positions.items():
+    for position, count in Counter(substitution.position for substitution in found).items():
         if count > 1:
             raise InputDataError(
                 f"{text} replaces position {position + first_residue} more than once; name each "
@@ -130,11 +129,10 @@ def _parse(match: re.Match[str], wild_type: str, first_residue: int) -> Substitu
     part, number = match[0], int(match[2])
     expected, mutant = (_CODES.get(one, one) for one in map(capitals, match.group(1, 3)))
     position = number - first_residue
-    last_residue = first_residue + len(wild_type) - 1
     if not 0 <= position < len(wild_type):
         raise InputDataError(
             f"{part}: position {number} does not exist, the wild type has the residues "
-            f"{first_residue} to {last_residue}; {_ADVICE}"
+            f"{first_residue} to {first_residue + len(wild_type) - 1}; {_ADVICE}"
         )
     if wild_type[position] != expected:
         raise InputDataError(
@@ -257,10 +255,12 @@ def read_variants(
             number, advice = other
             raise InputDataError(f"{found}; {advice}", {"first_residue": number})
         if table.variants:
-            advice = "correct this, or leave their scores empty"
-            raise InputDataError(f"{found}; {advice}", {"skip_invalid": True})
-        advice = "give a table whose mutants fit the wild type"
-        raise InputDataError(f"{found}; {advice}", {"first_residue": "NUMBER"})
+            raise InputDataError(
+                f"{found}; correct this, or leave their scores empty", {"skip_invalid": True}
+            )
+        raise InputDataError(
+            f"{found}; give a table whose mutants fit the wild type", {"first_residue": "NUMBER"}
+        )
     if label not in columns and "DMS_bin_score" in columns:
         scores = _once(path, table, numbers, "DMS_bin_score")
         return replace(table, measured=scores, is_fit=scores == 1, is_clinical=True)
@@ -317,8 +317,10 @@ def _once(path: Path, table: VariantTable, lines: list[int], name: str) -> np.nd
         left_out += [row] if first != row or not variant else []
     values[left_out] = np.nan
     if left_out:
-        what = "of the wild type, synonymous or repeated"
-        table.notes.append(f"rows {what}, which the metrics leave out: {len(left_out):,}")
+        table.notes.append(
+            "rows of the wild type, synonymous or repeated, which the metrics leave out: "
+            f"{len(left_out):,}"
+        )
     return values
 
 

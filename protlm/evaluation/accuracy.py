@@ -119,10 +119,9 @@ class Accuracy(Evaluation):
         count = float(sums.targets.sum())
         if not count:
             raise UserError("the split has no residue to predict; choose another split")
-        uniform = ratio(count * math.log(len(STANDARD)), count / len(STANDARD), count)
         result = {
             **{who: sums.figures(who) for who in ("model", *BASELINES)},
-            "uniform": uniform,
+            "uniform": ratio(count * math.log(len(STANDARD)), count / len(STANDARD), count),
             "interval": intervals(sums, group_of, seed=self.seed),
             "targets": int(count),
             "sequences": len(names),
@@ -179,10 +178,9 @@ class Accuracy(Evaluation):
     def _sums(
         self, model: PretrainedModel, data: EvaluationData, limit: int | None
     ) -> SequenceSums:
-        causal = self.objective == "causal"
         max_residues = None if limit is None or self.concatenated else limit - SPECIALS
         unigram_V = torch.from_numpy(frequencies(count_residues(_sample(data.train, max_residues))))
-        trigram = Trigram(_sample(data.train, max_residues), causal=causal)
+        trigram = Trigram(_sample(data.train, max_residues), causal=self.objective == "causal")
         sums = SequenceSums.zeros(len(data.split))
         order_S = self._order(data).draw(0, np.arange(len(data.split))).samples
         position_S = np.argsort(order_S)

@@ -59,12 +59,11 @@ class Heads(Evaluation):
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns means over proteins by layer and head, and scores of the best head."""
         proteins = self.test.read(model)
-        has_contacts = self.test.sequences is None
         result: dict[str, Any] = {"num_proteins": len(proteins)}
         for who, one in compared(model, self.seed).items():
             survey = survey_heads(one, proteins, f"heads, {who}")
             result[who] = {name: _plain(x) for name, x in survey.means().items()}
-            if has_contacts:
+            if self.test.sequences is None:
                 result["num_with_pairs"] = int((~np.isnan(survey.precisions[:, 0, 0])).sum())
                 result[who]["best_head"] = self._best_head(one, proteins)
             if who == "model":
@@ -109,8 +108,11 @@ def _plain(values: np.ndarray) -> list[Any]:
 
 
 def _arrays(values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    names = [*_COLUMNS, "contact_precision"]
-    return {name: np.array(values[name], dtype=float) for name in names if name in values}
+    return {
+        name: np.array(values[name], dtype=float)
+        for name in (*_COLUMNS, "contact_precision")
+        if name in values
+    }
 
 
 def _cells(found: Mapping[str, np.ndarray], where: Any) -> tuple[str, ...]:

@@ -61,12 +61,18 @@ class Jacobian(Evaluation):
         limit = longest_read(model, self.max_residues)
         structures, too_long = read_folder(self.structures, limit)
         group_of = read_groups(self.groups, structures)
-        models = compared(model, self.seed)
-        found = {who: precisions(self._predicted(one, structures)) for who, one in models.items()}
+        found = {
+            who: precisions(self._predicted(one, structures))
+            for who, one in compared(model, self.seed).items()
+        }
         found[NEAREST] = precisions(nearest_in_sequence(structures))
-        scores = group_scores(found, group_of, seed=self.seed)
-        counts = {"num_test": len(structures), "max_residues": limit, "left_out": too_long}
-        return {**scores, **counts, "definition": DEFINITION}
+        return {
+            **group_scores(found, group_of, seed=self.seed),
+            "num_test": len(structures),
+            "max_residues": limit,
+            "left_out": too_long,
+            "definition": DEFINITION,
+        }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         values = results[NO_SPLIT]

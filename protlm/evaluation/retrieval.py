@@ -57,8 +57,11 @@ class Retrieval(Evaluation):
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns top-1 and mAP with 95 % intervals over queries, by predictor, and the counts."""
         assert data is not None
-        rows = read_labels(self.labels, "accession", self.column)
-        label_of = {accession: label for accession, label in rows.items() if label}
+        label_of = {
+            accession: label
+            for accession, label in read_labels(self.labels, "accession", self.column).items()
+            if label
+        }
         order = EpochOrder(len(data.train), seed=self.seed, epoch=0)
         drawn = order[np.arange(min(len(data.train), self.max_gallery))].tolist()
         gallery, gallery_labels = _labeled(data.train, drawn, label_of)
@@ -80,9 +83,14 @@ class Retrieval(Evaluation):
             )
             for who, similarity in self._similarities(model, data, queries, gallery)
         }
-        counts = {"queries": len(queries), "without_relative": int((~relevant).sum())}
-        layer = model.layer_number(self.layer, first=0)
-        return {**result, **counts, "gallery": len(gallery), "column": self.column, "layer": layer}
+        return {
+            **result,
+            "queries": len(queries),
+            "without_relative": int((~relevant).sum()),
+            "gallery": len(gallery),
+            "column": self.column,
+            "layer": model.layer_number(self.layer, first=0),
+        }
 
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         rows, lines = [], []
@@ -103,10 +111,9 @@ class Retrieval(Evaluation):
         self, model: PretrainedModel, data: EvaluationData, queries: list[str], gallery: list[str]
     ) -> Iterator[tuple[str, np.ndarray]]:
         layer = model.layer_number(self.layer, first=0)
-        size = data.tokens_per_batch
         for who, one in compared(model, self.seed).items():
             embedded = [
-                embeddings(one, some, layers=[layer], tokens_per_batch=size)[0]
+                embeddings(one, some, layers=[layer], tokens_per_batch=data.tokens_per_batch)[0]
                 for some in (queries, gallery)
             ]
             yield who, _cosines(*embedded)

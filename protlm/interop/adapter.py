@@ -16,9 +16,10 @@ from torch import Tensor
 
 from protlm.interop.base import Family
 from protlm.interop.hub import local_path
-from protlm.interop.source import ADAPTER, Source, hashes_of, read_tensors
+from protlm.interop.source import ADAPTER, Source, read_tensors
 from protlm.system.errors import InputDataError
 from protlm.system.json_file import read_json
+from protlm.system.paths import sha256_of
 
 # Settings with which W + s B A is not what was trained.
 _REFUSED = (
@@ -77,8 +78,11 @@ def merged(base: Source, folder: Path, family: type[Family]) -> Source:
         if change.shape != weights[name].shape:
             raise _misfit(folder, name, base)
         weights[name] = (weights[name].double() + change).to(weights[name].dtype)
-    origin = {**base.hashes, "adapter_sha256": hashes_of(*files)["sha256"]}
-    return replace(base, tensors=weights, hashes=origin)
+    return replace(
+        base,
+        tensors=weights,
+        hashes={**base.hashes, "adapter_sha256": sha256_of(*files)},
+    )
 
 
 def _misfit(folder: Path, name: str, base: Source) -> InputDataError:

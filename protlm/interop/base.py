@@ -182,8 +182,7 @@ class Family:
         for token in (*self.special, *STANDARD, *words.frame.own_tokens):
             if token not in number:
                 raise InputDataError(f"{path}: the alphabet lacks {token!r:.20}")
-        names = {letter: letter for letter in RESIDUES if letter in number}
-        names |= {token: token for token in words.frame.own_tokens}
+        names = {one: one for one in (*RESIDUES, *words.frame.own_tokens) if one in number}
         names |= {letter: token for letter, token in self.read_as.items() if token in number}
         names |= zip(("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"), self.special, strict=True)
         unused = set(alphabet) - {*names.values(), *RESIDUES}
@@ -258,10 +257,8 @@ def num_rows(source: Source, weights: Mapping[str, Tensor], name: str) -> int:
 
 def check_shapes(path: Path, weights: Mapping[str, Tensor], expected: Shapes) -> None:
     """Compares shapes with those of the alphabet and the settings; None is any size but 0."""
-    for name, sizes in expected.items():
-        if name not in weights:
-            continue
-        found = weights[name].shape
+    for name in [name for name in expected if name in weights]:
+        found, sizes = weights[name].shape, expected[name]
         pairs = zip(found, sizes, strict=False)
         fits = all(size > 0 if want is None else size == want for size, want in pairs)
         if len(found) != len(sizes) or not fits:

@@ -102,12 +102,10 @@ class Bundle:
         here = self._module(found.module)
         if found.name in here.definitions:
             return found
-        if found.name not in here.imports:
-            return None
-        origin, _ = here.imports[found.name]
-        if origin.module.partition(".")[0] != _PACKAGE:
-            return None
-        return self.find(*origin)
+        imported = here.imports.get(found.name)
+        if imported and imported[0].module.partition(".")[0] == _PACKAGE:
+            return self.find(*imported[0])
+        return None
 
     def _renamed(self, statement: ast.stmt, module: str) -> str:
         """Returns a statement of a module with the names of the file.

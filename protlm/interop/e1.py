@@ -61,5 +61,7 @@ class E1(Family):
     licenses = {None: "E1 has the Profluent-E1 Clickthrough License, also on the use of its name"}
 
     def alphabet(self, source: Source) -> Sequence[str]:
-        first = ("<pad>", "<bos>", "<eos>", "<bos_glm>", "<eos_span>", "?", "1", "2")
-        return (*first, *ascii_uppercase)
+        return (
+            *("<pad>", "<bos>", "<eos>", "<bos_glm>", "<eos_span>", "?", "1", "2"),
+            *ascii_uppercase,
+        )

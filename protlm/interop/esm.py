@@ -224,8 +224,7 @@ def _contact_head(source: Source, config: ModelConfig) -> ContactHead | None:
     if not parts:
         return None
     num_heads = config.num_layers * config.num_heads
-    sizes = {part: value.numel() for part, value in parts.items()}
-    if sizes != {"weight": num_heads, "bias": 1}:
+    if {part: x.numel() for part, x in parts.items()} != {"weight": num_heads, "bias": 1}:
         raise InputDataError(
             f"{source.path} has a contact head for other than the {num_heads} heads that its "
             "settings say; get both again from one place"

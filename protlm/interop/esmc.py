@@ -109,12 +109,12 @@ class Esmc(Family):
         """Reads the sizes from the weights where the settings lack them."""
         num_rows(source, weights, "embedding.weight")
         width = weights["embedding.weight"].shape[1]
-        sizes = {
+        settings = {
             "num_hidden_layers": sum(name.endswith(".gate.weight") for name in weights),
             "num_attention_heads": width // _HEAD,
             "hidden_size": width,
+            **source.settings,
         }
-        settings = {**sizes, **source.settings}
         return super().config(replace(source, settings=settings), layout, weights)
 
 

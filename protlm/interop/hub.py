@@ -62,8 +62,11 @@ def download(name: str) -> Path:
             "private, type: hf auth login"
         ) from None
     except Exception as error:
-        reason = f"the Hugging Face Hub failed ({str(error).strip().splitlines()[0]:.100})"
-        reason = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else reason
+        reason = (
+            "HF_HUB_OFFLINE is set"
+            if constants.HF_HUB_OFFLINE
+            else f"the Hugging Face Hub failed ({str(error).strip().splitlines()[0]:.100})"
+        )
         raise InputDataError(
             f"{name} does not exist here; it is not in the cache {constants.HF_HUB_CACHE} either, "
             f"and {reason}; download it on a machine with a network, and give its folder"

@@ -33,17 +33,15 @@ from protlm.system.json_file import write_json
 from protlm.system.paths import complete_folder
 
 _TEMPLATE = "protlm.interop.remote_code.modeling_protlm"
-_SELECTION = "protlm.attention.linearized.selection"
 _MODULE, _TOKENIZER = "modeling_protlm", "ProtlmTokenizer"
 _HEADER = '"""A protein language model of protlm; written by protlm checkpoint export."""'
 _HEADS = {Objective.masked: "MaskedLM", Objective.causal: "CausalLM"}
 _TASKS = ("ForSequenceClassification", "ForTokenClassification")
-# What an ESM may have in more than one way, and the epsilon of its LayerNorm if that is null.
+# What an ESM may have in more than one way.
 _FREE = (
     *HUGGING_FACE_ESM.sizes,
     *("positions", "norm_epsilon", "embedding_norm", "token_dropout", "stored_frequencies"),
 )
-_EPSILON = 1e-5
 _SPECIAL = {f"{one}_token": f"<{one}>" for one in ("cls", "eos", "mask", "pad", "unk")}
 
 
@@ -55,12 +53,11 @@ def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> 
     from safetensors.torch import save
 
     has_code = not is_esm(model.description)
-    if not has_code:
-        config, weights = _esm_config(model.description.model), _esm_weights(model, contacts)
-    else:
+    if has_code:
         config = _config(model)
-        kept = {name: value for name, value in model.weights.items() if name != FREQUENCY}
-        weights = {NETWORK + name: value for name, value in kept.items()}
+        weights = {NETWORK + name: x for name, x in model.weights.items() if name != FREQUENCY}
+    else:
+        config, weights = _esm_config(model.description.model), _esm_weights(model, contacts)
     with complete_folder(directory) as folder:
         if has_code:
             (folder / f"{_MODULE}.py").write_text(_code(model.description), encoding="utf-8")
@@ -100,11 +97,13 @@ def _esm_weights(model: Checkpoint, contacts: ContactHead | None) -> dict[str, T
         if frequency is None:
             frequency = Rotary(head_dim=config.model_dim // config.num_heads).frequency
         for number in range(config.num_layers):
-            attention_layer = f"{HUGGING_FACE_ESM.layers}{number}.attention.self"
-            tensors[f"{attention_layer}.rotary_embeddings.inv_freq"] = frequency.float()
+            layer = f"{HUGGING_FACE_ESM.layers}{number}."
+            tensors[f"{layer}attention.self.rotary_embeddings.inv_freq"] = frequency.float()
     if contacts is not None:
-        tensors["esm.contact_head.regression.weight"] = torch.tensor([contacts.weights])
-        tensors["esm.contact_head.regression.bias"] = torch.tensor([contacts.intercept])
+        tensors |= {
+            "esm.contact_head.regression.weight": torch.tensor([contacts.weights]),
+            "esm.contact_head.regression.bias": torch.tensor([contacts.intercept]),
+        }
     return tensors
 
 
@@ -122,7 +121,8 @@ def _esm_config(config: ModelConfig) -> dict[str, Any]:
         "position_embedding_type": (
             "rotary" if config.positions is Positions.rotary else "absolute"
         ),
-        "layer_norm_eps": config.norm_epsilon or _EPSILON,
+        # That of a LayerNorm if the setting is null.
+        "layer_norm_eps": config.norm_epsilon or 1e-5,
         "emb_layer_norm_before": config.embedding_norm,
         "token_dropout": config.token_dropout,
         "hidden_act": "gelu",
@@ -178,7 +178,9 @@ def _code(description: ModelDescription) -> str:
         {
             Name("protlm.attention", "mechanism"): Name(_TEMPLATE, "mechanism"),
             Name("protlm.attention", "names"): Name(_TEMPLATE, "names"),
-            Name(_SELECTION, "chosen_attention"): Name(_TEMPLATE, "chosen_attention"),
+            Name("protlm.attention.linearized.selection", "chosen_attention"): Name(
+                _TEMPLATE, "chosen_attention"
+            ),
         },
     )
     entries = [f"    {name!r}: {bundle.final_names[place]},\n" for name, place in classes.items()]
@@ -198,9 +200,12 @@ def _write_tokenizer(folder: Path, frame: Frame | None, *, has_code: bool) -> No
     if has_code:
         # Residues are read as in the commands; one `<unk>` for each letter that they refuse.
         (folder / TOKENIZER).write_text(tokenizer_of(frame), encoding="utf-8")
-        auto = {"AutoTokenizer": [None, f"{_MODULE}.{_TOKENIZER}"]}
-        settings |= {"tokenizer_class": _TOKENIZER, "auto_map": auto}
-        settings |= {"padding_side": "right", "model_input_names": ["input_ids", "attention_mask"]}
+        settings |= {
+            "tokenizer_class": _TOKENIZER,
+            "auto_map": {"AutoTokenizer": [None, f"{_MODULE}.{_TOKENIZER}"]},
+            "padding_side": "right",
+            "model_input_names": ["input_ids", "attention_mask"],
+        }
     else:
         (folder / ALPHABET).write_text("\n".join(VOCABULARY.tokens) + "\n", encoding="utf-8")
         write_json(folder / "special_tokens_map.json", _SPECIAL)
@@ -220,8 +225,12 @@ def _with_frame(tokenizer: dict[str, Any], words: Vocabulary) -> dict[str, Any]:
         for some in (frame.prefix, frame.suffix)
     )
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    ids = {one: {"id": one, "ids": [words[one]], "tokens": [one]} for one in words.tokens}
     single = [*before, first, *after]
-    tokenizer["post_processor"] |= {"single": single, "pair": [*single, second, *after]}
-    tokenizer["post_processor"]["special_tokens"] = ids
+    tokenizer["post_processor"] |= {
+        "single": single,
+        "pair": [*single, second, *after],
+        "special_tokens": {
+            one: {"id": one, "ids": [words[one]], "tokens": [one]} for one in words.tokens
+        },
+    }
     return tokenizer

@@ -9,7 +9,7 @@ import argparse
 import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,9 +92,8 @@ def is_foreign(path: Path) -> bool:
             is_ours = sum_path(path).exists() or path.name.startswith("step-")
             is_other = path.suffix == ".ckpt" and path.is_file() and not is_ours
             return path.suffix in _SUFFIXES or is_other
-        if any((path / name).is_file() for name in (ADAPTER, _ABLANG[0])):
-            return True
-        return "model_type" in _json(path / CONFIG)
+        has_own_name = any((path / name).is_file() for name in (ADAPTER, _ABLANG[0]))
+        return has_own_name or "model_type" in _json(path / CONFIG)
     except OSError:
         return False
     except InputDataError:
@@ -121,31 +120,36 @@ def read_source(path: Path) -> Source:
     if isinstance(settings.get("architecture"), dict):
         settings |= settings["architecture"]
     family = str(settings.get("family")).partition(" ")[0].lower()
-    hashes = hashes_of(path)
+    hashes = {"sha256": sha256_of(path)}
     if settings.get("weights_sha256", hashes["sha256"]) != hashes["sha256"]:
         raise InputDataError(
             f"{path} is not the file that {description.name} describes, by its weights_sha256; get "
             "both again"
         )
-    return Source(path, family, settings, _safetensors([path]), hashes)
+    return Source(path, family, settings, _together([path], _safetensors), hashes)
 
 
 def _read_folder(folder: Path) -> Source:
     if (folder / _ABLANG[0]).is_file():
         weights = existing_file(folder / _ABLANG[1], "the weights of AbLang")
-        settings = _json(folder / _ABLANG[0])
-        return Source(folder, "ablang", settings, _pickles([weights]), hashes_of(weights))
+        settings, hashes = _json(folder / _ABLANG[0]), {"sha256": sha256_of(weights)}
+        return Source(folder, "ablang", settings, _together([weights], _unpickled), hashes)
     settings = _json(folder / CONFIG)
-    family = str(settings.get("model_type")).lower()
     files, tensors = read_tensors(folder, "model.safetensors", "pytorch_model.bin")
-    return Source(folder, family, settings, tensors, hashes_of(*files))
+    return Source(
+        folder,
+        str(settings.get("model_type")).lower(),
+        settings,
+        tensors,
+        {"sha256": sha256_of(*files)},
+    )
 
 
 def read_tensors(folder: Path, safe: str, pickled: str) -> tuple[list[Path], dict[str, Tensor]]:
     """Returns the files of the first of two names, and their tensors."""
-    for name, read in ((safe, _safetensors), (pickled, _pickles)):
+    for name, read in ((safe, _safetensors), (pickled, _unpickled)):
         if files := _files(folder, name):
-            return files, read(files)
+            return files, _together(files, read)
     raise InputDataError(
         f"{folder} has no weights: neither {safe} nor {pickled}, nor the index of either"
     )
@@ -179,16 +183,22 @@ def _read_state(path: Path) -> Source:
         )
     if averages := [key for key in contents if re.search(r"(^|_)ema(_|$)", str(key))]:
         print(f"{path}: left out averages of the weights: {', '.join(averages)}", file=sys.stderr)
-    settings, state = _json(beside), contents.get("state_dict", contents)
-    family = str(settings.get("model_type")).lower()
-    return Source(path, family, settings, check_weights(path, state), hashes_of(path))
+    settings, tensors = _json(beside), check_weights(path, contents.get("state_dict", contents))
+    return Source(
+        path,
+        str(settings.get("model_type")).lower(),
+        settings,
+        tensors,
+        {"sha256": sha256_of(path)},
+    )
 
 
 def _read_pickle(path: Path) -> Source:
     with torch.serialization.safe_globals([argparse.Namespace]):
         contents = _unpickled(path)
+    hashes = {"sha256": sha256_of(path)}
     if _ESM_C in contents:
-        return Source(path, "esmc", {}, check_weights(path, contents), hashes_of(path))
+        return Source(path, "esmc", {}, check_weights(path, contents), hashes)
     settings, state = _fair_esm_settings(path, contents), contents.get("model")
     if settings is None or not isinstance(state, dict):
         raise InputDataError(
@@ -197,7 +207,6 @@ def _read_pickle(path: Path) -> Source:
             "FOLDER"
         )
     tensors, beside = check_weights(path, state), path.with_name(f"{path.stem}{_CONTACTS}.pt")
-    hashes = hashes_of(path)
     if beside.is_file():
         existing_file(beside, "a contact head")
         head = check_weights(beside, _unpickled(beside).get("model"))
@@ -213,23 +222,16 @@ def _read_pickle(path: Path) -> Source:
 def _fair_esm_settings(path: Path, contents: Mapping[str, Any]) -> dict[str, Any] | None:
     group, first = contents.get("cfg"), contents.get("args")
     settings = group.get("model") if isinstance(group, dict) else None
-    if isinstance(settings, argparse.Namespace):
-        return _plain(settings)
-    if not isinstance(first, argparse.Namespace):
-        return None
-    if (kind := getattr(first, "arch", None)) != _ESM_1B:
-        raise InputDataError(
-            f"{path} is a model of fair-esm with arch={kind!r:.40}, such as ESM-1 or MSA "
-            "Transformer, which protlm does not read; give an ESM-2, ESM-1b or ESM-1v"
-        )
-    return _plain(first)
-
-
-def _plain(settings: argparse.Namespace) -> dict[str, Any]:
-    """Returns the settings that JSON could contain too: numbers, texts, switches, nothing.
-
-    Released files have names with and without a prefix.
-    """
+    if not isinstance(settings, argparse.Namespace):
+        if not isinstance(first, argparse.Namespace):
+            return None
+        if (kind := getattr(first, "arch", None)) != _ESM_1B:
+            raise InputDataError(
+                f"{path} is a model of fair-esm with arch={kind!r:.40}, such as ESM-1 or MSA "
+                "Transformer, which protlm does not read; give an ESM-2, ESM-1b or ESM-1v"
+            )
+        settings = first
+    # What JSON could contain too. Released files have names with and without a prefix.
     kinds = (bool, int, float, str, type(None))
     plain = {key: value for key, value in vars(settings).items() if type(value) in kinds}
     return {key.removeprefix("encoder_"): value for key, value in plain.items()} | plain
@@ -239,28 +241,23 @@ def _json(path: Path) -> dict[str, Any]:
     return read_json(path, "the description of a model")
 
 
-def _safetensors(files: list[Path]) -> dict[str, Tensor]:
+def _safetensors(path: Path) -> dict[str, Any]:
     from safetensors.torch import load_file
 
-    parts: list[dict[str, Tensor]] = []
-    for path in files:
-        try:
-            parts.append(load_file(path))
-        except Exception as error:
-            raise InputDataError(
-                f"{path} is not a file of safetensors, or incomplete "
-                f"({str(error).splitlines()[0]:.100}); get it again"
-            ) from error
-    return _together(files, parts)
+    try:
+        return load_file(path)
+    except Exception as error:
+        raise InputDataError(
+            f"{path} is not a file of safetensors, or incomplete "
+            f"({str(error).splitlines()[0]:.100}); get it again"
+        ) from error
 
 
-def _pickles(files: list[Path]) -> dict[str, Tensor]:
-    return _together(files, [_unpickled(path) for path in files])
-
-
-def _together(files: list[Path], parts: list[dict[str, Any]]) -> dict[str, Tensor]:
+def _together(files: list[Path], read: Callable[[Path], dict[str, Any]]) -> dict[str, Tensor]:
+    """Returns the tensors of the files of a model."""
     tensors: dict[str, Any] = {}
-    for path, part in zip(files, parts, strict=True):
+    for path in files:
+        part = read(path)
         if repeated := sorted(map(str, tensors.keys() & part.keys())):
             raise InputDataError(f"{path} repeats {repeated[0]!r:.90} of another file of the model")
         tensors |= part
@@ -286,8 +283,3 @@ def _unpickled(path: Path) -> dict[str, Any]:
     if not isinstance(contents, dict):
         raise InputDataError(f"{path} is not a model: it contains a {type(contents).__name__}")
     return contents
-
-
-def hashes_of(*files: Path) -> dict[str, str]:
-    """Returns the SHA-256 of files, of several that of their bytes in order."""
-    return {"sha256": sha256_of(*files)}

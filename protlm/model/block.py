@@ -40,8 +40,7 @@ class FeedForward(nn.Module):
         # With one copy of a weight for all chunks, autocast would add up their gradients in the
         # dtype of the copy. Each chunk casts for itself, and the sum has the weight's dtype.
         with torch.autocast(kind, dtype=dtype, enabled=is_mixed, cache_enabled=False):
-            chunks = x_BLD.split(self.chunk, dim=1)
-            return torch.cat([self._recomputed(chunk_BMD) for chunk_BMD in chunks], dim=1)
+            return torch.cat([*map(self._recomputed, x_BLD.split(self.chunk, dim=1))], dim=1)
 
     def _recomputed(self, chunk_BMD: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
@@ -57,9 +56,7 @@ class FeedForward(nn.Module):
             gate_BLF, is_swiglu = self.gate(x_BLD), self.activation is Activation.swiglu
             gate_BLF = F.silu(gate_BLF) if is_swiglu else F.gelu(gate_BLF, approximate="tanh")
             return self.down(gate_BLF * up_BLF)
-        if self.activation is Activation.gelu:
-            return self.down(F.gelu(up_BLF))
-        return self.down(F.relu(up_BLF))
+        return self.down(F.gelu(up_BLF) if self.activation is Activation.gelu else F.relu(up_BLF))
 
 
 Sublayer = Callable[[Tensor], Tensor]

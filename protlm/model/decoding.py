@@ -177,8 +177,9 @@ def _extend(batch: list[_Sequence], logits_BV: Tensor, sampling: Sampling) -> Te
     tokens_B1 = draw(probable_BV, uniform_B1)
     nats_B1 = -logits_BV.log_softmax(dim=-1).gather(-1, tokens_B1)
     tokens_B = tokens_B1.squeeze(1)
-    drawn = zip(batch, tokens_B.tolist(), nats_B1.flatten().tolist(), strict=True)
-    for sequence, token, nats in drawn:
+    for sequence, token, nats in zip(
+        batch, tokens_B.tolist(), nats_B1.flatten().tolist(), strict=True
+    ):
         sequence.append(token, nats)
     return tokens_B
 

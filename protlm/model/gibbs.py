@@ -75,11 +75,11 @@ def _sweep(
     for turn in range(max(map(len, groups))):
         masked = [(row, own[turn]) for row, own in enumerate(groups) if turn < len(own)]
         rows = torch.tensor(np.concatenate([np.full(len(own), row) for row, own in masked]))
-        residues = torch.tensor(np.concatenate([own for _, own in masked]))
-        columns = residues + network.vocabulary.start
+        columns = torch.tensor(
+            np.concatenate([own for _, own in masked]) + network.vocabulary.start
+        )
         tokens_BL[rows, columns] = network.vocabulary.mask
-        logits_BLV = network(tokens_BL, mask_BL, causal=False).logits_BLV
-        logits_TV = logits_BLV[rows, columns].cpu()
+        logits_TV = network(tokens_BL, mask_BL, causal=False).logits_BLV[rows, columns].cpu()
         is_other_V = torch.ones(logits_TV.shape[-1], dtype=torch.bool)
         is_other_V[STANDARD_TOKENS] = False
         probable_TV = probabilities(logits_TV.masked_fill(is_other_V, -torch.inf), sampling)

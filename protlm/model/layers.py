@@ -43,8 +43,12 @@ _FORWARDS = (nn.Linear.forward, Linear.forward)
 def is_plain(layer: nn.Module) -> bool:
     """Whether a call of a layer is only the product, unlike that of an adapter or with a hook."""
     forward = type(layer).forward in _FORWARDS and "forward" not in vars(layer)
-    hooks = layer._forward_hooks or layer._forward_pre_hooks
-    hooks = hooks or layer._backward_hooks or layer._backward_pre_hooks
+    hooks = (
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+    )
     return forward and not (hooks or nn.modules.module._has_any_global_hook())
 
 
@@ -117,8 +121,7 @@ class ShortConvolution(nn.Module):
             return functools.reduce(torch.add, shifted).to(padded.dtype)
         # One group per channel; channels are last in memory, as in the input.
         weight = self.weight.to(padded.dtype)[:, None, None]
-        picture = padded.mT.unsqueeze(2)
-        return F.conv2d(picture, weight, groups=weight.shape[0]).squeeze(2).mT
+        return F.conv2d(padded.mT.unsqueeze(2), weight, groups=weight.shape[0]).squeeze(2).mT
 
 
 class UnetSkips(nn.Module):
@@ -153,8 +156,7 @@ def drop_masked_tokens(
     protein is scaled by its own fraction.
     """
     is_dropped_BL = (tokens_BL == VOCABULARY.mask) & mask_BL
-    counts_2BL = torch.stack([mask_BL, mask_BL & ~is_dropped_BL])
-    counts_2BL = counts_2BL.to(widest_dtype(mask_BL.device))
+    counts_2BL = torch.stack([mask_BL, mask_BL & ~is_dropped_BL]).to(widest_dtype(mask_BL.device))
     if bounds is None:
         num_tokens, num_left = counts_2BL.sum(2, keepdim=True)
     else:

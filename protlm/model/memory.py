@@ -19,7 +19,6 @@ from protlm.system.memory import free_memory, readable_size
 _LONGEST = 2048
 # Twice as many residues need at most this many times the memory where it grows in proportion.
 _LINEAR = 2.2
-_RESIDUE = "A"
 
 
 class TensorMemory(TorchDispatchMode):
@@ -95,8 +94,9 @@ class Room:
         return f"{length:,} residues need {sizes} on {self.model.device}"
 
     def reason(self, length: int) -> str:
-        does_not = f"{length:,} residues do not fit into the memory of the device"
-        return self.refusal(length) or does_not
+        return (
+            self.refusal(length) or f"{length:,} residues do not fit into the memory of the device"
+        )
 
     @cached_property
     def _points(self) -> dict[int, int]:
@@ -120,8 +120,9 @@ def extrapolate(points: Mapping[int, int], length: int) -> float:
 
 
 def _peak(model: PretrainedModel, length: int, *, training: bool = False) -> int:
-    batch = model.tokenize([_RESIDUE * length])
+    batch = model.tokenize(["A" * length])
     with TensorMemory() as memory, torch.inference_mode(not training):
-        layers = [model.num_layers]
-        model.network(batch.tokens_BL, batch.mask_BL, causal=model.causal, layers=layers)
+        model.network(
+            batch.tokens_BL, batch.mask_BL, causal=model.causal, layers=[model.num_layers]
+        )
     return memory.peak

@@ -45,8 +45,7 @@ def target_sums(logits_BLV: Tensor, targets_BL: Tensor) -> TargetSums:
     else:
         logits, targets = logits_BLV[chosen_BL].float(), targets_BL[chosen_BL]
     nats = F.cross_entropy(logits, targets, ignore_index=IGNORE, reduction="sum")
-    correct = (logits.argmax(-1) == targets).sum()
-    return TargetSums(nats, correct, chosen_BL.sum())
+    return TargetSums(nats, (logits.argmax(-1) == targets).sum(), chosen_BL.sum())
 
 
 def perplexity(nats: float, count: float) -> float:

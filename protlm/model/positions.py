@@ -27,8 +27,7 @@ def sinusoids(length: int, width: int) -> Tensor:
     """Returns the table of sines and cosines, LD, float32."""
     frequency = _PERIOD ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
-    table_LD = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width]
-    return table_LD.float()
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width].float()
 
 
 class PositionTable(nn.Module):

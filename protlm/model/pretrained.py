@@ -133,8 +133,9 @@ class PretrainedModel:
         """Returns the tokens of residues that were checked before."""
         encoded = [*map(self.vocabulary.encode, sequences)]
         tokens_BL, mask_BL = collate(encoded, vocabulary=self.vocabulary)
-        lengths = tuple(len(tokens) for tokens in encoded)
-        return TokenBatch(tokens_BL.to(self.device), mask_BL.to(self.device), lengths)
+        return TokenBatch(
+            tokens_BL.to(self.device), mask_BL.to(self.device), tuple(map(len, encoded))
+        )
 
     def __call__(
         self,
@@ -159,8 +160,9 @@ class PretrainedModel:
             out = self.network(
                 batch.tokens_BL, batch.mask_BL, causal=causal, layers=[*numbers.values()]
             )
-        asked = {layer: out.hidden[number] for layer, number in numbers.items()}
-        return ModelOutput(out.logits, asked)
+        return ModelOutput(
+            out.logits, {layer: out.hidden[number] for layer, number in numbers.items()}
+        )
 
     @torch.inference_mode()
     def hidden_states(self, batch: TokenBatch, layers: Iterable[int]) -> dict[int, Tensor]:
@@ -245,8 +247,11 @@ class PretrainedModel:
             InputDataError: a letter of the prefix is not a residue.
         """
         self._check_generates()
-        counts = {"number of sequences": number, "batch size": batch_size, "seed": seed}
-        for (name, value), least in zip(counts.items(), (1, 1, 0), strict=True):
+        for name, value, least in (
+            ("number of sequences", number, 1),
+            ("batch size", batch_size, 1),
+            ("seed", seed, 0),
+        ):
             if value < least:
                 raise UserError(f"{name} {value} must be at least {least}")
         texts = [*filter(None, [letters_of(prefix, "the prefix")])]
@@ -300,8 +305,9 @@ class PretrainedModel:
 
     def with_random_weights(self, seed: int) -> Self:
         """Returns an untrained model of the same architecture, the baseline of any result."""
-        network = self._rebuild(seed).to(self.device)
-        return type(self)(network, self.description, rebuild=self._rebuild)
+        return type(self)(
+            self._rebuild(seed).to(self.device), self.description, rebuild=self._rebuild
+        )
 
     def layer_number(self, layer: int, *, first: int) -> int:
         """Converts a layer number, which may be negative, to a number from `first` to N."""
@@ -339,5 +345,6 @@ def numbers_of(given: int | Iterable[int] | None, last: int) -> list[int]:
 
 def _check_tokens(batch: TokenBatch) -> None:
     if not isinstance(batch, TokenBatch):
-        given = type(batch).__name__
-        raise UserError(f"one {given} is given for tokens; write model.tokenize(sequences) there")
+        raise UserError(
+            f"one {type(batch).__name__} is given for tokens; write model.tokenize(sequences) there"
+        )

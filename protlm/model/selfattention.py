@@ -179,8 +179,9 @@ class SelfAttention(nn.Module):
             else None
         )
         self.gate = Linear(dim, inner, bias=False) if config.output_gate else None
-        norm = nn.RMSNorm(config.width_of_head, eps=1e-6) if config.output_gate else None
-        self.output_norm = norm
+        self.output_norm = (
+            nn.RMSNorm(config.width_of_head, eps=1e-6) if config.output_gate else None
+        )
         self.mechanism = mechanism
 
     def inputs(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
@@ -246,8 +247,7 @@ class SelfAttention(nn.Module):
     def _out(self, mixed_BLHC: Tensor, hidden_BLD: Tensor) -> Tensor:
         if self.gate is None or self.output_norm is None:
             return self.output(mixed_BLHC.flatten(2))
-        gated_BLD = self.output_norm(mixed_BLHC).flatten(2) * F.silu(self.gate(hidden_BLD))
-        return self.output(gated_BLD)
+        return self.output(self.output_norm(mixed_BLHC).flatten(2) * F.silu(self.gate(hidden_BLD)))
 
     def _rotated(self, x_BHLK: Tensor, context: BlockContext) -> Tensor:
         rotation = context.global_rotation if self.is_global else context.rotation
@@ -267,5 +267,6 @@ def _query_key_norm(config: ModelConfig, mechanism: Attention) -> nn.Module:
     norm, num_exact = _NORMS[mechanism.qk_norm], mechanism.num_exact_heads
     if not num_exact or mechanism.qk_norm is QueryKeyNorms.free:
         return norm(num_heads=config.num_heads)
-    others = norm(num_heads=config.num_heads - num_exact)
-    return NormsByKind(num_exact_heads=num_exact, linear=others)
+    return NormsByKind(
+        num_exact_heads=num_exact, linear=norm(num_heads=config.num_heads - num_exact)
+    )

@@ -95,13 +95,17 @@ class ProteinLM(nn.Module):
         self.positions = PositionTable(config) if config.has_position_table else None
         self.token_dropout = config.token_dropout
         self.embedding_norm = norm_layer(config) if config.embedding_norm else None
-        self.rotary = self.global_rotary = self.relative = None
-        if config.positions is Positions.rotary:
-            self.rotary = Rotary(head_dim=config.width_of_head, stored=config.stored_frequencies)
-        if config.global_every:
-            self.global_rotary = Rotary(head_dim=config.width_of_head, base=config.global_base)
-        if config.positions is Positions.relative:
-            self.relative = RelativeBias(config)
+        self.rotary = (
+            Rotary(head_dim=config.width_of_head, stored=config.stored_frequencies)
+            if config.positions is Positions.rotary
+            else None
+        )
+        self.global_rotary = (
+            Rotary(head_dim=config.width_of_head, base=config.global_base)
+            if config.global_every
+            else None
+        )
+        self.relative = RelativeBias(config) if config.positions is Positions.relative else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             Block(config, mechanism(number), vocabulary, number + 1)
@@ -111,12 +115,14 @@ class ProteinLM(nn.Module):
             for number in range(config.num_layers):
                 self.relative.check(self.mechanism(number + 1))
         self.skips = UnetSkips(config.num_layers) if config.unet_skips else None
-        pre = config.norm_order is NormOrder.pre
-        self.final_norm = norm_layer(config) if pre else nn.Identity()
+        self.final_norm = (
+            norm_layer(config) if config.norm_order is NormOrder.pre else nn.Identity()
+        )
         head_norms = {HeadKind.dense_norm: config.norm, HeadKind.dense_layer_norm: Norm.layer}
-        self.head_transform = None
-        if norm := head_norms.get(config.head):
-            self.head_transform = HeadTransform(model_dim=dim, norm=norm_layer(config, norm))
+        norm = head_norms.get(config.head)
+        self.head_transform = (
+            HeadTransform(model_dim=dim, norm=norm_layer(config, norm)) if norm else None
+        )
         self.head = None
         if config.head is not HeadKind.none:
             self.head = TiedHead(vocab_size=vocab_size) if is_tied else Linear(dim, vocab_size)
@@ -145,8 +151,7 @@ class ProteinLM(nn.Module):
         as in ESM. With bounds, the rows have packed proteins, each computed as if it were alone.
         With `is_whole`, the mask is true everywhere, which spares a GPU hiding padding.
         """
-        start = 0 if bounds is None else bounds
-        context = self._context(tokens_BL, mask_BL, causal, start, is_whole=is_whole)
+        context = self._context(tokens_BL, mask_BL, causal, bounds=bounds, is_whole=is_whole)
         hidden = self._hidden_states(context, {*layers, self.num_layers})
         if bounds is not None:
             hidden = {number: x.reshape(*mask_BL.shape, -1) for number, x in hidden.items()}
@@ -168,7 +173,12 @@ class ProteinLM(nn.Module):
                 hidden[number - 1] = x_BLD
             if number > max(layers):
                 return hidden
-            x_BLD = self._run(block, self._skipped(x_BLD, early), context)
+            x_BLD = self._skipped(x_BLD, early)
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                # The recomputation draws the same dropout: preserve_rng_state is true by default.
+                x_BLD = checkpoint(block, x_BLD, context, use_reentrant=False)
+            else:
+                x_BLD = block(x_BLD, context)
         hidden[self.num_layers] = self.final_norm(x_BLD)
         return hidden
 
@@ -248,19 +258,19 @@ class ProteinLM(nn.Module):
         tokens_BL: Tensor,
         mask_BL: Tensor,
         causal: bool,
-        start: int | Bounds = 0,
+        start: int = 0,
         *,
+        bounds: Bounds | None = None,
         is_whole: bool = False,
     ) -> BlockContext:
         """Returns the context of rows from a position on, or of packed proteins, in one row."""
-        bounds = None if isinstance(start, int) else start
         # Packed proteins may be padded one by one.
         is_whole = is_whole and bounds is None
-        if isinstance(start, int):
+        if bounds is None:
             position_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
         else:
             tokens_BL, mask_BL = tokens_BL.reshape(1, -1), mask_BL.reshape(1, -1)
-            position_L = start.position_L
+            position_L = bounds.position_L
         rotation = None if self.rotary is None else self.rotary.angles(position_L)
         other = None if self.global_rotary is None else self.global_rotary.angles(position_L)
         return BlockContext(
@@ -270,12 +280,6 @@ class ProteinLM(nn.Module):
     def _skipped(self, x_BLD: Tensor, early: list[Tensor]) -> Tensor:
         """Returns the input of the next block, with its skip; `early` has the previous inputs."""
         return x_BLD if self.skips is None else self.skips(x_BLD, early)
-
-    def _run(self, block: nn.Module, x_BLD: Tensor, context: BlockContext) -> Tensor:
-        if self.activation_checkpointing and torch.is_grad_enabled():
-            # The recomputation draws the same dropout: preserve_rng_state is true by default.
-            return checkpoint(block, x_BLD, context, use_reentrant=False)
-        return block(x_BLD, context)
 
 
 def _initialize(module: nn.Module) -> None:

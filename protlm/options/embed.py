@@ -116,8 +116,10 @@ class EmbedOptions(Checked):
     def __post_init__(self) -> None:
         """Refuses a file without its kind of vectors, and what the format cannot hold."""
         super().__post_init__()
-        ranges = (Pooling.ranges, self.ranges, "TABLE.tsv")
-        for kind, given, path in (ranges, (Pooling.features, self.features, "SAE")):
+        for kind, given, path in (
+            (Pooling.ranges, self.ranges, "TABLE.tsv"),
+            (Pooling.features, self.features, "SAE"),
+        ):
             if (given is not None) != (kind in self.include):
                 needed = f"--include {kind} --{kind} {path}"
                 raise UserError(f"a file of {kind} and its kind need each other; type: {needed}")

@@ -103,8 +103,9 @@ class Submission(Checked):
 def _parameter(setting: str) -> tuple[str, Any]:
     key, _, value = setting.partition("=")
     if key not in _PARAMETERS:
-        allowed = one_of(list(_PARAMETERS))
-        raise UserError(f"--slurm {setting}: {key!r} is unknown; choose one of: {allowed}")
+        raise UserError(
+            f"--slurm {setting}: {key!r} is unknown; choose one of: {one_of([*_PARAMETERS])}"
+        )
     name, kind = _PARAMETERS[key]
     try:
         if not _WORD.fullmatch(value):

@@ -10,9 +10,6 @@ from protlm.config.data import TOKENS_PER_BATCH
 from protlm.config.fields import Checked, above, at_least, flag
 from protlm.options import shared
 
-# Layers that get adapters of LoRA.
-TARGETS = ("query", "key", "value")
-
 
 class Task(StrEnum):
     """The kind of a label."""
@@ -180,7 +177,7 @@ class FinetuneOptions(Checked):
     )
     targets: tuple[str, ...] = flag(
         "Layers that get adapters: query, key, value, output, up, gate, down.",
-        TARGETS,
+        ("query", "key", "value"),
         "--lora-targets",
         words="query|key|value|output|up|gate|down",
         needs="--lora RANK",

@@ -31,8 +31,9 @@ def duplicates() -> Duplicates:
 
 def tokens_per_batch(default: int = TOKENS_PER_BATCH) -> int:
     """Defines the size of a batch."""
-    text = "Tokens per batch, including padding."
-    return flag(text, default, "--toks-per-batch", allowed=at_least(1))
+    return flag(
+        "Tokens per batch, including padding.", default, "--toks-per-batch", allowed=at_least(1)
+    )
 
 
 def seed(help: str) -> int:

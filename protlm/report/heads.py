@@ -62,8 +62,11 @@ class Codes:
 
     def to_plain(self) -> dict[str, Any]:
         """Returns values for JSON; the codes are base64, row by row."""
-        text = base64.b64encode(self.codes.tobytes()).decode("ascii")
-        return {"scale": self.scale, "signed": self.is_signed, "codes": text}
+        return {
+            "scale": self.scale,
+            "signed": self.is_signed,
+            "codes": base64.b64encode(self.codes.tobytes()).decode("ascii"),
+        }
 
 
 def binned(map_LL: np.ndarray, size: int) -> np.ndarray:

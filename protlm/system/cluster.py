@@ -44,8 +44,12 @@ def _results(
     library = submitit()
     errors = library.core.utils
     executor = library.AutoExecutor(folder=folder, cluster="slurm")
-    defaults = {"timeout_min": _TIMEOUT_MINUTES, "cpus_per_task": cores}
-    parameters = {"name": "protlm", **defaults, **own}
+    parameters = {
+        "name": "protlm",
+        "timeout_min": _TIMEOUT_MINUTES,
+        "cpus_per_task": cores,
+        **own,
+    }
     # In SLURM 22.05 to 23.02, srun uses one core of the job unless the number is repeated.
     arguments = [f"--cpus-per-task={parameters['cpus_per_task']}"]
     executor.update_parameters(**parameters, slurm_srun_args=arguments)
@@ -56,7 +60,16 @@ def _results(
         raise UserError(f"the jobs could not be submitted: {reason:.500}") from error
     try:
         for job in jobs:
-            yield _result(job, errors.UncompletedJobError)
+            try:
+                answer = job.result()
+            except errors.UncompletedJobError:
+                raise ProcessDiedError(
+                    f"a job ended prematurely; see {job.paths.stderr}, then type the same command "
+                    "again to resume"
+                ) from None
+            if isinstance(answer, UserError):
+                raise answer
+            yield answer
     finally:
         for job in jobs:
             job.cancel()
@@ -72,19 +85,6 @@ def _answer(function: Callable[[Item], Result], item: Item) -> Result | UserErro
         if (known := of_the_system(error)) is None:
             raise
         return known
-
-
-def _result(job: Any, uncompleted: type[Exception]) -> Any:
-    try:
-        answer = job.result()
-    except uncompleted:
-        raise ProcessDiedError(
-            f"a job ended prematurely; see {job.paths.stderr}, then type the same command again to "
-            "resume"
-        ) from None
-    if isinstance(answer, UserError):
-        raise answer
-    return answer
 
 
 def submitit() -> ModuleType:

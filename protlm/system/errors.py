@@ -33,7 +33,7 @@ class UserError(Exception):
     """An error that the user can fix: a wrong path, key, option or setting.
 
     The message says in one or two sentences what was given and what is allowed. What to type is
-    for the command to say: `options` are those that mend it, by the names of their fields, with a
+    for the command to say: `options` are those that help, by the names of their fields, with a
     value, a word in capitals that stands for one, True for a switch, or None to leave it out.
     """
 
@@ -110,8 +110,10 @@ def of_the_system(error: Exception) -> UserError | None:
     if "start new thread" in text or (isinstance(error, OSError) and text.endswith(_NO_PROCESS)):
         return UserError(f"{text}: allow more processes and threads (ulimit -u)")
     if isinstance(error, UnicodeEncodeError) and error.encoding != "utf-8":
-        letters = f"{error.encoding} has no {error.object[error.start : error.end][:9]!r}"
-        return OutputError(f"the encoding {letters}; type: export PYTHONIOENCODING=utf-8")
+        return OutputError(
+            f"the encoding {error.encoding} has no {error.object[error.start : error.end][:9]!r}; "
+            "type: export PYTHONIOENCODING=utf-8"
+        )
     return _of_a_file(error) if isinstance(error, OSError) else None
 
 

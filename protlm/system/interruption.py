@@ -3,7 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
@@ -26,15 +26,13 @@ def handled(
             signal.signal(number, signal.SIG_DFL if earlier is None else earlier)
 
 
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
+def sigterm_as_interrupt() -> AbstractContextManager[None]:
     """Raises `KeyboardInterrupt` in its block when the process receives SIGTERM.
 
     A process that is killed leaves its lock file, which the resumed job cannot judge on another
     machine.
     """
-    with handled([signal.SIGTERM], signal.default_int_handler):
-        yield
+    return handled([signal.SIGTERM], signal.default_int_handler)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from typing import Any
 
 from protlm.system.errors import FULL_DISK, InputDataError, OutputError, UserError
 
-_BLOCK = 1 << 20
 # Errors of the system that mean that an output cannot be written.
 OUTPUT_FAULTS = frozenset({*FULL_DISK, errno.EACCES, errno.EROFS, errno.EPERM})
 # The beginning of what Git LFS writes in the place of a file.
@@ -59,8 +58,7 @@ def sha256_of(*paths: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as file:
-            while block := file.read(_BLOCK):
-                digest.update(block)
+            hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
 
 
@@ -121,9 +119,7 @@ def check_output(path: Path, *, overwrite: bool = False) -> None:
     if path.name:
         # Its name may be too long; Linux counts processes up to here.
         _temporary(path, 1 << 22, "0" * 8)
-    parent = path.absolute().parent
-    while not os.path.lexists(parent):
-        parent = parent.parent
+    parent = next(filter(os.path.lexists, path.absolute().parents), Path("/"))
     try:
         # A parent folder may be inaccessible.
         if not parent.is_dir():

@@ -120,8 +120,12 @@ def processes(
     named = scratch_name("protlm-workers", folder)
     with tempfile.TemporaryDirectory(**named, ignore_cleanup_errors=True) as scratch:
         with _refusal_explained(count, advice):
-            context = get_context("fork" if forked else "spawn")
-            pool = ProcessPoolExecutor(count, context, _begin, (function, Path(scratch)))
+            pool = ProcessPoolExecutor(
+                count,
+                get_context("fork" if forked else "spawn"),
+                _begin,
+                (function, Path(scratch)),
+            )
 
         def submit(item: Item) -> Future[_Pickled]:
             # The first items start the processes. A signal to a fork that is not yet in `_begin`

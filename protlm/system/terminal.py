@@ -123,9 +123,13 @@ class JobProgress:
         if self._warm is None and done > self._first:
             self._warm = done, time.monotonic()
         if self._bar is not None:
-            task, text = self._bar.task_ids[0], escape(self._note)
-            rate, left = self._rate(), self._time_left()
-            self._bar.update(task, completed=done, note=text, rate=rate, left=left)
+            self._bar.update(
+                self._bar.task_ids[0],
+                completed=done,
+                note=escape(self._note),
+                rate=self._rate(),
+                left=self._time_left(),
+            )
         elif not self._quiet and time.monotonic() - self._last_line >= _PLAIN_SECONDS:
             self._print_line()
 

@@ -60,9 +60,6 @@ class Kind:
     has_finished: Callable[[Path], bool] = _has_parts
     start_over: str = ""
 
-    def lock(self, folder: Path, *, break_lock: bool) -> FolderLock:
-        return FolderLock(folder, self.doing, self.option, break_lock=break_lock)
-
     def advice(self, folder: Path) -> str:
         return self.start_over or f"remove {folder} to start over"
 
@@ -102,7 +99,7 @@ class WorkFolder:
         self.path, self.is_quiet, self.is_published = path, True, False
         self._kind, self._break_lock, self._locked = kind, break_lock, path / share
         self._locked.mkdir(exist_ok=True)
-        self.lock = kind.lock(self._locked, break_lock=break_lock)
+        self.lock = FolderLock(self._locked, kind.doing, kind.option, break_lock=break_lock)
 
     def publish(self, made: Path, out: Path) -> None:
         """Gives a complete file or folder its final name; the rest is removed at the end."""
@@ -117,8 +114,9 @@ class WorkFolder:
 
     def refuse_others(self) -> None:
         """Makes sure that no other process computes a share, and removes the locks of dead ones."""
+        doing, option = self._kind.doing, self._kind.option
         for folder in self._others():
-            self._kind.lock(folder, break_lock=self._break_lock).release()
+            FolderLock(folder, doing, option, break_lock=self._break_lock).release()
             with suppress(OSError):
                 folder.rmdir()
 
@@ -256,8 +254,12 @@ def refuse_other(path: Path, begun_with: Mapping[str, Any], kind: Kind) -> None:
     for name in {**begun, **now}:
         if begun.get(name) != now.get(name):
             change = f"{name} {difference(begun.get(name), now.get(name))}"
-            again = f"use the same options as then to resume it, or {kind.advice(path)}"
-            raise UserError(printable(f"{path} was begun with {change}: {again}"))
+            raise UserError(
+                printable(
+                    f"{path} was begun with {change}: use the same options as then to resume it, "
+                    f"or {kind.advice(path)}"
+                )
+            )
 
 
 def difference(before: Any, now: Any) -> str:

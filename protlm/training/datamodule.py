@@ -119,8 +119,9 @@ class SequenceData(pl.LightningDataModule):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.check_continues(state_dict)
-        place = {key: value for key, value in state_dict.items() if key != "fingerprint"}
-        self.progress = Progress(**place)
+        self.progress = Progress(
+            **{key: value for key, value in state_dict.items() if key != "fingerprint"}
+        )
 
     def check_continues(self, state_dict: Mapping[str, Any]) -> None:
         if state_dict["fingerprint"] != self.train.fingerprint:
@@ -175,10 +176,9 @@ class SequenceData(pl.LightningDataModule):
         return self.masking and replace(self.masking, mask_fraction_range=None, narrowing=None)
 
     def _of_rank(self, share: RankBatches) -> RankBatches:
-        trainer = self.trainer
-        if trainer is None:
+        if self.trainer is None:
             return share
-        return replace(share, rank=trainer.global_rank, world_size=trainer.world_size)
+        return replace(share, rank=self.trainer.global_rank, world_size=self.trainer.world_size)
 
     def _loader(
         self, sequences: Sequences, stream: BatchStream, masking: MaskingRule | None

@@ -157,8 +157,9 @@ class AttentionTransfer(Distillation):
             errors.append(((estimate - target).square().sum(-1) / size.clamp(min=1e-12)).sum())
         total = torch.stack(errors).sum()
         # There are no predictions to be correct.
-        nothing = torch.full_like(total.detach(), torch.nan)
-        return total, TargetSums(total, nothing, chosen_BL.sum() * len(errors))
+        return total, TargetSums(
+            total, torch.full_like(total.detach(), torch.nan), chosen_BL.sum() * len(errors)
+        )
 
 
 @final
@@ -198,14 +199,16 @@ class LogitDistillation(Distillation):
         """Saves merged weights, which every command can read, and the adapters."""
         super().on_save_checkpoint(checkpoint)
         if self._has_adapters:
-            merged, adapters = lora.merged_state(checkpoint["state_dict"])
-            checkpoint["state_dict"], checkpoint[_ADAPTERS] = merged, adapters
+            checkpoint["state_dict"], checkpoint[_ADAPTERS] = lora.merged_state(
+                checkpoint["state_dict"]
+            )
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         if self._has_adapters:
-            state, adapters = checkpoint["state_dict"], checkpoint[_ADAPTERS]
-            checkpoint["state_dict"] = lora.separated_state(state, adapters)
+            checkpoint["state_dict"] = lora.separated_state(
+                checkpoint["state_dict"], checkpoint[_ADAPTERS]
+            )
 
     def _losses(self, batch: Batch) -> tuple[Tensor, TargetSums]:
         taught_BLV = self._teacher_logits(batch)

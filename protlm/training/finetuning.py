@@ -161,8 +161,9 @@ class ReportEpochs(LoopCallback):
         if self._progress is None:
             # Begins after the first batch, which is slower, so that the time left is right.
             total = self._validation + self._settings.epochs * (self._steps + self._validation)
-            quiet = not trainer.is_global_zero
-            self._progress = JobProgress("batches", total, done=self._done, quiet=quiet)
+            self._progress = JobProgress(
+                "batches", total, done=self._done, quiet=not trainer.is_global_zero
+            )
             self._progress.__enter__()
         else:
             self._progress.update(self._done)
@@ -209,8 +210,12 @@ def finetune(
         restore_log(folder, checkpoint)
     check_best(folder, data.steps_per_epoch, until=step)
     if checkpoint is None or stale_epochs(valid_losses(folder, until=step)) < settings.patience:
-        columns = ("epoch", "train_loss", "valid_loss", f"valid_{module.metric.name}")
-        file = CsvFile(folder, columns, from_step=step, warns=False)
+        file = CsvFile(
+            folder,
+            ("epoch", "train_loss", "valid_loss", f"valid_{module.metric.name}"),
+            from_step=step,
+            warns=False,
+        )
         run = Run(
             folder,
             _config(settings, data.steps_per_epoch),

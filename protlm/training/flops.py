@@ -46,8 +46,9 @@ def peak_tflops(device: torch.device) -> float | None:
         return None
     name = torch.cuda.get_device_name(device)
     # Whole words only: an RTX A4000 is not an A40.
-    fits = (peak for part, peak in _PEAK_TFLOPS.items() if re.search(rf"\b{part}\b", name))
-    return next(fits, None)
+    return next(
+        (peak for part, peak in _PEAK_TFLOPS.items() if re.search(rf"\b{part}\b", name)), None
+    )
 
 
 class ModelFlops:

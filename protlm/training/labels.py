@@ -126,8 +126,15 @@ class Batches(Dataset[TokenRows]):
             for row, one in enumerate(proteins):
                 is_label_BL[row, torch.from_numpy(places[one] + words.start)] = True
         rows = np.concatenate([np.arange(ends[one], ends[one + 1]) for one in proteins])
-        values = torch.from_numpy(self.data.values[rows])
-        return TokenRows(tokens_BL, mask_BL, is_label_BL, values, rows, is_used, place)
+        return TokenRows(
+            tokens_BL,
+            mask_BL,
+            is_label_BL,
+            torch.from_numpy(self.data.values[rows]),
+            rows,
+            is_used,
+            place,
+        )
 
 
 class LabeledData(pl.LightningDataModule):
@@ -150,16 +157,23 @@ class LabeledData(pl.LightningDataModule):
     def train_dataloader(self) -> DataLoader[TokenRows]:
         """Returns an endless loader of batches that starts at the next step."""
         assert self.trainer is not None
-        steps = range(self.trainer.global_step, ENDLESS)
-        return DataLoader(self._batches(self.train, self._seed), batch_size=None, sampler=steps)
+        return DataLoader(
+            self._batches(self.train, self._seed),
+            batch_size=None,
+            sampler=range(self.trainer.global_step, ENDLESS),
+        )
 
     def val_dataloader(self) -> DataLoader[TokenRows]:
         return DataLoader(self._batches(self.valid, None), batch_size=None)
 
     def _batches(self, data: LabeledTokens, seed: int | None) -> Batches:
         assert self.trainer is not None
-        share = (self.trainer.global_rank, self.trainer.world_size)
-        return Batches(data, self._batch_size, seed=seed, share=share)
+        return Batches(
+            data,
+            self._batch_size,
+            seed=seed,
+            share=(self.trainer.global_rank, self.trainer.world_size),
+        )
 
 
 @dataclass(frozen=True)
@@ -211,16 +225,17 @@ class LabelLearning(Training):
         The activations of a batch of several passes are computed again for the gradient, one pass
         at a time.
         """
-        tokens_BL, mask_BL, is_label_BL = batch.tokens_BL, batch.mask_BL, batch.is_label_BL
-        if tokens_BL.numel() <= self._settings.tokens_per_batch:
-            return self._outputs(tokens_BL, mask_BL, is_label_BL)
-        lengths = mask_BL.sum(1).tolist()
+        given = (batch.tokens_BL, batch.mask_BL, batch.is_label_BL)
+        if batch.tokens_BL.numel() <= self._settings.tokens_per_batch:
+            return self._outputs(*given)
+        lengths = batch.mask_BL.sum(1).tolist()
         outputs, passes = [], list(batches(lengths, self._settings.tokens_per_batch, around=0))
         for rows in passes:
-            given = (tokens_BL, mask_BL, is_label_BL)
             cut = [None if x is None else x[rows, : lengths[rows[-1]]] for x in given]
             outputs.append(checkpoint(self._outputs, *cut, use_reentrant=False))
-        counts = [1] * len(lengths) if is_label_BL is None else is_label_BL.sum(1).tolist()
+        counts = (
+            [1] * len(lengths) if batch.is_label_BL is None else batch.is_label_BL.sum(1).tolist()
+        )
         labels = torch.arange(sum(counts)).split(counts)
         order = torch.cat([labels[row] for rows in passes for row in rows])
         return torch.cat(outputs)[order.argsort()]
@@ -251,12 +266,14 @@ class LabelLearning(Training):
         return batch.place
 
     def make_optimizer(self) -> torch.optim.Optimizer:
-        trained = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.AdamW(trained, lr=self._settings.learning_rate)
+        return torch.optim.AdamW(
+            [p for p in self.parameters() if p.requires_grad], lr=self._settings.learning_rate
+        )
 
     def on_validation_epoch_start(self) -> None:
-        shape = (len(self._valid.values), self.head.out_features)
-        self._valid_outputs = torch.zeros(shape, device=self.device)
+        self._valid_outputs = torch.zeros(
+            len(self._valid.values), self.head.out_features, device=self.device
+        )
 
     def validation_step(self, batch: TokenRows, batch_index: int) -> None:
         if batch.is_used:

@@ -220,6 +220,9 @@ def resolved_precision(name: str, accelerator: str) -> str:
         )
     if name != "auto":
         return name
-    if accelerator == "cpu":
-        return "bf16-mixed" if cpu_multiplies_bfloat16() else "32-true"
-    return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    has_bfloat16 = (
+        cpu_multiplies_bfloat16()
+        if accelerator == "cpu"
+        else torch.cuda.is_bf16_supported(including_emulation=False)
+    )
+    return "bf16-mixed" if has_bfloat16 else "32-true"

@@ -34,8 +34,7 @@ def disable_signal_handlers(trainer: pl.Trainer) -> None:
     elsewhere (Lightning#20806). Blocking the signal instead is not enough: any other thread
     receives it, and Python runs the handler in the main thread.
     """
-    connector = trainer._signal_connector  # pyright: ignore[reportPrivateUsage]
-    connector.register_signal_handlers = lambda: None
+    trainer._signal_connector.register_signal_handlers = lambda: None  # pyright: ignore[reportPrivateUsage]
 
 
 def rescale_batch_counters(checkpoint: dict[str, Any], *, before: int, now: int) -> None:

@@ -27,9 +27,8 @@ class LowRank(nn.Module):
 
     def __init__(self, layer: nn.Linear, rank: int) -> None:
         super().__init__()
-        weight = layer.weight
-        self.A = nn.Parameter(weight.new_empty(rank, layer.in_features))
-        self.B = nn.Parameter(weight.new_zeros(layer.out_features, rank))
+        self.A = nn.Parameter(layer.weight.new_empty(rank, layer.in_features))
+        self.B = nn.Parameter(layer.weight.new_zeros(layer.out_features, rank))
         nn.init.kaiming_uniform_(self.A, a=5**0.5)
 
     def forward(self, weight: Tensor) -> Tensor:
@@ -48,14 +47,18 @@ def add_adapters(network: nn.Module, *, rank: int, targets: Sequence[str], seed:
         torch.manual_seed(seed)
         for name, layer in layers.items():
             if name.startswith("blocks.") and name.rpartition(".")[2] in targets:
-                adapter = LowRank(layer, rank)
-                parametrize.register_parametrization(layer, "weight", adapter, unsafe=True)
+                parametrize.register_parametrization(
+                    layer, "weight", LowRank(layer, rank), unsafe=True
+                )
 
 
 def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
     """Makes sure that there are layers of these names."""
-    linear = [name for name, one in network.named_modules() if isinstance(one, nn.Linear)]
-    names = {name.rpartition(".")[2] for name in linear if name.startswith("blocks.")}
+    names = {
+        name.rpartition(".")[2]
+        for name, one in network.named_modules()
+        if isinstance(one, nn.Linear) and name.startswith("blocks.")
+    }
     for target in targets:
         if target not in names:
             raise UserError(
@@ -86,8 +89,9 @@ def merged_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[s
     for name, weight in adapters.items():
         if name.endswith(_W):
             layer = name.removesuffix(_W)
-            a, b = adapters[layer + _A], adapters[layer + _B]
-            merged[f"{layer}.weight"] = _adapted_weight(weight, a, b)
+            merged[f"{layer}.weight"] = _adapted_weight(
+                weight, adapters[layer + _A], adapters[layer + _B]
+            )
     return merged, adapters
 
 

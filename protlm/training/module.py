@@ -105,8 +105,9 @@ class Training(pl.LightningModule, ABC):
     ) -> None:
         """Clips the gradient to the allowed norm, using the norm computed before."""
         if gradient_clip_val:
-            parameters = [p for p in self.parameters() if p.grad is not None]
-            torch.nn.utils.clip_grads_with_norm_(parameters, gradient_clip_val, self.gradient_norm)
+            torch.nn.utils.clip_grads_with_norm_(
+                self.parameters(), gradient_clip_val, self.gradient_norm
+            )
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         if not self.is_skipped:
@@ -126,10 +127,9 @@ class Training(pl.LightningModule, ABC):
             group["lr"] = peak * factor(scheduler.last_epoch)
         now = optimizer.param_groups[0]["lr"]
         if not math.isclose(before, now) and self.trainer.is_global_zero:
-            step = self.trainer.global_step
             warnings.warn(
-                f"after step {step} the learning rate goes from {before:.3g} to {now:.3g}, because "
-                "trainer.max_steps is no longer what it was",
+                f"after step {self.trainer.global_step} the learning rate goes from {before:.3g} "
+                f"to {now:.3g}, because trainer.max_steps is no longer what it was",
                 stacklevel=2,
             )
         self._counts = torch.zeros(2, dtype=torch.int64, device=self.device)
@@ -180,8 +180,13 @@ class LanguageModeling(Training):
         return sums.nats, sums
 
     def _logits(self, network: nn.Module, batch: Batch, *, is_whole: bool = False) -> Tensor:
-        rows, known = (batch.tokens_BL, batch.mask_BL), {"is_whole": is_whole}
-        return network(*rows, causal=self.causal, bounds=batch.bounds, **known).logits_BLV
+        return network(
+            batch.tokens_BL,
+            batch.mask_BL,
+            causal=self.causal,
+            bounds=batch.bounds,
+            is_whole=is_whole,
+        ).logits_BLV
 
     def on_fit_start(self) -> None:
         """Counts residue frequencies, the baseline of the validation loss."""
@@ -198,8 +203,7 @@ class LanguageModeling(Training):
         chosen = targets_BL != IGNORE
         sums = target_sums(logits_BLV, targets_BL)
         ends = target_sums(logits_BLV, batch.targets_BL.masked_fill(chosen, IGNORE))
-        inputs, targets = batch.tokens_BL[chosen], targets_BL[chosen]
-        unigram_nats = -self._unigram_VV[inputs, targets].sum()
+        unigram_nats = -self._unigram_VV[batch.tokens_BL[chosen], targets_BL[chosen]].sum()
         self._validation += torch.cat([sums.stacked(), unigram_nats[None], ends.stacked()[[0, 2]]])
 
     def validation_metrics(self) -> dict[str, float]:
@@ -208,8 +212,9 @@ class LanguageModeling(Training):
         `valid_unigram_loss` is that of residue frequencies on the same targets and inputs. Without
         targets there are no means.
         """
-        sums = self.all_ranks(self._validation).tolist()
-        nats, correct, num_targets, unigram_nats, end_nats, num_ends = sums
+        nats, correct, num_targets, unigram_nats, end_nats, num_ends = self.all_ranks(
+            self._validation
+        ).tolist()
         if not num_targets:
             return {}
         metrics = {

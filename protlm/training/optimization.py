@@ -14,10 +14,6 @@ from protlm.config import Optimizer, OptimizerConfig
 from protlm.system.errors import UserError
 from protlm.training.lora import LowRank
 
-# Coefficients of the quintic iteration, chosen for a large slope at 0. Singular values end within
-# about a third of 1 (https://kellerjordan.github.io/posts/muon/).
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_ITERATIONS = 5
 # Devices on which torch updates all parameters in one kernel.
 _FUSED = ("cpu", "cuda")
 # The longest half-life of the second moment in steps: beta2 is below 1 in double precision.
@@ -29,7 +25,9 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
     Computes five Newton-Schulz iterations X ← aX + b(XXᵀ)X + c(XXᵀ)²X, in bfloat16 on a GPU.
     """
-    a, b, c = _COEFFICIENTS
+    # Chosen for a large slope at 0. Singular values end within about a third of 1
+    # (https://kellerjordan.github.io/posts/muon/).
+    a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     is_tall = x.shape[1] > x.shape[2]
     x = x.mT if is_tall else x
@@ -38,7 +36,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     x = x.ldexp(-largest.frexp().exponent.clamp(-100, 100))
     # The norm is at least a half, unless all numbers are 0 (or below 2^-100).
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=0.5)
-    for _ in range(_ITERATIONS):
+    for _ in range(5):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if is_tall else x
@@ -186,8 +184,14 @@ def build_optimizer(network: nn.Module, config: OptimizerConfig) -> torch.optim.
         return adamw(kinds.hidden | kinds.matrices, kinds.rest, config)
     optimizers: list[Muon | torch.optim.AdamW] = []
     if kinds.hidden:
-        rates = {"lr": config.learning_rate, "momentum": config.momentum}
-        optimizers.append(Muon(kinds.hidden.values(), **rates, weight_decay=config.weight_decay))
+        optimizers.append(
+            Muon(
+                kinds.hidden.values(),
+                lr=config.learning_rate,
+                momentum=config.momentum,
+                weight_decay=config.weight_decay,
+            )
+        )
     if kinds.matrices or kinds.rest:
         optimizers.append(adamw(kinds.matrices, kinds.rest, config))
     return MuonWithAdamW(optimizers)

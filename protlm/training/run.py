@@ -123,10 +123,8 @@ def train(
     checks its lock. Returns the last step, and the exit code.
     """
     run_dir, config, data_wait = plan.run_dir, plan.trainer, DataWait()
-    recorded = {**to_plain(plan.config), "data_fingerprint": data.train.fingerprint}
     callbacks = _callbacks(module, data, plan, data_wait, measurement)
     more = [name for one in callbacks if isinstance(one, LoopCallback) for name in one.columns]
-    step = last_step(checkpoint)
     run = Run(
         run_dir,
         config,
@@ -134,7 +132,11 @@ def train(
         lock,
         callbacks,
         make_loggers(
-            plan.config.logger, run_dir, [*COLUMNS, *more], from_step=step, settings=recorded
+            plan.config.logger,
+            run_dir,
+            [*COLUMNS, *more],
+            from_step=last_step(checkpoint),
+            settings={**to_plain(plan.config), "data_fingerprint": data.train.fingerprint},
         ),
         cluster_environment(),
         data_wait,
@@ -203,14 +205,19 @@ def fit(module: Training, data: pl.LightningDataModule, run: Run) -> tuple[int, 
     # Hides Lightning's notices about devices and its products.
     logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
     stop = StopOnSignal()
-    keeps_start = module.keeps_start and run.checkpoint is None
     callbacks = [
         CheckSameStep(),
         *run.callbacks,
         StallWatchdog(timeout_minutes=config.timeout_minutes),
         ValidateLastStep(config.max_steps),
         stop,
-        SaveCheckpoints(run.folder, config, from_step=step, lock=run.lock, keeps_start=keeps_start),
+        SaveCheckpoints(
+            run.folder,
+            config,
+            from_step=step,
+            lock=run.lock,
+            keeps_start=module.keeps_start and run.checkpoint is None,
+        ),
     ]
     if lacks_validation:
         callbacks.append(ResumeValidation(config.max_steps))

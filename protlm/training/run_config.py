@@ -173,12 +173,13 @@ def refuse_another_run(config: TrainConfig) -> dict[Any, Any] | None:
     """
     run_dir = Path(config.run_dir)
     stored = refuse_differences(config)
-    if stored is not None:
-        return stored
-    if run_dir.exists() and not (run_dir.is_dir() and _is_empty(run_dir)):
-        raise OutputError(f"{run_dir} exists and does not contain a run; choose another run_dir=")
-    check_output(run_dir, overwrite=True)
-    return None
+    if stored is None:
+        if run_dir.exists() and not (run_dir.is_dir() and _is_empty(run_dir)):
+            raise OutputError(
+                f"{run_dir} exists and does not contain a run; choose another run_dir="
+            )
+        check_output(run_dir, overwrite=True)
+    return stored
 
 
 def _stored(run_dir: Path) -> dict[Any, Any] | None:
@@ -258,6 +259,8 @@ def _differences(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[tupl
         # This imports torch, which takes seconds.
         from protlm.attention.layers import option_differences
 
-        options = option_differences(str(name), *attention)
-        found += [(f"attention.{option}", there, here) for option, there, here in options]
+        found += [
+            (f"attention.{option}", there, here)
+            for option, there, here in option_differences(str(name), *attention)
+        ]
     return [(key, there, here) for key, there, here in found if there != here]

@@ -60,8 +60,9 @@ class RunPlan:
         """The settings of the trainer, with an accelerator and a precision in place of `auto`."""
         trainer = self.config.trainer
         device = resolved_accelerator(trainer.accelerator)
-        precision = resolved_precision(trainer.precision, device)
-        return replace(trainer, accelerator=device, precision=precision)
+        return replace(
+            trainer, accelerator=device, precision=resolved_precision(trainer.precision, device)
+        )
 
     @property
     def tokens_per_step(self) -> int:
@@ -78,8 +79,9 @@ class RunPlan:
             return Concatenation(*size)
         if data.batching is Batching.packed:
             return WholeProteins(*size, crop=data.crop, row=data.tokens_per_row)
-        even = _COMPILED_LENGTHS if trainer.compile else 0
-        return LengthBuckets(*size, crop=data.crop, even=even)
+        return LengthBuckets(
+            *size, crop=data.crop, even=_COMPILED_LENGTHS if trainer.compile else 0
+        )
 
     @cached_property
     def share(self) -> RankBatches:

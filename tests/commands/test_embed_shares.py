@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from protlm.analysis import pace
 from protlm.commands import embed as embed_module
 from protlm.commands.embed import embed, plan_job
 from protlm.commands.embedding import estimate, plan, results
@@ -308,7 +309,7 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     FASTA.write_text(FASTA.read_text() + f">titin\n{'MKV' * 12_000}\n>bad\nM?\n>P40\nM\n>P41\nM\n")
-    monkeypatch.setattr(estimate, "_LENGTHS", (16, 32, 64))
+    monkeypatch.setattr(pace, "_LENGTHS", (16, 32, 64))
     # The model needs some kilobytes for a residue.
     monkeypatch.setattr(estimate, "free_memory", lambda device: 2_000_000)
     embedded(dry_run=True, include=(Pooling.mean,))

@@ -150,7 +150,7 @@ def test_a_run_names_its_data_for_other_folders(tiny_data: Path) -> None:
         write_config(compose(TrainConfig, typed), None)
     found = compose_run(["run_dir=run"]).data
     assert found.dir == found.valid_dir == str(Path("data").absolute())
-    with pytest.raises(InputDataError, match=rf"there is no {Path.cwd()}/gone/.*data\.dir=DIR"):
+    with pytest.raises(InputDataError, match=rf"there is no {Path.cwd()}/gone/"):
         read_manifest(Path("gone"))
 
 

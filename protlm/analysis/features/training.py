@@ -129,17 +129,14 @@ def learn(
             optimizer.step()
             decoder /= torch.linalg.vector_norm(decoder, dim=1, keepdim=True)
             model.idle.add_(len(f)).masked_fill_((f > 0).any(0), 0)
-            _refuse_not_finite(model, loss, *model.parameters())
+            if not all(bool(one.isfinite().all()) for one in (loss, *model.parameters())):
+                step = int(model.progress[0]) // ROWS + 1
+                raise TrainingDivergedError(
+                    f"seed {model.settings.seed}, step {step:,}: the loss or a weight is not "
+                    "finite, and no features are written; choose others",
+                    {"seed": "SEED", "latents": "NUMBER", "k": "NUMBER"},
+                )
             model.progress[0] += len(f)
-
-
-def _refuse_not_finite(model: SparseAutoencoder, *values: Tensor) -> None:
-    if not all(bool(one.isfinite().all()) for one in values):
-        raise TrainingDivergedError(
-            f"seed {model.settings.seed}, step {int(model.progress[0]) // ROWS + 1:,}: the loss or "
-            "a weight is not finite, and no features are written; choose others",
-            {"seed": "SEED", "latents": "NUMBER", "k": "NUMBER"},
-        )
 
 
 def _backward(model: SparseAutoencoder, z_BD: Tensor) -> tuple[Tensor, Tensor]:

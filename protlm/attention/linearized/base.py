@@ -19,10 +19,10 @@ from protlm.attention.base import (
 )
 from protlm.attention.linearized.case import Attend, Case
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
-from protlm.attention.linearized.function import LinearAttentionFunction, Weighting, graph_attention
-from protlm.attention.linearized.gated import GatedSums
+from protlm.attention.linearized.function import Weighting, graph_attention, linear_attention
+from protlm.attention.linearized.gated import gated_sums
 from protlm.attention.linearized.gates import Decay, Gate, decay_, decays
-from protlm.attention.linearized.normalization import Denominator, Normalized
+from protlm.attention.linearized.normalization import Denominator, normalized
 from protlm.attention.linearized.operands import Operands
 from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
 from protlm.attention.linearized.selection import Backend, chosen_attention, has_fused
@@ -67,8 +67,6 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     one), a row whose decayed weights sum to less than 1e-30 in float32 is 0.
     """
 
-    supports_bidirectional = True
-    supports_causal = True
     exports = True
     qk_norm = QueryKeyNorms.bounded
     cost: ClassVar[str] = "L R K"
@@ -107,8 +105,12 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         self._is_exponential = isinstance(first_map, ExponentialFeatureMap)
         self._backend = Backend(backend)
         # Whether a compiler may take two products, and fuse what is around them.
-        self._is_plain = not self._is_exponential and projection is None
-        self._is_plain &= has_fused(first_map, normalizer) and backend != Backend.triton
+        self._is_plain = (
+            not self._is_exponential
+            and projection is None
+            and has_fused(first_map, normalizer)
+            and backend != Backend.triton
+        )
         self.gate: Gate | None = None
         if backend == Backend.triton and not has_fused(first_map, normalizer):
             raise OptionError(
@@ -140,8 +142,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         hidden_BLD, mask_BL, causal = context[:3]
         _refuse_float16(q_BHLK, k_BHLK, v_BHLC)
         feature_map = self.feature_map(accum_dtype(q_BHLK))
+        weighting = Weighting(feature_map, self._normalizer, causal)
         if is_exporting() and self.gate is None:
-            weighting = Weighting(feature_map, self._normalizer, causal)
             return graph_attention(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
         fused = self._fused((q_BHLK, k_BHLK, v_BHLC), causal=causal, is_packed=False)
         is_level = fused is None or q_BHLK.shape[:-1].numel() <= _LEVEL
@@ -153,16 +155,20 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         if self.gate is not None:
             log_gate_BHL1 = self.gate.logs(hidden_BLD, mask_BL)
             return self._gated((q_BHLK, k_BHLK, v_BHLC), log_gate_BHL1, mask_BL, causal)
-        weighting = Weighting(feature_map, self._normalizer, causal)
-        out_BHLC = LinearAttentionFunction.apply(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
-        assert isinstance(out_BHLC, Tensor)
-        return out_BHLC
+        return linear_attention(q_BHLK, k_BHLK, v_BHLC, mask_BL, weighting)
 
     def _fused(self, heads: Sequence[Tensor], *, causal: bool, is_packed: bool) -> Attend | None:
         q_BHLK, k_BHLK, v_BHLC = heads
         feature_map = self.feature_map(accum_dtype(q_BHLK))
-        case = Case.of(q_BHLK, k_BHLK, v_BHLC, feature_map, causal)
-        case = case._replace(has_decay=self.gate is not None, is_packed=is_packed)
+        case = Case.of(
+            q_BHLK,
+            k_BHLK,
+            v_BHLC,
+            feature_map,
+            causal=causal,
+            has_decay=self.gate is not None,
+            is_packed=is_packed,
+        )
         return chosen_attention(self._backend, feature_map, self._normalizer, case)
 
     def _gated(
@@ -170,10 +176,8 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
     ) -> Tensor:
         q_BHLK, k_BHLK, v_BHLC = heads
         given = q_BHLK, k_BHLK, F.pad(v_BHLC, (0, 1), value=1.0), log_gate_BHL1, mask_BL
-        sums = GatedSums.apply(*given, self.feature_map(accum_dtype(q_BHLK)), causal)
-        out_BHLC = Normalized.apply(sums, self._normalizer)
-        assert isinstance(out_BHLC, Tensor)
-        return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
+        sums = gated_sums(*given, self.feature_map(accum_dtype(q_BHLK)), causal)
+        return zero_padding(normalized(sums, self._normalizer), mask_BL).to(v_BHLC.dtype)
 
     def forward_packed(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
         """Returns the mixed values; fused kernels read the bounds.
@@ -202,11 +206,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         feature_map = self.feature_map(accum_dtype(heads[0]))
         weighting = Weighting(feature_map, self._normalizer, context.causal, bounds.spans)
         # Spans have no padding.
-        out_BHLC = LinearAttentionFunction.apply(
-            *heads, torch.ones_like(context.mask_BL), weighting
-        )
-        assert isinstance(out_BHLC, Tensor)
-        return out_BHLC
+        return linear_attention(*heads, torch.ones_like(context.mask_BL), weighting)
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
@@ -242,13 +242,11 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         with no_autocast(v_BHC):
             feature_map = self.feature_map(state.dtype)
             q_BH1K, k_BH1K = (x_BHK[:, :, None].to(state.dtype) for x_BHK in (q_BHK, k_BHK))
-            sums, reference_BH1R = state, None
-            if self._is_exponential:
-                sums, reference_BH1R = state[..., :-1, :], state[..., -1:, :]
+            sums, reference_BH1R = state[..., : v_BHC.shape[-1] + 1, :], None
             if self.gate is not None:
                 decay_(sums, self.gate.logs(context.hidden_BLD, context.mask_BL))
             if isinstance(feature_map, ExponentialFeatureMap):
-                assert reference_BH1R is not None
+                reference_BH1R = state[..., -1:, :]
                 if self.gate is not None:
                     # The reference follows sums below 1 by whole powers of 2, which round nothing.
                     power_BH1R = sums[..., -1:, :].log2().floor_().clamp_(-99, 0)
@@ -268,8 +266,7 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         return state, out_BH1C[:, :, 0].to(v_BHC.dtype)
 
     def feature_map(self, dtype: torch.dtype) -> FeatureMap:
-        rows_RK = self.projection
-        return self._feature_map(None if rows_RK is None else rows_RK.to(dtype))
+        return self._feature_map(None if self.projection is None else self.projection.to(dtype))
 
 
 def relu_attention(
@@ -285,9 +282,7 @@ def relu_attention(
         numerator_BHLC = upcast(phi_q_BHLK.to(dtype) @ state_BHKC)
         weight_BHL1 = (phi_q_BHLK * phi_k_BHLK.sum(dim=2, keepdim=True)).sum(dim=-1, keepdim=True)
         sums = torch.cat([numerator_BHLC, weight_BHL1], dim=-1)
-        out_BHLC = Normalized.apply(sums, Denominator())
-        assert isinstance(out_BHLC, Tensor)
-        return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
+        return zero_padding(normalized(sums, _BY_SUM), mask_BL).to(v_BHLC.dtype)
 
 
 def _refuse_float16(*inputs: Tensor) -> None:

@@ -34,14 +34,24 @@ class Case(NamedTuple):
 
     @classmethod
     def of(
-        cls, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap, causal: bool
+        cls,
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        v_BHLC: Tensor,
+        feature_map: FeatureMap,
+        *,
+        causal: bool,
+        has_decay: bool,
+        is_packed: bool,
     ) -> "Case":
         dtypes = q_BHLK.dtype, k_BHLK.dtype, v_BHLC.dtype
         widths = q_BHLK.shape[-1], v_BHLC.shape[-1]
         rows_RK = feature_map.projection_RK
         num_rows = None if rows_RK is None else len(rows_RK)
         is_exponential = isinstance(feature_map, ExponentialFeatureMap)
-        return cls(q_BHLK.device, *dtypes, *widths, num_rows, is_exponential, causal)
+        return cls(
+            q_BHLK.device, *dtypes, *widths, num_rows, is_exponential, causal, has_decay, is_packed
+        )
 
     @classmethod
     def read(cls, text: str) -> "Case":

@@ -47,12 +47,13 @@ class FeatureMap(ABC):
         """
         raise NotImplementedError
 
-    @abstractmethod
     def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
         """Computes the features of queries, up to a factor per query that cancels in the output.
 
-        Only exponentials have a reference, to which φ(q) and φ(k) are relative.
+        Those of keys, by default. Only exponentials have a reference, to which φ(q) and φ(k) are
+        relative.
         """
+        return self.keys(q_BHLK)
 
     @abstractmethod
     def keys(self, k_BHLK: Tensor) -> Features:
@@ -125,9 +126,6 @@ class GeneralizedFeatures(FeatureMap):
             rows_RK = torch.eye(like.shape[-1], device=like.device)
         return rows_RK.contiguous(), None, self._epsilon
 
-    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
-        return self.keys(q_BHLK)
-
     def keys(self, k_BHLK: Tensor) -> Features:
         rows_RK = self.projection_RK
         projected_BHLR = k_BHLK if rows_RK is None else product(k_BHLK, rows_RK)
@@ -197,9 +195,6 @@ class FourierFeatures(FeatureMap):
         assert projection_RK is not None
         super().__init__(projection_RK)
         self._rows_RK, self._scale = projection_RK, 1 / math.sqrt(len(projection_RK))
-
-    def queries(self, q_BHLK: Tensor, reference_BH1R: Tensor | None = None) -> Features:
-        return self.keys(q_BHLK)
 
     def keys(self, k_BHLK: Tensor) -> Features:
         return _circle(k_BHLK, self._rows_RK, scale=self._scale)

@@ -97,8 +97,7 @@ class LinearAttentionFunction(torch.autograd.Function):
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
         feature_map, normalizer, causal, _ = ctx.weighting
-        rounds = ctx.rounds
-        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=rounds)
+        operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=ctx.rounds)
         references, states = rest[: len(ctx.groups)], rest[len(ctx.groups) :]
         gradients = [torch.zeros_like(x) for x in (q_BHLK, k_BHLK, v_BHLC)]
 
@@ -120,6 +119,10 @@ class LinearAttentionFunction(torch.autograd.Function):
                 operands.reference_BH1R = reference
                 compute(operands, group, states, dsums_of, write)
         return *gradients, None, None
+
+
+# With the type that `apply` lacks.
+linear_attention: Callable[..., Tensor] = LinearAttentionFunction.apply
 
 
 def graph_attention(

@@ -17,8 +17,6 @@ from protlm.attention.ops.numerics import (
 
 # Gates closer to 0 or 1 than 3e-7 are not distinguished.
 _LARGEST_LOGIT = 15.0
-# Logarithms to base 2 of the positions that the first and the last head initially remember.
-_FIRST, _LAST = 9.0, 5.0
 
 
 class Decay(StrEnum):
@@ -55,7 +53,7 @@ class Gate(nn.Module):
         """
         if decay == Decay.none:
             return None
-        memory_H = torch.logspace(_FIRST, _LAST, num_heads, base=2.0)
+        memory_H = torch.logspace(9, 5, num_heads, base=2.0)
         return cls(memory_H, model_dim=model_dim if decay == Decay.selective else None)
 
     def forward(self, hidden_BLD: Tensor, mask_BL: Tensor) -> Tensor:

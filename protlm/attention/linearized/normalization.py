@@ -1,5 +1,6 @@
 """The normalizer, which maps the sums [N | D] = [Σ_j w_ij v_j | Σ_j w_ij] to the output."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -29,6 +30,10 @@ class Normalized(torch.autograd.Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor, None]:
         return ctx.normalizer.gradient(grad_outputs[0], *ctx.saved_tensors), None
+
+
+# With the type that `apply` lacks.
+normalized: Callable[..., Tensor] = Normalized.apply
 
 
 def denominator(floor: float | None, *, is_positive: bool) -> "Denominator":

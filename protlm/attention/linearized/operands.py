@@ -167,8 +167,7 @@ class Operands:
         if self._is_whole:
             return x_BHMK
         padding_BM = ~self._mask_BL[tile.samples, tile.rows]
-        is_on_cpu = padding_BM.device.type == "cpu"
-        if is_on_cpu and not is_compiling() and len(padding_BM) == 1:
+        if padding_BM.device.type == "cpu" and not is_compiling() and len(padding_BM) == 1:
             # Only writes to the padding, which is a small part. A GPU would have to synchronize.
             return x_BHMK.index_fill_(2, padding_BM[0].nonzero()[:, 0], value)
         return x_BHMK.masked_fill_(padding_BM[:, None, :, None], value)

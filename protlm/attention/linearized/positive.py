@@ -18,7 +18,7 @@ from protlm.attention.ops.products import product
 # Key features without a reference are at most exp(60): sums of larger ones would overflow float32.
 _LARGEST_EXPONENT = 60.0
 # exp2 is four times as fast as exp on a CPU.
-_LOG2_E = math.log2(math.e)
+LOG2_E = math.log2(math.e)
 
 
 class ExponentialFeatureMap(FeatureMap):
@@ -98,11 +98,11 @@ class PositiveFeatures(ExponentialFeatureMap):
         super().__init__(projection_RK)
         self._head_dim = projection_RK.shape[1]
         self._scaled_RK = projection_RK * (stretch * self._head_dim**-0.25)
-        self._log2_scaled_RK = self._scaled_RK * _LOG2_E
+        self._log2_scaled_RK = self._scaled_RK * LOG2_E
         half_square_R = projection_RK.square().sum(dim=-1) / 2
         shift = min(stretch**2 * self._head_dim / 2, _LARGEST_EXPONENT)
-        self._query_bias_R = half_square_R * _LOG2_E
-        self._key_bias_R = (shift - stretch**2 * half_square_R) * _LOG2_E
+        self._query_bias_R = half_square_R * LOG2_E
+        self._key_bias_R = (shift - stretch**2 * half_square_R) * LOG2_E
 
     def fused_rows(self, like: Tensor) -> tuple[Tensor, Tensor, float]:
         """Returns w and c: φq_r φk_r is 2^(w_r·(q + k) + c_r), up to factors of query and key."""
@@ -120,7 +120,7 @@ class PositiveFeatures(ExponentialFeatureMap):
     def key_logits(self, k_BHLK: Tensor) -> Tensor:
         logits_BHLR = product(k_BHLK, self._log2_scaled_RK, self._key_bias_R)
         half_square_BHL1 = k_BHLK.square().sum(dim=-1, keepdim=True) * (self._head_dim**-0.5 / 2)
-        return logits_BHLR.sub_(half_square_BHL1 * _LOG2_E)
+        return logits_BHLR.sub_(half_square_BHL1 * LOG2_E)
 
     def query_pullback(self, dlogit_BHLR: Tensor) -> Tensor:
         return product(dlogit_BHLR, self._scaled_RK.mT)
@@ -156,7 +156,7 @@ class ExponentialPairs(ExponentialFeatureMap):
         return logits_BHLR if reference_BH1R is None else logits_BHLR.add_(reference_BH1R)
 
     def key_logits(self, k_BHLK: Tensor) -> Tensor:
-        scaled_BHLK = k_BHLK * _LOG2_E
+        scaled_BHLK = k_BHLK * LOG2_E
         return torch.cat([scaled_BHLK, -scaled_BHLK], dim=-1)
 
     def query_pullback(self, dlogit_BHLR: Tensor) -> Tensor:

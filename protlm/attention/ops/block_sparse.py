@@ -41,8 +41,9 @@ class SeenKeys:
         """Yields the ranges of blocks whose keys are gathered together."""
         batch, heads, number, selected = self.numbers.shape
         num_keys = self.global_place_BP.shape[1] + selected * self.place_BSM.shape[2]
-        elements = batch * heads * num_keys * width
-        step = at_once(self.numbers, elements, cpu=_CPU_ELEMENTS, gpu=_GPU_ELEMENTS)
+        step = at_once(
+            self.numbers, batch * heads * num_keys * width, cpu=_CPU_ELEMENTS, gpu=_GPU_ELEMENTS
+        )
         return (slice(start, start + step) for start in range(0, number, step))
 
     def take(self, global_BHPK: Tensor, blocks_BHSMK: Tensor, tile: slice) -> Tensor:
@@ -157,8 +158,7 @@ class FixedBlocks:
 
 def hash_keys(seed: int, number: int) -> Tensor:
     """Draws the keys of `number` independent hashes: integers below 2^32, int64."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(_LOW_32 + 1, (number,), generator=generator)
+    return torch.randint(_LOW_32 + 1, (number,), generator=torch.Generator().manual_seed(seed))
 
 
 def scramble(x: Tensor) -> Tensor:

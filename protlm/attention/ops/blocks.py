@@ -96,9 +96,8 @@ class Window:
     @classmethod
     def of(cls, window: int, *, causal: bool, dilation: int = 1) -> "Window":
         """Creates a window of `window` other positions: half on either side, or all before."""
-        if causal:
-            return cls(window, 0, dilation)
-        return cls(window // 2, window // 2, dilation)
+        before, after = (window, 0) if causal else (window // 2, window // 2)
+        return cls(before, after, dilation)
 
     def sees(self, offset: Tensor) -> Tensor:
         """Returns whether a query sees the key `offset` positions after it."""
@@ -139,7 +138,10 @@ def window_softmax(
     if window.dilation > 1:
         return _dilated_softmax(q_BHLK, k_BHLK, v_BHLC, keys_BL, window, shared)
     length = q_BHLK.shape[2]
-    before, after, size = window.before, window.after, _block_size(window)
+    before, after = window.before, window.after
+    # Half of a window: smaller blocks would copy keys more often, larger ones would compute more
+    # masked weights.
+    size = max((before + after) // 2, _SMALLEST_BLOCK)
     # A single block contains all keys, if that costs no more. An exported graph has any length.
     if not is_exporting() and length <= size + before + after:
         before, after, size = 0, 0, length
@@ -160,14 +162,6 @@ def window_softmax(
         is_visible = to_blocks(shared.visible_BLP[:, None], size)
         visible = torch.cat([is_visible, visible], dim=-1)
     return from_blocks(softmax_in_blocks(to_blocks(q_BHLK, size), k, v, visible), length)
-
-
-def _block_size(window: Window) -> int:
-    """Returns the size of a block: half of a window.
-
-    Smaller blocks would copy keys more often, larger ones would compute more masked weights.
-    """
-    return max((window.before + window.after) // 2, _SMALLEST_BLOCK)
 
 
 def _dilated_softmax(

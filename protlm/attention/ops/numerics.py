@@ -74,8 +74,7 @@ def padding_bias(mask_BL: Tensor, dtype: torch.dtype) -> Tensor:
 
     Finite, so that a row that sees no key is the mean of its values and not NaN.
     """
-    zeros_BL = torch.zeros_like(mask_BL, dtype=dtype)
-    return zeros_BL.masked_fill(~mask_BL, torch.finfo(dtype).min / 2)
+    return torch.zeros_like(mask_BL, dtype=dtype).masked_fill(~mask_BL, torch.finfo(dtype).min / 2)
 
 
 def at_once(x: Tensor, numbers: int, *, cpu: int, gpu: int) -> int:

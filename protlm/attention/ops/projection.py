@@ -56,8 +56,7 @@ class Projection:
         """Returns draw number `index`, RK in float64: a pure function of (seed, index)."""
         generator = projection_generator(seed, index)
         num_rows = self.num_features // 2 if self.antithetic else self.num_features
-        is_iid = self.sampling == RowSampling.iid
-        directions = _iid_directions if is_iid else _orthogonal_directions
+        directions = _iid_directions if self.sampling == RowSampling.iid else _orthogonal_directions
         directions_RK = directions(num_rows, self.head_dim, generator)
         rows_RK = directions_RK * self._norms(num_rows, generator)[:, None]
         return torch.cat([rows_RK, -rows_RK]) if self.antithetic else rows_RK

@@ -50,8 +50,7 @@ class SoftmaxSums:
         return self.each(lambda x: x[rows_B])
 
     def each(self, function: Callable[[Tensor], Tensor]) -> "SoftmaxSums":
-        tensors = (self.reference, self.numerator, self.denominator)
-        return SoftmaxSums(*map(function, tensors))
+        return replace(self.linear(function), reference=function(self.reference))
 
     def linear(self, function: Callable[[Tensor], Tensor]) -> "SoftmaxSums":
         """Applies a linear function to both sums, whose reference stays the same."""
@@ -82,8 +81,9 @@ class SoftmaxSums:
     def shifted(self, count: int, dim: int) -> "SoftmaxSums":
         """Moves the sums by `count` places along an axis; the first places have empty sums."""
         length = self.numerator.shape[dim]
-        padded = self._padded([0, 0] * (-dim - 1) + [count, 0])
-        return padded.each(lambda x: x.narrow(dim, 0, length))
+        return self._padded([0, 0] * (-dim - 1) + [count, 0]).each(
+            lambda x: x.narrow(dim, 0, length)
+        )
 
     def _padded(self, padding: list[int]) -> "SoftmaxSums":
         """Surrounds the sums by empty ones."""

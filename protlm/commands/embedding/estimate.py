@@ -12,14 +12,16 @@ def print_estimate(job: Job, free: int, finished: Set[int]) -> None:
     """Prints records, time, memory and bytes; finished blocks take no more time."""
     lengths, plan = job.plan.lengths, job.plan
     values, unfinished = int(plan.num_bytes.sum()), int(plan.num_bytes[plan.distinct].sum())
-    sizes = f"{readable_size(values)}, and {readable_size(unfinished)} until it is complete"
     rows = [
         ("records", f"{job.inputs.proteins.num_records:,}, of them {len(lengths):,} to embed"),
         ("distinct sequences", f"{len(plan.distinct):,}"),
         ("residues", f"{int(lengths[plan.distinct].sum()):,}"),
         ("longest", f"{int(lengths.max(initial=0)):,} residues"),
         ("padding", f"{plan.padding():.1%} of the positions"),
-        ("output", sizes),
+        (
+            "output",
+            f"{readable_size(values)}, and {readable_size(unfinished)} until it is complete",
+        ),
         ("free disk space", readable_size(free)),
     ]
     num_batches = [len(block.batches) for block in plan.blocks]
@@ -42,10 +44,12 @@ def _measured(job: Job, finished: Set[int]) -> list[tuple[str, str]]:
             total += tokens * seconds(longest)
             most = max(most, len(batch) * room.needs(longest))
     free = free_memory(job.model.device)
-    memory = f"about {readable_size(most)} for the largest batch, {readable_size(free)} are free"
     rows = [
         ("time", f"about {timedelta(seconds=round(total))} on {job.model.device}"),
-        ("memory", memory),
+        (
+            "memory",
+            f"about {readable_size(most)} for the largest batch, {readable_size(free)} are free",
+        ),
     ]
     lengths = job.plan.lengths[job.plan.num_bytes > 0].tolist()
     fits = {length: room.needs(length) <= free for length in set(lengths)}

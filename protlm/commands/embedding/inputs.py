@@ -85,7 +85,7 @@ class Inputs:
     """
 
     def __init__(self, files: Sequence[Path], options: EmbedOptions, limit: int | None) -> None:
-        self._ranges = RangeTable(options.ranges)
+        self.ranges = RangeTable(options.ranges)
         self._digests, self._num_ranges = bytearray(), list[int]()
         self.proteins = Proteins(
             files,
@@ -93,7 +93,7 @@ class Inputs:
             duplicates=options.duplicates,
             observe=self._observe,
         )
-        self._ranges.refuse_unused()
+        self.ranges.refuse_unused()
         self.lengths = np.array(self.proteins.lengths, np.int64)
 
     def __iter__(self) -> Iterator[tuple[int, Record]]:
@@ -122,18 +122,15 @@ class Inputs:
             return np.array(self._num_ranges, np.int64)
         return self.lengths if kind.is_matrix else np.ones_like(self.lengths)
 
-    def ranges_of(self, identifier: str) -> Ranges:
-        return self._ranges.of(identifier)
-
     def _observe(self, record: Record) -> None:
-        self._ranges.observe(record)
+        self.ranges.observe(record)
         self._digests += self._digest(record)
-        self._num_ranges.append(len(self._ranges.of(record.identifier)))
+        self._num_ranges.append(len(self.ranges.of(record.identifier)))
 
     def _digest(self, record: Record) -> bytes:
         """Returns a digest of all that the vectors of a protein depend on."""
         digest = hashlib.blake2b(record.sequence.encode(), digest_size=_DIGEST_BYTES)
-        if ranges := self._ranges.of(record.identifier):
+        if ranges := self.ranges.of(record.identifier):
             digest.update(repr(ranges).encode())
         return digest.digest()
 

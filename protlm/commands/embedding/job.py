@@ -77,14 +77,16 @@ class Job:
             "--features": self._features_hash,
             "--device": device,
         }
-        models = {"the model": self.model.identity, "the name of the model": self.name}
-        return begun_with(settings, files={"--ranges": options.ranges}, models=models)
+        return begun_with(
+            settings,
+            files={"--ranges": options.ranges},
+            models={"the model": self.model.identity, "the name of the model": self.name},
+        )
 
     @cached_property
     def attributes(self) -> dict[str, object]:
         """The attributes of the output. To hash a large model takes seconds."""
         options, limit = self.options, self.model.max_residues
-        window = {"window_residues": limit} if options.windows and limit is not None else {}
         return {
             "model_name": self.name,
             "model_hash": self.model.hash,
@@ -94,7 +96,7 @@ class Job:
             "compute_dtype": options.compute_dtype.value,
             "vocabulary_hash": self.model.vocabulary.hash,
             "protlm_version": __version__,
-            **window,
+            **({"window_residues": limit} if options.windows and limit is not None else {}),
             **({"features_hash": self._features_hash} if self._features_hash else {}),
         }
 

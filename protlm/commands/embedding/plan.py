@@ -78,12 +78,9 @@ class Plan:
 
     def padding(self) -> float:
         """Returns the fraction of the positions in batches that are padding."""
-        used = positions = 0
-        for block in self.blocks:
-            for batch in block.batches:
-                lengths = self.lengths[batch] + self._around
-                used += int(lengths.sum())
-                positions += int(lengths.max()) * len(lengths)
+        each = [self.lengths[batch] for block in self.blocks for batch in block.batches]
+        used = sum(int((one + self._around).sum()) for one in each)
+        positions = sum((int(one.max()) + self._around) * len(one) for one in each)
         return 1 - used / positions if positions else 0.0
 
     def _blocks_of(self, batches: list[np.ndarray], residues: int) -> Iterator[list[np.ndarray]]:

@@ -37,7 +37,9 @@ class Blocks:
 
     def __init__(self, output: Path, plan: Plan, work: WorkFolder | None = None) -> None:
         self.folder, self._plan, self._work = unfinished(output), plan, work
-        self._mapped = lru_cache(maxsize=16)(self._map)
+        self._mapped = lru_cache(maxsize=16)(
+            lambda number: np.memmap(self._path(number), np.uint8, "r")
+        )
         # By block, of those that this process has written or verified.
         self._too_large: dict[int, set[int]] = {}
 
@@ -94,9 +96,6 @@ class Blocks:
             if block.number in share
         )
 
-    def _map(self, number: int) -> np.ndarray:
-        return np.memmap(self._path(number), np.uint8, "r")
-
     def _path(self, number: int) -> Path:
         return self.folder / f"{number:06d}.vectors"
 
@@ -108,8 +107,9 @@ def opened(
     """Yields the unfinished results of an output, while this process owns a share of them."""
     share, break_lock = job.options.share, job.options.break_lock
     name = "" if share is None else f"share-{share.number}-of-{share.count}"
-    folder = unfinished(output)
-    with work_folder(folder, begun_with, EMBEDDING, break_lock=break_lock, share=name) as work:
+    with work_folder(
+        unfinished(output), begun_with, EMBEDDING, break_lock=break_lock, share=name
+    ) as work:
         work.is_quiet = quiet
         yield Blocks(output, job.plan, work)
 
@@ -124,8 +124,10 @@ def compute(job: Job, blocks: Blocks, share: Share, *, quiet: bool = False) -> i
     finished = [block for block in mine if blocks.too_large(block) == set()]
     if kept := sum(len(block.batches) for block in finished):
         of_share = "" if share.count == 1 else f" of share {share.number} of {share.count}"
-        message = f"continuing {blocks.folder}: {kept:,} batches{of_share} are finished"
-        print(printable(message), file=sys.stderr)
+        print(
+            printable(f"continuing {blocks.folder}: {kept:,} batches{of_share} are finished"),
+            file=sys.stderr,
+        )
     total = sum(plan.residues(block.batches) for block in mine)
     done = sum(plan.residues(block.batches) for block in finished)
     missing = {block.number for block in mine} - {block.number for block in finished}
@@ -145,7 +147,7 @@ def _contents(
         numbers = [int(number) for number in batch if job.plan.num_bytes[number] > 0]
         members = [records[number] for number in numbers]
         sequences = [record.sequence for record in members]
-        ranges = [job.inputs.ranges_of(record.identifier) for record in members]
+        ranges = [job.inputs.ranges.of(record.identifier) for record in members]
         computed = job.embedder.vectors(sequences, ranges) if members else []
         for number, record, vectors in zip(numbers, members, computed, strict=True):
             if vectors is None:
@@ -214,7 +216,7 @@ class Results:
                     job.inputs.proteins.renamed.get(record.identifier, record.identifier),
                     self._vectors(number, record),
                     num_windows(len(record.sequence), job.model.max_residues),
-                    job.inputs.ranges_of(record.identifier),
+                    job.inputs.ranges.of(record.identifier),
                 )
 
     def check(self) -> None:
@@ -247,7 +249,7 @@ class Results:
         job, vectors, start = self.job, {}, 0
         values = np.frombuffer(self._blocks.read(number), stored(job.options.dtype))
         rows = values.reshape(-1, job.width)
-        num_ranges = len(job.inputs.ranges_of(record.identifier))
+        num_ranges = len(job.inputs.ranges.of(record.identifier))
         for kind, layer in job.keys:
             end = start + kind.num_rows(len(record.sequence), num_ranges)
             vectors[kind, layer] = rows[start:end] if kind.is_matrix else rows[start]

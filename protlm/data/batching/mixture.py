@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import reduce
 from math import gcd, lcm
 from typing import NamedTuple, final
 
@@ -81,8 +80,7 @@ class SampleOrder:
                 if self._shuffle:
                     items = EpochOrder(int(self._sizes[number]), epoch=repeat, **key)[items]
                 if self._clusters is not None:
-                    starts = hashed(items, **key)
-                    items = self._clusters[number].members(items, starts, repeat)
+                    items = self._clusters[number].members(items, hashed(items, **key), repeat)
                 samples[here] = self._firsts[number] + items
         return Draw(samples, passes)
 
@@ -121,7 +119,7 @@ def integer_weights(weights: Sequence[float]) -> list[int]:
     parts = [Fraction(str(weight)) for weight in weights]
     scale = lcm(*(part.denominator for part in parts))
     shares = [int(part * scale) for part in parts]
-    shares = [share // reduce(gcd, shares) for share in shares]
+    shares = [share // gcd(*shares) for share in shares]
     if sum(shares) > _MAX_CYCLE:
         raise UserError(
             f"the weights {', '.join(map(str, weights))} need a cycle of {sum(shares):,} turns, "
@@ -148,8 +146,12 @@ class Mixture(SplitReader):
         self._clusters = None if clusters is None else tuple(clusters)
 
     def order(self, *, seed: int) -> SampleOrder:
-        sizes = [len(split) for split in self._splits]
-        return SampleOrder(sizes, shares=self._shares, seed=seed, clusters=self._clusters)
+        return SampleOrder(
+            [len(split) for split in self._splits],
+            shares=self._shares,
+            seed=seed,
+            clusters=self._clusters,
+        )
 
     @property
     def num_clusters(self) -> int | None:

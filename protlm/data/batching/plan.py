@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from typing import Protocol, TypeAlias, final
 
 import numpy as np
@@ -225,14 +225,14 @@ class BatchStream(Sampler[BatchPlan]):
     @cached_property
     def _batches_per_epoch(self) -> int:
         starts = range(0, len(self._order), self._rule.block_size)
-        blocks = (self._block(self._start.epoch, start) for start in starts)
-        return sum(self._rule.num_batches(block) for block in blocks)
+        return sum(
+            self._rule.num_batches(self._block(self._start.epoch, start)) for start in starts
+        )
 
     def _epochs(self) -> Iterator[BatchPlan]:
-        progress = self._start
-        while True:
-            yield from self._epoch(progress)
-            progress = Progress(progress.epoch + 1)
+        yield from self._epoch(self._start)
+        for epoch in count(self._start.epoch + 1):
+            yield from self._epoch(Progress(epoch))
 
     def _epoch(self, start: Progress) -> Iterator[BatchPlan]:
         block = self._rule.block_size

@@ -99,8 +99,7 @@ class LengthBuckets(BatchingStrategy):
         """Returns the positions in the block of the rows of each batch, and their padded length."""
         # In descending order, only the last batch of a block can be far below the budget.
         longest_first = np.argsort(-block.num_residues, kind="stable")
-        num_tokens = self._num_tokens(block)
-        padded = self.edges[np.searchsorted(self.edges, num_tokens)]
+        padded = self.edges[np.searchsorted(self.edges, self._num_tokens(block))]
         cuts: list[tuple[Any, int]] = []
         position = 0
         while position < len(longest_first):
@@ -205,9 +204,8 @@ class ConcatenatedRow:
     num_tokens: int
 
     def read(self, sequences: Sequences, *, seed: int) -> list[Content]:
-        parts: list[np.ndarray | list[int]] = []
-        for sample in self.samples:
-            parts += [sequences[sample], [VOCABULARY.eos]]
+        eos = [VOCABULARY.eos]
+        parts = [part for sample in self.samples for part in (sequences[sample], eos)]
         chunk = np.concatenate(parts)[self.skip : self.skip + self.num_tokens]
         rng = row_rng(seed, self.epoch, self.position, self.skip)
         return [(np.concatenate(([VOCABULARY.cls], chunk)), rng)]
@@ -227,8 +225,9 @@ class Concatenation(BatchingStrategy):
         # One token of each row is <cls>.
         per_row = self.max_length - 1
         ends = np.cumsum(block.num_residues + 1)
-        starts = np.arange(0, ends[-1], per_row)
-        rows = [self._row(block, ends, int(start), per_row) for start in starts]
+        rows = [
+            self._row(block, ends, start, per_row) for start in range(0, int(ends[-1]), per_row)
+        ]
         num_rows = max(self.tokens_per_batch // self.max_length, 1)
         batches = []
         for first in range(0, len(rows), num_rows):

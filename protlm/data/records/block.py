@@ -187,8 +187,7 @@ class _StreamBuffer:
             else:
                 blocks.append(block)
                 length += len(block)
-        if len(blocks) > 1:
-            self._bytes = b"".join(blocks)
+        self._bytes = b"".join(blocks)
 
 
 def count_lines(data: bytes) -> int:

@@ -25,7 +25,6 @@ from protlm.system.errors import InputDataError
 _BATCH = 32
 # The line number of a record, and its header and letters.
 _Numbered: TypeAlias = tuple[int, tuple[str, str]]
-_COMMENT_SIGNS = (b";", b"#", b"!")
 _COMMENT = re.compile(rb"^[;#!].*", re.MULTILINE)
 # MMseqs2 ends each alignment with a NUL byte.
 _NUL = re.compile(rb"^\0(?=[>#]|\s*\Z)", re.MULTILINE)
@@ -158,7 +157,7 @@ def _header_lines(data: bytes, first: int) -> list[int]:
 def fasta_layout(start: bytes, options: ReadOptions) -> RecordFormat | None:
     """Returns the structure of a FASTA file, or None if the file has another format."""
     is_alignment = options.allow_gaps and ALIGNMENT.match(start)
-    signs = (b">", *(_COMMENT_SIGNS if options.allow_comments else ()))
+    signs = (b">", b";", b"#", b"!") if options.allow_comments else (b">",)
     if not start.startswith(signs) and not is_alignment:
         return None
     return RecordFormat(FastaBlock, marker=b"\n>", max_record=4 << 20)

@@ -71,7 +71,6 @@ class Proteins:
         ]
         for _, source in self._files:
             existing_file(source, "a sequence file")
-        self.skipped, self.tally, self.renamed, self.lengths = [], Tally(), {}, []
         for record in self._records(self.skipped, self.tally):
             self.lengths.append(len(record.sequence))
             if self.observe is not None:
@@ -87,9 +86,12 @@ class Proteins:
             )
         # Only once, not in the processes that divide the work.
         if gaps and parent_process() is None:
-            number = f"{self.tally.rejected[GAP]:,} of {self.num_records:,} records"
             # Of the caller: the frame between is that of the generated `__init__`.
-            warnings.warn(f"{self.name}: {number} have gaps and are left out{gaps}", stacklevel=3)
+            warnings.warn(
+                f"{self.name}: {self.tally.rejected[GAP]:,} of {self.num_records:,} records have "
+                f"gaps and are left out{gaps}",
+                stacklevel=3,
+            )
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -141,8 +143,10 @@ class Proteins:
         if out > _MOST_LISTED:
             print(f"and {out - _MOST_LISTED:,} more", file=sys.stderr)
         if repeated := sum(reason.startswith(_REPEATED) for _, reason in self.skipped):
-            message = f"records with the identifier of an earlier one: {repeated:,}; {_FIRST_WORD}"
-            print(message, file=sys.stderr)
+            print(
+                f"records with the identifier of an earlier one: {repeated:,}; {_FIRST_WORD}",
+                file=sys.stderr,
+            )
 
     def _too_long(self, length: int) -> str | None:
         if self.max_residues is not None and length > self.max_residues:
@@ -176,8 +180,9 @@ class Proteins:
             else:
                 is_whole = self.duplicates is Duplicates.header
                 instead = "suffix" if is_whole else "suffix, first or header"
-                records = self._read(Tally())
-                where, same = next(x for x in records if x[1].identifier == record.identifier)
+                where, same = next(
+                    one for one in self._read(Tally()) if one[1].identifier == record.identifier
+                )
                 raise InputDataError(
                     f"{file}, line {record.line}: the identifier {record.identifier} is "
                     f"repeated (it is in {where}, line {same.line})"
@@ -201,8 +206,7 @@ def one_protein(
     """Returns the record of a file of one protein, such as a wild type."""
     proteins = Proteins(path, duplicates=Duplicates.suffix)
     if proteins.num_records != 1:
-        message = f"{proteins.name} has {proteins.num_records:,} proteins"
-        raise InputDataError(f"{message}{otherwise}")
+        raise InputDataError(f"{proteins.name} has {proteins.num_records:,} proteins{otherwise}")
     for changed in proteins.tally.changed:
         print(f"{proteins.name}: {changed}", file=sys.stderr)
     return next(iter(proteins))

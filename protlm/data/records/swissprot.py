@@ -104,8 +104,7 @@ def _origin(entry: bytes) -> tuple[int | None, bool, str | None]:
         text = organism[1].replace(b"\nOS   ", b" ").decode("utf-8", "backslashreplace")
         # The description precedes the organism.
         name, end = text.rstrip().removesuffix("."), organism.start()
-    is_fragment = _FRAGMENT.search(entry, 0, end) is not None
-    return int(taxon[1]) if taxon else None, is_fragment, name
+    return int(taxon[1]) if taxon else None, _FRAGMENT.search(entry, 0, end) is not None, name
 
 
 def _features(entry: bytes) -> tuple[Feature, ...]:

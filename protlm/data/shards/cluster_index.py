@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from protlm.data.shards.manifest import IndexEntry
-from protlm.data.shards.mapped_shard import READING_FAULTS, map_arrays, places_of, size_fault
+from protlm.data.shards.mapped_shard import READING_FAULTS, check_size, map_arrays, places_of
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
 
@@ -92,8 +92,7 @@ class ClusterIndex:
                 raise _damaged(self._path, "a member is not a sequence of the split")
 
     def check_size(self) -> None:
-        if fault := size_fault(self._path, self._entry):
-            raise InputDataError(fault)
+        check_size(self._path, self._entry)
 
     def _arrays(self) -> _Mapped:
         return _mapped(self._path, self._entry, self._num_sequences)
@@ -102,8 +101,7 @@ class ClusterIndex:
 @lru_cache
 def _mapped(path: Path, entry: IndexEntry, num_sequences: int) -> _Mapped:
     """Maps the arrays of an index; checks only the first and the last offset."""
-    if fault := size_fault(path, entry):
-        raise InputDataError(fault)
+    check_size(path, entry)
     try:
         places = places_of(path, ARRAYS, entry.bytes)
         pages, views = map_arrays(path, ARRAYS, places, shuffled=True)

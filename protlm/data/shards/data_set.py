@@ -17,7 +17,7 @@ from protlm.data.shards.manifest import (
     ShardEntry,
     read_manifest,
 )
-from protlm.data.shards.mapped_shard import MappedShard, Places, find_arrays, map_shard, size_fault
+from protlm.data.shards.mapped_shard import MappedShard, find_arrays, map_shard, size_fault
 from protlm.system.errors import InputDataError, UserError, one_of
 from protlm.system.paths import sha256_of
 from protlm.system.terminal import JobProgress
@@ -211,9 +211,7 @@ def _fault(path: Path, entry: ShardEntry) -> str:
     return ""
 
 
-@cache
-def _places(path: Path, entry: ShardEntry) -> Places:
-    return find_arrays(path, entry)
+_places = cache(find_arrays)
 
 
 @lru_cache(_most_maps())

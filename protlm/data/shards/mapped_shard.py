@@ -98,8 +98,7 @@ class MappedShard(NamedTuple):
 
 def find_arrays(path: Path, entry: ShardEntry) -> Places:
     """Finds the positions of the arrays of a shard with HDF5, without reading the arrays."""
-    if fault := size_fault(path, entry):
-        raise InputDataError(fault)
+    check_size(path, entry)
     try:
         return places_of(path, ARRAYS, entry.bytes, optional={CLUSTERS: CLUSTERS_TYPE})
     except READING_FAULTS as error:
@@ -121,8 +120,7 @@ def map_shard(
     path: Path, entry: ShardEntry, places: Places, *, shuffled: bool = False
 ) -> MappedShard:
     """Maps a shard into memory."""
-    if fault := size_fault(path, entry):
-        raise InputDataError(fault)
+    check_size(path, entry)
     try:
         pages, arrays = map_arrays(
             path, {**ARRAYS, CLUSTERS: CLUSTERS_TYPE}, places, shuffled=shuffled
@@ -159,6 +157,12 @@ def size_fault(path: Path, entry: ShardEntry | IndexEntry) -> str:
     except OSError as error:
         return f"the {what} {path} cannot be read: {error.strerror}"
     return ""
+
+
+def check_size(path: Path, entry: ShardEntry | IndexEntry) -> None:
+    """Refuses a file that cannot match the manifest by its size."""
+    if fault := size_fault(path, entry):
+        raise InputDataError(fault)
 
 
 def _place(file: h5py.File, name: str, kind: str, size: int) -> tuple[int, int]:

@@ -107,19 +107,17 @@ def write_shard(directory: Path, file: str, parts: Sequence[PackedSequences]) ->
     exit. The shard has clusters if all parts have them.
     """
     offsets = _offsets([part.lengths for part in parts])
-    id_offsets = _offsets([part.id_lengths for part in parts])
     arrays = {
         "tokens": [part.tokens for part in parts],
         "offsets": [offsets],
         "ids": [part.ids for part in parts],
-        "id_offsets": [id_offsets],
+        "id_offsets": [_offsets([part.id_lengths for part in parts])],
     }
     clusters = [part.clusters for part in parts if part.clusters is not None]
     if clusters and len(clusters) == len(parts):
         arrays[CLUSTERS] = [some.astype(CLUSTERS_TYPE, copy=False) for some in clusters]
     (directory / file).parent.mkdir(parents=True, exist_ok=True)
-    kinds = {**ARRAYS, CLUSTERS: CLUSTERS_TYPE}
-    size, sha256 = _write(directory / file, kinds, arrays)
+    size, sha256 = _write(directory / file, {**ARRAYS, CLUSTERS: CLUSTERS_TYPE}, arrays)
     return ShardEntry(file, len(offsets) - 1, int(offsets[-1]), size, sha256)
 
 
@@ -127,8 +125,9 @@ def write_clusters(
     directory: Path, splits: Mapping[str, Sequence[ShardEntry]], table: tuple[str, str]
 ) -> Clusters:
     """Writes the cluster index of each split, whose shards are complete; `table` is as stored."""
-    indexes = {split: write_cluster_index(directory, split, splits[split]) for split in splits}
-    return Clusters(*table, indexes)
+    return Clusters(
+        *table, {split: write_cluster_index(directory, split, splits[split]) for split in splits}
+    )
 
 
 def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry]) -> IndexEntry:

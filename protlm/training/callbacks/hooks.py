@@ -112,8 +112,9 @@ class TrackDataProgress(LoopCallback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        now = trainer.accumulate_grad_batches
-        rescale_batch_counters(checkpoint, before=checkpoint[_PARTS], now=now)
+        rescale_batch_counters(
+            checkpoint, before=checkpoint[_PARTS], now=trainer.accumulate_grad_batches
+        )
 
     def on_step_end(self, trainer: Trainer, module: Training, batch: Any) -> None:
         """Reads the position from the batch itself, because loaders run ahead of training."""
@@ -244,10 +245,9 @@ class AverageWeights(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, Training)
-        weights = _weights(pl_module)
         self._average = {
             name: self._average.get(name, weight).detach().to(weight.device, copy=True)
-            for name, weight in weights.items()
+            for name, weight in _weights(pl_module).items()
         }
         trainer.optimizers[0].register_step_post_hook(lambda *_: self._update(pl_module))
 

@@ -100,16 +100,21 @@ class Monitor(LoopCallback):
         if self._restored and trainer.is_global_zero:
             self._sums += self._sums.new_tensor(self._restored["sums"])
             self._since -= self._restored["seconds"]
-        done, quiet = trainer.global_step, not trainer.is_global_zero
-        self._progress = JobProgress("training", self.max_steps, done=done, quiet=quiet)
+        self._progress = JobProgress(
+            "training",
+            self.max_steps,
+            done=trainer.global_step,
+            quiet=not trainer.is_global_zero,
+        )
         self._progress.__enter__()
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Batch, batch_idx: int
     ) -> None:
         if self._flops is not None:
-            length, device = batch.tokens_BL.shape[1], pl_module.device
-            self._row_flops = self._flops.training(length, device, batch.bounds)
+            self._row_flops = self._flops.training(
+                batch.tokens_BL.shape[1], pl_module.device, batch.bounds
+            )
 
     def on_before_optimizer_step(
         self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
@@ -272,8 +277,9 @@ class MeasureModel(LoopCallback):
         devices = [] if module.device.type == "cpu" else [module.device]
         try:
             with torch.random.fork_rng(devices), torch.compiler.set_stance("force_eager"):
-                model = PretrainedModel(module.network, module.description, rebuild=_no_baseline)
-                return self._measure(model)
+                return self._measure(
+                    PretrainedModel(module.network, module.description, rebuild=_no_baseline)
+                )
         finally:
             for part, mode in modes:
                 part.training = mode

@@ -231,8 +231,9 @@ class SaveCheckpoints(LoopCallback, Checkpoint):
             raise OutputError(failure)
 
     def _last(self) -> str:
-        is_any = self._saved > 0
-        return f"the last checkpoint is step {self._saved}" if is_any else "there is none yet"
+        return (
+            f"the last checkpoint is step {self._saved}" if self._saved > 0 else "there is none yet"
+        )
 
     def _report(self, failure: str, trainer: Trainer) -> None:
         failure = f"{failure}; {self._last()}"

@@ -103,15 +103,16 @@ class SkipBadSteps(LoopCallback):
         if trainer.is_global_zero:
             accessions = [self._identify(number) for number in samples]
             norm = float(module.gradient_norm)
-            line = {
-                "step": trainer.global_step,
-                "reason": reason,
-                "gradient_norm": norm if math.isfinite(norm) else None,
-                "epoch": batch.after[0],
-                "samples": batch.after[1],
-                "accessions": accessions,
-            }
-            self._write(json.dumps(line))
+            self._write(
+                {
+                    "step": trainer.global_step,
+                    "reason": reason,
+                    "gradient_norm": norm if math.isfinite(norm) else None,
+                    "epoch": batch.after[0],
+                    "samples": batch.after[1],
+                    "accessions": accessions,
+                }
+            )
             shown = ", ".join(accessions[:3]) + (", ..." if len(accessions) > 3 else "")
             warnings.warn(
                 f"step {trainer.global_step} was skipped: {reason} ({len(accessions)} samples: "
@@ -140,11 +141,11 @@ class SkipBadSteps(LoopCallback):
         usual = module.largest_norm / (self._max_ratio or 1)
         return f"the gradient norm is {norm:.3g}, where {usual:.3g} is usual"
 
-    def _write(self, line: str) -> None:
+    def _write(self, line: dict[str, Any]) -> None:
         path = self._run_dir / BAD_BATCHES
         try:
             with path.open("a") as file:
-                file.write(line + "\n")
+                file.write(json.dumps(line) + "\n")
         except OSError as error:
             warnings.warn(f"{path} cannot be written: {error.strerror}", stacklevel=2)
 

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -23,7 +22,7 @@ from torch.nn import functional as F
 
 from protlm.attention.linearized.case import TOLERANCES, Attend, Case
 from protlm.attention.linearized.features import FeatureMap, GeneralizedFeatures
-from protlm.attention.linearized.function import LinearAttentionFunction, Weighting
+from protlm.attention.linearized.function import Weighting, linear_attention
 from protlm.attention.linearized.normalization import Denominator
 from protlm.attention.linearized.positive import PositiveFeatures
 from protlm.system.errors import InputDataError, OutputError
@@ -154,7 +153,7 @@ def _errors(case: Case, given: list[Tensor]) -> tuple[list[float], bool]:
         fused = _packed(fused) if case.is_packed else fused
         found, again = (_with_gradients(fused, inputs, cotangent_BHLC, mask_BL) for _ in range(2))
         wanted = _with_gradients(
-            lambda *x: LinearAttentionFunction.apply(*x, exact),
+            lambda *x: linear_attention(*x, exact),
             [x.double() for x in inputs],
             cotangent_BHLC.double(),
             mask_BL,
@@ -207,11 +206,10 @@ def _packed(attend: Attend) -> Attend:
 
 
 def _with_gradients(
-    attend: Callable[..., Tensor | None], inputs: list[Tensor], cotangent: Tensor, mask_BL: Tensor
+    attend: Attend, inputs: list[Tensor], cotangent: Tensor, mask_BL: Tensor
 ) -> list[Tensor]:
     leaves = [x.detach().requires_grad_() for x in inputs]
     out = attend(*leaves, mask_BL)
-    assert isinstance(out, Tensor)
     return [out.detach(), *torch.autograd.grad(out, leaves, cotangent)]
 
 

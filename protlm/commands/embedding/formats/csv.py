@@ -14,8 +14,10 @@ SUFFIXES, WHAT = (".csv",), "a CSV table"
 def write(results: Results, output: Path) -> None:
     """Writes the rows in the order of the input; numbers have all digits of their type."""
     (key,), width = results.job.keys, results.job.width
-    proteins = watched("writing", results)
-    rows = ([one.record.identifier, *one.vectors[key].astype(str)] for one in proteins)
+    rows = (
+        [one.record.identifier, *one.vectors[key].astype(str)]
+        for one in watched("writing", results)
+    )
     with (
         complete_file(output, check=results.check) as temporary,
         temporary.open("w", encoding="utf-8", newline="") as file,

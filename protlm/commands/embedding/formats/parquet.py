@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from protlm.commands.embedding.job import Job, Key, stored
+from protlm.commands.embedding.job import Job, stored
 from protlm.commands.embedding.results import Embedded, Results, end_to_end
 from protlm.system.errors import UserError
 from protlm.system.paths import complete_file
@@ -21,11 +21,16 @@ SUFFIXES, WHAT = (".parquet",), "a Parquet file"
 def write(results: Results, output: Path) -> None:
     """Writes the rows in the order of the input."""
     job, arrow = results.job, pyarrow()
-    number = arrow.from_numpy_dtype(stored(job.options.dtype))
-    vector = arrow.list_(number, job.width)
+    vector = arrow.list_(arrow.from_numpy_dtype(stored(job.options.dtype)), job.width)
     fields = [("id", arrow.string()), ("original_id", arrow.string()), ("length", arrow.int64())]
-    fields += [(_column(job, key), vector) for key in job.keys]
-    metadata = {name: _text(value) for name, value in results.attributes().items()}
+    fields += [
+        ("embedding" if job.options.is_single else f"{kind.value}_{layer}", vector)
+        for kind, layer in job.keys
+    ]
+    metadata = {
+        name: value if isinstance(value, str) else json.dumps(value)
+        for name, value in results.attributes().items()
+    }
     schema = arrow.schema(fields, metadata=metadata)
     with (
         complete_file(output, check=results.check) as temporary,
@@ -47,14 +52,6 @@ def _table(arrow: Any, schema: Any, job: Job, block: list[Embedded]) -> Any:
         numbers = arrow.array(end_to_end(block, key).ravel())
         columns.append(arrow.FixedSizeListArray.from_arrays(numbers, job.width))
     return arrow.table(columns, schema=schema)
-
-
-def _column(job: Job, key: Key) -> str:
-    return "embedding" if job.options.is_single else f"{key[0].value}_{key[1]}"
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def pyarrow() -> Any:
