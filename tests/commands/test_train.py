@@ -318,12 +318,12 @@ def test_another_length_keeps_the_warmup_of_a_run(tiny_data: Path) -> None:
     train(compose_run([*settings, "trainer.max_steps=20"]))
     for steps in (20, 2000):
         longer = compose_run([*settings, f"trainer.max_steps={steps}"])
-        assert longer.schedule.warmup_steps == 1
+        assert longer.schedule.warmup_steps == 2
         refuse_another_run(longer)
-    with pytest.raises(UserError, match=r"warmup_steps=1 must be .* larger trainer\.max_steps"):
+    with pytest.raises(UserError, match=r"warmup_steps=2 must be .* larger trainer\.max_steps"):
         train(compose_run([*settings, "trainer.max_steps=2"]))
-    with pytest.raises(UserError, match=r"schedule\.warmup_steps=1, not 20"):
-        check_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=10"])
+    with pytest.raises(UserError, match=r"schedule\.warmup_steps=2, not 20"):
+        check_run([*settings, "trainer.max_steps=2000", "schedule.warmup_steps=20"])
 
 
 def test_a_run_cannot_end_before_its_checkpoint(run: Path, train_tiny: Train) -> None:
