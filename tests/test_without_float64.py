@@ -170,5 +170,6 @@ def test_features_are_learned_on_it_and_fine_tuning_is_refused():
         found = learned(device)
     torch.testing.assert_close(found, learned("cpu"))
     assert found["progress"].tolist() == [20, 0]
-    with pytest.raises(UserError, match=r"--device mps:0: .* needs float64"):
+    with pytest.raises(UserError, match=r"the device mps:0: .* needs float64") as caught:
         check_devices(FinetuneSettings(device="mps:0"))
+    assert caught.value.options == {"device": "cpu"}

@@ -68,8 +68,9 @@ def test_embeddings_are_those_of_single_proteins_or_refused(
     # Batches that do not fit are halved.
     monkeypatch.setattr(PretrainedModel, "hidden_states", limited)
     factor = 1e6
-    with pytest.raises(UserError, match=r"exceed 65,504.* choose other layers: --layers"):
+    with pytest.raises(UserError, match=r"exceed 65,504.* choose other layers$") as caught:
         computed(sequences)
+    assert caught.value.options == {"layers": "LAYERS"}
     factor = 1.0
     monkeypatch.setattr("protlm.model.embedding.IN_MEMORY", 2**28)
     np.testing.assert_allclose(computed(sequences), whole, rtol=1e-4, atol=1e-5)

@@ -166,7 +166,7 @@ REFUSED = [
     ("data.dir=null data.mixture=[{dir:x,wieght:1}]", "data.mixture=[{dir:x,wieght"),
     ("data.mode=joined", "concatenated"),
     ("data.curriculum=[[0,64]]", "data.curriculum was removed; train with a short data.max_length"),
-    ("data.sampling=clusters", "expected one of [uniform, cluster]"),
+    ("data.sampling=clusters", "must be one of: cluster, uniform"),
     ("data.sampling=cluster", "prepare it again with clusters"),
     *(
         (f"objective.mask_fraction_range={bounds}", "0 < low <= high <= 1")
