@@ -110,6 +110,8 @@ def composed(schema: type[Config], overrides: Sequence[str], stored: Sequence[st
             config = hydra_compose(name, [*given, *stored])
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_explain(error, overrides, schema)) from error
+    with _interpolations_explained(schema):
+        _refuse_missing(config, schema)
     return _with_home(config, schema)
 
 
@@ -333,11 +335,16 @@ def _with_home(config: Any, schema: type) -> Any:
 def to_schema(config: Any, schema: type[Config]) -> Config:
     """Turns a composed config into its dataclass; refuses one that lacks a value."""
     with _interpolations_explained(schema):
-        if missing := sorted(OmegaConf.missing_keys(config)):
-            raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
+        _refuse_missing(config, schema)
         built = OmegaConf.to_object(config)
     assert isinstance(built, schema)
     return built
+
+
+def _refuse_missing(config: Any, schema: type[Config]) -> None:
+    removed = {section.name for section in fields(schema)} - {*config}
+    if missing := sorted(OmegaConf.missing_keys(config) | removed):
+        raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
 
 
 def from_plain(settings: dict[Any, Any], schema: type[Config]) -> Config:

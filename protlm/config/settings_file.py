@@ -73,8 +73,9 @@ def settings_of(path: Path, arguments: Sequence[str]) -> FileSettings:
     """
     try:
         chosen, values = _read(load_yaml(path, "the settings of --config"))
-        if "hydra" in values and not {"-m", "--multirun"} & {*arguments}:
-            raise ValueError("hydra has no effect without --multirun")
+        # Hydra's own settings can name code that it then runs.
+        if "hydra" in values:
+            raise ValueError("settings of hydra are not read from a file; type hydra.KEY=VALUE")
         for group, value in chosen.items():
             check_setting(f"{group}={value}", TrainConfig)
         typed = {key_of(argument) for argument in arguments}

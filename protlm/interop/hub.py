@@ -62,10 +62,11 @@ def download(name: str) -> Path:
             "private, type: hf auth login"
         ) from None
     except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
         reason = (
             "HF_HUB_OFFLINE is set"
             if constants.HF_HUB_OFFLINE
-            else f"the Hugging Face Hub failed ({str(error).strip().splitlines()[0]:.100})"
+            else f"the Hugging Face Hub failed ({type(error).__name__}: {first_line:.100})"
         )
         raise InputDataError(
             f"{name} does not exist here; it is not in the cache {constants.HF_HUB_CACHE} either, "
@@ -83,10 +84,16 @@ def download(name: str) -> Path:
 
 def _snapshot(name: str) -> Path | None:
     """Returns the folder of a model and its weights; None if it has none, or no description."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import errors, snapshot_download
 
     for weights in _WEIGHTS:
-        folder = Path(snapshot_download(name, allow_patterns=[*_DESCRIBING, *weights]))
+        try:
+            folder = Path(snapshot_download(name, allow_patterns=[*_DESCRIBING, *weights]))
+        except errors.LocalEntryNotFoundError as error:
+            # The cache may lack files that are not needed.
+            if not (there := getattr(error, "snapshot_path", "")):
+                raise
+            folder = Path(there)
         if any(path.match(one) for path in folder.glob("*") for one in weights):
             return folder if (folder / CONFIG).is_file() else None
     return None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from protlm.system.streams import discard, has_lost_reader, protect_streams
 from protlm.system.terminal import printable_lines
@@ -54,6 +54,10 @@ class OptionError(UserError):
     def __init__(self, sentence: str | Callable[[str], str]) -> None:
         self.sentence = sentence if callable(sentence) else lambda at: f"{at}{sentence}"
         super().__init__(self.sentence(""))
+
+    def __reduce__(self) -> tuple[type[Self], tuple[str]]:
+        """Returns what another process makes the error of."""
+        return type(self), (str(self),)
 
     def within(self, group: str) -> "OptionError":
         """Returns the error of an option that is in a group of options."""

@@ -200,7 +200,8 @@ def test_the_command_takes_every_flag(protlm_command: Command, protlm_in_process
     assert done.returncode == 0, done.stderr
     assert done.stdout == "g.fasta\n"
     assert "generating 5/5" in done.stderr
-    options = GenerateOptions("MKT", 5, 30, Sampling(0.8, top_k=10, top_p=0.9), seed=3)
+    sampling = Sampling(0.8, top_k=10, top_p=0.9)
+    options = GenerateOptions("MKT", 5, max_length=30, sampling=sampling, seed=3)
     generate(CAUSAL, Path("again.fasta"), options)
     assert Path("again.fasta").read_bytes() == FILE.read_bytes()
     arguments = ["-m", CAUSAL, "-o", "-", *flags.split(), *more.split()]

@@ -196,7 +196,7 @@ def test_a_file_of_settings_is_as_if_typed() -> None:
         ("seed: ${oc.env:HOME}", "seed must be a whole number, e.g. 8$"),
         ("model: {positions: round}", "model.positions must be one of: learned, relative, rotary"),
         ("data: {mixture: {dir: a}}", r"data.mixture must be a list of {dir, weight, split}$"),
-        ("hydra: {verbose: true}", "hydra has no effect without --multirun"),
+        ("hydra: {verbose: true}", "settings of hydra are not read from a file"),
     ],
 )
 def test_a_file_that_is_not_one_of_settings(text: str, message: str) -> None:

@@ -53,7 +53,10 @@ class Blocks:
         """Returns the records that did not fit into the memory; None if the block is unfinished."""
         if block.number not in self._too_large:
             part = read_part(self._path(block.number))
-            if part is None or len(part.content) != self._plan.bytes_of(block):
+            # An earlier version did not note which records did not fit.
+            if part is None or _TOO_LARGE not in part.facts:
+                return None
+            if len(part.content) != self._plan.bytes_of(block):
                 return None
             self._too_large[block.number] = {*part.facts[_TOO_LARGE]}
         return self._too_large[block.number]
