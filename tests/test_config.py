@@ -182,6 +182,7 @@ trainer.max_gradient_norm_ratio=0.5 -> trainer.max_gradient_norm_ratio=0.5
 run_dir=??? -> run_dir has no value; type: run_dir=VALUE
 attention.name=??? -> attention.name has no value; type: attention.name=VALUE
 ~model -> model has no value; type: model=VALUE
+~attention -> attention has no value; type: attention=VALUE
 run_dir=a/${SLURM_ID} -> run_dir: & double quotes & or ${oc.env:NAME}
 seed=${SLURM_ID} -> seed: & double quotes & or ${oc.env:NAME}
 attention=alternating attention.layers=[rfa] attention.options.rfa.x=1 -> +attention.options.rfa.x=

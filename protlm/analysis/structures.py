@@ -25,7 +25,7 @@ from protlm.data.records import Tally, read_records
 from protlm.data.records.format_detection import structure_format
 from protlm.data.records.source import STANDARD_INPUT, ByteSource
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import InputDataError, UserError, one_of
+from protlm.system.errors import InputDataError, OptionError, UserError, one_of
 from protlm.system.paths import existing_file, sample_dir
 from protlm.system.terminal import printable
 
@@ -357,7 +357,7 @@ def structures_folder(setting: str, shipped: str = "test") -> Path:
 def check_limit(name: str, value: int) -> None:
     """Refuses a limit that no protein is within."""
     if value < 1:
-        raise UserError(f"{name}={value} excludes every protein; give 1 or more")
+        raise OptionError(f"{name}={value} excludes every protein; give 1 or more")
 
 
 def longest_read(model: PretrainedModel, max_residues: int) -> int:

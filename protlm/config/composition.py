@@ -343,6 +343,9 @@ def to_schema(config: Any, schema: type[Config]) -> Config:
 
 def _refuse_missing(config: Any, schema: type[Config]) -> None:
     removed = {section.name for section in fields(schema)} - {*config}
+    # A mechanism that is removed leaves an empty section.
+    if config.get("attention") == {}:
+        removed.add("attention")
     if missing := sorted(OmegaConf.missing_keys(config) | removed):
         raise UserError(f"{missing[0]} has no value; type: {missing[0]}=VALUE")
 

@@ -36,11 +36,10 @@ def create(label: str, settings: Mapping[str, Any]) -> Evaluation:
         raise UserError(f"{section}.{unknown[0]} is not a setting; it has: {one_of(allowed)}")
     try:
         check_types(cls, options)
+        if options.get("seed", 0) < 0:
+            raise OptionError(f"seed={options['seed']} must be at least 0")
+        return cls(**options)
     except OptionError as error:
         raise UserError(error.sentence(f"{section}.")) from None
-    if options.get("seed", 0) < 0:
-        raise UserError(f"{section}.seed={options['seed']} must be at least 0")
-    try:
-        return cls(**options)
     except TypeError as error:
         raise UserError(f"{section}: {error}; settings: {one_of(allowed)}") from error

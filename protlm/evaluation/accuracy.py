@@ -39,7 +39,7 @@ from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
 from protlm.model.objective import residues_only
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, OptionError, UserError
 from protlm.system.terminal import JobProgress
 
 # This many sequences give residue frequencies to four digits; all of TrEMBL would take an hour.
@@ -71,17 +71,22 @@ class Accuracy(Evaluation):
         concatenated: bool = False,
     ) -> None:
         if concatenated and max_length is None:
-            raise UserError(
-                "concatenated=true needs the length of rows; type max_length=TOKENS too"
+            raise OptionError(
+                lambda at: (
+                    f"{at}concatenated=true needs the length of rows; type "
+                    f"{at}max_length=TOKENS too"
+                )
             )
         if max_length is not None and max_length <= SPECIALS:
-            raise UserError(f"max_length={max_length} must be at least {SPECIALS + 1}")
+            raise OptionError(f"max_length={max_length} must be at least {SPECIALS + 1}")
         if objective not in ("masked", "causal"):
-            raise UserError(f"objective={objective} is not one of: causal, masked")
+            raise OptionError(f"objective={objective} is not one of: causal, masked")
         if per_sequence is not None and not is_table(Path(per_sequence)):
-            raise UserError(
-                f"per_sequence={per_sequence} is not the name of a table; type for instance "
-                "per_sequence=sums.tsv"
+            raise OptionError(
+                lambda at: (
+                    f"{at}per_sequence={per_sequence} is not the name of a table; type for "
+                    f"instance {at}per_sequence=sums.tsv"
+                )
             )
         self.objective = objective
         self.masking = MaskingRule(mask_fraction=mask_fraction, mask_prob=1.0, random_prob=0.0)

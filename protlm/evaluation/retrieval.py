@@ -22,7 +22,7 @@ from protlm.downstream.probing import compositions, three_mers
 from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable, compared
 from protlm.model.embedding import embeddings
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import InputDataError, UserError
+from protlm.system.errors import InputDataError, OptionError, UserError
 
 _PREDICTORS = ("model", "random_weights", "composition", "three_mers", "chance")
 
@@ -50,7 +50,7 @@ class Retrieval(Evaluation):
                 "tab-separated, with the columns accession and evaluation.retrieval.column"
             )
         if max_gallery < 1:
-            raise UserError(f"max_gallery={max_gallery} leaves an empty gallery; give 1 or more")
+            raise OptionError(f"max_gallery={max_gallery} leaves an empty gallery; give 1 or more")
         self.labels, self.column = Path(labels), column
         self.max_gallery, self.layer, self.seed = max_gallery, layer, seed
 

@@ -191,13 +191,17 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("masked", {"mask_fraction": "15%"}, "evaluation.mine.mask_fraction=15% must be a number"),
     ("heads", {"seed": -1}, "evaluation.mine.seed=-1 must be at least 0"),
     ("retrieval", {}, "retrieval.labels=TABLE"),
-    ("retrieval", {"labels": "x", "max_gallery": 0}, "max_gallery=0 leaves an empty"),
-    ("heads", {"max_proteins": 0}, "max_proteins=0 excludes every protein"),
-    ("jacobian", {"max_residues": 0}, "max_residues=0 excludes every protein"),
-    ("contacts", {"max_residues": 0}, "max_residues=0 excludes every protein"),
-    ("accuracy", {"objective": "span"}, "objective=span is not one of: causal, masked"),
-    ("masked", {"max_length": 2}, "max_length=2 must be at least 3"),
-    ("masked", {"concatenated": True}, "needs the length of rows; type max_length=TOKENS too"),
+    ("retrieval", {"labels": "x", "max_gallery": 0}, "evaluation.mine.max_gallery=0 leaves an"),
+    ("heads", {"max_proteins": 0}, "evaluation.mine.max_proteins=0 excludes every"),
+    ("jacobian", {"max_residues": 0}, "evaluation.mine.max_residues=0 excludes every"),
+    ("contacts", {"max_residues": 0}, "evaluation.mine.max_residues=0 excludes every"),
+    ("accuracy", {"objective": "span"}, "evaluation.mine.objective=span is not one of"),
+    ("masked", {"max_length": 2}, "evaluation.mine.max_length=2 must be at least 3"),
+    (
+        "masked",
+        {"concatenated": True},
+        "length of rows; type evaluation.mine.max_length=TOKENS too",
+    ),
 ]
 NEEDED = {"contacts": {"structures": "x", "fit_structures": "x"}}
 NEEDED["masked"] = {"name": "accuracy", "objective": "masked"}

@@ -94,9 +94,16 @@ def test_settings_of_the_user_and_other_c_libraries_are_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     processes.keep_freed_memory()
     processes.return_freed_memory()
-    monkeypatch.setattr(ctypes, "CDLL", lambda _: SimpleNamespace(mallopt=pytest.fail))
+    told: list[tuple[int, ...]] = []
+    library = SimpleNamespace(mallopt=lambda *values: told.append(values))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "131072")
     processes.keep_freed_memory()
+    assert told == []
+    for name in processes._VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    processes.keep_freed_memory()
+    assert told
 
 
 def _system(number: int, *name: str) -> OSError:
