@@ -26,8 +26,8 @@ _COMPILED_LENGTHS = 10
 class RunPlan:
     """What a run does on this machine.
 
-    What builds, prints and trains a run takes it from here. Settings that fit neither each other
-    nor the machine are refused when the plan is made.
+    What builds, prints and trains a run takes it from here. Settings that do not fit each other, or
+    do not fit the machine, are refused when the plan is made.
     """
 
     config: TrainConfig
