@@ -404,7 +404,7 @@ def test_large_norms_cause_one_warning_per_run(train, monkeypatch):
                 linear.weight.data *= factor
         return network
 
-    monkeypatch.setattr("protlm.commands.train.build_network", inflated)
+    monkeypatch.setattr("protlm.build.build_network", inflated)
     with pytest.warns(UserWarning) as caught:
         run = train("run", *UNBOUNDED)
     (message,) = (str(warning.message) for warning in caught)
