@@ -62,7 +62,7 @@ test: $(INSTALLED) ## Run the tests, less those marked slow
 	$(PYTEST) -m "not slow"
 
 test-all: $(INSTALLED) $(TRANSFORMERS:%=%/.installed) ## Run every test
-	$(PYTEST)
+	$(PYTEST) --durations=40 --durations-min=5
 
 mutants: $(INSTALLED) ## Plant the stored faults one by one, and see which tests notice (hours; goes on)
 	$(PYTHON) -m pip install --quiet --no-deps --upgrade --target build/mutants/lib coverage pytest-cov
