@@ -25,8 +25,7 @@ class Spans(np.ndarray):
 class Bounds(NamedTuple):
     """The proteins of packed rows, which are joined to one row of L positions.
 
-    They lie end to end, and the padding behind those of a row is divided into segments as well. The
-    proteins of a family, which may see each other, lie end to end in one row.
+    They lie end to end, and the padding behind those of a row is divided into segments as well.
 
     Attributes:
         cu_seqlens: the bounds of S segments, int32; the last ones are L if there are fewer.
@@ -34,8 +33,6 @@ class Bounds(NamedTuple):
         position_L: the position within the segment, int64.
         spans: the first position of each protein, and that after its last one; on the CPU.
         longest: the most positions of a segment.
-        families: the bounds of families, whose `position_L` are those that layers of the family
-            use; None where no protein sees another.
     """
 
     cu_seqlens: Tensor
@@ -43,28 +40,10 @@ class Bounds(NamedTuple):
     position_L: Tensor
     spans: Spans
     longest: int
-    families: "Bounds | None" = None
 
     @classmethod
-    def of(
-        cls,
-        spans: Sequence[tuple[int, int]],
-        shape: tuple[int, int],
-        *,
-        longest: int,
-        families: Sequence[int] | None = None,
-        running: bool = False,
-        aligned: np.ndarray | None = None,
-    ) -> Self:
-        """Creates the bounds of rows of a shape from the spans of the proteins, in order.
-
-        Args:
-            longest: the most positions of a protein.
-            families: the number of proteins of each family, in order.
-            running: positions in layers of the family count from its start, not from that of each
-                protein.
-            aligned: positions there, int64 [rows * length].
-        """
+    def of(cls, spans: Sequence[tuple[int, int]], shape: tuple[int, int], *, longest: int) -> Self:
+        """Creates the bounds of rows of a shape from the spans of the proteins, in order."""
         rows, length = shape
         total, before, cuts = rows * length, 0, {0}
         for start, end in [*spans, (total, total)]:
@@ -76,22 +55,10 @@ class Bounds(NamedTuple):
         segment_L = np.repeat(np.arange(room), np.diff(bounds))
         numbers = bounds, segment_L, np.arange(total) - bounds[segment_L]
         ends, segment, position = map(torch.from_numpy, numbers)
-        alone = cls(ends, segment, position, np.array(spans).view(Spans), longest)
-        if families is None:
-            return alone
-        last = np.cumsum(families)
-        joined = [
-            (spans[end - n][0], spans[end - 1][1]) for n, end in zip(families, last, strict=True)
-        ]
-        above = cls.of(joined, shape, longest=length)
-        if aligned is not None:
-            above = above._replace(position_L=torch.from_numpy(aligned))
-        elif not running:
-            above = above._replace(position_L=position)
-        return alone._replace(families=above)
+        return cls(ends, segment, position, np.array(spans).view(Spans), longest)
 
     def pin_memory(self) -> Self:
-        return self._make(x.pin_memory() if isinstance(x, Tensor | Bounds) else x for x in self)
+        return self._make(x.pin_memory() if isinstance(x, Tensor) else x for x in self)
 
     def with_gaps(self, inputs: Sequence[Tensor], gap: int) -> tuple[Tensor, list[Tensor]]:
         """Returns the places of positions, L, in (..., L, K) with zeros around each segment.
