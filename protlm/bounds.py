@@ -90,6 +90,13 @@ class Bounds(NamedTuple):
             above = above._replace(position_L=position)
         return alone._replace(families=above)
 
+    @property
+    def members(self) -> list[slice]:
+        """The numbers of the proteins of each family."""
+        assert self.families is not None
+        cuts = np.searchsorted(self.spans[:, 0], self.families.spans).tolist()
+        return [slice(*one) for one in cuts]
+
     def pin_memory(self) -> Self:
         return self._make(x.pin_memory() if isinstance(x, Tensor | Bounds) else x for x in self)
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_exporting
 
 from protlm.attention.base import (
-    Attention,
     Context,
     QueryKeyNorms,
     RandomFeatures,
@@ -18,6 +17,7 @@ from protlm.attention.base import (
     not_compiled,
 )
 from protlm.attention.linearized.case import Attend, Case
+from protlm.attention.linearized.families import Sums, protein_sums, read, seen
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import Weighting, graph_attention, linear_attention
 from protlm.attention.linearized.gated import gated_sums
@@ -36,6 +36,7 @@ from protlm.attention.ops.numerics import (
 )
 from protlm.attention.ops.products import operand_dtype
 from protlm.attention.ops.projection import Projection
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
 from protlm.system.errors import OptionError, UserError
 
@@ -46,7 +47,7 @@ _CLOSED = -1024.0 * math.log(2)
 _LEVEL = 1 << 18
 
 
-class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
+class Performer(SeesRelatives, RandomFeatures, Recurrent[Tensor]):
     """Attention with weights φ(q)·φ(k), normalized; time and memory are linear in L.
 
     The recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32. For
@@ -207,6 +208,39 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         weighting = Weighting(feature_map, self._normalizer, context.causal, bounds.spans)
         # Spans have no padding.
         return linear_attention(*heads, torch.ones_like(context.mask_BL), weighting)
+
+    def across(
+        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        _refuse_float16(*heads)
+        assert self.gate is None or not own, "a decay counts within a protein"
+        q_BHLK, k_BHLK, v_BHLC = heads
+        feature_map, bounds = self.feature_map(accum_dtype(q_BHLK)), view.bounds
+        proteins = protein_sums(k_BHLK, v_BHLC, feature_map, bounds.spans)
+        entering = leaving = self._entering(view, proteins[0])
+        seen_by: list[Sums] = []
+        for family in bounds.members:
+            some, leaving = seen(proteins[family], entering, own=own, later=view.later)
+            seen_by += some
+        state = None
+        if view.keeps:
+            state = torch.cat([x for x in leaving if x is not None], dim=-2)[None]
+        if not (own and context.causal):
+            spans = bounds.spans
+            out = read(q_BHLK, v_BHLC, seen_by, feature_map, self._normalizer, spans)
+            return out, state
+        assert bounds.families is not None
+        before = entering.state[None], None
+        if entering.reference is not None:
+            before = entering.state[None], entering.reference[None]
+        weighting = Weighting(feature_map, self._normalizer, True, bounds.families.spans, before)
+        return linear_attention(*heads, torch.ones_like(context.mask_BL), weighting), state
+
+    def _entering(self, view: View, like: Sums) -> Sums:
+        if view.entering is None:
+            return Sums.none(*like)
+        sums, width = view.entering[0], like.state.shape[-2]
+        return Sums(sums[:, :width], sums[:, width:] if self._is_exponential else None)
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:

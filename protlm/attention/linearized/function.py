@@ -33,16 +33,22 @@ from protlm.attention.ops.products import matrix_product, product
 from protlm.bounds import Spans
 
 # Takes a tile, a number of its three gradients (of q, k or v), and the gradient.
-_Write = Callable[[Tile, int, Tensor], None]
+Write = Callable[[Tile, int, Tensor], None]
 
 
 class Weighting(NamedTuple):
-    """What decides the weights: features, their normalizer, and whether keys have to be earlier."""
+    """What decides the weights: features, their normalizer, and whether keys have to be earlier.
+
+    Attributes:
+        entering: of causal spans, the state (1, H, C + 1, R) of keys before each of them, and its
+            reference or None; without gradients.
+    """
 
     feature_map: FeatureMap
     normalizer: Denominator
     causal: bool
     spans: Spans | None = None
+    entering: tuple[Tensor, Tensor | None] | None = None
 
 
 class LinearAttentionFunction(torch.autograd.Function):
@@ -57,7 +63,7 @@ class LinearAttentionFunction(torch.autograd.Function):
         mask_BL: Tensor,
         weighting: Weighting,
     ) -> Tensor:
-        feature_map, normalizer, causal, spans = weighting
+        feature_map, normalizer, causal, spans, entering = weighting
         # The backward pass takes what was kept, wherever it runs.
         ctx.rounds = rounds = rounds_on_cpu(feature_map, q_BHLK, v_BHLC)
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=rounds)
@@ -79,8 +85,13 @@ class LinearAttentionFunction(torch.autograd.Function):
         references, states = [], []
         with no_autocast(v_BHLC):
             for group in groups:
-                operands.reference_BH1R = None
-                states += (_causal if causal else _bidirectional)(operands, group, write)
+                state, operands.reference_BH1R = (
+                    None if x is None else x[:, group[0].heads] for x in entering or (None, None)
+                )
+                if causal:
+                    states += _causal(operands, group, state, write)
+                else:
+                    states += _bidirectional(operands, group, write)
                 references.append(operands.reference_BH1R)
         ctx.weighting, ctx.groups = weighting, groups
         # The projection is saved so that a redraw before the backward pass is an error.
@@ -96,7 +107,7 @@ class LinearAttentionFunction(torch.autograd.Function):
         (dout_BHLC,) = grad_outputs
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
-        feature_map, normalizer, causal, _ = ctx.weighting
+        feature_map, normalizer, causal, *_ = ctx.weighting
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=ctx.rounds)
         references, states = rest[: len(ctx.groups)], rest[len(ctx.groups) :]
         gradients = [torch.zeros_like(x) for x in (q_BHLK, k_BHLK, v_BHLC)]
@@ -133,7 +144,7 @@ def graph_attention(
     All positions are one tile: a loop over tiles would be that of one length. The states before
     chunks are cumulative sums, so that causal attention is linear in the length there too.
     """
-    feature_map, normalizer, causal, _ = weighting
+    feature_map, normalizer, causal, *_ = weighting
     operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
     with no_autocast(v_BHLC):
         if not causal:
@@ -156,13 +167,26 @@ def graph_attention(
 def _bidirectional(
     operands: Operands, group: list[Tile], write: Callable[[Tile, Tensor], None]
 ) -> list[Tensor]:
+    state = sum_keys(operands, group)
+    read_state(operands, group, state, write)
+    return [*operands.kept_for_backward(), state]
+
+
+def sum_keys(operands: Operands, group: list[Tile]) -> Tensor:
+    """Returns the state of the keys of a group, (B, H, C + 1, R)."""
     state = operands.add_keys(None, group[0])
     for tile in group[1:]:
         state = operands.add_keys(state, tile)
+    return state
+
+
+def read_state(
+    operands: Operands, group: list[Tile], state: Tensor, write: Callable[[Tile, Tensor], None]
+) -> None:
+    """Writes the sums φ(q) S of the queries of a group."""
     for tile in group:
         phi = operands.queries(tile).phi_BHLR
         write(tile, product(phi, state, dtype=operands.product_dtype).to(operands.dtype))
-    return [*operands.kept_for_backward(), state]
 
 
 def _bidirectional_gradients(
@@ -170,11 +194,21 @@ def _bidirectional_gradients(
     group: list[Tile],
     states: list[Tensor],
     dsums_of: Callable[[Tile], Tensor],
-    write: _Write,
+    write: Write,
 ) -> None:
-    """Computes dq and the gradient of the state tile by tile, then dk and dv."""
+    dstate = query_gradients(operands, group, states.pop(), dsums_of, write)
+    key_gradients(operands, group, dstate, write)
+
+
+def query_gradients(
+    operands: Operands,
+    group: list[Tile],
+    state: Tensor,
+    dsums_of: Callable[[Tile], Tensor],
+    write: Write,
+) -> Tensor:
+    """Writes the gradients of queries tile by tile; returns that of the state that they read."""
     multiply = partial(product, dtype=operands.product_dtype)
-    state = states.pop()
     dstate = torch.zeros_like(state)
     for tile in group:
         dsums = dsums_of(tile).to(operands.value_dtype)
@@ -182,6 +216,12 @@ def _bidirectional_gradients(
         columns = dsums.mT if operands.rounds_on_cpu else dsums.mT.contiguous()
         dstate += multiply(columns, phi.mT)
         write(tile, 0, pullback(multiply(dsums, state.mT)))
+    return dstate
+
+
+def key_gradients(operands: Operands, group: list[Tile], dstate: Tensor, write: Write) -> None:
+    """Writes the gradients of keys and values from that of the state to which they are added."""
+    multiply = partial(product, dtype=operands.product_dtype)
     for tile in group:
         phi, pullback = operands.keys(tile)
         relative = operands.relative(dstate)
@@ -200,15 +240,19 @@ def _within_chunks(operands: Operands) -> Callable[..., Tensor]:
 
 
 def _causal(
-    operands: Operands, group: list[Tile], write: Callable[[Tile, Tensor], None]
+    operands: Operands,
+    group: list[Tile],
+    entering: Tensor | None,
+    write: Callable[[Tile, Tensor], None],
 ) -> list[Tensor]:
     """Computes the sums of a group; returns the states before its tiles but the first."""
     dtype = operands.product_dtype
     multiply, within = partial(matrix_product, dtype=dtype), _within_chunks(operands)
     prefix, states = States(), []
+    prefix.last = entering
     for tile in group:
         # The next tile overwrites it.
-        entering = [] if prefix.last is None else [prefix.last.clone()]
+        before_tile = [] if prefix.last is None else [prefix.last.clone()]
         phi_k = chunked(operands.keys(tile, causal=True).phi_BHLR)
         phi_q = chunked(operands.queries(tile).phi_BHLR)
         values = chunked(operands.values_and_ones(tile).to(operands.dtype))
@@ -216,7 +260,7 @@ def _causal(
         weights = multiply(phi_q, phi_k.mT).tril_()
         sums = within(weights, values, onto=multiply(phi_q, before.mT))
         write(tile, positions(sums, tile))
-        states += [*operands.kept_for_backward(), *entering]
+        states += [*operands.kept_for_backward(), *before_tile]
     return states
 
 
@@ -225,7 +269,7 @@ def _causal_gradients(
     group: list[Tile],
     states: list[Tensor],
     dsums_of: Callable[[Tile], Tensor],
-    write: _Write,
+    write: Write,
 ) -> None:
     """Computes the tiles from right to left, carrying the gradient of the state."""
     dtype = operands.product_dtype
