@@ -232,7 +232,8 @@ class StateParts:
     """A state that consists of others: the base of dataclasses."""
 
     def __getitem__(self, rows_B: Tensor, /) -> Self:
-        return replace(self, **{name: part[rows_B] for name, part in vars(self).items()})
+        parts = {name: part for name, part in vars(self).items() if part is not None}
+        return replace(self, **{name: part[rows_B] for name, part in parts.items()})
 
 
 StateT = TypeVar("StateT", bound=State)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from protlm.attention import create, mechanism, names
 from protlm.attention.base import Attention, Context, Recurrent, State, StateParts, even
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
 from protlm.system.errors import OptionError, UserError, one_of
 
@@ -18,14 +19,17 @@ _LINEAR = "performer_relu"
 @final
 @dataclass(frozen=True)
 class HybridState(StateParts):
-    """The last positions, for heads with windows, and the state of the linear mechanism."""
+    """The last positions, for heads with windows, and the state of the linear mechanism.
 
-    window: State
+    A context leaves no positions.
+    """
+
+    window: State | None
     linear: State
 
 
 @final
-class Hybrid(Attention, Recurrent[HybridState]):
+class Hybrid(SeesRelatives, Recurrent[HybridState]):
     """Exact softmax in a sliding window in some heads, a linear mechanism in the others.
 
         out_i = Σ_{j ∈ W(i)} exp(q_i·k_j / √K) v_j / Σ_{j ∈ W(i)} exp(q_i·k_j / √K)
@@ -107,6 +111,26 @@ class Hybrid(Attention, Recurrent[HybridState]):
         near = self.near(*local, context, bounds)
         far = self.linear(*others, context, bounds)
         return torch.cat([near, far], dim=1)
+
+    def forward_family(
+        self, heads: Sequence[Tensor], context: Context, view: View
+    ) -> tuple[Tensor, HybridState | None]:
+        """Windows see the protein alone, and the linear heads the family."""
+        local, others = zip(*map(self._split, heads), strict=True)
+        near, entering = self.near(*local, context, view.bounds), view.entering
+        far_view = view._replace(
+            factor_H=None if view.factor_H is None else view.factor_H[self.local_heads :],
+            entering=None if entering is None else entering.linear,
+        )
+        assert isinstance(self.linear, SeesRelatives)
+        far, state = self.linear.forward_family(others, context, far_view)
+        return torch.cat([near, far], dim=1), None if state is None else HybridState(None, state)
+
+    def entered(self, state: HybridState, k_BHK: Tensor, v_BHC: Tensor) -> HybridState:
+        (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)
+        assert isinstance(self.linear, SeesRelatives)
+        window = _recurrent(self.near).initial_state(near_k, near_v)
+        return HybridState(window, self.linear.entered(state.linear, far_k, far_v))
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)

@@ -41,10 +41,26 @@ class SeesRelatives(Attention):
     The states of contexts are those of `Recurrent`, and have one sample.
     """
 
+    @abstractmethod
     def forward_family(
         self, heads: Sequence[Tensor], context: Context, view: View
     ) -> tuple[Tensor, State | None]:
         """Returns the mixed values of packed families, BHLC, and the state after them if kept."""
+
+    def entered(self, state: Any, k_BHK: Tensor, v_BHC: Tensor) -> State:
+        """Returns the state from which the next protein of a family is stepped through.
+
+        Keys and values give sizes and dtypes.
+        """
+        return state
+
+
+class AttendsAcross(SeesRelatives):
+    """A mechanism with one kind of heads, all of which see the family."""
+
+    def forward_family(
+        self, heads: Sequence[Tensor], context: Context, view: View
+    ) -> tuple[Tensor, State | None]:
         if view.factor_H is not None:
             own_BHLC = self(*heads, context, view.bounds)
             others_BHLC, state = self.across(heads, context, view, own=False)
@@ -62,7 +78,3 @@ class SeesRelatives(Attention):
 
         Only the own protein is causal. A query without keys has 0.
         """
-
-    def entered(self, state: Any, k_BHK: Tensor, v_BHC: Tensor) -> State:
-        """Returns the state from which the next protein of a family is stepped through."""
-        return state

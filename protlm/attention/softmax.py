@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent, not_compiled
+from protlm.attention.base import Context, QueryKeyNorms, Recurrent, not_compiled
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import (
     at_once,
@@ -20,7 +20,9 @@ from protlm.attention.ops.numerics import (
     visible_keys,
     zero_padding,
 )
+from protlm.attention.ops.spans import continued_softmax, span_softmax
 from protlm.attention.ops.varlen import varlen_softmax
+from protlm.attention.relatives import AttendsAcross, View
 from protlm.bounds import Bounds
 
 # Initial capacity of a cache, in positions.
@@ -33,7 +35,7 @@ _ROWS = 512
 
 
 @final
-class Softmax(Attention, Recurrent[KeyValueCache]):
+class Softmax(AttendsAcross, Recurrent[KeyValueCache]):
     """Exact attention by torch's fused kernels: time grows with L², memory with L."""
 
     is_linear: ClassVar[bool] = False
@@ -88,6 +90,29 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
             parts.append(self.mix(q, k, v, within) if start in starts else torch.zeros_like(v))
         return torch.cat(parts, dim=2)
 
+    @not_compiled
+    def across(
+        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
+    ) -> tuple[Tensor, KeyValueCache | None]:
+        assert not view.later, "relatives on both sides of a protein are not one slice"
+        bounds, causal = view.bounds, own and context.causal
+        assert bounds.families is not None
+        families = list(zip(bounds.families.spans.tolist(), bounds.members, strict=True))
+        if view.entering is None and not causal and not view.keeps:
+            pairs = [
+                (slice(start, end), slice(first, end if own else start))
+                for (first, _), family in families
+                for start, end in bounds.spans[family].tolist()
+            ]
+            return span_softmax(heads, pairs), None
+        out_BHLC, cache = torch.zeros_like(heads[2]), None
+        for (first, last), family in families:
+            q, *keys_and_values = (x[:, :, first:last] for x in heads)
+            cache = _with_context(view.entering, *keys_and_values)
+            within = bounds.spans[family] - first
+            out_BHLC[:, :, first:last] = _of_family(q, cache, within.tolist(), own, causal)
+        return out_BHLC, cache if view.keeps else None
+
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         mask_BL, causal = context.mask_BL, context.causal
         q_BHMK, k_BHLK = zero_padding(q_BHLK, mask_BL)[:, :, rows], zero_padding(k_BHLK, mask_BL)
@@ -112,6 +137,26 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         if context.logit_bias is not None:
             bias_H1M = context.logit_bias(length, slice(length - 1, length)).to(k_BHK.dtype)
         return state, state.attend(q_BHK, bias_H1M)
+
+
+def _with_context(before: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
+    """Returns the keys and values of a context and those of a family after it."""
+    if before is not None:
+        k = torch.cat([before.k_BHMK[:, :, : before.length], k.to(before.k_BHMK.dtype)], dim=2)
+        v = torch.cat([before.v_BHMC[:, :, : before.length], v], dim=2)
+    return KeyValueCache(k, v, k.shape[2])
+
+
+def _of_family(
+    q_BHLK: Tensor, cache: KeyValueCache, spans: list[tuple[int, int]], own: bool, causal: bool
+) -> Tensor:
+    """Attends in the last L positions of a cache, which are the proteins of a family."""
+    heads = q_BHLK, cache.k_BHMK, cache.v_BHMC
+    if causal:
+        return continued_softmax(*heads)
+    size = cache.length - q_BHLK.shape[2]
+    pairs = [(slice(start, end), slice(0, size + (end if own else start))) for start, end in spans]
+    return span_softmax(heads, pairs)
 
 
 def _with_a_coordinate(

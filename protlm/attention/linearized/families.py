@@ -216,9 +216,7 @@ class _Read(torch.autograd.Function):
         return dq_BHLK, dstates, *[None] * 5
 
 
-def _operands(
-    q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap
-) -> Operands:
+def _operands(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap) -> Operands:
     """Returns the operands of spans, which have no padding."""
     mask_1L = torch.ones(1, q_BHLK.shape[2], dtype=torch.bool, device=q_BHLK.device)
     return Operands(q_BHLK, k_BHLK, v_BHLC, mask_1L, feature_map)
