@@ -70,7 +70,8 @@ class Bounds(NamedTuple):
         for start, end in [*spans, (total, total)]:
             cuts.update(range(before, start, longest), (start, end))
             before = end
-        room = rows * (most_proteins(length) + length // longest + 1)
+        # Rows of short proteins, which are not compiled, may need more.
+        room = max(rows * (most_proteins(length) + length // longest + 1), len(cuts) - 1)
         bounds = np.full(room + 1, total, dtype=np.int32)
         bounds[: len(cuts)] = sorted(cuts)
         segment_L = np.repeat(np.arange(room), np.diff(bounds))

@@ -79,7 +79,7 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
                 f"local_heads={local_heads} must leave a head of either kind: between 1 "
                 f"and {num_heads - 1} of the {num_heads} heads (model.num_heads)"
             )
-        self.local_heads = self.num_exact_heads = local_heads
+        self.local_heads = self.num_exact_heads = self.protein_heads = local_heads
         sizes = {
             "num_heads": num_heads - local_heads,
             "head_dim": head_dim,
@@ -125,6 +125,16 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
         assert isinstance(self.linear, SeesRelatives)
         far, state = self.linear.forward_family(others, context, far_view)
         return torch.cat([near, far], dim=1), None if state is None else HybridState(None, state)
+
+    def others(
+        self, heads: Sequence[Tensor], context: Context, view: View
+    ) -> tuple[Tensor, HybridState | None]:
+        local, others = zip(*map(self._split, heads), strict=True)
+        entering = None if view.entering is None else view.entering.linear
+        assert isinstance(self.linear, SeesRelatives)
+        far, state = self.linear.others(others, context, view._replace(entering=entering))
+        both = torch.cat([torch.zeros_like(local[2]), far], dim=1)
+        return both, None if state is None else HybridState(None, state)
 
     def entered(self, state: HybridState, k_BHK: Tensor, v_BHC: Tensor) -> HybridState:
         (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)

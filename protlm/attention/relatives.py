@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from protlm.attention.base import Attention, Context, State
@@ -38,8 +39,11 @@ class View(NamedTuple):
 class SeesRelatives(Attention):
     """A mechanism whose proteins may see their relatives.
 
-    The states of contexts are those of `Recurrent`, and have one sample.
+    The states of contexts are those of `Recurrent`, and have one sample. The first `protein_heads`
+    heads see the protein in any layer.
     """
+
+    protein_heads: int = 0
 
     @abstractmethod
     def forward_family(
@@ -47,12 +51,18 @@ class SeesRelatives(Attention):
     ) -> tuple[Tensor, State | None]:
         """Returns the mixed values of packed families, BHLC, and the state after them if kept."""
 
-    def entered(self, state: Any, k_BHK: Tensor, v_BHC: Tensor) -> State:
-        """Returns the state from which the next protein of a family is stepped through.
+    @abstractmethod
+    def others(
+        self, heads: Sequence[Tensor], context: Context, view: View
+    ) -> tuple[Tensor, State | None]:
+        """Returns the means over relatives alone, of heads that see the family; 0 of others."""
+
+    def entered(self, state: Any, k_BHK: Tensor, v_BHC: Tensor) -> Any:
+        """Returns the state from which the next proteins of a family are stepped through.
 
         Keys and values give sizes and dtypes.
         """
-        return state
+        return state[k_BHK.new_zeros(len(k_BHK), dtype=torch.int64)]
 
 
 class AttendsAcross(SeesRelatives):
@@ -63,12 +73,17 @@ class AttendsAcross(SeesRelatives):
     ) -> tuple[Tensor, State | None]:
         if view.factor_H is not None:
             own_BHLC = self(*heads, context, view.bounds)
-            others_BHLC, state = self.across(heads, context, view, own=False)
+            others_BHLC, state = self.others(heads, context, view)
             return own_BHLC + view.factor_H.to(own_BHLC.dtype)[:, None, None] * others_BHLC, state
         is_plain = context.causal and view.entering is None and not view.keeps
         if view.later or is_plain:
             return self(*heads, context, view.bounds.families), None
         return self.across(heads, context, view, own=True)
+
+    def others(
+        self, heads: Sequence[Tensor], context: Context, view: View
+    ) -> tuple[Tensor, State | None]:
+        return self.across(heads, context, view, own=False)
 
     @abstractmethod
     def across(

@@ -21,6 +21,9 @@ from protlm.config.model import (
     NormOrder,
     Positions,
     QueryKeyWidth,
+    Relatives,
+    RelativesPositions,
+    RelativesSum,
 )
 from protlm.config.training import (
     BestMetric,

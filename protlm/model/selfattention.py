@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from protlm.attention import Attention
 from protlm.attention.base import Context, QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
-from protlm.config import ModelConfig, QueryKeyWidth
+from protlm.config import ModelConfig, QueryKeyWidth, RelativesSum
 from protlm.data.vocabulary import Vocabulary
 from protlm.model.layers import Linear, ShortConvolution, is_plain, linear
 from protlm.model.positions import rotate
@@ -97,18 +98,25 @@ _NORMS: Mapping[QueryKeyNorms, Callable[..., nn.Module]] = {
 class BlockContext(NamedTuple):
     """What all blocks of a pass have in common; a rotation is cosines and sines, each LK.
 
-    Bounds are those of packed proteins, whose rows are joined. `is_whole` and `logit_bias` are
-    those of the `Context` of a mechanism.
+    Bounds are those of packed proteins, whose rows are joined. Layers of the family have the other
+    rotation, and what their proteins see of each other, if they do; so have layers of E1 with
+    another base. `is_whole` and `logit_bias` are those of the `Context` of a mechanism.
     """
 
     tokens_BL: Tensor
     mask_BL: Tensor
     rotation: tuple[Tensor, Tensor] | None
     causal: bool
-    global_rotation: tuple[Tensor, Tensor] | None = None
+    other_rotation: tuple[Tensor, Tensor] | None = None
     bounds: Bounds | None = None
     is_whole: bool = False
     logit_bias: Callable[[int, slice], Tensor] | None = None
+    view: View | None = None
+
+    def with_state(self, entering: State | None) -> "BlockContext":
+        """Returns the context of a block which a context of relatives has left a state."""
+        assert self.view is not None
+        return self._replace(view=self.view._replace(entering=entering))
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.clip, every = config.qkv_clip, config.global_every
         self.is_global = every > 0 and layer % every == 0
+        # Of a pattern, windows see the protein in any layer.
+        self.sees_family = config.sees_family(layer) and isinstance(mechanism, SeesRelatives)
         dim, self.num_heads = config.model_dim, config.num_heads
         inner = self.num_heads * config.width_of_head
         bias, shared = config.attention_bias, mechanism.shares_query_key
@@ -183,6 +193,8 @@ class SelfAttention(nn.Module):
             nn.RMSNorm(config.width_of_head, eps=1e-6) if config.output_gate else None
         )
         self.mechanism = mechanism
+        is_apart = self.sees_family and config.relatives_sum is RelativesSum.apart
+        self.relatives_factor = nn.Parameter(torch.zeros(self.num_heads)) if is_apart else None
 
     def inputs(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         if self.convolution is not None:
@@ -221,9 +233,19 @@ class SelfAttention(nn.Module):
     def forward(self, hidden_BLD: Tensor, context: BlockContext) -> Tensor:
         mechanism, causal = self.mechanism, context.causal
         assert mechanism.supports_causal if causal else mechanism.supports_bidirectional
+        return self.read(hidden_BLD, context)[1]
+
+    def read(self, hidden_BLD: Tensor, context: BlockContext) -> tuple[State | None, Tensor]:
+        """Returns what the proteins leave for those that follow in their family, and the output."""
         x = self.inputs(hidden_BLD, context)
-        mixed_BHLC = mechanism(x.q_BHLK, x.k_BHLK, x.v_BHLC, x.context, context.bounds)
-        return self._out(mixed_BHLC.transpose(1, 2), x.context.hidden_BLD)
+        state, heads = None, (x.q_BHLK, x.k_BHLK, x.v_BHLC)
+        if self.sees_family and context.view is not None:
+            assert isinstance(self.mechanism, SeesRelatives)
+            view = context.view._replace(factor_H=self.relatives_factor)
+            mixed_BHLC, state = self.mechanism.forward_family(heads, x.context, view)
+        else:
+            mixed_BHLC = self.mechanism(*heads, x.context, context.bounds)
+        return state, self._out(mixed_BHLC.transpose(1, 2), x.context.hidden_BLD)
 
     def step(
         self, state: State | None, hidden_B1D: Tensor, context: BlockContext
@@ -240,9 +262,25 @@ class SelfAttention(nn.Module):
             recent_BMD, hidden_B1D = self.convolution.step(recent_BMD, hidden_B1D)
         x = self._projected(hidden_B1D, context)
         q_BHK, k_BHK, v_BHC = (y.squeeze(2) for y in (x.q_BHLK, x.k_BHLK, x.v_BHLC))
-        before = mechanism.initial_state(k_BHK, v_BHC) if state is None else state.mechanism
+        before = self._first_state(k_BHK, v_BHC, context) if state is None else state.mechanism
         after, mixed_BHC = mechanism.step(before, q_BHK, k_BHK, v_BHC, x.context)
+        if self.relatives_factor is not None and context.view is not None:
+            assert isinstance(mechanism, SeesRelatives)
+            # Samples are proteins of one row, which share the context.
+            heads = [y.transpose(0, 2) for y in (x.q_BHLK, x.k_BHLK, x.v_BHLC)]
+            row = x.context._replace(mask_BL=x.context.mask_BL.mT)
+            others_1HBC, _ = mechanism.others(heads, row, context.view)
+            factor_HB1 = self.relatives_factor.to(mixed_BHC.dtype)[:, None, None]
+            mixed_BHC = mixed_BHC + (factor_HB1 * others_1HBC[0]).transpose(0, 1)
         return SublayerState(after, recent_BMD), self._out(mixed_BHC[:, None], hidden_B1D)
+
+    def _first_state(self, k_BHK: Tensor, v_BHC: Tensor, context: BlockContext) -> State:
+        mechanism, view = self.mechanism, context.view
+        is_joint = self.sees_family and self.relatives_factor is None
+        if is_joint and view is not None and isinstance(mechanism, SeesRelatives):
+            return mechanism.entered(view.entering, k_BHK, v_BHC)
+        assert isinstance(mechanism, Recurrent)
+        return mechanism.initial_state(k_BHK, v_BHC)
 
     def _out(self, mixed_BLHC: Tensor, hidden_BLD: Tensor) -> Tensor:
         if self.gate is None or self.output_norm is None:
@@ -250,10 +288,17 @@ class SelfAttention(nn.Module):
         return self.output(self.output_norm(mixed_BLHC).flatten(2) * F.silu(self.gate(hidden_BLD)))
 
     def _rotated(self, x_BHLK: Tensor, context: BlockContext) -> Tensor:
-        rotation = context.global_rotation if self.is_global else context.rotation
+        rotation, own = context.rotation, 0
+        if self.is_global or (self.sees_family and context.view is not None):
+            rotation = context.other_rotation
         if rotation is None or not self.mechanism.takes_rotary:
             return x_BHLK
-        return rotate(x_BHLK, *rotation)
+        if rotation is not context.rotation and isinstance(self.mechanism, SeesRelatives):
+            own = self.mechanism.protein_heads
+        if not own or context.rotation is None:
+            return rotate(x_BHLK, *rotation)
+        of_protein, of_family = x_BHLK.tensor_split([own], dim=1)
+        return torch.cat([rotate(of_protein, *context.rotation), rotate(of_family, *rotation)], 1)
 
     def _heads(self, x_BLD: Tensor) -> Tensor:
         return x_BLD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -18,8 +18,17 @@ from torch.utils.checkpoint import checkpoint
 from protlm.attention import Attention, create
 from protlm.attention.base import SharesParameters, State
 from protlm.attention.layers import mechanisms_of
+from protlm.attention.relatives import View
 from protlm.bounds import Bounds
-from protlm.config import HeadKind, ModelConfig, Norm, NormOrder, Positions
+from protlm.config import (
+    HeadKind,
+    ModelConfig,
+    Norm,
+    NormOrder,
+    Positions,
+    Relatives,
+    RelativesPositions,
+)
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
@@ -66,15 +75,32 @@ def padded_at_the_end(mask_BL: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
+class FamilyState:
+    """What a context leaves for the proteins after it: states of layers that see the family.
+
+    It has one sample, and `length` positions of `proteins` proteins.
+    """
+
+    blocks: tuple[State | None, ...]
+    length: int
+    proteins: int
+
+
+@final
+@dataclass(frozen=True)
 class DecodingState:
-    """The states of the blocks after `length` positions; None before the first."""
+    """The states of the blocks after `length` positions; None before the first.
+
+    All samples follow the same family, if there is one.
+    """
 
     length: int
     blocks: tuple[State | None, ...]
+    family: FamilyState | None = None
 
     def __getitem__(self, rows_B: Tensor) -> "DecodingState":
         blocks = (None if state is None else state[rows_B] for state in self.blocks)
-        return DecodingState(self.length, tuple(blocks))
+        return DecodingState(self.length, tuple(blocks), self.family)
 
 
 class ProteinLM(nn.Module):
@@ -91,6 +117,7 @@ class ProteinLM(nn.Module):
         vocab_size, dim, is_tied = len(vocabulary), config.model_dim, config.tied_head
         self.vocabulary = vocabulary
         self.activation_checkpointing = False
+        self.relatives, self.relatives_positions = config.relatives, config.relatives_positions
         self.embedding = nn.Embedding(vocab_size, dim, padding_idx=vocabulary.pad)
         self.positions = PositionTable(config) if config.has_position_table else None
         self.token_dropout = config.token_dropout
@@ -144,27 +171,81 @@ class ProteinLM(nn.Module):
         layers: Sequence[int] = (),
         bounds: Bounds | None = None,
         is_whole: bool = False,
+        family: FamilyState | None = None,
     ) -> ModelOutput:
         """Returns logits for every position, and the hidden states of layers.
 
         Layer 0 is the embedding, n the output of block n, and the last one that of the final norm,
-        as in ESM. With bounds, the rows have packed proteins, each computed as if it were alone.
+        as in ESM. With bounds, the rows have packed proteins, each computed as if it were alone, or
+        seeing its family if the bounds have families and the model sees them. Each family of the
+        rows then follows `family`, if it is given.
         With `is_whole`, the mask is true everywhere, which spares a GPU hiding padding.
         """
-        context = self._context(tokens_BL, mask_BL, causal, bounds=bounds, is_whole=is_whole)
-        hidden = self._hidden_states(context, {*layers, self.num_layers})
-        if bounds is not None:
-            hidden = {number: x.reshape(*mask_BL.shape, -1) for number, x in hidden.items()}
+        hidden = self.hidden_states(
+            tokens_BL,
+            mask_BL,
+            causal=causal,
+            layers={*layers, self.num_layers},
+            bounds=bounds,
+            is_whole=is_whole,
+            family=family,
+        )
         asked = {layer: hidden[layer] for layer in hidden if layer in layers}
         return ModelOutput(self._logits(hidden[self.num_layers]), asked)
 
     def hidden_states(
-        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, layers: Collection[int]
+        self,
+        tokens_BL: Tensor,
+        mask_BL: Tensor,
+        *,
+        causal: bool,
+        layers: Collection[int],
+        bounds: Bounds | None = None,
+        is_whole: bool = False,
+        family: FamilyState | None = None,
     ) -> dict[int, Tensor]:
         """Returns the hidden states of `forward`, BLD; later blocks and the head are not run."""
-        return self._hidden_states(self._context(tokens_BL, mask_BL, causal), layers)
+        context = self._context(
+            tokens_BL, mask_BL, causal, bounds=bounds, is_whole=is_whole, family=family
+        )
+        hidden = self._hidden_states(context, layers, family)
+        if bounds is None:
+            return hidden
+        return {number: x.reshape(*mask_BL.shape, -1) for number, x in hidden.items()}
 
-    def _hidden_states(self, context: BlockContext, layers: Collection[int]) -> dict[int, Tensor]:
+    def read(
+        self,
+        tokens_BL: Tensor,
+        mask_BL: Tensor,
+        *,
+        causal: bool,
+        bounds: Bounds,
+        family: FamilyState | None = None,
+    ) -> FamilyState:
+        """Reads the proteins of one family, after those that were read before; without gradients.
+
+        The model's relatives are `ordered`: no protein sees those after it.
+        """
+        assert bounds.families is not None and len(bounds.families.spans) == 1
+        context = self._context(tokens_BL, mask_BL, causal, bounds=bounds, family=family)
+        assert context.view is not None and not context.view.later
+        context = context._replace(view=context.view._replace(keeps=True))
+        x_BLD, blocks, early = self._enter(context), list[State | None](), list[Tensor]()
+        for number, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            own = context.with_state(None if family is None else family.blocks[number])
+            state, x_BLD = block.read(self._skipped(x_BLD, early), own)
+            blocks.append(state)
+        before = FamilyState((), 0, 0) if family is None else family
+        return FamilyState(
+            tuple(blocks),
+            before.length + int(mask_BL.sum()),
+            before.proteins + len(bounds.spans),
+        )
+
+    def _hidden_states(
+        self, context: BlockContext, layers: Collection[int], family: FamilyState | None = None
+    ) -> dict[int, Tensor]:
         hidden: dict[int, Tensor] = {}
         x_BLD = self._enter(context)
         early: list[Tensor] = []
@@ -174,6 +255,8 @@ class ProteinLM(nn.Module):
             if number > max(layers):
                 return hidden
             x_BLD = self._skipped(x_BLD, early)
+            if family is not None:
+                context = context.with_state(family.blocks[number - 1])
             if self.activation_checkpointing and torch.is_grad_enabled():
                 # The recomputation draws the same dropout: preserve_rng_state is true by default.
                 x_BLD = checkpoint(block, x_BLD, context, use_reentrant=False)
@@ -182,9 +265,9 @@ class ProteinLM(nn.Module):
         hidden[self.num_layers] = self.final_norm(x_BLD)
         return hidden
 
-    def initial_state(self) -> DecodingState:
-        """Returns the state before the first position, for any number of samples."""
-        return DecodingState(0, (None,) * self.num_layers)
+    def initial_state(self, family: FamilyState | None = None) -> DecodingState:
+        """Returns the state before the first position of a protein, for any number of samples."""
+        return DecodingState(0, (None,) * self.num_layers, family)
 
     def step(self, state: DecodingState, tokens_B: Tensor) -> tuple[DecodingState, Tensor]:
         """Processes the next token of every sample; the input state must not be used again.
@@ -192,17 +275,19 @@ class ProteinLM(nn.Module):
         Returns the state after it, and the logits of the following token, BV, equal to those of
         `forward` with `causal=True`.
         """
-        start, tokens_B1 = state.length, tokens_B[:, None]
-        context = self._context(tokens_B1, torch.ones_like(tokens_B1).bool(), True, start)
+        start, tokens_B1, family = state.length, tokens_B[:, None], state.family
+        context = self._step_context(tokens_B1, start, family)
         x_B1D = self._enter(context, start)
         blocks: list[State | None] = []
         early: list[Tensor] = []
-        for block, before in zip(self.blocks, state.blocks, strict=True):
+        for number, (block, before) in enumerate(zip(self.blocks, state.blocks, strict=True)):
             assert isinstance(block, Block)
+            if family is not None:
+                context = context.with_state(family.blocks[number])
             after, x_B1D = block.step(before, self._skipped(x_B1D, early), context)
             blocks.append(after)
         out = ModelOutput(self._logits(self.final_norm(x_B1D)), {})
-        return DecodingState(start + 1, tuple(blocks)), out.logits_BLV.squeeze(1)
+        return DecodingState(start + 1, tuple(blocks), family), out.logits_BLV.squeeze(1)
 
     def attention_inputs(
         self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
@@ -262,6 +347,7 @@ class ProteinLM(nn.Module):
         *,
         bounds: Bounds | None = None,
         is_whole: bool = False,
+        family: FamilyState | None = None,
     ) -> BlockContext:
         """Returns the context of rows from a position on, or of packed proteins, in one row."""
         # Packed proteins may be padded one by one.
@@ -271,11 +357,42 @@ class ProteinLM(nn.Module):
         else:
             tokens_BL, mask_BL = tokens_BL.reshape(1, -1), mask_BL.reshape(1, -1)
             position_L = bounds.position_L
-        rotation = None if self.rotary is None else self.rotary.angles(position_L)
-        other = None if self.global_rotary is None else self.global_rotary.angles(position_L)
+        view, of_family_L = None, position_L
+        if bounds is not None and bounds.families is not None and self.relatives is not None:
+            view = View(bounds, later=self.relatives is Relatives.full and not causal)
+            if self.relatives_positions is not RelativesPositions.restart:
+                of_family_L = self._positions_after(family, bounds.families.position_L)
+        rotation = other = None if self.rotary is None else self.rotary.angles(position_L)
+        if self.global_rotary is not None or of_family_L is not position_L:
+            other = self._other_rotation(of_family_L)
         return BlockContext(
-            tokens_BL, mask_BL, rotation, causal, other, bounds, is_whole, self.relative
+            tokens_BL, mask_BL, rotation, causal, other, bounds, is_whole, self.relative, view
         )
+
+    def _step_context(
+        self, tokens_B1: Tensor, start: int, family: FamilyState | None
+    ) -> BlockContext:
+        """Returns the context of a position, of samples that follow a family if there is one."""
+        context = self._context(tokens_B1, torch.ones_like(tokens_B1).bool(), True, start)
+        if family is None:
+            return context
+        number = len(tokens_B1)
+        spans = [(n, n + 1) for n in range(number)]
+        bounds = Bounds.of(spans, (1, number), longest=1, families=[1] * number)
+        position_L = torch.tensor([start], device=tokens_B1.device)
+        rotation = self._other_rotation(self._positions_after(family, position_L))
+        return context._replace(other_rotation=rotation, view=View(bounds, later=False))
+
+    def _positions_after(self, family: FamilyState | None, position_L: Tensor) -> Tensor:
+        """Returns the positions of layers of the family that follow those of a context."""
+        if family is None or self.relatives_positions is not RelativesPositions.run:
+            return position_L
+        return position_L + family.length
+
+    def _other_rotation(self, position_L: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Returns the rotation of layers of the family, and of those with another base."""
+        rotary = self.global_rotary or self.rotary
+        return None if rotary is None else rotary.angles(position_L)
 
     def _skipped(self, x_BLD: Tensor, early: list[Tensor]) -> Tensor:
         """Returns the input of the next block, with its skip; `early` has the previous inputs."""
