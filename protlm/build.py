@@ -13,6 +13,8 @@ from typing import Any
 
 from protlm.attention import Attention, mechanism, names
 from protlm.attention.layers import option_differences, stored_options, unable
+from protlm.attention.relatives import SeesRelatives
+from protlm.attention.window import SlidingWindow
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import all_checkpoints
@@ -60,8 +62,10 @@ def load_initial_weights(
             f"model.init_from={path} has another architecture ({name}={there}, and that of "
             f"this run is {here}); type: {typed}"
         )
+    # A model of single proteins starts to see relatives without a change of what it computes.
+    first = {k: x for k, x in network.state_dict().items() if k.endswith(".relatives_factor")}
     try:
-        network.load_state_dict(found.weights)
+        network.load_state_dict({**first, **found.weights})
     except RuntimeError:
         raise UserError(
             f"the weights of model.init_from={path}, of attention={was}, do not fit "
@@ -115,14 +119,15 @@ def describe(config: TrainConfig) -> ModelDescription:
 def build_training(plan: RunPlan) -> LanguageModeling:
     """Returns the LightningModule of a run, with new weights or those of `model.init_from`."""
     config = plan.config
-    network = build_network(config.model, config.attention, seed=config.seed)
+    _check_relatives(plan)
+    network = build_network(plan.model, config.attention, seed=config.seed)
     _check_fits(network, plan)
     network.activation_checkpointing = config.trainer.activation_checkpointing
     # A run that continues has weights in its checkpoints.
     starts_from = None if all_checkpoints(plan.run_dir) else config.model.init_from
     if starts_from is None:
         return build_module(network, plan)
-    source = load_initial_weights(network, config.model, config.attention, Path(starts_from))
+    source = load_initial_weights(network, plan.model, config.attention, Path(starts_from))
     module = build_module(network, plan)
     module.description = replace(module.description, source=source)
     module.check_start(config)
@@ -139,7 +144,7 @@ def build_module(network: ProteinLM, plan: RunPlan) -> LanguageModeling:
     stage, teacher = config.objective.stage, config.objective.teacher
     module = (LanguageModeling if stage is None else STAGES[stage])(
         network,
-        description=describe(config),
+        description=describe(replace(config, model=plan.model)),
         causal=plan.is_causal,
         optimizer=with_half_life(config.optimizer, tokens_per_step=plan.tokens_per_step),
         schedule=config.schedule,
@@ -175,6 +180,28 @@ def _check_fits(network: ProteinLM, plan: RunPlan) -> None:
             f"model.max_length={longest} positions of the model; "
             f"type data.max_length={longest}, or increase model.max_length"
         )
+
+
+def _check_relatives(plan: RunPlan) -> None:
+    """Refuses a mechanism whose proteins cannot see relatives, where they should."""
+    config = plan.config
+    if plan.model.relatives is None:
+        return
+    if found := unable(config.attention, plan.model.num_layers, _may_have_relatives):
+        able = [name for name in names() if issubclass(mechanism(name), SeesRelatives)]
+        raise UserError(
+            f"{found} cannot see relatives (data.batching=relatives); choose one of: {one_of(able)}"
+        )
+    if config.objective.stage is not None:
+        raise UserError(
+            f"objective.stage={config.objective.stage} imitates a model of single proteins; type "
+            "data.batching=packed"
+        )
+
+
+def _may_have_relatives(kind: type[Attention]) -> bool:
+    # A window sees the protein; in a pattern, other layers see the family.
+    return issubclass(kind, SeesRelatives | SlidingWindow)
 
 
 def _supports(kind: type[Attention], *, causal: bool) -> bool:

@@ -112,6 +112,11 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
         far = self.linear(*others, context, bounds)
         return torch.cat([near, far], dim=1)
 
+    def relatives_refusal(self, *, later: bool, apart: bool) -> str:
+        if isinstance(self.linear, SeesRelatives):
+            return self.linear.relatives_refusal(later=later, apart=apart)
+        return f"the linear heads, of {type(self.linear).__name__}, cannot see relatives"
+
     def forward_family(
         self, heads: Sequence[Tensor], context: Context, view: View
     ) -> tuple[Tensor, HybridState | None]:

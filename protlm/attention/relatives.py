@@ -45,6 +45,10 @@ class SeesRelatives(Attention):
 
     protein_heads: int = 0
 
+    def relatives_refusal(self, *, later: bool, apart: bool) -> str:
+        """Returns why proteins cannot see their relatives so, or ""."""
+        return ""
+
     @abstractmethod
     def forward_family(
         self, heads: Sequence[Tensor], context: Context, view: View

@@ -153,6 +153,11 @@ class RandomFeatureAttention(AttendsAcross, Recurrent[Tensor]):
             out_BHLC = normalized(means, self._normalizer)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
+    def relatives_refusal(self, *, later: bool, apart: bool) -> str:
+        return (
+            "" if self.gate is None else "the gate of rfa has no form for relatives: omit gate=true"
+        )
+
     def across(
         self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
     ) -> tuple[Tensor, Tensor | None]:

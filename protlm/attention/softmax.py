@@ -90,6 +90,14 @@ class Softmax(AttendsAcross, Recurrent[KeyValueCache]):
             parts.append(self.mix(q, k, v, within) if start in starts else torch.zeros_like(v))
         return torch.cat(parts, dim=2)
 
+    def relatives_refusal(self, *, later: bool, apart: bool) -> str:
+        if not (later and apart):
+            return ""
+        return (
+            "softmax over relatives on both sides alone is not computed: type "
+            "model.relatives_sum=joint, or model.relatives=ordered"
+        )
+
     @not_compiled
     def across(
         self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool

@@ -88,10 +88,14 @@ class ModelDescription:
 def differences(found: ModelConfig, asked: ModelConfig) -> list[tuple[str, str, str]]:
     """Returns the settings in which two models are different functions of their weights.
 
+    One of single proteins may become one that sees relatives.
+
     Each with its value in `found` and in `asked`, as in a config.
     """
     named = [f.name for f in fields(ModelConfig) if f.name not in _SAME_FUNCTION]
     pairs = [(name, _effective(found, name), _effective(asked, name)) for name in named]
+    if found.relatives is None:
+        pairs = [pair for pair in pairs if not pair[0].startswith("relatives")]
     return [(name, as_typed(one), as_typed(other)) for name, one, other in pairs if one != other]
 
 
@@ -105,6 +109,7 @@ def _effective(config: ModelConfig, name: str) -> Any:
         return None
     unused = {
         "relative_": config.positions is not Positions.relative,
+        "relatives_": config.relatives is None,
         "global_base": not config.global_every,
     }
     return None if any(name.startswith(x) and unused[x] for x in unused) else value

@@ -14,10 +14,11 @@ from protlm.attention.base import Context, QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
 from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
-from protlm.config import ModelConfig, QueryKeyWidth, RelativesSum
+from protlm.config import ModelConfig, QueryKeyWidth, Relatives, RelativesSum
 from protlm.data.vocabulary import Vocabulary
 from protlm.model.layers import Linear, ShortConvolution, is_plain, linear
 from protlm.model.positions import rotate
+from protlm.system.errors import UserError
 
 # Part of the name of every weight of a mechanism.
 MECHANISM = ".attention.mechanism."
@@ -193,8 +194,14 @@ class SelfAttention(nn.Module):
             nn.RMSNorm(config.width_of_head, eps=1e-6) if config.output_gate else None
         )
         self.mechanism = mechanism
-        is_apart = self.sees_family and config.relatives_sum is RelativesSum.apart
-        self.relatives_factor = nn.Parameter(torch.zeros(self.num_heads)) if is_apart else None
+        is_apart = config.relatives_sum is RelativesSum.apart
+        if self.sees_family and isinstance(mechanism, SeesRelatives):
+            is_full = config.relatives is Relatives.full
+            if refusal := mechanism.relatives_refusal(later=is_full, apart=is_apart):
+                raise UserError(refusal)
+        self.relatives_factor = (
+            nn.Parameter(torch.zeros(self.num_heads)) if self.sees_family and is_apart else None
+        )
 
     def inputs(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         if self.convolution is not None:

@@ -138,6 +138,14 @@ class ProteinLM(nn.Module):
             Block(config, mechanism(number), vocabulary, number + 1)
             for number in range(config.num_layers)
         )
+        if config.relatives is not None and not any(
+            isinstance(block, Block) and block.attention.sees_family for block in self.blocks
+        ):
+            raise UserError(
+                "no layer sees relatives: windows see the protein, and the first layer of the "
+                f"family is number {config.relatives_every}, of {config.num_layers}; type "
+                "model.relatives_every=1, or another attention"
+            )
         if self.relative is not None:
             for number in range(config.num_layers):
                 self.relative.check(self.mechanism(number + 1))

@@ -5,7 +5,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from protlm.config import Batching, Mode, Objective, TrainConfig, TrainerConfig
+from protlm.config import (
+    Batching,
+    Mode,
+    ModelConfig,
+    Objective,
+    Relatives,
+    TrainConfig,
+    TrainerConfig,
+)
 from protlm.data.batching.plan import BatchingStrategy, RankBatches
 from protlm.data.batching.strategies import Concatenation, LengthBuckets, WholeProteins
 from protlm.data.masking import MaskingRule
@@ -36,8 +44,8 @@ class RunPlan:
         trainer = self.config.trainer
         check_trainer(trainer)
         check_schedule(self.config.schedule, max_steps=trainer.max_steps)
-        # Its fractions are checked.
-        _ = self.masking
+        # Fractions and relatives are checked.
+        _ = self.masking, self.model
         self._check_rows()
 
     @property
@@ -49,6 +57,20 @@ class RunPlan:
     def is_causal(self) -> bool:
         """Whether the next residue is predicted."""
         return self.config.objective.name is Objective.causal
+
+    @cached_property
+    def model(self) -> ModelConfig:
+        """The model; one that is trained on families sees all of them, or, if causal, in order."""
+        model = self.config.model
+        if self.config.data.batching is not Batching.relatives:
+            return model
+        if self.is_causal and model.relatives is Relatives.full:
+            raise UserError(
+                "model.relatives=full shows a protein those after it, and objective=causal "
+                "predicts them; type model.relatives=ordered"
+            )
+        default = Relatives.ordered if self.is_causal else Relatives.full
+        return replace(model, relatives=model.relatives or default)
 
     @property
     def num_devices(self) -> int:

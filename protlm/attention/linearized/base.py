@@ -209,6 +209,11 @@ class Performer(AttendsAcross, RandomFeatures, Recurrent[Tensor]):
         # Spans have no padding.
         return linear_attention(*heads, torch.ones_like(context.mask_BL), weighting)
 
+    def relatives_refusal(self, *, later: bool, apart: bool) -> str:
+        if self.gate is None or apart:
+            return ""
+        return "a decay counts within a protein: type model.relatives_sum=apart, or omit the decay"
+
     def across(
         self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
     ) -> tuple[Tensor, Tensor | None]:
