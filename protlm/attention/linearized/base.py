@@ -235,9 +235,10 @@ class Performer(AttendsAcross, RandomFeatures, Recurrent[Tensor]):
             out = read(q_BHLK, v_BHLC, seen_by, feature_map, self._normalizer, spans)
             return out, state
         assert bounds.families is not None
-        before = entering.state[None], None
-        if entering.reference is not None:
-            before = entering.state[None], entering.reference[None]
+        before = None
+        if view.entering is not None:
+            reference = entering.reference
+            before = entering.state[None], None if reference is None else reference[None]
         weighting = Weighting(feature_map, self._normalizer, True, bounds.families.spans, before)
         return linear_attention(*heads, torch.ones_like(context.mask_BL), weighting), state
 
