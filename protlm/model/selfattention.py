@@ -277,8 +277,8 @@ class SelfAttention(nn.Module):
             heads = [y.transpose(0, 2) for y in (x.q_BHLK, x.k_BHLK, x.v_BHLC)]
             row = x.context._replace(mask_BL=x.context.mask_BL.mT)
             others_1HBC, _ = mechanism.others(heads, row, context.view)
-            factor_HB1 = self.relatives_factor.to(mixed_BHC.dtype)[:, None, None]
-            mixed_BHC = mixed_BHC + (factor_HB1 * others_1HBC[0]).transpose(0, 1)
+            factor_H11 = self.relatives_factor.to(mixed_BHC.dtype)[:, None, None]
+            mixed_BHC = mixed_BHC + (factor_H11 * others_1HBC[0]).transpose(0, 1)
         return SublayerState(after, recent_BMD), self._out(mixed_BHC[:, None], hidden_B1D)
 
     def _first_state(self, k_BHK: Tensor, v_BHC: Tensor, context: BlockContext) -> State:

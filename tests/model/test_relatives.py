@@ -1,0 +1,192 @@
+"""A network on families: packed, padded, in any order, and after a context that was read before."""
+
+import re
+from itertools import accumulate, pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from protlm.bounds import Bounds
+from protlm.data.vocabulary import VOCABULARY
+from protlm.model.transformer import FamilyState, ProteinLM
+from protlm.system.errors import UserError
+from tests.model.test_packed import EXTRAS, gradients, trained
+
+Family = list[Tensor]
+LENGTHS = [[9, 40, 12], [7], [33, 10]]
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+MECHANISMS = ["softmax", "performer_relu", "performer_softmax", "hybrid"]
+# A causal model has bounded logits, so that no feature is cut.
+SETTINGS = {"positions": "rotary", "qk_norm": True, "output_gate": True, **EXTRAS}
+
+
+def families(seed: int = 0) -> list[Family]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def protein(length: int) -> Tensor:
+        residues = torch.randint(4, 24, (length - 2,), generator=generator)
+        residues[::7] = VOCABULARY.mask
+        ends = torch.tensor([VOCABULARY.cls]), torch.tensor([VOCABULARY.eos])
+        return torch.cat([ends[0], residues, ends[1]])
+
+    return [[protein(length) for length in some] for some in LENGTHS]
+
+
+def network(attention: str = "performer_relu", **relatives: object) -> ProteinLM:
+    return trained(f"attention={attention}", **{**SETTINGS, **relatives}).double()
+
+
+def row(some: list[Family], padding: int, running: bool) -> tuple[Tensor, Tensor, Bounds]:
+    proteins = [protein for family in some for protein in family]
+    spans = [*pairwise(accumulate(map(len, proteins), initial=0))]
+    tokens_1L = torch.cat([*proteins, torch.full((padding,), VOCABULARY.pad)])[None]
+    sizes = [len(family) for family in some]
+    bounds = Bounds.of(spans, (1, tokens_1L.shape[1]), longest=64, families=sizes, running=running)
+    return tokens_1L, tokens_1L != VOCABULARY.pad, bounds
+
+
+def run(
+    model: ProteinLM,
+    some: list[Family],
+    *,
+    causal: bool = False,
+    padding: int = 0,
+    family: FamilyState | None = None,
+) -> list[Tensor]:
+    """The logits of each protein."""
+    tokens_1L, mask_1L, bounds = row(some, padding, model.relatives_positions == "run")
+    logits = model(tokens_1L, mask_1L, causal=causal, bounds=bounds, family=family).logits_BLV
+    return [logits[0, start:end] for start, end in bounds.spans.tolist()]
+
+
+def read(
+    model: ProteinLM, some: Family, *, causal: bool = False, family: FamilyState | None = None
+) -> FamilyState:
+    tokens_1L, mask_1L, bounds = row([some], 3, model.relatives_positions == "run")
+    return model.read(tokens_1L, mask_1L, causal=causal, bounds=bounds, family=family)
+
+
+def close(found: list[Tensor], expected: list[Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+@pytest.mark.parametrize("attention", MECHANISMS)
+@pytest.mark.parametrize(
+    "relatives",
+    [
+        {"relatives": "full"},
+        {"relatives": "full", "relatives_sum": "apart"},
+        {"relatives": "ordered", "relatives_positions": "run"},
+        {"relatives": "ordered", "relatives_sum": "apart", "relatives_every": 2},
+    ],
+    ids=lambda x: "-".join(map(str, x.values())),
+)
+def test_a_packed_family_is_as_it_is_alone(attention, relatives):
+    if attention == "softmax" and relatives == {"relatives": "full", "relatives_sum": "apart"}:
+        with pytest.raises(UserError, match="relatives_sum=joint"):
+            network(attention, **relatives)
+        return
+    model = network(attention, **relatives)
+    packed = run(model, families(), padding=7)
+    alone = [one for family in families() for one in run(model, [family])]
+    close(packed, alone)
+    found, wanted = (
+        gradients(model, torch.cat(x))
+        for x in (
+            run(model, families(), padding=7),
+            [y for f in families() for y in run(model, [f])],
+        )
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("attention", ["softmax", "performer_relu", "hybrid"])
+def test_the_order_of_relatives_has_no_meaning_if_all_see_all(attention):
+    model = network(attention, relatives="full")
+    first, second, third = families()[0]
+    one, two, three = run(model, [[first, second, third]])
+    close(run(model, [[third, first, second]]), [three, one, two])
+
+
+def test_a_relative_changes_what_is_predicted_and_no_other_family():
+    model = network(relatives="full")
+    with_it, others = run(model, families()), families()
+    others[0][1][5] = 4 + (others[0][1][5] - 3) % 20
+    without = run(model, others)
+    changed = [not torch.equal(a, b) for a, b in zip(with_it, without, strict=True)]
+    assert changed == [True, True, True, False, False, False]
+    ordered = network(relatives="ordered")
+    changed = [
+        not torch.equal(a, b)
+        for a, b in zip(run(ordered, families()), run(ordered, others), strict=True)
+    ]
+    assert changed == [False, True, True, False, False, False]
+
+
+def test_layers_of_the_protein_give_the_result_alone():
+    model = network("performer_relu", relatives="full", relatives_every=2)
+    # No layer of the family before the last one.
+    tokens_1L, mask_1L, bounds = row(families(), 0, False)
+    families_or_not = [
+        model.hidden_states(tokens_1L, mask_1L, causal=False, layers=[1], bounds=one)[1]
+        for one in (bounds, bounds._replace(families=None))
+    ]
+    assert torch.equal(*families_or_not)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("attention", MECHANISMS)
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("running", [False, True])
+def test_a_context_is_read_once_for_all_queries(attention, causal, apart, running):
+    model = network(
+        attention,
+        relatives="ordered",
+        relatives_sum="apart" if apart else "joint",
+        relatives_positions="run" if running else "restart",
+        # It counts the masked tokens of the whole protein.
+        token_dropout=not causal,
+    )
+    (first, second, query), (other,), _ = families()
+    with torch.no_grad():
+        whole = run(model, [[first, second, query]], causal=causal)
+        state = read(model, [first], causal=causal)
+        state = read(model, [second], causal=causal, family=state)
+        assert (state.length, state.proteins) == (49, 2)
+        found, _ = run(model, [[query], [other]], causal=causal, family=state)
+        close([found], [whole[2]])
+        # Two queries of one row do not see each other, and the first is the same alone.
+        close([found], run(model, [[query]], causal=causal, family=state))
+        if not causal:
+            return
+        after, steps = model.initial_state(state), list[Tensor]()
+        for token in query:
+            after, logits_BV = model.step(after, token.repeat(2))
+            steps.append(logits_BV)
+    close([*torch.stack(steps, dim=1)], [whole[2]] * 2)
+
+
+def test_a_model_trained_alone_starts_unchanged_if_sums_are_apart():
+    alone = network("performer_relu")
+    model = network("performer_relu", relatives="full", relatives_sum="apart")
+    weights = {k: x for k, x in model.state_dict().items() if k.endswith("relatives_factor")}
+    model.load_state_dict(
+        {**{k: torch.zeros_like(x) for k, x in weights.items()}, **alone.state_dict()}
+    )
+    assert weights
+    for one, other in zip(run(model, families()), run(alone, families()), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_impossible_settings_are_refused():
+    for settings, words in [
+        ({"positions": "relative"}, "model.positions=relative"),
+        ({"positions": "learned", "relatives_positions": "run"}, "model.relatives_positions=run"),
+        ({"relatives_every": 3, "global_every": 2}, "model.relatives_every=3 must be"),
+        ({"relatives_every": 9}, "no layer sees relatives"),
+    ]:
+        with pytest.raises(UserError, match=re.escape(words)):
+            network("softmax", relatives="ordered", **{**settings})
