@@ -15,7 +15,6 @@ from tests.model.test_packed import EXTRAS, gradients, trained
 
 Family = list[Tensor]
 LENGTHS = [[9, 40, 12], [7], [33, 10]]
-EXACT = {"rtol": 1e-12, "atol": 1e-12}
 MECHANISMS = ["softmax", "performer_relu", "performer_softmax", "hybrid"]
 # A causal model has bounded logits, so that no feature is cut.
 SETTINGS = {"positions": "rotary", "qk_norm": True, "output_gate": True, **EXTRAS}
@@ -69,7 +68,7 @@ def read(
 
 def close(found: list[Tensor], expected: list[Tensor]) -> None:
     for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, **EXACT)
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("attention", MECHANISMS)
