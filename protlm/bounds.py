@@ -101,6 +101,9 @@ class Bounds(NamedTuple):
     def pin_memory(self) -> Self:
         return self._make(x.pin_memory() if isinstance(x, Tensor | Bounds) else x for x in self)
 
+    def to(self, device: torch.device) -> Self:
+        return self._make(x.to(device) if isinstance(x, Tensor | Bounds) else x for x in self)
+
     def with_gaps(self, inputs: Sequence[Tensor], gap: int) -> tuple[Tensor, list[Tensor]]:
         """Returns the places of positions, L, in (..., L, K) with zeros around each segment.
 

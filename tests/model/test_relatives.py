@@ -3,12 +3,14 @@
 import re
 from itertools import accumulate, pairwise
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from protlm.bounds import Bounds
 from protlm.data.vocabulary import VOCABULARY
+from protlm.model.contexts import NetworkInContext, Relative
 from protlm.model.transformer import FamilyState, ProteinLM
 from protlm.system.errors import UserError
 from tests.model.test_packed import EXTRAS, gradients, trained
@@ -189,3 +191,43 @@ def test_impossible_settings_are_refused():
     ]:
         with pytest.raises(UserError, match=re.escape(words)):
             network("softmax", relatives="ordered", **{**settings})
+
+
+def in_context(model: ProteinLM, context: Family, tokens_per_batch: int) -> NetworkInContext:
+    relatives = [Relative(one[1:-1].numpy(), np.arange(len(one) - 2)) for one in context]
+    return NetworkInContext(model, relatives, tokens_per_batch=tokens_per_batch)
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 60, 1000])
+@pytest.mark.parametrize("positions", ["restart", "run", "aligned"])
+@pytest.mark.parametrize("relatives", ["full", "ordered"])
+def test_padded_queries_follow_a_context(relatives, positions, tokens_per_batch):
+    model = network("hybrid", relatives=relatives, relatives_positions=positions)
+    (first, second, query), (other,), _ = families()
+    expected = [run(model, [[first, second, one]])[2] for one in (query, other)]
+    tokens_BL = torch.full((2, len(query)), VOCABULARY.pad)
+    for own, one in zip(tokens_BL, (query, other), strict=True):
+        own[: len(one)] = one
+    within = in_context(model, [first, second], tokens_per_batch)
+    with torch.no_grad():
+        out = within(tokens_BL, tokens_BL != VOCABULARY.pad, causal=False, layers=[1, 2])
+    assert out.hidden[1].shape[:2] == tokens_BL.shape
+    close([out.logits_BLV[0], out.logits_BLV[1, : len(other)]], expected)
+    # Without relatives, a protein is alone.
+    alone = in_context(model, [], tokens_per_batch)
+    with torch.no_grad():
+        logits = alone(query[None], torch.ones(1, len(query)).bool(), causal=False).logits_BLV
+    close([logits[0]], run(model, [[query]]))
+
+
+def test_shifted_columns_move_the_positions_of_a_relative():
+    model = network("softmax", relatives="ordered", relatives_positions="aligned")
+    (first, _, query), *_ = families()
+    tokens_1L, mask_1L = query[None], torch.ones(1, len(query)).bool()
+    outs: list[Tensor] = []
+    for shift in (0, 0, 3):
+        columns = np.arange(len(first) - 2) + shift
+        relative = Relative(first[1:-1].numpy(), columns)
+        within = NetworkInContext(model, [relative], tokens_per_batch=100)
+        outs.append(within(tokens_1L, mask_1L, causal=False).logits_BLV.detach())
+    assert torch.equal(outs[0], outs[1]) and not torch.allclose(outs[0], outs[2])
