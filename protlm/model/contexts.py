@@ -150,19 +150,20 @@ class NetworkInContext(ProteinLM):
     ) -> dict[int, Tensor]:
         """Reads every query with the whole context before it."""
         device, (batch, size) = tokens_BL.device, tokens_BL.shape
-        context = self._joined(self._family) if self._family else _Row(*[np.zeros(0, int)] * 2, [])
+        nothing = np.zeros(0, np.int64)
+        context = self._joined(self._family) if self._family else _Row(nothing, nothing, [])
         before = len(context.tokens_L)
         at_once = max(self._tokens_per_batch // (before + size), 1)
         parts: dict[int, list[Tensor]] = {}
         for start in range(0, batch, at_once):
-            own_BL, own_mask_BL = (x[start : start + at_once] for x in (tokens_BL, mask_BL))
-            first = torch.from_numpy(context.tokens_L).to(device).expand(len(own_BL), -1)
-            given = torch.cat([first, own_BL], dim=1)
-            mask = torch.cat([torch.ones_like(first, dtype=torch.bool), own_mask_BL], dim=1)
+            own, own_mask = (x[start : start + at_once] for x in (tokens_BL, mask_BL))
+            first = torch.from_numpy(context.tokens_L).to(device).expand(len(own), -1)
+            given = torch.cat([first, own], dim=1)
+            mask = torch.cat([torch.ones_like(first, dtype=torch.bool), own_mask], dim=1)
             places = np.concatenate([context.position_L, np.arange(size)])
             rows = [
                 _Row(given[0].cpu().numpy(), places, [*context.lengths, length])
-                for length in own_mask_BL.sum(1).tolist()
+                for length in own_mask.sum(1).tolist()
             ]
             hidden = super().hidden_states(
                 given, mask, causal=causal, layers=layers, bounds=self._bounds(rows).to(device)
