@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, final
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention import create, mechanism, names
@@ -122,24 +123,39 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
     ) -> tuple[Tensor, HybridState | None]:
         """Windows see the protein alone, and the linear heads the family."""
         local, others = zip(*map(self._split, heads), strict=True)
-        near, entering = self.near(*local, context, view.bounds), view.entering
-        far_view = view._replace(
-            factor_H=None if view.factor_H is None else view.factor_H[self.local_heads :],
-            entering=None if entering is None else entering.linear,
-        )
+        near = self.near(*local, context, view.bounds)
         assert isinstance(self.linear, SeesRelatives)
-        far, state = self.linear.forward_family(others, context, far_view)
+        far, state = self.linear.forward_family(others, context, self._of_linear(view))
         return torch.cat([near, far], dim=1), None if state is None else HybridState(None, state)
+
+    def family_rows(
+        self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, view: View, rows: slice
+    ) -> Tensor:
+        (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
+        start = int(view.bounds.spans[-1, 0])
+        own = context._replace(
+            hidden_BLD=context.hidden_BLD[:, start:], mask_BL=context.mask_BL[:, start:]
+        )
+        within = slice(rows.start - start, rows.stop - start)
+        near = self.near.map_rows(near_q[:, :, start:], near_k[:, :, start:], own, within)
+        assert isinstance(self.linear, SeesRelatives)
+        far = self.linear.family_rows(far_q, far_k, context, self._of_linear(view), rows)
+        return torch.cat([F.pad(near, (start, 0)), far.to(near.dtype)], dim=1)
 
     def others(
         self, heads: Sequence[Tensor], context: Context, view: View
     ) -> tuple[Tensor, HybridState | None]:
         local, others = zip(*map(self._split, heads), strict=True)
-        entering = None if view.entering is None else view.entering.linear
         assert isinstance(self.linear, SeesRelatives)
-        far, state = self.linear.others(others, context, view._replace(entering=entering))
+        far, state = self.linear.others(others, context, self._of_linear(view))
         both = torch.cat([torch.zeros_like(local[2]), far], dim=1)
         return both, None if state is None else HybridState(None, state)
+
+    def _of_linear(self, view: View) -> View:
+        return view._replace(
+            factor_H=None if view.factor_H is None else view.factor_H[self.local_heads :],
+            entering=None if view.entering is None else view.entering.linear,
+        )
 
     def entered(self, state: HybridState, k_BHK: Tensor, v_BHC: Tensor) -> HybridState:
         (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)

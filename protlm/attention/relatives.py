@@ -61,6 +61,16 @@ class SeesRelatives(Attention):
     ) -> tuple[Tensor, State | None]:
         """Returns the means over relatives alone, of heads that see the family; 0 of others."""
 
+    def family_rows(
+        self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, view: View, rows: slice
+    ) -> Tensor:
+        """Returns some rows of the map of one family, of its last protein and all keys, BHML."""
+
+        def mix(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
+            return self.forward_family((q_BHLK, k_BHLK, v_BHLC), context, view)[0]
+
+        return self._rows_by_gradient(mix, q_BHLK, k_BHLK, context, rows)
+
     def entered(self, state: Any, k_BHK: Tensor, v_BHC: Tensor) -> Any:
         """Returns the state from which the next proteins of a family are stepped through.
 
@@ -88,6 +98,14 @@ class AttendsAcross(SeesRelatives):
         self, heads: Sequence[Tensor], context: Context, view: View
     ) -> tuple[Tensor, State | None]:
         return self.across(heads, context, view, own=False)
+
+    def family_rows(
+        self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, view: View, rows: slice
+    ) -> Tensor:
+        if view.factor_H is None:
+            # The last protein sees the whole row, in either order.
+            return self.map_rows(q_BHLK, k_BHLK, context, rows)
+        return super().family_rows(q_BHLK, k_BHLK, context, view, rows)
 
     @abstractmethod
     def across(

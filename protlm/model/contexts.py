@@ -6,6 +6,7 @@ Only what belongs to the query is returned.
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple, final
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from protlm.bounds import Bounds
 from protlm.config import Relatives, RelativesPositions
+from protlm.model.selfattention import AttentionInputs
 from protlm.model.transformer import DecodingState, FamilyState, ProteinLM
 
 
@@ -82,6 +84,18 @@ class NetworkInContext(ProteinLM):
             family=self._state(causal=causal),
         )
 
+    def attention_inputs(
+        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, bounds: Bounds | None = None
+    ) -> Iterator[tuple[int, AttentionInputs]]:
+        """Yields, for one query, the inputs of layers of the family with those of its context."""
+        assert bounds is None and len(tokens_BL) == 1, "maps are of one query"
+        row, given, mask = self._row_of(tokens_BL, mask_BL)
+        start = len(row.tokens_L) - tokens_BL.shape[1]
+        both = self._bounds([row]).to(given.device)
+        for number, x in super().attention_inputs(given, mask, causal=causal, bounds=both):
+            own = x.of_last(start) if x.view is None else replace(x, own=start)
+            yield number, own
+
     def initial_state(self, family: FamilyState | None = None) -> DecodingState:
         """Returns the state before the first position of a query."""
         assert family is None
@@ -128,8 +142,12 @@ class NetworkInContext(ProteinLM):
             for one in relatives
         ]
         # The first residue of the query is after the tokens before it.
-        joined = np.concatenate(tokens), np.concatenate(places) + words.start
-        return _Row(*joined, [*map(len, tokens)])
+        nothing = np.zeros(0, np.int64)
+        return _Row(
+            np.concatenate([nothing, *tokens]),
+            np.concatenate([nothing, *places]) + words.start,
+            [*map(len, tokens)],
+        )
 
     def _bounds(self, rows: Sequence[_Row]) -> Bounds:
         """Returns the bounds of rows of one length, each of which is a family."""
@@ -149,25 +167,37 @@ class NetworkInContext(ProteinLM):
         self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, layers: Collection[int]
     ) -> dict[int, Tensor]:
         """Reads every query with the whole context before it."""
-        device, (batch, size) = tokens_BL.device, tokens_BL.shape
-        nothing = np.zeros(0, np.int64)
-        context = self._joined(self._family) if self._family else _Row(nothing, nothing, [])
-        before = len(context.tokens_L)
+        batch, size = tokens_BL.shape
+        before = sum(len(one.residues) + self.vocabulary.num_around for one in self._family)
         at_once = max(self._tokens_per_batch // (before + size), 1)
         parts: dict[int, list[Tensor]] = {}
         for start in range(0, batch, at_once):
-            own, own_mask = (x[start : start + at_once] for x in (tokens_BL, mask_BL))
-            first = torch.from_numpy(context.tokens_L).to(device).expand(len(own), -1)
-            given = torch.cat([first, own], dim=1)
-            mask = torch.cat([torch.ones_like(first, dtype=torch.bool), own_mask], dim=1)
-            places = np.concatenate([context.position_L, np.arange(size)])
-            rows = [
-                _Row(given[0].cpu().numpy(), places, [*context.lengths, length])
-                for length in own_mask.sum(1).tolist()
-            ]
+            some = slice(start, start + at_once)
+            rows, *given = zip(
+                *(
+                    self._row_of(tokens_BL[n : n + 1], mask_BL[n : n + 1])
+                    for n in range(batch)[some]
+                ),
+                strict=True,
+            )
             hidden = super().hidden_states(
-                given, mask, causal=causal, layers=layers, bounds=self._bounds(rows).to(device)
+                *map(torch.cat, given),
+                causal=causal,
+                layers=layers,
+                bounds=self._bounds(rows).to(tokens_BL.device),
             )
             for layer, x in hidden.items():
                 parts.setdefault(layer, []).append(x[:, before:])
         return {layer: torch.cat(some) for layer, some in parts.items()}
+
+    def _row_of(self, tokens_1L: Tensor, mask_1L: Tensor) -> tuple[_Row, Tensor, Tensor]:
+        """Returns the row of the context and one query, its tokens and its mask, both (1, ...)."""
+        context = self._joined(self._family)
+        own = tokens_1L[0].cpu().numpy()
+        row = _Row(
+            np.concatenate([context.tokens_L, own]),
+            np.concatenate([context.position_L, np.arange(len(own))]),
+            [*context.lengths, int(mask_1L.sum())],
+        )
+        given = torch.from_numpy(row.tokens_L)[None].to(tokens_1L.device)
+        return row, given, torch.cat([torch.ones_like(given[:, : -len(own)]).bool(), mask_1L], 1)

@@ -220,8 +220,9 @@ class PretrainedModel:
                 length = batch.tokens_BL.shape[1]
                 for start in range(0, length, block):
                     rows = slice(start, min(start + block, length))
-                    map_BHML = mechanism.attention_map(x.q_BHLK, x.k_BHLK, x.context, rows)
-                    yield number, rows, map_BHML[:, chosen]
+                    map_BHML = x.map_rows(mechanism, rows)
+                    # Of relatives, no columns.
+                    yield number, rows, map_BHML[:, chosen, :, x.own :]
             if number == max(wanted, default=number):
                 return
 

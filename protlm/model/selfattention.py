@@ -122,12 +122,33 @@ class BlockContext(NamedTuple):
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The inputs of a mechanism in one block."""
+    """The inputs of a mechanism in one block.
+
+    Those of a layer that sees the family are of one family, whose last protein, from the position
+    `own` on, is the query.
+    """
 
     q_BHLK: Tensor
     k_BHLK: Tensor
     v_BHLC: Tensor
     context: Context
+    view: View | None = None
+    own: int = 0
+
+    def map_rows(self, mechanism: Attention, rows: slice) -> Tensor:
+        """Returns some rows of the query's map, over all keys, BHML."""
+        if self.view is None:
+            return mechanism.attention_map(self.q_BHLK, self.k_BHLK, self.context, rows)
+        assert isinstance(mechanism, SeesRelatives)
+        rows = slice(self.own + rows.start, self.own + rows.stop)
+        return mechanism.family_rows(self.q_BHLK, self.k_BHLK, self.context, self.view, rows)
+
+    def of_last(self, start: int) -> "AttentionInputs":
+        """Returns those of the protein that begins at a position, in a layer of the protein."""
+        q, k, v = (x[:, :, start:] for x in (self.q_BHLK, self.k_BHLK, self.v_BHLC))
+        given = self.context
+        own = given.hidden_BLD[:, start:], given.mask_BL[:, start:]
+        return AttentionInputs(q, k, v, given._replace(hidden_BLD=own[0], mask_BL=own[1]))
 
 
 @final
@@ -235,7 +256,10 @@ class SelfAttention(nn.Module):
         given = Context(
             hidden_BLD, context.mask_BL, context.causal, context.is_whole, context.logit_bias
         )
-        return AttentionInputs(q_BHLK, k_BHLK, self._heads(value_BLD), given)
+        view = None
+        if self.sees_family and context.view is not None:
+            view = context.view._replace(factor_H=self.relatives_factor)
+        return AttentionInputs(q_BHLK, k_BHLK, self._heads(value_BLD), given, view)
 
     def forward(self, hidden_BLD: Tensor, context: BlockContext) -> Tensor:
         mechanism, causal = self.mechanism, context.causal
@@ -246,10 +270,9 @@ class SelfAttention(nn.Module):
         """Returns what the proteins leave for those that follow in their family, and the output."""
         x = self.inputs(hidden_BLD, context)
         state, heads = None, (x.q_BHLK, x.k_BHLK, x.v_BHLC)
-        if self.sees_family and context.view is not None:
+        if x.view is not None:
             assert isinstance(self.mechanism, SeesRelatives)
-            view = context.view._replace(factor_H=self.relatives_factor)
-            mixed_BHLC, state = self.mechanism.forward_family(heads, x.context, view)
+            mixed_BHLC, state = self.mechanism.forward_family(heads, x.context, x.view)
         else:
             mixed_BHLC = self.mechanism(*heads, x.context, context.bounds)
         return state, self._out(mixed_BHLC.transpose(1, 2), x.context.hidden_BLD)

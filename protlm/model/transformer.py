@@ -298,13 +298,13 @@ class ProteinLM(nn.Module):
         return DecodingState(start + 1, tuple(blocks), family), out.logits_BLV.squeeze(1)
 
     def attention_inputs(
-        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
+        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, bounds: Bounds | None = None
     ) -> Iterator[tuple[int, AttentionInputs]]:
         """Yields the number of each block, from 1, and the inputs of its mechanism.
 
         Only the inputs of one block are in memory at a time, so that maps can be streamed.
         """
-        context = self._context(tokens_BL, mask_BL, causal=causal)
+        context = self._context(tokens_BL, mask_BL, causal, bounds=bounds)
         x_BLD = self._enter(context)
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from protlm.attention.relatives import SeesRelatives
 from protlm.bounds import Bounds
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.contexts import NetworkInContext, Relative
@@ -231,3 +232,38 @@ def test_shifted_columns_move_the_positions_of_a_relative():
         within = NetworkInContext(model, [relative], tokens_per_batch=100)
         outs.append(within(tokens_1L, mask_1L, causal=False).logits_BLV.detach())
     assert torch.equal(outs[0], outs[1]) and not torch.allclose(outs[0], outs[2])
+
+
+@pytest.mark.parametrize("relatives", ["full", "ordered"])
+@pytest.mark.parametrize(
+    ("attention", "apart"),
+    [
+        ("softmax", False),
+        ("performer_softmax", False),
+        ("performer_relu", True),
+        ("hybrid", False),
+        ("hybrid", True),
+    ],
+)
+def test_rows_of_a_map_in_context_are_those_of_the_output(attention, apart, relatives):
+    settings = {"relatives": relatives, "relatives_every": 2, "output_gate": False}
+    model = network(attention, relatives_sum="apart" if apart else "joint", **settings)
+    (first, second, query), *_ = families()
+    within = in_context(model, [first, second], 100)
+    tokens_1L, mask_1L = query[None], torch.ones(1, len(query)).bool()
+    kinds: list[bool] = []
+    for number, x in within.attention_inputs(tokens_1L, mask_1L, causal=False):
+        mechanism = model.mechanism(number)
+        kinds.append(x.view is not None)
+        heads = x.q_BHLK, x.k_BHLK, x.v_BHLC
+        if x.view is None:
+            out = mechanism(*heads, x.context)
+        else:
+            assert isinstance(mechanism, SeesRelatives)
+            out = mechanism.forward_family(heads, x.context, x.view)[0][:, :, x.own :]
+        rows = torch.cat(
+            [x.map_rows(mechanism, slice(0, 5)), x.map_rows(mechanism, slice(5, len(query)))], 2
+        )
+        assert rows.shape[-1] == x.own + len(query)
+        torch.testing.assert_close(rows @ x.v_BHLC, out, rtol=1e-10, atol=1e-10)
+    assert kinds == [False, True]
