@@ -20,7 +20,6 @@ from protlm.attention.ops.numerics import (
     visible_keys,
     zero_padding,
 )
-from protlm.attention.ops.spans import continued_softmax, span_softmax
 from protlm.attention.ops.varlen import varlen_softmax
 from protlm.attention.relatives import AttendsAcross, View
 from protlm.bounds import Bounds
@@ -103,23 +102,26 @@ class Softmax(AttendsAcross, Recurrent[KeyValueCache]):
         self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
     ) -> tuple[Tensor, KeyValueCache | None]:
         assert not view.later, "relatives on both sides of a protein are not one slice"
-        bounds, causal = view.bounds, own and context.causal
-        assert bounds.families is not None
-        families = list(zip(bounds.families.spans.tolist(), bounds.members, strict=True))
-        if view.entering is None and not causal and not view.keeps:
-            pairs = [
-                (slice(start, end), slice(first, end if own else start))
-                for (first, _), family in families
-                for start, end in bounds.spans[family].tolist()
-            ]
-            return span_softmax(heads, pairs), None
-        out_BHLC, cache = torch.zeros_like(heads[2]), None
-        for (first, last), family in families:
-            q, *keys_and_values = (x[:, :, first:last] for x in heads)
-            cache = _with_context(view.entering, *keys_and_values)
-            within = bounds.spans[family] - first
-            out_BHLC[:, :, first:last] = _of_family(q, cache, within.tolist(), own, causal)
-        return out_BHLC, cache if view.keeps else None
+        bounds, before = view.bounds, view.entering
+        cuts = np.unique([0, *bounds.spans.ravel(), heads[0].shape[2]])
+        # The gradient of each slice of a tensor would have the size of the tensor.
+        q, k, v = (x.to(heads[2].dtype).split(np.diff(cuts).tolist(), dim=2) for x in heads)
+        outs, keys, values = [torch.zeros_like(x) for x in v], list[Tensor](), list[Tensor]()
+        for family in bounds.members:
+            keys = [] if before is None else [before.k_BHMK[:, :, : before.length]]
+            values = [] if before is None else [before.v_BHMC[:, :, : before.length]]
+            for place in np.searchsorted(cuts, bounds.spans[family, 0]).tolist():
+                after = [*keys, k[place]], [*values, v[place]]
+                seen = after if own else (keys, values)
+                if seen[0]:
+                    given = q[place], *(torch.cat(x, dim=2) for x in seen)
+                    outs[place] = _after_others(*given, causal=own and context.causal)
+                keys, values = after
+        out_BHLC, cache = torch.cat(outs, dim=2), None
+        if view.keeps:
+            k_BHMK, v_BHMC = torch.cat(keys, dim=2), torch.cat(values, dim=2)
+            cache = KeyValueCache(k_BHMK, v_BHMC, k_BHMK.shape[2])
+        return out_BHLC, cache
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         mask_BL, causal = context.mask_BL, context.causal
@@ -147,24 +149,13 @@ class Softmax(AttendsAcross, Recurrent[KeyValueCache]):
         return state, state.attend(q_BHK, bias_H1M)
 
 
-def _with_context(before: KeyValueCache | None, k: Tensor, v: Tensor) -> KeyValueCache:
-    """Returns the keys and values of a context and those of a family after it."""
-    if before is not None:
-        k = torch.cat([before.k_BHMK[:, :, : before.length], k.to(before.k_BHMK.dtype)], dim=2)
-        v = torch.cat([before.v_BHMC[:, :, : before.length], v], dim=2)
-    return KeyValueCache(k, v, k.shape[2])
-
-
-def _of_family(
-    q_BHLK: Tensor, cache: KeyValueCache, spans: list[tuple[int, int]], own: bool, causal: bool
-) -> Tensor:
-    """Attends in the last L positions of a cache, which are the proteins of a family."""
-    heads = q_BHLK, cache.k_BHMK, cache.v_BHMC
-    if causal:
-        return continued_softmax(*heads)
-    size = cache.length - q_BHLK.shape[2]
-    pairs = [(slice(start, end), slice(0, size + (end if own else start))) for start, end in spans]
-    return span_softmax(heads, pairs)
+def _after_others(q_BHLK: Tensor, k_BHMK: Tensor, v_BHMC: Tensor, *, causal: bool) -> Tensor:
+    """Attends to M positions, of which the last L are those of the queries if causal."""
+    scale, (length, total) = 1 / math.sqrt(q_BHLK.shape[-1]), (q_BHLK.shape[2], k_BHMK.shape[2])
+    if not causal:
+        return F.scaled_dot_product_attention(q_BHLK, k_BHMK, v_BHMC, scale=scale)
+    sees = torch.ones(length, total, dtype=torch.bool, device=q_BHLK.device).tril(total - length)
+    return F.scaled_dot_product_attention(q_BHLK, k_BHMK, v_BHMC, sees, scale=scale)
 
 
 def _with_a_coordinate(
