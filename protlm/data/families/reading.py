@@ -22,6 +22,8 @@ from protlm.system.errors import InputDataError
 _ROWS = ReadOptions(allow_gaps=True, allow_comments=True, origins=False, rows=True)
 # The residues of its protein that a row has, after its name.
 _RANGE = re.compile(r"/\d+-\d+$")
+# Names of files that say that the records are rows, as those of equal lengths without gaps may be.
+_ALIGNMENTS = (".a3m", ".a2m")
 # In a header of MMseqs2 and ColabFold: name, score, identity, E-value and ranges.
 _IDENTITY = re.compile(r"\S+\t[\d.]+\t([01](?:\.\d+)?)\t[-+.\dEe]+\t")
 # Of more relatives, these are drawn, since the time for their weights is that of all pairs.
@@ -56,7 +58,7 @@ def read_family(
 
     It is an alignment (A3M, A2M, FASTA with gaps, Stockholm), in which the query is a row, or a
     sequence file without one, in which every record is a relative: FASTA without gaps and lower
-    case, even if the sequences have one length.
+    case, even if the sequences have one length, but for files named .a3m or .a2m.
 
     Args:
         path: the file.
@@ -78,7 +80,9 @@ def read_family(
     if not records:
         reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.items())
         raise InputDataError(f"{path}: none of its records can be used: {reasons}")
-    found = Found(str(path), digest, records, is_marked or is_aligned(records), counts)
+    is_named = path.name.removesuffix(".gz").lower().endswith(_ALIGNMENTS)
+    aligned = is_marked or is_named or is_aligned(records)
+    found = Found(str(path), digest, records, aligned, counts)
     return family(found, query, name, options)
 
 
@@ -141,7 +145,7 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
         counts,
         source,
         None if letters is None else letters[places],
-        letters is None or options.weights is Weights.uniform,
+        letters is None or options.weights == Weights.uniform,
     )
     if not (made.relatives or options.allow_none):
         raise InputDataError(
@@ -157,7 +161,7 @@ def _with_query(found: Found, query: str | None, options: FamilyOptions) -> str:
     what = f"{found.where}: the sequences are not aligned (no gap, no lower case)"
     if query is None:
         raise InputDataError(f"{what}, so that all are relatives; give the query beside them")
-    if options.weights is Weights.neighbors:
+    if options.weights == Weights.neighbors:
         raise InputDataError(
             f"{what}, so that no columns show which are neighbors; draw them uniformly",
             {"weights": Weights.uniform},
