@@ -60,19 +60,6 @@ class FamilyOptions(Checked):
     allow_none: bool = flag("Use queries without relatives alone.", False)
     relatives_seed: int = shared.seed("Seed of the draw of contexts.")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.min_identity > self.max_identity:
-            raise UserError(
-                f"min_identity={self.min_identity} is above max_identity={self.max_identity}, so "
-                "that no relative is left; exchange them"
-            )
-        if self.max_residues is not None and self.min_residues > self.max_residues:
-            raise UserError(
-                f"min_residues={self.min_residues} is above max_residues={self.max_residues}, so "
-                "that no relative is left; exchange them"
-            )
-
 
 @dataclass(frozen=True)
 class RelativesOptions(Checked):

@@ -3,7 +3,7 @@
 from protlm.data.families.draw import LIMITS, Draw, draw, draws
 from protlm.data.families.family import Family, Relative, num_neighbors
 from protlm.data.families.reading import family_of, read_family
-from protlm.data.families.source import Relatives
+from protlm.data.families.source import Relatives, relatives_of
 
 __all__ = [
     "LIMITS",
@@ -16,4 +16,5 @@ __all__ = [
     "family_of",
     "num_neighbors",
     "read_family",
+    "relatives_of",
 ]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from os.path import commonprefix  # noqa: RUF071
 
 import numpy as np
 
@@ -29,13 +30,11 @@ def place_of_query(records: Sequence[Record], query: str | None, name: str, wher
     if equal:
         return equal[0]
     found = records[first]
-    pairs = zip(query, found.sequence, strict=False)
-    shorter = min(len(query), len(found.sequence))
-    differs = next((n for n, (one, other) in enumerate(pairs) if one != other), shorter)
+    same = len(commonprefix([query, found.sequence]))  # noqa: RUF071
     raise InputDataError(
         f"{where}: no row of the alignment is the query {name or '(without a name)'} of "
         f"{len(query):,} residues; its first row, {found.identifier} of {len(found.sequence):,}, "
-        f"differs from residue {differs + 1:,} on. Residues and columns are numbered by the query: "
+        f"differs from residue {same + 1:,} on. Residues and columns are numbered by the query: "
         f"give the alignment of this sequence, or the sequence of {found.identifier} as the query"
     )
 

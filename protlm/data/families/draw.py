@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from protlm.data.batching.order import hashed
-from protlm.data.families.family import Family, Relative
+from protlm.data.families.family import Family
 from protlm.system.errors import UserError
 
 # The highest identities to the query in contexts, in turn.
@@ -22,38 +22,25 @@ AROUND = 2
 class Draw:
     """A context: relatives in the order in which a model reads them.
 
+    It has none if no relative is below the limit of identity, or the first drawn does not fit.
+
     Args:
         number: of the context, from 0.
         max_identity: the highest identity to the query of a relative whose identity is known.
-        relatives: those drawn; none if no relative has such an identity, or the first that was
-            drawn does not fit.
-        num_tokens: residues and special tokens of the relatives.
+        names: of the relatives.
+        residues: of each, in upper case and without gaps.
+        identities: of each to the query, from 0 to 1; None where unknown.
+        columns: of each, the positions in the query of its residues, as in `Relative`.
+        num_tokens: residues and special tokens of all.
     """
 
     number: int
     max_identity: float
-    relatives: tuple[Relative, ...]
+    names: Sequence[str]
+    residues: Sequence[str]
+    identities: Sequence[float | None]
+    columns: Sequence[np.ndarray | None]
     num_tokens: int
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the relatives."""
-        return [relative.name for relative in self.relatives]
-
-    @property
-    def residues(self) -> list[str]:
-        """Residues of the relatives, in upper case and without gaps."""
-        return [relative.residues for relative in self.relatives]
-
-    @property
-    def identities(self) -> list[float | None]:
-        """Identities of the relatives to the query, from 0 to 1; None where unknown."""
-        return [relative.identity for relative in self.relatives]
-
-    @property
-    def columns(self) -> list[np.ndarray | None]:
-        """Positions in the query of the residues of each relative, as in `Relative`."""
-        return [relative.columns for relative in self.relatives]
 
     @cached_property
     def digest(self) -> str:
@@ -102,8 +89,16 @@ def draw(
     sizes = np.array([len(family.relatives[place].residues) + around for place in order], np.int64)
     taken = order[: int(np.searchsorted(sizes.cumsum(), tokens, side="right"))]
     shuffled = taken[hashed(taken, seed=key, stream=1).argsort(kind="stable")]
-    chosen = tuple(family.relatives[place] for place in shuffled)
-    return Draw(number, limit, chosen, int(sizes[: len(taken)].sum()))
+    chosen = [family.relatives[place] for place in shuffled]
+    return Draw(
+        number,
+        limit,
+        [one.name for one in chosen],
+        [one.residues for one in chosen],
+        [one.identity for one in chosen],
+        [one.columns for one in chosen],
+        int(sizes[: len(taken)].sum()),
+    )
 
 
 def draws(
@@ -117,7 +112,7 @@ def draws(
         draw(family, number=number, tokens=tokens, seed=seed, around=around)
         for number in range(count)
     ]
-    if family.relatives and not any(context.relatives for context in contexts):
+    if family.relatives and not any(context.names for context in contexts):
         shortest = min(len(relative.residues) for relative in family.relatives) + around
         raise UserError(
             f"none of the {len(family.relatives):,} relatives of {family.name or 'the query'} is "

@@ -10,10 +10,6 @@ from protlm.system.errors import InputDataError
 # What is inside a sequence, or around it, has this percentage of the shorter in common, end to end.
 _CONTAINED = 95
 
-EQUAL = "equal to the query"
-INSIDE, AROUND = "inside the query", "around the query"
-REPEATED = "repeated"
-
 
 def relation(query: str, residues: str) -> str:
     """Returns whether a sequence is equal to the query, inside it or around it; or "".
@@ -27,7 +23,7 @@ def relation(query: str, residues: str) -> str:
     ''
     """
     if query == residues:
-        return EQUAL
+        return "equal to the query"
     is_around = len(residues) > len(query)
     shorter, longer = (query, residues) if is_around else (residues, query)
     least = -(-_CONTAINED * len(shorter) // 100)
@@ -36,7 +32,7 @@ def relation(query: str, residues: str) -> str:
     is_in = shorter[begins[-1] : least] in longer and any(
         shorter[begin : begin + least] in longer for begin in begins
     )
-    return (AROUND if is_around else INSIDE) if is_in else ""
+    return f"{'around' if is_around else 'inside'} the query" if is_in else ""
 
 
 def kept(
@@ -66,7 +62,7 @@ def kept(
     for place, relative in enumerate(relatives):
         coverage = 1 if coverages is None else coverages[place]
         reason = relation(query, relative.residues) or _reason(relative, coverage, options)
-        reason = reason or (REPEATED if relative.residues in seen else "")
+        reason = reason or ("repeated" if relative.residues in seen else "")
         if reason:
             counts[reason] += 1
         else:
@@ -77,16 +73,21 @@ def kept(
 def _reason(relative: Relative, coverage: float, options: FamilyOptions) -> str:
     """Returns why a record is not taken, or ""."""
     length, identity = len(relative.residues), relative.identity
-    if length < options.min_residues:
-        return f"shorter than {options.min_residues:,} residues"
-    if options.max_residues is not None and length > options.max_residues:
-        return f"longer than {options.max_residues:,} residues"
-    if relative.residues.count("X") > options.max_unknown * length:
-        return f"with more than {options.max_unknown:.0%} of X"
-    if coverage < options.min_coverage:
-        return f"aligned to less than {options.min_coverage:.0%} of the query"
-    if identity is not None and identity < options.min_identity:
-        return f"below {options.min_identity:.0%} identity"
-    if identity is not None and identity > options.max_identity:
-        return f"above {options.max_identity:.0%} identity"
-    return ""
+    longest = options.max_residues or length
+    reasons = {
+        f"shorter than {options.min_residues:,} residues": length < options.min_residues,
+        f"longer than {longest:,} residues": length > longest,
+        f"with more than {options.max_unknown:.0%} of X": (
+            relative.residues.count("X") > options.max_unknown * length
+        ),
+        f"aligned to less than {options.min_coverage:.0%} of the query": (
+            coverage < options.min_coverage
+        ),
+        f"below {options.min_identity:.0%} identity": (
+            identity is not None and identity < options.min_identity
+        ),
+        f"above {options.max_identity:.0%} identity": (
+            identity is not None and identity > options.max_identity
+        ),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), "")

@@ -29,18 +29,15 @@ class MemberTable:
                 self._add(line, fields)
         identities = [one for members in self._members.values() for one in members.values()]
         self._unit = 0.01 if max(identities, default=0) > 1 else 1.0
-        self._names = Names({**self._members, **self._owners}, path)
+        # A query of hits is in the first column.
+        queries = self._members if self._has_hits else {**self._members, **self._owners}
+        self.names = Names(queries, path)
 
     def __str__(self) -> str:
         """Says what the table is, and what its identities are."""
         unit = "percent" if self._unit < 1 else "fractions"
         kind = f"hits, identities as {unit}" if self._has_hits else "clusters"
         return f"{self.path}: {self.num_rows:,} rows of {kind}, {len(self._members):,} queries"
-
-    def find(self, query: str) -> str | None:
-        """Returns the name of a query in the table, or None."""
-        name = self._names.find(query)
-        return name if name in self._members or not self._has_hits else None
 
     def members(self, name: str) -> dict[str, float | None]:
         """Returns the members that belong to a name in the table, and their identities if any."""

@@ -142,7 +142,7 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
         name,
         tuple(relatives[place] for place in places),
         found.digest,
-        counts,
+        +counts,
         source,
         None if letters is None else letters[places],
         letters is None or options.weights == Weights.uniform,
@@ -176,25 +176,23 @@ def _of_alignment(
     columns, letters = align(found.records, place, found.where)
     # A gap is never the letter of the query.
     identities = (letters == letters[place]).mean(1)
-    relatives, places = [], []
-    for number, record in enumerate(found.records):
-        if number != place and CONSENSUS.match(record.header):
-            counts["consensus of the alignment"] += 1
-        elif number != place:
-            places.append(number)
-            relatives.append(
-                Relative(
-                    record.identifier, record.sequence, float(identities[number]), columns[number]
-                )
-            )
-    return relatives, letters[places]
+    others = [
+        (number, one)
+        for number, one in enumerate(found.records)
+        if number != place and not CONSENSUS.match(one.header)
+    ]
+    counts["consensus of the alignment"] += len(found.records) - 1 - len(others)
+    relatives = [
+        Relative(one.identifier, one.sequence, float(identities[number]), columns[number])
+        for number, one in others
+    ]
+    return relatives, letters[[number for number, _ in others]]
 
 
 def _unaligned(record: Record, identities: Mapping[str, float]) -> Relative:
     """Returns a relative, with its identity if a table or its header has it."""
-    identity = identities.get(record.identifier)
-    if identity is None and (found := _IDENTITY.match(record.header)):
-        identity = float(found[1])
+    told = _IDENTITY.match(record.header)
+    identity = identities.get(record.identifier, float(told[1]) if told else None)
     return Relative(record.identifier, record.sequence, identity)
 
 

@@ -1,6 +1,5 @@
 """The rows of a Stockholm alignment, as Pfam, HMMER and Infernal write them."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import ClassVar, NoReturn, final
 
@@ -11,6 +10,7 @@ from protlm.data.records.record import Record, Tally, residues
 
 _MARKER = b"# STOCKHOLM"
 _MOST_BYTES = 1 << 30
+_TRUNCATED = "the alignment does not end with //; it is truncated"
 _TOO_LARGE = f"the alignment has over {_MOST_BYTES:,} bytes; give fewer of its rows"
 
 
@@ -23,28 +23,25 @@ class StockholmBlock(Block):
     def _records(self, data: bytes, tally: Tally) -> Iterator[Record]:
         if not self.is_whole:
             self._refuse(0, _TOO_LARGE if self.is_cut else SECOND)
-        rows: defaultdict[bytes, list[bytes]] = defaultdict(list)
-        begins: dict[bytes, int] = {}
-        lines = enumerate(data.split(b"\n"))
-        for number, line in lines:
-            if line.startswith(b"//"):
-                break
+        lines = data.rstrip().split(b"\n")
+        end = next((n for n, line in enumerate(lines) if line.startswith(b"//")), len(lines))
+        if end != len(lines) - 1:
+            is_cut = end == len(lines)
+            self._refuse(end - is_cut, _TRUNCATED if is_cut else SECOND)
+        # The line of each row, and its letters.
+        rows: dict[bytes, tuple[int, list[bytes]]] = {}
+        for number, line in enumerate(lines[:end]):
             words = line.split()
             # Lines of annotation: =GF of the file, =GS and =GR of a row, =GC of columns.
             if not words or line.startswith(b"#"):
                 continue
             if len(words) != 2:
                 self._refuse(number, f"{line[:40]!r} is not a name and its letters")
-            begins.setdefault(words[0], self.line + number)
-            rows[words[0]].append(words[1])
-        else:
-            self._refuse(data.count(b"\n"), "the alignment does not end with //; it is truncated")
-        if second := next((number for number, line in lines if line.strip()), None):
-            self._refuse(second, SECOND)
-        for name, letters in rows.items():
+            rows.setdefault(words[0], (self.line + number, []))[1].append(words[1])
+        for name, (line, letters) in rows.items():
             tally.records += 1
             header = sanitize_header(name.decode("utf-8", "surrogateescape"), tally)
-            identifier, line = identifier_of(header, begins[name], tally), begins[name]
+            identifier = identifier_of(header, line, tally)
             row = b"".join(letters).decode("ascii", "surrogateescape")
             sequence, reason = residues(row, tally, self.options)
             if reason:

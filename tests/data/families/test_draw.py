@@ -108,11 +108,9 @@ def test_a_draw_has_what_a_model_reads(read) -> None:
     ):
         same = next(one for one in family.relatives if one.name == name)
         assert (residues, columns.tolist()) == (same.residues, same.columns.tolist())
-    shifted = replace(
-        context, relatives=tuple(r._replace(columns=r.columns + 1) for r in context.relatives)
-    )
-    renamed = replace(context, relatives=tuple(r._replace(name="x") for r in context.relatives))
-    turned = replace(context, relatives=context.relatives[::-1])
+    shifted = replace(context, columns=[one + 1 for one in context.columns])
+    renamed = replace(context, names=["x", "y"])
+    turned = replace(context, residues=context.residues[::-1])
     assert renamed.digest == context.digest
     assert len({context.digest, shifted.digest, turned.digest}) == 3
     assert all(len(one.digest) == len(hashlib.sha256().hexdigest()) for one in (context, shifted))
@@ -125,7 +123,7 @@ def test_a_family_that_fits_into_no_context_is_refused() -> None:
         draws(family_of_sizes(8, 9), count=2, tokens=9, seed=0)
     assert e.value.options == {"relatives_tokens": "TOKENS"}
     # A family without relatives is one of the query alone.
-    assert draws(family_of_sizes(), count=1, tokens=9, seed=0)[0].relatives == ()
+    assert draws(family_of_sizes(), count=1, tokens=9, seed=0)[0].names == []
     # Of four contexts, those of low limits may be empty.
     contexts = draws(family_of_sizes(8, identities=[0.8]), count=4, tokens=99, seed=0)
-    assert [len(one.relatives) for one in contexts] == [1, 1, 0, 0]
+    assert [len(one.names) for one in contexts] == [1, 1, 0, 0]
