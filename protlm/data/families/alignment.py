@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from os.path import commonprefix  # noqa: RUF071
+from os.path import commonprefix
 
 import numpy as np
 

@@ -99,6 +99,14 @@ def test_copies_are_drawn_as_one(read) -> None:
         assert low < firsts.count(["z"]) / 300 < high
 
 
+def test_weights_stay_with_their_relatives_below_a_limit() -> None:
+    family = family_of_sizes(*range(5, 10), identities=[1.0, 1.0, 0.5, 0.5, 0.5])
+    # The weights of a family are computed once.
+    vars(family)["weights"] = np.array([1e3, 1e-3, 1e-3, 1e3, 1e-3])
+    for seed in range(20):
+        assert draw(family, number=3, tokens=10, seed=seed).names == ["r3"]
+
+
 def test_a_draw_has_what_a_model_reads(read) -> None:
     family = read(fasta(QUERY, "MKTAggYLAK--QLSFVKSHFS", "MKTAYLAKQRQLSFVKSHFS"))
     context = draw(family, number=0, tokens=99, seed=0)

@@ -71,6 +71,7 @@ READ = {
         "an alignment of 3 rows, row 3 the query",
     ),
     "A2M": (A2M, BOTH, "3 rows"),
+    "padded in part": (fasta("MKTA.." + QUERY[4:], ROW, INSERTED), BOTH, "3 rows"),
     "aligned FASTA": (DOTS.replace(".", "-"), BOTH, "3 rows"),
     "dots for gaps": (DOTS, BOTH, "3 rows"),
     "soft masks": (DOTS.replace("SHFS", "shfs").replace("MKTA..", "mkta--", 1), BOTH, "3 rows"),
@@ -255,9 +256,24 @@ def test_filters_count_what_they_leave_out(read, case: str) -> None:
     rows, options, reason = FILTERS[case]
     # A row with a gap, which is inside the query, makes it an alignment.
     family = read(fasta(LONG, *rows, "-" + LONG[1:]), LONG, allow_none=True, **options)
-    expected = Counter(["inside the query", *filter(None, [reason])])
-    assert family.counts == expected
+    assert family.counts == Counter(["inside the query", *filter(None, [reason])])
     assert len(family.relatives) == len(rows) - bool(reason)
+
+
+def test_what_belongs_to_a_relative_stays_with_it_after_filters(read) -> None:
+    copies = ["W" + QUERY[1:10] + one + QUERY[11:] for one in "CDE"]
+    rows = [
+        "-" + QUERY[1:],
+        *copies[:2],
+        "-" * 11 + QUERY[11:15] + "WWWWW",
+        ROW[:17] + "WWW",
+        copies[2],
+    ]
+    family = read(fasta(QUERY, *rows))
+    assert [one.name for one in family.relatives] == ["b", "c", "e", "f"]
+    residues = [one.residues for one in family.relatives]
+    assert [row.tobytes().decode() for row in family.letters] == residues
+    assert family.weights.tolist() == pytest.approx([1 / 3, 1 / 3, 1, 1 / 3])
 
 
 def test_limits_are_fractions() -> None:
