@@ -96,6 +96,6 @@ def _columns(records: Sequence[Record], rows: Sequence[np.ndarray], where: str) 
         )
     raise InputDataError(
         f"{where}: rows of an alignment have equal numbers of columns (capitals and gaps; lower "
-        f"case is an insertion), but {wrong[0]}; write sequences that are not aligned in capitals "
-        "and without gaps"
+        f"case is an insertion), but {wrong[0]}; give sequences that are not aligned as FASTA "
+        "(.fasta), in capitals and without gaps"
     )

@@ -125,13 +125,13 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
         relatives, letters = _of_alignment(found, place, counts)
         row = f"row {place + 1}" if place else "the first"
         source = f"{found.where}: an alignment of {len(found.records):,} rows, {row} the query"
-        if options.whole_relatives is not None:
-            relatives, letters = _whole(relatives, letters, options.whole_relatives, counts)
-            source += f", whole proteins from {options.whole_relatives}"
     else:
         query = _with_query(found, query, options)
         relatives, letters = [_unaligned(one, found.identities) for one in found.records], None
         source = f"{found.where}: {len(found.records):,} unaligned sequences"
+    if options.whole_relatives is not None:
+        relatives, letters = _whole(relatives, letters, options.whole_relatives, counts)
+        source += f", whole proteins from {options.whole_relatives}"
     coverages = None if letters is None else (letters != 0).mean(1).tolist()
     places = np.array([*kept(query, relatives, coverages, options, counts)], np.intp)
     if len(places) > MOST_RELATIVES:
@@ -197,25 +197,26 @@ def _unaligned(record: Record, identities: Mapping[str, float]) -> Relative:
 
 
 def _whole(
-    relatives: Sequence[Relative], letters: np.ndarray, path: Path, counts: Counter[str]
-) -> tuple[list[Relative], np.ndarray]:
-    """Returns the whole proteins of the rows, where a sequence file has them."""
+    relatives: Sequence[Relative], letters: np.ndarray | None, path: Path, counts: Counter[str]
+) -> tuple[list[Relative], np.ndarray | None]:
+    """Returns the whole proteins of relatives, where a sequence file has them."""
     names = [_RANGE.sub("", relative.name) for relative in relatives]
     proteins, _ = sequences_named(path, names)
     found, places = list[Relative](), list[int]()
     for place, (name, relative) in enumerate(zip(names, relatives, strict=True)):
         whole, columns = proteins.get(name, ""), relative.columns
         begin = whole.find(relative.residues)
-        if columns is None or begin < 0:
+        if begin < 0:
             counts[f"{'other than' if whole else 'not'} in {path.name}"] += 1
             continue
-        after = len(whole) - begin - len(columns)
-        # Around the aligned part, the numbering continues.
-        around = columns[0] + np.arange(-begin, 0), columns[-1] + 1 + np.arange(after)
-        columns = np.concatenate([around[0], columns, around[1]], dtype=np.int32)
+        if columns is not None:
+            # Around the aligned part, the numbering continues.
+            before, after = np.arange(begin), len(whole) - begin - len(columns)
+            around = columns[0] - before[::-1] - 1, columns[-1] + 1 + np.arange(after)
+            columns = np.concatenate([around[0], columns, around[1]], dtype=np.int32)
         found.append(relative._replace(residues=whole, columns=columns))
         places.append(place)
-    return found, letters[places]
+    return found, None if letters is None else letters[places]
 
 
 def sequences_named(path: Path, names: Iterable[str]) -> tuple[dict[str, str], int]:

@@ -4,6 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -59,8 +60,10 @@ class Relatives:
 
         A query without a file or a row has no relatives, if this is allowed.
         """
-        read = read_family if isinstance(self.source, Path) else family_of
-        found = read(self.source, residues, name, self.options)  # pyright: ignore[reportArgumentType]
+        if isinstance(self.source, Path):
+            found = read_family(self.source, residues, name, self.options)
+        else:
+            found = family_of(self.source, residues, name, self.options)
         self.say(str(found))
         return found
 
@@ -174,7 +177,8 @@ class _Table(_Many):
             Counter({f"not in {self._path.name}": missing} if missing else {}),
             {one: value for one, value in members.items() if value is not None},
         )
-        return family(found, residues, name, self.options)
+        # These are whole proteins already.
+        return family(found, residues, name, replace(self.options, whole_relatives=None))
 
 
 def relatives_of(

@@ -142,7 +142,7 @@ REFUSED = {
     "a part of the query": (fasta(QUERY[:9], "MKTA-IAKQ"), "q of 9, differs from residue 10 on"),
     "unequal columns": (
         fasta(QUERY, ROW, INSERTED + "-"),
-        "q has 20 columns, and b, line 5, has 21; write sequences that are not aligned in capitals",
+        "q has 20 columns, and b, line 5, has 21; give sequences that are not aligned as FASTA",
     ),
     "lower case alone": (
         fasta(QUERY.lower(), ROW.lower() + "ss"),
@@ -299,6 +299,8 @@ def test_whole_proteins_are_found_by_their_names(read, tmp_path: Path) -> None:
     }
     assert family.counts == {"other than in proteins.fasta": 1, "not in proteins.fasta": 1}
     assert family.letters.shape == (2, 20)
+    unaligned = read(fasta(ROW[3:], "MKV", names="ad"), whole_relatives=proteins)
+    assert unaligned.relatives == (("a", f"WW{ROW}W", None, None),)
     proteins.write_text(f">a\n{ROW}\n>a\n{ROW}W\n")
     with pytest.raises(InputDataError, match="line 3: a is there with another sequence"):
         read(rows, whole_relatives=proteins)
