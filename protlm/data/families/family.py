@@ -1,6 +1,7 @@
 """A family: a query and its relatives, with their positions in the query and their weights."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -58,6 +59,11 @@ class Family:
     is_uniform: bool = True
 
     @cached_property
+    def keys(self) -> np.ndarray:
+        """What draws depend on, so that the order of relatives does not count; uint64."""
+        return keys_of(self.relatives)
+
+    @cached_property
     def weights(self) -> np.ndarray:
         """Weights of the relatives in draws, float64: 1 over their neighbors, or 1."""
         if self.is_uniform or self.letters is None:
@@ -72,6 +78,12 @@ class Family:
         number = len(self.relatives)
         relatives = f"{number:,} relative{'s' * (number != 1)} (weights: {drawn})"
         return f"{self.source}: {relatives}{left_out}"
+
+
+def keys_of(relatives: Sequence[Relative]) -> np.ndarray:
+    """Returns a number for each relative that depends on its residues alone, uint64."""
+    digests = (hashlib.sha256(one.residues.encode()).digest() for one in relatives)
+    return np.array([int.from_bytes(digest[:8], "big") for digest in digests], np.uint64)
 
 
 def num_neighbors(letters: np.ndarray) -> np.ndarray:

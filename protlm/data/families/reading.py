@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.data.batching.order import hashed
 from protlm.data.families.alignment import CONSENSUS, align, is_aligned, place_of_query
-from protlm.data.families.family import Family, Relative
+from protlm.data.families.family import Family, Relative, keys_of
 from protlm.data.families.filters import kept
 from protlm.data.records import ReadOptions, Record, SequenceFile, Tally, read_records
 from protlm.data.records.in_memory import SequenceLike, letters_of
@@ -136,7 +135,8 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
     places = np.array([*kept(query, relatives, coverages, options, counts)], np.intp)
     if len(places) > MOST_RELATIVES:
         counts[f"by chance, beyond {MOST_RELATIVES:,}"] += len(places) - MOST_RELATIVES
-        places = places[np.sort(hashed(places, seed=0).argsort()[:MOST_RELATIVES])]
+        keys = keys_of([relatives[place] for place in places])
+        places = places[np.sort(keys.argsort()[:MOST_RELATIVES])]
     made = Family(
         query,
         name,

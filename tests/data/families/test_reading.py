@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.data.families import family_of, num_neighbors, read_family, reading
+from protlm.data.families import draw, family_of, num_neighbors, read_family, reading
 from protlm.data.records import Record, SequenceFile, Tally
 from protlm.options.relatives import FamilyOptions, RelativesOptions
 from protlm.system.errors import InputDataError, UserError
@@ -311,6 +311,9 @@ def test_sequences_of_a_program_are_a_family(read) -> None:
     family, same = family_of(rows, QUERY), family_of(rows[::-1], QUERY)
     assert [one.name for one in family.relatives] == ["a", "b"]
     assert family.digest == same.digest != family_of(rows[:2], QUERY).digest
+    for seed in range(5):
+        found = [draw(one, number=0, tokens=99, seed=seed).names for one in (family, same)]
+        assert found[0] == found[1]
     assert [one.name for one in family_of([ROW, UNGAPPED], QUERY).relatives] == [
         "relative 1",
         "relative 2",
