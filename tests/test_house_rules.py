@@ -13,6 +13,7 @@ import pytest
 
 from protlm.cli.commands import COMMANDS
 from protlm.cli.flags import flags_of
+from protlm.options.relatives import RelativesOptions
 from protlm.shapes import LEGEND
 from tests.fixtures.commands import run_python
 
@@ -206,6 +207,7 @@ def test_the_command_line_starts_light(tmp_path: Path) -> None:
     source = """
 import sys, protlm, protlm.cli.main as main
 from protlm.cli.flags import flags_of
+from protlm.options.relatives import RelativesOptions
 assert sum(len([*flags_of(one.options)]) for one in main.COMMANDS.values()) > 150
 print(*sys.modules)
 """
@@ -216,6 +218,7 @@ print(*sys.modules)
 LIBRARIES = "attention", "model", "data", "analysis", "downstream", "training", "interop"
 LIBRARY = python_files(*(f"protlm/{room}" for room in LIBRARIES))
 FLAGS = [flag for command in COMMANDS.values() for flag in flags_of(command.options)]
+FLAGS += flags_of(RelativesOptions)
 
 
 def test_a_library_speaks_python() -> None:

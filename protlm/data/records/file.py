@@ -7,9 +7,10 @@ from typing import Self
 
 from protlm.data.records.block import Block, RecordFormat, cut
 from protlm.data.records.fasta import fasta_layout
-from protlm.data.records.format_detection import foreign_format, refusal
+from protlm.data.records.format_detection import ALIGNMENT, foreign_format, refusal
 from protlm.data.records.record import STRICT, Record, Tally
 from protlm.data.records.source import ByteSource, with_unix_line_ends
+from protlm.data.records.stockholm import StockholmBlock, stockholm_layout
 from protlm.data.records.swissprot import swissprot_layout
 from protlm.data.records.uniprot_xml import xml_layout
 from protlm.options.prepare import ReadOptions
@@ -21,6 +22,7 @@ _KNOWN = (
     "protlm reads FASTA, Swiss-Prot flat files (.dat) and UniProt XML, plain or gzip; protlm "
     "contacts and protlm inspect read structures, too (PDB, mmCIF)"
 )
+_ALIGNMENTS = "relatives are read from A3M, A2M, Stockholm, and aligned or unaligned FASTA"
 
 
 class SequenceFile:
@@ -55,8 +57,13 @@ class SequenceFile:
 
     @property
     def format(self) -> str:
-        """`fasta`, `swissprot` or `xml`."""
+        """`fasta`, `swissprot` or `xml`; of rows also `stockholm`."""
         return self._layout.block.format
+
+    @property
+    def is_alignment(self) -> bool:
+        """Whether the first line says that the records are rows of an alignment."""
+        return self._layout.block is StockholmBlock or bool(ALIGNMENT.match(self._start))
 
     def blocks(self) -> Iterator[Block]:
         """Yields the file once, in blocks of whole records of about 4 MiB.
@@ -103,10 +110,14 @@ class SequenceFile:
         if not start:
             raise InputDataError(f"{name}, line 1: the file is empty; {_KNOWN}")
         layout = (
-            fasta_layout(start, self._options) or swissprot_layout(start) or xml_layout(start, name)
+            (stockholm_layout(start) if self._options.rows else None)
+            or fasta_layout(start, self._options)
+            or swissprot_layout(start)
+            or xml_layout(start, name)
         )
         if layout is None:
-            raise refusal(f"{name}, line {self._line}", foreign_format(start), f"; {_KNOWN}")
+            known = _ALIGNMENTS if self._options.rows else _KNOWN
+            raise refusal(f"{name}, line {self._line}", foreign_format(start), f"; {known}")
         return layout
 
 

@@ -1,0 +1,128 @@
+"""Contexts: relatives of a query that are drawn from its family, within a budget of tokens."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from protlm.data.batching.order import hashed
+from protlm.data.families.family import Family
+from protlm.system.errors import UserError
+
+# The highest identities to the query in contexts, in turn.
+LIMITS = (1.0, 0.95, 0.70, 0.50)
+# Special tokens around a protein: `<cls>` and `<eos>`.
+AROUND = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """A context: relatives in the order in which a model reads them.
+
+    It has none if no relative is below the limit of identity, or the first drawn does not fit.
+
+    Args:
+        number: of the context, from 0.
+        max_identity: the highest identity to the query of a relative whose identity is known.
+        names: of the relatives.
+        residues: of each, in upper case and without gaps.
+        identities: of each to the query, from 0 to 1; None where unknown.
+        columns: of each, the positions in the query of its residues, as in `Relative`.
+        num_tokens: residues and special tokens of all.
+    """
+
+    number: int
+    max_identity: float
+    names: Sequence[str]
+    residues: Sequence[str]
+    identities: Sequence[float | None]
+    columns: Sequence[np.ndarray | None]
+    num_tokens: int
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of what a model reads: residues and columns, in order; in hexadecimal."""
+        columns = [None if one is None else one.tolist() for one in self.columns]
+        return _digest(self.residues, columns)
+
+
+def draw(
+    family: Family,
+    *,
+    number: int,
+    tokens: int,
+    seed: int,
+    around: int = AROUND,
+    max_identity: float | None = None,
+) -> Draw:
+    """Draws a context without replacement, with the weights of the family, and shuffles it.
+
+    It ends at the first relative that does not fit. Apart from the limits, it depends on `seed`,
+    `number`, the family's digest, and the name of the query or else its residues: not on what was
+    drawn before.
+
+    Args:
+        family: a query and its relatives.
+        number: of the context, from 0; it decides the limit of identity, in turn `LIMITS`.
+        tokens: the budget: most residues and special tokens of the relatives.
+        seed: any integer.
+        around: special tokens around each protein.
+        max_identity: another limit than that of the number.
+    """
+    limit = LIMITS[number % len(LIMITS)] if max_identity is None else max_identity
+    places = np.array(
+        [
+            place
+            for place, one in enumerate(family.relatives)
+            if one.identity is None or one.identity <= limit
+        ],
+        np.intp,
+    )
+    origin = _digest(seed, family.name or family.query, family.digest, number)
+    key = int(origin[:16], 16)
+    # Exponential times at rates of the weights: the order of arrival is a draw without replacement.
+    uniform = ((hashed(family.keys[places], seed=key) >> np.uint64(11)) + 0.5) / 2**53
+    order = places[np.argsort(-np.log(uniform) / family.weights[places], kind="stable")]
+    sizes = np.array([len(family.relatives[place].residues) + around for place in order], np.int64)
+    taken = order[: int(np.searchsorted(sizes.cumsum(), tokens, side="right"))]
+    shuffled = taken[hashed(family.keys[taken], seed=key, stream=1).argsort(kind="stable")]
+    chosen = [family.relatives[place] for place in shuffled]
+    return Draw(
+        number,
+        limit,
+        [one.name for one in chosen],
+        [one.residues for one in chosen],
+        [one.identity for one in chosen],
+        [one.columns for one in chosen],
+        int(sizes[: len(taken)].sum()),
+    )
+
+
+def draws(
+    family: Family, *, count: int, tokens: int, seed: int, around: int = AROUND
+) -> list[Draw]:
+    """Draws the contexts of a query, as `draw` does; refuses a family of which nothing fits.
+
+    Single contexts may be empty, where no relative is below their limit of identity.
+    """
+    contexts = [
+        draw(family, number=number, tokens=tokens, seed=seed, around=around)
+        for number in range(count)
+    ]
+    if family.relatives and not any(context.names for context in contexts):
+        shortest = min(len(relative.residues) for relative in family.relatives) + around
+        raise UserError(
+            f"none of the {len(family.relatives):,} relatives of {family.name or 'the query'} is "
+            f"in a context: those drawn first do not fit into {tokens:,} tokens (the shortest has "
+            f"{shortest:,}), or are more identical to the query than the contexts allow",
+            {"relatives_tokens": "TOKENS"},
+        )
+    return contexts
+
+
+def _digest(*values: int | str | Sequence[object]) -> str:
+    """Returns the SHA-256 of values, in hexadecimal."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()

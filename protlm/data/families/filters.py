@@ -1,0 +1,93 @@
+"""Which records are relatives of a query: filters, each with a count of what it leaves out."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from protlm.data.families.family import Relative
+from protlm.options.relatives import FamilyOptions
+from protlm.system.errors import InputDataError
+
+# What is inside a sequence, or around it, has this percentage of the shorter in common, end to end.
+_CONTAINED = 95
+
+
+def relation(query: str, residues: str) -> str:
+    """Returns whether a sequence is equal to the query, inside it or around it; or "".
+
+    Of the shorter one, 95 % in one run of residues are in the longer one, so that a tag, a lost
+    first residue or a fragment does not hide that they are one protein.
+
+    >>> relation("MKTAYIAKQRQISFVKSHFS", "GSHMKTAYIAKQRQISFVKSHF")
+    'around the query'
+    >>> relation("MKTAYIAKQRQISFVKSHFS", "MKTAYIAKQRWISFVKSHFS")
+    ''
+    """
+    if query == residues:
+        return "equal to the query"
+    is_around = len(residues) > len(query)
+    shorter, longer = (query, residues) if is_around else (residues, query)
+    least = -(-_CONTAINED * len(shorter) // 100)
+    begins = range(len(shorter) - least + 1)
+    # All runs of this length contain the middle, which is looked for first.
+    is_in = shorter[begins[-1] : least] in longer and any(
+        shorter[begin : begin + least] in longer for begin in begins
+    )
+    return f"{'around' if is_around else 'inside'} the query" if is_in else ""
+
+
+def kept(
+    query: str,
+    relatives: Sequence[Relative],
+    coverages: Sequence[float] | None,
+    options: FamilyOptions,
+    counts: Counter[str],
+) -> Iterator[int]:
+    """Yields the places of the records that are relatives, and counts the others by reason.
+
+    Args:
+        query: its residues.
+        relatives: records that may be relatives.
+        coverages: of each, the fraction of the query's residues that it is aligned to.
+        options: the limits; those of identities are for relatives whose identity is known.
+        counts: what is left out, added to.
+    """
+    limits = options.min_identity, options.max_identity
+    if relatives and limits != (0, 1) and all(one.identity is None for one in relatives):
+        raise InputDataError(
+            "identities to the query are unknown without an alignment or a table that has them; "
+            "give one of these, or leave the limits of identity out",
+            {"min_identity": None, "max_identity": None},
+        )
+    seen = set[str]()
+    for place, relative in enumerate(relatives):
+        coverage = 1 if coverages is None else coverages[place]
+        reason = relation(query, relative.residues) or _reason(relative, coverage, options)
+        reason = reason or ("repeated" if relative.residues in seen else "")
+        if reason:
+            counts[reason] += 1
+        else:
+            seen.add(relative.residues)
+            yield place
+
+
+def _reason(relative: Relative, coverage: float, options: FamilyOptions) -> str:
+    """Returns why a record is not taken, or ""."""
+    length, identity = len(relative.residues), relative.identity
+    longest = options.max_residues or length
+    reasons = {
+        f"shorter than {options.min_residues:,} residues": length < options.min_residues,
+        f"longer than {longest:,} residues": length > longest,
+        f"with more than {options.max_unknown:.0%} of X": (
+            relative.residues.count("X") > options.max_unknown * length
+        ),
+        f"aligned to less than {options.min_coverage:.0%} of the query": (
+            coverage < options.min_coverage
+        ),
+        f"below {options.min_identity:.0%} identity": (
+            identity is not None and identity < options.min_identity
+        ),
+        f"above {options.max_identity:.0%} identity": (
+            identity is not None and identity > options.max_identity
+        ),
+    }
+    return next((reason for reason, is_so in reasons.items() if is_so), "")
