@@ -113,7 +113,14 @@ def describe(config: TrainConfig) -> ModelDescription:
         attention_options=stored_options(name, options),
         seed=config.seed,
         max_length=config.data.max_length,
+        relatives_tokens=_tokens_of_family(config.data),
     )
+
+
+def _tokens_of_family(data: DataConfig) -> int | None:
+    if str(data.batching) != "relatives":
+        return None
+    return getattr(data, "relatives_tokens", None) or data.tokens_per_row
 
 
 def build_training(plan: RunPlan) -> LanguageModeling:

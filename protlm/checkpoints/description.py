@@ -38,6 +38,7 @@ class ModelDescription:
             `class` of an encoder; of a converted one, the mechanism `converted_from` and the hash
             of the original's weights, `converted_hash`.
         frame: the frame and the further tokens of a model; None of those with `<cls>` and `<eos>`.
+        relatives_tokens: the most tokens of a family in training; None without families.
     """
 
     vocabulary: str
@@ -49,6 +50,7 @@ class ModelDescription:
     max_length: Annotated[int, range(3, 1 << 63)]
     source: Mapping[str, str] | None = None
     frame: Frame | None = None
+    relatives_tokens: Count | None = None
 
     @property
     def attention_config(self) -> dict[str, Any]:

@@ -56,6 +56,16 @@ class NetworkInContext(ProteinLM):
         self._family, self._tokens_per_batch = relatives, tokens_per_batch
         self._states: dict[tuple[torch.dtype, torch.device, bool], FamilyState | None] = {}
 
+    @property
+    def num_before(self) -> int:
+        """The number of tokens of the context."""
+        return sum(len(one.residues) + self.vocabulary.num_around for one in self._family)
+
+    @property
+    def is_read_again(self) -> bool:
+        """Whether the whole context is read with every query."""
+        return self.relatives is Relatives.full
+
     def hidden_states(
         self,
         tokens_BL: Tensor,
@@ -69,7 +79,7 @@ class NetworkInContext(ProteinLM):
     ) -> dict[int, Tensor]:
         """Returns the hidden states of queries alone; of later blocks none are computed."""
         assert bounds is None and family is None, "a context is read for padded rows"
-        if self.relatives is Relatives.full:
+        if self.is_read_again:
             return self._with_context(tokens_BL, mask_BL, causal=causal, layers=layers)
         size, lengths = tokens_BL.shape[1], mask_BL.sum(1).tolist()
         spans = [(row * size, row * size + length) for row, length in enumerate(lengths)]
@@ -168,7 +178,7 @@ class NetworkInContext(ProteinLM):
     ) -> dict[int, Tensor]:
         """Reads every query with the whole context before it."""
         batch, size = tokens_BL.shape
-        before = sum(len(one.residues) + self.vocabulary.num_around for one in self._family)
+        before = self.num_before
         at_once = max(self._tokens_per_batch // (before + size), 1)
         parts: dict[int, list[Tensor]] = {}
         for start in range(0, batch, at_once):

@@ -3,7 +3,7 @@
 import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from protlm.data.records.proteins import Proteins
 from protlm.model.memory import Room
 from protlm.model.pooling import Ranges, pool
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.relatives import InContexts
 from protlm.model.vector_store import VectorStore
 from protlm.options.embed import Pooling
 from protlm.system.errors import InputDataError, UserError, is_full_memory
@@ -106,7 +107,8 @@ class Embedder:
 
     Matrix products have the `compute_dtype`; with float32, that of the weights. `num_halved`
     counts the batches that did not fit. Sequences that are longer than the model accepts are
-    computed in windows: the vector of `<cls>` is then the mean of the windows'.
+    computed in windows: the vector of `<cls>` is then the mean of the windows'. In contexts of
+    relatives, vectors are the means over the contexts, read in `context_tokens` at a time.
     """
 
     model: PretrainedModel
@@ -114,6 +116,8 @@ class Embedder:
     layers: tuple[int, ...]
     compute_dtype: torch.dtype = torch.float32
     num_halved: int = 0
+    contexts: InContexts | None = None
+    context_tokens: int = EMBED_TOKENS
 
     def __post_init__(self) -> None:
         if not self.model.vocabulary.start and {Pooling.cls, Pooling.bos} & {*self.poolings}:
@@ -136,13 +140,18 @@ class Embedder:
 
     @torch.inference_mode()
     def vectors(
-        self, sequences: Sequence[str], ranges: Sequence[Ranges] | None = None
+        self,
+        sequences: Sequence[str],
+        ranges: Sequence[Ranges] | None = None,
+        names: Sequence[str] | None = None,
     ) -> list[Vectors | None]:
         """Returns the vectors of each sequence on the CPU; None if it does not fit by itself.
 
-        The sequences are in the order of their lengths.
+        The sequences are in the order of their lengths; the names say which relatives are theirs.
         """
         spans = ranges or [()] * len(sequences)
+        if self.contexts is not None:
+            return self._in_contexts(sequences, spans, names or [""] * len(sequences))
         limit = self.model.max_residues
         number = len(sequences)
         fitting = number if limit is None else sum(len(one) <= limit for one in sequences)
@@ -158,6 +167,17 @@ class Embedder:
         if number == 1:
             return [None]
         return self._by_parts(sequences, spans, [0, number // 2, number])
+
+    def _in_contexts(
+        self, sequences: Sequence[str], spans: Sequence[Ranges], names: Sequence[str]
+    ) -> list[Vectors | None]:
+        assert self.contexts is not None
+        means: list[Vectors | None] = []
+        for models, places in self.contexts.groups(names, sequences, self.context_tokens):
+            own = [sequences[n] for n in places], [spans[n] for n in places]
+            each = [replace(self, model=one, contexts=None).vectors(*own) for one in models]
+            means += map(_mean, zip(*each, strict=True))
+        return means
 
     def _by_parts(
         self, sequences: Sequence[str], spans: Sequence[Ranges], cuts: Sequence[int]
@@ -223,12 +243,20 @@ class Embedder:
         return {layer: torch.cat([means[layer], *parts[layer]])[None] for layer in self.layers}
 
 
+def _mean(each: Sequence[Vectors | None]) -> Vectors | None:
+    found = [one for one in each if one is not None]
+    if len(found) < len(each):
+        return None
+    return {key: torch.stack([one[key] for one in found]).mean(0) for key in found[0]}
+
+
 def embed_all(
     embedder: Embedder,
     sequences: Sequence[str],
     tokens_per_batch: int,
     spans: Sequence[Any] | None = None,
     *,
+    names: Sequence[str] | None = None,
     longest_first: bool = False,
 ) -> Iterator[tuple[int, Vectors | None]]:
     """Yields the index of each sequence and its vectors, None if it does not fit by itself."""
@@ -236,7 +264,9 @@ def embed_all(
     around = embedder.model.vocabulary.num_around
     for some in batches(lengths, tokens_per_batch, longest_first=longest_first, around=around):
         of_some = None if spans is None else [spans[index] for index in some]
-        yield from zip(some, embedder.vectors([sequences[n] for n in some], of_some), strict=True)
+        named = None if names is None else [names[index] for index in some]
+        found = embedder.vectors([sequences[n] for n in some], of_some, named)
+        yield from zip(some, found, strict=True)
 
 
 class EmbeddedProtein(NamedTuple):

@@ -22,8 +22,8 @@ def relation(query: str, residues: str) -> str:
     >>> relation("MKTAYIAKQRQISFVKSHFS", "MKTAYIAKQRWISFVKSHFS")
     ''
     """
-    if query == residues:
-        return "equal to the query"
+    if not query or query == residues:
+        return query and "equal to the query"
     is_around = len(residues) > len(query)
     shorter, longer = (query, residues) if is_around else (residues, query)
     least = -(-_CONTAINED * len(shorter) // 100)

@@ -13,7 +13,7 @@ from protlm.data.families.alignment import CONSENSUS, align, is_aligned, place_o
 from protlm.data.families.family import Family, Relative, keys_of
 from protlm.data.families.filters import kept
 from protlm.data.records import ReadOptions, Record, SequenceFile, Tally, read_records
-from protlm.data.records.in_memory import SequenceLike, letters_of
+from protlm.data.records.in_memory import SequenceLike, letters_of, name_of
 from protlm.data.records.record import SEVERAL, Names, residues
 from protlm.options.relatives import FamilyOptions, Weights
 from protlm.system.errors import InputDataError
@@ -61,7 +61,8 @@ def read_family(
 
     Args:
         path: the file.
-        query: the residues of the query in capitals; None is the first row of an alignment.
+        query: the residues of the query in capitals; None is the first row of an alignment; "",
+            too, and beside unaligned sequences no query.
         name: the name of the query, which decides the draws with the seed and the file.
         options: the filters; by default those of the command line.
     """
@@ -103,8 +104,7 @@ def family_of(
         sequence, reason = residues(row, tally, _ROWS)
         if reason:
             raise InputDataError(f"relative {number} is refused: {reason}; leave it out")
-        pair = isinstance(one, tuple) and not isinstance(one, Record)
-        identifier = str(one[0]) if pair else getattr(one, "identifier", f"relative {number}")
+        identifier = name_of(one) or f"relative {number}"
         records.append(Record(identifier, identifier, sequence, number, row=row))
     digest = digest_of(record.row or "" for record in records)
     return family(Found("the list", digest, records, is_aligned(records)), query, name, options)
@@ -119,7 +119,7 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
     """Returns the family of the records that are left after the filters; refuses an empty one."""
     options, counts = options or FamilyOptions(), Counter(found.counts)
     if found.aligned:
-        place = place_of_query(found.records, query, name, found.where)
+        place = place_of_query(found.records, query or None, name, found.where)
         query = found.records[place].sequence
         relatives, letters = _of_alignment(found, place, counts)
         row = f"row {place + 1}" if place else "the first"

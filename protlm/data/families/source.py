@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -19,12 +20,12 @@ from protlm.data.families.reading import (
     sequences_named,
 )
 from protlm.data.records import Record
-from protlm.data.records.in_memory import SequenceLike
+from protlm.data.records.in_memory import SequenceLike, letters_of
 from protlm.data.records.record import Names
 from protlm.data.records.source import text_lines
 from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError
-from protlm.system.paths import existing_file
+from protlm.system.paths import existing_file, sha256_of
 from protlm.system.terminal import printable
 
 _SUFFIXES = (".a3m", ".a2m", ".sto", ".stk", ".stockholm", ".afa", ".fasta", ".fa", ".faa", ".fas")
@@ -56,7 +57,7 @@ class Relatives:
             )
 
     def of(self, name: str, residues: str) -> Family:
-        """Returns the family of a query, by its name and its residues in capitals.
+        """Returns the family of a query, by its name and its residues in capitals ("": unknown).
 
         A query without a file or a row has no relatives, if this is allowed.
         """
@@ -66,6 +67,15 @@ class Relatives:
             found = family_of(self.source, residues, name, self.options)
         self.say(str(found))
         return found
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all files and their names, or of the sorted sequences of a list."""
+        if not isinstance(self.source, Path):
+            return digest_of(map(letters_of, self.source))
+        files = [*self.source.iterdir()] if self.source.is_dir() else [self.source]
+        files += filter(None, [self.options.whole_relatives])
+        return digest_of(f"{one.name} {sha256_of(one)}" for one in files if one.is_file())
 
     def say(self, what: str) -> None:
         """Prints what was read, once."""

@@ -1,0 +1,199 @@
+"""Models in the contexts of their queries, which are drawn from the relatives that people have.
+
+A model in a context is one of its class, whose network reads each protein after the context, so
+that whatever takes a model works in contexts, too.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from protlm.config import Relatives, RelativesPositions
+from protlm.config.fields import by_flag
+from protlm.data.families import Draw, draws, relatives_of
+from protlm.data.records.in_memory import SequenceLike
+from protlm.data.relatives import best_diagonal
+from protlm.data.vocabulary import vocabulary_of
+from protlm.model.contexts import NetworkInContext, Relative
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import build_network
+from protlm.options.relatives import FamilyOptions, RelativesOptions
+from protlm.system.errors import UserError
+from protlm.system.paths import complete_file
+
+M = TypeVar("M", bound=PretrainedModel)
+# The budget of a context, of a model that does not say how large its families were.
+_TOKENS = 8_192
+
+
+class InContexts:
+    """The relatives of proteins, and a model in the contexts that are drawn from them.
+
+    Contexts depend on the query alone, not on what was drawn before. Those of the last query, and
+    what a model of `ordered` relatives has read of them, are kept.
+
+    Args:
+        model: one that was trained with relatives.
+        source: where relatives come from, as of `relatives_of`.
+        options: which of them are taken, and how contexts are drawn.
+        query: the name and the residues of the query of all proteins, "" if there are none; None:
+            each protein is its own query.
+        force: also takes a model that was trained without relatives.
+    """
+
+    def __init__(
+        self,
+        model: PretrainedModel,
+        source: Path | Iterable[SequenceLike],
+        options: FamilyOptions,
+        *,
+        query: tuple[str, str] | None = None,
+        force: bool = False,
+    ) -> None:
+        self.model, self._alone = seeing_relatives(model, force=force), model
+        longest = options.max_residues or model.max_residues
+        self._relatives = relatives_of(source, replace(options, max_residues=longest))
+        self.options, self.query = options, query
+        self.tokens = options.relatives_tokens or model.description.relatives_tokens or _TOKENS
+        self.draws = lru_cache(maxsize=1)(self._draws)
+        self.models = lru_cache(maxsize=1)(self._models)
+
+    def begun(self, model: PretrainedModel, names: Collection[str]) -> Self:
+        """Returns itself; refuses another model, and names of proteins without relatives."""
+        if model is not self._alone:
+            raise UserError("these relatives are of another model; write model.relatives(...)")
+        self._relatives.check(names if self.query is None else [self.query[0]])
+        return self
+
+    def groups(
+        self, names: Sequence[str], sequences: Sequence[str], tokens_per_batch: int
+    ) -> Iterator[tuple[list[PretrainedModel], list[int]]]:
+        """Yields the models in the contexts of each query, and the places of its proteins."""
+        queries = [self.query or own for own in zip(names, sequences, strict=True)]
+        for query, places in groupby(range(len(queries)), queries.__getitem__):
+            yield self.models(*query, tokens_per_batch), [*places]
+
+    def first(self, name: str, residues: str, tokens_per_batch: int) -> PretrainedModel:
+        """Returns the model in the first context of a protein."""
+        return self.models(*(self.query or (name, residues)), tokens_per_batch)[0]
+
+    @property
+    def empty(self) -> PretrainedModel:
+        """The model in a context without relatives."""
+        return in_context(self.model, [], 1)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that draws depend on beside the queries, as JSON values by flag."""
+        plain = by_flag(self.options) | {
+            "--relatives": self._relatives.digest,
+            "--relatives-tokens": self.tokens,
+        }
+        del plain["--whole-relatives"]
+        return plain
+
+    def write(self, path: Path, queries: Iterable[tuple[str, str]]) -> None:
+        """Writes what is drawn for queries, by name and residues: a line of JSON for each."""
+        with complete_file(path) as temporary, temporary.open("w", encoding="ascii") as file:
+            for name, residues in queries:
+                file.write(f"{json.dumps(self.to_plain(name, residues))}\n")
+
+    def to_plain(self, name: str, residues: str) -> dict[str, Any]:
+        """Returns what is drawn for a query, for JSON."""
+        return {
+            "query": name,
+            "seed": self.options.relatives_seed,
+            "relatives_tokens": self.tokens,
+            "contexts": [
+                {
+                    "max_identity": one.max_identity,
+                    "tokens": one.num_tokens,
+                    "names": one.names,
+                    "residues": one.residues,
+                    "identities": one.identities,
+                    "digest": one.digest,
+                }
+                for one in self.draws(name, residues)
+            ],
+        }
+
+    def _draws(self, name: str, residues: str) -> list[Draw]:
+        return draws(
+            self._relatives.of(name, residues),
+            count=self.options.contexts,
+            tokens=self.tokens,
+            seed=self.options.relatives_seed,
+            around=self.model.vocabulary.num_around,
+        )
+
+    def _models(self, name: str, residues: str, tokens_per_batch: int) -> list[PretrainedModel]:
+        return [
+            in_context(self.model, [*self._read(one, residues)], tokens_per_batch)
+            for one in self.draws(name, residues)
+        ]
+
+    def _read(self, draw: Draw, query: str) -> Iterator[Relative]:
+        encode = self.model.vocabulary.encode
+        is_aligned = self.model.network.relatives_positions is RelativesPositions.aligned
+        for residues, columns in zip(draw.residues, draw.columns, strict=True):
+            tokens = encode(residues)
+            shift = best_diagonal(encode(query), tokens) if is_aligned and columns is None else 0
+            places = np.arange(shift, shift + len(tokens)) if columns is None else columns
+            yield Relative(tokens, places)
+
+
+def grouped(
+    model: PretrainedModel,
+    contexts: InContexts | None,
+    names: Sequence[str],
+    sequences: Sequence[str],
+    tokens_per_batch: int,
+) -> Iterator[tuple[Sequence[PretrainedModel], Sequence[int]]]:
+    """Yields what predicts proteins, and their places: a model alone, or in their contexts."""
+    if contexts is None:
+        yield [model], range(len(sequences))
+    else:
+        yield from contexts.begun(model, names).groups(names, sequences, tokens_per_batch)
+
+
+def in_contexts(model: PretrainedModel, options: RelativesOptions) -> InContexts | None:
+    """Returns the contexts that options of a command ask for."""
+    if options.relatives is None:
+        return None
+    return InContexts(model, options.relatives, options.family, force=options.force_relatives)
+
+
+def in_context(model: M, relatives: Sequence[Relative], tokens_per_batch: int) -> M:
+    """Returns a model, which sees relatives, in one context."""
+    network = NetworkInContext(model.network, relatives, tokens_per_batch=tokens_per_batch)
+    return type(model)(network, model.description, rebuild=model._rebuild)
+
+
+def seeing_relatives(model: M, *, force: bool) -> M:
+    """Returns a model that sees relatives: one that was trained so or, if forced, any."""
+    described = model.description
+    if described.model.relatives is not None:
+        return model
+    if not force:
+        raise UserError(
+            "this model was trained without relatives, so that what it predicts after them means "
+            "nothing; give one that was trained with data.batching=relatives, or use this one "
+            "nevertheless",
+            {"force_relatives": True},
+        )
+    how = Relatives.ordered if model.causal else Relatives.full
+    described = replace(described, model=replace(described.model, relatives=how))
+    network = build_network(
+        described.model,
+        described.attention_config,
+        seed=described.seed,
+        vocabulary=vocabulary_of(described.frame),
+    ).to(model.network.embedding.weight)
+    network.load_state_dict(model.network.state_dict())
+    return type(model)(network, described, rebuild=model._rebuild)
