@@ -233,11 +233,15 @@ def test_documents_without_a_protein_that_fits_are_read_as_others(make):
 
 
 def test_rows_of_peptides_have_a_limited_number(make):
-    families = make(replace(RULE, members=32), ["M" * (3 + n % 5) for n in range(50)], [0] * 50)
-    rows = [row for plan in stream(families) for row in plan.rows]
-    assert max(len(row.samples) for row in rows) <= 300 // 16
-    # Of 50, five are different.
-    assert sum(len(row.samples) for row in rows) <= 10
+    """A document of 32 or of 4."""
+    for members, some in ((32, [0] * 60), (4, np.arange(60) // 4)):
+        texts = [
+            first + "M" * (2 + number % 4) for first in "ACDEFGHIKLNPQRS" for number in range(4)
+        ]
+        families = make(replace(RULE, members=members), texts, some, name=f"of{members}")
+        rows = [row for plan in stream(families) for row in plan.rows]
+        assert 0 < max(len(row.samples) for row in rows) <= 300 // 16
+    assert sum(len(row.samples) for row in rows) == 60
 
 
 QUERY = sequences(1, seed=5, most=91)[0] + "MKTAYIAKQRQISFVKSHFSRQLEERLGLIEVQ"
