@@ -24,7 +24,7 @@ from protlm.config.fields import as_typed
 from protlm.data.batching.contexts import Contexts
 from protlm.data.batching.mixture import Mixture, integer_weights
 from protlm.data.batching.plan import BatchingStrategy
-from protlm.data.batching.relatives import Families, Relatives
+from protlm.data.batching.relatives import Families, WholeFamilies
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
@@ -235,7 +235,7 @@ def open_data(config: DataConfig, rule: BatchingStrategy | None = None) -> tuple
             "'data.mixture=[{dir: DIR, weight: 1}, {dir: DIR, weight: 3}]'"
         )
     shares = integer_weights([part.weight for part in parts])
-    clusters, rule = None, rule if isinstance(rule, Relatives) else None
+    clusters, rule = None, rule if isinstance(rule, WholeFamilies) else None
     # Before the shards are hashed, which takes long.
     if rule is not None or config.sampling is Sampling.cluster:
         clusters = [open_clusters(Path(p.dir), p.split, verify=verify) for p in parts]
@@ -248,7 +248,9 @@ def open_data(config: DataConfig, rule: BatchingStrategy | None = None) -> tuple
     return Families(splits, shares, clusters, rule), _related(config, Path(valid_dir), valid, rule)
 
 
-def _related(config: DataConfig, directory: Path, valid: SplitReader, rule: Relatives) -> Mixture:
+def _related(
+    config: DataConfig, directory: Path, valid: SplitReader, rule: WholeFamilies
+) -> Mixture:
     """Returns the families of a validation split, or its proteins after those of another split."""
     verify, other, split = config.verify, config.relatives_from, config.valid_split
     if other is None:

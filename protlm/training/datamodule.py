@@ -24,7 +24,7 @@ from protlm.data.batching.plan import (
     RankBatches,
     Sequences,
 )
-from protlm.data.batching.relatives import Relatives
+from protlm.data.batching.relatives import WholeFamilies
 from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.frequencies import count_residues, frequencies, posterior
@@ -163,7 +163,7 @@ class SequenceData(pl.LightningDataModule):
     def valid_batching(self) -> BatchingStrategy:
         """The rows of validation."""
         size = self.config.tokens_per_batch
-        if isinstance(self.rule, Relatives):
+        if isinstance(self.rule, WholeFamilies):
             return replace(self.rule, tokens_per_batch=size)
         return LengthBuckets(size, self.config.max_length)
 

@@ -21,7 +21,7 @@ from protlm.config import DataConfig, MixtureConfig, TrainConfig
 from protlm.config.composition import compose
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchPlan, BatchStream
-from protlm.data.batching.relatives import Relatives
+from protlm.data.batching.relatives import WholeFamilies
 from protlm.data.batching.strategies import Concatenation, LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule
@@ -207,11 +207,11 @@ def test_relatives_that_a_run_cannot_have_are_refused(tiny_clusters, tiny_data, 
 def test_settings_of_relatives_become_rules(tiny_clusters):
     settings = ["data.relatives_tokens=200", f"{ALONE}=0.2", f"{LAST}=0.3", "data.crop=prefix"]
     data = build(tiny_clusters, *RELATIVES, *settings, "trainer.tokens_per_step=2048")
-    expected = Relatives(2_048, 128, row=512, members=3, tokens=200, alone=0.2, last=0.3)
+    expected = WholeFamilies(2_048, 128, row=512, members=3, tokens=200, alone=0.2, last=0.3)
     assert data.rule == expected
     assert data.valid_batching == replace(expected, tokens_per_batch=1_024)
     causal = build(tiny_clusters, *RELATIVES, *settings, "objective=causal").rule
-    assert isinstance(causal, Relatives) and causal.last == 0
+    assert isinstance(causal, WholeFamilies) and causal.last == 0
     assert build(tiny_clusters, *RELATIVES).rule.block_size == 2_048
 
 

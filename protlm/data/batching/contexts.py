@@ -9,7 +9,7 @@ import numpy as np
 from protlm.data.batching.mixture import Draw, Mixture, SampleOrder
 from protlm.data.batching.order import hashed, splitmix64
 from protlm.data.batching.plan import SPECIALS
-from protlm.data.batching.relatives import Members, Relatives, drawn, members_of
+from protlm.data.batching.relatives import Members, WholeFamilies, drawn, members_of
 from protlm.data.relatives import leaks
 from protlm.data.shards.cluster_index import ClusterIndex
 from protlm.data.shards.data_set import SplitReader
@@ -28,7 +28,7 @@ class Contexts(Mixture):
     """
 
     def __init__(
-        self, context: SplitReader, index: ClusterIndex, queries: SplitReader, rule: Relatives
+        self, context: SplitReader, index: ClusterIndex, queries: SplitReader, rule: WholeFamilies
     ) -> None:
         super().__init__([context, queries])
         self.context, self.index, self.queries = context, index, queries

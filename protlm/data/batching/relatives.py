@@ -44,7 +44,7 @@ class FamiliesRow(ProteinsRow):
 
 @final
 @dataclass(frozen=True)
-class Relatives(WholeProteins):
+class WholeFamilies(WholeProteins):
     """Fills rows with the documents of a block, end to end, and shuffles the batches.
 
     Proteins of more than `max_length` tokens are left out of documents.
@@ -144,7 +144,7 @@ class Families(Mixture):
         splits: Sequence[SplitReader],
         shares: Sequence[int] | None,
         clusters: Sequence[ClusterIndex],
-        rule: Relatives,
+        rule: WholeFamilies,
     ) -> None:
         super().__init__(splits, shares, clusters)
         self.rule, self.clusters = rule, clusters
@@ -232,7 +232,7 @@ def members_of(
 
 def drawn(
     sequences: SplitReader,
-    rule: Relatives,
+    rule: WholeFamilies,
     members: Members,
     passes: np.ndarray,
     kinds: np.ndarray,

@@ -10,16 +10,16 @@ import pytest
 from protlm.data.batching.contexts import Contexts
 from protlm.data.batching.order import EpochOrder, permuted
 from protlm.data.batching.plan import BatchStream, Progress, RankBatches, forecast
-from protlm.data.batching.relatives import Families, FamiliesRow, Relatives
+from protlm.data.batching.relatives import Families, FamiliesRow, WholeFamilies
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.system.errors import UserError
 
 MEMBERS = [1, 1, 2, 3, 4, 6, 1, 12, 27]
 CLUSTERS = np.random.default_rng(0).permutation(np.repeat(np.arange(len(MEMBERS)), MEMBERS))
-RULE = Relatives(600, 100, block=5, row=300, members=4, alone=0.3, last=0.4)
+RULE = WholeFamilies(600, 100, block=5, row=300, members=4, alone=0.3, last=0.4)
 # Documents of all that they may have.
-ROOMY = Relatives(10_000, 100, block=5, row=10_000, members=4)
+ROOMY = WholeFamilies(10_000, 100, block=5, row=10_000, members=4)
 
 
 def sequences(number, seed=0, most=90):
