@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 # One protein for every 16 tokens, so that bounds have one size, and a compiled model one graph.
-_TOKENS_PER_PROTEIN = 16
+TOKENS_PER_PROTEIN = 16
 # Padded rows are at most 2^(1/4) times as long as their proteins.
 _LENGTHS_PER_DOUBLING = 4
 
 
 def most_proteins(size: int) -> int:
     """Returns the most proteins of a row of some tokens."""
-    return max(size // _TOKENS_PER_PROTEIN, 1)
+    return max(size // TOKENS_PER_PROTEIN, 1)
 
 
 class Spans(np.ndarray):

@@ -21,7 +21,10 @@ from protlm.checkpoints.format import all_checkpoints
 from protlm.config import DataConfig, MixtureConfig, ModelConfig, Sampling, TrainConfig
 from protlm.config.composition import to_plain
 from protlm.config.fields import as_typed
+from protlm.data.batching.contexts import Contexts
 from protlm.data.batching.mixture import Mixture, integer_weights
+from protlm.data.batching.plan import BatchingStrategy
+from protlm.data.batching.relatives import Families, WholeFamilies
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
@@ -224,8 +227,11 @@ def _teacher(path: str) -> PretrainedModel:
     return teacher
 
 
-def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
-    """Opens the data sets of training, and the validation split."""
+def open_data(config: DataConfig, rule: BatchingStrategy | None = None) -> tuple[Mixture, Mixture]:
+    """Opens the data sets of training, and the validation split.
+
+    With the rule of `data.batching=relatives`, both are read by their clusters.
+    """
     verify = config.verify
     parts = config.mixture
     if config.dir is not None:
@@ -236,15 +242,41 @@ def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
             "'data.mixture=[{dir: DIR, weight: 1}, {dir: DIR, weight: 3}]'"
         )
     shares = integer_weights([part.weight for part in parts])
-    clusters = None
+    clusters, rule = None, rule if isinstance(rule, WholeFamilies) else None
     # Before the shards are hashed, which takes long.
-    if config.sampling is Sampling.cluster:
+    if rule is not None or config.sampling is Sampling.cluster:
         clusters = [open_clusters(Path(p.dir), p.split, verify=verify) for p in parts]
     splits = [open_split(Path(p.dir), p.split, verify=verify, shuffled=True) for p in parts]
     valid_dir = config.valid_dir or parts[0].dir
     _warn_of_other_rules([part.dir for part in parts], valid_dir)
     valid = open_split(Path(valid_dir), config.valid_split, verify=verify)
-    return Mixture(splits, shares, clusters), valid
+    if clusters is None or rule is None:
+        return Mixture(splits, shares, clusters), Mixture([valid])
+    return Families(splits, shares, clusters, rule), _related(config, Path(valid_dir), valid, rule)
+
+
+def _related(
+    config: DataConfig, directory: Path, valid: SplitReader, rule: WholeFamilies
+) -> Mixture:
+    """Returns the families of a validation split, or its proteins after those of another split."""
+    verify, other, split = config.verify, config.relatives_from, config.valid_split
+    if other is None:
+        return Families([valid], [1], [open_clusters(directory, split, verify=verify)], rule)
+    if other == split:
+        raise UserError(
+            f"data.relatives_from={other} is the validation split itself; type another one, or "
+            "data.relatives_from=null for its own families"
+        )
+    index = open_clusters(directory, other, verify=verify)
+    context = open_split(directory, other, verify=verify, shuffled=True)
+    contexts = Contexts(context, index, valid, rule)
+    if not contexts.has_relatives():
+        raise UserError(
+            f"data.relatives_from={other}: {directory} has no cluster with members in both {other} "
+            f"and {split}, as if it was split by clusters; choose data.relatives_from=null, or a "
+            "data set that was split by sequences, with clusters"
+        )
+    return contexts
 
 
 def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
@@ -267,7 +299,7 @@ def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
 def build_data(plan: RunPlan) -> SequenceData:
     """Opens the data sets of a run; returns its LightningDataModule."""
     return SequenceData(
-        *open_data(plan.config.data),
+        *open_data(plan.config.data, plan.batching),
         rule=plan.batching,
         config=plan.config.data,
         masking=plan.masking,

@@ -15,6 +15,7 @@ from protlm.config import (
     TrainerConfig,
 )
 from protlm.data.batching.plan import BatchingStrategy, RankBatches
+from protlm.data.batching.relatives import WholeFamilies
 from protlm.data.batching.strategies import Concatenation, LengthBuckets, WholeProteins
 from protlm.data.masking import MaskingRule
 from protlm.system.errors import UserError
@@ -101,6 +102,17 @@ class RunPlan:
             return Concatenation(*size)
         if data.batching is Batching.packed:
             return WholeProteins(*size, crop=data.crop, row=data.tokens_per_row)
+        if data.batching is Batching.relatives:
+            return WholeFamilies(
+                *size,
+                row=data.tokens_per_row,
+                members=data.relatives,
+                tokens=data.relatives_tokens,
+                alone=data.relatives_alone,
+                # A causal target does not hide anything from the relatives after it.
+                last=0.0 if self.is_causal else data.relatives_last,
+                positions=self.model.relatives_positions,
+            )
         return LengthBuckets(
             *size, crop=data.crop, even=_COMPILED_LENGTHS if trainer.compile else 0
         )

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import BatchPlan, BatchStream, Progress, RankBatches
+from protlm.data.batching.relatives import FamiliesRow
 from protlm.data.batching.strategies import (
     ConcatenatedRow,
     Concatenation,
@@ -23,7 +24,7 @@ from protlm.data.batching.strategies import (
 from protlm.data.dataset import FILLER, Batch, SequenceDataset, collate
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import open_clusters, open_split
-from protlm.data.vocabulary import VOCABULARY
+from protlm.data.vocabulary import STANDARD, VOCABULARY
 
 MAX_LENGTH = 100
 BERT = MaskingRule()
@@ -278,3 +279,68 @@ def test_packed_proteins_are_those_of_padded_rows(reader, objective):
     )
     assert not (batch.targets_BL != IGNORE)[~batch.mask_BL].any()
     assert (batch.tokens_BL[~batch.mask_BL] == VOCABULARY.pad).all()
+
+
+def family_plan(positions="restart"):
+    """Two rows: of proteins 3 to 7 in three families, and of 8; and a filler row."""
+    proteins = [SequenceRow(n, 0, MAX_LENGTH, "prefix") for n in range(3, 9)]
+    rows = (
+        FamiliesRow(tuple(proteins[:5]), (3, 1, 1), (False, False, True, True, True)),
+        FamiliesRow((proteins[5],), (1,), (True,)),
+        None,
+    )
+    return BatchPlan(rows, 500, Progress(0, 3), longest=MAX_LENGTH, positions=positions)
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_proteins_without_targets_are_read_as_they_are(reader, objective):
+    """And those with targets as if they were alone."""
+    data = dataset(reader, objective)
+    batch = data[family_plan()]
+    spans = batch.bounds.spans.tolist()
+    for number, (start, end) in zip(range(3, 9), spans, strict=False):
+        alone = data[plan(number, crop="prefix")]
+        tokens, targets = (
+            batch.tokens_BL.flatten()[start:end],
+            batch.targets_BL.flatten()[start:end],
+        )
+        if number in (3, 4):
+            text = VOCABULARY.decode(reader[number][: MAX_LENGTH - 2])
+            assert VOCABULARY.decode(tokens.numpy()).startswith(f"<cls>{text}")
+            assert (targets == IGNORE).all()
+        else:
+            assert torch.equal(tokens, alone.tokens_BL[alone.mask_BL])
+            assert torch.equal(targets, alone.targets_BL[alone.mask_BL])
+            assert (targets != IGNORE).any()
+    assert (batch.joined_N.tolist(), len(spans)) == ([3, 4, 5, 6, 7, 8], 7)
+
+
+def test_the_bounds_of_families_are_those_of_their_proteins(reader):
+    batch = dataset(reader)[family_plan()]
+    families = batch.bounds.families
+    spans = batch.bounds.spans.tolist()
+    joined = [[spans[0][0], spans[2][1]], *spans[3:]]
+    assert families.spans.tolist() == joined and joined[-1] == [1_000, 1_001]
+    assert torch.equal(families.position_L, batch.bounds.position_L)
+    running = dataset(reader)[family_plan("run")].bounds.families.position_L
+    for start, end in joined:
+        assert running[start:end].tolist() == list(range(end - start))
+    assert dataset(reader)[replace(family_plan(), positions=None)].bounds.families is None
+
+
+def test_aligned_positions_are_those_of_the_first_protein(make_data_set):
+    """Also where residues are hidden; another family and a stranger begin at 0."""
+    rng = np.random.default_rng(0)
+    text = "".join(rng.choice([*STANDARD], 40))
+    others = ["".join(rng.choice([*STANDARD], 30)) for _ in range(2)]
+    stored = [text, text[9:], others[0][:20] + text, others[1], text]
+    folder = make_data_set([(f"p{n}", one) for n, one in enumerate(stored)])
+    rows = tuple(SequenceRow(n, 0, MAX_LENGTH, "prefix") for n in range(5))
+    row = FamiliesRow(rows, (4, 1), (True,) * 5)
+    made = BatchPlan((row,), 300, Progress(0, 2), longest=MAX_LENGTH, positions="aligned")
+    data = dataset(open_split(folder, "train"), masking=MaskingRule(0.6))
+    bounds = data[made].bounds
+    starts = [20, 29, 0, 20, 0]
+    for (start, end), first in zip(bounds.spans.tolist(), starts, strict=True):
+        expected = list(range(first, first + end - start))
+        assert bounds.families.position_L[start:end].tolist() == expected

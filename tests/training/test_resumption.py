@@ -30,6 +30,9 @@ MIXTURE = (
     "data.mixture=[{{dir:{tiny_data},weight:2}},{{dir:{other_data},weight:1,split:test}}]"
 )
 CLUSTERS = "data.sampling=cluster data.dir={tiny_clusters}"
+FAMILIES = (
+    "data.batching=relatives data.dir={tiny_clusters} data.tokens_per_row=512 data.max_length=512"
+)
 TAUGHT = (
     "objective=distillation attention=hedgehog objective.teacher={teacher} "
     "model.init_from={swapped} model.dropout=0.1 trainer.max_steps=6"
@@ -65,6 +68,7 @@ RUNS = {
     "taught attention": (f"{TAUGHT} optimizer.learning_rate=1e-2", 3),
     "taught logits": (LOGITS, 3),
     "taught adapters": (f"{LOGITS} objective.lora_rank=2", 3),
+    "relatives": (f"{FAMILIES} data.num_workers=2 trainer.accumulate_grad_batches=2", 3),
     # Killed in the decay, for which a worker has prepared batches.
     "mask fractions": (f"{DECAYING} data.num_workers=1", 5),
 }
@@ -117,6 +121,7 @@ LATER = [
     ("", "data.mode=concatenated", "data.mode"),
     ("", "data.max_length=64", "data.max_length"),
     ("", "data.batching=packed", "data.batching=padded, not packed"),
+    (FAMILIES, f"{FAMILIES} data.relatives_last=0", "data.relatives_last=0.25, not 0.0"),
     # Which rows are in a batch depends on the padded lengths.
     ("", "trainer.compile=true", "trainer.compile=false, not true"),
     ("", "objective.mask_fraction_range=[0.1,0.5]", "objective.mask_fraction_range"),
