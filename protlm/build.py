@@ -18,7 +18,7 @@ from protlm.attention.window import SlidingWindow
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import all_checkpoints
-from protlm.config import DataConfig, MixtureConfig, ModelConfig, Sampling, TrainConfig
+from protlm.config import Batching, DataConfig, MixtureConfig, ModelConfig, Sampling, TrainConfig
 from protlm.config.composition import to_plain
 from protlm.config.fields import as_typed
 from protlm.data.batching.contexts import Contexts
@@ -107,7 +107,8 @@ def _architecture_differences(
 def describe(config: TrainConfig) -> ModelDescription:
     """Returns the description of a run's model, which is saved in every checkpoint."""
     options = dict(to_plain(config)["attention"])
-    name = options.pop("name")
+    name, data = options.pop("name"), config.data
+    is_related = data.batching is Batching.relatives
     return ModelDescription(
         vocabulary=VOCABULARY.hash,
         objective=config.objective.name,
@@ -115,15 +116,9 @@ def describe(config: TrainConfig) -> ModelDescription:
         attention=name,
         attention_options=stored_options(name, options),
         seed=config.seed,
-        max_length=config.data.max_length,
-        relatives_tokens=_tokens_of_family(config.data),
+        max_length=data.max_length,
+        relatives_tokens=data.relatives_tokens or data.tokens_per_row if is_related else None,
     )
-
-
-def _tokens_of_family(data: DataConfig) -> int | None:
-    if str(data.batching) != "relatives":
-        return None
-    return getattr(data, "relatives_tokens", None) or data.tokens_per_row
 
 
 def build_training(plan: RunPlan) -> LanguageModeling:

@@ -61,6 +61,7 @@ class InContexts:
         self._relatives = relatives_of(source, replace(options, max_residues=longest))
         self.options, self.query = options, query
         self.tokens = options.relatives_tokens or model.description.relatives_tokens or _TOKENS
+        self.family = lru_cache(maxsize=1)(self._relatives.of)
         self.draws = lru_cache(maxsize=1)(self._draws)
         self.models = lru_cache(maxsize=1)(self._models)
 
@@ -108,6 +109,7 @@ class InContexts:
         """Returns what is drawn for a query, for JSON."""
         return {
             "query": name,
+            "relatives": str(self.family(name, residues)),
             "seed": self.options.relatives_seed,
             "relatives_tokens": self.tokens,
             "contexts": [
@@ -125,7 +127,7 @@ class InContexts:
 
     def _draws(self, name: str, residues: str) -> list[Draw]:
         return draws(
-            self._relatives.of(name, residues),
+            self.family(name, residues),
             count=self.options.contexts,
             tokens=self.tokens,
             seed=self.options.relatives_seed,

@@ -70,10 +70,10 @@ class RelativesOptions(Checked):
         "several queries a folder with a file for each, or a table of members (cluster.tsv, m8).",
         None,
     )
+    family: FamilyOptions = field(default_factory=FamilyOptions)
     force_relatives: bool = flag(
         "Use a model that was trained without relatives.", False, needs="--relatives PATH"
     )
-    family: FamilyOptions = field(default_factory=FamilyOptions)
 
     def __post_init__(self) -> None:
         super().__post_init__()
