@@ -109,9 +109,13 @@ class Model(PretrainedModel):
         texts, names = named_sequences(sequences, "embed([sequence]), or embed_file(path)")
         kind, numbers = _pooling(pooling), numbers_of(layers, self.num_layers)
         number_of = {layer: self.layer_number(layer, first=0) for layer in numbers}
-        embedder = Embedder(self, (kind,), tuple(dict.fromkeys(number_of.values())))
-        if relatives is not None:
-            embedder.contexts = relatives.begun(self, names)
+        embedder = Embedder(
+            self,
+            (kind,),
+            tuple(dict.fromkeys(number_of.values())),
+            contexts=relatives and relatives.begun(self, names),
+            context_tokens=tokens_per_batch,
+        )
         # Before the first of many batches; all in one batch would have the length of the longest.
         residues = residues_of(texts, longest=self.max_residues)
         vectors: list[Vectors] = [{}] * len(residues)

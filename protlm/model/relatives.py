@@ -5,7 +5,9 @@ that whatever takes a model works in contexts, too.
 """
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
@@ -25,11 +27,14 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import build_network
 from protlm.options.relatives import FamilyOptions, RelativesOptions
 from protlm.system.errors import UserError
-from protlm.system.paths import complete_file
+from protlm.system.paths import all_or_none, beside, complete_file
+from protlm.system.terminal import printable
 
 M = TypeVar("M", bound=PretrainedModel)
 # The budget of a context, of a model that does not say how large its families were.
 _TOKENS = 8_192
+# What is drawn, beside an output.
+_DRAWN = ".relatives.jsonl"
 
 
 class InContexts:
@@ -101,7 +106,10 @@ class InContexts:
 
     def write(self, path: Path, queries: Iterable[tuple[str, str]]) -> None:
         """Writes what is drawn for queries, by name and residues: a line of JSON for each."""
-        with complete_file(path) as temporary, temporary.open("w", encoding="ascii") as file:
+        with (
+            complete_file(path, overwrite=True) as temporary,
+            temporary.open("w", encoding="ascii") as file,
+        ):
             for name, residues in queries:
                 file.write(f"{json.dumps(self.to_plain(name, residues))}\n")
 
@@ -165,10 +173,23 @@ def grouped(
 
 
 def in_contexts(model: PretrainedModel, options: RelativesOptions) -> InContexts | None:
-    """Returns the contexts that options of a command ask for."""
+    """Returns the contexts that the options of a command ask for, if they do."""
     if options.relatives is None:
         return None
     return InContexts(model, options.relatives, options.family, force=options.force_relatives)
+
+
+@contextmanager
+def drawn_beside(
+    contexts: InContexts | None, output: Path, queries: Iterable[tuple[str, str]]
+) -> Iterator[None]:
+    """Writes what is drawn for queries beside an output that the block writes, unless it fails."""
+    with all_or_none() as written:
+        if contexts is not None:
+            written.append(beside(output, _DRAWN))
+            contexts.write(written[0], queries)
+            print(printable(f"the relatives that are drawn: {written[0]}"), file=sys.stderr)
+        yield
 
 
 def in_context(model: M, relatives: Sequence[Relative], tokens_per_batch: int) -> M:
