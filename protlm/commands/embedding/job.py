@@ -1,5 +1,6 @@
 """What a command `embed` computes: the vectors of proteins by a model, and in what parts."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -76,6 +77,7 @@ class Job:
             "--windows": options.windows,
             "--features": self._features_hash,
             "--device": device,
+            **self._relatives,
         }
         return begun_with(
             settings,
@@ -98,7 +100,14 @@ class Job:
             "protlm_version": __version__,
             **({"window_residues": limit} if options.windows and limit is not None else {}),
             **({"features_hash": self._features_hash} if self._features_hash else {}),
+            **({"relatives": json.dumps(self._relatives)} if self._relatives else {}),
         }
+
+    @cached_property
+    def _relatives(self) -> dict[str, Any]:
+        """What draws of relatives depend on, by flag; nothing without them."""
+        contexts = self.embedder.contexts
+        return {} if contexts is None else contexts.settings
 
     @cached_property
     def _features_hash(self) -> str | None:
