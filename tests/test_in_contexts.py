@@ -111,7 +111,7 @@ def test_every_prediction_reads_a_context_of_relatives_that_all_see_all(capsys) 
 def test_vectors_and_contacts_are_means_over_contexts(relatives) -> None:
     model = seeing(relatives)
     drawn = model.relatives(ROWS, contexts=2, tokens=50)
-    each = drawn.models("", QUERY, 100)
+    each = drawn.models("", QUERY)
     assert [type(one) for one in each] == [Model, Model]
     for pooling in ("mean", "per_tok"):
         (found,) = model.embed([QUERY], pooling=pooling, relatives=drawn)
@@ -134,7 +134,7 @@ def test_masked_residues_have_the_mean_of_log_probabilities() -> None:
     model = seeing()
     drawn = model.relatives(ROWS, ("P1", QUERY), contexts=2, tokens=50)
     (found,) = model.predict_masked([f"M<mask>{QUERY[2:]}", QUERY + "<mask>"][:1], relatives=drawn)
-    each = [one.predict_masked([f"M<mask>{QUERY[2:]}"])[0][2] for one in drawn.models("P1", "", 50)]
+    each = [one.predict_masked([f"M<mask>{QUERY[2:]}"])[0][2] for one in drawn.models("P1", QUERY)]
     ratios = [np.log(one["K"] / one["A"]) for one in (*each, found[2])]
     assert ratios[2] == pytest.approx(np.mean(ratios[:2]), abs=1e-5)
 
@@ -200,7 +200,7 @@ def test_a_new_member_follows_the_first_context() -> None:
     for source in (ROWS, [row.replace("-", "").upper() for row in ROWS[1:]]):
         drawn = model.relatives(source, contexts=2, tokens=70)
         (found,) = model.generate(1, max_residues=30, sampling=sampling, relatives=drawn)
-        expected = drawn.models("", "", 1_000)[0].generate(1, max_residues=30, sampling=sampling)
+        expected = drawn.models("", "")[0].generate(1, max_residues=30, sampling=sampling)
         assert found == next(iter(expected))
         assert found != next(iter(model.generate(1, max_residues=30, sampling=sampling)))
         assert len(drawn.draws("", "")[0].names) >= 2

@@ -17,7 +17,6 @@ from protlm.attention.layers import cannot_decode
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import weights_hash
 from protlm.config import Objective
-from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.dataset import collate
 from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
 from protlm.data.vocabulary import Vocabulary
@@ -202,7 +201,7 @@ class PretrainedModel:
             UserError: a layer or a head that does not exist, or several proteins with relatives.
         """
         if relatives is not None:
-            one = relatives.begun(self, [""]).first("", self._only(batch), TOKENS_PER_BATCH)
+            one = relatives.begun(self, [""]).first("", self._only(batch))
             return one.attention_maps(batch, layers, heads)
         asked = numbers_of(layers, self.num_layers)
         numbers = {layer: self.layer_number(layer, first=1) for layer in asked}
@@ -293,7 +292,7 @@ class PretrainedModel:
             )
         model = self
         if relatives is not None:
-            model = relatives.begun(self, [""]).first("", "", TOKENS_PER_BATCH)
+            model = relatives.begun(self, [""]).first("", "")
         return generate(
             model.network,
             tokens,

@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from protlm.config import Relatives, RelativesPositions
+from protlm.config.data import TOKENS_PER_BATCH
 from protlm.config.fields import by_flag
 from protlm.data.families import Draw, draws, relatives_of
 from protlm.data.records.in_memory import SequenceLike
@@ -85,9 +86,9 @@ class InContexts:
         for query, places in groupby(range(len(queries)), queries.__getitem__):
             yield self.models(*query, tokens_per_batch), [*places]
 
-    def first(self, name: str, residues: str, tokens_per_batch: int) -> PretrainedModel:
+    def first(self, name: str, residues: str) -> PretrainedModel:
         """Returns the model in the first context of a protein."""
-        return self.models(*(self.query or (name, residues)), tokens_per_batch)[0]
+        return self.models(*(self.query or (name, residues)))[0]
 
     @property
     def empty(self) -> PretrainedModel:
@@ -142,7 +143,9 @@ class InContexts:
             around=self.model.vocabulary.num_around,
         )
 
-    def _models(self, name: str, residues: str, tokens_per_batch: int) -> list[PretrainedModel]:
+    def _models(
+        self, name: str, residues: str, tokens_per_batch: int = TOKENS_PER_BATCH
+    ) -> list[PretrainedModel]:
         return [
             in_context(self.model, [*self._read(one, residues)], tokens_per_batch)
             for one in self.draws(name, residues)

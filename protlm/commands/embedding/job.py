@@ -65,6 +65,7 @@ class Job:
         """Returns everything that the vectors depend on, as JSON values."""
         options = self.options
         settings = {
+            **self._relatives,
             "vocabulary": self.model.vocabulary.hash,
             # Of the sequences that were read from it.
             "the sequence file": self.inputs.digest,
@@ -77,7 +78,6 @@ class Job:
             "--windows": options.windows,
             "--features": self._features_hash,
             "--device": device,
-            **self._relatives,
         }
         return begun_with(
             settings,
