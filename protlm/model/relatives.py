@@ -18,7 +18,6 @@ import numpy as np
 
 from protlm.config import Relatives, RelativesPositions
 from protlm.config.data import TOKENS_PER_BATCH
-from protlm.config.fields import by_flag
 from protlm.data.families import Draw, draws, relatives_of
 from protlm.data.records.in_memory import SequenceLike
 from protlm.data.relatives import best_diagonal
@@ -97,13 +96,10 @@ class InContexts:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that draws depend on beside the queries, as JSON values by flag."""
-        plain = by_flag(self.options) | {
-            "--relatives": self._relatives.digest,
-            "--relatives-tokens": self.tokens,
-        }
-        del plain["--whole-relatives"]
-        return plain
+        """All that draws depend on beside the queries, as JSON values by option."""
+        plain = {"relatives": self._relatives.digest, **vars(self.options)}
+        # Whole relatives are part of the digest.
+        return plain | {"whole_relatives": None, "relatives_tokens": self.tokens}
 
     def write(self, path: Path, queries: Iterable[tuple[str, str]]) -> None:
         """Writes what is drawn for queries, by name and residues: a line of JSON for each."""

@@ -107,7 +107,8 @@ class Job:
     def _relatives(self) -> dict[str, Any]:
         """What draws of relatives depend on, by flag; nothing without them."""
         contexts = self.embedder.contexts
-        return {} if contexts is None else contexts.settings
+        settings = {} if contexts is None else contexts.settings
+        return {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
 
     @cached_property
     def _features_hash(self) -> str | None:
