@@ -104,7 +104,7 @@ def test_every_prediction_reads_a_context_of_relatives_that_all_see_all(capsys) 
     each = [Model.of(one).perplexity([QUERY]) for one in drawn.models("", QUERY)]
     np.testing.assert_allclose(np.log(perplexity), np.mean(np.log(each), axis=0), rtol=1e-12)
     assert not np.allclose(each[0], each[1])
-    ordered = seeing("ordered")
+    ordered, _ = seeing("ordered"), capsys.readouterr()
     model.perplexity([QUERY[:3]])
     ordered.perplexity([QUERY], relatives=ordered.relatives(ROWS))
     assert "predictions" not in capsys.readouterr().err
