@@ -20,13 +20,13 @@ from torch.autograd.function import once_differentiable
 
 from protlm.attention.ops.blocks import Window
 from protlm.attention.ops.key_value_cache import KeyValueCache
-from protlm.attention.ops.numerics import accum_dtype, no_autocast, softmax_weights, upcast
+from protlm.attention.ops.numerics import no_autocast, softmax_weights, upcast
 from protlm.bounds import Bounds
 
 # Queries and keys of a tile: with fewer, calls take longer than what they compute; with more, a
-# block of queries sees more keys that are masked, or a tile does not fit into a cache.
+# block of queries sees more keys that are hidden, or a tile does not fit into a cache.
 _QUERIES, _KEYS = 128, 4096
-# A block has queries at this number of positions, or at `around` of them if that is more.
+# The queries of a block are at this number of positions at most, or at `around` if that is more.
 _POSITIONS = 16
 # What is subtracted from the logit of a pair that is not seen: finite, so that no sum is NaN.
 _HIDDEN = 1e30
@@ -143,47 +143,33 @@ def aligned_weights(
     return softmax_weights(q_1HLK[:, :, rows], k_1HLK, seen_ML)
 
 
-class _Tile(NamedTuple):
-    """Queries and keys that are computed at a time, by their indices."""
-
-    rows: _Index
-    keys: _Index
-
-
 @dataclass(frozen=True)
 class _Keys:
     """Keys of one kind: those of the own protein, of its relatives, or of a context.
 
-    A query sees a key whose place is from `reach[0]` to `reach[1]` after its own, if `relates` is
-    1, not 0, for the difference of their proteins. All are floating-point numbers, with which
-    processors compare faster.
+    A query sees a key if their places differ by `reach` at most, and if the number of the key's
+    protein less that of the query's is not what `hides` compares with 0. All these numbers are
+    floating-point ones, which processors compare faster.
     """
 
     k_HMK: Tensor
     v_HMC: Tensor
     place_L: Tensor
     place_M: Tensor
-    reach: tuple[int, int]
+    reach: float
     protein_L: Tensor | None = None
-    relates: Callable[[Tensor, int], Tensor] = torch.Tensor.eq_
+    hides: Callable[[Tensor, int], Tensor] = Tensor.ne_
 
-    def seen(self, tile: _Tile) -> Tensor:
-        """Returns 1 where a query sees a key and 0 elsewhere, ML."""
-        least, most = self.reach
-        offset_ML = self.place_M[tile.keys] - self.place_L[tile.rows][:, None]
-        seen_ML = offset_ML.sub_((most + least) / 2).abs_().le_((most - least) / 2)
-        if self.protein_L is None:
-            return seen_ML
-        apart_ML = self.protein_L[tile.keys] - self.protein_L[tile.rows][:, None]
-        return seen_ML.mul_(self.relates(apart_ML, 0))
-
-    def compared(self, q_HLK: Tensor, tile: _Tile) -> tuple[Tensor, ...]:
-        """Returns scaled queries, keys and values of a tile, what is seen, and the logits."""
-        q_HMK = upcast(q_HLK[:, tile.rows]) / math.sqrt(q_HLK.shape[-1])
-        k_HLK, v_HLC = (upcast(x[:, tile.keys]) for x in (self.k_HMK, self.v_HMC))
-        seen_ML = self.seen(tile)
-        logits_HML = torch.baddbmm(seen_ML - 1, q_HMK, k_HLK.mT, beta=_HIDDEN)
-        return q_HMK, k_HLK, v_HLC, seen_ML, logits_HML
+    def compared(self, q_HLK: Tensor, rows: _Index, keys: _Index) -> tuple[Tensor, ...]:
+        """Returns queries, keys and values of a tile, and the logits, HML."""
+        q_HMK = _taken(q_HLK, rows)
+        k_HLK, v_HLC = (upcast(_taken(x, keys)) for x in (self.k_HMK, self.v_HMC))
+        logits_HML = q_HMK @ k_HLK.mT
+        hidden_ML = (self.place_M[keys] - self.place_L[rows][:, None]).abs_().gt_(self.reach)
+        if self.protein_L is not None:
+            number_ML = self.protein_L[keys] - self.protein_L[rows][:, None]
+            hidden_ML.add_(self.hides(number_ML, 0))
+        return q_HMK, k_HLK, v_HLC, logits_HML.add_(hidden_ML, alpha=-_HIDDEN)
 
 
 class _AlignedSoftmax(torch.autograd.Function):
@@ -200,120 +186,152 @@ class _AlignedSoftmax(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_1HLC: Tensor) -> tuple[Tensor | None, ...]:
-        *heads, out_1HLC, level_HL1 = ctx.saved_tensors
-        q_HLK, scale = heads[0][0], 1 / math.sqrt(heads[0].shape[-1])
-        sums = [torch.zeros_like(x[0], dtype=level_HL1.dtype) for x in heads]
-        d_q_HLK, d_k_HLK, d_v_HLC = sums
-        with no_autocast(q_HLK):
-            for keys, tile in _tiles(heads, ctx.bounds, ctx.sight):
-                q_HMK, k_HLK, v_HLC, seen_ML, logits_HML = keys.compared(q_HLK, tile)
-                weights_HML = _exp(logits_HML.sub_(level_HL1[:, tile.rows])).mul_(seen_ML)
-                grad_HMC, out_HMC = (upcast(x[0, :, tile.rows]) for x in (grad_1HLC, out_1HLC))
-                grad_HMC = grad_HMC.to(level_HL1.dtype)
-                d_v_HLC[:, tile.keys] += weights_HML.mT @ grad_HMC
-                mean_HM1 = (grad_HMC * out_HMC).sum(dim=-1, keepdim=True)
-                slope_HML = (grad_HMC @ v_HLC.mT).sub_(mean_HM1).mul_(weights_HML)
-                d_q_HLK[:, tile.rows] += (slope_HML @ k_HLK).mul_(scale)
-                d_k_HLK[:, tile.keys] += slope_HML.mT @ q_HMK
-        return *(x[None].to(y.dtype) for x, y in zip(sums, heads, strict=True)), None, None
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
+        ctx: Any, grad_1HLC: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        *given, out_1HLC, level_HL1 = ctx.saved_tensors
+        heads, grad_HLC = _prepared(given), grad_1HLC[0].to(level_HL1.dtype)
+        mean_HL1 = (grad_HLC * out_1HLC[0]).sum(dim=-1, keepdim=True)
+        sums = [torch.zeros_like(x) for x in heads]
+        with no_autocast(grad_HLC):
+            for kind, rows, keys in _tiles(heads, ctx.bounds, ctx.sight):
+                q_HMK, k_HLK, v_HLC, logits_HML = kind.compared(heads[0], rows, keys)
+                weights_HML = _exp(logits_HML.sub_(level_HL1[:, rows]))
+                grad_HMC = _taken(grad_HLC, rows)
+                slope_HML = (grad_HMC @ v_HLC.mT).sub_(mean_HL1[:, rows]).mul_(weights_HML)
+                _add(sums[0], rows, slope_HML @ k_HLK)
+                _add(sums[1], keys, slope_HML.mT @ q_HMK)
+                _add(sums[2], keys, weights_HML.mT @ grad_HMC)
+        sums[0] /= math.sqrt(sums[0].shape[-1])
+        return *(x[None].to(y.dtype) for x, y in zip(sums, given, strict=True)), None, None
 
 
 def _attend(
-    heads: Sequence[Tensor], bounds: Bounds, sight: Sight, entering: AlignedKeys | None = None
+    given: Sequence[Tensor], bounds: Bounds, sight: Sight, entering: AlignedKeys | None = None
 ) -> tuple[Tensor, Tensor]:
     """Returns the output, 1HLC, and the logarithm of each query's sum of exponentials, HL1."""
-    q_HLK, v_HLC = heads[0][0], heads[2][0]
-    total_HL1 = torch.zeros_like(q_HLK[..., :1], dtype=accum_dtype(q_HLK))
-    top_HL1 = torch.full_like(total_HL1, -_HIDDEN)
-    out_HLC = torch.zeros_like(v_HLC, dtype=total_HL1.dtype)
-    with no_autocast(q_HLK):
-        for keys, (rows, columns) in _tiles(heads, bounds, sight, entering):
-            _, _, v_HMC, seen_ML, logits_HML = keys.compared(q_HLK, _Tile(rows, columns))
+    heads = _prepared(given)
+    out_HLC, total_HL1 = torch.zeros_like(heads[2]), torch.zeros_like(heads[0][..., :1])
+    # Above hidden logits, so that their exponentials are 0 even where there are no others.
+    top_HL1 = torch.full_like(total_HL1, -_HIDDEN / 2)
+    with no_autocast(out_HLC):
+        for kind, rows, keys in _tiles(heads, bounds, sight, entering):
+            _, _, v_HMC, logits_HML = kind.compared(heads[0], rows, keys)
             before_HM1 = top_HL1[:, rows]
             top_HM1 = torch.maximum(before_HM1, logits_HML.amax(dim=-1, keepdim=True))
-            weights_HML = _exp(logits_HML.sub_(top_HM1)).mul_(seen_ML)
-            # What came before counts less by the larger maximum.
+            weights_HML = _exp(logits_HML.sub_(top_HM1))
             less_HM1 = _exp(before_HM1 - top_HM1)
             top_HL1[:, rows] = top_HM1
-            parts = (out_HLC, weights_HML @ v_HMC), (total_HL1, weights_HML.sum(-1, keepdim=True))
-            for sums, more in parts:
-                sums[:, rows] = sums[:, rows] * less_HM1 + more
+            total_HM1 = weights_HML.sum(dim=-1, keepdim=True)
+            total_HL1[:, rows] = total_HL1[:, rows] * less_HM1 + total_HM1
+            out_HLC[:, rows] = out_HLC[:, rows] * less_HM1 + weights_HML @ v_HMC
     # A query without keys is 0 / 1.
     total_HL1 += total_HL1 == 0
-    return out_HLC.div_(total_HL1)[None].to(v_HLC.dtype), top_HL1 + total_HL1.log()
+    return out_HLC.div_(total_HL1)[None].to(given[2].dtype), top_HL1 + total_HL1.log()
+
+
+def _prepared(given: Sequence[Tensor]) -> list[Tensor]:
+    """Returns scaled queries, keys and values, HLK, in the dtype and layout of sums."""
+    q_HLK, k_HLK, v_HLC = (upcast(x[0]).contiguous() for x in given)
+    return [q_HLK / math.sqrt(q_HLK.shape[-1]), k_HLK, v_HLC]
 
 
 def _exp(x: Tensor) -> Tensor:
-    """Computes exp(x) in place; what would underflow is about the smallest number."""
-    # A result that underflows takes ten times as long on some processors.
-    return x.clamp_(min=math.log(torch.finfo(x.dtype).tiny) + 1).exp_()
+    """Computes exp(x) in place, and 0 where it is almost too small for the dtype."""
+    # Some processors take ten times as long for what underflows.
+    least = math.log(torch.finfo(x.dtype).tiny)
+    return torch.threshold_(x.clamp_(min=least + 1).exp_(), math.exp(least + 2), 0)
+
+
+def _taken(x_HLK: Tensor, index: _Index) -> Tensor:
+    """Returns some positions, faster than by an index."""
+    return x_HLK[:, index] if isinstance(index, slice) else x_HLK.index_select(1, index)
+
+
+def _add(x_HLK: Tensor, index: _Index, more_HMK: Tensor) -> None:
+    if isinstance(index, slice):
+        x_HLK[:, index] += more_HMK
+    else:
+        x_HLK.index_add_(1, index, more_HMK)
 
 
 def _tiles(
     heads: Sequence[Tensor], bounds: Bounds, sight: Sight, entering: AlignedKeys | None = None
-) -> Iterator[tuple[_Keys, _Tile]]:
-    """Yields tiles that together have all pairs of queries and keys that see each other, once."""
-    families, k_HLK, v_HLC = _families(bounds), heads[1][0], heads[2][0]
-    dtype, device, spans = accum_dtype(heads[0]), k_HLK.device, families.spans.tolist()
-    position_L, protein_L = (x.to(dtype) for x in (families.position_L, bounds.segment_L))
-    if sight.window is not None:
-        index_L, reach = torch.arange(len(protein_L)).to(position_L), sight.window
-        own = _Keys(k_HLK, v_HLC, index_L, index_L, (-reach.before, reach.after), protein_L)
-        yield from ((own, tile) for span in spans for tile in _own_tiles(*span, bounds, reach))
-    near, relates = (-sight.around, sight.around), "ne_" if sight.later else "lt_"
-    relatives = _Keys(
-        k_HLK, v_HLC, position_L, position_L, near, protein_L, getattr(Tensor, relates)
-    )
+) -> Iterator[tuple[_Keys, _Index, _Index]]:
+    """Yields tiles of queries and keys, in which each pair that is seen is once."""
+    _, k_HLK, v_HLC = heads
+    families, window, around = _families(bounds), sight.window, sight.around
+    position_L, protein_L = (x.to(k_HLK) for x in (families.position_L, bounds.segment_L))
+    if window is not None:
+        index_L = torch.arange(len(position_L)).to(k_HLK)
+        # A key is seen if it is near the middle of the window.
+        middle_L, reach = index_L + (window.after - window.before) / 2, window.before + window.after
+        own = _Keys(k_HLK, v_HLC, middle_L, index_L, reach / 2, protein_L)
+        yield from ((own, *tile) for tile in _own_tiles(bounds, window))
+    hides = Tensor.eq_ if sight.later else Tensor.ge_
+    relatives = _Keys(k_HLK, v_HLC, position_L, position_L, around, protein_L, hides)
+    for pair in _relatives_tiles(bounds, sight):
+        rows, keys = (torch.from_numpy(x).to(k_HLK.device) for x in pair)
+        yield relatives, rows, keys
+    if entering is not None:
+        position_M = entering.position_1M[0]
+        near = position_L, position_M.to(k_HLK), around
+        context = _Keys(entering.k_1HMK[0], entering.v_1HMC[0], *near)
+        index = np.concatenate([np.arange(*span) for span in families.spans])
+        place_L, place_M = (x.cpu().numpy() for x in (families.position_L, position_M))
+        for rows, keys in _blocks(index, place_L, place_M, around, shortest=1):
+            yield context, torch.from_numpy(rows).to(k_HLK.device), keys
+
+
+def _own_tiles(bounds: Bounds, window: Window) -> Iterator[tuple[slice, slice]]:
+    """Yields tiles of consecutive queries and what their windows reach of their proteins."""
+    for start, end in _families(bounds).spans.tolist():
+        for first in range(start, end, _QUERIES):
+            last = min(first + _QUERIES, end)
+            proteins = bounds.spans[:, 0].searchsorted([first, last - 1], side="right") - 1
+            (low, _), (_, high) = bounds.spans[proteins].tolist()
+            low, high = max(low, first - window.before), min(high, last + window.after)
+            for key in range(low, high, _KEYS):
+                yield slice(first, last), slice(key, min(key + _KEYS, high))
+
+
+def _relatives_tiles(bounds: Bounds, sight: Sight) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields tiles of queries and keys of their relatives, of which a query may see some."""
+    families = _families(bounds)
     place_L, number_L = (x.cpu().numpy() for x in (families.position_L, bounds.segment_L))
-    for start, end in spans:
+    # Of wider blocks, in which queries are sorted by their protein, earlier ones need fewer keys.
+    shortest = 1 if sight.later else sight.around // 2
+    for start, end in families.spans.tolist():
+        index = np.arange(start, end)
         if number_L[start] == number_L[end - 1]:
             continue
-        index = np.arange(start, end)
-        sorted_by_place = index[place_L[start:end].argsort(kind="stable")]
-        for rows, keys in _blocks(index, place_L, place_L[sorted_by_place], sight.around):
-            columns = sorted_by_place[keys]
+        index_M = index[place_L[start:end].argsort(kind="stable")]
+        for rows, keys in _blocks(index, place_L, place_L[index_M], sight.around, shortest):
+            columns = index_M[keys]
             if not sight.later:
-                columns = columns[number_L[columns] < number_L[rows].max()]
+                columns = columns[number_L[columns] < number_L[rows[-1]]]
             if len(columns):
-                pair = (torch.from_numpy(x).to(device) for x in (rows, columns))
-                yield relatives, _Tile(*pair)
-    if entering is not None:
-        place_M = entering.position_1M[0]
-        context = _Keys(entering.k_1HMK[0], entering.v_1HMC[0], position_L, place_M.to(dtype), near)
-        index = np.concatenate([np.arange(*span) for span in spans])
-        for rows, keys in _blocks(index, place_L, place_M.cpu().numpy(), sight.around):
-            yield context, _Tile(torch.from_numpy(rows).to(device), keys)
-
-
-def _own_tiles(start: int, end: int, bounds: Bounds, window: Window) -> Iterator[_Tile]:
-    """Yields tiles of the windows of a family's queries, in which a query may see some keys."""
-    for first in range(start, end, _QUERIES):
-        last = min(first + _QUERIES, end)
-        proteins = bounds.spans[:, 0].searchsorted([first, last - 1], side="right") - 1
-        (low, _), (_, high) = bounds.spans[proteins].tolist()
-        low, high = max(low, first - window.before), min(high, last + window.after)
-        for keys in range(low, high, _KEYS):
-            yield _Tile(slice(first, last), slice(keys, min(keys + _KEYS, high)))
+                yield rows, columns
 
 
 def _blocks(
-    index: np.ndarray, place_L: np.ndarray, place_M: np.ndarray, around: int
+    index: np.ndarray, place_L: np.ndarray, place_M: np.ndarray, around: int, shortest: int
 ) -> Iterator[tuple[np.ndarray, slice]]:
-    """Yields blocks of queries at near places with those of the sorted keys that they may see."""
-    width = max(around // 2, 1)
-    bins = place_L[index] // width
+    """Yields queries at near places, in their order, with the sorted keys that they may see.
+
+    Queries are at as many places as a block has room for, but `shortest` at least.
+    """
+    place = place_L[index]
+    density = len(index) / (np.ptp(place) + 1)
+    longest = max(around, _POSITIONS)
+    bins = place // int(np.clip(_QUERIES / density, max(shortest, 1), longest))
     order = bins.argsort(kind="stable")
-    index, bins = index[order], bins[order]
-    first = 0
-    while first < len(index):
-        beyond = bins.searchsorted(bins[first] + max(_POSITIONS // width, 2))
-        rows = index[first : min(first + _QUERIES, beyond)]
-        first += len(rows)
-        low = place_M.searchsorted(place_L[rows].min() - around)
-        high = place_M.searchsorted(place_L[rows].max() + around, side="right")
-        for keys in range(low, high, _KEYS):
-            yield rows, slice(keys, min(keys + _KEYS, high))
+    for group in np.split(order, np.flatnonzero(np.diff(bins[order])) + 1):
+        for block in np.array_split(group, math.ceil(len(group) / _QUERIES)):
+            low = place_M.searchsorted(place[block].min() - around)
+            high = place_M.searchsorted(place[block].max() + around, side="right")
+            for key in range(low, high, _KEYS):
+                yield index[block], slice(key, min(key + _KEYS, high))
 
 
 def _families(bounds: Bounds) -> Bounds:
