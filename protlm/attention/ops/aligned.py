@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -27,7 +28,7 @@ from protlm.bounds import Bounds
 # block of queries sees more keys that are hidden, or a tile does not fit into a cache.
 _QUERIES, _KEYS = 128, 4096
 # The queries of a block are at this number of positions at most, or at `around` if that is more.
-_POSITIONS = 16
+_POSITIONS = 24
 # What is subtracted from the logit of a pair that is not seen: finite, so that no sum is NaN.
 _HIDDEN = 1e30
 
@@ -196,12 +197,12 @@ class _AlignedSoftmax(torch.autograd.Function):
         with no_autocast(grad_HLC):
             for kind, rows, keys in _tiles(heads, ctx.bounds, ctx.sight):
                 q_HMK, k_HLK, v_HLC, logits_HML = kind.compared(heads[0], rows, keys)
-                weights_HML = _exp(logits_HML.sub_(level_HL1[:, rows]))
+                weights_HML = _exp(logits_HML.sub_(_taken(level_HL1, rows)))
                 grad_HMC = _taken(grad_HLC, rows)
-                slope_HML = (grad_HMC @ v_HLC.mT).sub_(mean_HL1[:, rows]).mul_(weights_HML)
-                _add(sums[0], rows, slope_HML @ k_HLK)
-                _add(sums[1], keys, slope_HML.mT @ q_HMK)
-                _add(sums[2], keys, weights_HML.mT @ grad_HMC)
+                slope_HML = (grad_HMC @ v_HLC.mT).sub_(_taken(mean_HL1, rows)).mul_(weights_HML)
+                _put(sums[0], rows, _taken(sums[0], rows) + slope_HML @ k_HLK)
+                _put(sums[1], keys, _taken(sums[1], keys) + slope_HML.mT @ q_HMK)
+                _put(sums[2], keys, _taken(sums[2], keys) + weights_HML.mT @ grad_HMC)
         sums[0] /= math.sqrt(sums[0].shape[-1])
         return *(x[None].to(y.dtype) for x, y in zip(sums, given, strict=True)), None, None
 
@@ -211,23 +212,24 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     """Returns the output, 1HLC, and the logarithm of each query's sum of exponentials, HL1."""
     heads = _prepared(given)
-    out_HLC, total_HL1 = torch.zeros_like(heads[2]), torch.zeros_like(heads[0][..., :1])
+    # The last column is the sum of weights.
+    sums_HLC = F.pad(torch.zeros_like(heads[2]), (0, 1))
     # Above hidden logits, so that their exponentials are 0 even where there are no others.
-    top_HL1 = torch.full_like(total_HL1, -_HIDDEN / 2)
-    with no_autocast(out_HLC):
+    top_HL1 = torch.full_like(sums_HLC[..., :1], -_HIDDEN / 2)
+    with no_autocast(sums_HLC):
         for kind, rows, keys in _tiles(heads, bounds, sight, entering):
             _, _, v_HMC, logits_HML = kind.compared(heads[0], rows, keys)
-            before_HM1 = top_HL1[:, rows]
+            before_HM1 = _taken(top_HL1, rows)
             top_HM1 = torch.maximum(before_HM1, logits_HML.amax(dim=-1, keepdim=True))
-            weights_HML = _exp(logits_HML.sub_(top_HM1))
             less_HM1 = _exp(before_HM1 - top_HM1)
-            top_HL1[:, rows] = top_HM1
-            total_HM1 = weights_HML.sum(dim=-1, keepdim=True)
-            total_HL1[:, rows] = total_HL1[:, rows] * less_HM1 + total_HM1
-            out_HLC[:, rows] = out_HLC[:, rows] * less_HM1 + weights_HML @ v_HMC
+            weights_HML = _exp(logits_HML.sub_(top_HM1))
+            parts = weights_HML @ v_HMC, weights_HML.sum(dim=-1, keepdim=True)
+            _put(sums_HLC, rows, torch.cat(parts, dim=-1) + _taken(sums_HLC, rows) * less_HM1)
+            _put(top_HL1, rows, top_HM1)
+    out_HLC, total_HL1 = sums_HLC.split([sums_HLC.shape[-1] - 1, 1], dim=-1)
     # A query without keys is 0 / 1.
-    total_HL1 += total_HL1 == 0
-    return out_HLC.div_(total_HL1)[None].to(given[2].dtype), top_HL1 + total_HL1.log()
+    total_HL1 = total_HL1 + (total_HL1 == 0)
+    return (out_HLC / total_HL1)[None].to(given[2].dtype), top_HL1 + total_HL1.log()
 
 
 def _prepared(given: Sequence[Tensor]) -> list[Tensor]:
@@ -248,11 +250,11 @@ def _taken(x_HLK: Tensor, index: _Index) -> Tensor:
     return x_HLK[:, index] if isinstance(index, slice) else x_HLK.index_select(1, index)
 
 
-def _add(x_HLK: Tensor, index: _Index, more_HMK: Tensor) -> None:
+def _put(x_HLK: Tensor, index: _Index, new_HMK: Tensor) -> None:
     if isinstance(index, slice):
-        x_HLK[:, index] += more_HMK
+        x_HLK[:, index] = new_HMK
     else:
-        x_HLK.index_add_(1, index, more_HMK)
+        x_HLK.index_copy_(1, index, new_HMK)
 
 
 def _tiles(
