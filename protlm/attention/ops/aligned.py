@@ -88,18 +88,18 @@ class AlignedKeys:
         start, end = torch.searchsorted(self.position_1M[0], ends).tolist()
         used = min(own.length, own.slots)
         k_BHMK, v_BHMC = (x[:, :, :used] for x in (own.k_BHMK, own.v_BHMC))
-        k_HMK, v_HMC = (x[0, :, start:end] for x in (self.k_1HMK, self.v_1HMC))
+        k_HPK, v_HPC = (x[0, :, start:end] for x in (self.k_1HMK, self.v_1HMC))
         with no_autocast(q_BHK):
-            q_HBK = upcast(q_BHK.transpose(0, 1)) / math.sqrt(q_BHK.shape[-1])
-            near_BHM = (upcast(k_BHMK) @ q_HBK.transpose(0, 1)[..., None])[..., 0]
-            far_BHM = (q_HBK @ upcast(k_HMK).mT).transpose(0, 1)
-            offset_BM = self.position_1M[:, start:end] - position_B[:, None]
-            far_BHM = far_BHM.masked_fill((offset_BM.abs() > around)[:, None], -math.inf)
-            weights_BHM = torch.cat([near_BHM, far_BHM], dim=-1).softmax(dim=-1)
-            near_BHM, far_BHM = weights_BHM.split([used, end - start], dim=-1)
+            q_BHK = upcast(q_BHK) / math.sqrt(q_BHK.shape[-1])
+            near_BHM = (upcast(k_BHMK) @ q_BHK[..., None])[..., 0]
+            far_BHP = (q_BHK.transpose(0, 1) @ upcast(k_HPK).mT).transpose(0, 1)
+            offset_BP = self.position_1M[:, start:end] - position_B[:, None]
+            far_BHP = far_BHP.masked_fill((offset_BP.abs() > around)[:, None], -math.inf)
+            weights = torch.cat([near_BHM, far_BHP], dim=-1).softmax(dim=-1)
+            near_BHM, far_BHP = weights.split([used, end - start], dim=-1)
             near_BHC = (near_BHM[:, :, None] @ upcast(v_BHMC))[:, :, 0]
-            out_BHC = near_BHC + (far_BHM.transpose(0, 1) @ upcast(v_HMC)).transpose(0, 1)
-        return out_BHC.to(own.v_BHMC.dtype)
+            far_BHC = (far_BHP.transpose(0, 1) @ upcast(v_HPC)).transpose(0, 1)
+        return (near_BHC + far_BHC).to(own.v_BHMC.dtype)
 
 
 @torch.compiler.disable
@@ -162,15 +162,15 @@ class _Keys:
     hides: Callable[[Tensor, int], Tensor] = Tensor.ne_
 
     def compared(self, q_HLK: Tensor, rows: _Index, keys: _Index) -> tuple[Tensor, ...]:
-        """Returns queries, keys and values of a tile, and the logits, HML."""
+        """Returns queries, keys and values of a tile, and the logits, HMP."""
         q_HMK = _taken(q_HLK, rows)
-        k_HLK, v_HLC = (upcast(_taken(x, keys)) for x in (self.k_HMK, self.v_HMC))
-        logits_HML = q_HMK @ k_HLK.mT
-        hidden_ML = (self.place_M[keys] - self.place_L[rows][:, None]).abs_().gt_(self.reach)
+        k_HPK, v_HPC = (upcast(_taken(x, keys)) for x in (self.k_HMK, self.v_HMC))
+        logits_HMP = q_HMK @ k_HPK.mT
+        hidden_MP = (self.place_M[keys] - self.place_L[rows][:, None]).abs_().gt_(self.reach)
         if self.protein_L is not None:
-            number_ML = self.protein_L[keys] - self.protein_L[rows][:, None]
-            hidden_ML.add_(self.hides(number_ML, 0))
-        return q_HMK, k_HLK, v_HLC, logits_HML.add_(hidden_ML, alpha=-_HIDDEN)
+            number_MP = self.protein_L[keys] - self.protein_L[rows][:, None]
+            hidden_MP.add_(self.hides(number_MP, 0))
+        return q_HMK, k_HPK, v_HPC, logits_HMP.add_(hidden_MP, alpha=-_HIDDEN)
 
 
 class _AlignedSoftmax(torch.autograd.Function):
@@ -196,13 +196,13 @@ class _AlignedSoftmax(torch.autograd.Function):
         sums = [torch.zeros_like(x) for x in heads]
         with no_autocast(grad_HLC):
             for kind, rows, keys in _tiles(heads, ctx.bounds, ctx.sight):
-                q_HMK, k_HLK, v_HLC, logits_HML = kind.compared(heads[0], rows, keys)
-                weights_HML = _exp(logits_HML.sub_(_taken(level_HL1, rows)))
+                q_HMK, k_HPK, v_HPC, logits_HMP = kind.compared(heads[0], rows, keys)
+                weights_HMP = _exp(logits_HMP.sub_(_taken(level_HL1, rows)))
                 grad_HMC = _taken(grad_HLC, rows)
-                slope_HML = (grad_HMC @ v_HLC.mT).sub_(_taken(mean_HL1, rows)).mul_(weights_HML)
-                _put(sums[0], rows, _taken(sums[0], rows) + slope_HML @ k_HLK)
-                _put(sums[1], keys, _taken(sums[1], keys) + slope_HML.mT @ q_HMK)
-                _put(sums[2], keys, _taken(sums[2], keys) + weights_HML.mT @ grad_HMC)
+                slope_HMP = (grad_HMC @ v_HPC.mT).sub_(_taken(mean_HL1, rows)).mul_(weights_HMP)
+                _put(sums[0], rows, _taken(sums[0], rows) + slope_HMP @ k_HPK)
+                _put(sums[1], keys, _taken(sums[1], keys) + slope_HMP.mT @ q_HMK)
+                _put(sums[2], keys, _taken(sums[2], keys) + weights_HMP.mT @ grad_HMC)
         sums[0] /= math.sqrt(sums[0].shape[-1])
         return *(x[None].to(y.dtype) for x, y in zip(sums, given, strict=True)), None, None
 
@@ -213,20 +213,20 @@ def _attend(
     """Returns the output, 1HLC, and the logarithm of each query's sum of exponentials, HL1."""
     heads = _prepared(given)
     # The last column is the sum of weights.
-    sums_HLC = F.pad(torch.zeros_like(heads[2]), (0, 1))
+    sums = F.pad(torch.zeros_like(heads[2]), (0, 1))
     # Above hidden logits, so that their exponentials are 0 even where there are no others.
-    top_HL1 = torch.full_like(sums_HLC[..., :1], -_HIDDEN / 2)
-    with no_autocast(sums_HLC):
+    top_HL1 = torch.full_like(sums[..., :1], -_HIDDEN / 2)
+    with no_autocast(sums):
         for kind, rows, keys in _tiles(heads, bounds, sight, entering):
-            _, _, v_HMC, logits_HML = kind.compared(heads[0], rows, keys)
+            _, _, v_HPC, logits_HMP = kind.compared(heads[0], rows, keys)
             before_HM1 = _taken(top_HL1, rows)
-            top_HM1 = torch.maximum(before_HM1, logits_HML.amax(dim=-1, keepdim=True))
+            top_HM1 = torch.maximum(before_HM1, logits_HMP.amax(dim=-1, keepdim=True))
             less_HM1 = _exp(before_HM1 - top_HM1)
-            weights_HML = _exp(logits_HML.sub_(top_HM1))
-            parts = weights_HML @ v_HMC, weights_HML.sum(dim=-1, keepdim=True)
-            _put(sums_HLC, rows, torch.cat(parts, dim=-1) + _taken(sums_HLC, rows) * less_HM1)
+            weights_HMP = _exp(logits_HMP.sub_(top_HM1))
+            parts = weights_HMP @ v_HPC, weights_HMP.sum(dim=-1, keepdim=True)
+            _put(sums, rows, torch.cat(parts, dim=-1) + _taken(sums, rows) * less_HM1)
             _put(top_HL1, rows, top_HM1)
-    out_HLC, total_HL1 = sums_HLC.split([sums_HLC.shape[-1] - 1, 1], dim=-1)
+    out_HLC, total_HL1 = sums.split([sums.shape[-1] - 1, 1], dim=-1)
     # A query without keys is 0 / 1.
     total_HL1 = total_HL1 + (total_HL1 == 0)
     return (out_HLC / total_HL1)[None].to(given[2].dtype), top_HL1 + total_HL1.log()
