@@ -24,8 +24,8 @@ from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import no_autocast, softmax_weights, upcast
 from protlm.bounds import Bounds
 
-# Queries and keys of a tile: with fewer, calls take longer than what they compute; with more, a
-# block of queries sees more keys that are hidden, or a tile does not fit into a cache.
+# Queries of a tile, and keys of relatives: with fewer, calls take longer than what they compute;
+# with more, a block of queries has more keys that are hidden, or a tile does not fit into a cache.
 _QUERIES, _KEYS = 128, 4096
 # The queries of a block are at this number of positions at most, or at `around` if that is more.
 _POSITIONS = 24
@@ -123,7 +123,7 @@ def aligned_softmax(
     if entering is None:
         return _AlignedSoftmax.apply(q_1HLK, k_1HLK, v_1HLC, bounds, sight)
     assert not torch.is_grad_enabled() or not any(x.requires_grad for x in (q_1HLK, k_1HLK, v_1HLC))
-    return _attend((q_1HLK, k_1HLK, v_1HLC), bounds, sight, entering)[0].to(v_1HLC.dtype)
+    return _attend((q_1HLK, k_1HLK, v_1HLC), bounds, sight, entering)[0]
 
 
 def aligned_weights(
@@ -293,8 +293,7 @@ def _own_tiles(bounds: Bounds, window: Window) -> Iterator[tuple[slice, slice]]:
             proteins = bounds.spans[:, 0].searchsorted([first, last - 1], side="right") - 1
             (low, _), (_, high) = bounds.spans[proteins].tolist()
             low, high = max(low, first - window.before), min(high, last + window.after)
-            for key in range(low, high, _KEYS):
-                yield slice(first, last), slice(key, min(key + _KEYS, high))
+            yield slice(first, last), slice(low, high)
 
 
 def _relatives_tiles(bounds: Bounds, sight: Sight) -> Iterator[tuple[np.ndarray, np.ndarray]]:
