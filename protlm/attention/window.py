@@ -12,6 +12,7 @@ from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import softmax_weights, visible_keys, zero_padding
 from protlm.attention.ops.varlen import varlen_softmax
 from protlm.bounds import Bounds
+from protlm.config.fields import at_least
 
 
 @final
@@ -31,9 +32,15 @@ class SlidingWindow(Attention, Recurrent[KeyValueCache]):
     exports = True
     advice: ClassVar[str] = "local layers of `alternating`; alone, it does not see distant pairs"
 
-    def __init__(self, *, window: Annotated[int, even(2)] = 256) -> None:
+    def __init__(
+        self,
+        *,
+        window: Annotated[int, even(2)] = 256,
+        relatives_window: Annotated[int | None, at_least(0)] = None,
+    ) -> None:
         super().__init__()
         self.window = window
+        self.relatives_window = relatives_window
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
         return self._mixed((q_BHLK, k_BHLK, v_BHLC), context, context.mask_BL)
