@@ -35,6 +35,10 @@ _HIDDEN = 1e30
 _Index = slice | Tensor
 
 
+# The decorator, whose types lose the arguments.
+_not_compiled: Any = torch.compiler.disable
+
+
 class Sight(NamedTuple):
     """What a query sees.
 
@@ -102,7 +106,7 @@ class AlignedKeys:
         return (near_BHC + far_BHC).to(own.v_BHMC.dtype)
 
 
-@torch.compiler.disable
+@_not_compiled
 def aligned_softmax(
     q_1HLK: Tensor,
     k_1HLK: Tensor,
