@@ -59,6 +59,10 @@ class Context(NamedTuple):
     is_whole: bool = False
     logit_bias: Callable[[int, slice], Tensor] | None = None
 
+    def of_positions(self, start: int) -> "Context":
+        """Returns the context of the positions from one on."""
+        return self._replace(hidden_BLD=self.hidden_BLD[:, start:], mask_BL=self.mask_BL[:, start:])
+
 
 class Attention(nn.Module, ABC):
     """An attention mechanism, which mixes value vectors across positions, per head.

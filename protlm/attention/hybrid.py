@@ -10,8 +10,11 @@ from torch import Tensor
 
 from protlm.attention import create, mechanism, names
 from protlm.attention.base import Attention, Context, Recurrent, State, StateParts, even
+from protlm.attention.ops.aligned import AlignedKeys
 from protlm.attention.relatives import SeesRelatives, View
+from protlm.attention.window import SlidingWindow, WindowState
 from protlm.bounds import Bounds
+from protlm.config.fields import at_least
 from protlm.system.errors import OptionError, UserError, one_of
 
 _LINEAR = "performer_relu"
@@ -22,10 +25,10 @@ _LINEAR = "performer_relu"
 class HybridState(StateParts):
     """The last positions, for heads with windows, and the state of the linear mechanism.
 
-    A context leaves no positions.
+    A context leaves the keys of windows that see what is aligned, in place of positions, or none.
     """
 
-    window: State | None
+    window: WindowState | AlignedKeys | None
     linear: State
 
 
@@ -65,6 +68,7 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
         max_length: int,
         local_heads: int = 1,
         window: Annotated[int, even(2)] = 256,
+        relatives_window: Annotated[int | None, at_least(0)] = None,
         mechanism: str = _LINEAR,
         options: dict[str, Any] | None = None,
         seed: int = 0,
@@ -80,7 +84,7 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
                 f"local_heads={local_heads} must leave a head of either kind: between 1 "
                 f"and {num_heads - 1} of the {num_heads} heads (model.num_heads)"
             )
-        self.local_heads = self.num_exact_heads = self.protein_heads = local_heads
+        self.local_heads = self.num_exact_heads = local_heads
         sizes = {
             "num_heads": num_heads - local_heads,
             "head_dim": head_dim,
@@ -88,7 +92,10 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
             "max_length": max_length,
             "seed": seed,
         }
-        self.near = create("window", {"window": window}, **sizes | {"num_heads": local_heads})
+        of_window = {"window": window, "relatives_window": relatives_window}
+        near = create("window", of_window, **sizes | {"num_heads": local_heads})
+        assert isinstance(near, SlidingWindow)
+        self.near, self.protein_heads = near, 0 if near.sees_relatives else local_heads
         self.linear = _create_linear(mechanism, options or {}, sizes)
         self.supports_bidirectional = self.linear.supports_bidirectional
         self.supports_causal = self.linear.supports_causal
@@ -113,34 +120,43 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
         far = self.linear(*others, context, bounds)
         return torch.cat([near, far], dim=1)
 
-    def relatives_refusal(self, *, later: bool, apart: bool) -> str:
+    def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
+        if refusal := self.near.relatives_refusal(later=later, apart=apart, runs=runs):
+            return refusal
         if isinstance(self.linear, SeesRelatives):
-            return self.linear.relatives_refusal(later=later, apart=apart)
+            return self.linear.relatives_refusal(later=later, apart=apart, runs=runs)
         return f"the linear heads, of {type(self.linear).__name__}, cannot see relatives"
 
     def forward_family(
         self, heads: Sequence[Tensor], context: Context, view: View
     ) -> tuple[Tensor, HybridState | None]:
-        """Windows see the protein alone, and the linear heads the family."""
+        """The linear heads see the family; windows see the protein, or what is aligned to it."""
         local, others = zip(*map(self._split, heads), strict=True)
-        near = self.near(*local, context, view.bounds)
+        entering, window = view.entering, None
+        if self.near.sees_relatives:
+            of_window = view._replace(entering=None if entering is None else entering.window)
+            near, window = self.near.forward_family(local, context, of_window)
+        else:
+            near = self.near(*local, context, view.bounds)
         assert isinstance(self.linear, SeesRelatives)
         far, state = self.linear.forward_family(others, context, self._of_linear(view))
-        return torch.cat([near, far], dim=1), None if state is None else HybridState(None, state)
+        return torch.cat([near, far], dim=1), None if state is None else HybridState(window, state)
 
     def family_rows(
         self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, view: View, rows: slice
     ) -> Tensor:
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
-        start = int(view.bounds.spans[-1, 0])
-        own = context._replace(
-            hidden_BLD=context.hidden_BLD[:, start:], mask_BL=context.mask_BL[:, start:]
-        )
-        within = slice(rows.start - start, rows.stop - start)
-        near = self.near.map_rows(near_q[:, :, start:], near_k[:, :, start:], own, within)
+        if self.near.sees_relatives:
+            near = self.near.family_rows(near_q, near_k, context, view, rows)
+        else:
+            start = int(view.bounds.spans[-1, 0])
+            near_q, near_k = near_q[:, :, start:], near_k[:, :, start:]
+            own = context.of_positions(start)
+            within = slice(rows.start - start, rows.stop - start)
+            near = F.pad(self.near.map_rows(near_q, near_k, own, within), (start, 0))
         assert isinstance(self.linear, SeesRelatives)
         far = self.linear.family_rows(far_q, far_k, context, self._of_linear(view), rows)
-        return torch.cat([F.pad(near, (start, 0)), far.to(near.dtype)], dim=1)
+        return torch.cat([near, far.to(near.dtype)], dim=1)
 
     def others(
         self, heads: Sequence[Tensor], context: Context, view: View
@@ -157,11 +173,13 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
             entering=None if view.entering is None else view.entering.linear,
         )
 
-    def entered(self, state: HybridState, k_BHK: Tensor, v_BHC: Tensor) -> HybridState:
+    def entered(
+        self, state: HybridState, k_BHK: Tensor, v_BHC: Tensor, *, apart: bool
+    ) -> HybridState:
         (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)
         assert isinstance(self.linear, SeesRelatives)
-        window = _recurrent(self.near).initial_state(near_k, near_v)
-        return HybridState(window, self.linear.entered(state.linear, far_k, far_v))
+        window = self.near.entered(state.window, near_k, near_v, apart=apart)
+        return HybridState(window, self.linear.entered(state.linear, far_k, far_v, apart=apart))
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
@@ -172,7 +190,7 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> HybridState:
         (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)
         return HybridState(
-            _recurrent(self.near).initial_state(near_k, near_v),
+            self.near.initial_state(near_k, near_v),
             _recurrent(self.linear).initial_state(far_k, far_v),
         )
 
@@ -180,8 +198,9 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
         self, state: HybridState, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, context: Context
     ) -> tuple[HybridState, Tensor]:
         (near_q, far_q), (near_k, far_k), (near_v, far_v) = map(self._split, (q_BHK, k_BHK, v_BHC))
-        near, far = _recurrent(self.near), _recurrent(self.linear)
-        window, near_out = near.step(state.window, near_q, near_k, near_v, context)
+        far = _recurrent(self.linear)
+        assert isinstance(state.window, WindowState)
+        window, near_out = self.near.step(state.window, near_q, near_k, near_v, context)
         linear, far_out = far.step(state.linear, far_q, far_k, far_v, context)
         return HybridState(window, linear), torch.cat([near_out, far_out], dim=1)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from protlm.attention.base import Attention, Context, State
+from protlm.attention.base import Attention, Context, Recurrent, State
 from protlm.bounds import Bounds
 
 
@@ -44,9 +44,17 @@ class SeesRelatives(Attention):
     """
 
     protein_heads: int = 0
+    # Whether it sees relatives at all; an instance may override it.
+    sees_relatives: bool = True
 
-    def relatives_refusal(self, *, later: bool, apart: bool) -> str:
-        """Returns why proteins cannot see their relatives so, or ""."""
+    def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
+        """Returns why proteins cannot see their relatives so, or "".
+
+        Args:
+            later: they see those after them, too.
+            apart: with a normalization of their own.
+            runs: positions in layers of the family do not restart.
+        """
         return ""
 
     @abstractmethod
@@ -71,11 +79,14 @@ class SeesRelatives(Attention):
 
         return self._rows_by_gradient(mix, q_BHLK, k_BHLK, context, rows)
 
-    def entered(self, state: Any, k_BHK: Tensor, v_BHC: Tensor) -> Any:
+    def entered(self, state: Any, k_BHK: Tensor, v_BHC: Tensor, *, apart: bool) -> Any:
         """Returns the state from which the next proteins of a family are stepped through.
 
-        Keys and values give sizes and dtypes.
+        Keys and values give sizes and dtypes. A protein apart from its relatives begins anew.
         """
+        if apart:
+            assert isinstance(self, Recurrent)
+            return self.initial_state(k_BHK, v_BHC)
         return state[k_BHK.new_zeros(len(k_BHK), dtype=torch.int64)]
 
 

@@ -153,7 +153,7 @@ class RandomFeatureAttention(AttendsAcross, Recurrent[Tensor]):
             out_BHLC = normalized(means, self._normalizer)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
 
-    def relatives_refusal(self, *, later: bool, apart: bool) -> str:
+    def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
         return (
             "" if self.gate is None else "the gate of rfa has no form for relatives: omit gate=true"
         )

@@ -89,7 +89,7 @@ class Softmax(AttendsAcross, Recurrent[KeyValueCache]):
             parts.append(self.mix(q, k, v, within) if start in starts else torch.zeros_like(v))
         return torch.cat(parts, dim=2)
 
-    def relatives_refusal(self, *, later: bool, apart: bool) -> str:
+    def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
         if not (later and apart):
             return ""
         return (

@@ -20,6 +20,7 @@ from protlm.data.records.proteins import one_protein
 from protlm.downstream.training_scores import AssayScores, StructureScores
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.plots import loss_curve, save_figure
+from protlm.system.cluster import submitit
 from protlm.system.errors import ExitCode, UserError, exit_with_message
 from protlm.system.paths import sample_dir, shipped
 from protlm.system.terminal import print_table
@@ -95,6 +96,8 @@ def _sweep(typed: list[str], file: FileSettings, flags: set[str], *, break_lock:
     runs: list[Path] = []
     config = compose(TrainConfig, [*file.choices, *plain], file.stored)
     _refuse_devices(config)
+    if "hydra/launcher=submitit_slurm" in typed:
+        submitit()
     if not any(key_of(one) == "run_dir" and {"$", ","} & set(one) for one in typed):
         raise UserError(
             f"each run of --multirun needs its own folder, and all would have {config.run_dir}; "

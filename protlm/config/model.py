@@ -138,6 +138,13 @@ class ModelConfig(Checked):
         RelativesSum.joint,
         used_with="data.batching=relatives",
     )
+    relatives_numbers: int = setting(
+        "rows of a table of the numbers of proteins in their family, added to the embedding, as in "
+        "E1; 0: none",
+        0,
+        allowed=at_least(0),
+        used_with="data.batching=relatives",
+    )
     qkv_clip: float | None = setting(
         "bound of queries, keys and values before their positions, as in E1", None, allowed=above(0)
     )

@@ -323,9 +323,9 @@ def write_probe(folder: Path, probe: Probe) -> None:
     PROBE.write(folder, weights, {key: x for key, x in vars(probe).items() if key != "fitted"})
 
 
-def read_probe(folder: Path) -> Probe:
+def read_probe(folder: str | Path) -> Probe:
     """Reads a probe."""
-    content, arrays = PROBE.read(folder)
+    content, arrays = PROBE.read(Path(folder))
     try:
         found = from_json(Probe, {**content, "fitted": None})
         outputs = len(found.classes) or 1

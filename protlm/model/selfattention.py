@@ -14,7 +14,7 @@ from protlm.attention.base import Context, QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
 from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
-from protlm.config import ModelConfig, QueryKeyWidth, Relatives, RelativesSum
+from protlm.config import ModelConfig, QueryKeyWidth, Relatives, RelativesPositions, RelativesSum
 from protlm.data.vocabulary import Vocabulary
 from protlm.model.layers import Linear, ShortConvolution, is_plain, linear
 from protlm.model.positions import rotate
@@ -146,9 +146,7 @@ class AttentionInputs:
     def of_last(self, start: int) -> "AttentionInputs":
         """Returns those of the protein that begins at a position, in a layer of the protein."""
         q, k, v = (x[:, :, start:] for x in (self.q_BHLK, self.k_BHLK, self.v_BHLC))
-        given = self.context
-        own = given.hidden_BLD[:, start:], given.mask_BL[:, start:]
-        return AttentionInputs(q, k, v, given._replace(hidden_BLD=own[0], mask_BL=own[1]))
+        return AttentionInputs(q, k, v, self.context.of_positions(start))
 
 
 @final
@@ -192,8 +190,12 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.clip, every = config.qkv_clip, config.global_every
         self.is_global = every > 0 and layer % every == 0
-        # Of a pattern, windows see the protein in any layer.
-        self.sees_family = config.sees_family(layer) and isinstance(mechanism, SeesRelatives)
+        # Of a pattern, windows may see the protein alone in any layer.
+        self.sees_family = (
+            config.sees_family(layer)
+            and isinstance(mechanism, SeesRelatives)
+            and mechanism.sees_relatives
+        )
         dim, self.num_heads = config.model_dim, config.num_heads
         inner = self.num_heads * config.width_of_head
         bias, shared = config.attention_bias, mechanism.shares_query_key
@@ -217,8 +219,12 @@ class SelfAttention(nn.Module):
         self.mechanism = mechanism
         is_apart = config.relatives_sum is RelativesSum.apart
         if self.sees_family and isinstance(mechanism, SeesRelatives):
-            is_full = config.relatives is Relatives.full
-            if refusal := mechanism.relatives_refusal(later=is_full, apart=is_apart):
+            refusal = mechanism.relatives_refusal(
+                later=config.relatives is Relatives.full,
+                apart=is_apart,
+                runs=config.relatives_positions is RelativesPositions.run,
+            )
+            if refusal:
                 raise UserError(refusal)
         self.relatives_factor = (
             nn.Parameter(torch.zeros(self.num_heads)) if self.sees_family and is_apart else None
@@ -306,9 +312,9 @@ class SelfAttention(nn.Module):
 
     def _first_state(self, k_BHK: Tensor, v_BHC: Tensor, context: BlockContext) -> State:
         mechanism, view = self.mechanism, context.view
-        is_joint = self.sees_family and self.relatives_factor is None
-        if is_joint and view is not None and isinstance(mechanism, SeesRelatives):
-            return mechanism.entered(view.entering, k_BHK, v_BHC)
+        if self.sees_family and view is not None and isinstance(mechanism, SeesRelatives):
+            is_apart = self.relatives_factor is not None
+            return mechanism.entered(view.entering, k_BHK, v_BHC, apart=is_apart)
         assert isinstance(mechanism, Recurrent)
         return mechanism.initial_state(k_BHK, v_BHC)
 

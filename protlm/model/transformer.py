@@ -133,6 +133,8 @@ class ProteinLM(nn.Module):
             else None
         )
         self.relative = RelativeBias(config) if config.positions is Positions.relative else None
+        rows = config.relatives_numbers
+        self.family_numbers = nn.Parameter(torch.zeros(rows, dim)) if rows else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             Block(config, mechanism(number), vocabulary, number + 1)
@@ -238,7 +240,8 @@ class ProteinLM(nn.Module):
         context = self._context(tokens_BL, mask_BL, causal, bounds=bounds, family=family)
         assert context.view is not None and not context.view.later
         context = context._replace(view=context.view._replace(keeps=True))
-        x_BLD, blocks, early = self._enter(context), list[State | None](), list[Tensor]()
+        x_BLD = self._enter(context, family=family)
+        blocks, early = list[State | None](), list[Tensor]()
         for number, block in enumerate(self.blocks):
             assert isinstance(block, Block)
             own = context.with_state(None if family is None else family.blocks[number])
@@ -255,7 +258,7 @@ class ProteinLM(nn.Module):
         self, context: BlockContext, layers: Collection[int], family: FamilyState | None = None
     ) -> dict[int, Tensor]:
         hidden: dict[int, Tensor] = {}
-        x_BLD = self._enter(context)
+        x_BLD = self._enter(context, family=family)
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             if number - 1 in layers:
@@ -285,7 +288,7 @@ class ProteinLM(nn.Module):
         """
         start, tokens_B1, family = state.length, tokens_B[:, None], state.family
         context = self._step_context(tokens_B1, start, family)
-        x_B1D = self._enter(context, start)
+        x_B1D = self._enter(context, start, family)
         blocks: list[State | None] = []
         early: list[Tensor] = []
         for number, (block, before) in enumerate(zip(self.blocks, state.blocks, strict=True)):
@@ -327,8 +330,13 @@ class ProteinLM(nn.Module):
             lengths.append(len(self.positions.table))
         return min((length for length in lengths if length is not None), default=None)
 
-    def _enter(self, context: BlockContext, start: int = 0) -> Tensor:
+    def _enter(
+        self, context: BlockContext, start: int = 0, family: FamilyState | None = None
+    ) -> Tensor:
         x_BLD = self.embedding(context.tokens_BL)
+        if self.family_numbers is not None:
+            before = 0 if family is None else family.proteins
+            x_BLD = x_BLD + self._numbers(self.family_numbers, context.view, before)
         if self.token_dropout:
             x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL, context.bounds)
         if self.positions is not None:
@@ -336,6 +344,21 @@ class ProteinLM(nn.Module):
         if self.embedding_norm is not None:
             x_BLD = self.embedding_norm(x_BLD)
         return self.dropout(x_BLD)
+
+    def _numbers(self, table: Tensor, view: View | None, before: int) -> Tensor:
+        """Returns the rows of the numbers of proteins in their families, LD, or that of one."""
+        if view is None or view.bounds.families is None:
+            return table[before]
+        last = max(one.stop - one.start for one in view.bounds.members) + before
+        if last > len(table):
+            raise UserError(
+                f"{last:,} proteins exceed the {len(table)} that this model has numbers for; give "
+                "fewer relatives"
+            )
+        segment_L, families = view.bounds.segment_L, view.bounds.families
+        first_L = segment_L[families.cu_seqlens.long()[families.segment_L]]
+        # Padding is of no protein.
+        return table[(segment_L - first_L + before).clamp(max=len(table) - 1)]
 
     def _logits(self, x_BLD: Tensor) -> Tensor | None:
         if self.head is None:

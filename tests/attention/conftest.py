@@ -18,7 +18,7 @@ def _is(case: Case, kind: type) -> bool:
 def refusal(case: Case) -> str:
     mechanism = case.create()
     assert isinstance(mechanism, AttendsAcross)
-    return mechanism.relatives_refusal(later=False, apart=False)
+    return mechanism.relatives_refusal(later=False, apart=False, runs=False)
 
 
 KINDS: dict[str, Callable[[Case], bool]] = {

@@ -73,7 +73,7 @@ def piece(inputs: Inputs, start: int, end: int) -> Inputs:
 def test_relatives_are_seen_as_by_the_reference(across_case, later, own):
     mechanism, inputs = across_case.create().double(), joined().differentiable()
     if later and across_case.name == "softmax":
-        assert mechanism.relatives_refusal(later=True, apart=True)
+        assert mechanism.relatives_refusal(later=True, apart=True, runs=False)
         return
     found = across(mechanism, inputs, later=later, own=own)
     clean = inputs.with_padding(0).differentiable()
@@ -140,8 +140,8 @@ def test_a_decay_counts_within_the_protein():
     case, plain = (find_case("performer_relu", decay=name) for name in ("learned", "none"))
     mechanism, inputs = case.create().double(), joined()
     assert isinstance(mechanism, AttendsAcross)
-    assert "relatives_sum=apart" in mechanism.relatives_refusal(later=True, apart=False)
-    assert not mechanism.relatives_refusal(later=True, apart=True)
+    assert "relatives_sum=apart" in mechanism.relatives_refusal(later=True, apart=False, runs=False)
+    assert not mechanism.relatives_refusal(later=True, apart=True, runs=False)
     factor_H = torch.tensor([0.5, -2.0], dtype=torch.float64)
     found, _ = family(mechanism, inputs, View(BOUNDS, True, factor_H))
     own = inputs.run(mechanism, causal=False, bounds=BOUNDS)
@@ -207,5 +207,5 @@ def test_what_cannot_see_relatives_is_refused(name, options, later, words):
         num_heads=2
     )
     assert isinstance(mechanism, SeesRelatives)
-    refused = mechanism.relatives_refusal(later=later, apart=name == "softmax")
+    refused = mechanism.relatives_refusal(later=later, apart=name == "softmax", runs=False)
     assert words in refused and refused

@@ -149,6 +149,7 @@ TABLE = """
 2 train attention=aft_full data.max_length=4096 run_dir=o -> data.max_length=4096 & model.max_length
 2 train --multirun trainer.devices=2 seed=0,1 run_dir=o data.dir=data -> --multirun
 2 train --multirun seed=0,1 'run_dir=o-${seed}' data.dir=data hydra/launcher=pbs -> submitit_slurm
+2 train --multirun seed=0,1 'run_dir=o-${seed}' hydra/launcher=submitit_slurm -> srun and sbatch
 2 evaluate 'evaluation=[masked]' -> data.dir=DIR
 2 evaluate checkpoint=hybrid-6m -> data.dir=DIR
 3 evaluate checkpoint=broken data.dir=data split=test output=o.json -> step-00000004.ckpt

@@ -77,7 +77,7 @@ def test_a_probe_and_its_predictions(
     }
     assert results["test_proteins_with_relatives_to_fit_to"]["similar"] == 1
     assert results["predictors"]["model"]["layer"] in (0, 1)
-    probe, model = read_probe(folder), protlm.load(tiny_run)
+    probe, model = read_probe(str(folder)), protlm.load(tiny_run)
     rows = read_table(folder / "predictions.tsv")
     assert [row["identifier"] for row in rows] == ["P5", "P6"]
     predict(tmp_path / "proteins.fasta", folder, tiny_run, tmp_path / "all.csv")

@@ -42,9 +42,9 @@ def packed(seed: int) -> tuple[Tensor, Tensor, Bounds]:
     return tokens_BL, tokens_BL != VOCABULARY.pad, Bounds.of(spans, SHAPE, longest=LONGEST)
 
 
-def trained(settings: str, **model: object) -> ProteinLM:
+def trained(*settings: str, **model: object) -> ProteinLM:
     """Parameters are far from 0, where convolutions and value embeddings start."""
-    network = network_of(settings, **model)
+    network = network_of(*settings, **model)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)

@@ -18,7 +18,8 @@ from tests.model.test_packed import EXTRAS, gradients, trained
 
 Family = list[Tensor]
 LENGTHS = [[9, 40, 12], [7], [33, 10]]
-MECHANISMS = ["softmax", "performer_relu", "performer_softmax", "hybrid"]
+ALIGNED = "hybrid attention.window=8 attention.relatives_window=5"
+MECHANISMS = ["softmax", "performer_relu", "performer_softmax", "hybrid", ALIGNED]
 # A causal model has bounded logits, so that no feature is cut.
 SETTINGS = {"positions": "rotary", "qk_norm": True, "output_gate": True, **EXTRAS}
 
@@ -36,7 +37,8 @@ def families(seed: int = 0) -> list[Family]:
 
 
 def network(attention: str = "performer_relu", **relatives: object) -> ProteinLM:
-    return trained(f"attention={attention}", **{**SETTINGS, **relatives}).double()
+    typed = f"attention={attention}".split()
+    return trained(*typed, **{**SETTINGS, **relatives}).double()
 
 
 def row(some: list[Family], padding: int, running: bool) -> tuple[Tensor, Tensor, Bounds]:
@@ -86,6 +88,8 @@ def close(found: list[Tensor], expected: list[Tensor]) -> None:
     ids=lambda x: "-".join(map(str, x.values())),
 )
 def test_a_packed_family_is_as_it_is_alone(attention, relatives):
+    if attention == ALIGNED and relatives.get("relatives_positions") == "run":
+        relatives = {**relatives, "relatives_positions": "restart"}
     if attention == "softmax" and relatives == {"relatives": "full", "relatives_sum": "apart"}:
         with pytest.raises(UserError, match="relatives_sum=joint"):
             network(attention, **relatives)
@@ -105,7 +109,7 @@ def test_a_packed_family_is_as_it_is_alone(attention, relatives):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("attention", ["softmax", "performer_relu", "hybrid"])
+@pytest.mark.parametrize("attention", ["softmax", "performer_relu", ALIGNED])
 def test_the_order_of_relatives_has_no_meaning_if_all_see_all(attention):
     model = network(attention, relatives="full")
     first, second, third = families()[0]
@@ -144,6 +148,8 @@ def test_layers_of_the_protein_give_the_result_alone():
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("running", [False, True])
 def test_a_context_is_read_once_for_all_queries(attention, causal, apart, running):
+    # Positions that run on are not aligned.
+    running = running and attention != ALIGNED
     model = network(
         attention,
         relatives="ordered",
@@ -184,6 +190,8 @@ def test_a_model_trained_alone_starts_unchanged_if_sums_are_apart():
 
 
 def test_impossible_settings_are_refused():
+    with pytest.raises(UserError, match="relatives_window=5 is around the same position"):
+        network(ALIGNED, relatives="ordered", relatives_positions="run")
     for settings, words in [
         ({"positions": "relative"}, "model.positions=relative"),
         ({"positions": "learned", "relatives_positions": "run"}, "model.relatives_positions=run"),
@@ -243,6 +251,7 @@ def test_shifted_columns_move_the_positions_of_a_relative():
         ("performer_relu", True),
         ("hybrid", False),
         ("hybrid", True),
+        (ALIGNED, True),
     ],
 )
 def test_rows_of_a_map_in_context_are_those_of_the_output(attention, apart, relatives):

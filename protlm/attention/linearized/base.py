@@ -209,7 +209,7 @@ class Performer(AttendsAcross, RandomFeatures, Recurrent[Tensor]):
         # Spans have no padding.
         return linear_attention(*heads, torch.ones_like(context.mask_BL), weighting)
 
-    def relatives_refusal(self, *, later: bool, apart: bool) -> str:
+    def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
         if self.gate is None or apart:
             return ""
         return "a decay counts within a protein: type model.relatives_sum=apart, or omit the decay"
