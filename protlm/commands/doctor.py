@@ -202,7 +202,8 @@ def _print(report: Report) -> None:
 
 
 def _label(name: str) -> str:
-    return name.removesuffix("_bytes").replace("_", " ")
+    # Folders are names as well.
+    return name if "/" in name else name.removesuffix("_bytes").replace("_", " ")
 
 
 def _text(name: str, fact: Any) -> str:

@@ -17,7 +17,9 @@ STANDARD_OUTPUT = Path("-")
 _COLUMNS = 60
 # The suffixes, the usual one first, and what the output is.
 HDF5 = (".h5", ".hdf5"), "an HDF5 file"
-_OTHER_FORMATS = re.compile(r"\.(csv|h5ad|json|npy|npz|parquet|pkl|pt|pth|tsv|txt)")
+_OTHER_FORMATS = re.compile(
+    r"\.(csv|gif|h5ad|jpe?g|json|npy|npz|parquet|pdf|pkl|png|pt|pth|svg|tsv|txt)"
+)
 
 
 def check_suffix(

@@ -75,11 +75,13 @@ def test_odd_disks_threads_and_encodings_are_told(
     monkeypatch.setattr(doctor_module, "_disk", lambda _: next(disks))
     monkeypatch.setattr("torch.get_num_threads", lambda: 9_000)
     monkeypatch.setattr("sys.getfilesystemencoding", lambda: "ascii")
-    monkeypatch.chdir(workplace)
+    (folder := workplace / "a_folder").mkdir()
+    monkeypatch.chdir(folder)
     with pytest.raises(SystemExit):
         doctor(None, None)
     printed = capsys.readouterr().out
-    assert f"problem: {workplace} has 10 bytes left; free some space" in printed
+    assert f"disks: {folder} " in printed
+    assert f"problem: {folder} has 10 bytes left; free some space" in printed
     assert re.search("problem: .* is not writable", printed)
     assert "problem: file names are encoded in ascii; type: export LC_ALL=C.UTF-8" in printed
     assert re.search(r"note: torch uses 9000 threads on \d+ processors", printed)

@@ -201,6 +201,7 @@ TABLE = """
 2 generate -m run -o g.fasta --start x.fasta --max-length 9 -> --max-length is for causal models
 2 generate -m causal -o g.fasta --sweeps 2 -> need sequences; type --start
 2 attention x.fasta -m run -o m.h5 --heads 3 -> head 3 does not exist
+2 attention x.fasta -m run -o m.png -> the output is an HDF5 file, not .png; type: -o m.h5
 2 attention two.fasta -m run -o m.h5 --figure m.png -> --figure draws one protein
 2 attention x.fasta -m run -o m.h5 --dtype bfloat16 -> bfloat16 is not one of float32, float16
 2 contacts x.fasta -m run -o c.h5 --figure c.jpg -> c.jpg is not a figure by its name

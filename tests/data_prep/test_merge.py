@@ -320,6 +320,7 @@ def test_jobs_make_the_parts_that_are_merged(
     # The report is that of all parts.
     told = [line.split() for line in capfd.readouterr().err.splitlines()]
     assert [words[1] for words in told if words[:1] == ["read"]] == ["230"]
+    assert (["clusters", "of", "train"] in [words[:3] for words in told]) == has_clusters
     assert contents(tmp_path / "data") == merged(clusters)
 
 
