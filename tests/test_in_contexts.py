@@ -16,6 +16,7 @@ from protlm.build import describe
 from protlm.data.families import Draw
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interface import Model
+from protlm.model.contexts import NetworkInContext
 from protlm.model.relatives import InContexts
 from protlm.options.generate import Sampling
 from protlm.options.relatives import FamilyOptions
@@ -252,3 +253,28 @@ def test_what_is_drawn_is_written(tmp_path: Path) -> None:
         assert one["residues"] == draw.residues
         assert one["digest"] == draw.digest
     assert model.relatives(ROWS[:3]).settings != drawn.settings
+
+
+def test_an_ordered_context_is_read_once_for_all_predictions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, lengths, read = seeing("ordered"), list[int](), NetworkInContext.read
+
+    def counted(self: NetworkInContext, tokens_BL: torch.Tensor, *rest: Any, **named: Any) -> Any:
+        lengths.append(tokens_BL.shape[1])
+        return read(self, tokens_BL, *rest, **named)
+
+    monkeypatch.setattr(NetworkInContext, "read", counted)
+    drawn = model.relatives(ROWS, contexts=2)
+    mutants = [f"{own}{n}W" for n, own in enumerate(QUERY, start=1)]
+    given = {"estimator": "masked-marginals", "relatives": drawn}
+    first = model.score(QUERY, mutants, **given)
+    sizes = [one.num_tokens for one in drawn.draws("", QUERY)]
+    assert lengths == sizes
+    # They are kept for the next call, and read in pieces of whole proteins.
+    assert np.array_equal(model.score(QUERY, mutants, **given), first)
+    assert lengths == sizes
+    lengths.clear()
+    pieces = model.score(QUERY, mutants, **given, tokens_per_batch=25)
+    np.testing.assert_allclose(pieces, first, rtol=1e-10)
+    assert len(lengths) > 2 and sum(lengths) == sum(sizes) and max(lengths) <= 25

@@ -172,7 +172,7 @@ def flags_of(options: type, without: Sequence[str] = ()) -> Iterator[Flag]:
     for one in _fields_of(options):
         if "names" in one.field.metadata and one.field.name not in without:
             yield one
-        elif one.is_group:
+        elif one.is_group and one.field.name not in without:
             yield from flags_of(one.kind, one.field.metadata.get("without", without))
 
 

@@ -331,18 +331,21 @@ def embeddings(
     tokens_per_batch: int = EMBED_TOKENS,
     places: Sequence[np.ndarray] | None = None,
     store: VectorStore | None = None,
+    in_contexts: tuple[InContexts, Sequence[str]] | None = None,
 ) -> list[np.ndarray]:
     """Returns hidden states by layer, float32, of the first residues that the model accepts.
 
     They are means, [sequences, D], or those of the residues `places` of each sequence, [residues,
     D]; many are in temporary files, in float16. One that does not fit into the memory, or whose
-    vectors are not finite, is a `UserError`. Means are kept in the `store`, if there is one.
+    vectors are not finite, is a `UserError`. Means are kept in the `store`, if there is one. In
+    contexts of relatives, names say whose they are.
     """
-    if places is None and store is not None:
+    contexts, names = in_contexts or (None, None)
+    if places is None and store is not None and contexts is None:
         compute = partial(embeddings, model, layers=layers, tokens_per_batch=tokens_per_batch)
         return store.means(f"{model.identity} {layers}", sequences, compute)
     kind = Pooling.mean if places is None else Pooling.ranges
-    features = Embedder(model, (kind,), tuple(layers))
+    features = Embedder(model, (kind,), tuple(layers), contexts=contexts)
     spans = places and [np.stack([own + 1, own + 1], axis=1) for own in places]
     texts = residues_of(sequence[: model.max_residues] for sequence in sequences)
     ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])
@@ -350,7 +353,9 @@ def embeddings(
     in_memory = shape[0] * shape[1] * len(layers) <= IN_MEMORY
     states_of = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
     with JobProgress("sequences embedded", len(texts), quiet=places is not None) as progress:
-        computed = embed_all(features, texts, tokens_per_batch, spans, longest_first=True)
+        computed = embed_all(
+            features, texts, tokens_per_batch, spans, names=names, longest_first=True
+        )
         for number, (row, vectors) in enumerate(computed):
             # Batches of ever smaller tensors leave gaps in the heap.
             if number % _GAPS == 0:

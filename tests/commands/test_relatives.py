@@ -14,6 +14,8 @@ import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding import plan
 from protlm.commands.embedding.results import Blocks
+from protlm.commands.probe import predict
+from protlm.downstream.probe_results import read_probe
 from protlm.interface import Model
 from protlm.model.relatives import InContexts
 from protlm.options.embed import EmbedOptions, Pooling
@@ -188,3 +190,27 @@ def test_a_model_without_relatives_says_what_to_type(protlm_in_process: Command)
     assert done.returncode == 2
     assert "trained without relatives" in done.stderr
     assert done.stderr.rstrip().endswith("type --force-relatives")
+
+
+def test_a_probe_in_contexts_predicts_in_as_many(run: Protlm, model: Model) -> None:
+    rng = np.random.default_rng(0)
+    rows = ["identifier\tsequence\tlabel\tset"]
+    for number in range(1, 13):
+        split = "train" if number < 6 else "valid" if number < 9 else "test"
+        rows.append(f"P{number}\t{QUERY}\t{rng.normal():.3f}\t{split}")
+    Path("labels.tsv").write_text("\n".join(rows) + "\n")
+    words = "-m", "run", "--layers", "1", "--contexts", "2"
+    run("probe", "labels.tsv", "-o", "probe", *words, relatives="families")
+    assert [line["query"] for line in drawn("probe")] == [f"P{n}" for n in range(1, 13)]
+    typed = "predict", "x.fasta", "-p", "probe", "-o", "x.tsv"
+    told = run(*typed, code=2)
+    assert "fitted to means over 2 contexts, not 4 contexts" in told
+    run(*typed, "--contexts", "2")
+    probe = read_probe(Path("probe"))
+    assert probe.contexts == 2
+    relatives = model.relatives("families/P1.a3m", contexts=2, tokens=60, force=True)
+    states = model.embed([("P1", QUERY)], layers=1, relatives=relatives)
+    expected = probe.outputs(states, [len(QUERY)])[0, 0]
+    assert float(read_table("x.tsv")[0]["predicted"]) == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(UserError, match="means over 2 contexts, not 0"):
+        predict(Path("x.fasta"), Path("probe"), None, Path("alone.tsv"))
