@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from protlm.attention.linearized.features import FeatureMap
 from protlm.attention.linearized.function import (
+    Weighting,
     key_gradients,
     query_gradients,
     read_state,
@@ -101,7 +102,8 @@ def read(
     states = torch.stack([one.state for one in proteins])
     references = [one.reference for one in proteins if one.reference is not None]
     reference = torch.stack(references) if references else None
-    out = _Read.apply(q_BHLK, states, v_BHLC.detach(), reference, feature_map, normalizer, spans)
+    weighting = Weighting(feature_map, normalizer, False, spans)
+    out = _Read.apply(q_BHLK, states, v_BHLC.detach(), reference, weighting)
     assert isinstance(out, Tensor)
     return out
 
@@ -160,7 +162,7 @@ class _ProteinSums(torch.autograd.Function):
 
 
 class _Read(torch.autograd.Function):
-    """`apply(q, states, v, references, feature_map, normalizer, spans)` returns the output."""
+    """`apply(q, states, v, references, weighting)` returns the output."""
 
     @staticmethod
     def forward(
@@ -169,10 +171,10 @@ class _Read(torch.autograd.Function):
         states: Tensor,
         v_BHLC: Tensor,
         reference: Tensor | None,
-        feature_map: FeatureMap,
-        normalizer: Denominator,
-        spans: Spans,
+        weighting: Weighting,
     ) -> Tensor:
+        feature_map, normalizer, _, spans, _ = weighting
+        assert spans is not None
         operands = _operands(q_BHLK, q_BHLK, v_BHLC, feature_map)
         out_BHLC = torch.zeros_like(v_BHLC)
         saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
@@ -213,7 +215,7 @@ class _Read(torch.autograd.Function):
                     operands.reference_BH1R = reference[None, number, heads]
                 state = states[None, number, heads]
                 dstates[number, heads] = query_gradients(operands, group, state, dsums_of, write)[0]
-        return dq_BHLK, dstates, *[None] * 5
+        return dq_BHLK, dstates, *[None] * 3
 
 
 def _operands(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap) -> Operands:
