@@ -25,7 +25,7 @@ FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 # lowered, and rise only with a feature whose size was agreed before.
 STATEMENTS = {
     ("protlm", "data_prep"): 23159,
-    ("tests",): 21975,
+    ("tests",): 21960,
     ("benchmarks", "studies"): 3518,
 }
 SLACK = 1.01
