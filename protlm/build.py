@@ -13,8 +13,6 @@ from typing import Any
 
 from protlm.attention import Attention, mechanism, names
 from protlm.attention.layers import option_differences, stored_options, unable
-from protlm.attention.relatives import SeesRelatives
-from protlm.attention.window import SlidingWindow
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import all_checkpoints
@@ -124,7 +122,6 @@ def describe(config: TrainConfig) -> ModelDescription:
 def build_training(plan: RunPlan) -> LanguageModeling:
     """Returns the LightningModule of a run, with new weights or those of `model.init_from`."""
     config = plan.config
-    _check_relatives(plan)
     network = build_network(plan.model, config.attention, seed=config.seed)
     _check_fits(network, plan)
     network.activation_checkpointing = config.trainer.activation_checkpointing
@@ -185,28 +182,6 @@ def _check_fits(network: ProteinLM, plan: RunPlan) -> None:
             f"model.max_length={longest} positions of the model; "
             f"type data.max_length={longest}, or increase model.max_length"
         )
-
-
-def _check_relatives(plan: RunPlan) -> None:
-    """Refuses a mechanism whose proteins cannot see relatives, where they should."""
-    config = plan.config
-    if plan.model.relatives is None:
-        return
-    if found := unable(config.attention, plan.model.num_layers, _may_have_relatives):
-        able = [name for name in names() if issubclass(mechanism(name), SeesRelatives)]
-        raise UserError(
-            f"{found} cannot see relatives (data.batching=relatives); choose one of: {one_of(able)}"
-        )
-    if config.objective.stage is not None:
-        raise UserError(
-            f"objective.stage={config.objective.stage} imitates a model of single proteins; type "
-            "data.batching=packed"
-        )
-
-
-def _may_have_relatives(kind: type[Attention]) -> bool:
-    # A window sees the protein; in a pattern, other layers see the family.
-    return issubclass(kind, SeesRelatives | SlidingWindow)
 
 
 def _supports(kind: type[Attention], *, causal: bool) -> bool:

@@ -10,11 +10,11 @@ from protlm.attention.base import Context, Recurrent
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.positive import ExponentialPairs
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, zero_padding
-from protlm.attention.relatives import AttendsAcross, View
+from protlm.attention.relatives import SeesRelatives, View
 
 
 @final
-class Hedgehog(AttendsAcross, Recurrent[Tensor]):
+class Hedgehog(SeesRelatives, Recurrent[Tensor]):
     """Attention with weights φ(q)·φ'(k), φ(x) = [exp(Wx), exp(-Wx)], with learned W for each head.
 
     Queries and keys have different matrices W, K×K, which start as the identity (section 4.1). x is

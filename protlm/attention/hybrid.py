@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, final
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention import create, mechanism, names
@@ -132,12 +131,8 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
     ) -> tuple[Tensor, HybridState | None]:
         """The linear heads see the family; windows see the protein, or what is aligned to it."""
         local, others = zip(*map(self._split, heads), strict=True)
-        entering, window = view.entering, None
-        if self.near.sees_relatives:
-            of_window = view._replace(entering=None if entering is None else entering.window)
-            near, window = self.near.forward_family(local, context, of_window)
-        else:
-            near = self.near(*local, context, view.bounds)
+        entering = None if view.entering is None else view.entering.window
+        near, window = self.near.forward_family(local, context, view._replace(entering=entering))
         assert isinstance(self.linear, SeesRelatives)
         far, state = self.linear.forward_family(others, context, self._of_linear(view))
         return torch.cat([near, far], dim=1), None if state is None else HybridState(window, state)
@@ -146,26 +141,19 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
         self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, view: View, rows: slice
     ) -> Tensor:
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
-        if self.near.sees_relatives:
-            near = self.near.family_rows(near_q, near_k, context, view, rows)
-        else:
-            start = int(view.bounds.spans[-1, 0])
-            near_q, near_k = near_q[:, :, start:], near_k[:, :, start:]
-            own = context.of_positions(start)
-            within = slice(rows.start - start, rows.stop - start)
-            near = F.pad(self.near.map_rows(near_q, near_k, own, within), (start, 0))
+        near = self.near.family_rows(near_q, near_k, context, view, rows)
         assert isinstance(self.linear, SeesRelatives)
         far = self.linear.family_rows(far_q, far_k, context, self._of_linear(view), rows)
         return torch.cat([near, far.to(near.dtype)], dim=1)
 
-    def others(
-        self, heads: Sequence[Tensor], context: Context, view: View
-    ) -> tuple[Tensor, HybridState | None]:
+    def across(
+        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
+    ) -> tuple[Tensor, None]:
+        assert not own, "windows and linear heads are apart from each other"
         local, others = zip(*map(self._split, heads), strict=True)
         assert isinstance(self.linear, SeesRelatives)
-        far, state = self.linear.others(others, context, self._of_linear(view))
-        both = torch.cat([torch.zeros_like(local[2]), far], dim=1)
-        return both, None if state is None else HybridState(None, state)
+        far, _ = self.linear.across(others, context, self._of_linear(view), own=own)
+        return torch.cat([torch.zeros_like(local[2]), far], dim=1), None
 
     def _of_linear(self, view: View) -> View:
         return view._replace(

@@ -44,8 +44,9 @@ class SeesRelatives(Attention):
     """
 
     protein_heads: int = 0
-    # Whether it sees relatives at all; an instance may override it.
+    # Whether it sees relatives at all, and if so, apart; an instance may override it.
     sees_relatives: bool = True
+    sums_apart: bool = True
 
     def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
         """Returns why proteins cannot see their relatives so, or "".
@@ -57,17 +58,27 @@ class SeesRelatives(Attention):
         """
         return ""
 
-    @abstractmethod
     def forward_family(
         self, heads: Sequence[Tensor], context: Context, view: View
     ) -> tuple[Tensor, State | None]:
         """Returns the mixed values of packed families, BHLC, and the state after them if kept."""
+        if view.factor_H is not None:
+            own_BHLC = self(*heads, context, view.bounds)
+            others_BHLC, state = self.across(heads, context, view, own=False)
+            return own_BHLC + view.factor_H.to(own_BHLC.dtype)[:, None, None] * others_BHLC, state
+        is_plain = context.causal and view.entering is None and not view.keeps
+        if view.later or is_plain:
+            return self(*heads, context, view.bounds.families), None
+        return self.across(heads, context, view, own=True)
 
     @abstractmethod
-    def others(
-        self, heads: Sequence[Tensor], context: Context, view: View
+    def across(
+        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
     ) -> tuple[Tensor, State | None]:
-        """Returns the means over relatives alone, of heads that see the family; 0 of others."""
+        """Mixes values over relatives, and with `own` over the own protein, in one normalization.
+
+        Only the own protein is causal. A query without keys has 0. Also returns the state.
+        """
 
     def family_rows(
         self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, view: View, rows: slice
@@ -77,6 +88,9 @@ class SeesRelatives(Attention):
         def mix(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
             return self.forward_family((q_BHLK, k_BHLK, v_BHLC), context, view)[0]
 
+        if view.factor_H is None:
+            # The last protein sees the whole row, in either order.
+            return self.map_rows(q_BHLK, k_BHLK, context, rows)
         return self._rows_by_gradient(mix, q_BHLK, k_BHLK, context, rows)
 
     def entered(self, state: Any, k_BHK: Tensor, v_BHC: Tensor, *, apart: bool) -> Any:
@@ -88,41 +102,3 @@ class SeesRelatives(Attention):
             assert isinstance(self, Recurrent)
             return self.initial_state(k_BHK, v_BHC)
         return state[k_BHK.new_zeros(len(k_BHK), dtype=torch.int64)]
-
-
-class AttendsAcross(SeesRelatives):
-    """A mechanism with one kind of heads, all of which see the family."""
-
-    def forward_family(
-        self, heads: Sequence[Tensor], context: Context, view: View
-    ) -> tuple[Tensor, State | None]:
-        if view.factor_H is not None:
-            own_BHLC = self(*heads, context, view.bounds)
-            others_BHLC, state = self.others(heads, context, view)
-            return own_BHLC + view.factor_H.to(own_BHLC.dtype)[:, None, None] * others_BHLC, state
-        is_plain = context.causal and view.entering is None and not view.keeps
-        if view.later or is_plain:
-            return self(*heads, context, view.bounds.families), None
-        return self.across(heads, context, view, own=True)
-
-    def others(
-        self, heads: Sequence[Tensor], context: Context, view: View
-    ) -> tuple[Tensor, State | None]:
-        return self.across(heads, context, view, own=False)
-
-    def family_rows(
-        self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, view: View, rows: slice
-    ) -> Tensor:
-        if view.factor_H is None:
-            # The last protein sees the whole row, in either order.
-            return self.map_rows(q_BHLK, k_BHLK, context, rows)
-        return super().family_rows(q_BHLK, k_BHLK, context, view, rows)
-
-    @abstractmethod
-    def across(
-        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
-    ) -> tuple[Tensor, State | None]:
-        """Mixes values over relatives, and with `own` over the own protein, in one normalization.
-
-        Only the own protein is causal. A query without keys has 0.
-        """

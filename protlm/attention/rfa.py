@@ -18,7 +18,7 @@ from protlm.attention.linearized.gates import Gate, decay_
 from protlm.attention.linearized.normalization import denominator, inverse_of_weight, normalized
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, recomputed, upcast, zero_padding
 from protlm.attention.ops.projection import Projection, RowSampling
-from protlm.attention.relatives import AttendsAcross, View
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.config.fields import above, at_least
 
 
@@ -58,7 +58,7 @@ class RfaKernel(StrEnum):
 
 
 @final
-class RandomFeatureAttention(AttendsAcross, Recurrent[Tensor]):
+class RandomFeatureAttention(SeesRelatives, Recurrent[Tensor]):
     """Softmax of unit vectors by random features; optionally with a forget gate where causal.
 
     With x̂ = x / (|x| + 10⁻³), one learned scale σ for each pair of coordinates i and i + K/2 of

@@ -21,7 +21,7 @@ from protlm.attention.ops.numerics import (
     zero_padding,
 )
 from protlm.attention.ops.varlen import varlen_softmax
-from protlm.attention.relatives import AttendsAcross, View
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
 
 # Initial capacity of a cache, in positions.
@@ -34,7 +34,7 @@ _ROWS = 512
 
 
 @final
-class Softmax(AttendsAcross, Recurrent[KeyValueCache]):
+class Softmax(SeesRelatives, Recurrent[KeyValueCache]):
     """Exact attention by torch's fused kernels: time grows with L², memory with L."""
 
     is_linear: ClassVar[bool] = False

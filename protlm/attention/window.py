@@ -44,6 +44,7 @@ class SlidingWindow(SeesRelatives, Recurrent[WindowState]):
 
     is_linear: ClassVar[bool] = False
     rounded_by_autocast: ClassVar[bool] = True
+    sums_apart = False
     cost: ClassVar[str] = "L window K"
     exports = True
     advice: ClassVar[str] = "local layers of `alternating`; alone, it does not see distant pairs"
@@ -88,18 +89,20 @@ class SlidingWindow(SeesRelatives, Recurrent[WindowState]):
     def forward_family(
         self, heads: Sequence[Tensor], context: Context, view: View
     ) -> tuple[Tensor, AlignedKeys | None]:
-        sight, entering = self._sight(context, view), view.entering
+        """Relatives are in one softmax with the protein, and not apart."""
+        if self.relatives_window is None:
+            return self(*heads, context, view.bounds), None
+        return self.across(heads, context, view, own=True)
+
+    def across(
+        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
+    ) -> tuple[Tensor, AlignedKeys | None]:
+        sight, entering = self._sight(context, view, own=own), view.entering
         out_BHLC = aligned_softmax(*heads, bounds=view.bounds, sight=sight, entering=entering)
         if not view.keeps:
             return out_BHLC, None
         before = entering or AlignedKeys.empty(heads[1][:, :, 0], heads[2][:, :, 0])
         return out_BHLC, before.extended(heads[1], heads[2], view.bounds)
-
-    def others(
-        self, heads: Sequence[Tensor], context: Context, view: View
-    ) -> tuple[Tensor, AlignedKeys | None]:
-        """Relatives are in one softmax with the protein, and not apart."""
-        return torch.zeros_like(heads[2]), None
 
     def family_rows(
         self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, view: View, rows: slice
@@ -120,10 +123,11 @@ class SlidingWindow(SeesRelatives, Recurrent[WindowState]):
     def entered(self, state: Any, k_BHK: Tensor, v_BHC: Tensor, *, apart: bool) -> WindowState:
         return WindowState(self.initial_state(k_BHK, v_BHC).own, state)
 
-    def _sight(self, context: Context, view: View) -> Sight:
-        assert self.relatives_window is not None
-        window = Window.of(self.window, causal=context.causal)
-        return Sight(window, self.relatives_window, view.later)
+    def _sight(self, context: Context, view: View, *, own: bool = True) -> Sight:
+        window = Window.of(self.window, causal=context.causal) if own else None
+        # No position is so near.
+        around = -1 if self.relatives_window is None else self.relatives_window
+        return Sight(window, around, view.later)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> WindowState:
         return WindowState(KeyValueCache.empty(k_BHK, v_BHC, self.window + 1))
@@ -135,6 +139,4 @@ class SlidingWindow(SeesRelatives, Recurrent[WindowState]):
         after = WindowState(own, state.relatives)
         if state.relatives is None or self.relatives_window is None:
             return after, own.attend(q_BHK)
-        position_B = torch.full((len(q_BHK),), own.length - 1, device=q_BHK.device)
-        around = self.relatives_window
-        return after, state.relatives.step(own, q_BHK, position_B, around=around)
+        return after, state.relatives.step(own, q_BHK, around=self.relatives_window)

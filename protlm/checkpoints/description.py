@@ -62,6 +62,10 @@ class ModelDescription:
         plain = {"format": FORMAT, **to_json(self), "attention": self.attention_config}
         # The origin of the first weights is not part of the architecture.
         del plain["attention_options"], plain["model"]["init_from"]
+        if self.model.relatives is None:
+            # As it was before there were relatives, and with it the identity of a model.
+            model = plain["model"].items()
+            plain["model"] = {key: x for key, x in model if not key.startswith("relatives")}
         return {key: value for key, value in plain.items() if value is not None}
 
     @classmethod

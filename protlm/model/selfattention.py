@@ -190,12 +190,6 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.clip, every = config.qkv_clip, config.global_every
         self.is_global = every > 0 and layer % every == 0
-        # Of a pattern, windows may see the protein alone in any layer.
-        self.sees_family = (
-            config.sees_family(layer)
-            and isinstance(mechanism, SeesRelatives)
-            and mechanism.sees_relatives
-        )
         dim, self.num_heads = config.model_dim, config.num_heads
         inner = self.num_heads * config.width_of_head
         bias, shared = config.attention_bias, mechanism.shares_query_key
@@ -217,8 +211,11 @@ class SelfAttention(nn.Module):
             nn.RMSNorm(config.width_of_head, eps=1e-6) if config.output_gate else None
         )
         self.mechanism = mechanism
-        is_apart = config.relatives_sum is RelativesSum.apart
-        if self.sees_family and isinstance(mechanism, SeesRelatives):
+        self.sees_family, self.relatives_factor = False, None
+        if config.sees_family(layer) and isinstance(mechanism, SeesRelatives):
+            # Of a pattern, windows may see the protein alone in any layer.
+            self.sees_family = mechanism.sees_relatives
+            is_apart = config.relatives_sum is RelativesSum.apart
             refusal = mechanism.relatives_refusal(
                 later=config.relatives is Relatives.full,
                 apart=is_apart,
@@ -226,9 +223,8 @@ class SelfAttention(nn.Module):
             )
             if refusal:
                 raise UserError(refusal)
-        self.relatives_factor = (
-            nn.Parameter(torch.zeros(self.num_heads)) if self.sees_family and is_apart else None
-        )
+            if is_apart and self.sees_family and mechanism.sums_apart:
+                self.relatives_factor = nn.Parameter(torch.zeros(self.num_heads))
 
     def inputs(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         if self.convolution is not None:
@@ -305,7 +301,7 @@ class SelfAttention(nn.Module):
             # Samples are proteins of one row, which share the context.
             heads = [y.transpose(0, 2) for y in (x.q_BHLK, x.k_BHLK, x.v_BHLC)]
             row = x.context._replace(mask_BL=x.context.mask_BL.mT)
-            others_1HBC, _ = mechanism.others(heads, row, context.view)
+            others_1HBC, _ = mechanism.across(heads, row, context.view, own=False)
             factor_H11 = self.relatives_factor.to(mixed_BHC.dtype)[:, None, None]
             mixed_BHC = mixed_BHC + (factor_H11 * others_1HBC[0]).transpose(0, 1)
         return SublayerState(after, recent_BMD), self._out(mixed_BHC[:, None], hidden_B1D)

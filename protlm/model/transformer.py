@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from protlm.attention import Attention, create
+from protlm.attention import Attention, create, mechanism, names
 from protlm.attention.base import SharesParameters, State
-from protlm.attention.layers import mechanisms_of
-from protlm.attention.relatives import View
+from protlm.attention.layers import mechanisms_of, unable
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
 from protlm.config import (
     HeadKind,
@@ -34,7 +34,7 @@ from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
 from protlm.model.positions import PositionTable, RelativeBias, Rotary
 from protlm.model.selfattention import AttentionInputs, BlockContext, ValueEmbedding
-from protlm.system.errors import OptionError, UserError
+from protlm.system.errors import OptionError, UserError, one_of
 
 # Why an encoder is refused.
 ENCODER = (
@@ -241,18 +241,27 @@ class ProteinLM(nn.Module):
         assert context.view is not None and not context.view.later
         context = context._replace(view=context.view._replace(keeps=True))
         x_BLD = self._enter(context, family=family)
-        blocks, early = list[State | None](), list[Tensor]()
+        blocks, _ = self._through(x_BLD, context, family, lambda _, block, *x: block.read(*x))
+        before = FamilyState((), 0, 0) if family is None else family
+        length, proteins = before.length + int(mask_BL.sum()), before.proteins + len(bounds.spans)
+        return FamilyState(blocks, length, proteins)
+
+    def _through(
+        self,
+        x_BLD: Tensor,
+        context: BlockContext,
+        family: FamilyState | None,
+        run: Callable[[int, Block, Tensor, BlockContext], tuple[State | None, Tensor]],
+    ) -> tuple[tuple[State | None, ...], Tensor]:
+        """Returns the states that all blocks leave, and the residual after them."""
+        states, early = list[State | None](), list[Tensor]()
         for number, block in enumerate(self.blocks):
             assert isinstance(block, Block)
-            own = context.with_state(None if family is None else family.blocks[number])
-            state, x_BLD = block.read(self._skipped(x_BLD, early), own)
-            blocks.append(state)
-        before = FamilyState((), 0, 0) if family is None else family
-        return FamilyState(
-            tuple(blocks),
-            before.length + int(mask_BL.sum()),
-            before.proteins + len(bounds.spans),
-        )
+            if family is not None:
+                context = context.with_state(family.blocks[number])
+            state, x_BLD = run(number, block, self._skipped(x_BLD, early), context)
+            states.append(state)
+        return tuple(states), x_BLD
 
     def _hidden_states(
         self, context: BlockContext, layers: Collection[int], family: FamilyState | None = None
@@ -289,16 +298,11 @@ class ProteinLM(nn.Module):
         start, tokens_B1, family = state.length, tokens_B[:, None], state.family
         context = self._step_context(tokens_B1, start, family)
         x_B1D = self._enter(context, start, family)
-        blocks: list[State | None] = []
-        early: list[Tensor] = []
-        for number, (block, before) in enumerate(zip(self.blocks, state.blocks, strict=True)):
-            assert isinstance(block, Block)
-            if family is not None:
-                context = context.with_state(family.blocks[number])
-            after, x_B1D = block.step(before, self._skipped(x_B1D, early), context)
-            blocks.append(after)
+        blocks, x_B1D = self._through(
+            x_B1D, context, family, lambda number, block, *x: block.step(state.blocks[number], *x)
+        )
         out = ModelOutput(self._logits(self.final_norm(x_B1D)), {})
-        return DecodingState(start + 1, tuple(blocks), family), out.logits_BLV.squeeze(1)
+        return DecodingState(start + 1, blocks, family), out.logits_BLV.squeeze(1)
 
     def attention_inputs(
         self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, bounds: Bounds | None = None
@@ -448,14 +452,27 @@ def num_parameters(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
 
 
+def _check_relatives(attention: dict[str, Any], num_layers: int) -> None:
+    """Refuses a mechanism whose proteins cannot see relatives."""
+
+    def is_able(kind: type[Attention]) -> bool:
+        return issubclass(kind, SeesRelatives)
+
+    if found := unable(attention, num_layers, is_able):
+        able = [name for name in names() if is_able(mechanism(name))]
+        raise UserError(f"{found} cannot see relatives; choose one of: {one_of(able)}")
+
+
 def build_network(
     model: ModelConfig, attention: dict[str, Any], *, seed: int, vocabulary: Vocabulary = VOCABULARY
 ) -> ProteinLM:
     """Returns a network with new weights, a pure function of the config and the seed."""
     chosen = mechanisms_of(attention, model.num_layers)
+    if model.relatives is not None:
+        _check_relatives(attention, model.num_layers)
     first: dict[str, Attention] = {}
 
-    def mechanism(layer: int) -> Attention:
+    def created(layer: int) -> Attention:
         name, options, group = chosen[layer]
         try:
             made = create(
@@ -476,4 +493,4 @@ def build_network(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ProteinLM(model, vocabulary=vocabulary, mechanism=mechanism)
+        return ProteinLM(model, vocabulary=vocabulary, mechanism=created)

@@ -70,6 +70,11 @@ class RunPlan:
                 "model.relatives=full shows a protein those after it, and objective=causal "
                 "predicts them; type model.relatives=ordered"
             )
+        if self.config.objective.stage is not None:
+            raise UserError(
+                f"objective.stage={self.config.objective.stage} imitates a model of single "
+                "proteins; type data.batching=packed"
+            )
         default = Relatives.ordered if self.is_causal else Relatives.full
         return replace(model, relatives=model.relatives or default)
 

@@ -7,7 +7,7 @@ import pytest
 import protlm.attention
 from protlm.attention.base import Recurrent
 from protlm.attention.linearized.base import Performer
-from protlm.attention.relatives import AttendsAcross
+from protlm.attention.relatives import SeesRelatives
 from tests.attention.cases import Case, all_cases, case_id
 
 
@@ -17,7 +17,7 @@ def _is(case: Case, kind: type) -> bool:
 
 def refusal(case: Case) -> str:
     mechanism = case.create()
-    assert isinstance(mechanism, AttendsAcross)
+    assert isinstance(mechanism, SeesRelatives)
     return mechanism.relatives_refusal(later=False, apart=False, runs=False)
 
 
@@ -26,7 +26,10 @@ KINDS: dict[str, Callable[[Case], bool]] = {
     "causal_case": lambda case: True in case.modes,
     "recurrent_case": lambda case: _is(case, Recurrent),
     "performer": lambda case: _is(case, Performer),
-    "across_case": lambda case: _is(case, AttendsAcross) and not refusal(case),
+    # Of one kind of heads, which all see the family.
+    "across_case": lambda case: (
+        case.name not in ("hybrid", "window") and _is(case, SeesRelatives) and not refusal(case)
+    ),
 }
 
 

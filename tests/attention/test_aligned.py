@@ -231,7 +231,7 @@ def test_a_context_that_was_read_before_is_as_in_one_row(sight, around):
 
 
 def test_steps_are_as_the_row():
-    asked, context, window = Row.of([[[40]]] * 3), Row.of([[CONTEXT]]), 16
+    asked, context, window = Row.of([[[40]]] * 3, "restart"), Row.of([[CONTEXT]]), 16
     queries, sight = asked.heads(), Sight(Window(window, 0), 3, later=False)
     state = read(context, context.heads(seed=1))
     expected = aligned_softmax(*queries, bounds=asked.bounds, sight=sight, entering=state)
@@ -243,8 +243,7 @@ def test_steps_are_as_the_row():
             kept_rows = torch.tensor([2, 0])
             cache, state, rows = cache[kept_rows], state[kept_rows], rows[kept_rows]
         cache = cache.append(k[rows, :, step], v[rows, :, step], slot=cache.ring_slot())
-        position_B = asked.position_L[LENGTH * rows + step]
-        found = state.step(cache, q[rows, :, step], position_B, around=sight.around)
+        found = state.step(cache, q[rows, :, step], around=sight.around)
         assert relative_error(found, expected[rows, :, step]) <= 1e-12
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protlm.attention.base import Attention, Context
 from protlm.attention.hybrid import Hybrid, HybridState
-from protlm.attention.relatives import AttendsAcross, SeesRelatives, View
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
 from tests.attention.cases import Case, Inputs, find_case, make_inputs
 from tests.attention.test_contract import gradients, relative_error
@@ -54,7 +54,7 @@ def context_of(inputs: Inputs, *, causal: bool = False) -> Context:
 
 
 def across(mechanism: Attention, inputs: Inputs, *, later: bool, own: bool) -> Tensor:
-    assert isinstance(mechanism, AttendsAcross)
+    assert isinstance(mechanism, SeesRelatives)
     view = View(BOUNDS, later)
     return mechanism.across(inputs[:3], context_of(inputs), view, own=own)[0]
 
@@ -139,7 +139,7 @@ def test_a_later_protein_changes_no_earlier_one(across_case):
 def test_a_decay_counts_within_the_protein():
     case, plain = (find_case("performer_relu", decay=name) for name in ("learned", "none"))
     mechanism, inputs = case.create().double(), joined()
-    assert isinstance(mechanism, AttendsAcross)
+    assert isinstance(mechanism, SeesRelatives)
     assert "relatives_sum=apart" in mechanism.relatives_refusal(later=True, apart=False, runs=False)
     assert not mechanism.relatives_refusal(later=True, apart=True, runs=False)
     factor_H = torch.tensor([0.5, -2.0], dtype=torch.float64)
@@ -174,7 +174,7 @@ def test_linear_heads_of_a_hybrid_see_the_family_and_windows_the_protein(later, 
         assert isinstance(state, HybridState) and state.window is None
         assert torch.equal(state.linear, left)  # pyright: ignore[reportArgumentType]
     if factor is not None:
-        others, _ = mechanism.others(inputs[:3], context_of(inputs), view)
+        others, _ = mechanism.across(inputs[:3], context_of(inputs), view, own=False)
         assert not others[:, 0].any() and others[:, 1].any()
 
 

@@ -36,7 +36,7 @@ from protlm.attention.ops.numerics import (
 )
 from protlm.attention.ops.products import operand_dtype
 from protlm.attention.ops.projection import Projection
-from protlm.attention.relatives import AttendsAcross, View
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
 from protlm.system.errors import OptionError, UserError
 
@@ -47,7 +47,7 @@ _CLOSED = -1024.0 * math.log(2)
 _LEVEL = 1 << 18
 
 
-class Performer(AttendsAcross, RandomFeatures, Recurrent[Tensor]):
+class Performer(SeesRelatives, RandomFeatures, Recurrent[Tensor]):
     """Attention with weights φ(q)·φ(k), normalized; time and memory are linear in L.
 
     The recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32. For

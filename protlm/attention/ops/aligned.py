@@ -85,25 +85,22 @@ class AlignedKeys:
         k_1HMK, v_1HMC = (x.index_select(2, order_1M[0]) for x in (k_1HMK, v_1HMC))
         return AlignedKeys(k_1HMK, v_1HMC, position_1M)
 
-    def step(self, own: KeyValueCache, q_BHK: Tensor, position_B: Tensor, *, around: int) -> Tensor:
-        """Attends from one position of every sample to its own window and to the context, BHC."""
-        low, high = position_B.min() - around, position_B.max() + around
-        ends = torch.stack([low, high + 1]).to(self.position_1M.dtype)
+    def step(self, own: KeyValueCache, q_BHK: Tensor, *, around: int) -> Tensor:
+        """Attends from the last position of every sample to its window and to the context, BHC."""
+        position = own.length - 1
+        ends = self.position_1M.new_tensor([position - around, position + around + 1])
         start, end = torch.searchsorted(self.position_1M[0], ends).tolist()
-        used = min(own.length, own.slots)
-        k_BHMK, v_BHMC = (x[:, :, :used] for x in (own.k_BHMK, own.v_BHMC))
-        k_HPK, v_HPC = (x[0, :, start:end] for x in (self.k_1HMK, self.v_1HMC))
-        with no_autocast(q_BHK):
-            q_BHK = upcast(q_BHK) / math.sqrt(q_BHK.shape[-1])
-            near_BHM = (upcast(k_BHMK) @ q_BHK[..., None])[..., 0]
-            far_BHP = (q_BHK.transpose(0, 1) @ upcast(k_HPK).mT).transpose(0, 1)
-            offset_BP = self.position_1M[:, start:end] - position_B[:, None]
-            far_BHP = far_BHP.masked_fill((offset_BP.abs() > around)[:, None], -math.inf)
-            weights = torch.cat([near_BHM, far_BHP], dim=-1).softmax(dim=-1)
-            near_BHM, far_BHP = weights.split([used, end - start], dim=-1)
-            near_BHC = (near_BHM[:, :, None] @ upcast(v_BHMC))[:, :, 0]
-            far_BHC = (far_BHP.transpose(0, 1) @ upcast(v_HPC)).transpose(0, 1)
-        return (near_BHC + far_BHC).to(own.v_BHMC.dtype)
+        used, pairs = (
+            min(own.length, own.slots),
+            zip((own.k_BHMK, own.v_BHMC), (self.k_1HMK, self.v_1HMC), strict=True),
+        )
+        k, v = (
+            torch.cat(
+                [near[:, :, :used], far[:, :, start:end].expand(len(near), -1, -1, -1)], dim=2
+            )
+            for near, far in pairs
+        )
+        return KeyValueCache(k, v, k.shape[2]).attend(q_BHK)
 
 
 @_not_compiled
