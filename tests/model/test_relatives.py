@@ -189,6 +189,24 @@ def test_a_model_trained_alone_starts_unchanged_if_sums_are_apart():
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("attention", MECHANISMS)
+@pytest.mark.parametrize(("relatives", "summed"), [("full", "joint"), ("ordered", "apart")])
+def test_checkpoints_change_nothing_and_autocast_only_rounds(attention, relatives, summed):
+    def results(dropout: float, recompute: bool, is_mixed: bool) -> list[Tensor]:
+        typed = [*f"attention={attention}".split(), f"trainer.activation_checkpointing={recompute}"]
+        given = {"relatives": relatives, "relatives_sum": summed, "dropout": dropout}
+        model = trained(*typed, **SETTINGS, **given).train()
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_mixed):
+            logits = torch.cat(run(model, families(), padding=7))
+        return gradients(model, logits.float())
+
+    plain, again = (results(0.2, recompute, False) for recompute in (False, True))
+    torch.testing.assert_close(again, plain, rtol=0, atol=0)
+    exact, mixed = (torch.cat([x.flatten() for x in results(0, x, x)]) for x in (False, True))
+    assert (mixed - exact).norm() <= 0.05 * exact.norm()
+
+
 def test_impossible_settings_are_refused():
     with pytest.raises(UserError, match="relatives_window=5 is around the same position"):
         network(ALIGNED, relatives="ordered", relatives_positions="run")
