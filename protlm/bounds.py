@@ -104,6 +104,17 @@ class Bounds(NamedTuple):
     def to(self, device: torch.device) -> Self:
         return self._make(x.to(device) if isinstance(x, Tensor | Bounds) else x for x in self)
 
+    def pieces(self, inputs: Sequence[Tensor]) -> tuple[list[tuple[Tensor, ...]], list[int]]:
+        """Splits joined rows, 1HLK, at the bounds of proteins; returns which pieces are proteins.
+
+        The others are padding.
+        """
+        cuts = np.unique([0, *self.spans.ravel(), len(self.segment_L)])
+        # The gradient of each slice of a tensor would have the size of the tensor.
+        parts = [x.split(np.diff(cuts).tolist(), dim=2) for x in inputs]
+        places = np.searchsorted(cuts, self.spans[:, 0]).tolist()
+        return [*zip(*parts, strict=True)], places
+
     def with_gaps(self, inputs: Sequence[Tensor], gap: int) -> tuple[Tensor, list[Tensor]]:
         """Returns the places of positions, L, in (..., L, K) with zeros around each segment.
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, final
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -79,15 +78,13 @@ class Softmax(SeesRelatives, Recurrent[KeyValueCache]):
     @not_compiled
     def _one_by_one(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
         """Attends in each protein where it lies: nothing is copied, padded or hidden."""
-        cuts = np.unique([0, *bounds.spans.ravel(), heads[0].shape[2]]).tolist()
-        sizes, starts = np.diff(cuts).tolist(), set(bounds.spans[:, 0].tolist())
-        # The gradient of each slice of a tensor would have the size of the tensor.
-        pieces, parts = zip(*(x.split(sizes, dim=2) for x in heads), strict=True), list[Tensor]()
-        for start, (q, k, v) in zip(cuts[:-1], pieces, strict=True):
-            mask_BM = context.mask_BL[:, start : start + q.shape[2]]
-            within = context._replace(mask_BL=mask_BM)
-            parts.append(self.mix(q, k, v, within) if start in starts else torch.zeros_like(v))
-        return torch.cat(parts, dim=2)
+        pieces, places = bounds.pieces(heads)
+        outs = [torch.zeros_like(v) for _, _, v in pieces]
+        for place in places:
+            q, k, v = pieces[place]
+            within = context._replace(mask_BL=context.mask_BL.new_ones(1, v.shape[2]))
+            outs[place] = self.mix(q, k, v, within)
+        return torch.cat(outs, dim=2)
 
     def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
         if not (later and apart):
@@ -102,19 +99,18 @@ class Softmax(SeesRelatives, Recurrent[KeyValueCache]):
         self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
     ) -> tuple[Tensor, KeyValueCache | None]:
         assert not view.later, "relatives on both sides of a protein are not one slice"
-        bounds, before = view.bounds, view.entering
-        cuts = np.unique([0, *bounds.spans.ravel(), heads[0].shape[2]])
-        # The gradient of each slice of a tensor would have the size of the tensor.
-        q, k, v = (x.to(heads[2].dtype).split(np.diff(cuts).tolist(), dim=2) for x in heads)
-        outs, keys, values = [torch.zeros_like(x) for x in v], list[Tensor](), list[Tensor]()
-        for family in bounds.members:
+        before = view.entering
+        pieces, places = view.bounds.pieces([x.to(heads[2].dtype) for x in heads])
+        outs, keys, values = [torch.zeros_like(v) for _, _, v in pieces], [], []
+        for family in view.bounds.members:
             keys = [] if before is None else [before.k_BHMK[:, :, : before.length]]
             values = [] if before is None else [before.v_BHMC[:, :, : before.length]]
-            for place in np.searchsorted(cuts, bounds.spans[family, 0]).tolist():
-                after = [*keys, k[place]], [*values, v[place]]
+            for place in places[family]:
+                q, k, v = pieces[place]
+                after = [*keys, k], [*values, v]
                 seen = after if own else (keys, values)
                 if seen[0]:
-                    given = q[place], *(torch.cat(x, dim=2) for x in seen)
+                    given = q, *(torch.cat(x, dim=2) for x in seen)
                     outs[place] = _after_others(*given, causal=own and context.causal)
                 keys, values = after
         out_BHLC, cache = torch.cat(outs, dim=2), None

@@ -296,7 +296,8 @@ class ProteinLM(nn.Module):
         `forward` with `causal=True`.
         """
         start, tokens_B1, family = state.length, tokens_B[:, None], state.family
-        context = self._step_context(tokens_B1, start, family)
+        mask_B1 = torch.ones_like(tokens_B1, dtype=torch.bool)
+        context = self._context(tokens_B1, mask_B1, True, start, family=family)
         x_B1D = self._enter(context, start, family)
         blocks, x_B1D = self._through(
             x_B1D, context, family, lambda number, block, *x: block.step(state.blocks[number], *x)
@@ -340,7 +341,7 @@ class ProteinLM(nn.Module):
         x_BLD = self.embedding(context.tokens_BL)
         if self.family_numbers is not None:
             before = 0 if family is None else family.proteins
-            x_BLD = x_BLD + self._numbers(self.family_numbers, context.view, before)
+            x_BLD = x_BLD + self._numbers(self.family_numbers, context, before)
         if self.token_dropout:
             x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL, context.bounds)
         if self.positions is not None:
@@ -349,17 +350,18 @@ class ProteinLM(nn.Module):
             x_BLD = self.embedding_norm(x_BLD)
         return self.dropout(x_BLD)
 
-    def _numbers(self, table: Tensor, view: View | None, before: int) -> Tensor:
+    def _numbers(self, table: Tensor, context: BlockContext, before: int) -> Tensor:
         """Returns the rows of the numbers of proteins in their families, LD, or that of one."""
-        if view is None or view.bounds.families is None:
+        bounds = context.bounds
+        if context.view is None or bounds is None or bounds.families is None:
             return table[before]
-        last = max(one.stop - one.start for one in view.bounds.members) + before
+        last = max(one.stop - one.start for one in bounds.members) + before
         if last > len(table):
             raise UserError(
                 f"{last:,} proteins exceed the {len(table)} that this model has numbers for; give "
                 "fewer relatives"
             )
-        segment_L, families = view.bounds.segment_L, view.bounds.families
+        segment_L, families = bounds.segment_L, bounds.families
         first_L = segment_L[families.cu_seqlens.long()[families.segment_L]]
         # Padding is of no protein.
         return table[(segment_L - first_L + before).clamp(max=len(table) - 1)]
@@ -384,50 +386,36 @@ class ProteinLM(nn.Module):
         is_whole: bool = False,
         family: FamilyState | None = None,
     ) -> BlockContext:
-        """Returns the context of rows from a position on, or of packed proteins, in one row."""
-        # Packed proteins may be padded one by one.
-        is_whole = is_whole and bounds is None
-        if bounds is None:
-            position_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
-        else:
+        """Returns the context of rows from a position on, or of packed proteins, in one row.
+
+        Samples that follow a family, without bounds, are at one position each.
+        """
+        packed = bounds
+        if bounds is not None:
             tokens_BL, mask_BL = tokens_BL.reshape(1, -1), mask_BL.reshape(1, -1)
             position_L = bounds.position_L
+        else:
+            position_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
+            if family is not None:
+                spans = [(number, number + 1) for number in range(len(tokens_BL))]
+                size = len(spans)
+                packed = Bounds.of(spans, (1, size), longest=1, families=[1] * size)
         view, of_family_L = None, position_L
-        if bounds is not None and bounds.families is not None and self.relatives is not None:
-            view = View(bounds, later=self.relatives is Relatives.full and not causal)
-            if self.relatives_positions is not RelativesPositions.restart:
-                of_family_L = self._positions_after(family, bounds.families.position_L)
+        if packed is not None and packed.families is not None and self.relatives is not None:
+            view = View(packed, later=self.relatives is Relatives.full and not causal)
+            if bounds is not None and self.relatives_positions is not RelativesPositions.restart:
+                of_family_L = packed.families.position_L
+            if family is not None and self.relatives_positions is RelativesPositions.run:
+                of_family_L = of_family_L + family.length
         rotation = other = None if self.rotary is None else self.rotary.angles(position_L)
-        if self.global_rotary is not None or of_family_L is not position_L:
-            other = self._other_rotation(of_family_L)
+        rotary = self.global_rotary or self.rotary
+        if rotary is not None and (rotary is not self.rotary or of_family_L is not position_L):
+            other = rotary.angles(of_family_L)
+        # Packed proteins may be padded one by one.
+        is_whole = is_whole and bounds is None
         return BlockContext(
             tokens_BL, mask_BL, rotation, causal, other, bounds, is_whole, self.relative, view
         )
-
-    def _step_context(
-        self, tokens_B1: Tensor, start: int, family: FamilyState | None
-    ) -> BlockContext:
-        """Returns the context of a position, of samples that follow a family if there is one."""
-        context = self._context(tokens_B1, torch.ones_like(tokens_B1).bool(), True, start)
-        if family is None:
-            return context
-        number = len(tokens_B1)
-        spans = [(n, n + 1) for n in range(number)]
-        bounds = Bounds.of(spans, (1, number), longest=1, families=[1] * number)
-        position_L = torch.tensor([start], device=tokens_B1.device)
-        rotation = self._other_rotation(self._positions_after(family, position_L))
-        return context._replace(other_rotation=rotation, view=View(bounds, later=False))
-
-    def _positions_after(self, family: FamilyState | None, position_L: Tensor) -> Tensor:
-        """Returns the positions of layers of the family that follow those of a context."""
-        if family is None or self.relatives_positions is not RelativesPositions.run:
-            return position_L
-        return position_L + family.length
-
-    def _other_rotation(self, position_L: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Returns the rotation of layers of the family, and of those with another base."""
-        rotary = self.global_rotary or self.rotary
-        return None if rotary is None else rotary.angles(position_L)
 
     def _skipped(self, x_BLD: Tensor, early: list[Tensor]) -> Tensor:
         """Returns the input of the next block, with its skip; `early` has the previous inputs."""

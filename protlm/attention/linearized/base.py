@@ -17,7 +17,7 @@ from protlm.attention.base import (
     not_compiled,
 )
 from protlm.attention.linearized.case import Attend, Case
-from protlm.attention.linearized.families import Sums, protein_sums, read, seen
+from protlm.attention.linearized.families import ProteinSums, ReadSums, Sums, seen
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import Weighting, graph_attention, linear_attention
 from protlm.attention.linearized.gated import gated_sums
@@ -214,39 +214,39 @@ class Performer(SeesRelatives, RandomFeatures, Recurrent[Tensor]):
             return ""
         return "a decay counts within a protein: type model.relatives_sum=apart, or omit the decay"
 
+    @not_compiled
     def across(
         self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
     ) -> tuple[Tensor, Tensor | None]:
         _refuse_float16(*heads)
         assert self.gate is None or not own, "a decay counts within a protein"
-        q_BHLK, k_BHLK, v_BHLC = heads
-        feature_map, bounds = self.feature_map(accum_dtype(q_BHLK)), view.bounds
-        proteins = protein_sums(k_BHLK, v_BHLC, feature_map, bounds.spans)
-        entering = leaving = self._entering(view, proteins[0])
-        seen_by: list[Sums] = []
+        feature_map, bounds = self.feature_map(accum_dtype(heads[0])), view.bounds
+        pieces, places = bounds.pieces([upcast(x) for x in heads])
+        outs, is_causal = [torch.zeros_like(v) for _, _, v in pieces], own and context.causal
+        entering = leaving = None
         for family in bounds.members:
-            some, leaving = seen(proteins[family], entering, own=own, later=view.later)
-            seen_by += some
+            here = places[family]
+            proteins = [Sums(*ProteinSums.apply(*pieces[n][1:], feature_map)) for n in here]
+            entering = self._entering(view, proteins[0])
+            before, leaving = seen(proteins, entering, own=own, later=view.later)
+            for n, sums in zip(here, () if is_causal else before, strict=not is_causal):
+                outs[n] = ReadSums.apply(pieces[n][0], *sums, feature_map, self._normalizer)
         state = None
-        if view.keeps:
-            state = torch.cat([x for x in leaving if x is not None], dim=-2)[None]
-        if not (own and context.causal):
-            spans = bounds.spans
-            out = read(q_BHLK, v_BHLC, seen_by, feature_map, self._normalizer, spans)
-            return out, state
+        if view.keeps and leaving is not None:
+            state = torch.cat([x for x in leaving if x is not None], dim=-2)
+        if not is_causal:
+            return torch.cat(outs, dim=2).to(heads[2].dtype), state
         assert bounds.families is not None
-        before = None
-        if view.entering is not None:
-            reference = entering.reference
-            before = entering.state[None], None if reference is None else reference[None]
+        before = None if view.entering is None else entering
         weighting = Weighting(feature_map, self._normalizer, True, bounds.families.spans, before)
         return linear_attention(*heads, torch.ones_like(context.mask_BL), weighting), state
 
     def _entering(self, view: View, like: Sums) -> Sums:
         if view.entering is None:
             return Sums.none(*like)
-        sums, width = view.entering[0], like.state.shape[-2]
-        return Sums(sums[:, :width], sums[:, width:] if self._is_exponential else None)
+        sums, width = view.entering, like.state.shape[-2]
+        reference = sums[..., width:, :] if self._is_exponential else None
+        return Sums(sums[..., :width, :], reference)
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:

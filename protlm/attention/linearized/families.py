@@ -9,30 +9,20 @@ state for each of them.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from protlm.attention.linearized.features import FeatureMap
-from protlm.attention.linearized.function import (
-    Weighting,
-    key_gradients,
-    query_gradients,
-    read_state,
-    sum_keys,
-)
+from protlm.attention.linearized.features import FeatureMap, Features
 from protlm.attention.linearized.normalization import Denominator
-from protlm.attention.linearized.operands import Operands
-from protlm.attention.linearized.positive import ExponentialFeatureMap, logit_floor
-from protlm.attention.linearized.tiles import Tile, tiles
+from protlm.attention.linearized.positive import ExponentialFeatureMap, exponential, logit_floor
 from protlm.attention.ops.numerics import no_autocast
-from protlm.bounds import Spans
-
-# The number of a protein, some heads, and the tiles of both.
-_Group: TypeAlias = tuple[int, slice, list[Tile]]
+from protlm.attention.ops.products import product
 
 
 class Sums(NamedTuple):
@@ -77,119 +67,64 @@ def _running(proteins: Sequence[Sums], first: Sums) -> Iterator[Sums]:
     return accumulate(proteins, Sums.joined, initial=first)
 
 
-def protein_sums(
-    k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap, spans: Spans
-) -> list[Sums]:
-    """Returns the state of each protein of joined rows, (H, C + 1, R)."""
-    state, reference = _ProteinSums.apply(k_BHLK, v_BHLC, feature_map, spans)  # pyright: ignore[reportGeneralTypeIssues]
-    if reference is None:
-        return [Sums(one, None) for one in state.unbind()]
-    return [Sums(*both) for both in zip(state.unbind(), reference.unbind(), strict=True)]
-
-
-def read(
-    q_BHLK: Tensor,
-    v_BHLC: Tensor,
-    proteins: Sequence[Sums],
-    feature_map: FeatureMap,
-    normalizer: Denominator,
-    spans: Spans,
-) -> Tensor:
-    """Returns what the queries of each protein read from its sums, BHLC; 0 outside of spans.
-
-    Values, which have no gradient here, give the width and the dtype.
-    """
-    states = torch.stack([one.state for one in proteins])
-    references = [one.reference for one in proteins if one.reference is not None]
-    reference = torch.stack(references) if references else None
-    weighting = Weighting(feature_map, normalizer, False, spans)
-    out = _Read.apply(q_BHLK, states, v_BHLC.detach(), reference, weighting)
-    assert isinstance(out, Tensor)
-    return out
-
-
-def _groups(x_BHLK: Tensor, feature_map: FeatureMap, spans: Spans) -> list[_Group]:
-    """Returns the tiles of each protein, and where its states of their heads are."""
-    number_of = {start: number for number, (start, _) in enumerate(spans.tolist())}
-    size = feature_map.num_features(x_BHLK.shape[-1])
-    groups = tiles(x_BHLK, num_features=size, spans=spans)
-    return [(number_of[some[0].rows.start], some[0].heads, some) for some in groups]
-
-
-class _ProteinSums(torch.autograd.Function):
-    """`apply(k, v, feature_map, spans)` returns states (S, H, C + 1, R) and references, or None."""
+class ProteinSums(torch.autograd.Function):
+    """`apply(k, v, feature_map)` returns the `Sums` of one protein, (1, H, C + 1, R)."""
 
     @staticmethod
     def forward(
-        ctx: Any, k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap, spans: Spans
+        ctx: Any, k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap
     ) -> tuple[Tensor, Tensor | None]:
-        operands = _operands(k_BHLK, k_BHLK, v_BHLC, feature_map)
-        num_features = feature_map.num_features(k_BHLK.shape[-1])
-        shape = len(spans), k_BHLK.shape[1], v_BHLC.shape[-1] + 1, num_features
-        states = k_BHLK.new_empty(shape, dtype=operands.dtype)
-        reference = torch.empty_like(states[:, :, :1])
-        ctx.groups, ctx.feature_map = _groups(k_BHLK, feature_map, spans), feature_map
-        with no_autocast(v_BHLC):
-            for number, heads, group in ctx.groups:
-                operands.reference_BH1R = None
-                states[number, heads] = sum_keys(operands, group)[0]
-                if operands.reference_BH1R is not None:
-                    reference[number, heads] = operands.reference_BH1R[0]
-        found = reference if isinstance(feature_map, ExponentialFeatureMap) else None
+        ctx.feature_map = feature_map
         # The projection is saved so that a redraw before the backward pass is an error.
-        ctx.save_for_backward(k_BHLK, v_BHLC, found, feature_map.projection_RK)
-        ctx.mark_non_differentiable(*filter(torch.is_tensor, [found]))
-        return states, found
+        ctx.save_for_backward(k_BHLK, v_BHLC, feature_map.projection_RK)
+        with no_autocast(v_BHLC):
+            (phi_BHLR, _), reference = _keys(k_BHLK, feature_map)
+            state = product(F.pad(v_BHLC, (0, 1), value=1.0).mT, phi_BHLR.mT)
+        ctx.mark_non_differentiable(*filter(torch.is_tensor, [reference]))
+        return state, reference
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        k_BHLK, v_BHLC, reference, _ = ctx.saved_tensors
-        operands = _operands(k_BHLK, k_BHLK, v_BHLC, ctx.feature_map)
-        gradients = [torch.zeros_like(k_BHLK), torch.zeros_like(v_BHLC)]
-
-        def write(tile: Tile, number: int, gradient: Tensor) -> None:
-            tile.of(gradients[number - 1])[:] = gradient
-
+        k_BHLK, v_BHLC, _ = ctx.saved_tensors
+        dstate = grad_outputs[0]
         with no_autocast(v_BHLC):
-            for number, heads, group in ctx.groups:
-                if reference is not None:
-                    operands.reference_BH1R = reference[None, number, heads]
-                key_gradients(operands, group, grad_outputs[0][None, number, heads], write)
-        return *gradients, None, None
+            (phi_BHLR, pullback), _ = _keys(k_BHLK, ctx.feature_map)
+            dv_BHLC = product(phi_BHLR, dstate[..., :-1, :])
+            dk_BHLK = pullback(product(F.pad(v_BHLC, (0, 1), value=1.0), dstate.mT))
+        return dk_BHLK, dv_BHLC, None
 
 
-class _Read(torch.autograd.Function):
-    """`apply(q, states, v, references, weighting)` returns the output."""
+def _keys(k_BHLK: Tensor, feature_map: FeatureMap) -> tuple[Features, Tensor | None]:
+    """Returns the features of keys, and what they are relative to, or None."""
+    if not isinstance(feature_map, ExponentialFeatureMap):
+        return feature_map.keys(k_BHLK), None
+    logits = feature_map.key_logits(k_BHLK)
+    reference = logits.amax(dim=-2, keepdim=True)
+    phi_BHLR = logits.sub_(reference).exp2_()
+    pullback = partial(feature_map.key_pullback, k_BHLK=k_BHLK)
+    return exponential(phi_BHLR, pullback), reference
+
+
+class ReadSums(torch.autograd.Function):
+    """`apply(q, state, reference, feature_map, normalizer)` returns what queries read, 1HLC."""
 
     @staticmethod
     def forward(
         ctx: Any,
         q_BHLK: Tensor,
-        states: Tensor,
-        v_BHLC: Tensor,
+        state: Tensor,
         reference: Tensor | None,
-        weighting: Weighting,
+        feature_map: FeatureMap,
+        normalizer: Denominator,
     ) -> Tensor:
-        feature_map, normalizer, _, spans, _ = weighting
-        assert spans is not None
-        operands = _operands(q_BHLK, q_BHLK, v_BHLC, feature_map)
-        out_BHLC = torch.zeros_like(v_BHLC)
-        saved_BHL1 = torch.empty_like(v_BHLC[..., :1], dtype=operands.dtype)
-
-        def write(tile: Tile, sums: Tensor) -> None:
-            tile.of(out_BHLC)[:], tile.of(saved_BHL1)[:] = normalizer(sums)
-
-        ctx.groups = _groups(q_BHLK, feature_map, spans)
-        with no_autocast(v_BHLC):
-            for number, heads, group in ctx.groups:
-                if reference is not None:
-                    operands.reference_BH1R = reference[None, number, heads]
-                read_state(operands, group, states[None, number, heads], write)
+        with no_autocast(q_BHLK):
+            phi_BHLR, _ = feature_map.queries(q_BHLK, reference)
+            out_BHLC, saved_BHL1 = normalizer(product(phi_BHLR, state))
         ctx.feature_map, ctx.normalizer = feature_map, normalizer
-        saved = q_BHLK, states, v_BHLC, reference, out_BHLC, saved_BHL1
+        saved = q_BHLK, state, reference, out_BHLC, saved_BHL1
         ctx.save_for_backward(*saved, feature_map.projection_RK)
         return out_BHLC
 
@@ -198,27 +133,10 @@ class _Read(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator hides names)
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        q_BHLK, states, v_BHLC, reference, out_BHLC, saved_BHL1, _ = ctx.saved_tensors
-        operands = _operands(q_BHLK, q_BHLK, v_BHLC, ctx.feature_map)
-        dq_BHLK, dstates = torch.zeros_like(q_BHLK), torch.empty_like(states)
-
-        def dsums_of(tile: Tile) -> Tensor:
-            out = tile.of(out_BHLC).to(operands.dtype)
-            return ctx.normalizer.gradient(tile.of(grad_outputs[0]), out, tile.of(saved_BHL1))
-
-        def write(tile: Tile, number: int, gradient: Tensor) -> None:
-            tile.of(dq_BHLK)[:] = gradient
-
-        with no_autocast(out_BHLC):
-            for number, heads, group in ctx.groups:
-                if reference is not None:
-                    operands.reference_BH1R = reference[None, number, heads]
-                state = states[None, number, heads]
-                dstates[number, heads] = query_gradients(operands, group, state, dsums_of, write)[0]
-        return dq_BHLK, dstates, *[None] * 3
-
-
-def _operands(q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, feature_map: FeatureMap) -> Operands:
-    """Returns the operands of spans, which have no padding."""
-    mask_1L = torch.ones(1, q_BHLK.shape[2], dtype=torch.bool, device=q_BHLK.device)
-    return Operands(q_BHLK, k_BHLK, v_BHLC, mask_1L, feature_map)
+        q_BHLK, state, reference, out_BHLC, saved_BHL1, _ = ctx.saved_tensors
+        with no_autocast(q_BHLK):
+            phi_BHLR, pullback = ctx.feature_map.queries(q_BHLK, reference)
+            dsums = ctx.normalizer.gradient(grad_outputs[0], out_BHLC, saved_BHL1)
+            dstate = product(dsums.mT, phi_BHLR.mT)
+            dq_BHLK = pullback(product(dsums, state.mT))
+        return dq_BHLK, dstate, None, None, None

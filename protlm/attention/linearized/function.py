@@ -33,7 +33,7 @@ from protlm.attention.ops.products import matrix_product, product
 from protlm.bounds import Spans
 
 # Takes a tile, a number of its three gradients (of q, k or v), and the gradient.
-Write = Callable[[Tile, int, Tensor], None]
+_Write = Callable[[Tile, int, Tensor], None]
 
 
 class Weighting(NamedTuple):
@@ -167,26 +167,13 @@ def graph_attention(
 def _bidirectional(
     operands: Operands, group: list[Tile], write: Callable[[Tile, Tensor], None]
 ) -> list[Tensor]:
-    state = sum_keys(operands, group)
-    read_state(operands, group, state, write)
-    return [*operands.kept_for_backward(), state]
-
-
-def sum_keys(operands: Operands, group: list[Tile]) -> Tensor:
-    """Returns the state of the keys of a group, (B, H, C + 1, R)."""
     state = operands.add_keys(None, group[0])
     for tile in group[1:]:
         state = operands.add_keys(state, tile)
-    return state
-
-
-def read_state(
-    operands: Operands, group: list[Tile], state: Tensor, write: Callable[[Tile, Tensor], None]
-) -> None:
-    """Writes the sums φ(q) S of the queries of a group."""
     for tile in group:
         phi = operands.queries(tile).phi_BHLR
         write(tile, product(phi, state, dtype=operands.product_dtype).to(operands.dtype))
+    return [*operands.kept_for_backward(), state]
 
 
 def _bidirectional_gradients(
@@ -194,21 +181,11 @@ def _bidirectional_gradients(
     group: list[Tile],
     states: list[Tensor],
     dsums_of: Callable[[Tile], Tensor],
-    write: Write,
+    write: _Write,
 ) -> None:
-    dstate = query_gradients(operands, group, states.pop(), dsums_of, write)
-    key_gradients(operands, group, dstate, write)
-
-
-def query_gradients(
-    operands: Operands,
-    group: list[Tile],
-    state: Tensor,
-    dsums_of: Callable[[Tile], Tensor],
-    write: Write,
-) -> Tensor:
-    """Writes the gradients of queries tile by tile; returns that of the state that they read."""
+    """Computes dq and the gradient of the state tile by tile, then dk and dv."""
     multiply = partial(product, dtype=operands.product_dtype)
+    state = states.pop()
     dstate = torch.zeros_like(state)
     for tile in group:
         dsums = dsums_of(tile).to(operands.value_dtype)
@@ -216,12 +193,6 @@ def query_gradients(
         columns = dsums.mT if operands.rounds_on_cpu else dsums.mT.contiguous()
         dstate += multiply(columns, phi.mT)
         write(tile, 0, pullback(multiply(dsums, state.mT)))
-    return dstate
-
-
-def key_gradients(operands: Operands, group: list[Tile], dstate: Tensor, write: Write) -> None:
-    """Writes the gradients of keys and values from that of the state to which they are added."""
-    multiply = partial(product, dtype=operands.product_dtype)
     for tile in group:
         phi, pullback = operands.keys(tile)
         relative = operands.relative(dstate)
@@ -269,7 +240,7 @@ def _causal_gradients(
     group: list[Tile],
     states: list[Tensor],
     dsums_of: Callable[[Tile], Tensor],
-    write: Write,
+    write: _Write,
 ) -> None:
     """Computes the tiles from right to left, carrying the gradient of the state."""
     dtype = operands.product_dtype
