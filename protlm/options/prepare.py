@@ -20,8 +20,8 @@ class ReadOptions(Checked):
         ignore_trailing_garbage: ignores other data after the gzip data.
         origins: parses taxon, organism and fragment status in FASTA headers, which doubles the
             time for reading.
-        rows: reads an alignment: the records keep their letters as rows of it, Stockholm is read,
-            annotation of HH-suite is left out, and a second alignment in the file is refused.
+        rows: reads an alignment: the records keep their letters as rows of it, annotation of
+            HH-suite is left out, and a second alignment in the file is refused.
     """
 
     allow_nucleotides: bool = flag("Accept files that look like DNA or RNA.", False)
