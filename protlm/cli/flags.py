@@ -108,7 +108,7 @@ class Flag:
         """Reads what was typed; raises an error if it is not allowed."""
         if self.is_switch:
             read = self.field.metadata["read"]
-            return imported(read) if read else not typed[-1].startswith("--no-")
+            return imported(read) if read else typed[-1] in self.names
         if not self.several:
             return self._read(typed[-1])
         if self.kind is int and "all" in typed:

@@ -16,9 +16,10 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from protlm.config import Relatives, RelativesPositions
+from protlm.config import Relatives as Seen
+from protlm.config import RelativesPositions
 from protlm.config.data import TOKENS_PER_BATCH
-from protlm.data.families import Draw, draws, relatives_of
+from protlm.data.families import Draw, Relatives, draws
 from protlm.data.records.in_memory import SequenceLike
 from protlm.data.relatives import best_diagonal
 from protlm.data.vocabulary import vocabulary_of
@@ -45,7 +46,7 @@ class InContexts:
 
     Args:
         model: one that was trained with relatives.
-        source: where relatives come from, as of `relatives_of`.
+        source: where relatives come from, as of `Relatives`.
         options: which of them are taken, and how contexts are drawn.
         query: the name and the residues of the query of all proteins, "" if there are none; None:
             each protein is its own query.
@@ -63,7 +64,7 @@ class InContexts:
     ) -> None:
         self.model, self._alone = seeing_relatives(model, force=force), model
         longest = options.max_residues or model.max_residues
-        self._relatives = relatives_of(source, replace(options, max_residues=longest))
+        self._relatives = Relatives(source, replace(options, max_residues=longest))
         self.options, self.query = options, query
         self.tokens = options.relatives_tokens or model.description.relatives_tokens or _TOKENS
         self.family = lru_cache(maxsize=1)(self._relatives.of)
@@ -209,7 +210,7 @@ def seeing_relatives(model: M, *, force: bool) -> M:
             "nevertheless",
             {"force_relatives": True},
         )
-    how = Relatives.ordered if model.causal else Relatives.full
+    how = Seen.ordered if model.causal else Seen.full
     described = replace(described, model=replace(described.model, relatives=how))
     network = build_network(
         described.model,

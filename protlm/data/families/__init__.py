@@ -3,7 +3,7 @@
 from protlm.data.families.draw import LIMITS, Draw, draw, draws
 from protlm.data.families.family import Family, Relative, num_neighbors
 from protlm.data.families.reading import family_of, read_family
-from protlm.data.families.source import Relatives, relatives_of
+from protlm.data.families.source import Relatives
 
 __all__ = [
     "LIMITS",
@@ -16,5 +16,4 @@ __all__ = [
     "family_of",
     "num_neighbors",
     "read_family",
-    "relatives_of",
 ]

@@ -15,8 +15,10 @@ from protlm.data.families.filters import kept
 from protlm.data.records import ReadOptions, Record, SequenceFile, Tally, read_records
 from protlm.data.records.in_memory import SequenceLike, letters_of, name_of
 from protlm.data.records.record import SEVERAL, Names, residues
+from protlm.data.records.stockholm import is_stockholm, stockholm_records
 from protlm.options.relatives import FamilyOptions, Weights
 from protlm.system.errors import InputDataError
+from protlm.system.paths import sha256_of
 
 _ROWS = ReadOptions(allow_gaps=True, allow_comments=True, origins=False, rows=True)
 # The residues of its protein that a row has, after its name.
@@ -67,9 +69,12 @@ def read_family(
         options: the filters; by default those of the command line.
     """
     tally = Tally()
-    with SequenceFile(path, _ROWS) as file:
-        records = [record for block in file.blocks() for record in block.records(tally)]
-        is_marked, digest = file.is_alignment, file.source.sha256
+    if is_marked := is_stockholm(path):
+        records = [*stockholm_records(path, tally)]
+    else:
+        with SequenceFile(path, _ROWS) as file:
+            records = [record for block in file.blocks() for record in block.records(tally)]
+            is_marked = file.is_alignment
     counts = tally.rejected + tally.filtered
     if counts[SEVERAL]:
         _, _, line = tally.listed[SEVERAL][0]
@@ -82,7 +87,7 @@ def read_family(
         raise InputDataError(f"{path}: none of its records can be used: {reasons}")
     is_named = path.name.removesuffix(".gz").lower().endswith(_ALIGNMENTS)
     aligned = is_marked or is_named or is_aligned(records)
-    found = Found(str(path), digest, records, aligned, counts)
+    found = Found(str(path), sha256_of(path), records, aligned, counts)
     return family(found, query, name, options)
 
 

@@ -1,13 +1,11 @@
 """The relatives of any number of queries: from one file, a folder of files, or a table."""
 
 import sys
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
 
 from protlm.data.families.family import Family
 from protlm.data.families.members import MemberTable
@@ -29,19 +27,43 @@ from protlm.system.paths import existing_file, sha256_of
 from protlm.system.terminal import printable
 
 _SUFFIXES = (".a3m", ".a2m", ".sto", ".stk", ".stockholm", ".afa", ".fasta", ".fa", ".faa", ".fas")
+_FILE = f"file NAME{', NAME'.join(_SUFFIXES)} (or with .gz)"
 _WHAT = "a file, a folder or a table of relatives"
 
 
 class Relatives:
-    """The relatives of queries, read when they are asked for: here those of one query.
+    """The relatives of one or of many queries, read when they are asked for.
 
     Args:
-        source: a file, as of `read_family`, or sequences of a program, as of `family_of`.
-        options: the filters.
+        source: a file of one query, as of `read_family`; a folder with one for each query, NAME.a3m
+            (or .a2m, .sto, .fasta, ...; plain or .gz); a table of query and member (`MemberTable`),
+            with their sequences in `options.whole_relatives`; or sequences, as of `family_of`.
+        options: the filters; by default those of the command line.
     """
 
-    def __init__(self, source: Path | Sequence[SequenceLike], options: FamilyOptions) -> None:
-        self.source, self.options, self._has_said = source, options, False
+    def __init__(
+        self, source: Path | Iterable[SequenceLike], options: FamilyOptions | None = None
+    ) -> None:
+        self.source = source if isinstance(source, Path) else [*source]
+        self.options, self._has_said = options or FamilyOptions(), False
+        # Of several queries: their names here, files or rows of a table, and those asked for.
+        self._names, self._files, self._table = None, dict[str, Path](), None
+        self._found, self._sequences = dict[str, str | None](), dict[str, str]()
+        if not isinstance(source, Path):
+            return
+        if existing_file(source, _WHAT, or_folder=True).is_dir():
+            self._files, num_others = _files_in(source)
+            self._about = f"{len(self._files):,} files of families, {num_others:,} others"
+            self._names, self._what = Names(self._files, source), _FILE
+        elif _is_table(source):
+            if self.options.whole_relatives is None:
+                raise InputDataError(
+                    f"{source} is a table of query and member, without sequences; give the "
+                    "sequence file of its members, too",
+                    {"whole_relatives": "FASTA"},
+                )
+            self._table = MemberTable(source)
+            self._names, self._what = self._table.names, "row"
 
     def check(self, names: Collection[str]) -> None:
         """Refuses names of queries without relatives, unless these are allowed.
@@ -49,24 +71,63 @@ class Relatives:
         It says on standard error, once, what was read. Of a table, it reads the sequences of all
         members at once.
         """
-        if len({*names}) > 1:
-            where = self.source if isinstance(self.source, Path) else "the list"
+        asked = {*names} - self._found.keys()
+        if self._names is None:
+            if len(asked) > 1:
+                where = self.source if isinstance(self.source, Path) else "the list"
+                raise InputDataError(
+                    f"{where} has the relatives of one query, not of {len(asked):,}; give a folder "
+                    "with a file for each of them, NAME.a3m, or a table of query and member"
+                )
+            return
+        found = {name: self._names.find(name) for name in names if name in asked}
+        known = [one for one in found.values() if one is not None]
+        if (missing := len(found) - len(known)) and not self.options.allow_none:
+            first = next(name for name, one in found.items() if one is None)
             raise InputDataError(
-                f"{where} has the relatives of one query, not of {len({*names}):,}; give a folder "
-                "with a file for each of them, NAME.a3m, or a table of query and member"
+                f"{self.source} has no {self._what} for {missing:,} of {len(found):,} queries, "
+                f"the first of them {first}; leave them out, or use such queries alone",
+                {"allow_none": True},
             )
+        self._found |= found
+        if self._table is not None:
+            self._about = self._read_members(self._table, known)
+        self._say(
+            f"{self.source}: relatives of {len(known):,} of {len(found):,} queries; {self._about}"
+        )
 
     def of(self, name: str, residues: str) -> Family:
         """Returns the family of a query, by its name and its residues in capitals ("": unknown).
 
         A query without a file or a row has no relatives, if this is allowed.
         """
-        if isinstance(self.source, Path):
-            found = read_family(self.source, residues, name, self.options)
-        else:
-            found = family_of(self.source, residues, name, self.options)
-        self.say(str(found))
-        return found
+        if self._names is None:
+            given = residues, name, self.options
+            if isinstance(self.source, Path):
+                made = read_family(self.source, *given)
+            else:
+                made = family_of(self.source, *given)
+            self._say(str(made))
+            return made
+        if name not in self._found:
+            self.check([name])
+        known = self._found[name]
+        if known is None:
+            return Family(residues, name, (), "", {}, f"{self.source}: no {self._what}")
+        if self._table is None:
+            return read_family(self._files[known], residues, name, self.options)
+        members = self._table.members(known)
+        here = {one: self._sequences[one] for one in members if one in self._sequences}
+        found = Found(
+            f"{self.source}, {self.options.whole_relatives}",
+            digest_of(here.values()),
+            [Record(one, one, sequence, 0) for one, sequence in here.items()],
+            False,
+            Counter({"without a sequence in the file": len(members) - len(here)}),
+            {one: value for one, value in members.items() if value is not None},
+        )
+        # These are whole proteins already.
+        return family(found, residues, name, replace(self.options, whole_relatives=None))
 
     @cached_property
     def digest(self) -> str:
@@ -77,137 +138,35 @@ class Relatives:
         files += filter(None, [self.options.whole_relatives])
         return digest_of(f"{one.name} {sha256_of(one)}" for one in files if one.is_file())
 
-    def say(self, what: str) -> None:
+    def _read_members(self, table: MemberTable, known: Sequence[str]) -> str:
+        """Reads the sequences of the members of queries; returns what was read."""
+        path = self.options.whole_relatives
+        assert path is not None
+        members = {member for name in known for member in table.members(name)}
+        sequences, number = sequences_named(path, members)
+        self._sequences |= sequences
+        found = f"{len(sequences):,} of {len(members):,} members in {number:,} records"
+        return f"{table}; {found} of {path}"
+
+    def _say(self, what: str) -> None:
         """Prints what was read, once."""
         if not self._has_said:
             print(printable(what), file=sys.stderr)
         self._has_said = True
 
 
-class _Many(Relatives, ABC):
-    """The relatives of many queries, by their names."""
-
-    # What there is for a query.
-    what: ClassVar[str]
-    source: Path
-    names: Names
-
-    @abstractmethod
-    def expect(self, known: Sequence[str]) -> str:
-        """Reads what these names have in common; returns what was read."""
-
-    @abstractmethod
-    def read(self, known: str, name: str, residues: str) -> Family:
-        """Returns the family of a query whose name is known here."""
-
-    def check(self, names: Collection[str]) -> None:
-        known = {name: found for name in names if (found := self.names.find(name)) is not None}
-        missing = [name for name in names if name not in known]
-        if missing and not self.options.allow_none:
+def _files_in(folder: Path) -> tuple[dict[str, Path], int]:
+    """Returns the files of a folder by the names of queries, and the number of others."""
+    files, num_others = dict[str, Path](), 0
+    for file in sorted(folder.iterdir()):
+        name = Path(file.name.removesuffix(".gz"))
+        if name.suffix.lower() not in _SUFFIXES:
+            num_others += 1
+        elif (other := files.setdefault(name.stem, file)) != file:
             raise InputDataError(
-                f"{self.source} has no {self.what} for {len(missing):,} of {len(names):,} queries, "
-                f"the first of them {missing[0]}; leave them out, or use such queries alone",
-                {"allow_none": True},
+                f"{folder} has {other.name} and {file.name}; leave one file for each query"
             )
-        of = f"relatives of {len(known):,} of {len(names):,} queries"
-        self.say(f"{self.source}: {of}; {self.expect([*known.values()])}")
-
-    def of(self, name: str, residues: str) -> Family:
-        known = self.names.find(name)
-        if known is None or not self._has_said:
-            self.check([name])
-        if known is not None:
-            return self.read(known, name, residues)
-        return Family(residues, name, (), "", {}, f"{self.source}: no {self.what}")
-
-
-class _Folder(_Many):
-    """A folder with a file for each query."""
-
-    what = f"file NAME{', NAME'.join(_SUFFIXES)} (or with .gz)"
-
-    def __init__(self, source: Path, options: FamilyOptions) -> None:
-        super().__init__(source, options)
-        self._files, self._num_others = dict[str, Path](), 0
-        for file in sorted(source.iterdir()):
-            name = Path(file.name.removesuffix(".gz"))
-            if name.suffix.lower() not in _SUFFIXES:
-                self._num_others += 1
-            elif (other := self._files.setdefault(name.stem, file)) != file:
-                raise InputDataError(
-                    f"{source} has {other.name} and {file.name}; leave one file for each query"
-                )
-        self.names = Names(self._files, source)
-
-    def expect(self, known: Sequence[str]) -> str:
-        return f"{len(self._files):,} files of families, {self._num_others:,} others in the folder"
-
-    def read(self, known: str, name: str, residues: str) -> Family:
-        return read_family(self._files[known], residues, name, self.options)
-
-
-class _Table(_Many):
-    """A table of query and member, and a file of sequences."""
-
-    what = "row"
-
-    def __init__(self, source: Path, options: FamilyOptions) -> None:
-        super().__init__(source, options)
-        if options.whole_relatives is None:
-            raise InputDataError(
-                f"{source} is a table of query and member, without sequences; give the sequence "
-                "file of its members, too",
-                {"whole_relatives": "FASTA"},
-            )
-        self._path, self._table = options.whole_relatives, MemberTable(source)
-        self.names = self._table.names
-        self._expected, self._sequences = set[str](), dict[str, str]()
-
-    def expect(self, known: Sequence[str]) -> str:
-        members = {member for name in known for member in self._table.members(name)}
-        sequences, number = sequences_named(self._path, members)
-        self._expected |= members
-        self._sequences |= sequences
-        found = f"{len(sequences):,} of {len(members):,} members in {number:,} records"
-        return f"{self._table}; {found} of {self._path}"
-
-    def read(self, known: str, name: str, residues: str) -> Family:
-        members = self._table.members(known)
-        if not self._expected.issuperset(members):
-            self.expect([known])
-        records = [
-            Record(one, one, self._sequences[one], 0) for one in members if one in self._sequences
-        ]
-        missing = len(members) - len(records)
-        found = Found(
-            f"{self.source}, {self._path}",
-            digest_of(record.sequence for record in records),
-            records,
-            False,
-            Counter({f"not in {self._path.name}": missing} if missing else {}),
-            {one: value for one, value in members.items() if value is not None},
-        )
-        # These are whole proteins already.
-        return family(found, residues, name, replace(self.options, whole_relatives=None))
-
-
-def relatives_of(
-    source: Path | Iterable[SequenceLike], options: FamilyOptions | None = None
-) -> Relatives:
-    """Returns the relatives of one or of many queries, from what people have.
-
-    Args:
-        source: a file of one query, as of `read_family`; a folder with one for each query, NAME.a3m
-            (or .a2m, .sto, .fasta, ...; plain or .gz); a table of query and member (`MemberTable`),
-            with their sequences in `options.whole_relatives`; or sequences, as of `family_of`.
-        options: the filters; by default those of the command line.
-    """
-    options = options or FamilyOptions()
-    if not isinstance(source, Path):
-        return Relatives([*source], options)
-    if existing_file(source, _WHAT, or_folder=True).is_dir():
-        return _Folder(source, options)
-    return (_Table if _is_table(source) else Relatives)(source, options)
+    return files, num_others
 
 
 def _is_table(path: Path) -> bool:

@@ -10,7 +10,6 @@ from protlm.data.records.fasta import fasta_layout
 from protlm.data.records.format_detection import ALIGNMENT, foreign_format, refusal
 from protlm.data.records.record import STRICT, Record, Tally
 from protlm.data.records.source import ByteSource, with_unix_line_ends
-from protlm.data.records.stockholm import StockholmBlock, stockholm_layout
 from protlm.data.records.swissprot import swissprot_layout
 from protlm.data.records.uniprot_xml import xml_layout
 from protlm.options.prepare import ReadOptions
@@ -57,13 +56,13 @@ class SequenceFile:
 
     @property
     def format(self) -> str:
-        """`fasta`, `swissprot` or `xml`; of rows also `stockholm`."""
+        """`fasta`, `swissprot` or `xml`."""
         return self._layout.block.format
 
     @property
     def is_alignment(self) -> bool:
         """Whether the first line says that the records are rows of an alignment."""
-        return self._layout.block is StockholmBlock or bool(ALIGNMENT.match(self._start))
+        return bool(ALIGNMENT.match(self._start))
 
     def blocks(self) -> Iterator[Block]:
         """Yields the file once, in blocks of whole records of about 4 MiB.
@@ -110,10 +109,7 @@ class SequenceFile:
         if not start:
             raise InputDataError(f"{name}, line 1: the file is empty; {_KNOWN}")
         layout = (
-            (stockholm_layout(start) if self._options.rows else None)
-            or fasta_layout(start, self._options)
-            or swissprot_layout(start)
-            or xml_layout(start, name)
+            fasta_layout(start, self._options) or swissprot_layout(start) or xml_layout(start, name)
         )
         if layout is None:
             known = _ALIGNMENTS if self._options.rows else _KNOWN

@@ -154,7 +154,7 @@ REFUSED = {
         "line 7: several alignments are in this file; give one file for each query",
     ),
     "alignments of ColabFold": ("#20\t1\n" + A3M + "#20\t1\n" + A3M, "line 8: several alignments"),
-    "alignments of Pfam": (STOCKHOLM + STOCKHOLM, "line 15: several alignments"),
+    "alignments of Pfam": (STOCKHOLM + STOCKHOLM, "line 16: several alignments"),
     "truncated Stockholm": (STOCKHOLM[:-4], r"line 14: .*does not end with //; it is truncated"),
     "odd Stockholm": (STOCKHOLM.replace("  MK", " x MK", 1), "line 5: .* is not a name and its"),
     "contexts of E1": (fasta(f"{ROW},{QUERY}"), "line 1: there is a ',' in the sequence.*E1"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from protlm.data.families import Relatives, draw, relatives_of
+from protlm.data.families import Relatives, draw
 from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError
 from tests.data.families.conftest import QUERY, fasta
@@ -39,54 +39,54 @@ def table(tmp_path: Path):
     def relatives(text: str, **options: object) -> Relatives:
         (tmp_path / "table.tsv").write_text(text)
         whole = tmp_path / "proteins.fasta.gz"
-        return relatives_of(tmp_path / "table.tsv", FamilyOptions(whole_relatives=whole, **options))
+        return Relatives(tmp_path / "table.tsv", FamilyOptions(whole_relatives=whole, **options))
 
     return relatives
 
 
 def test_a_folder_has_a_file_for_each_query(folder: Path, capsys) -> None:
-    relatives = relatives_of(folder)
+    relatives = Relatives(folder)
     relatives.check(["q", "s.2", "sp|P1|A_X"])
     assert [one.name for one in relatives.of("q", QUERY).relatives] == ["a"]
     assert [one.name for one in relatives.of("s.2", SECOND).relatives] == ["b"]
     assert [one.name for one in relatives.of("sp|P1|A_X", ROW).relatives] == ["y"]
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "relatives of 3 of 3 queries; 3 files of families, 1 others in the folder" in said
+    assert "relatives of 3 of 3 queries; 3 files of families, 1 others" in said
 
 
 def test_queries_without_a_file_are_counted_and_refused_unless_allowed(folder, capsys) -> None:
     with pytest.raises(
         InputDataError, match=r"no file NAME\.a3m, .*\.sto.* for 2 of 3 queries, .*first of them x;"
     ) as error:
-        relatives_of(folder).check(["q", "x", "../q"])
+        Relatives(folder).check(["q", "x", "../q"])
     assert error.value.options == {"allow_none": True}
     with pytest.raises(InputDataError, match="for 1 of 1 queries"):
-        relatives_of(folder).of("x", SECOND)
-    relatives = relatives_of(folder, FamilyOptions(allow_none=True))
+        Relatives(folder).of("x", SECOND)
+    relatives = Relatives(folder, FamilyOptions(allow_none=True))
     relatives.check(["q", "x"])
     assert "relatives of 1 of 2 queries" in capsys.readouterr().err
     family = relatives.of("x", SECOND)
     assert (family.name, family.query, family.relatives) == ("x", SECOND, ())
     (folder / "q.fasta").write_text(">a\nMKV\n")
     with pytest.raises(InputDataError, match=r"has q\.a3m and q\.fasta; leave one file for each"):
-        relatives_of(folder)
+        Relatives(folder)
 
 
 def test_one_file_has_the_relatives_of_one_query(folder: Path, capsys) -> None:
-    relatives = relatives_of(folder / "q.a3m")
+    relatives = Relatives(folder / "q.a3m")
     with pytest.raises(InputDataError, match="of one query, not of 2; give a folder with a file"):
         relatives.check(["q", "s"])
     relatives.check(["q", "q"])
     family = relatives.of("q", QUERY)
     said = capsys.readouterr().err
     assert said == f"{family}\n" and "q.a3m: an alignment of 2 rows, the first the query" in said
-    listed = relatives_of([("a", ROW)]).of("q", QUERY)
+    listed = Relatives([("a", ROW)]).of("q", QUERY)
     assert [one.name for one in listed.relatives] == ["a"]
     assert "the list: 1 unaligned sequences" in capsys.readouterr().err
     for source in (folder / "none.a3m", folder / "none"):
         with pytest.raises(InputDataError, match="no such file; give the path of a file, a fol"):
-            relatives_of(source)
+            Relatives(source)
 
 
 def test_a_table_of_clusters_has_the_relatives_of_its_members(table, capsys) -> None:
@@ -99,7 +99,7 @@ def test_a_table_of_clusters_has_the_relatives_of_its_members(table, capsys) -> 
     assert {one.name for one in relatives.of("sp|P1|A_X", ROW).relatives} == {"q", "b"}
     family = relatives.of("c", "WWWWWWWWWWWW")
     assert [(one.name, one.residues) for one in family.relatives] == [("s", SECOND)]
-    assert family.counts == {"not in proteins.fasta.gz": 1} and family.is_uniform
+    assert family.counts == {"without a sequence in the file": 1} and family.is_uniform
     # Without a check before, one query is read for itself.
     assert {one.name for one in table(CLUSTERS).of("q", QUERY).relatives} == {"P1", "b"}
 
@@ -132,7 +132,7 @@ TABLES = {
     "members without sequences": (
         "q\tx\nq\ty\n",
         "q",
-        "2 not in proteins.fasta.gz. No relative is",
+        "2 without a sequence in the file. No relative is",
     ),
 }
 
@@ -147,7 +147,7 @@ def test_tables_without_relatives_are_refused(table, case: str) -> None:
 def test_a_table_may_have_a_header_and_needs_sequences(table, tmp_path: Path) -> None:
     assert table("query\ttarget\tfident\nq\tb\t0.5\n").of("q", QUERY).relatives[0].identity == 0.5
     with pytest.raises(InputDataError, match="without sequences; give the sequence file") as error:
-        relatives_of(tmp_path / "table.tsv")
+        Relatives(tmp_path / "table.tsv")
     assert error.value.options == {"whole_relatives": "FASTA"}
     with pytest.raises(InputDataError, match="draw them uniformly") as error:
         table(CLUSTERS, weights="neighbors").of("q", QUERY)
@@ -162,9 +162,9 @@ def test_one_draw_is_that_of_a_batch(folder: Path, table) -> None:
         return draw(family, number=0, tokens=99, seed=0).names
 
     queries = {"q": QUERY, "s.2": SECOND, "P1": ROW}
-    alone = {name: context(relatives_of(folder), name, one) for name, one in queries.items()}
+    alone = {name: context(Relatives(folder), name, one) for name, one in queries.items()}
     for order in (list(queries), list(queries)[::-1]):
-        relatives = relatives_of(folder)
+        relatives = Relatives(folder)
         relatives.check(order)
         assert {name: context(relatives, name, queries[name]) for name in order} == alone
     more = table(CLUSTERS + "t\tt\nt\tu\n")
