@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 import protlm
 from protlm import attention, interop
+from protlm.checkpoints import checks
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import Checkpoint
 from protlm.config import (
@@ -32,6 +33,7 @@ from protlm.config import (
     Objective,
     Positions,
     QueryKeyWidth,
+    Relatives,
     TrainConfig,
 )
 from protlm.config.composition import compose, to_plain
@@ -162,6 +164,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "alternating": ("alternating", {"num_layers": 4, "qk_norm": True}),
     "width": ("softmax", {"qk_norm": True, "qk_norm_width": QueryKeyWidth.layer}),
     "stored": ("performer_relu", {"stored_frequencies": True}),
+    "relatives": ("hybrid", {"relatives": Relatives.full, "relatives_every": 2}),
     "causal": ("performer_relu", {"objective": Objective.causal, "qk_norm": True}),
     "frame": ("softmax", {"frame": TWO}),
     "bases": ("softmax", {"global_every": 2, "qkv_clip": 0.5, "head": HeadKind.dense_layer_norm}),
@@ -279,6 +282,17 @@ def test_the_tokenizer_has_the_frame(frame, tmp_path):
     assert inner == [*[VOCABULARY["<unk>"]] * 4, VOCABULARY["M"]]
     assert_same(interop.read(tmp_path / "x").weights, model.weights)
     assert interop.read(tmp_path / "x").description == model.description
+
+
+@pytest.mark.parametrize("relatives", [None, Relatives.ordered])
+def test_the_card_of_a_model_of_relatives_says_that_proteins_are_alone(relatives, tmp_path):
+    model = model_with("hybrid", relatives=relatives)
+    hugging_face.export(model, tmp_path / "x", None)
+    card = tmp_path / "x" / "README.md"
+    assert card.exists() == (relatives is not None)
+    assert relatives is None or "a model of single proteins" in card.read_text()
+    assert interop.read(tmp_path / "x").description == model.description
+    assert checks.damaged_files(tmp_path / "x") == []
 
 
 def test_an_encoder_is_exported_as_one(tmp_path):
