@@ -13,14 +13,12 @@ from protlm.options.relatives import FamilyOptions, RelativesOptions
 from protlm.report.relatives import relatives_to_plain
 from tests.fixtures.browser import Browser
 from tests.report.test_browser import HOSTILE
-from tests.test_in_contexts import FASTA, QUERY, seeing
+from tests.test_in_contexts import FASTA, QUERY, ROWS, seeing
 
 
 @pytest.mark.parametrize("kind", ["full softmax", "ordered performer_relu"])
-def test_the_strongest_residues_of_each_row_are_those_of_its_map(kind: str, tmp_path: Path) -> None:
-    (tmp_path / "f.a3m").write_text(FASTA)
-    own = seeing(*kind.split())
-    relatives = own.relatives(tmp_path / "f.a3m")
+def test_the_strongest_residues_of_each_row_are_those_of_its_map(kind: str) -> None:
+    relatives = seeing(*kind.split()).relatives([(f"R{n}", row) for n, row in enumerate(ROWS)])
     model, (draw, *_) = relatives.first("R0", QUERY), relatives.draws("R0", QUERY)
     found = relatives_to_plain(model, draw, QUERY, [2], [2, 1])
     assert [(one["layer"], one["head"]) for one in found["heads"]] == [(2, 2), (2, 1)]
@@ -59,14 +57,16 @@ def test_the_page_names_them_as_text(tiny_run: Path, browser: Browser, tmp_path:
     relatives, residues = (browser.evaluate(rows.format(x)) for x in ("", "-residues"))
     assert len(relatives) == 4 and any(row.startswith(HOSTILE[:20]) for row in relatives)
     # The strongest residue, and that of the protein in its column.
-    isopen = "(x) => x.layer === App.state.head.layer && x.head === App.state.head.head"
-    codes = browser.evaluate(f"App.models[0].relatives.heads.find({isopen}).residues")
+    codes = browser.evaluate(
+        "App.models[0].relatives.heads.find((x) => x.layer === App.state.head.layer && "
+        "x.head === App.state.head.head).residues"
+    )
     number = np.frombuffer(base64.b64decode(codes), "<u4")[9 * 5]
     found = browser.evaluate(
         "App.models[0].relatives.relatives.flatMap((one) => [...one.residues].map((x, at) => "
         "one.name + x + (at + 1) + Content.protein.sequence[one.columns[at]]))"
     )
     assert residues[0].startswith(found[number])
-    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert browser.evaluate("window.broken") is None
+    checks = "[window.broken ?? 0, document.documentElement.scrollWidth <= innerWidth]"
+    assert browser.evaluate(checks) == [0, True]
     assert (browser.requests(), browser.faults()) == ([], [])
