@@ -48,7 +48,8 @@ def inspect(
     contexts = [in_contexts(one.model, options.relatives) for one in models]
     for number, (one, own) in enumerate(zip(models, contexts, strict=True)):
         if own is not None:
-            models[number] = replace(one, model=own.begun(one.model, query[:1]).first(*query))
+            seen = own.begun(one.model, query[:1]).first(*query)
+            models[number] = replace(one, model=seen, draw=own.draws(*query)[0])
     content = page_content(
         protein,
         models,
