@@ -48,6 +48,11 @@ def load_initial_weights(
     _check_alphabet(f"model.init_from={path}", found.description)
     was, now = found.description.attention, mechanism["name"]
     converted = f"or give the result of: protlm checkpoint convert {path} --attention {now}"
+    if model.relatives is None and found.description.model.relatives is not None:
+        raise UserError(
+            f"model.init_from={path} was trained with relatives, and predicts little without them; "
+            "type data.batching=relatives (data.relatives_alone=1 shows it proteins alone)"
+        )
     if differing := _architecture_differences(found.description, model, mechanism):
         name, there, here = differing[0]
         # Groups are quoted for the shell, and what the YAML file does not have is added.
@@ -63,8 +68,9 @@ def load_initial_weights(
             f"model.init_from={path} has another architecture ({name}={there}, and that of "
             f"this run is {here}); type: {typed}"
         )
-    # A model of single proteins starts to see relatives without a change of what it computes.
-    first = {k: x for k, x in network.state_dict().items() if k.endswith(".relatives_factor")}
+    # What sees relatives is new in a model of single proteins, and is 0 at first.
+    new = (".relatives_factor", "family_numbers")
+    first = {k: x for k, x in network.state_dict().items() if k.endswith(new)}
     try:
         network.load_state_dict({**first, **found.weights})
     except RuntimeError:
@@ -98,6 +104,8 @@ def _architecture_differences(
             for name, there, here in option_differences(
                 found.attention, found.attention_options, asked
             )
+            # It has no weights, and no effect on a model of single proteins.
+            if found.model.relatives is not None or not name.endswith("relatives_window")
         ]
     return settings
 
@@ -106,6 +114,7 @@ def describe(config: TrainConfig) -> ModelDescription:
     """Returns the description of a run's model, which is saved in every checkpoint."""
     options = dict(to_plain(config)["attention"])
     name, data = options.pop("name"), config.data
+    longest_row = max(min(data.tokens_per_row, data.tokens_per_batch), data.max_length)
     is_related = data.batching is Batching.relatives
     return ModelDescription(
         vocabulary=VOCABULARY.hash,
@@ -115,7 +124,7 @@ def describe(config: TrainConfig) -> ModelDescription:
         attention_options=stored_options(name, options),
         seed=config.seed,
         max_length=data.max_length,
-        relatives_tokens=data.relatives_tokens or data.tokens_per_row if is_related else None,
+        relatives_tokens=data.relatives_tokens or longest_row if is_related else None,
     )
 
 
@@ -222,7 +231,10 @@ def open_data(config: DataConfig, rule: BatchingStrategy | None = None) -> tuple
     valid = open_split(Path(valid_dir), config.valid_split, verify=verify)
     if clusters is None or rule is None:
         return Mixture(splits, shares, clusters), Mixture([valid])
-    return Families(splits, shares, clusters, rule), _related(config, Path(valid_dir), valid, rule)
+    # All proteins are masked and see their relatives, whatever the fractions of training are.
+    valid_rule = replace(rule, alone=0.0, last=0.0)
+    related = _related(config, Path(valid_dir), valid, valid_rule)
+    return Families(splits, shares, clusters, rule), related
 
 
 def _related(

@@ -15,6 +15,7 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
 from protlm.config import DataConfig
+from protlm.data.batching.contexts import Contexts
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import (
     SPECIALS,
@@ -24,7 +25,7 @@ from protlm.data.batching.plan import (
     RankBatches,
     Sequences,
 )
-from protlm.data.batching.relatives import WholeFamilies
+from protlm.data.batching.relatives import Families
 from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.frequencies import count_residues, frequencies, posterior
@@ -163,8 +164,8 @@ class SequenceData(pl.LightningDataModule):
     def valid_batching(self) -> BatchingStrategy:
         """The rows of validation."""
         size = self.config.tokens_per_batch
-        if isinstance(self.rule, WholeFamilies):
-            return replace(self.rule, tokens_per_batch=size)
+        if isinstance(self.valid, Families | Contexts):
+            return replace(self.valid.rule, tokens_per_batch=size)
         return LengthBuckets(size, self.config.max_length)
 
     def unigram_table(self) -> np.ndarray:

@@ -64,7 +64,17 @@ class RunPlan:
         """The model; one that is trained on families sees all of them, or, if causal, in order."""
         model = self.config.model
         if self.config.data.batching is not Batching.relatives:
+            if model.relatives is not None:
+                raise UserError(
+                    f"model.relatives={model.relatives} has no effect without rows of relatives; "
+                    "type data.batching=relatives, or model.relatives=null"
+                )
             return model
+        if 0 < model.relatives_numbers < self.config.data.relatives:
+            raise UserError(
+                f"model.relatives_numbers={model.relatives_numbers} must be at least "
+                f"data.relatives={self.config.data.relatives}, or 0 for no table"
+            )
         if self.is_causal and model.relatives is Relatives.full:
             raise UserError(
                 "model.relatives=full shows a protein those after it, and objective=causal "

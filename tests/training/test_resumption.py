@@ -279,6 +279,21 @@ def test_what_to_type_for_options_within_options_can_be_typed(tmp_path):
     assert describe(compose(TrainConfig, [*asked, *typed])) == describe(made)
 
 
+def test_a_model_of_single_proteins_starts_to_see_relatives_but_not_the_reverse(tmp_path):
+    alone = compose(TrainConfig, ["model=tiny", "run_dir=run", "attention=hybrid"])
+    of_rows = ["data.batching=relatives", "model.relatives=full", "model.relatives_numbers=40"]
+    asked = ["attention.relatives_window=8", "model.relatives_sum=apart", *of_rows]
+    related = compose(TrainConfig, ["model=tiny", "run_dir=run", "attention=hybrid", *asked])
+    both = {}
+    for config, name in ((alone, "alone"), (related, "related")):
+        both[name] = build_network(config.model, config.attention, seed=0)
+        export(Checkpoint(tmp_path, describe(config), both[name].state_dict()), tmp_path / name)
+    load_initial_weights(both["related"], related.model, related.attention, tmp_path / "alone")
+    assert not both["related"].state_dict()["family_numbers"].any()
+    with pytest.raises(UserError, match=r"was trained with relatives.* data\.batching=relatives"):
+        load_initial_weights(both["alone"], alone.model, alone.attention, tmp_path / "related")
+
+
 @pytest.mark.slow
 def test_a_run_starts_from_the_weights_and_resumes_without_them(train, tmp_path):
     def history(run: Path) -> list[list[str]]:
