@@ -99,25 +99,27 @@ class Softmax(SeesRelatives, Recurrent[KeyValueCache]):
         self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
     ) -> tuple[Tensor, KeyValueCache | None]:
         assert not view.later, "relatives on both sides of a protein are not one slice"
-        before = view.entering
         pieces, places = view.bounds.pieces([x.to(heads[2].dtype) for x in heads])
-        outs, keys, values = [torch.zeros_like(v) for _, _, v in pieces], [], []
+        outs, cache = [torch.zeros_like(v) for _, _, v in pieces], None
+        before, num_before = view.entering, 0
+        if before is not None:
+            before = [x[:, :, : before.length] for x in (before.k_BHMK, before.v_BHMC)]
+            num_before = before[0].shape[2]
         for family in view.bounds.members:
-            keys = [] if before is None else [before.k_BHMK[:, :, : before.length]]
-            values = [] if before is None else [before.v_BHMC[:, :, : before.length]]
+            # What proteins see are slices of one tensor: each would keep a copy for its gradient.
+            both = [torch.cat([pieces[place][n] for place in places[family]], 2) for n in (1, 2)]
+            if before is not None:
+                both = [torch.cat(x, dim=2) for x in zip(before, both, strict=True)]
+            end = num_before
             for place in places[family]:
-                q, k, v = pieces[place]
-                after = [*keys, k], [*values, v]
-                seen = after if own else (keys, values)
-                if seen[0]:
-                    given = q, *(torch.cat(x, dim=2) for x in seen)
-                    outs[place] = _after_others(*given, causal=own and context.causal)
-                keys, values = after
-        out_BHLC, cache = torch.cat(outs, dim=2), None
-        if view.keeps:
-            k_BHMK, v_BHMC = torch.cat(keys, dim=2), torch.cat(values, dim=2)
-            cache = KeyValueCache(k_BHMK, v_BHMC, k_BHMK.shape[2])
-        return out_BHLC, cache
+                q_BHLK = pieces[place][0]
+                start, end = end, end + q_BHLK.shape[2]
+                seen = [x[:, :, : end if own else start] for x in both]
+                if seen[0].shape[2]:
+                    outs[place] = _after_others(q_BHLK, *seen, causal=own and context.causal)
+            if view.keeps:
+                cache = KeyValueCache(both[0], both[1], end)
+        return torch.cat(outs, dim=2), cache
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         mask_BL, causal = context.mask_BL, context.causal
