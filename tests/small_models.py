@@ -23,6 +23,7 @@ from protlm.config import (
     Positions,
     Relatives,
     RelativesPositions,
+    RelativesSum,
     TrainConfig,
 )
 from protlm.config.composition import compose
@@ -40,6 +41,7 @@ def small_model(
     *,
     max_length: int | None = None,
     relatives: str | None = None,
+    relatives_sum: str = "joint",
     **options: Any,
 ) -> PretrainedModel:
     """A model of any length, or with a table of `max_length` positions.
@@ -56,6 +58,7 @@ def small_model(
         norm=Norm.rms,
         relatives=None if relatives is None else Relatives(relatives),
         relatives_positions=RelativesPositions.aligned,
+        relatives_sum=RelativesSum(relatives_sum),
     )
 
     def rebuild(seed: int) -> ProteinLM:

@@ -21,7 +21,7 @@ from protlm.model.relatives import InContexts
 from protlm.options.generate import Sampling
 from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError, UserError
-from tests.small_models import composed, small_model, tokens_of
+from tests.small_models import composed, network_of, small_model, tokens_of
 
 QUERY = "MKTAYIAKQRQISFVKSHFSRQ"
 ROWS = [
@@ -200,6 +200,13 @@ def test_a_model_trained_alone_refuses_relatives_unless_forced(objective) -> Non
     np.testing.assert_allclose(model.perplexity([QUERY], relatives=empty), alone, rtol=1e-12)
     with pytest.raises(UserError, match=re.escape("of another model; write model.relatives")):
         seeing().embed([QUERY], relatives=forced)
+    told = "attention=nystromformer cannot see relatives; choose one of: hedgehog, hybrid, "
+    for made in (
+        lambda: seeing(None, "nystromformer").relatives(ROWS, force=True),
+        lambda: network_of("attention=nystromformer", relatives="full"),
+    ):
+        with pytest.raises(UserError, match=told):
+            made()
 
 
 def test_a_new_member_follows_the_first_context() -> None:

@@ -155,6 +155,7 @@ def test_a_context_is_read_once_for_all_queries(attention, causal, apart, runnin
         relatives="ordered",
         relatives_sum="apart" if apart else "joint",
         relatives_positions="run" if running else "restart",
+        relatives_numbers=4,
         # It counts the masked tokens of the whole protein.
         token_dropout=not causal,
     )
