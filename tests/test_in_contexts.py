@@ -40,8 +40,8 @@ def seeing(relatives: str | None = "ordered", attention: str = "hybrid", **given
 
 def log_p_by_hand(model: Model, draw: Draw, query: str) -> np.ndarray:
     """Log-probabilities of a query, LV, from one row of all proteins at positions of its own."""
-    proteins = [tokens_of(one) for one in [*draw.residues, query]]
-    places = [*draw.columns, np.arange(len(query))]
+    proteins = [tokens_of(one) for one in [*(x.residues for x in draw.relatives), query]]
+    places = [*(x.columns for x in draw.relatives), np.arange(len(query))]
     assert all(own is not None for own in places)
     position_L = np.concatenate([[p[0], *(p + 1), p[-1] + 2] for p in places if p is not None])
     spans = [*pairwise(accumulate(map(len, proteins), initial=0))]
@@ -250,7 +250,7 @@ def test_what_is_drawn_is_written(tmp_path: Path) -> None:
     limits = [one["max_identity"] for one in plain["contexts"]]
     assert limits == [1.0, 0.95, 0.70, 0.50]
     for one, draw in zip(plain["contexts"], drawn.draws("P1", QUERY), strict=True):
-        assert one["residues"] == draw.residues
+        assert one["residues"] == [x.residues for x in draw.relatives]
         assert one["digest"] == draw.digest
     assert model.relatives(ROWS[:3]).settings != drawn.settings
 

@@ -123,8 +123,8 @@ class InContexts:
                     "max_identity": one.max_identity,
                     "tokens": one.num_tokens,
                     "names": one.names,
-                    "residues": one.residues,
-                    "identities": one.identities,
+                    "residues": [relative.residues for relative in one.relatives],
+                    "identities": [relative.identity for relative in one.relatives],
                     "digest": one.digest,
                 }
                 for one in self.draws(name, residues)
@@ -151,7 +151,7 @@ class InContexts:
     def _read(self, draw: Draw, query: str) -> Iterator[Relative]:
         encode = self.model.vocabulary.encode
         is_aligned = self.model.network.relatives_positions is RelativesPositions.aligned
-        for residues, columns in zip(draw.residues, draw.columns, strict=True):
+        for _, residues, _, columns in draw.relatives:
             tokens = encode(residues)
             shift = best_diagonal(encode(query), tokens) if is_aligned and columns is None else 0
             places = np.arange(shift, shift + len(tokens)) if columns is None else columns
@@ -172,11 +172,24 @@ def grouped(
         yield from contexts.begun(model, names).groups(names, sequences, tokens_per_batch)
 
 
-def in_contexts(model: PretrainedModel, options: RelativesOptions) -> InContexts | None:
-    """Returns the contexts that the options of a command ask for, if they do."""
+def in_contexts(
+    model: PretrainedModel, options: RelativesOptions, names: Iterable[str]
+) -> InContexts | None:
+    """Returns the contexts that the options of a command ask for, if they do, for its proteins."""
     if options.relatives is None:
         return None
-    return InContexts(model, options.relatives, options.family, force=options.force_relatives)
+    force = options.force_relatives
+    return InContexts(model, options.relatives, options.family, force=force).begun(model, [*names])
+
+
+def models_of(
+    model: PretrainedModel,
+    contexts: InContexts | None,
+    query: tuple[str, str],
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+) -> Sequence[PretrainedModel]:
+    """Returns a model alone, or in the contexts of a protein, by its name and its residues."""
+    return [model] if contexts is None else contexts.models(*query, tokens_per_batch)
 
 
 @contextmanager
