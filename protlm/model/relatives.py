@@ -102,15 +102,6 @@ class InContexts:
         # Whole relatives are part of the digest.
         return plain | {"whole_relatives": None, "relatives_tokens": self.tokens}
 
-    def write(self, path: Path, queries: Iterable[tuple[str, str]]) -> None:
-        """Writes what is drawn for queries, by name and residues: a line of JSON for each."""
-        with (
-            complete_file(path, overwrite=True) as temporary,
-            temporary.open("w", encoding="ascii") as file,
-        ):
-            for name, residues in queries:
-                file.write(f"{json.dumps(self.to_plain(name, residues))}\n")
-
     def to_plain(self, name: str, residues: str) -> dict[str, Any]:
         """Returns what is drawn for a query, for JSON."""
         return {
@@ -196,11 +187,18 @@ def models_of(
 def drawn_beside(
     contexts: InContexts | None, output: Path, queries: Iterable[tuple[str, str]]
 ) -> Iterator[None]:
-    """Writes what is drawn for queries beside an output that the block writes, unless it fails."""
+    """Writes what is drawn for queries beside an output that the block writes, unless it fails.
+
+    It is a line of JSON for each query, which has a name and residues.
+    """
     with all_or_none() as written:
         if contexts is not None:
             written.append(beside(output, _DRAWN))
-            contexts.write(written[0], queries)
+            with (
+                complete_file(written[0], overwrite=True) as temporary,
+                temporary.open("w", encoding="ascii") as file,
+            ):
+                file.writelines(f"{json.dumps(contexts.to_plain(*one))}\n" for one in queries)
             print(printable(f"the relatives that are drawn: {written[0]}"), file=sys.stderr)
         yield
 

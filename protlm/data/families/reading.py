@@ -74,7 +74,6 @@ def read_family(
     else:
         with SequenceFile(path, _ROWS) as file:
             records = [record for block in file.blocks() for record in block.records(tally)]
-            is_marked = file.is_alignment
     counts = tally.rejected + tally.filtered
     if counts[SEVERAL]:
         _, _, line = tally.listed[SEVERAL][0]
