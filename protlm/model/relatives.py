@@ -142,7 +142,7 @@ class InContexts:
     def _read(self, draw: Draw, query: str) -> Iterator[Relative]:
         encode = self.model.vocabulary.encode
         is_aligned = self.model.network.relatives_positions is RelativesPositions.aligned
-        for _, residues, _, columns in draw.relatives:
+        for _, residues, _, columns, _ in draw.relatives:
             tokens = encode(residues)
             shift = best_diagonal(encode(query), tokens) if is_aligned and columns is None else 0
             places = np.arange(shift, shift + len(tokens)) if columns is None else columns

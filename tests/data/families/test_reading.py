@@ -117,7 +117,7 @@ def test_positions_are_those_of_a_query_with_gaps_and_insertions(read) -> None:
         "c": [0, 1, 2, 4, 5, 5, 5],
     }
     # What stands where the query has a gap, or an insertion, is not one of its residues.
-    assert family.letters.tobytes() == b"MKV\0LA" * 3
+    assert [one.letters.tobytes() for one in family.relatives] == [b"MKV\0LA"] * 3
     assert [one.identity for one in family.relatives] == pytest.approx([5 / 6] * 3)
 
 
@@ -256,8 +256,8 @@ def test_what_belongs_to_a_relative_stays_with_it_after_filters(read) -> None:
     ]
     family = read(fasta(QUERY, *rows))
     assert [one.name for one in family.relatives] == ["b", "c", "e", "f"]
-    residues = [one.residues for one in family.relatives]
-    assert [row.tobytes().decode() for row in family.letters] == residues
+    for one in family.relatives:
+        assert one.letters.tobytes().strip(b"\0").decode() == one.residues
     assert family.weights.tolist() == pytest.approx([1 / 3, 1 / 3, 1, 1 / 3])
 
 
@@ -279,9 +279,8 @@ def test_whole_proteins_are_found_by_their_names(read, tmp_path: Path) -> None:
         "P1": (f"W{UNGAPPED}", [-1, *COLUMNS_B]),
     }
     assert family.counts == {"other than in proteins.fasta": 1, "not in proteins.fasta": 1}
-    assert family.letters.shape == (2, 20)
     unaligned = read(fasta(ROW[3:], "MKV", names="ad"), whole_relatives=proteins)
-    assert unaligned.relatives == (("a", f"WW{ROW}W", None, None),)
+    assert unaligned.relatives == (("a", f"WW{ROW}W", None, None, None),)
     proteins.write_text(f">a\n{ROW}\n>a\n{ROW}W\n")
     with pytest.raises(InputDataError, match="line 3: a is there with another sequence"):
         read(rows, whole_relatives=proteins)
@@ -300,7 +299,7 @@ def test_sequences_of_a_program_are_a_family(read) -> None:
         "relative 2",
     ]
     record = Record("P1", "P1 protein", ROW, 1)
-    assert family_of([record], QUERY).relatives[0] == ("P1", ROW, None, None)
+    assert family_of([record], QUERY).relatives[0] == ("P1", ROW, None, None, None)
     with pytest.raises(InputDataError, match="relative 2 is refused: digit"):
         family_of([ROW, "M1"], QUERY)
 
@@ -309,7 +308,7 @@ def test_of_very_many_relatives_some_are_taken_by_chance(read, monkeypatch) -> N
     monkeypatch.setattr(reading, "MOST_RELATIVES", 3)
     rows = [QUERY[:place] + "W" + QUERY[place + 1 :] for place in range(9)]
     family = read(fasta(QUERY, *rows, names="qabcdefghi") + f">z\n-{ROW[1:]}\n")
-    assert len(family.relatives) == len(family.letters) == 3
+    assert len(family.relatives) == 3
     assert family.counts == {"by chance, beyond 3": 6, "inside the query": 1}
     assert [one.name for one in family.relatives] == sorted(one.name for one in family.relatives)
 
