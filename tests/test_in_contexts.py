@@ -17,7 +17,6 @@ from protlm.data.families import Draw
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interface import Model
 from protlm.model.contexts import NetworkInContext
-from protlm.model.relatives import InContexts
 from protlm.options.generate import Sampling
 from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError, UserError
@@ -40,8 +39,8 @@ def seeing(relatives: str | None = "ordered", attention: str = "hybrid", **given
 
 def log_p_by_hand(model: Model, draw: Draw, query: str) -> np.ndarray:
     """Log-probabilities of a query, LV, from one row of all proteins at positions of its own."""
-    proteins = [tokens_of(one) for one in [*draw.residues, query]]
-    places = [*draw.columns, np.arange(len(query))]
+    proteins = [tokens_of(one) for one in [*(x.residues for x in draw.relatives), query]]
+    places = [*(x.columns for x in draw.relatives), np.arange(len(query))]
     assert all(own is not None for own in places)
     position_L = np.concatenate([[p[0], *(p + 1), p[-1] + 2] for p in places if p is not None])
     spans = [*pairwise(accumulate(map(len, proteins), initial=0))]
@@ -96,12 +95,6 @@ def test_every_prediction_reads_a_context_of_relatives_that_all_see_all(capsys) 
     rows = sum(one.num_tokens + len(QUERY) + 2 for one in drawn.draws("", QUERY))
     said = f"each of {len(QUERY)} predictions reads all contexts (2): {len(QUERY) * rows:,} tokens"
     assert said in capsys.readouterr().err
-    masked = [
-        model.predict_masked([f"{QUERY[:n]}<mask>{QUERY[n + 1 :]}"], relatives=of_query)[0][n + 1]
-        for of_query in [model.relatives(ROWS, QUERY, contexts=2)]
-        for n in range(3)
-    ]
-    assert all(sum(letters.values()) < 1 for letters in masked)
     each = [Model.of(one).perplexity([QUERY]) for one in drawn.models("", QUERY)]
     np.testing.assert_allclose(np.log(perplexity), np.mean(np.log(each), axis=0), rtol=1e-12)
     assert not np.allclose(each[0], each[1])
@@ -167,8 +160,6 @@ def test_a_query_is_the_same_alone_and_among_others(tmp_path: Path) -> None:
     assert not np.allclose(found[0], found[1])
     values = model.perplexity(iter(pairs), relatives=many)
     assert values[1] == model.perplexity(pairs[1:2], relatives=one)[0]
-    other = model.relatives(folder, tokens=60, seed=1)
-    assert [x.digest for x in other.draws("Q7", QUERY)] != digests["Q7"]
     with pytest.raises(InputDataError, match="1 of 1 queries, the first of them Q50"):
         model.embed([("Q50", QUERY)], relatives=many)
     single = model.relatives(folder / "Q7.a3m")
@@ -246,20 +237,6 @@ def test_the_budget_is_that_of_a_family_in_training() -> None:
     drawn = model.relatives(ROWS)
     assert drawn.tokens == 60
     assert max(one.num_tokens for one in drawn.draws("", QUERY)) <= 60
-
-
-def test_what_is_drawn_is_written(tmp_path: Path) -> None:
-    model = seeing()
-    drawn = model.relatives(ROWS, tokens=60, seed=3)
-    plain = drawn.to_plain("P1", QUERY)
-    assert isinstance(drawn, InContexts)
-    assert (plain["query"], plain["seed"], plain["relatives_tokens"]) == ("P1", 3, 60)
-    limits = [one["max_identity"] for one in plain["contexts"]]
-    assert limits == [1.0, 0.95, 0.70, 0.50]
-    for one, draw in zip(plain["contexts"], drawn.draws("P1", QUERY), strict=True):
-        assert one["residues"] == draw.residues
-        assert one["digest"] == draw.digest
-    assert model.relatives(ROWS[:3]).settings != drawn.settings
 
 
 def test_an_ordered_context_is_read_once_for_all_predictions(

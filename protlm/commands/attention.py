@@ -12,7 +12,7 @@ from protlm.data.records.proteins import Proteins
 from protlm.loading import load_model
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.relatives import drawn_beside, in_contexts
+from protlm.model.relatives import drawn_beside, in_contexts, models_of
 from protlm.options.look import MapOptions
 from protlm.plots import attention_grid, save_figure
 from protlm.system.errors import UserError, interrupt_explained
@@ -37,17 +37,11 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     layers, heads = model.layers_and_heads(options.layers, options.heads)
     proteins = Proteins(fasta, model.max_residues, options.duplicates, refuse=Room(model).refusal)
     _check_figure(proteins, options.figure)
-    contexts = in_contexts(model, options.relatives)
-    if contexts is not None:
-        contexts.begun(model, [record.identifier for record in proteins])
+    contexts = in_contexts(model, options.relatives, (one.identifier for one in proteins))
     around = model.vocabulary.num_around
     pairs = sum((length + around) ** 2 for length in proteins.lengths)
     size = entry_bytes(len(proteins) * len(layers), len(layers) * len(heads) * pairs, options.dtype)
     queries = ((record.identifier, record.sequence) for record in proteins)
-
-    def model_of(record: Record) -> PretrainedModel:
-        return model if contexts is None else contexts.first(record.identifier, record.sequence)
-
     with (
         drawn_beside(contexts, output, queries),
         all_or_none() as written,
@@ -60,10 +54,11 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
         ) as file,
     ):
         for record in watched("attention maps", proteins):
-            _write(file, model_of(record), record, layers, heads, options.dtype)
+            model = models_of(model, contexts, (record.identifier, record.sequence))[0]
+            _write(file, model, record, layers, heads, options.dtype)
         if options.figure is not None:
-            first = next(iter(proteins))
-            _draw(model_of(first), first, layers, heads, options.figure)
+            # Of the one protein.
+            _draw(model, next(iter(proteins)), layers, heads, options.figure)
             written.append(options.figure)
     proteins.report("mapped")
     print(*filter(None, (output, options.figure)), sep="\n")

@@ -25,7 +25,7 @@ from protlm.data.records.proteins import Proteins
 from protlm.loading import load_model
 from protlm.model.embedding import unless_full
 from protlm.model.memory import Room
-from protlm.model.relatives import InContexts, drawn_beside, in_contexts
+from protlm.model.relatives import InContexts, drawn_beside, in_contexts, models_of
 from protlm.options.look import ContactOptions
 from protlm.options.shared import new_figure
 from protlm.plots import contact_figure, save_figure
@@ -67,10 +67,8 @@ def contacts(
     seen: dict[str, tuple[Path, Structure]] = {}
     inputs = [one for path in files if (one := _read(path, options, room, seen)) is not None]
     figures = _figures(inputs, options.figure)
-    contexts = in_contexts(model, options.relatives)
     queries = [(one.identifier, one.sequence) for some in inputs for one in some.records]
-    if contexts is not None:
-        contexts.begun(model, [name for name, _ in queries])
+    contexts = in_contexts(model, options.relatives, (name for name, _ in queries))
     fit = fit_contacts(model, options.fit)
     with drawn_beside(contexts, output, queries), all_or_none() as written:
         if saved_fit is not None:
@@ -117,9 +115,7 @@ def _predict(
     ):
         for one in inputs:
             for record in one.records:
-                models = [model]
-                if contexts is not None:
-                    models = contexts.models(record.identifier, record.sequence)
+                models = models_of(model, contexts, (record.identifier, record.sequence))
                 predicted_LL = unless_full(
                     partial(regression.predict_averaged, models, record.sequence)
                 )

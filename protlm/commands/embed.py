@@ -113,17 +113,15 @@ def plan_job(files: Sequence[Path], model_path: Path, options: EmbedOptions) -> 
         layers_of[Pooling.features] = (autoencoder.settings.layer,)
     keys = tuple((kind, layer) for kind, own in layers_of.items() for layer in own)
     distinct_layers = tuple(dict.fromkeys(layer for _, layer in keys))
+    inputs = Inputs(files, options, model.max_residues)
     embedder = Embedder(
         model,
         options.include,
         distinct_layers,
         getattr(torch, options.compute_dtype),
-        contexts=in_contexts(model, options.relatives),
+        contexts=in_contexts(model, options.relatives, inputs.names),
         context_tokens=options.tokens_per_batch,
     )
-    inputs = Inputs(files, options, model.max_residues)
-    if embedder.contexts is not None:
-        embedder.contexts.begun(model, inputs.names)
     rows = np.sum([inputs.num_rows(kind) for kind, _ in keys], axis=0)
     plan = Plan(
         inputs.lengths,

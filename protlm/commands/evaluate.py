@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from protlm.data.shards.manifest import MANIFEST, read_manifest
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.relatives import InContexts, drawn_beside, in_contexts
+from protlm.model.relatives import drawn_beside, in_contexts
 from protlm.options.relatives import FamilyOptions, RelativesOptions
 from protlm.system.errors import UserError, interrupt_explained, one_of
 from protlm.system.json_file import write_json
@@ -64,11 +65,10 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     given = config.checkpoint
     path = announced_default("checkpoint=MODEL") if given is None else Path(given)
     model = load_model(path, device=config.device)
-    contexts = in_contexts(model, _relatives(config))
-    data = [_data(model, config, split, contexts) for split in splits]
-    queries = [query for one in data for query in one.queries()] if contexts else []
-    if contexts is not None:
-        contexts.begun(model, [name for name, _ in queries])
+    data = [_data(model, config, split) for split in splits]
+    queries = [query for one in data for query in one.queries()] if config.relatives else []
+    contexts = in_contexts(model, _relatives(config), (name for name, _ in queries))
+    data = [replace(one, contexts=contexts) for one in data]
     report = {
         "checkpoint": given or path.name,
         "model_hash": model.hash,
@@ -102,9 +102,7 @@ def _relatives(config: EvaluateConfig) -> RelativesOptions:
     return RelativesOptions(relatives, family, config.force_relatives)
 
 
-def _data(
-    model: PretrainedModel, config: EvaluateConfig, split: str, contexts: InContexts | None
-) -> EvaluationData:
+def _data(model: PretrainedModel, config: EvaluateConfig, split: str) -> EvaluationData:
     directory, verify = _directory(config), config.data.verify
     if read_manifest(directory).vocabulary != model.vocabulary.hash:
         raise UserError(
@@ -116,7 +114,6 @@ def _data(
         train=open_split(directory, config.data.train_split, verify=verify),
         tokens_per_batch=config.data.tokens_per_batch,
         name=split,
-        contexts=contexts,
     )
 
 

@@ -25,7 +25,7 @@ def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
     if options.start is None and options.sweeps is not None:
         raise UserError("--sweeps and --mask-fraction need sequences; type --start SEQUENCES.fasta")
     model = load_model(model_path, device=options.device)
-    contexts = in_contexts(model, options.relatives)
+    contexts = in_contexts(model, options.relatives, [""])
     if options.start is None:
         records = _continued(model, options, contexts)
     elif contexts is None:

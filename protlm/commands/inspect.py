@@ -10,7 +10,7 @@ from protlm.analysis.structures import read_chain
 from protlm.data.records.proteins import one_protein
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import load_model
-from protlm.model.relatives import drawn_beside, in_contexts
+from protlm.model.relatives import drawn_beside, in_contexts, models_of
 from protlm.options.look import InspectOptions
 from protlm.report.content import InspectedModel, page_content
 from protlm.report.features import read_inspected
@@ -45,11 +45,10 @@ def inspect(
         if not one.model.predicts:
             print(f"{one.name} is an encoder: its page has no predictions", file=sys.stderr)
     query = protein.identifier, protein.sequence
-    contexts = [in_contexts(one.model, options.relatives) for one in models]
+    contexts = [in_contexts(one.model, options.relatives, query[:1]) for one in models]
     for number, (one, own) in enumerate(zip(models, contexts, strict=True)):
-        if own is not None:
-            seen = own.begun(one.model, query[:1]).first(*query)
-            models[number] = replace(one, model=seen, draw=own.draws(*query)[0])
+        draw = None if own is None else own.draws(*query)[0]
+        models[number] = replace(one, model=models_of(one.model, own, query)[0], draw=draw)
     content = page_content(
         protein,
         models,

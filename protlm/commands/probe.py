@@ -85,9 +85,8 @@ def probe_labels(
     options = replace(options, layers=tuple(layers), autoencoder=autoencoder)
     labeled = read_labeled(labels, Room(model), reading, seed=options.seed)
     names = [one.identifier for one in labeled.proteins.examples]
-    contexts = in_contexts(model, options.relatives)
-    if contexts is not None:
-        options = replace(options, in_contexts=(contexts.begun(model, names), names))
+    contexts = in_contexts(model, options.relatives, names)
+    options = replace(options, in_contexts=contexts and (contexts, names))
     folds = labeled.folds or {"": labeled.split}
     found = probe_folds(model, labeled.sequences, labeled.targets, folds, options)
     identity = model.identity
@@ -144,11 +143,10 @@ def predict(
         print(printable(f"the model of the probe: {model_path}"), file=sys.stderr)
     model = load_model(model_path, device=options.device)
     probe.check_model(model)
-    contexts = in_contexts(model, options.relatives)
-    probe.check_contexts(0 if contexts is None else contexts.options.contexts)
+    asked = options.relatives
+    probe.check_contexts(0 if asked.relatives is None else asked.family.contexts)
     proteins = Proteins(fasta, model.max_residues, options.duplicates, refuse=Room(model).refusal)
-    if contexts is not None:
-        contexts.begun(model, [record.identifier for record in proteins])
+    contexts = in_contexts(model, asked, (record.identifier for record in proteins))
     names = ["identifier", *(["position", "residue"] if probe.task.of_residues else [])]
 
     def rows() -> Iterator[list[str]]:

@@ -32,7 +32,7 @@ from protlm.downstream.variants import (
     read_variants,
 )
 from protlm.loading import load_model
-from protlm.model.relatives import InContexts, drawn_beside, in_contexts
+from protlm.model.relatives import InContexts, drawn_beside, in_contexts, models_of
 from protlm.options.score import Estimator, ScoreOptions
 from protlm.plots import save_figure, scan_figure
 from protlm.system.errors import InputDataError, UserError, interrupt_explained
@@ -119,11 +119,12 @@ def score_variants(
         wild_type, table = _read(source, assays, options)
         _report_table(source, table)
         _check_table(source, table, wild_type, estimators, predictor)
-    results = list[Result]()
+    results, size = list[Result](), options.tokens_per_batch
     with drawn_beside(contexts, output, queries.values()):
         for source, path in outputs.items():
             wild_type, table = _read(source, assays, options)
-            given = _in_contexts(predictor, contexts, queries[source]), wild_type, table.variants
+            models = models_of(predictor.model, contexts, queries[source], size)
+            given = averaged(models, size), wild_type, table.variants
             found = {name: score(name, *given, per_token=options.per_token) for name in estimators}
             _write_scores(path, table, found)
             print(printable(f"{path} is complete"), file=sys.stderr)
@@ -170,7 +171,8 @@ def scan_protein(
     wild_type = protein.sequence
     query = protein.identifier, wild_type
     predictor, estimators, contexts = _predictor(model_path, options, [query])
-    predictor = _in_contexts(predictor, contexts, query)
+    size = options.tokens_per_batch
+    predictor = averaged(models_of(predictor.model, contexts, query, size), size)
     if len(estimators) > 1:
         raise UserError(f"--scan takes one --estimator, and {len(estimators)} were given")
     (estimator,) = estimators
@@ -210,22 +212,14 @@ def _predictor(
 ) -> tuple[LogProbabilities, list[Estimator], InContexts | None]:
     """Returns a model without relatives, what is computed, and the contexts of queries."""
     model = load_model(model_path, device=options.device)
-    contexts = in_contexts(model, options.relatives)
+    contexts = in_contexts(model, options.relatives, (name for name, _ in queries))
     if contexts is not None:
-        model = contexts.begun(model, [name for name, _ in queries]).empty
+        model = contexts.empty
     predictor = LogProbabilities(model, options.tokens_per_batch)
     estimators = list(dict.fromkeys(options.estimators or [default_estimator(predictor)]))
     for estimator in estimators:
         check_estimator(estimator, predictor, per_token=options.per_token)
     return predictor, estimators, contexts
-
-
-def _in_contexts(
-    predictor: LogProbabilities, contexts: InContexts | None, query: tuple[str, str]
-) -> LogProbabilities:
-    """Returns what predicts the variants of a query."""
-    size = predictor.tokens_per_batch
-    return predictor if contexts is None else averaged(contexts.models(*query, size), size)
 
 
 def _query(source: Path, assays: Mapping[str, Assay], options: ScoreOptions) -> tuple[str, str]:

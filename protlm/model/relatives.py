@@ -102,15 +102,6 @@ class InContexts:
         # Whole relatives are part of the digest.
         return plain | {"whole_relatives": None, "relatives_tokens": self.tokens}
 
-    def write(self, path: Path, queries: Iterable[tuple[str, str]]) -> None:
-        """Writes what is drawn for queries, by name and residues: a line of JSON for each."""
-        with (
-            complete_file(path, overwrite=True) as temporary,
-            temporary.open("w", encoding="ascii") as file,
-        ):
-            for name, residues in queries:
-                file.write(f"{json.dumps(self.to_plain(name, residues))}\n")
-
     def to_plain(self, name: str, residues: str) -> dict[str, Any]:
         """Returns what is drawn for a query, for JSON."""
         return {
@@ -123,8 +114,8 @@ class InContexts:
                     "max_identity": one.max_identity,
                     "tokens": one.num_tokens,
                     "names": one.names,
-                    "residues": one.residues,
-                    "identities": one.identities,
+                    "residues": [relative.residues for relative in one.relatives],
+                    "identities": [relative.identity for relative in one.relatives],
                     "digest": one.digest,
                 }
                 for one in self.draws(name, residues)
@@ -151,7 +142,7 @@ class InContexts:
     def _read(self, draw: Draw, query: str) -> Iterator[Relative]:
         encode = self.model.vocabulary.encode
         is_aligned = self.model.network.relatives_positions is RelativesPositions.aligned
-        for residues, columns in zip(draw.residues, draw.columns, strict=True):
+        for _, residues, _, columns, _ in draw.relatives:
             tokens = encode(residues)
             shift = best_diagonal(encode(query), tokens) if is_aligned and columns is None else 0
             places = np.arange(shift, shift + len(tokens)) if columns is None else columns
@@ -172,22 +163,42 @@ def grouped(
         yield from contexts.begun(model, names).groups(names, sequences, tokens_per_batch)
 
 
-def in_contexts(model: PretrainedModel, options: RelativesOptions) -> InContexts | None:
-    """Returns the contexts that the options of a command ask for, if they do."""
+def in_contexts(
+    model: PretrainedModel, options: RelativesOptions, names: Iterable[str]
+) -> InContexts | None:
+    """Returns the contexts that the options of a command ask for, if they do, for its proteins."""
     if options.relatives is None:
         return None
-    return InContexts(model, options.relatives, options.family, force=options.force_relatives)
+    force = options.force_relatives
+    return InContexts(model, options.relatives, options.family, force=force).begun(model, [*names])
+
+
+def models_of(
+    model: PretrainedModel,
+    contexts: InContexts | None,
+    query: tuple[str, str],
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+) -> Sequence[PretrainedModel]:
+    """Returns a model alone, or in the contexts of a protein, by its name and its residues."""
+    return [model] if contexts is None else contexts.models(*query, tokens_per_batch)
 
 
 @contextmanager
 def drawn_beside(
     contexts: InContexts | None, output: Path, queries: Iterable[tuple[str, str]]
 ) -> Iterator[None]:
-    """Writes what is drawn for queries beside an output that the block writes, unless it fails."""
+    """Writes what is drawn for queries beside an output that the block writes, unless it fails.
+
+    It is a line of JSON for each query, which has a name and residues.
+    """
     with all_or_none() as written:
         if contexts is not None:
             written.append(beside(output, _DRAWN))
-            contexts.write(written[0], queries)
+            with (
+                complete_file(written[0], overwrite=True) as temporary,
+                temporary.open("w", encoding="ascii") as file,
+            ):
+                file.writelines(f"{json.dumps(contexts.to_plain(*one))}\n" for one in queries)
             print(printable(f"the relatives that are drawn: {written[0]}"), file=sys.stderr)
         yield
 

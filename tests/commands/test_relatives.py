@@ -78,9 +78,11 @@ def test_scores_in_contexts(run: Protlm, model: Model) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6)
     (line,) = drawn("s.csv")
     assert line == json.loads(json.dumps(relatives_of(model).to_plain("P1", QUERY)))
-    assert line["contexts"][0]["names"] and line["relatives"].startswith(
-        "families/P1.a3m: an align"
-    )
+    assert (line["query"], line["seed"], line["relatives_tokens"]) == ("P1", 0, 60)
+    assert line["relatives"].startswith("families/P1.a3m: an align")
+    for one, own in zip(line["contexts"], relatives_of(model).draws("P1", QUERY), strict=True):
+        assert (one["names"], one["digest"]) == (own.names, own.digest)
+        assert one["residues"] == [relative.residues for relative in own.relatives]
     run("score", "x.fasta", "--scan", "-m", "run", "-o", "scan.csv")
     assert float(read_table("scan.csv")[1]["R"]) == pytest.approx(expected[0], abs=1e-6)
     masked = ["--estimator", "masked-marginals"]
@@ -182,14 +184,6 @@ def test_relatives_of_other_contents_are_refused_by_a_resumed_command(
         embedded("x.h5", share=Share(2, 2))
     with pytest.raises(UserError, match="--dry-run measures proteins alone"):
         embedded("y.h5", dry_run=True)
-
-
-def test_a_model_without_relatives_says_what_to_type(protlm_in_process: Command) -> None:
-    words = "embed", "x.fasta", "-m", "run", "-o", "e.h5", "--relatives", "families/P1.a3m"
-    done = protlm_in_process(*words, cwd=Path())
-    assert done.returncode == 2
-    assert "trained without relatives" in done.stderr
-    assert done.stderr.rstrip().endswith("type --force-relatives")
 
 
 def test_a_probe_in_contexts_predicts_in_as_many(run: Protlm, model: Model) -> None:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from protlm.data.batching.order import hashed
-from protlm.data.families.family import Family
+from protlm.data.families.family import Family, Relative
 from protlm.system.errors import UserError
 
 # The highest identities to the query in contexts, in turn.
@@ -20,33 +20,30 @@ AROUND = 2
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """A context: relatives in the order in which a model reads them.
-
-    It has none if no relative is below the limit of identity, or the first drawn does not fit.
+    """A context; without relatives if none is below the limit, or the first does not fit.
 
     Args:
         number: of the context, from 0.
         max_identity: the highest identity to the query of a relative whose identity is known.
-        names: of the relatives.
-        residues: of each, in upper case and without gaps.
-        identities: of each to the query, from 0 to 1; None where unknown.
-        columns: of each, the positions in the query of its residues, as in `Relative`.
+        relatives: in the order in which a model reads them.
         num_tokens: residues and special tokens of all.
     """
 
     number: int
     max_identity: float
-    names: Sequence[str]
-    residues: Sequence[str]
-    identities: Sequence[float | None]
-    columns: Sequence[np.ndarray | None]
+    relatives: Sequence[Relative]
     num_tokens: int
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the relatives."""
+        return [one.name for one in self.relatives]
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 of what a model reads: residues and columns, in order; in hexadecimal."""
-        columns = [None if one is None else one.tolist() for one in self.columns]
-        return _digest(self.residues, columns)
+        columns = [x.columns if x.columns is None else x.columns.tolist() for x in self.relatives]
+        return _digest([one.residues for one in self.relatives], columns)
 
 
 def draw(
@@ -56,7 +53,6 @@ def draw(
     tokens: int,
     seed: int,
     around: int = AROUND,
-    max_identity: float | None = None,
 ) -> Draw:
     """Draws a context without replacement, with the weights of the family, and shuffles it.
 
@@ -70,9 +66,8 @@ def draw(
         tokens: the budget: most residues and special tokens of the relatives.
         seed: any integer.
         around: special tokens around each protein.
-        max_identity: another limit than that of the number.
     """
-    limit = LIMITS[number % len(LIMITS)] if max_identity is None else max_identity
+    limit = LIMITS[number % len(LIMITS)]
     places = np.array(
         [
             place
@@ -90,15 +85,7 @@ def draw(
     taken = order[: int(np.searchsorted(sizes.cumsum(), tokens, side="right"))]
     shuffled = taken[hashed(family.keys[taken], seed=key, stream=1).argsort(kind="stable")]
     chosen = [family.relatives[place] for place in shuffled]
-    return Draw(
-        number,
-        limit,
-        [one.name for one in chosen],
-        [one.residues for one in chosen],
-        [one.identity for one in chosen],
-        [one.columns for one in chosen],
-        int(sizes[: len(taken)].sum()),
-    )
+    return Draw(number, limit, chosen, int(sizes[: len(taken)].sum()))
 
 
 def draws(
@@ -112,7 +99,7 @@ def draws(
         draw(family, number=number, tokens=tokens, seed=seed, around=around)
         for number in range(count)
     ]
-    if family.relatives and not any(context.names for context in contexts):
+    if family.relatives and not any(context.relatives for context in contexts):
         shortest = min(len(relative.residues) for relative in family.relatives) + around
         raise UserError(
             f"none of the {len(family.relatives):,} relatives of {family.name or 'the query'} is "

@@ -25,13 +25,15 @@ class Relative(NamedTuple):
     residues in whose columns both have the same letter, or what the file says; None if unknown.
     `columns`, int32 [residues], are the positions in the query, from 0: an insertion has that of
     the column before it; residues of a whole protein around its aligned part continue the
-    numbering, below 0 and beyond the last; None without an alignment.
+    numbering, below 0 and beyond the last. `letters`, uint8 [residues of the query], are those
+    that are aligned to the query's, 0 for none. Both are None without an alignment.
     """
 
     name: str
     residues: str
     identity: float | None = None
     columns: np.ndarray | None = None
+    letters: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,9 +46,7 @@ class Family:
         digest: SHA-256 of the file, or of the sorted sequences of a list.
         counts: records that are not relatives, by reason.
         source: what was read, in words.
-        letters: uint8 [relatives, residues of the query]: the letter of each relative that is
-            aligned to each residue, 0 for none; None without an alignment.
-        is_uniform: whether all relatives have one weight.
+        is_uniform: whether all relatives have one weight; it is so without an alignment.
     """
 
     query: str
@@ -55,7 +55,6 @@ class Family:
     digest: str
     counts: Mapping[str, int] = field(default_factory=dict)
     source: str = ""
-    letters: np.ndarray | None = None
     is_uniform: bool = True
 
     @cached_property
@@ -66,9 +65,10 @@ class Family:
     @cached_property
     def weights(self) -> np.ndarray:
         """Weights of the relatives in draws, float64: 1 over their neighbors, or 1."""
-        if self.is_uniform or self.letters is None:
+        rows = [one.letters for one in self.relatives if one.letters is not None]
+        if self.is_uniform or not rows:
             return np.ones(len(self.relatives))
-        return 1 / num_neighbors(self.letters)
+        return 1 / num_neighbors(np.stack(rows))
 
     def __str__(self) -> str:
         """Says in one line what was read, and how many records are left out for which reason."""

@@ -38,16 +38,14 @@ def relation(query: str, residues: str) -> str:
 def kept(
     query: str,
     relatives: Sequence[Relative],
-    coverages: Sequence[float] | None,
     options: FamilyOptions,
     counts: Counter[str],
-) -> Iterator[int]:
-    """Yields the places of the records that are relatives, and counts the others by reason.
+) -> Iterator[Relative]:
+    """Yields the records that are relatives, and counts the others by reason.
 
     Args:
         query: its residues.
         relatives: records that may be relatives.
-        coverages: of each, the fraction of the query's residues that it is aligned to.
         options: the limits; those of identities are for relatives whose identity is known.
         counts: what is left out, added to.
     """
@@ -59,19 +57,19 @@ def kept(
             {"min_identity": None, "max_identity": None},
         )
     seen = set[str]()
-    for place, relative in enumerate(relatives):
-        coverage = 1 if coverages is None else coverages[place]
-        reason = relation(query, relative.residues) or _reason(relative, coverage, options)
+    for relative in relatives:
+        reason = relation(query, relative.residues) or _reason(relative, options)
         reason = reason or ("repeated" if relative.residues in seen else "")
         if reason:
             counts[reason] += 1
         else:
             seen.add(relative.residues)
-            yield place
+            yield relative
 
 
-def _reason(relative: Relative, coverage: float, options: FamilyOptions) -> str:
+def _reason(relative: Relative, options: FamilyOptions) -> str:
     """Returns why a record is not taken, or ""."""
+    coverage = 1 if relative.letters is None else (relative.letters != 0).mean()
     length, identity = len(relative.residues), relative.identity
     longest = options.max_residues or length
     reasons = {

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,7 +24,7 @@ _ROWS = ReadOptions(allow_gaps=True, allow_comments=True, origins=False, rows=Tr
 # The residues of its protein that a row has, after its name.
 _RANGE = re.compile(r"/\d+-\d+$")
 # Names of files that say that the records are rows, as those of equal lengths without gaps may be.
-_ALIGNMENTS = (".a3m", ".a2m")
+_ALIGNMENTS = (".a3m", ".a2m", ".afa")
 # In a header of MMseqs2 and ColabFold: name, score, identity, E-value and ranges.
 _IDENTITY = re.compile(r"\S+\t[\d.]+\t([01](?:\.\d+)?)\t[-+.\dEe]+\t")
 # Of more relatives, these are drawn, since the time for their weights is that of all pairs.
@@ -74,7 +74,6 @@ def read_family(
     else:
         with SequenceFile(path, _ROWS) as file:
             records = [record for block in file.blocks() for record in block.records(tally)]
-            is_marked = file.is_alignment
     counts = tally.rejected + tally.filtered
     if counts[SEVERAL]:
         _, _, line = tally.listed[SEVERAL][0]
@@ -125,33 +124,23 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
     options, counts = options or FamilyOptions(), Counter(found.counts)
     if found.aligned:
         place = place_of_query(found.records, query or None, name, found.where)
-        query = found.records[place].sequence
-        relatives, letters = _of_alignment(found, place, counts)
+        query, relatives = found.records[place].sequence, _of_alignment(found, place, counts)
         row = f"row {place + 1}" if place else "the first"
         source = f"{found.where}: an alignment of {len(found.records):,} rows, {row} the query"
     else:
         query = _with_query(found, query, options)
-        relatives, letters = [_unaligned(one, found.identities) for one in found.records], None
+        relatives = [_unaligned(one, found.identities) for one in found.records]
         source = f"{found.where}: {len(found.records):,} unaligned sequences"
     if options.whole_relatives is not None:
-        relatives, letters = _whole(relatives, letters, options.whole_relatives, counts)
+        relatives = [*_whole(relatives, options.whole_relatives, counts)]
         source += f", whole proteins from {options.whole_relatives}"
-    coverages = None if letters is None else (letters != 0).mean(1).tolist()
-    places = np.array([*kept(query, relatives, coverages, options, counts)], np.intp)
-    if len(places) > MOST_RELATIVES:
-        counts[f"by chance, beyond {MOST_RELATIVES:,}"] += len(places) - MOST_RELATIVES
-        keys = keys_of([relatives[place] for place in places])
-        places = places[np.sort(keys.argsort()[:MOST_RELATIVES])]
-    made = Family(
-        query,
-        name,
-        tuple(relatives[place] for place in places),
-        found.digest,
-        +counts,
-        source,
-        None if letters is None else letters[places],
-        letters is None or options.weights == Weights.uniform,
-    )
+    relatives = [*kept(query, relatives, options, counts)]
+    if len(relatives) > MOST_RELATIVES:
+        counts[f"by chance, beyond {MOST_RELATIVES:,}"] += len(relatives) - MOST_RELATIVES
+        chosen = np.sort(keys_of(relatives).argsort()[:MOST_RELATIVES])
+        relatives = [relatives[place] for place in chosen]
+    is_uniform = not found.aligned or options.weights == Weights.uniform
+    made = Family(query, name, tuple(relatives), found.digest, +counts, source, is_uniform)
     if not (made.relatives or options.allow_none):
         raise InputDataError(
             f"{made}. No relative is left for the query{f' {name}' * bool(name)}: change the "
@@ -174,24 +163,20 @@ def _with_query(found: Found, query: str | None, options: FamilyOptions) -> str:
     return query
 
 
-def _of_alignment(
-    found: Found, place: int, counts: Counter[str]
-) -> tuple[list[Relative], np.ndarray]:
-    """Returns the rows that are not the query, and their letters by its residues."""
+def _of_alignment(found: Found, place: int, counts: Counter[str]) -> list[Relative]:
+    """Returns the rows that are not the query."""
     columns, letters = align(found.records, place, found.where)
     # A gap is never the letter of the query.
-    identities = (letters == letters[place]).mean(1)
-    others = [
-        (number, one)
-        for number, one in enumerate(found.records)
+    identities = (letters == letters[place]).mean(1).tolist()
+    rows = [
+        Relative(one.identifier, one.sequence, identity, own, row)
+        for number, (one, identity, own, row) in enumerate(
+            zip(found.records, identities, columns, letters, strict=True)
+        )
         if number != place and not CONSENSUS.match(one.header)
     ]
-    counts["consensus of the alignment"] += len(found.records) - 1 - len(others)
-    relatives = [
-        Relative(one.identifier, one.sequence, float(identities[number]), columns[number])
-        for number, one in others
-    ]
-    return relatives, letters[[number for number, _ in others]]
+    counts["consensus of the alignment"] += len(found.records) - 1 - len(rows)
+    return rows
 
 
 def _unaligned(record: Record, identities: Mapping[str, float]) -> Relative:
@@ -201,14 +186,11 @@ def _unaligned(record: Record, identities: Mapping[str, float]) -> Relative:
     return Relative(record.identifier, record.sequence, identity)
 
 
-def _whole(
-    relatives: Sequence[Relative], letters: np.ndarray | None, path: Path, counts: Counter[str]
-) -> tuple[list[Relative], np.ndarray | None]:
-    """Returns the whole proteins of relatives, where a sequence file has them."""
+def _whole(relatives: Sequence[Relative], path: Path, counts: Counter[str]) -> Iterator[Relative]:
+    """Yields the whole proteins of relatives, where a sequence file has them."""
     names = [_RANGE.sub("", relative.name) for relative in relatives]
     proteins, _ = sequences_named(path, names)
-    found, places = list[Relative](), list[int]()
-    for place, (name, relative) in enumerate(zip(names, relatives, strict=True)):
+    for name, relative in zip(names, relatives, strict=True):
         whole, columns = proteins.get(name, ""), relative.columns
         begin = whole.find(relative.residues)
         if begin < 0:
@@ -219,9 +201,7 @@ def _whole(
             before, after = np.arange(begin), len(whole) - begin - len(columns)
             around = columns[0] - before[::-1] - 1, columns[-1] + 1 + np.arange(after)
             columns = np.concatenate([around[0], columns, around[1]], dtype=np.int32)
-        found.append(relative._replace(residues=whole, columns=columns))
-        places.append(place)
-    return found, None if letters is None else letters[places]
+        yield relative._replace(residues=whole, columns=columns)
 
 
 def sequences_named(path: Path, names: Iterable[str]) -> tuple[dict[str, str], int]:

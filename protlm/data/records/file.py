@@ -7,7 +7,7 @@ from typing import Self
 
 from protlm.data.records.block import Block, RecordFormat, cut
 from protlm.data.records.fasta import fasta_layout
-from protlm.data.records.format_detection import ALIGNMENT, foreign_format, refusal
+from protlm.data.records.format_detection import foreign_format, refusal
 from protlm.data.records.record import STRICT, Record, Tally
 from protlm.data.records.source import ByteSource, with_unix_line_ends
 from protlm.data.records.swissprot import swissprot_layout
@@ -58,11 +58,6 @@ class SequenceFile:
     def format(self) -> str:
         """`fasta`, `swissprot` or `xml`."""
         return self._layout.block.format
-
-    @property
-    def is_alignment(self) -> bool:
-        """Whether the first line says that the records are rows of an alignment."""
-        return bool(ALIGNMENT.match(self._start))
 
     def blocks(self) -> Iterator[Block]:
         """Yields the file once, in blocks of whole records of about 4 MiB.

@@ -154,20 +154,11 @@ def test_a_table_may_have_a_header_and_needs_sequences(table, tmp_path: Path) ->
     assert error.value.options == {"weights": "uniform"}
 
 
-def test_one_draw_is_that_of_a_batch(folder: Path, table) -> None:
-    """In any order, in any process, and whatever else is in a table."""
-
-    def context(relatives: Relatives, name: str, residues: str) -> list[str]:
-        family = relatives.of(name, residues)
-        return draw(family, number=0, tokens=99, seed=0).names
-
-    queries = {"q": QUERY, "s.2": SECOND, "P1": ROW}
-    alone = {name: context(Relatives(folder), name, one) for name, one in queries.items()}
-    for order in (list(queries), list(queries)[::-1]):
-        relatives = Relatives(folder)
-        relatives.check(order)
-        assert {name: context(relatives, name, queries[name]) for name in order} == alone
+def test_one_draw_is_that_of_a_batch(table) -> None:
+    """Whatever else is in a table, and was asked for before."""
     more = table(CLUSTERS + "t\tt\nt\tu\n")
     more.check(["c", "P1", "q"])
-    of_more = [context(more, name, QUERY) for name in ("P1", "q")]
-    assert [context(table(CLUSTERS), name, QUERY) for name in ("P1", "q")] == of_more
+    for name in ("P1", "q"):
+        families = more.of(name, QUERY), table(CLUSTERS).of(name, QUERY)
+        one, other = [draw(family, number=0, tokens=99, seed=0) for family in families]
+        assert one.digest == other.digest
