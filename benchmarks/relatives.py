@@ -5,8 +5,8 @@ make bench-relatives, or: python -m benchmarks.relatives [--quick] [...]
 Models of the shape of hybrid-6m with random weights and `ordered` relatives, in float32, each in a
 process of its own. The memory of a context is the peak while it and the first query are read, above
 what the process has with the model. A training step is without an optimizer, on rows that one
-family fills each. Softmax, which takes long, predicts a tenth of the masked residues and makes one
-step, with activations recomputed layer by layer: it copies all keys before each protein.
+family fills each, and takes up to 12 GB. Softmax, which takes long, predicts a tenth of the masked
+residues, and makes one step.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def use(model: PretrainedModel, size: Size) -> dict[str, Any]:
 def train(model: PretrainedModel, size: Size) -> Comparison:
     """Returns the costs of training steps with equally many tokens, by the length of the rows."""
     total, name = max(size.rows), model.description.attention
-    model.network.train().activation_checkpointing = name == PEER
+    model.network.train()
     longest = size.rows[0] // 8
 
     def step(row: int) -> float:

@@ -49,9 +49,8 @@ library_name: transformers
 
 This is a protein language model of protlm. It was trained with the relatives of proteins in their
 context, but **this folder is a model of single proteins**: every row of a batch is one protein,
-read without relatives, and its figures are those of the model without them. To use relatives, make
-it a model of protlm again: `protlm checkpoint import FOLDER -o MODEL`; then `protlm score
-... --relatives FILE -m MODEL`, and other commands, read them.
+read without relatives, and its figures are those of the model without them. `protlm checkpoint
+import` makes it a model of protlm again, which reads relatives.
 """
 _SPECIAL = {f"{one}_token": f"<{one}>" for one in ("cls", "eos", "mask", "pad", "unk")}
 

@@ -20,15 +20,15 @@ class Weights(StrEnum):
 
 @dataclass(frozen=True)
 class FamilyOptions(Checked):
-    """Which relatives of a query are taken, and how its contexts are drawn from them.
+    """Which relatives of a query are used, and how contexts are drawn from them.
 
     Identities and coverages are fractions of the residues of the query (docs/relatives.md).
 
     Args:
         whole_relatives: a sequence file with the whole proteins of a table or an alignment.
         relatives_tokens: None is the number of tokens of a family in training.
-        weights: None is `neighbors` of an alignment, and `uniform` of other relatives.
-        allow_none: queries without relatives are used alone, in place of an error.
+        weights: None is `neighbors` for an alignment, and `uniform` for other relatives.
+        allow_none: queries without relatives are read alone, in place of an error.
     """
 
     contexts: int = flag(
@@ -43,8 +43,8 @@ class FamilyOptions(Checked):
         "Sequence file of whole proteins, found by their names; a table of members needs it.", None
     )
     weights: Weights | None = flag(
-        "Draw with weights 1/neighbors at 80 % identity (neighbors), or uniform; default: "
-        "neighbors of an alignment, uniform of unaligned relatives.",
+        "How relatives are weighted in a draw: by 1/neighbors at 80 % identity (neighbors), or "
+        "equally (uniform); default: neighbors if they are aligned, or else uniform.",
         None,
     )
     min_identity: float = flag("Minimum identity to the query.", 0.0, allowed=_FRACTION)
@@ -57,8 +57,8 @@ class FamilyOptions(Checked):
         "Maximum length of a relative; default: that of the model.", None, allowed=at_least(1)
     )
     max_unknown: float = flag("Maximum fraction of X in a relative.", 0.1, allowed=_FRACTION)
-    allow_none: bool = flag("Use queries without relatives alone.", False)
-    relatives_seed: int = shared.seed("Seed of the draw of contexts.")
+    allow_none: bool = flag("Read queries without relatives alone, in place of an error.", False)
+    relatives_seed: int = shared.seed("Seed for drawing contexts.")
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class RelativesOptions(Checked):
     """Relatives of the proteins of a command; without `relatives`, they are read alone."""
 
     relatives: Path | None = flag(
-        "Relatives of the query: an alignment (A3M, A2M, Stockholm, FASTA) or a FASTA file; of "
-        "several queries a folder with a file for each, or a table of members (cluster.tsv, m8).",
+        "Relatives of the query: an alignment (A3M, A2M, Stockholm, FASTA) or a FASTA file; for "
+        "several queries, a folder with a file for each, or a table of members (cluster.tsv, m8).",
         None,
     )
     family: FamilyOptions = field(default_factory=FamilyOptions)
