@@ -29,7 +29,7 @@ def relatives_to_plain(
     the strongest ones of each row, numbered through all relatives, and `weights` theirs.
     """
     words, batch, found = model.vocabulary, model.tokenize([sequence]), list[dict[str, Any]]()
-    sizes = [len(one) + words.num_around for one in draw.residues]
+    sizes = [len(one.residues) + words.num_around for one in draw.relatives]
     inner = (np.arange(size)[words.inner] for size in sizes)
     columns = np.concatenate([np.zeros(0, int), *map(np.add, accumulate(sizes, initial=0), inner)])
     rows, chosen = range(batch.tokens_BL.shape[1])[words.inner], [head - 1 for head in heads]
@@ -61,17 +61,16 @@ def relatives_to_plain(
                     "weights": Codes.of(weights).to_plain(),
                 }
             )
-    listed = zip(draw.names, draw.identities, draw.residues, draw.columns, strict=True)
     return {
         "tokens": draw.num_tokens,
         "heads": found,
         "relatives": [
             {
-                "name": name,
-                "identity": identity,
-                "residues": residues,
-                "columns": None if places is None else places.tolist(),
+                "name": one.name,
+                "identity": one.identity,
+                "residues": one.residues,
+                "columns": None if one.columns is None else one.columns.tolist(),
             }
-            for name, identity, residues, places in listed
+            for one in draw.relatives
         ],
     }
