@@ -152,14 +152,6 @@ _HOMOLOGS = (
 
 
 @dataclass(frozen=True)
-class Found:
-    """A table that MMseqs2 made, kept beside a data set, and the version of MMseqs2."""
-
-    table: Path
-    version: str
-
-
-@dataclass(frozen=True)
 class Clustering:
     """Fractions of a member: identical to its representative, and aligned to it, at least."""
 
@@ -169,8 +161,8 @@ class Clustering:
     break_lock: bool = False
 
 
-def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) -> Found:
-    """Writes the cluster table next to `out`, or returns the table of an earlier run.
+def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) -> tuple[Path, str]:
+    """Writes the cluster table next to `out`, or returns that of an earlier run, and the version.
 
     Its name has a hash of the sources' states, of the settings, and of the version of MMseqs2:
     `OUT.clusters-1a2b3c4d.tsv`.
@@ -186,7 +178,7 @@ def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) 
 
 def find_homologs(
     sources: Sequence[Path], out: Path, rule: SplitRule, options: PrepareOptions
-) -> Found:
+) -> tuple[Path, str]:
     """Writes the training sequences too close to a held-out one next to `out`, by their digests.
 
     They are in lines of a file, or in that of an earlier run, as of `cluster_sources`.
@@ -228,8 +220,8 @@ def _beside(
     make: Callable[[Path], Path],
     *,
     break_lock: bool,
-) -> Found:
-    """Returns a table that is kept next to `out`, made in a work folder if it is not there."""
+) -> tuple[Path, str]:
+    """Returns a table that is kept next to `out`, or made there, and the version of MMseqs2."""
     if Path("-") in sources:
         raise UserError(
             "MMseqs2 and protlm both read the sources, and standard input can be read only once: "
@@ -241,7 +233,7 @@ def _beside(
     table = out.with_name(f"{out.name}.{what}-{fingerprint}.tsv")
     if table.is_file():
         print(printable(f"using the {what} of an earlier run: {table}"), file=sys.stderr)
-        return Found(table, version)
+        return table, version
     folder = unfinished(table.absolute())
     with sigterm_as_interrupt(), work_folder(folder, {}, _TABLE, break_lock=break_lock) as work:
         made = make(folder)
@@ -251,7 +243,7 @@ def _beside(
                 "again"
             )
         work.publish(made, table)
-    return Found(table, version)
+    return table, version
 
 
 def _blocks(

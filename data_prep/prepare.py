@@ -208,8 +208,7 @@ def make_rule(
         rule = FamilySplit(families, rule)
     rule = listed or rule
     if options.no_homologs:
-        found = find_homologs(sources, out, rule, building)
-        rule = WithoutHomologs(rule, found.table, found.version)
+        rule = WithoutHomologs(rule, *find_homologs(sources, out, rule, building))
     return rule, clusters
 
 
@@ -236,6 +235,5 @@ def _clusters(
             building.reading,
             building.break_lock,
         )
-        found = cluster_sources(sources, out, clustering)
-        return ClusterTable(found.table, found.version)
+        return ClusterTable(*cluster_sources(sources, out, clustering))
     return None if options.cluster_table is None else ClusterTable(options.cluster_table)

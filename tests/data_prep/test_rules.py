@@ -145,6 +145,8 @@ def test_training_sequences_close_to_held_out_ones_are_left_out(
     install_mmseqs(SEARCHING, folder=str(tmp_path))
     begins = ["MKTAYIAKQR", "MWWWYIAKQW"]
     proteins = {f"p{n}": begins[n % 2] + "ACDEFGHIKL"[n % 10] * 9 for n in range(8)}
+    # One sequence is in two splits.
+    proteins["p2"] = proteins["p4"]
     splits = dict.fromkeys(proteins, "train") | {"p0": "test_ood_family", "p2": "valid"}
     del splits["p7"]
     (tmp_path / "x.fasta").write_text("".join(f">{n}\n{x}\n" for n, x in proteins.items()))

@@ -23,13 +23,11 @@ class Draw:
     """A context; without relatives if none is below the limit, or the first does not fit.
 
     Args:
-        number: of the context, from 0.
         max_identity: the highest identity to the query of a relative whose identity is known.
         relatives: in the order in which a model reads them.
         num_tokens: residues and special tokens of all.
     """
 
-    number: int
     max_identity: float
     relatives: Sequence[Relative]
     num_tokens: int
@@ -85,7 +83,7 @@ def draw(
     taken = order[: int(np.searchsorted(sizes.cumsum(), tokens, side="right"))]
     shuffled = taken[hashed(family.keys[taken], seed=key, stream=1).argsort(kind="stable")]
     chosen = [family.relatives[place] for place in shuffled]
-    return Draw(number, limit, chosen, int(sizes[: len(taken)].sum()))
+    return Draw(limit, chosen, int(sizes[: len(taken)].sum()))
 
 
 def draws(

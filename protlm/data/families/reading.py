@@ -59,7 +59,7 @@ def read_family(
 
     It is an alignment (A3M, A2M, FASTA with gaps, Stockholm), in which the query is a row, or a
     sequence file without one, in which every record is a relative: FASTA without gaps and lower
-    case, even if the sequences have one length, but for files named .a3m or .a2m.
+    case, even if the sequences have one length, but for files named .a3m, .a2m or .afa.
 
     Args:
         path: the file.

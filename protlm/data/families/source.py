@@ -72,13 +72,13 @@ class Relatives:
         members at once.
         """
         asked = {*names} - self._found.keys()
-        if self._names is None:
-            if len(asked) > 1:
-                where = self.source if isinstance(self.source, Path) else "the list"
-                raise InputDataError(
-                    f"{where} has the relatives of one query, not of {len(asked):,}; give a folder "
-                    "with a file for each of them, NAME.a3m, or a table of query and member"
-                )
+        if self._names is None and len(asked) > 1:
+            where = self.source if isinstance(self.source, Path) else "the list"
+            raise InputDataError(
+                f"{where} has the relatives of one query, not of {len(asked):,}; give a folder "
+                "with a file for each of them, NAME.a3m, or a table of query and member"
+            )
+        if self._names is None or not asked:
             return
         found = {name: self._names.find(name) for name in names if name in asked}
         known = [one for one in found.values() if one is not None]
