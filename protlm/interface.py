@@ -347,6 +347,11 @@ class Model(PretrainedModel):
         [(3, 20), (9, 20)]
         """
         texts, names = named_sequences(sequences, "predict_masked([sequence])")
+        if relatives is not None and relatives.query is None:
+            raise UserError(
+                "a sequence with <mask> does not show which of its relatives is itself; write "
+                "model.relatives(source, query=SEQUENCE), with the residues of the whole protein"
+            )
         if self.causal:
             raise UserError("this model is causal, and predict_masked needs a masked model")
         masked_texts = ["".join(text.split()) for text in texts]

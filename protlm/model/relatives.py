@@ -34,6 +34,8 @@ from protlm.system.terminal import printable
 M = TypeVar("M", bound=PretrainedModel)
 # The budget of a context, of a model that does not say how large its families were.
 _TOKENS = 8_192
+# Queries whose contexts are kept, so that what is drawn is not read again when it is written.
+_KEPT = 256
 # What is drawn, beside an output.
 _DRAWN = ".relatives.jsonl"
 
@@ -63,12 +65,13 @@ class InContexts:
         force: bool = False,
     ) -> None:
         self.model, self._alone = seeing_relatives(model, force=force), model
-        longest = options.max_residues or model.max_residues
-        self._relatives = Relatives(source, replace(options, max_residues=longest))
         self.options, self.query = options, query
         self.tokens = options.relatives_tokens or model.description.relatives_tokens or _TOKENS
-        self.family = lru_cache(maxsize=1)(self._relatives.of)
-        self.draws = lru_cache(maxsize=1)(self._draws)
+        # One that does not fit would end every context in which it is drawn.
+        limits = options.max_residues, model.max_residues, self.tokens - self._around
+        longest = min(limit for limit in limits if limit is not None)
+        self._relatives = Relatives(source, replace(options, max_residues=max(longest, 1)))
+        self._drawn = lru_cache(maxsize=_KEPT)(self._draw)
         self.models = lru_cache(maxsize=1)(self._models)
 
     def begun(self, model: PretrainedModel, names: Collection[str]) -> Self:
@@ -106,7 +109,7 @@ class InContexts:
         """Returns what is drawn for a query, for JSON."""
         return {
             "query": name,
-            "relatives": str(self.family(name, residues)),
+            "relatives": self._drawn(name, residues)[0],
             "seed": self.options.relatives_seed,
             "relatives_tokens": self.tokens,
             "contexts": [
@@ -122,14 +125,26 @@ class InContexts:
             ],
         }
 
-    def _draws(self, name: str, residues: str) -> list[Draw]:
-        return draws(
-            self.family(name, residues),
+    def draws(self, name: str, residues: str) -> list[Draw]:
+        """Returns the contexts of a query, without empty ones and those drawn twice."""
+        return self._drawn(name, residues)[1]
+
+    def _draw(self, name: str, residues: str) -> tuple[str, list[Draw]]:
+        """Returns what was read for a query, and its contexts."""
+        numbers = self.model.description.model.relatives_numbers
+        family = self._relatives.of(name, residues)
+        return str(family), draws(
+            family,
             count=self.options.contexts,
             tokens=self.tokens,
             seed=self.options.relatives_seed,
-            around=self.model.vocabulary.num_around,
+            around=self._around,
+            most=numbers - 1 if numbers else None,
         )
+
+    @property
+    def _around(self) -> int:
+        return self.model.vocabulary.num_around
 
     def _models(
         self, name: str, residues: str, tokens_per_batch: int = TOKENS_PER_BATCH

@@ -23,12 +23,12 @@ class Draw:
     """A context; without relatives if none is below the limit, or the first does not fit.
 
     Args:
-        max_identity: the highest identity to the query of a relative whose identity is known.
+        max_identity: the highest identity to the query that was allowed; None if all are unknown.
         relatives: in the order in which a model reads them.
         num_tokens: residues and special tokens of all.
     """
 
-    max_identity: float
+    max_identity: float | None
     relatives: Sequence[Relative]
     num_tokens: int
 
@@ -51,6 +51,7 @@ def draw(
     tokens: int,
     seed: int,
     around: int = AROUND,
+    most: int | None = None,
 ) -> Draw:
     """Draws a context without replacement, with the weights of the family, and shuffles it.
 
@@ -64,8 +65,10 @@ def draw(
         tokens: the budget: most residues and special tokens of the relatives.
         seed: any integer.
         around: special tokens around each protein.
+        most: maximum number of relatives.
     """
     limit = LIMITS[number % len(LIMITS)]
+    is_known = any(one.identity is not None for one in family.relatives)
     places = np.array(
         [
             place
@@ -80,24 +83,35 @@ def draw(
     uniform = ((hashed(family.keys[places], seed=key) >> np.uint64(11)) + 0.5) / 2**53
     order = places[np.argsort(-np.log(uniform) / family.weights[places], kind="stable")]
     sizes = np.array([len(family.relatives[place].residues) + around for place in order], np.int64)
-    taken = order[: int(np.searchsorted(sizes.cumsum(), tokens, side="right"))]
+    taken = order[: int(np.searchsorted(sizes.cumsum(), tokens, side="right"))][:most]
     shuffled = taken[hashed(family.keys[taken], seed=key, stream=1).argsort(kind="stable")]
     chosen = [family.relatives[place] for place in shuffled]
-    return Draw(limit, chosen, int(sizes[: len(taken)].sum()))
+    return Draw(limit if is_known else None, chosen, int(sizes[: len(taken)].sum()))
 
 
 def draws(
-    family: Family, *, count: int, tokens: int, seed: int, around: int = AROUND
+    family: Family,
+    *,
+    count: int,
+    tokens: int,
+    seed: int,
+    around: int = AROUND,
+    most: int | None = None,
 ) -> list[Draw]:
     """Draws the contexts of a query, as `draw` does; refuses a family of which nothing fits.
 
-    Single contexts may be empty, where no relative is below their limit of identity.
+    Those that are empty, where no relative is below their limit of identity, and those that are
+    equal to an earlier one are left out. A query without relatives has one, which is empty.
     """
-    contexts = [
-        draw(family, number=number, tokens=tokens, seed=seed, around=around)
+    every = [
+        draw(family, number=number, tokens=tokens, seed=seed, around=around, most=most)
         for number in range(count)
     ]
-    if family.relatives and not any(context.relatives for context in contexts):
+    contexts = dict[str, Draw]()
+    for one in every:
+        if one.relatives:
+            contexts.setdefault(one.digest, one)
+    if family.relatives and not contexts:
         shortest = min(len(relative.residues) for relative in family.relatives) + around
         raise UserError(
             f"none of the {len(family.relatives):,} relatives of {family.name or 'the query'} is "
@@ -105,7 +119,7 @@ def draws(
             f"{shortest:,}), or are more identical to the query than the contexts allow",
             {"relatives_tokens": "TOKENS"},
         )
-    return contexts
+    return [*contexts.values()] or every[:1]
 
 
 def _digest(*values: int | str | Sequence[object]) -> str:

@@ -1,9 +1,11 @@
 """Which records are relatives of a query: filters, each with a count of what it leaves out."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from protlm.data.families.family import Relative
+from protlm.data.records.record import Names
 from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError
 
@@ -19,24 +21,33 @@ def relation(query: str, residues: str) -> str:
 
     >>> relation("MKTAYIAKQRQISFVKSHFS", "GSHMKTAYIAKQRQISFVKSHF")
     'around the query'
+    >>> relation("MKTAYIAKQRXISFVKSHFS", "GMKTAYIAKQRQISFVKSHFS")
+    'around the query'
     >>> relation("MKTAYIAKQRQISFVKSHFS", "MKTAYIAKQRWISFVKSHFS")
     ''
     """
     if not query or query == residues:
         return query and "equal to the query"
     is_around = len(residues) > len(query)
-    shorter, longer = (query, residues) if is_around else (residues, query)
+    shorter, longer = sorted((query, residues), key=len)
     least = -(-_CONTAINED * len(shorter) // 100)
     begins = range(len(shorter) - least + 1)
+
+    def is_found(begin: int, end: int) -> bool:
+        run = shorter[begin:end]
+        if shorter is query and "X" in run:
+            # A residue that is unknown, or masked, may be any.
+            return re.search(run.replace("X", "."), longer) is not None
+        return run in longer
+
     # All runs of this length contain the middle, which is looked for first.
-    is_in = shorter[begins[-1] : least] in longer and any(
-        shorter[begin : begin + least] in longer for begin in begins
-    )
+    is_in = is_found(begins[-1], least) and any(is_found(begin, begin + least) for begin in begins)
     return f"{'around' if is_around else 'inside'} the query" if is_in else ""
 
 
 def kept(
     query: str,
+    name: str,
     relatives: Sequence[Relative],
     options: FamilyOptions,
     counts: Counter[str],
@@ -45,6 +56,7 @@ def kept(
 
     Args:
         query: its residues.
+        name: its name, or "".
         relatives: records that may be relatives.
         options: the limits; those of identities are for relatives whose identity is known.
         counts: what is left out, added to.
@@ -56,9 +68,11 @@ def kept(
             "give one of these, or leave the limits of identity out",
             {"min_identity": None, "max_identity": None},
         )
-    seen = set[str]()
+    seen, own = set[str](), Names([name] if name else [], "the query")
     for relative in relatives:
         reason = relation(query, relative.residues) or _reason(relative, options)
+        if own.find(relative.name) is not None:
+            reason = reason or "with the name of the query"
         reason = reason or ("repeated" if relative.residues in seen else "")
         if reason:
             counts[reason] += 1

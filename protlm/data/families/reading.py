@@ -124,9 +124,15 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
     options, counts = options or FamilyOptions(), Counter(found.counts)
     if found.aligned:
         place = place_of_query(found.records, query or None, name, found.where)
-        query, relatives = found.records[place].sequence, _of_alignment(found, place, counts)
+        # Without residues, the query is a new protein, of which a row gives the columns alone.
+        is_new = query == ""
+        relatives = _of_alignment(found, place, counts, is_new=is_new)
+        query = "" if is_new else found.records[place].sequence
         row = f"row {place + 1}" if place else "the first"
-        source = f"{found.where}: an alignment of {len(found.records):,} rows, {row} the query"
+        row += " gives the columns" if is_new else " the query"
+        source = (
+            f"{found.where}: an alignment of {len(found.records):,} rows, {row}"
+        )
     else:
         query = _with_query(found, query, options)
         relatives = [_unaligned(one, found.identities) for one in found.records]
@@ -134,7 +140,7 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
     if options.whole_relatives is not None:
         relatives = [*_whole(relatives, options.whole_relatives, counts)]
         source += f", whole proteins from {options.whole_relatives}"
-    relatives = [*kept(query, relatives, options, counts)]
+    relatives = [*kept(query, name, relatives, options, counts)]
     if len(relatives) > MOST_RELATIVES:
         counts[f"by chance, beyond {MOST_RELATIVES:,}"] += len(relatives) - MOST_RELATIVES
         chosen = np.sort(keys_of(relatives).argsort()[:MOST_RELATIVES])
@@ -163,8 +169,10 @@ def _with_query(found: Found, query: str | None, options: FamilyOptions) -> str:
     return query
 
 
-def _of_alignment(found: Found, place: int, counts: Counter[str]) -> list[Relative]:
-    """Returns the rows that are not the query."""
+def _of_alignment(
+    found: Found, place: int, counts: Counter[str], *, is_new: bool
+) -> list[Relative]:
+    """Returns the rows that are not the query; all of them for a new protein."""
     columns, letters = align(found.records, place, found.where)
     # A gap is never the letter of the query.
     identities = (letters == letters[place]).mean(1).tolist()
@@ -173,9 +181,9 @@ def _of_alignment(found: Found, place: int, counts: Counter[str]) -> list[Relati
         for number, (one, identity, own, row) in enumerate(
             zip(found.records, identities, columns, letters, strict=True)
         )
-        if number != place and not CONSENSUS.match(one.header)
+        if (is_new or number != place) and not CONSENSUS.match(one.header)
     ]
-    counts["consensus of the alignment"] += len(found.records) - 1 - len(rows)
+    counts["consensus of the alignment"] += len(found.records) - (not is_new) - len(rows)
     return rows
 
 

@@ -125,6 +125,9 @@ def test_a_family_that_fits_into_no_context_is_refused() -> None:
     assert e.value.options == {"relatives_tokens": "TOKENS"}
     # A family without relatives is one of the query alone.
     assert draws(family_of_sizes(), count=1, tokens=9, seed=0)[0].names == []
-    # Of four contexts, those of low limits may be empty.
+    # Of four contexts, those of low limits are empty, and the second is equal to the first.
     contexts = draws(family_of_sizes(8, identities=[0.8]), count=4, tokens=99, seed=0)
-    assert [len(one.names) for one in contexts] == [1, 1, 0, 0]
+    assert [one.max_identity for one in contexts] == [1.0]
+    contexts = draws(family_of_sizes(8, 9), count=9, tokens=99, seed=0, most=1)
+    assert {(one.max_identity, one.num_tokens) for one in contexts} == {(None, 10), (None, 11)}
+    assert len(contexts) == 2
