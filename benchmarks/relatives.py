@@ -3,10 +3,10 @@
 make bench-relatives, or: python -m benchmarks.relatives [--quick] [...]
 
 Models of the shape of hybrid-6m with random weights and `ordered` relatives, in float32, each in a
-process of its own. The memory of a context is the peak while it and the first query are read, above
-what the process has with the model. A training step is without an optimizer, on rows that one
-family fills each, and takes up to 12 GB. Softmax, which takes long, predicts a tenth of the masked
-residues, and makes one step.
+process of its own. A context is read in pieces of 4,096 tokens, as `protlm embed` reads it; its
+memory is the peak while it and the first query are read, above what the process has with the model.
+A training step is without an optimizer, on rows that one family fills each. Softmax, which takes
+long, predicts a tenth of the masked residues, and makes one step.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from benchmarks.harness import (
 )
 from benchmarks.language_models import random_checkpoint
 from protlm.bounds import Bounds
-from protlm.config.data import TOKENS_PER_BATCH
+from protlm.config.data import EMBED_TOKENS
 from protlm.data.vocabulary import VOCABULARY
 from protlm.loading import model_of
 from protlm.model.contexts import Relative
@@ -89,8 +89,8 @@ def use(model: PretrainedModel, size: Size) -> dict[str, Any]:
     several = model.batch_of([query] * (shape[1] // (10 if name == PEER else 1)))
     several.tokens_BL.diagonal(1).fill_(VOCABULARY.mask)
     # A first call of functions of the library takes longer.
-    predict(in_context(model, family[:1], TOKENS_PER_BATCH), model.batch_of([first]))
-    inside = in_context(model, family, TOKENS_PER_BATCH)
+    predict(in_context(model, family[:1], EMBED_TOKENS), model.batch_of([first]))
+    inside = in_context(model, family, EMBED_TOKENS)
     seconds, taken = peak(partial(predict, inside, model.batch_of([first])))
     found: dict[str, Any] = {FIRST: [seconds], PEAK: taken}
     for work, batch in ((FURTHER, model.batch_of([query])), (MASKED, several)):
