@@ -26,7 +26,7 @@ def test_the_strongest_residues_of_each_row_are_those_of_its_map(kind: str) -> N
     (_, _), (_, x) = model.attention_inputs(model.tokenize([QUERY]))
     rows = slice(1, len(QUERY) + 1)
     map_HLM = x.map_rows(model.network.mechanism(2), rows)[0].detach().numpy()
-    cuts = [*pairwise(np.cumsum([0, *(len(one) + 2 for one in draw.residues)]))]
+    cuts = [*pairwise(np.cumsum([0, *(len(one.residues) + 2 for one in draw.relatives)]))]
     for one, map_LM in zip(found["heads"], map_HLM[::-1], strict=True):
         mass_LR = np.stack([map_LM[:, a:b].sum(1) for a, b in cuts], 1)
         order = np.argsort(-mass_LR.mean(0))
