@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from protlm.attention.ops import aligned
@@ -132,26 +131,6 @@ def test_outputs_and_gradients_are_those_of_the_definition(
     row, sight = Row.of(ROWS, positions), sight._replace(around=around)
     results = [row.gradients(row.heads(), sight, name) for name in ("run", "expected")]
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
-
-
-def test_a_window_over_everything_is_softmax_over_the_family():
-    row = Row.of(ROWS)
-    heads, sight = row.heads(), Sight(Window(400, 400), 1000, later=True)
-    out = row.run(heads, sight)
-    for start, end in row.bounds.families.spans.tolist():
-        alone = F.scaled_dot_product_attention(*(x[:, :, start:end] for x in heads))
-        assert relative_error(out[:, :, start:end], alone) <= 1e-12
-
-
-def test_the_order_of_relatives_does_not_matter_where_all_are_seen():
-    lengths, order = [64, 1, 63, 65], [2, 0, 3, 1]
-    before, after = (Row.of([[x]], "restart") for x in (lengths, [lengths[n] for n in order]))
-    pieces = torch.arange(sum(lengths)).split(lengths)
-    moved = torch.cat([pieces[n] for n in order])
-    heads, sight = before.heads(padding=0), Sight(Window(8, 8), 16, later=True)
-    found = after.run([F.pad(x[:, :, moved], (0, 0, 0, LENGTH - len(moved))) for x in heads], sight)
-    expected = before.run(heads, sight)[:, :, moved]
-    assert relative_error(found[:, :, : len(moved)], expected) <= 1e-12
 
 
 @sights(16)

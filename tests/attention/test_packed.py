@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -173,13 +172,3 @@ def test_families_are_bounds_of_the_spans_of_their_proteins():
     assert families.longest == 160 and families.families is None
     assert torch.equal(families.position_L, below.position_L)
     assert [families.segment_L[n].item() for n in (0, 68, 69, 138, 139, 313)] == [0, 0, 1, 1, 2, 3]
-    running = Bounds.of(SPANS, SHAPE, longest=LONGEST, families=[3, 1, 2, 1], running=True).families
-    assert running is not None and running.position_L[[68, 69, 313, 320]].tolist() == [
-        68,
-        0,
-        153,
-        0,
-    ]
-    places = np.arange(TOTAL)[::-1].copy()
-    aligned = Bounds.of(SPANS, SHAPE, longest=LONGEST, families=[7], aligned=places).families
-    assert aligned is not None and aligned.position_L.tolist() == places.tolist()

@@ -90,23 +90,16 @@ def close(found: list[Tensor], expected: list[Tensor]) -> None:
 def test_a_packed_family_is_as_it_is_alone(attention, relatives):
     if attention == ALIGNED and relatives.get("relatives_positions") == "run":
         relatives = {**relatives, "relatives_positions": "restart"}
-    if attention == "softmax" and relatives == {"relatives": "full", "relatives_sum": "apart"}:
-        with pytest.raises(UserError, match="relatives_sum=joint"):
-            network(attention, **relatives)
-        return
+    if attention == "softmax" and "relatives_sum" in relatives:
+        # It has no form for relatives on both sides apart.
+        relatives = {**relatives, "relatives": "ordered"}
     model = network(attention, **relatives)
     packed = run(model, families(), padding=7)
     alone = [one for family in families() for one in run(model, [family])]
-    close(packed, alone)
-    found, wanted = (
-        gradients(model, torch.cat(x))
-        for x in (
-            run(model, families(), padding=7),
-            [y for f in families() for y in run(model, [f])],
-        )
-    )
-    for one, other in zip(found, wanted, strict=True):
+    results = (gradients(model, torch.cat(x)) for x in (packed, alone))
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    close(packed, alone)
 
 
 @pytest.mark.parametrize("attention", ["softmax", "performer_relu", ALIGNED])
@@ -117,19 +110,13 @@ def test_the_order_of_relatives_has_no_meaning_if_all_see_all(attention):
     close(run(model, [[third, first, second]]), [three, one, two])
 
 
-def test_a_relative_changes_what_is_predicted_and_no_other_family():
-    model = network(relatives="full")
-    with_it, others = run(model, families()), families()
+@pytest.mark.parametrize(("relatives", "is_first_changed"), [("full", True), ("ordered", False)])
+def test_a_relative_changes_what_is_predicted_and_no_other_family(relatives, is_first_changed):
+    model, others = network(relatives=relatives), families()
     others[0][1][5] = 4 + (others[0][1][5] - 3) % 20
-    without = run(model, others)
-    changed = [not torch.equal(a, b) for a, b in zip(with_it, without, strict=True)]
-    assert changed == [True, True, True, False, False, False]
-    ordered = network(relatives="ordered")
-    changed = [
-        not torch.equal(a, b)
-        for a, b in zip(run(ordered, families()), run(ordered, others), strict=True)
-    ]
-    assert changed == [False, True, True, False, False, False]
+    pairs = zip(run(model, families()), run(model, others), strict=True)
+    changed = [not torch.equal(a, b) for a, b in pairs]
+    assert changed == [is_first_changed, True, True, False, False, False]
 
 
 def test_layers_of_the_protein_give_the_result_alone():
@@ -144,12 +131,12 @@ def test_layers_of_the_protein_give_the_result_alone():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("attention", MECHANISMS)
+@pytest.mark.parametrize("attention", [*MECHANISMS, "performer_softmax attention.decay=selective"])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("running", [False, True])
 def test_a_context_is_read_once_for_all_queries(attention, causal, apart, running):
     # Positions that run on are not aligned.
-    running = running and attention != ALIGNED
+    running, apart = running and attention != ALIGNED, apart or "decay" in attention
     model = network(
         attention,
         relatives="ordered",
