@@ -46,7 +46,7 @@ class NetworkInContext(ProteinLM):
         # The modules are those of the other network.
         vars(self).update(vars(network))
         self._family, self._tokens_per_batch = relatives, tokens_per_batch
-        self._states: dict[tuple[torch.dtype, torch.device, bool], FamilyState | None] = {}
+        self._states: dict[tuple[object, ...], FamilyState | None] = {}
 
     @property
     def num_before(self) -> int:
@@ -105,7 +105,9 @@ class NetworkInContext(ProteinLM):
     def _state(self, *, causal: bool) -> FamilyState | None:
         """Returns what the context leaves; None of an empty one. It is read once, in pieces."""
         weight = self.embedding.weight
-        key = weight.dtype, weight.device, causal
+        kind = weight.device.type
+        rounds = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        key = weight.dtype, weight.device, rounds, causal
         if key not in self._states:
             state, nothing = None, torch.zeros(1, 0, dtype=torch.int64, device=weight.device)
             for piece in self._pieces():

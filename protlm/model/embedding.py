@@ -175,7 +175,9 @@ class Embedder:
         means: list[Vectors | None] = []
         for models, places in self.contexts.groups(names, sequences, self.context_tokens):
             own = [sequences[n] for n in places], [spans[n] for n in places]
-            each = [replace(self, model=one, contexts=None).vectors(*own) for one in models]
+            embedders = [replace(self, model=one, contexts=None, num_halved=0) for one in models]
+            each = [one.vectors(*own) for one in embedders]
+            self.num_halved += sum(one.num_halved for one in embedders)
             means += map(_mean, zip(*each, strict=True))
         return means
 

@@ -221,14 +221,22 @@ class Performer(SeesRelatives, RandomFeatures, Recurrent[Tensor]):
         _refuse_float16(*heads)
         assert self.gate is None or not own, "a decay counts within a protein"
         feature_map, bounds = self.feature_map(accum_dtype(heads[0])), view.bounds
+        is_causal, entering, leaving = own and context.causal, self._entering(view, heads[2]), None
+        members = bounds.members if view.keeps or not is_causal else []
+        if not (own or view.keeps) and all(one.stop - one.start == 1 for one in members):
+            # Proteins without relatives in the row see what entered, and nothing else.
+            if entering is None:
+                return torch.zeros_like(heads[2]), None
+            q_BHLK = zero_padding(upcast(heads[0]), context.mask_BL)
+            out_BHLC = ReadSums.apply(q_BHLK, *entering, feature_map, self._normalizer)
+            return zero_padding(out_BHLC, context.mask_BL).to(heads[2].dtype), None
         pieces, places = bounds.pieces([upcast(x) for x in heads])
-        outs, is_causal = [torch.zeros_like(v) for _, _, v in pieces], own and context.causal
-        entering = leaving = None
-        for family in bounds.members:
+        outs = [torch.zeros_like(v) for _, _, v in pieces]
+        for family in members:
             here = places[family]
             proteins = [Sums(*ProteinSums.apply(*pieces[n][1:], feature_map)) for n in here]
-            entering = self._entering(view, proteins[0])
-            before, leaving = seen(proteins, entering, own=own, later=view.later)
+            first = Sums.none(*proteins[0]) if entering is None else entering
+            before, leaving = seen(proteins, first, own=own, later=view.later)
             for n, sums in zip(here, () if is_causal else before, strict=not is_causal):
                 outs[n] = ReadSums.apply(pieces[n][0], *sums, feature_map, self._normalizer)
         state = None
@@ -237,16 +245,17 @@ class Performer(SeesRelatives, RandomFeatures, Recurrent[Tensor]):
         if not is_causal:
             return torch.cat(outs, dim=2).to(heads[2].dtype), state
         assert bounds.families is not None
-        before = None if view.entering is None else entering
-        weighting = Weighting(feature_map, self._normalizer, True, bounds.families.spans, before)
+        weighting = Weighting(feature_map, self._normalizer, True, bounds.families.spans, entering)
         return linear_attention(*heads, torch.ones_like(context.mask_BL), weighting), state
 
-    def _entering(self, view: View, like: Sums) -> Sums:
+    def _entering(self, view: View, v_BHLC: Tensor) -> Sums | None:
+        """Returns the sums of a context; values give their width."""
         if view.entering is None:
-            return Sums.none(*like)
-        sums, width = view.entering, like.state.shape[-2]
-        reference = sums[..., width:, :] if self._is_exponential else None
-        return Sums(sums[..., :width, :], reference)
+            return None
+        sums, reference = view.entering.split_with_sizes(
+            [v_BHLC.shape[-1] + 1, int(self._is_exponential)], dim=-2
+        )
+        return Sums(sums, reference if self._is_exponential else None)
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:

@@ -130,9 +130,7 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
         query = "" if is_new else found.records[place].sequence
         row = f"row {place + 1}" if place else "the first"
         row += " gives the columns" if is_new else " the query"
-        source = (
-            f"{found.where}: an alignment of {len(found.records):,} rows, {row}"
-        )
+        source = f"{found.where}: an alignment of {len(found.records):,} rows, {row}"
     else:
         query = _with_query(found, query, options)
         relatives = [_unaligned(one, found.identities) for one in found.records]
