@@ -9,9 +9,7 @@ from torch import Tensor
 
 from protlm.attention import create, mechanism, names
 from protlm.attention.base import Attention, Context, Recurrent, State, StateParts, even
-from protlm.attention.ops.aligned import AlignedKeys
 from protlm.attention.relatives import SeesRelatives, View
-from protlm.attention.window import SlidingWindow, WindowState
 from protlm.bounds import Bounds
 from protlm.config.fields import at_least
 from protlm.system.errors import OptionError, UserError, one_of
@@ -27,7 +25,7 @@ class HybridState(StateParts):
     A context leaves the keys of windows that see what is aligned, in place of positions, or none.
     """
 
-    window: WindowState | AlignedKeys | None
+    window: State | None
     linear: State
 
 
@@ -93,7 +91,7 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
         }
         of_window = {"window": window, "relatives_window": relatives_window}
         near = create("window", of_window, **sizes | {"num_heads": local_heads})
-        assert isinstance(near, SlidingWindow)
+        assert isinstance(near, SeesRelatives)
         self.near, self.protein_heads = near, 0 if near.sees_relatives else local_heads
         self.linear = _create_linear(mechanism, options or {}, sizes)
         self.supports_bidirectional = self.linear.supports_bidirectional
@@ -178,7 +176,7 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> HybridState:
         (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)
         return HybridState(
-            self.near.initial_state(near_k, near_v),
+            _recurrent(self.near).initial_state(near_k, near_v),
             _recurrent(self.linear).initial_state(far_k, far_v),
         )
 
@@ -187,8 +185,8 @@ class Hybrid(SeesRelatives, Recurrent[HybridState]):
     ) -> tuple[HybridState, Tensor]:
         (near_q, far_q), (near_k, far_k), (near_v, far_v) = map(self._split, (q_BHK, k_BHK, v_BHC))
         far = _recurrent(self.linear)
-        assert isinstance(state.window, WindowState)
-        window, near_out = self.near.step(state.window, near_q, near_k, near_v, context)
+        near = _recurrent(self.near)
+        window, near_out = near.step(state.window, near_q, near_k, near_v, context)
         linear, far_out = far.step(state.linear, far_q, far_k, far_v, context)
         return HybridState(window, linear), torch.cat([near_out, far_out], dim=1)
 

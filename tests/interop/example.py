@@ -89,7 +89,8 @@ class Example:
             **dict.fromkeys(("embed", "head"), (rows, width)),
             **dict.fromkeys(("up", "gate"), (INNER, width)),
             "down": (width, INNER),
-            "types": (4, width),
+            # Rows of the numbers of proteins, where layers see relatives, or of types of tokens.
+            "types": (4 if self.bases else 2, width),
             "positions": (POSITIONS + self.first, width),
             "contacts": (1, LAYERS * self.heads),
         }
