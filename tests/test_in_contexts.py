@@ -140,6 +140,19 @@ def test_masked_residues_have_the_mean_of_log_probabilities() -> None:
     assert ratios[2] == pytest.approx(np.mean(ratios[:2]), abs=1e-5)
 
 
+def test_a_masked_sequence_alone_does_not_show_which_relative_is_itself() -> None:
+    model = seeing()
+    with pytest.raises(UserError, match=r"write model\.relatives\(source, query=SEQUENCE\)"):
+        model.predict_masked([f"M<mask>{QUERY[2:]}"], relatives=model.relatives(ROWS))
+
+
+def test_what_exceeds_the_budget_alone_ends_no_context() -> None:
+    short, long = [QUERY[:n] + "W" * 6 for n in range(8, 20)], ["W" * n for n in range(70, 90)]
+    drawn = seeing().relatives([*short, *long], contexts=9, tokens=60)
+    assert "left out: 20 longer than 58 residues" in drawn.to_plain("", QUERY)["relatives"]
+    assert min(one.num_tokens for one in drawn.draws("", QUERY)) > 60 - 27
+
+
 def folder_of(path: Path, names: list[str]) -> Path:
     path.mkdir()
     for name in names:

@@ -245,6 +245,22 @@ def test_filters_count_what_they_leave_out(read, case: str) -> None:
     assert len(family.relatives) == len(family.weights) == len(rows) - bool(reason)
 
 
+def test_the_query_is_known_by_its_name_and_by_what_is_known_of_it(read) -> None:
+    text = f">sp|Q1|X\n{UNGAPPED}\n>b\n{QUERY}\n>c\nMG{QUERY}\n>d\n{ROW}\n"
+    family = read(text, QUERY[:5] + "X" + QUERY[6:])
+    assert [one.name for one in family.relatives] == ["d"]
+    kinds = {"with the name of the query": 1, "inside the query": 1, "around the query": 1}
+    assert family.counts == kinds
+
+
+def test_all_rows_are_relatives_of_a_new_protein(read) -> None:
+    family = read(A3M, "")
+    first, *others = family.relatives
+    assert (family.query, first.residues, first.columns.tolist()) == ("", QUERY, COLUMNS_A)
+    assert [one.name for one in others] == list(BOTH)
+    assert "an alignment of 3 rows, the first gives the columns" in str(family)
+
+
 def test_what_belongs_to_a_relative_stays_with_it_after_filters(read) -> None:
     copies = ["W" + QUERY[1:10] + one + QUERY[11:] for one in "CDE"]
     rows = [
