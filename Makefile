@@ -8,7 +8,7 @@ TRANSFORMERS := build/transformers-4.48.3 build/transformers-4.57.6
 # One thread for each test process: they run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PYTHON) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal
 
-.PHONY: help setup demo test test-all test-portable mutants fingerprint lint format notebooks docs site bench-attention bench-data bench-embedding bench-intervals bench-onnx bench-linearized bench-mechanisms bench-training bench-overhead compare-mechanisms study-linearize results study-recipe study-twins study-families
+.PHONY: help setup demo test test-all test-portable mutants fingerprint lint format notebooks docs site bench-attention bench-data bench-embedding bench-intervals bench-onnx bench-linearized bench-mechanisms bench-relatives bench-training bench-overhead compare-mechanisms study-linearize results study-recipe study-twins study-families
 
 help: ## Say what each target does (the default)
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' Makefile
@@ -114,6 +114,9 @@ bench-linearized: $(INSTALLED) ## Measure an ESM-2 8M beside the linear models t
 
 bench-mechanisms: $(INSTALLED) ## Measure what every mechanism costs against the length (OPTIONS=--quick)
 	$(PYTHON) -m benchmarks.mechanisms $(OPTIONS)
+
+bench-relatives: $(INSTALLED) ## Measure queries with many relatives, and training on long families (OPTIONS=--quick)
+	OMP_NUM_THREADS=2 $(PYTHON) -m benchmarks.relatives $(OPTIONS)
 
 bench-training: $(PEERS)/.installed ## Measure training on this machine beside its peers (OPTIONS=--quick)
 	PYTHONPATH=$(PEERS) $(PYTHON) -m benchmarks.training $(OPTIONS)

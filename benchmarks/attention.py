@@ -30,12 +30,10 @@ from benchmarks.harness import (
     Pace,
     emulates_bfloat16,
     fact_table,
-    left_out_lines,
-    machine,
     median_table,
-    show,
+    options,
+    report,
     speed_table,
-    write_json,
 )
 from protlm.loading import pick_device
 from protlm.plots import save_figure
@@ -79,7 +77,8 @@ def measure(
             continue
         forecast = Forecast(MOST_SECONDS, MOST_BYTES)
         held = found.setdefault(f"{mode}, {dtype}", {})
-        for length in sorted(arguments.lengths):
+        usual = QUICK_LENGTHS if arguments.quick else LENGTHS
+        for length in sorted(arguments.lengths or usual):
             print(f"{mode}, {dtype}, L={length:,} ...", file=sys.stderr, flush=True)
             case = Case(mode == "causal", length, dtype, device)
             thorough = Pace(arguments.seconds, fewest=3, most=9, turn_seconds=0.2)
@@ -88,7 +87,7 @@ def measure(
     return found
 
 
-def report(group: str, by_length: ByLength) -> list[Table | str]:
+def tables(group: str, by_length: ByLength) -> list[Table]:
     """Returns the tables of one mode and precision."""
     held = list(by_length.values())
     return [
@@ -101,26 +100,7 @@ def report(group: str, by_length: ByLength) -> list[Table | str]:
             held,
             "kept_per_position_and_head",
         ),
-        *left_out_lines(held),
     ]
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Measure attention beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="short lengths, two rounds")
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
-    parser.add_argument("--lengths", nargs="+", type=int)
-    parser.add_argument("--features", type=int, default=256, help="random features")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=tuple(DTYPES))
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each length")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", default=Path("outputs/benchmark_attention.json"), type=Path)
-    parser.add_argument("--figure", default=Path("outputs/benchmark_attention.png"), type=Path)
-    parsed = parser.parse_args(arguments)
-    if parsed.lengths is None:
-        parsed.lengths = QUICK_LENGTHS if parsed.quick else LENGTHS
-    return parsed
 
 
 def main() -> None:
@@ -129,18 +109,25 @@ def main() -> None:
     Raises:
         UserError: the device cannot be used, or the files cannot be written.
     """
-    arguments = parse()
+    parser = options("benchmark_attention", "attention beside its peers")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=MODES)
+    parser.add_argument("--lengths", nargs="+", type=int)
+    parser.add_argument("--features", type=int, default=256, help="random features")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=tuple(DTYPES))
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="for each length")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--figure", default=Path("outputs/benchmark_attention.png"), type=Path)
+    arguments = parser.parse_args()
     for path in (arguments.json, arguments.figure):
         check_output(path, overwrite=True)
     device = pick_device(arguments.device)
     # The profiler, which counts memory, reports each of its starts on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     torch.manual_seed(0)
-    place = machine(device)
     found = measure(arguments, device)
-    show(place, *(part for group in found.items() for part in report(*group)))
+    parts = (part for group in found.items() for part in tables(*group))
     groups = {group: list(by_length.values()) for group, by_length in found.items()}
-    write_json(arguments.json, place, groups, (SDPA, PERFORMER_PYTORCH))
+    place = report(arguments.json, groups, (SDPA, PERFORMER_PYTORCH), *parts, device=device)
     panels = {
         f"{group}: time (s)": {name: seconds_of(name, held) for name in makers(1)}
         for group, held in found.items()

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from Bio import SeqIO, SwissProt
 from Bio.SeqIO.FastaIO import SimpleFastaParser
 
@@ -31,13 +30,11 @@ from benchmarks.harness import (
     Comparison,
     Pace,
     Run,
-    left_out_lines,
-    machine,
     median_table,
-    show,
+    options,
+    report,
     speed_table,
     take_turns,
-    write_json,
 )
 from protlm.build import build_data
 from protlm.config import TrainConfig
@@ -170,37 +167,27 @@ def measure(arguments: argparse.Namespace, folder: Path) -> list[Comparison]:
     return held
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Measure preparing, reading and feeding.")
-    parser.add_argument("--fasta", type=Path, help="default: 125,000 synthetic records")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--quick", action="store_true", help="little data, two rounds")
-    parser.add_argument("--json", default=Path("outputs/benchmark_data.json"), type=Path)
-    return parser.parse_args(arguments)
-
-
 def main() -> None:
     """Measures, prints the tables, and writes the JSON file.
 
     Raises:
         UserError: a file cannot be read or written.
     """
-    arguments = parse()
+    parser = options("benchmark_data", "preparing, reading and feeding")
+    parser.add_argument("--fasta", type=Path, help="default: 125,000 synthetic records")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS)
+    arguments = parser.parse_args()
     check_output(arguments.json, overwrite=True)
     with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
         held = measure(arguments, Path(name))
-    place, whole = (
-        machine(torch.device("cpu")),
-        [each for each in held if each.work != "random order"],
-    )
-    show(
-        place,
+    whole = [each for each in held if each.work != "random order"]
+    report(
+        arguments.json,
+        {"data": held},
+        (PEER, "1 worker"),
         speed_table("The same records", held, PEER),
         median_table("Seconds for the whole file", whole, scale=1.0),
-        *left_out_lines(held),
     )
-    write_json(arguments.json, place, {"data": held}, (PEER, "1 worker"))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ All models have the size of ESM-2 8M and random weights. `EsmModel` embeds the p
 sample twice: in batches of 8 in the order of the file, and in protlm's batches.
 """
 
-import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,13 +21,11 @@ from benchmarks.harness import (
     Comparison,
     Pace,
     Run,
-    left_out_lines,
-    machine,
     median_table,
-    show,
+    options,
+    report,
     speed_table,
     take_turns,
-    write_json,
 )
 from benchmarks.language_models import Sizes
 from protlm.checkpoints.description import ModelDescription
@@ -36,15 +33,16 @@ from protlm.config import Activation, ModelConfig, Objective, Positions
 from protlm.data.dataset import collate
 from protlm.data.records import Tally, read_records
 from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.loading import network_of
 from protlm.model.embedding import Embedder, batches
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import build_network
 from protlm.options.embed import Pooling
 from protlm.system.paths import sample_dir
 
 ESM_2_8M = Sizes(num_layers=6, model_dim=320, num_heads=20, feedforward_dim=1280)
 TINY = Sizes(num_layers=1, model_dim=32, num_heads=2, feedforward_dim=64)
 IN_ORDER, SORTED = "EsmModel, 8 in the file's order", "EsmModel, protlm's batches"
+Means = Callable[[Sequence[str]], list[Tensor]]
 OURS = ("softmax", "performer_relu", "performer_softmax")
 _TOKENS_PER_BATCH = 4_096
 
@@ -81,11 +79,8 @@ def ours(attention: str, sizes: Sizes) -> PretrainedModel:
     described = ModelDescription(
         VOCABULARY.hash, Objective.masked, config, attention, {}, 0, sizes.max_length
     )
-
-    def build(seed: int) -> nn.Module:
-        return build_network(config, {"name": attention}, seed=seed)
-
-    return PretrainedModel(build(0), described, rebuild=build)  # type: ignore[arg-type]
+    rebuild = partial(network_of, described)
+    return PretrainedModel(rebuild(0), described, rebuild=rebuild)
 
 
 def in_order(sequences: Sequence[str]) -> Iterator[list[str]]:
@@ -127,23 +122,26 @@ def our_means(model: PretrainedModel, sequences: Sequence[str]) -> list[Tensor]:
 
 
 def contenders(sizes: Sizes, sequences: Sequence[str]) -> dict[str, Run]:
-    """Returns functions that embed all sequences once and return the seconds per residue."""
+    """Returns the runs of all models on these sequences."""
     peer = esm(sizes)
-    found = {
-        IN_ORDER: lambda: esm_means(peer, in_order, sequences),
-        SORTED: lambda: esm_means(peer, by_length, sequences),
+    models = {attention: partial(our_means, ours(attention, sizes)) for attention in OURS}
+    peers = {
+        IN_ORDER: partial(esm_means, peer, in_order),
+        SORTED: partial(esm_means, peer, by_length),
     }
-    for attention in OURS:
-        model = ours(attention, sizes)
-        found[attention] = lambda model=model: our_means(model, sequences)
+    return runs({**peers, **models}, sequences)
+
+
+def runs(embed: Mapping[str, Means], sequences: Sequence[str]) -> dict[str, Run]:
+    """Returns functions that embed all sequences once and return the seconds per residue."""
     residues = sum(map(len, sequences))
 
-    def timed(embed: Callable[[], list[Tensor]]) -> float:
+    def timed(name: str) -> float:
         start = time.perf_counter()
-        assert len(embed()) == len(sequences)
+        assert len(embed[name](sequences)) == len(sequences)
         return (time.perf_counter() - start) / residues
 
-    return {name: lambda embed=embed: timed(embed) for name, embed in found.items()}
+    return {name: partial(timed, name) for name in embed}
 
 
 def works(number: int, lengths: Sequence[int]) -> dict[str, list[str]]:
@@ -159,25 +157,20 @@ def works(number: int, lengths: Sequence[int]) -> dict[str, list[str]]:
 
 def main() -> None:
     """Measures, prints the tables, and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="tiny models, two rounds")
+    parser = options("benchmark_embedding", "mean embeddings beside EsmModel")
     parser.add_argument("--proteins", type=int, default=200)
     parser.add_argument("--lengths", type=int, nargs="*", default=[8_192])
     parser.add_argument("--seconds", type=float, default=120.0, help="for each comparison")
-    parser.add_argument("--json", type=Path, default=Path("outputs/benchmark_embedding.json"))
     given = parser.parse_args()
-    sizes, pace = ESM_2_8M, Pace(seconds=given.seconds, fewest=3, most=15)
-    if given.quick:
-        sizes, pace = TINY, QUICK
+    pace = QUICK if given.quick else Pace(seconds=given.seconds, fewest=3, most=15)
+    sizes = TINY if given.quick else ESM_2_8M
     held: list[Comparison] = [
         take_turns(work, contenders(sizes, sequences), pace)
         for work, sequences in works(given.proteins, given.lengths).items()
     ]
-    place = machine(torch.device("cpu"))
     tables = [speed_table("embeddings", held, peer) for peer in (SORTED, IN_ORDER)]
     times = median_table("microseconds per residue", held, scale=1e6)
-    show(place, *tables, times, *left_out_lines(held))
-    write_json(given.json, place, {"embeddings": held}, (SORTED, IN_ORDER))
+    report(given.json, {"embeddings": held}, (SORTED, IN_ORDER), *tables, times)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,10 @@ sample in protlm's batches. `T5EncoderModel` has SDPA. Before the first round th
 compared.
 """
 
-import argparse
 import json
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,18 +18,16 @@ from torch import Tensor, nn
 
 import protlm
 from benchmarks.attention_contenders import installed
-from benchmarks.embedding import by_length, our_means, works
+from benchmarks.embedding import by_length, our_means, runs, works
 from benchmarks.harness import (
     QUICK,
     Pace,
     Run,
-    left_out_lines,
-    machine,
     median_table,
-    show,
+    options,
+    report,
     speed_table,
     take_turns,
-    write_json,
 )
 
 PROT_T5 = {"d_model": 1024, "d_kv": 128, "num_heads": 32, "d_ff": 16_384, "num_layers": 4}
@@ -68,33 +65,21 @@ def peer_means(model: nn.Module, sequences: Sequence[str]) -> list[Tensor]:
 
 
 def contenders(folder: Path, sequences: Sequence[str]) -> dict[str, Run]:
-    """Returns functions that embed all sequences once and return the seconds per residue."""
+    """Returns the runs of both on these sequences, after their vectors are compared."""
     package = installed("transformers", "bench-embedding")
     peer = package.T5EncoderModel.from_pretrained(folder, attn_implementation="sdpa").eval()
     model = protlm.load(folder)
-    embed: dict[str, Callable[[Sequence[str]], list[Tensor]]] = {
-        PEER: lambda some: peer_means(peer, some),
-        OURS: lambda some: our_means(model, some),
-    }
+    embed = {PEER: partial(peer_means, peer), OURS: partial(our_means, model)}
     expected, found = (torch.stack(one(sequences[:4])) for one in embed.values())
     assert (found - expected).abs().max() <= _TOLERANCE * expected.abs().max()
-    residues = sum(map(len, sequences))
-
-    def timed(name: str) -> float:
-        start = time.perf_counter()
-        assert len(embed[name](sequences)) == len(sequences)
-        return (time.perf_counter() - start) / residues
-
-    return {name: lambda name=name: timed(name) for name in embed}
+    return runs(embed, sequences)
 
 
 def main() -> None:
     """Measures, prints the tables, and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tiny model, two rounds")
+    parser = options("benchmark_embedding_t5", "mean embeddings of a T5 encoder")
     parser.add_argument("--proteins", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=600.0)
-    parser.add_argument("--json", type=Path, default=Path("outputs/benchmark_embedding_t5.json"))
     given = parser.parse_args()
     pace = QUICK if given.quick else Pace(seconds=given.seconds, fewest=3, most=15)
     with tempfile.TemporaryDirectory() as folder:
@@ -103,10 +88,9 @@ def main() -> None:
             take_turns(work, contenders(Path(folder), sequences), pace)
             for work, sequences in works(given.proteins, []).items()
         ]
-    place = machine(torch.device("cpu"))
     times = median_table("microseconds per residue", held, scale=1e6)
-    show(place, speed_table("embeddings", held, PEER), times, *left_out_lines(held))
-    write_json(given.json, place, {"embeddings": held}, (PEER,))
+    speeds = speed_table("embeddings", held, PEER)
+    report(given.json, {"embeddings": held}, (PEER,), speeds, times)
 
 
 if __name__ == "__main__":

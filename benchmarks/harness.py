@@ -5,10 +5,13 @@ the machine affects all of them. A ratio is the median over the rounds of the ra
 and its spread reaches from the lowest round to the highest.
 """
 
+import argparse
 import json
 import math
 import platform
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,13 +27,23 @@ from rich.console import Console
 from rich.table import Table
 
 from protlm.system.paths import complete_file
+from protlm.system.processes import return_freed_memory
 from protlm.training.launch import resolved_precision
 
 # A contender's function runs once and returns its cost in seconds per unit of work.
 Run = Callable[[], float]
 
+CPU = torch.device("cpu")
 _MOST_REPEATS = 20
 _WIDTH_OF_A_FILE = 160
+
+
+def options(name: str, about: str) -> argparse.ArgumentParser:
+    """Returns the options that every benchmark has, which measures `about`."""
+    parser = argparse.ArgumentParser(description=f"Measure {about}.")
+    parser.add_argument("--quick", action="store_true", help="small sizes, two rounds")
+    parser.add_argument("--json", type=Path, default=Path(f"outputs/{name}.json"))
+    return parser
 
 
 class UnavailableError(Exception):
@@ -190,6 +203,28 @@ def extrapolate(costs: Mapping[int, float], length: int) -> float:
     return costs[longest] * (length / longest) ** min(max(exponent, 1.0), 2.0)
 
 
+def in_process(*arguments: str) -> Any:
+    """Returns what a new process of a benchmark prints as its last line, in JSON."""
+    command = [sys.executable, "-m", *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def peak(run: Run) -> tuple[float, int]:
+    """Returns the cost of a run, and the bytes that it adds to this process at most (Linux)."""
+    # Of what earlier runs left, a run would use some again.
+    return_freed_memory()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    return run(), memory("VmHWM") - before
+
+
+def memory(name: str) -> int:
+    """Returns the bytes of this process by their name in Linux, of now or at most."""
+    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
+    return int(line.split()[1]) << 10
+
+
 def emulates_bfloat16(device: torch.device) -> bool:
     """Returns whether the processor emulates bfloat16, so that speeds would mean nothing."""
     return device.type == "cpu" and resolved_precision("auto", "cpu") == "32-true"
@@ -252,27 +287,28 @@ def left_out_lines(held: Sequence[Comparison]) -> list[str]:
     return [f"left out: {name} from {work} on: {why}" for name, (work, why) in found.items()]
 
 
-def show(place: Mapping[str, object], *parts: Table | str) -> None:
-    """Prints the machine, tables and lines."""
-    console = Console()
-    if not console.is_terminal:
-        console.width = _WIDTH_OF_A_FILE
-    console.print(", ".join(f"{key} {value}" for key, value in place.items()), highlight=False)
-    for part in parts:
-        console.print(part, highlight=False)
-
-
-def write_json(
+def report(
     path: Path,
-    place: Mapping[str, object],
     groups: Mapping[str, Sequence[Comparison]],
     peers: Sequence[str],
-) -> None:
-    """Writes the machine and all comparisons, by group."""
+    *tables: Table,
+    device: torch.device = CPU,
+) -> dict[str, str | int]:
+    """Prints the machine, tables and what was left out, and writes all comparisons, by group.
+
+    Returns the machine.
+    """
+    place, console = machine(device), Console()
+    if not console.is_terminal:
+        console.width = _WIDTH_OF_A_FILE
+    left_out = (line for held in groups.values() for line in left_out_lines(held))
+    for part in (", ".join(f"{key} {x}" for key, x in place.items()), *tables, *left_out):
+        console.print(part, highlight=False)
     found = {group: [each.as_json(peers) for each in held] for group, held in groups.items()}
     with complete_file(path, overwrite=True) as temporary:
-        temporary.write_text(json.dumps({"machine": dict(place), "groups": found}, indent=1) + "\n")
+        temporary.write_text(json.dumps({"machine": place, "groups": found}, indent=1) + "\n")
     print(f"Wrote {path}")
+    return place
 
 
 def _digits(number: float) -> str:

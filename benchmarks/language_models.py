@@ -7,13 +7,17 @@ because with dropout the exact attention of Hugging Face falls back to L×L weig
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import final
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.attention_contenders import installed
-from protlm.config import Activation, ModelConfig, Positions
+from protlm.build import describe
+from protlm.checkpoints.format import Checkpoint
+from protlm.config import Activation, ModelConfig, Positions, TrainConfig
+from protlm.config.composition import compose
 from protlm.data.dataset import Batch
 from protlm.data.masking import IGNORE
 from protlm.data.vocabulary import VOCABULARY
@@ -35,6 +39,13 @@ class Sizes:
     num_heads: int = 8
     feedforward_dim: int = 1024
     max_length: int = 16_384
+
+
+def random_checkpoint(*typed: str) -> Checkpoint:
+    """Returns a model with random weights, by settings as they are typed."""
+    config = compose(TrainConfig, typed)
+    network = build_network(config.model, config.attention, seed=0)
+    return Checkpoint(Path("random"), describe(config), dict(network.state_dict()))
 
 
 @final

@@ -8,15 +8,11 @@ threads. The peak memory is that of a process that embeds nothing else (Linux on
 """
 
 import argparse
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
-import torch
 
 from benchmarks.harness import (
     QUICK,
@@ -24,16 +20,15 @@ from benchmarks.harness import (
     Forecast,
     Pace,
     fact_table,
-    left_out_lines,
-    machine,
+    in_process,
     median_table,
-    show,
+    memory,
+    options,
+    report,
     speed_table,
     take_turns,
-    write_json,
 )
-from protlm.build import describe
-from protlm.checkpoints.format import Checkpoint
+from benchmarks.language_models import random_checkpoint
 from protlm.config import TrainConfig
 from protlm.config.composition import compose, to_plain
 from protlm.conversion import convert
@@ -41,7 +36,6 @@ from protlm.data.vocabulary import STANDARD
 from protlm.loading import model_of
 from protlm.model.embedding import Embedder
 from protlm.model.pretrained import PretrainedModel
-from protlm.model.transformer import build_network
 from protlm.options.embed import Pooling
 from protlm.system.processes import keep_freed_memory
 
@@ -51,14 +45,12 @@ MODELS = (ORIGINAL, "performer_relu", "performer_softmax", "hedgehog")
 LENGTHS = (512, 2048, 8192, 35_213)
 QUICK_LENGTHS = (64, 128)
 PEAK = "peak_bytes"
-_KIB = 1024
+THOROUGH = Pace(seconds=60.0, fewest=3, most=9)
 
 
 def model(attention: str, preset: str) -> PretrainedModel:
     """Returns an ESM-2 with random weights, converted unless its attention is softmax."""
-    config = compose(TrainConfig, [f"model={preset}", f"attention={ORIGINAL}"])
-    network = build_network(config.model, config.attention, seed=0)
-    found = Checkpoint(Path(preset), describe(config), dict(network.state_dict()))
+    found = random_checkpoint(f"model={preset}", f"attention={ORIGINAL}")
     if attention != ORIGINAL:
         chosen = to_plain(compose(TrainConfig, [f"attention={attention}"]))["attention"]
         found = convert(found, chosen, seed=0).checkpoint
@@ -85,20 +77,11 @@ def protein(length: int) -> str:
     return "".join(np.random.default_rng(0).choice(list(STANDARD), length))
 
 
-def peak_bytes(attention: str, preset: str, length: int) -> int:
-    """Returns the peak memory of a process that embeds one protein."""
-    command = [sys.executable, "-m", "benchmarks.linearized", "--peak", attention, preset]
-    done = subprocess.run([*command, str(length)], check=True, capture_output=True, text=True)
-    return int(done.stdout.splitlines()[-1])
-
-
 def print_peak(attention: str, preset: str, length: str) -> None:
     """Embeds a protein, and prints the peak memory of this process in bytes."""
     embed(embedder_of(attention, preset), protein(int(length)))
     # Unlike the peak of getrusage, this one does not include the parent process.
-    lines = Path("/proc/self/status").read_text().splitlines()
-    (peak,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
-    print(int(peak) * _KIB)
+    print(memory("VmHWM"))
 
 
 def compare(
@@ -119,48 +102,37 @@ def compare(
         seconds = comparison.median(name)
         assert seconds is not None
         forecast.learn(name, length, seconds=seconds)
-        comparison.facts[name] = {PEAK: peak_bytes(name, preset, length)}
+        given = "--peak", name, preset, str(length)
+        comparison.facts[name] = {PEAK: in_process("benchmarks.linearized", *given)}
     return comparison
-
-
-def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Measure softmax and converted models.")
-    parser.add_argument("--quick", action="store_true", help="tiny models, short proteins")
-    parser.add_argument("--lengths", nargs="+", type=int)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--most-seconds", type=float, default=60.0, help="leave out slower passes")
-    parser.add_argument("--json", type=Path, default=Path("outputs/benchmark_linearized.json"))
-    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
-    parsed = parser.parse_args(arguments)
-    if parsed.lengths is None:
-        parsed.lengths = QUICK_LENGTHS if parsed.quick else LENGTHS
-    return parsed
 
 
 def main() -> None:
     """Measures, prints the tables, and writes the figures."""
-    given = parse()
+    parser = options("benchmark_linearized", "softmax and converted models")
+    parser.add_argument("--lengths", nargs="+", type=int)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--most-seconds", type=float, default=60.0, help="leave out slower passes")
+    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
     # As `protlm embed` does.
     keep_freed_memory()
     if given.peak:
         print_peak(*given.peak)
         return
-    preset, pace = "esm2_8m", Pace(seconds=60.0, fewest=3, most=9)
-    if given.quick:
-        preset, pace = "tiny", QUICK
+    preset, pace = ("tiny", QUICK) if given.quick else ("esm2_8m", THOROUGH)
     embedders = {name: embedder_of(name, preset) for name in given.models}
     forecast = Forecast(given.most_seconds)
-    held = [compare(embedders, preset, length, forecast, pace) for length in sorted(given.lengths)]
-    place = machine(torch.device("cpu"))
-    show(
-        place,
+    lengths = sorted(given.lengths or (QUICK_LENGTHS if given.quick else LENGTHS))
+    held = [compare(embedders, preset, length, forecast, pace) for length in lengths]
+    report(
+        given.json,
+        {"linearized": held},
+        (ORIGINAL,),
         speed_table("processor time", held, ORIGINAL),
         median_table("milliseconds of processor time", held),
         fact_table("peak memory of the process, MB", held, PEAK, scale=1e-6),
-        *left_out_lines(held),
     )
-    write_json(given.json, place, {"linearized": held}, (ORIGINAL,))
 
 
 if __name__ == "__main__":

@@ -25,12 +25,10 @@ from benchmarks.harness import (
     Comparison,
     Forecast,
     Pace,
-    left_out_lines,
-    machine,
     median_table,
-    show,
+    options,
+    report,
     speed_table,
-    write_json,
 )
 from protlm.attention import mechanism, names
 from protlm.loading import pick_device
@@ -53,7 +51,7 @@ def measure(arguments: argparse.Namespace, device: torch.device) -> dict[int, Co
         name: partial(_make, name) for name in arguments.mechanisms
     }
     found = {}
-    for length in sorted(arguments.lengths):
+    for length in sorted(arguments.lengths or (QUICK_LENGTHS if arguments.quick else LENGTHS)):
         print(f"L={length:,} ...", file=sys.stderr, flush=True)
         case = Case(causal=False, length=length, dtype="fp32", device=device)
         found[length] = compare(makers, case, forecast, QUICK if arguments.quick else THOROUGH)
@@ -80,44 +78,35 @@ def growth_table(found: dict[int, Comparison], mechanisms: list[str]) -> Table:
     return table
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Measure all mechanisms against the length.")
-    parser.add_argument("--quick", action="store_true", help="short lengths, two rounds")
-    parser.add_argument("--lengths", nargs="+", type=int)
-    parser.add_argument("--mechanisms", nargs="+", choices=names(), default=names())
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", default=Path("outputs/benchmark_mechanisms.json"), type=Path)
-    parser.add_argument("--figure", default=Path("outputs/benchmark_mechanisms.png"), type=Path)
-    parsed = parser.parse_args(arguments)
-    if parsed.lengths is None:
-        parsed.lengths = QUICK_LENGTHS if parsed.quick else LENGTHS
-    return parsed
-
-
 def main() -> None:
     """Measures, prints the tables, and writes the JSON file and the figure.
 
     Raises:
         UserError: the device cannot be used, or the files cannot be written.
     """
-    arguments = parse()
+    parser = options("benchmark_mechanisms", "all mechanisms against the length")
+    parser.add_argument("--lengths", nargs="+", type=int)
+    parser.add_argument("--mechanisms", nargs="+", choices=names(), default=names())
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--figure", default=Path("outputs/benchmark_mechanisms.png"), type=Path)
+    arguments = parser.parse_args()
     for path in (arguments.json, arguments.figure):
         check_output(path, overwrite=True)
     # The profiler, which counts memory, reports each of its starts on standard error.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     device = pick_device(arguments.device)
     torch.manual_seed(0)
-    place, found = machine(device), measure(arguments, device)
+    found = measure(arguments, device)
     held = list(found.values())
-    show(
-        place,
+    place = report(
+        arguments.json,
+        {"bidirectional, fp32": held},
+        (PEER,),
         speed_table("Forward and backward, fp32", held, PEER),
         median_table("Milliseconds", held),
         *([growth_table(found, arguments.mechanisms)] if max(found) > FITTED_FROM else []),
-        *left_out_lines(held),
+        device=device,
     )
-    write_json(arguments.json, place, {"bidirectional, fp32": held}, (PEER,))
     panels = {
         title: {name: costs(name, found) for name in arguments.mechanisms}
         for title, costs in (("time (s)", seconds_of), ("peak memory (MB)", peaks_of))

@@ -7,7 +7,6 @@ padding. The cost is processor time. The memory is the peak of the process durin
 it has before (Linux only).
 """
 
-import argparse
 import sys
 import time
 from functools import partial
@@ -24,23 +23,19 @@ from benchmarks.harness import (
     Pace,
     UnavailableError,
     fact_table,
-    left_out_lines,
-    machine,
     median_table,
-    show,
+    options,
+    peak,
+    report,
     take_turns,
 )
-from protlm.build import describe
-from protlm.checkpoints.format import Checkpoint
-from protlm.config import TrainConfig
-from protlm.config.composition import compose
+from benchmarks.language_models import random_checkpoint
 from protlm.interop.onnx_file import INPUTS, Graph, difference, export
 from protlm.loading import model_of
-from protlm.model.transformer import build_network
-from protlm.system.processes import return_freed_memory
 
 MECHANISMS = ("softmax", "performer_relu", "performer_softmax", "hybrid", "linear")
 LENGTHS, QUICK_LENGTHS, BATCHES = (64, 512, 2048, 8192), (8, 40), (1, 4)
+THOROUGH = Pace(seconds=5.0, fewest=3, most=9)
 # Of softmax, whose memory grows with the square.
 _LONGEST = 2048
 
@@ -50,15 +45,8 @@ class File:
 
     def __init__(self, label: str, preset: str, folder: str) -> None:
         name, objective = label.split()
-        typed = [
-            f"model={preset}",
-            "model.num_layers=2",
-            f"attention={name}",
-            f"objective={objective}",
-        ]
-        config = compose(TrainConfig, typed)
-        network = build_network(config.model, config.attention, seed=0)
-        found = Checkpoint(Path(folder), describe(config), dict(network.state_dict()))
+        typed = f"attention={name}", f"objective={objective}", "model.num_layers=2"
+        found = random_checkpoint(f"model={preset}", *typed)
         self.graph = Graph(model := model_of(found))
         path, options = Path(folder) / f"{label}.onnx", onnxruntime.SessionOptions()
         print(label, export(model, path), file=sys.stderr, flush=True)
@@ -75,21 +63,6 @@ class File:
         return time.process_time() - start
 
 
-def peak(run: partial[float]) -> int:
-    """Returns the bytes that a run adds to the memory of this process at most."""
-    # Of what earlier runs left, a run would use some again.
-    return_freed_memory()
-    Path("/proc/self/clear_refs").write_text("5")
-    before = _memory("VmRSS")
-    run()
-    return _memory("VmHWM") - before
-
-
-def _memory(name: str) -> int:
-    (line,) = (x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(name))
-    return int(line.split()[1]) << 10
-
-
 def measure(files: dict[str, File], length: int, batch: int, pace: Pace) -> Comparison:
     """Compares all files at one length and batch with torch."""
     tokens_BL = torch.randint(4, 24, (batch, length), generator=torch.Generator().manual_seed(0))
@@ -100,29 +73,28 @@ def measure(files: dict[str, File], length: int, batch: int, pace: Pace) -> Comp
     for label in found.costs:
         one = files[label]
         error = difference(one.graph, one.session, (tokens_BL, mask_BL))
-        found.facts[label] = {"error": error, "bytes": peak(runs[label])}
+        found.facts[label] = {"error": error, "bytes": peak(runs[label])[1]}
     return found
 
 
 def main() -> None:
-    """Measures, and prints the tables."""
-    parser = argparse.ArgumentParser(description="Measure exported ONNX files.")
-    parser.add_argument("--quick", action="store_true", help="tiny models, short rows")
+    """Measures, prints the tables, and writes the figures."""
+    parser = options("benchmark_onnx", "exported ONNX files")
     parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=MECHANISMS)
     given = parser.parse_args()
-    preset, pace, lengths = "small", Pace(seconds=5.0, fewest=3, most=9), LENGTHS
-    if given.quick:
-        preset, pace, lengths = "tiny", QUICK, QUICK_LENGTHS
+    preset, pace = ("tiny", QUICK) if given.quick else ("small", THOROUGH)
+    lengths = QUICK_LENGTHS if given.quick else LENGTHS
     labels = [" ".join(pair) for pair in product(given.mechanisms, ("masked", "causal"))]
     with TemporaryDirectory() as folder:
         files = {label: File(label, preset, folder) for label in labels}
         held = [measure(files, length, batch, pace) for batch, length in product(BATCHES, lengths)]
-    show(
-        machine(torch.device("cpu")),
+    report(
+        given.json,
+        {"onnx": held},
+        (),
         fact_table("difference from torch, 1e-6 of the largest value", held, "error", scale=1e6),
         median_table("milliseconds of processor time, one thread", held),
         fact_table("peak memory of a run, MB", held, "bytes", scale=1e-6),
-        *left_out_lines(held),
     )
 
 

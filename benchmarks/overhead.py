@@ -7,7 +7,6 @@ its own optimizer takes as many steps on the same batches: forward, backward, gr
 clipping, optimizer. So both do the same mathematics and take turns.
 """
 
-import argparse
 import copy
 import tempfile
 import time
@@ -18,7 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import Comparison, machine, median_table, show, speed_table, write_json
+from benchmarks.harness import Comparison, median_table, options, report, speed_table
 from protlm.build import build_data, build_training
 from protlm.config import TrainConfig, TrainerConfig
 from protlm.config.composition import compose
@@ -125,21 +124,14 @@ def settings(folder: Path, steps: int, overrides: Sequence[str]) -> RunPlan:
     return RunPlan(compose(TrainConfig, [*given, *overrides]))
 
 
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Measure the overhead of the trainer.")
+def main() -> None:
+    """Measures, prints the tables, and writes the JSON file."""
+    parser = options("benchmark_overhead", "the overhead of the trainer")
     parser.add_argument("settings", nargs="*", help="settings of protlm train, such as model=tiny")
-    parser.add_argument("--quick", action="store_true", help="few steps")
     parser.add_argument(
         "--fasta", type=Path, default=sample_dir() / "uniprot_sample.fasta.gz", help="the proteins"
     )
-    parser.add_argument("--json", default=Path("outputs/benchmark_overhead.json"), type=Path)
-    return parser.parse_args(arguments)
-
-
-def main() -> None:
-    """Measures, prints the tables, and writes the JSON file."""
-    arguments = parse()
+    arguments = parser.parse_args()
     check_output(arguments.json, overwrite=True)
     stretches, steps = (QUICK_STRETCHES, QUICK_STEPS) if arguments.quick else (STRETCHES, STEPS)
     with tempfile.TemporaryDirectory(prefix="protlm-bench-") as name:
@@ -148,11 +140,10 @@ def main() -> None:
         plan = settings(folder, (stretches + 1) * steps, arguments.settings)
         measured = measure(build_training(plan), plan, steps)
     held = [Comparison("a step", measured.costs)]
-    place = machine(torch.device("cpu"))
-    show(place, speed_table("Training", held, BARE), median_table("Milliseconds", held))
+    tables = speed_table("Training", held, BARE), median_table("Milliseconds", held)
+    report(arguments.json, {"overhead": held}, (BARE,), *tables)
     if ratio := held[0].speed(BARE, TRAINER):
         print(f"The trainer adds {ratio.median - 1:.1%} to the bare loop")
-    write_json(arguments.json, place, {"overhead": held}, (BARE,))
 
 
 if __name__ == "__main__":

@@ -8,19 +8,20 @@ float32 where the processor emulates bfloat16. Costs are seconds per token witho
 end, each of protlm's models trains on padded and on packed rows of real lengths in turns.
 """
 
-import argparse
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 
 import torch
+from rich.table import Table
 from torch import nn
 
 from benchmarks.harness import (
+    CPU,
     QUICK,
     Comparison,
     Forecast,
@@ -28,13 +29,11 @@ from benchmarks.harness import (
     UnavailableError,
     emulates_bfloat16,
     fact_table,
-    left_out_lines,
-    machine,
     median_table,
-    show,
+    options,
+    report,
     speed_table,
     take_turns,
-    write_json,
 )
 from benchmarks.language_models import ESM, OURS, PERFORMER_LM_64, PERFORMER_LM_256, Sizes, models
 from benchmarks.synthetic_fasta import SAMPLE
@@ -56,7 +55,6 @@ PEERS = (ESM, PERFORMER_LM_256, PERFORMER_LM_64)
 THOROUGH = Pace(seconds=150.0, fewest=3, most=7)
 # A model that would take longer for a step is left out.
 MOST_SECONDS = 60.0
-CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -158,37 +156,20 @@ def compare_packed(
     return take_turns(attention, runs, pace)
 
 
-def report(
-    place: Mapping[str, object], held: Sequence[Comparison], packed: Sequence[Comparison]
-) -> None:
-    """Prints the tables."""
+def tables(held: Sequence[Comparison], packed: Sequence[Comparison]) -> list[Table]:
+    """Returns the tables."""
     precision = "float32" if emulates_bfloat16(CPU) else "bf16 autocast"
     ratios = [
         speed_table(precision, held, peer, but=[other for other in PEERS if other != peer])
         for peer in PEERS
         if any(peer in each.costs for each in held)
     ]
-    show(
-        place,
+    return [
         *ratios,
         median_table("Microseconds per token without padding", held, scale=1e6),
         fact_table("Parameters, in millions", held[:1], "parameters", scale=1e-6),
         speed_table(f"{precision}, {REAL}", packed, PADDED),
-        *left_out_lines(held),
-    )
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Reads the command line."""
-    parser = argparse.ArgumentParser(description="Measure training beside its peers.")
-    parser.add_argument("--quick", action="store_true", help="short rows, a small model")
-    parser.add_argument("--lengths", nargs="+", type=int)
-    parser.add_argument("--fasta", type=Path, default=SAMPLE, help="default: the shipped sample")
-    parser.add_argument("--json", type=Path, default=Path("outputs/benchmark_training.json"))
-    parsed = parser.parse_args(arguments)
-    if parsed.lengths is None:
-        parsed.lengths = QUICK_LENGTHS if parsed.quick else LENGTHS
-    return parsed
+    ]
 
 
 def main() -> None:
@@ -198,7 +179,10 @@ def main() -> None:
         InputDataError: the sequence file cannot be used.
         OutputError: the JSON file cannot be written.
     """
-    arguments = parse()
+    parser = options("benchmark_training", "training beside its peers")
+    parser.add_argument("--lengths", nargs="+", type=int)
+    parser.add_argument("--fasta", type=Path, default=SAMPLE, help="default: the shipped sample")
+    arguments = parser.parse_args()
     check_output(arguments.json, overwrite=True)
     torch.manual_seed(0)
     # As training does.
@@ -207,7 +191,8 @@ def main() -> None:
     small = Sizes(num_layers=1, model_dim=64, num_heads=1, feedforward_dim=128, max_length=1024)
     sizes, pace = (small, QUICK) if arguments.quick else (Sizes(), THOROUGH)
     held = []
-    for workload in workloads(arguments.lengths, QUICK_TOKENS if arguments.quick else TOKENS):
+    usual, tokens = (QUICK_LENGTHS, QUICK_TOKENS) if arguments.quick else (LENGTHS, TOKENS)
+    for workload in workloads(arguments.lengths or usual, tokens):
         print(f"{workload.label} ...", file=sys.stderr, flush=True)
         held.append(compare(sizes, proteins, workload, forecast, pace))
     packed = []
@@ -215,9 +200,8 @@ def main() -> None:
         print(f"{attention}, {PACKED} ...", file=sys.stderr, flush=True)
         tokens = QUICK_TOKENS if arguments.quick else 4 * TOKENS
         packed.append(compare_packed(sizes, proteins, attention, tokens, pace))
-    place = machine(CPU)
-    report(place, held, packed)
-    write_json(arguments.json, place, {"training": held, "packed": packed}, (*PEERS, *OURS, PADDED))
+    groups = {"training": held, "packed": packed}
+    report(arguments.json, groups, (*PEERS, *OURS, PADDED), *tables(held, packed))
 
 
 if __name__ == "__main__":

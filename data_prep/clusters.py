@@ -36,10 +36,11 @@ class ClusterTable:
     Args:
         path: representative and member, separated by a tab, plain or gzip, without a header: the
             `cluster.tsv` of MMseqs2.
+        version: of MMseqs2, if protlm ran it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path, self._stored = path, Path()
+    def __init__(self, path: Path, version: str | None = None) -> None:
+        self.path, self.version, self._stored = path, version, Path()
         members, clusters = array("Q"), array("Q")
         last, cluster = "", 0
         for _, representative, member in read_clusters(path):
@@ -55,7 +56,8 @@ class ClusterTable:
 
     def __getstate__(self) -> dict[str, Any]:
         assert self._stored.is_file(), "only a stored table can be sent to another process"
-        return {"path": self.path, "sha256": self.sha256, "_stored": self._stored}
+        kept = ("path", "version", "sha256", "_stored")
+        return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -171,4 +173,5 @@ class ClusterSplit(SplitRule):
             "test_fraction": self._fractions.test_fraction,
             "table": self._table.path.name,
             "sha256": self._table.sha256,
+            **({"mmseqs2": version} if (version := self._table.version) else {}),
         }

@@ -13,11 +13,16 @@ from protlm.data.shards.writer import PackedSequences
 from protlm.options.prepare import Selection
 
 from .clusters import ClusterTable
-from .split import SplitRule
+from .split import HOMOLOG, SplitRule
 
 DIGEST_BYTES = 16
 UNLISTED = "a cluster by itself, because it is missing from the cluster table"
 _VIRUS = re.compile(r"\b(bacterio)?phage|virus\b")
+
+
+def digest_of(record: Record) -> bytes:
+    """Returns the hash of a record's sequence."""
+    return blake2b(record.sequence.encode(), digest_size=DIGEST_BYTES).digest()
 
 
 def selected(records: Iterator[Record], selection: Selection, tally: Tally) -> Iterator[Record]:
@@ -88,17 +93,16 @@ class Encoder:
         sequences: list[bytes] = []
         digests: list[bytes] = []
         for record in selected(block.records(tally), self.selection, tally):
-            letters = record.sequence.encode()
-            digest = blake2b(letters, digest_size=DIGEST_BYTES).digest()
+            digest = digest_of(record)
             split = rule.split_of(record, digest)
-            if split is None:
-                tally.filtered["in no split"] += 1
+            if split is None or split == HOMOLOG:
+                tally.filtered[split or "in no split"] += 1
                 continue
             for note in rule.notes_of(record, split):
                 tally.noted[note] += 1
             splits.append(split)
             identifiers.append(record.identifier)
-            sequences.append(letters)
+            sequences.append(record.sequence.encode())
             digests.append(digest)
         clusters = None
         if self.clusters is not None:

@@ -12,7 +12,7 @@ from protlm.data.tables import excerpt, read_rows
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
 
-from .split import SplitRule
+from .split import HOMOLOG, TRAIN, SplitRule
 
 OOD_FAMILY = "test_ood_family"
 # The families that the Performer paper (arXiv 2009.14794) held out of TrEMBL.
@@ -120,6 +120,31 @@ class FamilySplit(SplitRule):
     def describe(self) -> dict[str, Any]:
         by = "Pfam family" if all(map(_PFAM.fullmatch, self._families.families)) else "family"
         return {"by": by, **self._families.describe(), "otherwise": self._otherwise.describe()}
+
+
+@final
+class WithoutHomologs(SplitRule):
+    """A split rule that leaves training sequences out that are too close to a held-out one.
+
+    Args:
+        homologs: a file of their digests, in hexadecimal.
+        version: of MMseqs2, which found them.
+    """
+
+    def __init__(self, rule: SplitRule, homologs: Path, version: str) -> None:
+        self._rule = rule
+        self._facts = {"homologs": homologs.name, "sha256": sha256_of(homologs), "mmseqs2": version}
+        self._digests = frozenset(map(bytes.fromhex, homologs.read_text("ascii").split()))
+
+    def split_of(self, record: Record, digest: bytes) -> str | None:
+        split = self._rule.split_of(record, digest)
+        return HOMOLOG if split == TRAIN and digest in self._digests else split
+
+    def notes_of(self, record: Record, split: str) -> Iterable[str]:
+        return self._rule.notes_of(record, split)
+
+    def describe(self) -> dict[str, Any]:
+        return {**self._rule.describe(), "left_out": self._facts}
 
 
 def families_without_records(rule: dict[str, Any], noted: Mapping[str, int]) -> tuple[str, ...]:

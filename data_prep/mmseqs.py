@@ -5,8 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -18,7 +19,7 @@ from protlm.data.records import Record, SequenceFile, Tally
 from protlm.data.records.record import accession
 from protlm.data.tables import read_clusters
 from protlm.data.vocabulary import VOCABULARY
-from protlm.options.prepare import ReadOptions
+from protlm.options.prepare import PrepareOptions, ReadOptions
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.interruption import sigterm_as_interrupt
 from protlm.system.paths import existing_file, explain_os_error, scratch_name
@@ -26,7 +27,9 @@ from protlm.system.terminal import printable
 from protlm.system.work_folder import Kind, unfinished, work_folder
 
 from .duplicates import DigestSet
-from .encode import DIGEST_BYTES
+from .encode import DIGEST_BYTES, digest_of, selected
+from .families import OOD_FAMILY
+from .split import TRAIN, SplitRule
 
 MIN_IDENTITY, MAX_E_VALUE = 0.3, 1e-3
 # Of the shorter and of the longer sequence of a pair.
@@ -50,8 +53,11 @@ def find_mmseqs() -> str:
     return executable
 
 
-def run_mmseqs(arguments: Sequence[str | Path]) -> None:
-    """Runs MMseqs2 quietly; it ends with this process, and so do the processes that it starts."""
+def run_mmseqs(arguments: Sequence[str | Path]) -> str:
+    """Runs MMseqs2 quietly, and returns what it prints.
+
+    It ends with this process, and so do the processes that it starts.
+    """
     command = [find_mmseqs(), *map(str, arguments), "-v", "1"]
     watched, held = os.pipe()
     try:
@@ -71,7 +77,7 @@ def run_mmseqs(arguments: Sequence[str | Path]) -> None:
         os.close(watched)
         os.close(held)
     if process.returncode == 0:
-        return
+        return printed[0].decode(errors="backslashreplace").strip()
     lines = [
         line.strip()
         for line in b"".join(printed).decode(errors="backslashreplace").splitlines()
@@ -136,66 +142,132 @@ def _write_fasta(sequences: Iterable[str], path: Path) -> Path:
     return path
 
 
-# As in UniRef: the fraction of a member that aligns with the longer representative.
-_OF_MEMBERS = ("-c", "0.8", "--cov-mode", "1")
 # The folder is always removed: what MMseqs2 leaves there cannot be continued.
-_CLUSTERING = Kind("clustering", "being built", "--out", has_finished=lambda folder: False)
+_TABLE = Kind("table", "being made", "--out", has_finished=lambda folder: False)
+# Queries are the held-out sequences: they are few, and the coverage is theirs.
+_HOMOLOGS = (
+    *("--min-seq-id", str(MIN_IDENTITY), "-c", "0.8", "--cov-mode", "2"),
+    *("-s", "7.5", "--format-output", "target"),
+)
 
 
 @dataclass(frozen=True)
 class Clustering:
-    """`identity` is the minimum fraction of residues identical in member and representative."""
+    """Fractions of a member: identical to its representative, and aligned to it, at least."""
 
     identity: float = 0.5
+    coverage: float = 0.8
     reading: ReadOptions = field(default_factory=ReadOptions)
     break_lock: bool = False
 
 
-def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) -> Path:
-    """Writes the cluster table next to `out`, or returns the table of an earlier run.
+def cluster_sources(sources: Sequence[Path], out: Path, clustering: Clustering) -> tuple[Path, str]:
+    """Writes the cluster table next to `out`, or returns that of an earlier run, and the version.
 
-    Its name has a hash of the sources' states and of the settings: `OUT.clusters-1a2b3c4d.tsv`.
+    Its name has a hash of the sources' states, of the settings, and of the version of MMseqs2:
+    `OUT.clusters-1a2b3c4d.tsv`.
     """
+    settings = (clustering.identity, clustering.coverage, clustering.reading)
+
+    def make(folder: Path) -> Path:
+        print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
+        return _linclust(sources, folder, clustering)
+
+    return _beside(out, "clusters", sources, settings, make, break_lock=clustering.break_lock)
+
+
+def find_homologs(
+    sources: Sequence[Path], out: Path, rule: SplitRule, options: PrepareOptions
+) -> tuple[Path, str]:
+    """Writes the training sequences too close to a held-out one next to `out`, by their digests.
+
+    They are in lines of a file, or in that of an earlier run, as of `cluster_sources`.
+    """
+    reading, selection = options.reading, options.selection
+    settings = (rule.describe(), reading, selection, _HOMOLOGS)
+
+    def make(folder: Path) -> Path:
+        print("searching for homologs with MMseqs2: hours", file=sys.stderr, flush=True)
+        files = {split: folder / f"{split}.fasta" for split in (OOD_FAMILY, TRAIN)}
+        numbers = Counter[str]()
+        with ExitStack() as stack:
+            opened = {split: stack.enter_context(file.open("x")) for split, file in files.items()}
+            for _, block in _blocks(sources, reading):
+                for record in selected(block, selection, Tally()):
+                    digest = digest_of(record)
+                    if (split := rule.split_of(record, digest)) in opened:
+                        opened[split].write(f">{digest.hex()}\n{record.sequence}\n")
+                        numbers[split] += 1
+        if len(numbers) < len(files):
+            raise InputDataError(
+                f"--no-homologs needs sequences in {TRAIN} and in {OOD_FAMILY}, but one is empty; "
+                "give another table, or leave the flag out"
+            )
+        hits = folder / "hits"
+        # Otherwise, of a query with many hits, only the first 300 count.
+        every = ["--max-seqs", str(numbers[TRAIN])]
+        run_mmseqs(["easy-search", *files.values(), hits, folder / "tmp", *_HOMOLOGS, *every])
+        return hits
+
+    return _beside(out, "homologs", sources, settings, make, break_lock=options.break_lock)
+
+
+def _beside(
+    out: Path,
+    what: str,
+    sources: Sequence[Path],
+    settings: Sequence[object],
+    make: Callable[[Path], Path],
+    *,
+    break_lock: bool,
+) -> tuple[Path, str]:
+    """Returns a table that is kept next to `out`, or made there, and the version of MMseqs2."""
     if Path("-") in sources:
         raise UserError(
-            "the sources are read twice to be clustered, and standard input can be read only once: "
+            "MMseqs2 and protlm both read the sources, and standard input can be read only once: "
             "write it to a file first"
         )
-    fingerprint = _fingerprint(sources, clustering)
-    table = out.with_name(f"{out.name}.clusters-{fingerprint}.tsv")
+    states = _states(sources)
+    version = run_mmseqs(["version"])
+    fingerprint = blake2b(repr((settings, states, version)).encode(), digest_size=4).hexdigest()
+    table = out.with_name(f"{out.name}.{what}-{fingerprint}.tsv")
     if table.is_file():
-        print(printable(f"using the clusters of an earlier run: {table}"), file=sys.stderr)
-        return table
-    find_mmseqs()
+        print(printable(f"using the {what} of an earlier run: {table}"), file=sys.stderr)
+        return table, version
     folder = unfinished(table.absolute())
-    with (
-        sigterm_as_interrupt(),
-        work_folder(folder, {}, _CLUSTERING, break_lock=clustering.break_lock) as work,
-    ):
-        print("clustering with MMseqs2: hours for TrEMBL", file=sys.stderr, flush=True)
-        made = _linclust(sources, folder, clustering)
-        if _fingerprint(sources, clustering) != fingerprint:
+    with sigterm_as_interrupt(), work_folder(folder, {}, _TABLE, break_lock=break_lock) as work:
+        made = make(folder)
+        if _states(sources) != states:
             raise InputDataError(
-                "a source changed while it was clustered; when it is complete, type the same "
-                "command again"
+                "a source changed while MMseqs2 ran; when it is complete, type the same command "
+                "again"
             )
         work.publish(made, table)
-    return table
+    return table, version
+
+
+def _blocks(
+    sources: Sequence[Path], reading: ReadOptions
+) -> Iterator[tuple[Path, Iterator[Record]]]:
+    """Yields the records of files as protlm reads them, whatever their format."""
+    for source in sources:
+        with SequenceFile(source, reading) as opened:
+            for block in opened.blocks():
+                yield source, block.records(Tally())
 
 
 def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> Path:
     fasta, clusters = folder / "sources.fasta", folder / "linclust"
-    # MMseqs2 reads the records as protlm does, whatever their format, with the same identifiers.
     with fasta.open("x", encoding="utf-8") as file:
         names = _Names(folder)
-        for source in sources:
-            with SequenceFile(source, clustering.reading) as opened:
-                for block in opened.blocks():
-                    records = list(block.records(Tally()))
-                    names.add(records, source)
-                    file.writelines(f">{r.identifier}\n{r.sequence}\n" for r in records)
+        for source, block in _blocks(sources, clustering.reading):
+            records = list(block)
+            names.add(records, source)
+            file.writelines(f">{r.identifier}\n{r.sequence}\n" for r in records)
+    # As in UniRef: the fraction of a member that aligns with the longer representative.
+    least = ["-c", str(clustering.coverage), "--cov-mode", "1"]
     identity = ["--min-seq-id", str(clustering.identity)]
-    run_mmseqs(["easy-linclust", fasta, clusters, folder / "tmp", *identity, *_OF_MEMBERS])
+    run_mmseqs(["easy-linclust", fasta, clusters, folder / "tmp", *identity, *least])
     return clusters.with_name(f"{clusters.name}_cluster.tsv")
 
 
@@ -226,11 +298,7 @@ def _digests(texts: Iterable[str]) -> np.ndarray:
     return np.frombuffer(b"".join(digests), np.uint64).reshape(-1, 2)
 
 
-def _fingerprint(sources: Sequence[Path], clustering: Clustering) -> str:
-    """Returns a hash, in eight letters, of everything that the clusters depend on."""
-    digest = blake2b(repr((clustering.identity, clustering.reading)).encode(), digest_size=4)
-    for source in sources:
-        status = existing_file(source, "a sequence file").stat()
-        digest.update(os.fsencode(source.absolute()))
-        digest.update(f"\n{status.st_size}\n{status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
+def _states(sources: Sequence[Path]) -> list[tuple[str, int, int]]:
+    """Returns the path, the size and the time of each source."""
+    found = [(one, existing_file(one, "a sequence file").stat()) for one in sources]
+    return [(str(one.absolute()), status.st_size, status.st_mtime_ns) for one, status in found]

@@ -21,9 +21,15 @@ from protlm.system.work_folder import refuse_finished
 from .clusters import ClusterSplit, ClusterTable
 from .duplicates import DigestSet
 from .encode import Encoder
-from .families import PAPER_FAMILIES, FamilySplit, HeldOutFamilies, refuse_empty_hold_out
+from .families import (
+    PAPER_FAMILIES,
+    FamilySplit,
+    HeldOutFamilies,
+    WithoutHomologs,
+    refuse_empty_hold_out,
+)
 from .merge import merge_into
-from .mmseqs import Clustering, cluster_sources
+from .mmseqs import Clustering, cluster_sources, find_homologs
 from .report import Report, conclude, refuse_too_many_rejects, warn_of_rejects
 from .segments import OpenSegment
 from .sources import (
@@ -190,34 +196,44 @@ def make_rule(
 
     Reads the tables, and clusters the sources if requested.
     """
-    fractions = HashSplit(options.valid_fraction, options.test_fraction)
+    rule: SplitRule = HashSplit(options.valid_fraction, options.test_fraction)
     # Tables and clusters may take hours, so an output that cannot be written is reported first.
     refuse_finished(out, DATA_SET)
-    if options.split_table is not None:
-        return TableSplit(options.split_table), _clusters(options, sources, out, building)
-    families = None
-    if options.family_table is not None:
-        names = [name.strip() for name in ",".join(options.ood_families).split(",") if name.strip()]
-        if options.ood_families and not names:
-            raise UserError("--ood-families is empty; give words of the table: PF00069 IPR000719")
-        families = HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)
-        columns = [f"{column} ({n:,} rows)" for column, n in families.rows_by_column.items()]
-        taken = f"{families.table}: families are held out by the column {' and '.join(columns)}"
-        print(printable(taken), file=sys.stderr)
+    listed = options.split_table and TableSplit(options.split_table)
+    families = _held_out(options)
     clusters = _clusters(options, sources, out, building)
-    rule = fractions if clusters is None else ClusterSplit(clusters, fractions, families)
-    return rule if families is None else FamilySplit(families, rule), clusters
+    if clusters is not None:
+        rule = ClusterSplit(clusters, rule, families)
+    if families is not None:
+        rule = FamilySplit(families, rule)
+    rule = listed or rule
+    if options.no_homologs:
+        rule = WithoutHomologs(rule, *find_homologs(sources, out, rule, building))
+    return rule, clusters
+
+
+def _held_out(options: SplitOptions) -> HeldOutFamilies | None:
+    if options.family_table is None:
+        return None
+    names = [name.strip() for name in ",".join(options.ood_families).split(",") if name.strip()]
+    if options.ood_families and not names:
+        raise UserError("--ood-families is empty; give words of the table: PF00069 IPR000719")
+    families = HeldOutFamilies(options.family_table, names or PAPER_FAMILIES)
+    columns = [f"{column} ({n:,} rows)" for column, n in families.rows_by_column.items()]
+    taken = f"{families.table}: families are held out by the column {' and '.join(columns)}"
+    print(printable(taken), file=sys.stderr)
+    return families
 
 
 def _clusters(
     options: SplitOptions, sources: Sequence[Path], out: Path, building: PrepareOptions
 ) -> ClusterTable | None:
-    path = options.cluster_table
     if options.cluster:
         clustering = Clustering(
-            Clustering.identity if options.cluster_identity is None else options.cluster_identity,
+            options.cluster_identity or Clustering.identity,
+            options.cluster_coverage or Clustering.coverage,
             building.reading,
             building.break_lock,
         )
-        path = cluster_sources(sources, out, clustering)
-    return None if path is None else ClusterTable(path)
+        return ClusterTable(*cluster_sources(sources, out, clustering))
+    return None if options.cluster_table is None else ClusterTable(options.cluster_table)

@@ -14,6 +14,8 @@ from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import sha256_of
 
 TRAIN, VALID, TEST = "train", "valid", "test"
+# In place of a split: why a record is left out.
+HOMOLOG = "of train, at least 30 % identical over 80 % of a held-out sequence (MMseqs2)"
 
 
 class SplitRule(Protocol):
@@ -25,7 +27,10 @@ class SplitRule(Protocol):
 
     @abstractmethod
     def split_of(self, record: Record, digest: bytes) -> str | None:
-        """Returns the split, or None for no split; `digest` is the BLAKE2b-128 of its sequence."""
+        """Returns the split, None for no split, or `HOMOLOG`.
+
+        `digest` is the BLAKE2b-128 of its sequence.
+        """
 
     def notes_of(self, record: Record, split: str) -> Iterable[str]:
         """Returns the reasons under which a record of `split` is counted as noted."""

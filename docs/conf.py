@@ -34,8 +34,8 @@ CONTENTS = {
     "Data": ["docs/prepare", "docs/shards", "docs/trembl"],
     "Training": ["docs/train", "docs/settings", "docs/cluster", "docs/gpu", "docs/linearize"],
     "Using a model": [
-        *("docs/embed", "docs/score", "docs/learn", "docs/generate", "docs/inspect"),
-        *("docs/features", "docs/benchmark", "docs/evaluate", "docs/interop"),
+        *("docs/embed", "docs/score", "docs/learn", "docs/generate", "docs/relatives"),
+        *("docs/inspect", "docs/features", "docs/benchmark", "docs/evaluate", "docs/interop"),
         *("docs/doctor", "docs/python"),
     ],
     "Background": [

@@ -16,10 +16,13 @@ from protlm.attention.layers import option_differences, stored_options, unable
 from protlm.checkpoints import description as descriptions
 from protlm.checkpoints.description import ModelDescription
 from protlm.checkpoints.format import all_checkpoints
-from protlm.config import DataConfig, MixtureConfig, ModelConfig, Sampling, TrainConfig
+from protlm.config import Batching, DataConfig, MixtureConfig, ModelConfig, Sampling, TrainConfig
 from protlm.config.composition import to_plain
 from protlm.config.fields import as_typed
+from protlm.data.batching.contexts import Contexts
 from protlm.data.batching.mixture import Mixture, integer_weights
+from protlm.data.batching.plan import BatchingStrategy
+from protlm.data.batching.relatives import Families, WholeFamilies
 from protlm.data.shards.data_set import SplitReader, open_clusters, open_split
 from protlm.data.shards.manifest import read_manifest
 from protlm.data.vocabulary import VOCABULARY
@@ -45,6 +48,11 @@ def load_initial_weights(
     _check_alphabet(f"model.init_from={path}", found.description)
     was, now = found.description.attention, mechanism["name"]
     converted = f"or give the result of: protlm checkpoint convert {path} --attention {now}"
+    if model.relatives is None and found.description.model.relatives is not None:
+        raise UserError(
+            f"model.init_from={path} was trained with relatives, and predicts little without them; "
+            "type data.batching=relatives (data.relatives_alone=1 shows it proteins alone)"
+        )
     if differing := _architecture_differences(found.description, model, mechanism):
         name, there, here = differing[0]
         # Groups are quoted for the shell, and what the YAML file does not have is added.
@@ -60,8 +68,11 @@ def load_initial_weights(
             f"model.init_from={path} has another architecture ({name}={there}, and that of "
             f"this run is {here}); type: {typed}"
         )
+    # What sees relatives is new in a model of single proteins, and is 0 at first.
+    new = (".relatives_factor", "family_numbers")
+    first = {k: x for k, x in network.state_dict().items() if k.endswith(new)}
     try:
-        network.load_state_dict(found.weights)
+        network.load_state_dict({**first, **found.weights})
     except RuntimeError:
         raise UserError(
             f"the weights of model.init_from={path}, of attention={was}, do not fit "
@@ -93,6 +104,8 @@ def _architecture_differences(
             for name, there, here in option_differences(
                 found.attention, found.attention_options, asked
             )
+            # It has no weights, and no effect on a model of single proteins.
+            if found.model.relatives is not None or not name.endswith("relatives_window")
         ]
     return settings
 
@@ -100,7 +113,9 @@ def _architecture_differences(
 def describe(config: TrainConfig) -> ModelDescription:
     """Returns the description of a run's model, which is saved in every checkpoint."""
     options = dict(to_plain(config)["attention"])
-    name = options.pop("name")
+    name, data = options.pop("name"), config.data
+    longest_row = max(min(data.tokens_per_row, data.tokens_per_batch), data.max_length)
+    is_related = data.batching is Batching.relatives
     return ModelDescription(
         vocabulary=VOCABULARY.hash,
         objective=config.objective.name,
@@ -108,21 +123,22 @@ def describe(config: TrainConfig) -> ModelDescription:
         attention=name,
         attention_options=stored_options(name, options),
         seed=config.seed,
-        max_length=config.data.max_length,
+        max_length=data.max_length,
+        relatives_tokens=data.relatives_tokens or longest_row if is_related else None,
     )
 
 
 def build_training(plan: RunPlan) -> LanguageModeling:
     """Returns the LightningModule of a run, with new weights or those of `model.init_from`."""
     config = plan.config
-    network = build_network(config.model, config.attention, seed=config.seed)
+    network = build_network(plan.model, config.attention, seed=config.seed)
     _check_fits(network, plan)
     network.activation_checkpointing = config.trainer.activation_checkpointing
     # A run that continues has weights in its checkpoints.
     starts_from = None if all_checkpoints(plan.run_dir) else config.model.init_from
     if starts_from is None:
         return build_module(network, plan)
-    source = load_initial_weights(network, config.model, config.attention, Path(starts_from))
+    source = load_initial_weights(network, plan.model, config.attention, Path(starts_from))
     module = build_module(network, plan)
     module.description = replace(module.description, source=source)
     module.check_start(config)
@@ -139,7 +155,7 @@ def build_module(network: ProteinLM, plan: RunPlan) -> LanguageModeling:
     stage, teacher = config.objective.stage, config.objective.teacher
     module = (LanguageModeling if stage is None else STAGES[stage])(
         network,
-        description=describe(config),
+        description=describe(replace(config, model=plan.model)),
         causal=plan.is_causal,
         optimizer=with_half_life(config.optimizer, tokens_per_step=plan.tokens_per_step),
         schedule=config.schedule,
@@ -190,8 +206,11 @@ def _teacher(path: str) -> PretrainedModel:
     return teacher
 
 
-def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
-    """Opens the data sets of training, and the validation split."""
+def open_data(config: DataConfig, rule: BatchingStrategy | None = None) -> tuple[Mixture, Mixture]:
+    """Opens the data sets of training, and the validation split.
+
+    With the rule of `data.batching=relatives`, both are read by their clusters.
+    """
     verify = config.verify
     parts = config.mixture
     if config.dir is not None:
@@ -202,15 +221,44 @@ def open_data(config: DataConfig) -> tuple[Mixture, SplitReader]:
             "'data.mixture=[{dir: DIR, weight: 1}, {dir: DIR, weight: 3}]'"
         )
     shares = integer_weights([part.weight for part in parts])
-    clusters = None
+    clusters, rule = None, rule if isinstance(rule, WholeFamilies) else None
     # Before the shards are hashed, which takes long.
-    if config.sampling is Sampling.cluster:
+    if rule is not None or config.sampling is Sampling.cluster:
         clusters = [open_clusters(Path(p.dir), p.split, verify=verify) for p in parts]
     splits = [open_split(Path(p.dir), p.split, verify=verify, shuffled=True) for p in parts]
     valid_dir = config.valid_dir or parts[0].dir
     _warn_of_other_rules([part.dir for part in parts], valid_dir)
     valid = open_split(Path(valid_dir), config.valid_split, verify=verify)
-    return Mixture(splits, shares, clusters), valid
+    if clusters is None or rule is None:
+        return Mixture(splits, shares, clusters), Mixture([valid])
+    # All proteins are masked and see their relatives, whatever the fractions of training are.
+    valid_rule = replace(rule, alone=0.0, last=0.0)
+    related = _related(config, Path(valid_dir), valid, valid_rule)
+    return Families(splits, shares, clusters, rule), related
+
+
+def _related(
+    config: DataConfig, directory: Path, valid: SplitReader, rule: WholeFamilies
+) -> Mixture:
+    """Returns the families of a validation split, or its proteins after those of another split."""
+    verify, other, split = config.verify, config.relatives_from, config.valid_split
+    if other is None:
+        return Families([valid], [1], [open_clusters(directory, split, verify=verify)], rule)
+    if other == split:
+        raise UserError(
+            f"data.relatives_from={other} is the validation split itself; type another one, or "
+            "data.relatives_from=null for its own families"
+        )
+    index = open_clusters(directory, other, verify=verify)
+    context = open_split(directory, other, verify=verify, shuffled=True)
+    contexts = Contexts(context, index, valid, rule)
+    if not contexts.has_relatives():
+        raise UserError(
+            f"data.relatives_from={other}: {directory} has no cluster with members in both {other} "
+            f"and {split}, as if it was split by clusters; choose data.relatives_from=null, or a "
+            "data set that was split by sequences, with clusters"
+        )
+    return contexts
 
 
 def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
@@ -233,7 +281,7 @@ def _warn_of_other_rules(directories: Sequence[str], valid_dir: str) -> None:
 def build_data(plan: RunPlan) -> SequenceData:
     """Opens the data sets of a run; returns its LightningDataModule."""
     return SequenceData(
-        *open_data(plan.config.data),
+        *open_data(plan.config.data, plan.batching),
         rule=plan.batching,
         config=plan.config.data,
         masking=plan.masking,

@@ -1,7 +1,8 @@
 """The models of the Python interface: `protlm.load(...)` returns one."""
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -17,16 +18,25 @@ from protlm.attention.layers import attention_label
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
 from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.config.data import EMBED_TOKENS, TOKENS_PER_BATCH
-from protlm.data.records.in_memory import SequenceLike, letters_of, residues_of, sequences_of
+from protlm.data.records.in_memory import (
+    SequenceLike,
+    letters_of,
+    name_of,
+    named_sequences,
+    residues_of,
+    sequences_of,
+)
 from protlm.data.records.proteins import Proteins
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.downstream.estimators import LogProbabilities, default_estimator, perplexity, score
+from protlm.downstream.estimators import averaged, default_estimator, perplexity, score
 from protlm.downstream.variants import is_mutant, parse_mutant, parse_sequence
 from protlm.model.embedding import EmbeddedFile, Embedder, Vectors, batches, embed_all
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel, TokenBatch, numbers_of
+from protlm.model.relatives import InContexts, grouped
 from protlm.model.transformer import num_parameters
 from protlm.options.embed import Pooling
+from protlm.options.relatives import FamilyOptions
 from protlm.options.score import Estimator
 from protlm.options.shared import Duplicates
 from protlm.system.errors import InputDataError, UserError, refuse_unknown
@@ -66,6 +76,7 @@ class Model(PretrainedModel):
         *,
         tokens_per_batch: int = EMBED_TOKENS,
         as_torch: bool = False,
+        relatives: InContexts | None = None,
     ) -> Any:
         """Returns the vectors of sequences, in their order.
 
@@ -76,6 +87,7 @@ class Model(PretrainedModel):
             pooling: mean, max, std or cls; per_tok returns a list of the vectors of residues.
             tokens_per_batch: rows times length of a batch, at most.
             as_torch: returns tensors on the CPU in place of NumPy arrays.
+            relatives: those of the sequences, from `relatives`; vectors are averaged over contexts.
 
         Returns:
             An array (sequences, D), or a list of arrays (L, D), in float32; of several layers one
@@ -94,14 +106,20 @@ class Model(PretrainedModel):
         >>> sorted(model.embed(["MKV"], layers=[0, 2]))
         [0, 2]
         """
-        texts = sequences_of(sequences, "embed([sequence]), or embed_file(path)")
+        texts, names = named_sequences(sequences, "embed([sequence]), or embed_file(path)")
         kind, numbers = _pooling(pooling), numbers_of(layers, self.num_layers)
         number_of = {layer: self.layer_number(layer, first=0) for layer in numbers}
-        embedder = Embedder(self, (kind,), tuple(dict.fromkeys(number_of.values())))
+        embedder = Embedder(
+            self,
+            (kind,),
+            tuple(dict.fromkeys(number_of.values())),
+            contexts=relatives and relatives.begun(self, names),
+            context_tokens=tokens_per_batch,
+        )
         # Before the first of many batches; all in one batch would have the length of the longest.
         residues = residues_of(texts, longest=self.max_residues)
         vectors: list[Vectors] = [{}] * len(residues)
-        for index, embedded in embed_all(embedder, residues, tokens_per_batch):
+        for index, embedded in embed_all(embedder, residues, tokens_per_batch, names=names):
             name = f"sequence {index + 1} ({len(residues[index]):,} residues)"
             vectors[index] = embedder.checked(embedded, name)
         result = {}
@@ -181,6 +199,7 @@ class Model(PretrainedModel):
         *,
         first_residue: int = 1,
         tokens_per_batch: int = TOKENS_PER_BATCH,
+        relatives: InContexts | None = None,
     ) -> np.ndarray:
         """Returns the scores of variants, float64, in nats; see `protlm score`.
 
@@ -188,9 +207,12 @@ class Model(PretrainedModel):
             wild_type: residues.
             mutants: substitutions such as A1P, several joined by colons; or whole sequences with
                 insertions and deletions, for estimators of whole sequences.
-            estimator: its name; None takes the default of the model.
+            estimator: its name; None takes the default of the model, and with relatives that all
+                see all, which are read for every prediction, wt-marginals.
             first_residue: the number of the wild type's first residue.
             tokens_per_batch: rows times length of a batch, at most.
+            relatives: those of the wild type, from `relatives`; log-probabilities are averaged over
+                contexts.
 
         Raises:
             UserError: the estimator does not exist, or the model or a variant does not allow it.
@@ -203,7 +225,9 @@ class Model(PretrainedModel):
         """
         texts = sequences_of(mutants, "score(wild_type, [mutant])", "mutant")
         (letters,) = residues_of([letters_of(wild_type, "the wild type")], "the wild type")
-        predictor = LogProbabilities(self, tokens_per_batch)
+        given = [name_of(wild_type)], [letters]
+        ((models, _),) = grouped(self, relatives, *given, tokens_per_batch)
+        predictor = averaged(models, tokens_per_batch)
         chosen = default_estimator(predictor)
         if estimator is not None:
             refuse_unknown("estimator", estimator, Estimator)
@@ -217,12 +241,23 @@ class Model(PretrainedModel):
         return score(chosen, predictor, letters, variants).values
 
     def perplexity(
-        self, sequences: Iterable[SequenceLike], *, tokens_per_batch: int = TOKENS_PER_BATCH
+        self,
+        sequences: Iterable[SequenceLike],
+        *,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
+        relatives: InContexts | None = None,
     ) -> np.ndarray:
         """Returns the perplexity of each sequence, float64: exp of the mean -log p of its residues.
 
         A masked model predicts one masked residue in each pass (the pseudo-perplexity of Salazar
-        et al. 2020, doi:10.18653/v1/2020.acl-main.240), a causal one all in one pass.
+        et al. 2020, doi:10.18653/v1/2020.acl-main.240), a causal one all in one pass. With
+        relatives that all see all, every pass reads their contexts, and the time is printed before.
+
+        Args:
+            sequences: as for `tokenize`.
+            tokens_per_batch: rows times length of a batch, at most.
+            relatives: those of the sequences, from `relatives`; log-probabilities are averaged over
+                contexts.
 
         Raises:
             UserError: an encoder, which predicts no residues, or something that is not a sequence.
@@ -233,11 +268,19 @@ class Model(PretrainedModel):
         >>> model.perplexity(["MKTAYIAKQR", "MKV"]).shape
         (2,)
         """
-        texts = residues_of(sequences_of(sequences, "perplexity([sequence])"))
-        return np.array([*perplexity(LogProbabilities(self, tokens_per_batch), texts)])
+        letters, names = named_sequences(sequences, "perplexity([sequence])")
+        texts, found = residues_of(letters), list[float]()
+        for models, places in grouped(self, relatives, names, texts, tokens_per_batch):
+            own = [texts[place] for place in places]
+            found += perplexity(averaged(models, tokens_per_batch), own)
+        return np.array(found)
 
     def contacts(
-        self, sequences: Iterable[SequenceLike], fit: str | Path | None = None
+        self,
+        sequences: Iterable[SequenceLike],
+        fit: str | Path | None = None,
+        *,
+        relatives: InContexts | None = None,
     ) -> list[np.ndarray]:
         """Returns the contact probabilities of each sequence, (L, L), float32.
 
@@ -247,15 +290,16 @@ class Model(PretrainedModel):
             sequences: as for `tokenize`.
             fit: a folder of structures to fit to, or a saved NAME.fit.json; None fits to the
                 shipped structures, once for a model.
+            relatives: those of the sequences, from `relatives`; probabilities are averaged over
+                contexts. The fit is to proteins without relatives.
 
         Raises:
             UserError: a sequence does not fit into the memory or the table of positions, or the
                 fit is of another model.
             InputDataError: a letter is not a residue, or there are no structures to fit to.
         """
-        texts = residues_of(
-            sequences_of(sequences, "contacts([sequence])"), longest=self.max_residues
-        )
+        letters, names = named_sequences(sequences, "contacts([sequence])")
+        texts = residues_of(letters, longest=self.max_residues)
         room = Room(self, per_pair=4 * self.num_heads + BYTES_PER_PAIR)
         for number, one in enumerate(texts, start=1):
             if reason := room.refusal(len(one)):
@@ -263,20 +307,30 @@ class Model(PretrainedModel):
         saved = self._shipped_fit if fit is None else fit_contacts(self, Path(fit))
         if not saved.regression.num_heads_used:
             warnings.warn("no head carries contacts: all pairs are equally probable", stacklevel=2)
-        return [saved.regression.predict_protein(self, one).astype(np.float32) for one in texts]
+        return [
+            saved.regression.predict_averaged(models, texts[place]).astype(np.float32)
+            for models, places in grouped(self, relatives, names, texts, TOKENS_PER_BATCH)
+            for place in places
+        ]
 
     @cached_property
     def _shipped_fit(self) -> SavedFit:
         return fit_contacts(self, None)
 
     def predict_masked(
-        self, sequences: Iterable[SequenceLike], *, tokens_per_batch: int = EMBED_TOKENS
+        self,
+        sequences: Iterable[SequenceLike],
+        *,
+        tokens_per_batch: int = EMBED_TOKENS,
+        relatives: InContexts | None = None,
     ) -> list[dict[int, dict[str, float]]]:
         """Predicts the residues that are written `<mask>`.
 
         Args:
             sequences: residues, with one or more `<mask>`.
             tokens_per_batch: rows times length of a batch, at most.
+            relatives: those of the sequences, from `relatives` with the query; log-probabilities
+                are averaged over contexts.
 
         Returns:
             For each sequence, by the position of a mask, counted from 1, the probabilities of the
@@ -292,7 +346,12 @@ class Model(PretrainedModel):
         >>> [(position, len(letters)) for position, letters in found[0].items()]
         [(3, 20), (9, 20)]
         """
-        texts = sequences_of(sequences, "predict_masked([sequence])")
+        texts, names = named_sequences(sequences, "predict_masked([sequence])")
+        if relatives is not None and relatives.query is None:
+            raise UserError(
+                "a sequence with <mask> does not show which of its relatives is itself; write "
+                "model.relatives(source, query=SEQUENCE), with the residues of the whole protein"
+            )
         if self.causal:
             raise UserError("this model is causal, and predict_masked needs a masked model")
         masked_texts = ["".join(text.split()) for text in texts]
@@ -302,15 +361,71 @@ class Model(PretrainedModel):
             [text.replace(_MASK, "A") for text in masked_texts], longest=self.max_residues
         )
         predicted: list[dict[int, dict[str, float]]] = [{} for _ in filled]
-        for indices in batches([len(text) for text in filled], tokens_per_batch):
-            batch = self.batch_of([filled[index] for index in indices])
-            for row, index in enumerate(indices):
-                masked = np.array(places[index]) - 1 + self.vocabulary.start
-                batch.tokens_BL[row, masked] = self.vocabulary.mask
-            p_BLV = self(batch).logits_BLV[:, self.vocabulary.start :].float().softmax(-1).cpu()
-            for row, index in enumerate(indices):
-                predicted[index] = {n: _letters(p_BLV[row, n - 1]) for n in places[index]}
+        for models, own in grouped(self, relatives, names, filled, tokens_per_batch):
+            for some in batches([len(filled[index]) for index in own], tokens_per_batch):
+                indices = [own[number] for number in some]
+                p_BLV = self._unmasked(models, [(filled[n], places[n]) for n in indices])
+                for p_LV, index in zip(p_BLV, indices, strict=True):
+                    predicted[index] = {n: _letters(p_LV[n - 1]) for n in places[index]}
         return predicted
+
+    def _unmasked(
+        self, models: Sequence[PretrainedModel], asked: Sequence[tuple[str, Sequence[int]]]
+    ) -> Tensor:
+        """Returns probabilities of all tokens at residues, BLV, some of which are masked."""
+        batch = self.batch_of([text for text, _ in asked])
+        for tokens_L, (_, places) in zip(batch.tokens_BL, asked, strict=True):
+            tokens_L[np.array(places) - 1 + self.vocabulary.start] = self.vocabulary.mask
+        # The mean of log-probabilities, up to a number for each position.
+        logits = [model(batch).logits_BLV[:, self.vocabulary.start :].float() for model in models]
+        return torch.stack(logits).mean(0).softmax(-1).cpu()
+
+    def relatives(
+        self,
+        source: str | Path | Iterable[SequenceLike],
+        query: SequenceLike | None = None,
+        *,
+        contexts: int = 4,
+        tokens: int | None = None,
+        seed: int = 0,
+        filters: FamilyOptions | None = None,
+        force: bool = False,
+    ) -> InContexts:
+        """Returns the relatives of sequences, for the `relatives=` of other methods.
+
+        Args:
+            source: an alignment or a sequence file, a folder with one for each name, a table of
+                names and members, or sequences, aligned or not (docs/relatives.md).
+            query: the protein that all sequences are variants of; None: each sequence is a query,
+                found by the name of a pair or of a record.
+            contexts: how many are drawn for a query, and averaged.
+            tokens: most tokens of a context; None: those of a family in training.
+            seed: of the draw.
+            filters: which relatives are taken, and their weights.
+            force: also if the model was trained without relatives.
+
+        Raises:
+            UserError: the model was trained without relatives, or an option is out of range.
+            InputDataError: the source is damaged.
+
+        >>> import protlm
+        >>> model = protlm.load("hybrid-6m")
+        >>> relatives = model.relatives(["MKTAYLAKQK", "MRTAYVAKNR"], contexts=2, force=True)
+        >>> model.embed(["MKTAYIAKQR"], relatives=relatives).shape
+        (1, 256)
+        """
+        options = replace(
+            filters or FamilyOptions(),
+            contexts=contexts,
+            relatives_tokens=tokens,
+            relatives_seed=seed,
+        )
+        source = Path(source) if isinstance(source, str) else source
+        whole = None
+        if query is not None:
+            (letters,) = residues_of([letters_of(query, "the query")], "the query")
+            whole = name_of(query), letters
+        return InContexts(self, source, options, query=whole, force=force)
 
     @torch.inference_mode()
     def estimate_errors(self, batch: TokenBatch) -> dict[int, tuple[Tensor, Tensor]]:

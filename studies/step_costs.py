@@ -8,26 +8,21 @@ it on an idle machine. Costs are seconds per token; those of rows of 512, times 
 `--step-seconds` of `twins` but for its optimizer.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-
-import torch
 
 from benchmarks.attention_passes import timed
 from benchmarks.gpu_rates import Form, Step
 from benchmarks.harness import (
+    CPU,
     QUICK,
     Comparison,
     Pace,
-    left_out_lines,
-    machine,
     median_table,
-    show,
+    options,
+    report,
     speed_table,
     take_turns,
-    write_json,
 )
 from protlm.system.errors import exit_with_message
 from protlm.system.paths import check_output
@@ -36,7 +31,6 @@ from studies.twins import COMMON, MECHANISMS, SOFTMAX, TOKENS_PER_STEP
 LENGTHS, QUICK_LENGTHS = (512, 4096, 32_768), (64,)
 MODEL = tuple(setting for setting in COMMON if setting.startswith("model"))
 THOROUGH = Pace(seconds=90.0, fewest=3, most=9)
-CPU = torch.device("cpu")
 
 
 def compare(mechanisms: Sequence[str], length: int, tokens: int, pace: Pace) -> Comparison:
@@ -56,11 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Raises:
         OutputError: the JSON file cannot be written.
     """
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = options("step_costs", "a training step by the length of rows")
     parser.add_argument("--mechanisms", nargs="+", choices=MECHANISMS, default=list(MECHANISMS))
     parser.add_argument("--lengths", nargs="+", type=int)
-    parser.add_argument("--quick", action="store_true", help="short rows, two rounds")
-    parser.add_argument("--json", type=Path, default=Path("outputs/step_costs.json"))
     given = parser.parse_args(arguments)
     check_output(given.json, overwrite=True)
     pace, tokens = (QUICK, 128) if given.quick else (THOROUGH, TOKENS_PER_STEP)
@@ -68,14 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for length in given.lengths or (QUICK_LENGTHS if given.quick else LENGTHS):
         print(f"L={length:,} ...", file=sys.stderr, flush=True)
         held.append(compare(given.mechanisms, length, tokens, pace))
-    place = machine(CPU)
-    show(
-        place,
+    report(
+        given.json,
+        {"training step": held},
+        (SOFTMAX,),
         speed_table("A training step", held, SOFTMAX),
         median_table("Microseconds per token", held, scale=1e6),
-        *left_out_lines(held),
     )
-    write_json(given.json, place, {"training step": held}, (SOFTMAX,))
 
 
 if __name__ == "__main__":

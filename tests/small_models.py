@@ -16,7 +16,16 @@ import torch
 from omegaconf import OmegaConf
 
 from protlm.checkpoints.description import ModelDescription
-from protlm.config import ModelConfig, Norm, Objective, Positions, TrainConfig
+from protlm.config import (
+    ModelConfig,
+    Norm,
+    Objective,
+    Positions,
+    Relatives,
+    RelativesPositions,
+    RelativesSum,
+    TrainConfig,
+)
 from protlm.config.composition import compose
 from protlm.data.vocabulary import VOCABULARY
 from protlm.evaluation import create
@@ -27,9 +36,18 @@ from protlm.system.paths import sample_dir
 
 
 def small_model(
-    attention: str, objective: str = "masked", *, max_length: int | None = None, **options: Any
+    attention: str,
+    objective: str = "masked",
+    *,
+    max_length: int | None = None,
+    relatives: str | None = None,
+    relatives_sum: str = "joint",
+    **options: Any,
 ) -> PretrainedModel:
-    """A model of any length, or with a table of `max_length` positions."""
+    """A model of any length, or with a table of `max_length` positions.
+
+    With `relatives`, positions are those of the alignment.
+    """
     config = ModelConfig(
         num_layers=2,
         num_heads=2,
@@ -38,6 +56,9 @@ def small_model(
         max_length=max_length or 64,
         positions=Positions.rotary if max_length is None else Positions.learned,
         norm=Norm.rms,
+        relatives=None if relatives is None else Relatives(relatives),
+        relatives_positions=RelativesPositions.aligned,
+        relatives_sum=RelativesSum(relatives_sum),
     )
 
     def rebuild(seed: int) -> ProteinLM:

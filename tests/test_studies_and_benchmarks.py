@@ -22,6 +22,7 @@ SMALLEST = {
     "benchmarks.gpu speed --quick --device cpu": "| hybrid-6m packed |",
     "benchmarks.mechanisms --quick --lengths 16 --mechanisms softmax hybrid": "hybrid",
     "benchmarks.overhead --quick model=tiny data.max_length=64 schedule.warmup_steps=0": "adds",
+    "benchmarks.relatives --quick": "times as fast as in the context",
     "benchmarks.synthetic_fasta proteins.fasta.gz --records 100": "",
     "benchmarks.training --quick --lengths 32": "packed rows",
     "studies.step_costs --quick --mechanisms softmax alternating": "A training step",

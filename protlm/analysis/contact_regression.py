@@ -23,6 +23,7 @@ from protlm.analysis.structures import (
     read_folder,
     structures_folder,
 )
+from protlm.model.contexts import NetworkInContext
 from protlm.model.pretrained import PretrainedModel
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.json_file import from_json, read_json
@@ -96,11 +97,15 @@ def _each_head(
     used = np.ones(model.num_layers * heads) if used_H is None else used_H
     layers = [n for n in range(1, model.num_layers + 1) if used[(n - 1) * heads : n * heads].any()]
     maps_HLL = np.empty((heads, length, length), np.float32)
+    is_in_context = isinstance(model.network, NetworkInContext)
     for layer, blocks in residue_rows(model, sequence, layers):
         start = 0
         for rows in blocks:
             end = start + rows.shape[1]
-            maps_HLL[:, start:end] = rows[:, :, model.vocabulary.inner].float().cpu().numpy()
+            # What the protein has of a row, beside relatives.
+            own = rows.sum(-1, keepdim=True).clamp(min=_ROUNDING) if is_in_context else 1
+            inner = (rows / own)[:, :, model.vocabulary.inner]
+            maps_HLL[:, start:end] = inner.float().cpu().numpy()
             start = end
         for head in np.flatnonzero(used[(layer - 1) * heads : layer * heads]).tolist():
             yield (layer - 1) * heads + head, features(maps_HLL[head])[0]
@@ -164,6 +169,10 @@ class ContactRegression:
         for head, feature_LL in _each_head(model, sequence, self.weights_H):
             logits_LL += self.weights_H[head] * feature_LL
         return self._probabilities(logits_LL)
+
+    def predict_averaged(self, models: Sequence[PretrainedModel], sequence: str) -> np.ndarray:
+        """Returns the mean of what `predict_protein` returns of each model, as of contexts."""
+        return np.mean([self.predict_protein(model, sequence) for model in models], axis=0)
 
     def _probabilities(self, logits_LL: np.ndarray) -> np.ndarray:
         return 0.5 * (1.0 + np.tanh(0.5 * (logits_LL + self.intercept)))

@@ -59,6 +59,10 @@ class Context(NamedTuple):
     is_whole: bool = False
     logit_bias: Callable[[int, slice], Tensor] | None = None
 
+    def of_positions(self, start: int) -> "Context":
+        """Returns the context of the positions from one on."""
+        return self._replace(hidden_BLD=self.hidden_BLD[:, start:], mask_BL=self.mask_BL[:, start:])
+
 
 class Attention(nn.Module, ABC):
     """An attention mechanism, which mixes value vectors across positions, per head.
@@ -148,6 +152,16 @@ class Attention(nn.Module, ABC):
         takes the gradient of channel c of output row c: that gradient in channel c of the values is
         the row (the transpose of the map on identity values, arXiv 2009.14794, C.4).
         """
+        return self._rows_by_gradient(self.mix, q_BHLK, k_BHLK, context, rows)
+
+    @staticmethod
+    def _rows_by_gradient(
+        mix: Callable[[Tensor, Tensor, Tensor, Context], Tensor],
+        q_BHLK: Tensor,
+        k_BHLK: Tensor,
+        context: Context,
+        rows: slice,
+    ) -> Tensor:
         batch, heads, length, _ = q_BHLK.shape
         dtype = accum_dtype(q_BHLK)
         # Tensors made in inference mode have to be copied before they can have gradients.
@@ -157,7 +171,7 @@ class Attention(nn.Module, ABC):
             positions = torch.arange(length, device=q_BHLK.device)[rows]
             v_BHLM = q_BHLK.new_zeros(batch, heads, length, len(positions)).requires_grad_()
             context = context._replace(hidden_BLD=hidden_BLD, mask_BL=mask_BL)
-            out_BHLM = self.mix(q_BHLK, k_BHLK, v_BHLM, context)
+            out_BHLM = mix(q_BHLK, k_BHLK, v_BHLM, context)
             pick_BHLM = torch.zeros_like(out_BHLM)
             pick_BHLM[:, :, positions, torch.arange(len(positions), device=q_BHLK.device)] = 1
             (map_BHLM,) = torch.autograd.grad(out_BHLM, v_BHLM, pick_BHLM)
@@ -232,7 +246,8 @@ class StateParts:
     """A state that consists of others: the base of dataclasses."""
 
     def __getitem__(self, rows_B: Tensor, /) -> Self:
-        return replace(self, **{name: part[rows_B] for name, part in vars(self).items()})
+        parts = {name: part for name, part in vars(self).items() if part is not None}
+        return replace(self, **{name: part[rows_B] for name, part in parts.items()})
 
 
 StateT = TypeVar("StateT", bound=State)

@@ -1,18 +1,20 @@
 """Linear attention with learned exponential features, Hedgehog (Zhang et al., arXiv 2402.04347)."""
 
+from collections.abc import Sequence
 from typing import ClassVar, final
 
 import torch
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Context, Recurrent
+from protlm.attention.base import Context, Recurrent
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.positive import ExponentialPairs
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, zero_padding
+from protlm.attention.relatives import SeesRelatives, View
 
 
 @final
-class Hedgehog(Attention, Recurrent[Tensor]):
+class Hedgehog(SeesRelatives, Recurrent[Tensor]):
     """Attention with weights φ(q)·φ'(k), φ(x) = [exp(Wx), exp(-Wx)], with learned W for each head.
 
     Queries and keys have different matrices W, K×K, which start as the identity (section 4.1). x is
@@ -34,11 +36,20 @@ class Hedgehog(Attention, Recurrent[Tensor]):
         self.linear = Performer(feature_map=ExponentialPairs, num_features=2 * head_dim)
 
     def mix(self, q_BHLK: Tensor, k_BHLK: Tensor, v_BHLC: Tensor, context: Context) -> Tensor:
-        mask_BL = context.mask_BL
-        # The gradient of a matrix is a sum over all positions: padding must be 0, not NaN.
-        q_BHLK = _mapped(zero_padding(q_BHLK, mask_BL), self.query_map)
-        k_BHLK = _mapped(zero_padding(k_BHLK, mask_BL), self.key_map)
+        q_BHLK, k_BHLK = self._mapped(q_BHLK, k_BHLK, context)
         return self.linear.mix(q_BHLK, k_BHLK, v_BHLC, context)
+
+    def across(
+        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        q_BHLK, k_BHLK, v_BHLC = heads
+        mapped = self._mapped(q_BHLK, k_BHLK, context)
+        return self.linear.across((*mapped, v_BHLC), context, view, own=own)
+
+    def _mapped(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        # The gradient of a matrix is a sum over all positions: padding must be 0, not NaN.
+        q, k = (zero_padding(x, context.mask_BL) for x in (q, k))
+        return _mapped(q, self.query_map), _mapped(k, self.key_map)
 
     def initial_state(self, k_BHK: Tensor, v_BHC: Tensor) -> Tensor:
         return self.linear.initial_state(k_BHK, v_BHC)

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from protlm.attention import create, mechanism, names
 from protlm.attention.base import Attention, Context, Recurrent, State, StateParts, even
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
+from protlm.config.fields import at_least
 from protlm.system.errors import OptionError, UserError, one_of
 
 _LINEAR = "performer_relu"
@@ -18,14 +20,17 @@ _LINEAR = "performer_relu"
 @final
 @dataclass(frozen=True)
 class HybridState(StateParts):
-    """The last positions, for heads with windows, and the state of the linear mechanism."""
+    """The last positions, for heads with windows, and the state of the linear mechanism.
 
-    window: State
+    A context leaves the keys of windows that see what is aligned, in place of positions, or none.
+    """
+
+    window: State | None
     linear: State
 
 
 @final
-class Hybrid(Attention, Recurrent[HybridState]):
+class Hybrid(SeesRelatives, Recurrent[HybridState]):
     """Exact softmax in a sliding window in some heads, a linear mechanism in the others.
 
         out_i = Σ_{j ∈ W(i)} exp(q_i·k_j / √K) v_j / Σ_{j ∈ W(i)} exp(q_i·k_j / √K)
@@ -60,6 +65,7 @@ class Hybrid(Attention, Recurrent[HybridState]):
         max_length: int,
         local_heads: int = 1,
         window: Annotated[int, even(2)] = 256,
+        relatives_window: Annotated[int | None, at_least(0)] = None,
         mechanism: str = _LINEAR,
         options: dict[str, Any] | None = None,
         seed: int = 0,
@@ -83,7 +89,10 @@ class Hybrid(Attention, Recurrent[HybridState]):
             "max_length": max_length,
             "seed": seed,
         }
-        self.near = create("window", {"window": window}, **sizes | {"num_heads": local_heads})
+        of_window = {"window": window, "relatives_window": relatives_window}
+        near = create("window", of_window, **sizes | {"num_heads": local_heads})
+        assert isinstance(near, SeesRelatives)
+        self.near, self.protein_heads = near, 0 if near.sees_relatives else local_heads
         self.linear = _create_linear(mechanism, options or {}, sizes)
         self.supports_bidirectional = self.linear.supports_bidirectional
         self.supports_causal = self.linear.supports_causal
@@ -108,6 +117,56 @@ class Hybrid(Attention, Recurrent[HybridState]):
         far = self.linear(*others, context, bounds)
         return torch.cat([near, far], dim=1)
 
+    def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
+        if refusal := self.near.relatives_refusal(later=later, apart=apart, runs=runs):
+            return refusal
+        if isinstance(self.linear, SeesRelatives):
+            return self.linear.relatives_refusal(later=later, apart=apart, runs=runs)
+        return f"the linear heads, of {type(self.linear).__name__}, cannot see relatives"
+
+    def forward_family(
+        self, heads: Sequence[Tensor], context: Context, view: View
+    ) -> tuple[Tensor, HybridState | None]:
+        """The linear heads see the family; windows see the protein, or what is aligned to it."""
+        local, others = zip(*map(self._split, heads), strict=True)
+        entering = None if view.entering is None else view.entering.window
+        near, window = self.near.forward_family(local, context, view._replace(entering=entering))
+        assert isinstance(self.linear, SeesRelatives)
+        far, state = self.linear.forward_family(others, context, self._of_linear(view))
+        return torch.cat([near, far], dim=1), None if state is None else HybridState(window, state)
+
+    def family_rows(
+        self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, view: View, rows: slice
+    ) -> Tensor:
+        (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
+        near = self.near.family_rows(near_q, near_k, context, view, rows)
+        assert isinstance(self.linear, SeesRelatives)
+        far = self.linear.family_rows(far_q, far_k, context, self._of_linear(view), rows)
+        return torch.cat([near, far.to(near.dtype)], dim=1)
+
+    def across(
+        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
+    ) -> tuple[Tensor, None]:
+        assert not own, "windows and linear heads are apart from each other"
+        local, others = zip(*map(self._split, heads), strict=True)
+        assert isinstance(self.linear, SeesRelatives)
+        far, _ = self.linear.across(others, context, self._of_linear(view), own=own)
+        return torch.cat([torch.zeros_like(local[2]), far], dim=1), None
+
+    def _of_linear(self, view: View) -> View:
+        return view._replace(
+            factor_H=None if view.factor_H is None else view.factor_H[self.local_heads :],
+            entering=None if view.entering is None else view.entering.linear,
+        )
+
+    def entered(
+        self, state: HybridState, k_BHK: Tensor, v_BHC: Tensor, *, apart: bool
+    ) -> HybridState:
+        (near_k, far_k), (near_v, far_v) = self._split(k_BHK), self._split(v_BHC)
+        assert isinstance(self.linear, SeesRelatives)
+        window = self.near.entered(state.window, near_k, near_v, apart=apart)
+        return HybridState(window, self.linear.entered(state.linear, far_k, far_v, apart=apart))
+
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         (near_q, far_q), (near_k, far_k) = self._split(q_BHLK), self._split(k_BHLK)
         near = self.near.map_rows(near_q, near_k, context, rows)
@@ -125,7 +184,8 @@ class Hybrid(Attention, Recurrent[HybridState]):
         self, state: HybridState, q_BHK: Tensor, k_BHK: Tensor, v_BHC: Tensor, context: Context
     ) -> tuple[HybridState, Tensor]:
         (near_q, far_q), (near_k, far_k), (near_v, far_v) = map(self._split, (q_BHK, k_BHK, v_BHC))
-        near, far = _recurrent(self.near), _recurrent(self.linear)
+        far = _recurrent(self.linear)
+        near = _recurrent(self.near)
         window, near_out = near.step(state.window, near_q, near_k, near_v, context)
         linear, far_out = far.step(state.linear, far_q, far_k, far_v, context)
         return HybridState(window, linear), torch.cat([near_out, far_out], dim=1)

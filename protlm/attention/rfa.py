@@ -1,6 +1,7 @@
 """Random feature attention, RFA (Peng et al., arXiv 2103.02143)."""
 
 import math
+from collections.abc import Sequence
 from enum import StrEnum
 from functools import partial
 from typing import Annotated, ClassVar, final
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent
+from protlm.attention.base import Context, QueryKeyNorms, Recurrent
 from protlm.attention.linearized.base import Performer
 from protlm.attention.linearized.features import FeatureMap, FourierFeatures, GeneralizedFeatures
 from protlm.attention.linearized.gated import gated_sums
@@ -17,6 +18,7 @@ from protlm.attention.linearized.gates import Gate, decay_
 from protlm.attention.linearized.normalization import denominator, inverse_of_weight, normalized
 from protlm.attention.ops.numerics import accum_dtype, no_autocast, recomputed, upcast, zero_padding
 from protlm.attention.ops.projection import Projection, RowSampling
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.config.fields import above, at_least
 
 
@@ -56,7 +58,7 @@ class RfaKernel(StrEnum):
 
 
 @final
-class RandomFeatureAttention(Attention, Recurrent[Tensor]):
+class RandomFeatureAttention(SeesRelatives, Recurrent[Tensor]):
     """Softmax of unit vectors by random features; optionally with a forget gate where causal.
 
     With x̂ = x / (|x| + 10⁻³), one learned scale σ for each pair of coordinates i and i + K/2 of
@@ -150,6 +152,18 @@ class RandomFeatureAttention(Attention, Recurrent[Tensor]):
             means = gated_means(q_BHLK, k_BHLK, v_BHLC, log_gate_BHL1, mask_BL, feature_map)
             out_BHLC = normalized(means, self._normalizer)
         return zero_padding(out_BHLC, mask_BL).to(v_BHLC.dtype)
+
+    def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
+        return (
+            "" if self.gate is None else "the gate of rfa has no form for relatives: omit gate=true"
+        )
+
+    def across(
+        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        assert self.gate is None, "the gate is refused with relatives"
+        q_BHLK, k_BHLK = (self._scaled(x, context.mask_BL) for x in heads[:2])
+        return self.performer.across((q_BHLK, k_BHLK, heads[2]), context, view, own=own)
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         if self.gate is not None:

@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ClassVar, final
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from protlm.attention.base import Attention, Context, QueryKeyNorms, Recurrent, not_compiled
+from protlm.attention.base import Context, QueryKeyNorms, Recurrent, not_compiled
 from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.attention.ops.numerics import (
     at_once,
@@ -21,6 +20,7 @@ from protlm.attention.ops.numerics import (
     zero_padding,
 )
 from protlm.attention.ops.varlen import varlen_softmax
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
 
 # Initial capacity of a cache, in positions.
@@ -33,7 +33,7 @@ _ROWS = 512
 
 
 @final
-class Softmax(Attention, Recurrent[KeyValueCache]):
+class Softmax(SeesRelatives, Recurrent[KeyValueCache]):
     """Exact attention by torch's fused kernels: time grows with L², memory with L."""
 
     is_linear: ClassVar[bool] = False
@@ -78,15 +78,48 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
     @not_compiled
     def _one_by_one(self, heads: Sequence[Tensor], context: Context, bounds: Bounds) -> Tensor:
         """Attends in each protein where it lies: nothing is copied, padded or hidden."""
-        cuts = np.unique([0, *bounds.spans.ravel(), heads[0].shape[2]]).tolist()
-        sizes, starts = np.diff(cuts).tolist(), set(bounds.spans[:, 0].tolist())
-        # The gradient of each slice of a tensor would have the size of the tensor.
-        pieces, parts = zip(*(x.split(sizes, dim=2) for x in heads), strict=True), list[Tensor]()
-        for start, (q, k, v) in zip(cuts[:-1], pieces, strict=True):
-            mask_BM = context.mask_BL[:, start : start + q.shape[2]]
-            within = context._replace(mask_BL=mask_BM)
-            parts.append(self.mix(q, k, v, within) if start in starts else torch.zeros_like(v))
-        return torch.cat(parts, dim=2)
+        pieces, places = bounds.pieces(heads)
+        outs = [torch.zeros_like(v) for _, _, v in pieces]
+        for place in places:
+            q, k, v = pieces[place]
+            within = context._replace(mask_BL=context.mask_BL.new_ones(1, v.shape[2]))
+            outs[place] = self.mix(q, k, v, within)
+        return torch.cat(outs, dim=2)
+
+    def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
+        if not (later and apart):
+            return ""
+        return (
+            "softmax over relatives on both sides alone is not computed: type "
+            "model.relatives_sum=joint, or model.relatives=ordered"
+        )
+
+    @not_compiled
+    def across(
+        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
+    ) -> tuple[Tensor, KeyValueCache | None]:
+        assert not view.later, "relatives on both sides of a protein are not one slice"
+        pieces, places = view.bounds.pieces([x.to(heads[2].dtype) for x in heads])
+        outs, cache = [torch.zeros_like(v) for _, _, v in pieces], None
+        before, num_before = view.entering, 0
+        if before is not None:
+            before = [x[:, :, : before.length] for x in (before.k_BHMK, before.v_BHMC)]
+            num_before = before[0].shape[2]
+        for family in view.bounds.members:
+            # What proteins see are slices of one tensor: each would keep a copy for its gradient.
+            both = [torch.cat([pieces[place][n] for place in places[family]], 2) for n in (1, 2)]
+            if before is not None:
+                both = [torch.cat(x, dim=2) for x in zip(before, both, strict=True)]
+            end = num_before
+            for place in places[family]:
+                q_BHLK = pieces[place][0]
+                start, end = end, end + q_BHLK.shape[2]
+                seen = [x[:, :, : end if own else start] for x in both]
+                if seen[0].shape[2]:
+                    outs[place] = _after_others(q_BHLK, *seen, causal=own and context.causal)
+            if view.keeps:
+                cache = KeyValueCache(both[0], both[1], end)
+        return torch.cat(outs, dim=2), cache
 
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:
         mask_BL, causal = context.mask_BL, context.causal
@@ -112,6 +145,15 @@ class Softmax(Attention, Recurrent[KeyValueCache]):
         if context.logit_bias is not None:
             bias_H1M = context.logit_bias(length, slice(length - 1, length)).to(k_BHK.dtype)
         return state, state.attend(q_BHK, bias_H1M)
+
+
+def _after_others(q_BHLK: Tensor, k_BHMK: Tensor, v_BHMC: Tensor, *, causal: bool) -> Tensor:
+    """Attends to M positions, of which the last L are those of the queries if causal."""
+    scale, (length, total) = 1 / math.sqrt(q_BHLK.shape[-1]), (q_BHLK.shape[2], k_BHMK.shape[2])
+    if not causal:
+        return F.scaled_dot_product_attention(q_BHLK, k_BHMK, v_BHMC, scale=scale)
+    sees = torch.ones(length, total, dtype=torch.bool, device=q_BHLK.device).tril(total - length)
+    return F.scaled_dot_product_attention(q_BHLK, k_BHMK, v_BHMC, sees, scale=scale)
 
 
 def _with_a_coordinate(

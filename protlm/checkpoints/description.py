@@ -38,6 +38,7 @@ class ModelDescription:
             `class` of an encoder; of a converted one, the mechanism `converted_from` and the hash
             of the original's weights, `converted_hash`.
         frame: the frame and the further tokens of a model; None of those with `<cls>` and `<eos>`.
+        relatives_tokens: the most tokens of a family in training; None without families.
     """
 
     vocabulary: str
@@ -49,6 +50,7 @@ class ModelDescription:
     max_length: Annotated[int, range(3, 1 << 63)]
     source: Mapping[str, str] | None = None
     frame: Frame | None = None
+    relatives_tokens: Count | None = None
 
     @property
     def attention_config(self) -> dict[str, Any]:
@@ -60,6 +62,10 @@ class ModelDescription:
         plain = {"format": FORMAT, **to_json(self), "attention": self.attention_config}
         # The origin of the first weights is not part of the architecture.
         del plain["attention_options"], plain["model"]["init_from"]
+        if self.model.relatives is None:
+            # As it was before there were relatives, and with it the identity of a model.
+            model = plain["model"].items()
+            plain["model"] = {key: x for key, x in model if not key.startswith("relatives")}
         return {key: value for key, value in plain.items() if value is not None}
 
     @classmethod
@@ -88,10 +94,14 @@ class ModelDescription:
 def differences(found: ModelConfig, asked: ModelConfig) -> list[tuple[str, str, str]]:
     """Returns the settings in which two models are different functions of their weights.
 
+    One of single proteins may become one that sees relatives.
+
     Each with its value in `found` and in `asked`, as in a config.
     """
     named = [f.name for f in fields(ModelConfig) if f.name not in _SAME_FUNCTION]
     pairs = [(name, _effective(found, name), _effective(asked, name)) for name in named]
+    if found.relatives is None:
+        pairs = [pair for pair in pairs if not pair[0].startswith("relatives")]
     return [(name, as_typed(one), as_typed(other)) for name, one, other in pairs if one != other]
 
 
@@ -105,6 +115,7 @@ def _effective(config: ModelConfig, name: str) -> Any:
         return None
     unused = {
         "relative_": config.positions is not Positions.relative,
+        "relatives_": config.relatives is None,
         "global_base": not config.global_every,
     }
     return None if any(name.startswith(x) and unused[x] for x in unused) else value

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from protlm.cli.flags import group
 from protlm.config.fields import ANY_NUMBER, at_least, flag
 from protlm.options import shared
-from protlm.options.shared import Duplicates
 from protlm.system.paths import check_output, existing_file
 
 # The name of a parameter, the type of its values, and the field that is or brings its flags.
@@ -250,9 +249,7 @@ COMMANDS = {
                 Path,
                 flag("The model of the probe; default: as the probe names it.", None, *MODEL_NAMES),
             ),
-            ("tokens_per_batch", int, shared.tokens_per_batch()),
-            ("device", str, shared.device()),
-            ("duplicates", Duplicates, shared.duplicates()),
+            _options("labels:PredictOptions"),
         ),
     ),
     "benchmark": Command(

@@ -108,7 +108,7 @@ class Flag:
         """Reads what was typed; raises an error if it is not allowed."""
         if self.is_switch:
             read = self.field.metadata["read"]
-            return imported(read) if read else not typed[-1].startswith("--no-")
+            return imported(read) if read else typed[-1] in self.names
         if not self.several:
             return self._read(typed[-1])
         if self.kind is int and "all" in typed:
@@ -172,7 +172,7 @@ def flags_of(options: type, without: Sequence[str] = ()) -> Iterator[Flag]:
     for one in _fields_of(options):
         if "names" in one.field.metadata and one.field.name not in without:
             yield one
-        elif one.is_group:
+        elif one.is_group and one.field.name not in without:
             yield from flags_of(one.kind, one.field.metadata.get("without", without))
 
 

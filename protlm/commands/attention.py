@@ -12,6 +12,7 @@ from protlm.data.records.proteins import Proteins
 from protlm.loading import load_model
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.relatives import drawn_beside, in_contexts, models_of
 from protlm.options.look import MapOptions
 from protlm.plots import attention_grid, save_figure
 from protlm.system.errors import UserError, interrupt_explained
@@ -36,10 +37,13 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
     layers, heads = model.layers_and_heads(options.layers, options.heads)
     proteins = Proteins(fasta, model.max_residues, options.duplicates, refuse=Room(model).refusal)
     _check_figure(proteins, options.figure)
+    contexts = in_contexts(model, options.relatives, (one.identifier for one in proteins))
     around = model.vocabulary.num_around
     pairs = sum((length + around) ** 2 for length in proteins.lengths)
     size = entry_bytes(len(proteins) * len(layers), len(layers) * len(heads) * pairs, options.dtype)
+    queries = ((record.identifier, record.sequence) for record in proteins)
     with (
+        drawn_beside(contexts, output, queries),
         all_or_none() as written,
         protein_file(
             output,
@@ -50,8 +54,10 @@ def attention_maps(fasta: Path, model_path: Path, output: Path, options: MapOpti
         ) as file,
     ):
         for record in watched("attention maps", proteins):
+            model = models_of(model, contexts, (record.identifier, record.sequence))[0]
             _write(file, model, record, layers, heads, options.dtype)
         if options.figure is not None:
+            # Of the one protein.
             _draw(model, next(iter(proteins)), layers, heads, options.figure)
             written.append(options.figure)
     proteins.report("mapped")

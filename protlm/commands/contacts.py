@@ -25,6 +25,7 @@ from protlm.data.records.proteins import Proteins
 from protlm.loading import load_model
 from protlm.model.embedding import unless_full
 from protlm.model.memory import Room
+from protlm.model.relatives import InContexts, drawn_beside, in_contexts, models_of
 from protlm.options.look import ContactOptions
 from protlm.options.shared import new_figure
 from protlm.plots import contact_figure, save_figure
@@ -66,12 +67,14 @@ def contacts(
     seen: dict[str, tuple[Path, Structure]] = {}
     inputs = [one for path in files if (one := _read(path, options, room, seen)) is not None]
     figures = _figures(inputs, options.figure)
+    queries = [(one.identifier, one.sequence) for some in inputs for one in some.records]
+    contexts = in_contexts(model, options.relatives, (name for name, _ in queries))
     fit = fit_contacts(model, options.fit)
-    with all_or_none() as written:
+    with drawn_beside(contexts, output, queries), all_or_none() as written:
         if saved_fit is not None:
             write_json(saved_fit, to_json(fit))
             written.append(saved_fit)
-        rows = _predict(room, fit, inputs, figures, output, written)
+        rows = _predict(room, fit, inputs, figures, output, written, contexts)
     for one in inputs:
         if not isinstance(one.records, Proteins):
             for name, reason in one.too_large:
@@ -95,6 +98,7 @@ def _predict(
     figures: dict[str, Path],
     output: Path,
     written: list[Path],
+    contexts: InContexts | None,
 ) -> list[tuple[str, ...]]:
     """Writes the predictions, and adds the figures to `written`; returns the rows of the table."""
     lengths = [len(record.sequence) for one in inputs for record in one.records]
@@ -111,8 +115,9 @@ def _predict(
     ):
         for one in inputs:
             for record in one.records:
+                models = models_of(model, contexts, (record.identifier, record.sequence))
                 predicted_LL = unless_full(
-                    partial(regression.predict_protein, model, record.sequence)
+                    partial(regression.predict_averaged, models, record.sequence)
                 )
                 progress.advance(len(record.sequence) ** 2)
                 if predicted_LL is None:

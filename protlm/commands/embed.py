@@ -26,6 +26,7 @@ from protlm.commands.outputs import check_suffix
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import load_model, pick_device
 from protlm.model.embedding import Embedder
+from protlm.model.relatives import drawn_beside, in_contexts
 from protlm.options.embed import EmbedOptions, Format, Pooling
 from protlm.options.jobs import Share, Submission
 from protlm.system.errors import InputDataError, OutputError, UserError
@@ -112,10 +113,15 @@ def plan_job(files: Sequence[Path], model_path: Path, options: EmbedOptions) -> 
         layers_of[Pooling.features] = (autoencoder.settings.layer,)
     keys = tuple((kind, layer) for kind, own in layers_of.items() for layer in own)
     distinct_layers = tuple(dict.fromkeys(layer for _, layer in keys))
-    embedder = Embedder(
-        model, options.include, distinct_layers, getattr(torch, options.compute_dtype)
-    )
     inputs = Inputs(files, options, model.max_residues)
+    embedder = Embedder(
+        model,
+        options.include,
+        distinct_layers,
+        getattr(torch, options.compute_dtype),
+        contexts=in_contexts(model, options.relatives, inputs.names),
+        context_tokens=options.tokens_per_batch,
+    )
     rows = np.sum([inputs.num_rows(kind) for kind, _ in keys], axis=0)
     plan = Plan(
         inputs.lengths,
@@ -243,7 +249,8 @@ def _write(job: Job, blocks: Blocks, output: Path, form: Any) -> None:
     results = Results(job, blocks)
     if not len(results):
         raise InputDataError("no protein fits into the memory of this device; use another one")
-    form.write(results, output)
+    with drawn_beside(job.embedder.contexts, output, job.inputs.queries()):
+        form.write(results, output)
     job.inputs.proteins.report("embedded", further=results.too_large)
     blocks.work.is_published = True
     print(output)

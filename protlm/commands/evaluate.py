@@ -1,7 +1,9 @@
 """`protlm evaluate checkpoint=RUN evaluation=[...] data.dir=DIR split=...`: JSON and a table."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from protlm.data.shards.manifest import MANIFEST, read_manifest
 from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.relatives import drawn_beside, in_contexts
+from protlm.options.relatives import FamilyOptions, RelativesOptions
 from protlm.system.errors import UserError, interrupt_explained, one_of
 from protlm.system.json_file import write_json
 from protlm.system.paths import check_output, sha256_of
@@ -23,6 +27,20 @@ from protlm.system.terminal import print_table, printable
 _TEST_SPLITS = ("test", "test_iid")
 
 
+@contextmanager
+def _advising() -> Iterator[None]:
+    """Adds what to type to an error in its block that names settings."""
+    try:
+        yield
+    except UserError as error:
+        known = EvaluateConfig.__dataclass_fields__.keys() & error.options.keys()
+        typed = [f"{name}={error.options[name]}".replace("=True", "=true") for name in known]
+        if typed:
+            error.args = (f"{error}; type {' or '.join(typed)}",)
+        raise
+
+
+@_advising()
 @interrupt_explained("nothing was written; the same command starts again")
 def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     """Evaluates a model; prints tables, and writes what it returns as JSON if asked to."""
@@ -37,6 +55,9 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         config.data.dir = found
         written = Path(config.checkpoint or "") / RUN_CONFIG
         print(printable(f"data.dir={found}, as in {written}"), file=sys.stderr)
+    alone = [label for label, made in evaluations.items() if not made.sees_relatives]
+    if alone and config.relatives is not None:
+        raise UserError(f"evaluation={alone[0]} reads sequences alone; leave it out, or relatives=")
     splits = _splits(config) if each else []
     outputs = [output, *(made.output_of(split) for made in each for split in splits)]
     for one in filter(None, outputs):
@@ -44,14 +65,19 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     given = config.checkpoint
     path = announced_default("checkpoint=MODEL") if given is None else Path(given)
     model = load_model(path, device=config.device)
+    data = [_data(model, config, split) for split in splits]
+    queries = [query for one in data for query in one.queries()] if config.relatives else []
+    contexts = in_contexts(model, _relatives(config), (name for name, _ in queries))
+    data = [replace(one, contexts=contexts) for one in data]
     report = {
         "checkpoint": given or path.name,
         "model_hash": model.hash,
         **provenance(config),
-        "results": _results(model, evaluations, config, splits),
+        "results": _results(model, evaluations, data),
     }
     if output is not None:
-        write_json(output, report)
+        with drawn_beside(contexts, output, queries):
+            write_json(output, report)
     _print(evaluations, report["results"])
     return report
 
@@ -68,30 +94,37 @@ def provenance(config: EvaluateConfig) -> dict[str, Any]:
     }
 
 
-def _results(
-    model: PretrainedModel,
-    evaluations: dict[str, Evaluation],
-    config: EvaluateConfig,
-    splits: Sequence[str],
-) -> dict[str, Any]:
-    results: dict[str, Any] = {}
-    once = {label: e for label, e in evaluations.items() if not e.needs_data}
-    for split in splits:
-        directory, verify = _directory(config), config.data.verify
-        data = EvaluationData(
-            split=open_split(directory, split, verify=verify),
-            train=open_split(directory, config.data.train_split, verify=verify),
-            tokens_per_batch=config.data.tokens_per_batch,
-            name=split,
+def _relatives(config: EvaluateConfig) -> RelativesOptions:
+    paths = config.relatives, config.whole_relatives
+    relatives, whole = [None if path is None else Path(path) for path in paths]
+    number = FamilyOptions.contexts if config.contexts is None else config.contexts
+    family = FamilyOptions(number, config.relatives_tokens, whole, allow_none=config.allow_none)
+    return RelativesOptions(relatives, family, config.force_relatives)
+
+
+def _data(model: PretrainedModel, config: EvaluateConfig, split: str) -> EvaluationData:
+    directory, verify = _directory(config), config.data.verify
+    if read_manifest(directory).vocabulary != model.vocabulary.hash:
+        raise UserError(
+            f"data.dir={config.data.dir} has shards of another alphabet than the model; "
+            "evaluations on structures and tables read it: contacts, heads, protlm probe"
         )
-        if read_manifest(directory).vocabulary != model.vocabulary.hash:
-            raise UserError(
-                f"data.dir={config.data.dir} has shards of another alphabet than the model; "
-                "evaluations on structures and tables read it: contacts, heads, protlm probe"
-            )
-        results[split] = {
-            label: e.run(model, data) for label, e in evaluations.items() if e.needs_data
-        }
+    return EvaluationData(
+        split=open_split(directory, split, verify=verify),
+        train=open_split(directory, config.data.train_split, verify=verify),
+        tokens_per_batch=config.data.tokens_per_batch,
+        name=split,
+    )
+
+
+def _results(
+    model: PretrainedModel, evaluations: dict[str, Evaluation], data: Sequence[EvaluationData]
+) -> dict[str, Any]:
+    results: dict[str, Any] = {
+        one.name: {label: e.run(model, one) for label, e in evaluations.items() if e.needs_data}
+        for one in data
+    }
+    once = {label: e for label, e in evaluations.items() if not e.needs_data}
     if once:
         results[NO_SPLIT] = {label: e.run(model, None) for label, e in once.items()}
     return results

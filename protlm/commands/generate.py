@@ -10,6 +10,7 @@ from protlm.model.decoding import GeneratedSequence
 from protlm.model.gibbs import resample
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.relatives import InContexts, drawn_beside, in_contexts
 from protlm.model.transformer import ENCODER
 from protlm.options.generate import GenerateOptions, Sweeps
 from protlm.options.shared import Duplicates
@@ -24,15 +25,24 @@ def generate(model_path: Path, output: Path, options: GenerateOptions) -> None:
     if options.start is None and options.sweeps is not None:
         raise UserError("--sweeps and --mask-fraction need sequences; type --start SEQUENCES.fasta")
     model = load_model(model_path, device=options.device)
-    sampled = _continued if options.start is None else _resampled
-    records = sampled(model, options)
-    with fasta_file(output) as file:
+    contexts = in_contexts(model, options.relatives, [""])
+    if options.start is None:
+        records = _continued(model, options, contexts)
+    elif contexts is None:
+        records = _resampled(model, options)
+    else:
+        raise UserError("--relatives are of new sequences of a causal model; leave --start out")
+    beside = None if output == STANDARD_OUTPUT else contexts
+    # Of no query: sequences follow the relatives as new ones.
+    with drawn_beside(beside, output, [("", "")]), fasta_file(output) as file:
         file.writelines(records)
     if output != STANDARD_OUTPUT:
         print(output)
 
 
-def _continued(model: PretrainedModel, options: GenerateOptions) -> list[str]:
+def _continued(
+    model: PretrainedModel, options: GenerateOptions, contexts: InContexts | None
+) -> list[str]:
     """Returns sequences of a causal model, as FASTA."""
     number = _NUMBER if options.number is None else options.number
     generated = model.generate(
@@ -42,6 +52,7 @@ def _continued(model: PretrainedModel, options: GenerateOptions) -> list[str]:
         sampling=options.sampling,
         seed=options.seed,
         batch_size=options.batch_size,
+        relatives=contexts,
     )
     # Sequences are yielded as they end, which depends on the batches; the file is sorted.
     sequences = sorted(watched("generating", generated, total=number), key=lambda one: one.number)

@@ -10,6 +10,7 @@ from protlm.analysis.structures import read_chain
 from protlm.data.records.proteins import one_protein
 from protlm.data.records.source import STANDARD_INPUT
 from protlm.loading import load_model
+from protlm.model.relatives import drawn_beside, in_contexts, models_of
 from protlm.options.look import InspectOptions
 from protlm.report.content import InspectedModel, page_content
 from protlm.report.features import read_inspected
@@ -43,6 +44,11 @@ def inspect(
     for one in models if options.predictions else ():
         if not one.model.predicts:
             print(f"{one.name} is an encoder: its page has no predictions", file=sys.stderr)
+    query = protein.identifier, protein.sequence
+    contexts = [in_contexts(one.model, options.relatives, query[:1]) for one in models]
+    for number, (one, own) in enumerate(zip(models, contexts, strict=True)):
+        draw = None if own is None else own.draws(*query)[0]
+        models[number] = replace(one, model=models_of(one.model, own, query)[0], draw=draw)
     content = page_content(
         protein,
         models,
@@ -51,7 +57,7 @@ def inspect(
     )
     page = assemble(content).encode("utf-8")
     check_size(len(page))
-    with complete_file(output) as temporary:
+    with drawn_beside(contexts[0], output, [query]), complete_file(output) as temporary:
         temporary.write_bytes(page)
     print(f"the page has {len(page) / 1e6:.1f} MB", file=sys.stderr)
     print(output)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from protlm.analysis.features.autoencoder import read_features
-from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.records import Record
 from protlm.data.records.proteins import Proteins
 from protlm.data.tables import check_table_output, write_table
@@ -35,8 +34,8 @@ from protlm.loading import load_model
 from protlm.model.embedding import embeddings
 from protlm.model.memory import Room
 from protlm.model.pretrained import PretrainedModel
-from protlm.options.labels import LabelOptions, ProbeOptions, ProbeRunOptions
-from protlm.options.shared import Duplicates
+from protlm.model.relatives import InContexts, drawn_beside, in_contexts
+from protlm.options.labels import LabelOptions, PredictOptions, ProbeOptions, ProbeRunOptions
 from protlm.system.paths import complete_folder
 from protlm.system.terminal import JobProgress, printable
 
@@ -85,6 +84,9 @@ def probe_labels(
     autoencoder = None if features is None else read_features(features).to(model.device)
     options = replace(options, layers=tuple(layers), autoencoder=autoencoder)
     labeled = read_labeled(labels, Room(model), reading, seed=options.seed)
+    names = [one.identifier for one in labeled.proteins.examples]
+    contexts = in_contexts(model, options.relatives, names)
+    options = replace(options, in_contexts=contexts and (contexts, names))
     folds = labeled.folds or {"": labeled.split}
     found = probe_folds(model, labeled.sequences, labeled.targets, folds, options)
     identity = model.identity
@@ -92,7 +94,8 @@ def probe_labels(
         fold: Result(model_path.name, identity, _of_fold(labeled, fold), one)
         for fold, one in found.items()
     }
-    with complete_folder(output) as folder:
+    queries = zip(names, labeled.sequences, strict=True)
+    with drawn_beside(contexts, output, queries), complete_folder(output) as folder:
         for number, result in enumerate(results.values(), start=1):
             # Names of folds are not those of folders.
             place = folder / f"fold-{number}" if labeled.folds else folder
@@ -120,7 +123,8 @@ def _write(folder: Path, result: Result, options: ProbeOptions, name: str) -> No
     write_result(folder, result, options)
     write_predictions(folder, result)
     found = targets.task, targets.classes, best.layer, result.identity, best.fitted
-    write_probe(folder, Probe(*found, name))
+    contexts = 0 if options.in_contexts is None else options.relatives.family.contexts
+    write_probe(folder, Probe(*found, name, contexts))
 
 
 def predict(
@@ -128,42 +132,55 @@ def predict(
     probe_dir: Path,
     model_path: Path | None,
     output: Path,
-    *,
-    tokens_per_batch: int = TOKENS_PER_BATCH,
-    device: str = "auto",
-    duplicates: Duplicates = Duplicates.error,
+    options: PredictOptions | None = None,
 ) -> None:
     """Writes a row for each protein or residue; the default model is that of the probe."""
+    options = options or PredictOptions()
     check_table_output(output)
     probe = read_probe(probe_dir)
     if model_path is None:
         model_path = probe.find_model(probe_dir)
         print(printable(f"the model of the probe: {model_path}"), file=sys.stderr)
-    model = load_model(model_path, device=device)
+    model = load_model(model_path, device=options.device)
     probe.check_model(model)
-    proteins = Proteins(fasta, model.max_residues, duplicates, refuse=Room(model).refusal)
+    asked = options.relatives
+    probe.check_contexts(0 if asked.relatives is None else asked.family.contexts)
+    proteins = Proteins(fasta, model.max_residues, options.duplicates, refuse=Room(model).refusal)
+    contexts = in_contexts(model, asked, (record.identifier for record in proteins))
     names = ["identifier", *(["position", "residue"] if probe.task.of_residues else [])]
 
     def rows() -> Iterator[list[str]]:
         records = iter(proteins)
         with JobProgress("predicting", len(proteins)) as progress:
             while window := [*islice(records, _WINDOW)]:
-                yield from _rows(window, probe, model, tokens_per_batch)
+                yield from _rows(window, probe, model, contexts, options.tokens_per_batch)
                 progress.advance(len(window))
 
-    write_table(output, [*names, *output_columns(probe.classes)], rows())
+    queries = ((record.identifier, record.sequence) for record in proteins)
+    with drawn_beside(contexts, output, queries):
+        write_table(output, [*names, *output_columns(probe.classes)], rows())
     proteins.report("predicted")
     print(output)
 
 
 def _rows(
-    records: list[Record], probe: Probe, model: PretrainedModel, tokens_per_batch: int
+    records: list[Record],
+    probe: Probe,
+    model: PretrainedModel,
+    contexts: InContexts | None,
+    tokens_per_batch: int,
 ) -> Iterator[list[str]]:
     sequences = [record.sequence for record in records]
     is_residues = probe.task.of_residues
     places = [np.arange(len(one)) for one in sequences] if is_residues else None
+    names = [record.identifier for record in records]
     (features,) = embeddings(
-        model, sequences, layers=[probe.layer], tokens_per_batch=tokens_per_batch, places=places
+        model,
+        sequences,
+        layers=[probe.layer],
+        tokens_per_batch=tokens_per_batch,
+        places=places,
+        in_contexts=contexts and (contexts, names),
     )
     outputs = probe.outputs(features, [*map(len, sequences)])
     cells = iter(output_cells(outputs, probe.task, probe.classes))

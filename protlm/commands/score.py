@@ -3,7 +3,7 @@
 import math
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
@@ -17,6 +17,7 @@ from protlm.data.vocabulary import STANDARD
 from protlm.downstream.estimators import (
     LogProbabilities,
     Scores,
+    averaged,
     check_estimator,
     default_estimator,
     score,
@@ -31,6 +32,7 @@ from protlm.downstream.variants import (
     read_variants,
 )
 from protlm.loading import load_model
+from protlm.model.relatives import InContexts, drawn_beside, in_contexts, models_of
 from protlm.options.score import Estimator, ScoreOptions
 from protlm.plots import save_figure, scan_figure
 from protlm.system.errors import InputDataError, UserError, interrupt_explained
@@ -110,38 +112,46 @@ def score_variants(
         raise UserError("--figure draws the table of --scan; add --scan, or leave --figure out")
     _check_outputs([output, *outputs.values()], options.json)
     assays = _assays(sources, options)
-    predictor, estimators = _predictor(model_path, options)
+    queries = {source: _query(source, assays, options) for source in sources}
+    predictor, estimators, contexts = _predictor(model_path, options, queries.values())
     for source in sources:
         # All tables, before the first is scored, which may take hours.
         wild_type, table = _read(source, assays, options)
         _report_table(source, table)
         _check_table(source, table, wild_type, estimators, predictor)
-    results = []
-    for source, path in outputs.items():
-        wild_type, table = _read(source, assays, options)
-        found = {
-            name: score(name, predictor, wild_type, table.variants, per_token=options.per_token)
-            for name in estimators
-        }
-        _write_scores(path, table, found)
-        print(printable(f"{path} is complete"), file=sys.stderr)
-        positions = positions_of(table.variants)
-        for estimator, scores in found.items():
-            compared = None
-            if table.measured is not None:
-                compared = agreement(
-                    table.measured,
-                    scores.values,
-                    table.is_fit,
-                    positions,
-                    is_clinical=table.is_clinical,
-                )
-            results.append(Result(_name(source), estimator, scores, compared))
+    results, size = list[Result](), options.tokens_per_batch
+    with drawn_beside(contexts, output, queries.values()):
+        for source, path in outputs.items():
+            wild_type, table = _read(source, assays, options)
+            models = models_of(predictor.model, contexts, queries[source], size)
+            given = averaged(models, size), wild_type, table.variants
+            found = {name: score(name, *given, per_token=options.per_token) for name in estimators}
+            _write_scores(path, table, found)
+            print(printable(f"{path} is complete"), file=sys.stderr)
+            results += _results(source, table, found)
     means = _averages_of(results, assays) if options.reference is not None else {}
     _print_results(results, means)
     if options.json is not None:
         _write_json(options.json, results, means, model_hash=predictor.model.hash)
     print(*filter(None, (output, options.json)), sep="\n")
+
+
+def _results(
+    source: Path, table: VariantTable, found: Mapping[Estimator, Scores]
+) -> Iterator[Result]:
+    """Yields the scores of each estimator, compared with measured ones."""
+    positions = positions_of(table.variants)
+    for estimator, scores in found.items():
+        compared = None
+        if table.measured is not None:
+            compared = agreement(
+                table.measured,
+                scores.values,
+                table.is_fit,
+                positions,
+                is_clinical=table.is_clinical,
+            )
+        yield Result(_name(source), estimator, scores, compared)
 
 
 @interrupt_explained("nothing was written; the same command starts again")
@@ -159,7 +169,10 @@ def scan_protein(
     check_table_output(output)
     protein = one_protein(sources[0])
     wild_type = protein.sequence
-    predictor, estimators = _predictor(model_path, options)
+    query = protein.identifier, wild_type
+    predictor, estimators, contexts = _predictor(model_path, options, [query])
+    size = options.tokens_per_batch
+    predictor = averaged(models_of(predictor.model, contexts, query, size), size)
     if len(estimators) > 1:
         raise UserError(f"--scan takes one --estimator, and {len(estimators)} were given")
     (estimator,) = estimators
@@ -177,7 +190,7 @@ def scan_protein(
         [str(first + position), wild_type[position], *map(_score_text, row)]
         for position, row in enumerate(scores)
     )
-    with all_or_none() as written:
+    with drawn_beside(contexts, output, [query]), all_or_none() as written:
         if options.figure is not None:
             figure = scan_figure(
                 np.nan_to_num(scores),
@@ -194,13 +207,25 @@ def scan_protein(
     print(*filter(None, (output, options.figure)), sep="\n")
 
 
-def _predictor(model_path: Path, options: ScoreOptions) -> tuple[LogProbabilities, list[Estimator]]:
+def _predictor(
+    model_path: Path, options: ScoreOptions, queries: Collection[tuple[str, str]]
+) -> tuple[LogProbabilities, list[Estimator], InContexts | None]:
+    """Returns a model without relatives, what is computed, and the contexts of queries."""
     model = load_model(model_path, device=options.device)
+    contexts = in_contexts(model, options.relatives, (name for name, _ in queries))
+    if contexts is not None:
+        model = contexts.empty
     predictor = LogProbabilities(model, options.tokens_per_batch)
     estimators = list(dict.fromkeys(options.estimators or [default_estimator(predictor)]))
     for estimator in estimators:
         check_estimator(estimator, predictor, per_token=options.per_token)
-    return predictor, estimators
+    return predictor, estimators, contexts
+
+
+def _query(source: Path, assays: Mapping[str, Assay], options: ScoreOptions) -> tuple[str, str]:
+    """Returns the name and the residues of the wild type of a table."""
+    name = _name(source)
+    return assays[name].protein if options.reference is None else name, assays[name].wild_type
 
 
 def _name(source: Path) -> str:
@@ -240,8 +265,8 @@ def _assays(sources: Sequence[Path], options: ScoreOptions) -> dict[str, Assay]:
     """Returns the wild type of each table, by the name of the table."""
     names = [_name(source) for source in sources]
     if options.wild_type is not None and options.reference is None:
-        wild_type = one_protein(options.wild_type).sequence
-        return {name: Assay(wild_type, name, "") for name in names}
+        protein = one_protein(options.wild_type)
+        return {name: Assay(protein.sequence, protein.identifier, "") for name in names}
     if options.reference is None or options.wild_type is not None:
         given = "neither is" if options.wild_type is None else "both are"
         raise UserError(

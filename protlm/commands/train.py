@@ -11,11 +11,10 @@ from omegaconf import OmegaConf
 from protlm.attention.layers import attention_label, cannot_decode, mechanisms_of
 from protlm.build import build_data, build_training
 from protlm.checkpoints.validations import METRICS, read_metrics
-from protlm.config import Objective, TrainConfig
+from protlm.config import Batching, Objective, TrainConfig
 from protlm.config.composition import OWN_FLAGS, compose, key_of, through_hydra, to_plain
 from protlm.config.settings import print_help
 from protlm.config.settings_file import FileSettings, with_file
-from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import SPECIALS, forecast
 from protlm.data.records.proteins import one_protein
 from protlm.downstream.training_scores import AssayScores, StructureScores
@@ -156,9 +155,10 @@ def train(config: TrainConfig, *, break_lock: bool = False) -> None:
             write_config(config, stored)
             _print_start(plan, checkpoint)
             _print_summary(module.network, data, plan)
-            if len(data.valid) < _FEW_SEQUENCES:
+            if (number := len(data.valid.order())) < _FEW_SEQUENCES:
+                what = "documents" if config.data.batching is Batching.relatives else "sequences"
                 _print(
-                    f"protlm: warning: few sequences ({len(data.valid)}) are in the validation "
+                    f"protlm: warning: few {what} ({number}) are in the validation "
                     "split, so its loss is uncertain; prepare the data with a larger "
                     "--valid-fraction, or type data.valid_dir=DIR"
                 )
@@ -206,11 +206,15 @@ def _print_summary(network: ProteinLM, data: SequenceData, plan: RunPlan) -> Non
     expected = forecast(train_split.lengths_of, train_split.order(seed=config.seed), plan.batching)
     facts = [
         f"{num_parameters(network):,} parameters, {_layers(config)}",
-        _extent(train_split),
+        train_split.describe(),
         expected.describe(),
         cannot_generate(config),
     ]
     _print("; ".join(fact for fact in facts if fact))
+    if config.data.batching is Batching.relatives:
+        valid = data.valid
+        expected = forecast(valid.lengths_of, valid.order(), data.valid_batching)
+        _print(f"validation: {expected.describe()}")
 
 
 def _layers(config: TrainConfig) -> str:
@@ -218,15 +222,6 @@ def _layers(config: TrainConfig) -> str:
     each = ", ".join(f"{count} {name}" for name, count in counts.items())
     text = f"{config.model.num_layers} layers of {attention_label(config.attention)}"
     return f"{text} ({each})" if len(counts) > 1 else text
-
-
-def _extent(data: Mixture) -> str:
-    if data.num_clusters is None:
-        return f"{len(data):,} sequences"
-    return (
-        f"{len(data):,} sequences in {data.num_clusters:,} clusters; an epoch draws one sequence "
-        "from each cluster"
-    )
 
 
 def cannot_generate(config: TrainConfig) -> str:

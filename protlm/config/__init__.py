@@ -21,6 +21,9 @@ from protlm.config.model import (
     NormOrder,
     Positions,
     QueryKeyWidth,
+    Relatives,
+    RelativesPositions,
+    RelativesSum,
 )
 from protlm.config.training import (
     BestMetric,
@@ -86,5 +89,17 @@ class EvaluateConfig(Checked):
         "the split, or a list of splits; `null`: `test` or `test_iid`, whichever the data set has",
         None,
     )
+    relatives: str | None = setting(
+        "relatives of each sequence of the split, by its name, for `masked` and `causal`: a folder "
+        "of alignments or a table of members; `null`: sequences alone",
+        None,
+    )
+    whole_relatives: str | None = setting("the sequence file of the members of a table", None)
+    contexts: int | None = setting("number of contexts that are averaged; `null`: 4", None)
+    relatives_tokens: int | None = setting(
+        "most tokens of a context; `null`: those of a family in training", None
+    )
+    allow_none: bool = setting("read sequences without relatives alone", False)
+    force_relatives: bool = setting("use a model that was trained without relatives", False)
     output: str | None = setting("a JSON file for the results", None)
     device: str = setting("`auto`, `cpu` or `cuda`", "auto")

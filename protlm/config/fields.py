@@ -83,7 +83,7 @@ def setting(
         decides: whether it decides what a run learns, and cannot change when the run continues;
             None: as its section.
         used_with: the values of another setting with which this one has an effect, such as
-            `schedule.name=cosine,wsd`.
+            `schedule.name=cosine,wsd`; of several settings, with blanks between.
     """
     metadata = {"help": help, "allowed": allowed, "decides": decides, "used_with": used_with}
     if isinstance(default, list):

@@ -19,6 +19,12 @@ Activation = StrEnum("Activation", ["relu", "gelu", "swiglu", "geglu"])
 # The output layer: linear, or after a dense layer, GELU and a norm of the kind of the model's or a
 # LayerNorm; an encoder has none.
 HeadKind = StrEnum("HeadKind", ["linear", "dense_norm", "dense_layer_norm", "none"])
+# What a protein sees of its family in layers of the family: all, or itself and what is before it.
+Relatives = StrEnum("Relatives", ["full", "ordered"])
+# The positions there: they restart with each protein, are those of aligned residues, or run on.
+RelativesPositions = StrEnum("RelativesPositions", ["restart", "aligned", "run"])
+# One normalization over the protein and its relatives, or one for each.
+RelativesSum = StrEnum("RelativesSum", ["joint", "apart"])
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,37 @@ class ModelConfig(Checked):
     global_base: float = setting(
         "base of the rotary frequencies there; otherwise it is 10,000", 5e5, allowed=above(0)
     )
+    relatives: Relatives | None = setting(
+        "what a protein sees of its family, of `data.batching=relatives`: `full`, all of it, or "
+        "`ordered`, itself and the proteins before it; `null`: `full`, or `ordered` if causal",
+        None,
+        used_with="data.batching=relatives",
+    )
+    relatives_every: int = setting(
+        "each n-th layer sees the family; the others see the protein",
+        1,
+        allowed=at_least(1),
+        used_with="data.batching=relatives",
+    )
+    relatives_positions: RelativesPositions = setting(
+        "the positions of layers that see the family: they `restart` with each protein, are those "
+        "of `aligned` residues of the query, or `run` from the start of the family",
+        RelativesPositions.restart,
+        used_with="data.batching=relatives",
+    )
+    relatives_sum: RelativesSum = setting(
+        "one normalization over a protein and its relatives, or `apart`, where that over relatives "
+        "is added through a learned factor of each head, first 0",
+        RelativesSum.joint,
+        used_with="data.batching=relatives",
+    )
+    relatives_numbers: int = setting(
+        "rows of a table of the numbers of proteins in their family, added to the embedding, as in "
+        "E1; 0: none",
+        0,
+        allowed=at_least(0),
+        used_with="data.batching=relatives",
+    )
     qkv_clip: float | None = setting(
         "bound of queries, keys and values before their positions, as in E1", None, allowed=above(0)
     )
@@ -154,8 +191,33 @@ class ModelConfig(Checked):
             if (value := getattr(self, name)) and self.positions is not Positions.rotary:
                 given = f"model.{name}={str(value).lower()}"
                 raise UserError(f"{given} needs model.positions=rotary, not {self.positions}")
+        self._check_relatives()
         if self.qk_norm_width is QueryKeyWidth.layer and not self.qk_norm:
             raise UserError("model.qk_norm_width=layer needs model.qk_norm=true")
+
+    def _check_relatives(self) -> None:
+        """Refuses settings of relatives that exclude each other."""
+        if self.relatives is None:
+            return
+        if self.positions is Positions.relative:
+            raise UserError(
+                "model.positions=relative has biases within a protein, and none for "
+                "model.relatives; choose model.positions=rotary, or model.relatives=null"
+            )
+        if self.relatives_positions is RelativesPositions.run and self.has_position_table:
+            raise UserError(
+                f"model.relatives_positions=run has no rows in the table of model.positions="
+                f"{self.positions}; choose restart, or model.positions=rotary"
+            )
+        if self.global_every and self.relatives_every != self.global_every:
+            raise UserError(
+                f"model.relatives_every={self.relatives_every} must be "
+                f"model.global_every={self.global_every}, as in E1"
+            )
+
+    def sees_family(self, layer: int) -> bool:
+        """Returns whether a layer, from 1, sees the family."""
+        return self.relatives is not None and layer % self.relatives_every == 0
 
     @property
     def has_position_table(self) -> bool:

@@ -51,9 +51,10 @@ def may_change() -> set[str]:
     return {name for name, _, decides in _fields(TrainConfig) if not decides}
 
 
-def used_with() -> dict[str, str]:
-    """Returns the settings that are used with some values of another one, and these values."""
-    return {name: one.metadata.get("used_with", "") for name, one, _ in _fields(TrainConfig)}
+def used_with() -> dict[str, list[str]]:
+    """Returns the settings that are used with some values of others, and these values."""
+    fields = _fields(TrainConfig)
+    return {name: one.metadata.get("used_with", "").split() for name, one, _ in fields}
 
 
 def _fields(schema: Any, prefix: str = "") -> Iterator[tuple[str, Field, bool]]:

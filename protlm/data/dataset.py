@@ -1,6 +1,6 @@
 """Conversion of planned batches to tensors of tokens and targets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
@@ -11,7 +11,9 @@ from torch.utils.data import Dataset
 
 from protlm.bounds import Bounds
 from protlm.data.batching.plan import BatchPlan, Row, Sequences
+from protlm.data.batching.relatives import FamiliesRow
 from protlm.data.masking import IGNORE, MaskingRule, corrupt
+from protlm.data.relatives import best_diagonal
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
 
 FILLER = -1
@@ -70,7 +72,9 @@ class SequenceDataset(Dataset[Batch]):
         targets_BL = np.full(shape, IGNORE, dtype=np.int64)
         mask_BL = np.zeros(shape, dtype=bool)
         rule, spans = self._masking.at(plan.step), list[tuple[int, int]]()
+        families: list[int] = []
         for number, row in enumerate(plan.rows):
+            families += row.families if isinstance(row, FamiliesRow) else [1]
             end = 0
             for inputs, targets in self._read(row, rule):
                 start, end = end, end + len(inputs)
@@ -86,7 +90,33 @@ class SequenceDataset(Dataset[Batch]):
             (plan.after.epoch, plan.after.samples, plan.after.tokens),
             plan.micro_batch,
             torch.tensor([n for row in filled for n in row.samples], dtype=torch.int64),
-            Bounds.of(spans, shape, longest=plan.longest) if plan.longest else None,
+            self._bounds(plan, spans, families, tokens_BL, targets_BL) if plan.longest else None,
+        )
+
+    def _bounds(
+        self,
+        plan: BatchPlan,
+        spans: list[tuple[int, int]],
+        families: list[int],
+        tokens_BL: np.ndarray,
+        targets_BL: np.ndarray,
+    ) -> Bounds:
+        shape, aligned = tokens_BL.shape, None
+        assert plan.longest is not None
+        if plan.positions is None:
+            return Bounds.of(spans, shape, longest=plan.longest)
+        if plan.positions == "aligned":
+            # Relatives are aligned as in use, where no residue is hidden.
+            is_hidden = (targets_BL != IGNORE) & (self._objective == "masked")
+            true_BL = np.where(is_hidden, targets_BL, tokens_BL)
+            aligned = aligned_positions(spans, families, true_BL.flatten())
+        return Bounds.of(
+            spans,
+            shape,
+            longest=plan.longest,
+            families=families,
+            running=plan.positions == "run",
+            aligned=aligned,
         )
 
     def _read(self, row: Row | None, rule: MaskingRule) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -94,10 +124,33 @@ class SequenceDataset(Dataset[Batch]):
             yield np.array([VOCABULARY.cls]), np.array([IGNORE])
             return
         for tokens, rng in row.read(self._sequences, seed=self._seed):
-            if self._objective == "causal":
+            if rng is None:
+                yield tokens, np.full(len(tokens), IGNORE)
+            elif self._objective == "causal":
                 yield tokens, np.append(tokens[1:], IGNORE)
             else:
                 yield corrupt(tokens, VOCABULARY.is_residue[tokens], rule, rng)
+
+
+def aligned_positions(
+    spans: Sequence[tuple[int, int]], families: Sequence[int], tokens: np.ndarray
+) -> np.ndarray:
+    """Returns positions of the proteins of joined rows, int64, of which one shift aligns each.
+
+    Residues of a protein have the positions of those of the first one of its family, by the best
+    diagonal. The smallest position of a family is 0, so that none is negative; none is as large as
+    the number of the family's tokens.
+    """
+    positions, before = np.zeros(len(tokens), np.int64), 0
+    for size in families:
+        here = spans[before : before + size]
+        before += size
+        # Without the frame, which all have.
+        first, *others = (tokens[start + 1 : end - 1] for start, end in here)
+        shifts = [0, *(best_diagonal(first, other) for other in others)]
+        for (start, end), shift in zip(here, shifts, strict=True):
+            positions[start:end] = np.arange(end - start) + shift - min(shifts)
+    return positions
 
 
 def collate(

@@ -8,8 +8,12 @@ sequence x with position i masked. The marginals are those of Meier et al. 2021
 of M at once.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from itertools import tee
 from typing import TypeVar
 
 import numpy as np
@@ -18,6 +22,7 @@ import torch
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.vocabulary import VOCABULARY
 from protlm.downstream.variants import Variant
+from protlm.model.contexts import NetworkInContext
 from protlm.model.embedding import consecutive
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ENCODER
@@ -26,6 +31,7 @@ from protlm.system.errors import UserError
 from protlm.system.terminal import watched
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -99,6 +105,29 @@ class LogProbabilities:
             for row, length in zip(log_p_BL, batch.lengths, strict=True):
                 yield row[: length + num_after]
 
+    @property
+    def networks_read_again(self) -> Sequence[NetworkInContext]:
+        """The networks of which every pass reads a context; none without relatives."""
+        network = self.model.network
+        if isinstance(network, NetworkInContext) and network.is_read_again:
+            return [network]
+        return []
+
+    def announce(self, num_passes: int, sequence: str) -> None:
+        """Prints the tokens and the time of passes that each read all contexts."""
+        networks = self.networks_read_again
+        if not networks or num_passes < 2 or self.quiet:
+            return
+        start, own = time.perf_counter(), len(sequence) + self.model.vocabulary.num_around
+        _ = [*self.unmasked_log_p([(sequence, [0])])]
+        seconds = round(num_passes * (time.perf_counter() - start))
+        tokens = num_passes * sum(network.num_before + own for network in networks)
+        print(
+            f"each of {num_passes:,} predictions reads all contexts ({len(networks)}): {tokens:,} "
+            f"tokens, about {timedelta(seconds=seconds)}",
+            file=sys.stderr,
+        )
+
     def _window(self, query: Query) -> tuple[np.ndarray, int]:
         """Returns the tokens of a query's window, and the place of the position in it."""
         words = self.model.vocabulary
@@ -110,6 +139,47 @@ class LogProbabilities:
             return tokens_L, place
         start = min(max(place - limit // 2, 0), len(tokens_L) - limit)
         return tokens_L[start : start + limit], place - start
+
+
+@dataclass(frozen=True)
+class Averaged(LogProbabilities):
+    """The means of the log-probabilities of several models, as of one in several contexts."""
+
+    others: Sequence[PretrainedModel] = ()
+
+    @property
+    def networks_read_again(self) -> Sequence[NetworkInContext]:
+        return [network for one in self._each for network in one.networks_read_again]
+
+    def log_p(self, queries: Iterable[Query]) -> Iterator[tuple[Query, np.ndarray]]:
+        for found in self._of_each(queries, LogProbabilities.log_p):
+            yield found[0][0], np.mean([log_p_V for _, log_p_V in found], axis=0)
+
+    def unmasked_log_p(
+        self, asked: Iterable[tuple[str, Sequence[int]]]
+    ) -> Iterator[dict[int, np.ndarray]]:
+        for found in self._of_each(asked, LogProbabilities.unmasked_log_p):
+            yield {place: np.mean([one[place] for one in found], axis=0) for place in found[0]}
+
+    def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
+        for found in self._of_each(sequences, LogProbabilities.causal_log_p):
+            yield np.mean(found, axis=0)
+
+    @property
+    def _each(self) -> Sequence[LogProbabilities]:
+        models = (self.model, *self.others)
+        return [LogProbabilities(model, self.tokens_per_batch) for model in models]
+
+    def _of_each(
+        self, asked: Iterable[T], predict: Callable[[LogProbabilities, Iterable[T]], Iterator[U]]
+    ) -> Iterator[tuple[U, ...]]:
+        each = self._each
+        return zip(*map(predict, each, tee(asked, len(each))), strict=True)
+
+
+def averaged(models: Sequence[PretrainedModel], tokens_per_batch: int) -> LogProbabilities:
+    """Returns the means of the log-probabilities of models, as of one in each of its contexts."""
+    return Averaged(models[0], tokens_per_batch, others=models[1:])
 
 
 DEFINITIONS = {
@@ -134,7 +204,12 @@ class Scores:
 
 
 def default_estimator(predictor: LogProbabilities) -> Estimator:
-    """Returns masked-marginals for a masked model and causal-likelihood for a causal one."""
+    """Returns masked-marginals for a masked model and causal-likelihood for a causal one.
+
+    If every prediction reads contexts of relatives again, wt-marginals, which need one.
+    """
+    if predictor.networks_read_again:
+        return Estimator.wt_marginals
     return Estimator.causal_likelihood if predictor.model.causal else Estimator.masked_marginals
 
 
@@ -178,6 +253,7 @@ def score(
 ) -> Scores:
     """Scores variants; `per_token` divides log-likelihoods of sequences by their tokens."""
     check_estimator(estimator, predictor, variants, per_token=per_token)
+    predictor.announce(_num_passes(estimator, wild_type, variants), wild_type)
     definition = DEFINITIONS[estimator]
     if estimator.scores_indels:
         found = _likelihoods(predictor, wild_type, variants, per_token)
@@ -185,6 +261,16 @@ def score(
     else:
         found = _MARGINALS[estimator](predictor, wild_type, variants)
     return Scores(*found, definition)
+
+
+def _num_passes(estimator: Estimator, wild_type: str, variants: Sequence[Variant]) -> int:
+    if estimator is Estimator.wt_marginals:
+        return 1
+    if estimator is Estimator.masked_marginals:
+        return len(_positions(variants))
+    mutants = [variant.apply(wild_type) for variant in variants]
+    is_of_mutants = estimator is Estimator.mutant_marginals
+    return len({*mutants}) if is_of_mutants else sum(map(len, [wild_type, *mutants]))
 
 
 def _wt_marginals(
@@ -245,6 +331,7 @@ def _likelihoods(
 
 def perplexity(predictor: LogProbabilities, sequences: Sequence[str]) -> Iterator[float]:
     """Yields exp of the mean -log p of the residues of each sequence, predicted unseen."""
+    predictor.announce(sum(map(len, sequences)), max(sequences, key=len, default=""))
     for sequence, log_p in zip(sequences, _unseen_log_p(predictor, sequences), strict=True):
         yield float(np.exp(-log_p[: len(sequence)].mean()))
 

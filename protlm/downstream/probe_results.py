@@ -269,6 +269,8 @@ class Probe:
     fitted: LinearModel | nn.Sequential
     # The name of the model, or its path from the folder of the probe.
     model: str
+    # The number of contexts over which states are averaged; 0 of proteins alone.
+    contexts: int = 0
 
     def outputs(self, features: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
         """Returns numbers or logits of proteins, or of all residues of proteins of some lengths."""
@@ -287,6 +289,14 @@ class Probe:
                 f"{folder}: its model {self.model} is not there", {"model_path": "MODEL"}
             )
         return Path(self.model)
+
+    def check_contexts(self, contexts: int) -> None:
+        """Refuses another number of contexts than that of the fit."""
+        if contexts != self.contexts:
+            alone = "proteins alone", {"relatives": None}
+            found = f"means over {self.contexts} contexts", {"relatives": "PATH"}
+            fitted, typed = found if self.contexts else alone
+            raise UserError(f"the probe was fitted to {fitted}, not {contexts} contexts", typed)
 
     def check_model(self, model: PretrainedModel) -> None:
         """Refuses another model than the one that the probe was fitted on."""

@@ -138,6 +138,8 @@ def _features(
     layers = list(options.layers or (all_layers[-1:] if is_cnn else all_layers))
     if (autoencoder := options.autoencoder) is not None:
         autoencoder.settings.check(model)
+        if options.in_contexts is not None:
+            raise UserError("features are of proteins alone", {"features": None})
         if is_cnn:
             raise UserError("the head cnn reads hidden states, not features", {"features": None})
     if is_cnn:
@@ -152,7 +154,9 @@ def _features(
     for name in (MODEL, RANDOM):
         # Random weights are made when those of the model are done.
         network = model if name == MODEL else model.with_random_weights(options.seed)
-        states = embed(network, sequences, layers=layers, places=places)
+        # Those read a protein alone, as a baseline.
+        relatives = options.in_contexts if name == MODEL else None
+        states = embed(network, sequences, layers=layers, places=places, in_contexts=relatives)
         yield name, lambda _, states=states: divided(states), layers
         # Those of the next model are in other files.
         states.clear()

@@ -55,8 +55,11 @@ class Accuracy(Evaluation):
 
     The masked positions of a sequence depend only on `seed` and its index in the split; those of
     joined sequences on `seed`, `max_length` and the split. Of several groups of a sequence, the
-    most frequent in the split counts; a sequence without a group forms one by itself.
+    most frequent in the split counts; a sequence without a group forms one by itself. In contexts
+    of relatives, log-probabilities are averaged over these.
     """
+
+    sees_relatives = True
 
     def __init__(
         self,
@@ -118,6 +121,8 @@ class Accuracy(Evaluation):
                 f"max_length={self.max_length} is more than the model reads; "
                 f"type max_length={limit}"
             )
+        if self.concatenated and data.contexts is not None:
+            raise UserError("concatenated=true joins queries; leave it out, or relatives=")
         names = [data.split.identifier(number) for number in range(len(data.split))]
         group_of, without_group = self._groups(names)
         sums = self._sums(model, data, limit)
@@ -194,7 +199,7 @@ class Accuracy(Evaluation):
             chosen_BL = targets_BL != IGNORE
             targets = targets_BL[chosen_BL]
             near = torch.from_numpy(trigram.probabilities(batch.tokens_BL.numpy()))[chosen_BL]
-            found = [torch.ones(len(targets)), *self._score(model, batch, targets_BL)]
+            found = [torch.ones(len(targets)), *self._score(model, batch, targets_BL, data)]
             for probabilities in (unigram_V.expand_as(near), near):
                 found.append(-probabilities.gather(1, targets[:, None])[:, 0].log())
                 found.append((probabilities.argmax(dim=1) == targets).double())
@@ -236,19 +241,27 @@ class Accuracy(Evaluation):
 
     @torch.inference_mode()
     def _score(
-        self, model: PretrainedModel, batch: Batch, targets_BL: torch.Tensor
+        self, model: PretrainedModel, batch: Batch, targets_BL: torch.Tensor, data: EvaluationData
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the nats of each target, and whether the most probable token is the target."""
-        device = model.device
-        logits_BLV = model.network(
-            batch.tokens_BL.to(device), batch.mask_BL.to(device), causal=self.objective == "causal"
-        ).logits_BLV
-        chosen_BL = targets_BL != IGNORE
-        # Only the positions with a target go through the softmax: 15 % of them when masked.
-        logits = logits_BLV[chosen_BL.to(device)].float()
-        targets = targets_BL[chosen_BL].to(device)
-        nats = F.cross_entropy(logits, targets, reduction="none")
-        return nats.cpu().double(), (logits.argmax(-1) == targets).cpu()
+        device, contexts = model.device, data.contexts
+        groups = [([model], [*range(len(targets_BL))])]
+        if contexts is not None:
+            names, texts = zip(*map(data.query, batch.samples_B.tolist()), strict=True)
+            groups = contexts.groups(names, texts, data.tokens_per_batch)
+        found: list[torch.Tensor] = []
+        for models, rows in groups:
+            # Only the positions with a target go through the softmax: 15 % of them when masked.
+            chosen = targets_BL[rows].to(device) != IGNORE
+            given = batch.tokens_BL[rows].to(device), batch.mask_BL[rows].to(device)
+            each = [
+                one.network(*given, causal=self.objective == "causal").logits_BLV[chosen].float()
+                for one in models
+            ]
+            found.append(torch.stack([logits.log_softmax(-1) for logits in each]).mean(0))
+        log_p, targets = torch.cat(found), targets_BL[targets_BL != IGNORE].to(device)
+        nats = F.nll_loss(log_p, targets, reduction="none")
+        return nats.cpu().double(), (log_p.argmax(-1) == targets).cpu()
 
 
 def _cropped(split: SplitReader, limit: int | None) -> dict[str, int]:

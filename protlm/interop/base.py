@@ -80,7 +80,6 @@ class Family:
         rotary_pairs: whether rotary positions pair coordinates 2i and 2i + 1 of a head; those of
             protlm pair i and i + K/2, and the rows of both projections are reordered.
         first_position: the row of the first token in the table of positions.
-        typed: the table to which the first type of token is added, the only one that is used.
         licenses: terms that restrict users, by the width of a model, or by None of every model.
     """
 
@@ -98,7 +97,6 @@ class Family:
     spare_rows: ClassVar[bool] = False
     rotary_pairs: ClassVar[bool] = False
     first_position: ClassVar[int] = 0
-    typed: ClassVar[str] = "positions.table"
     licenses: ClassVar[Mapping[int | None, str]] = {}
 
     def translate(self, source: Source) -> ForeignModel:
@@ -127,9 +125,12 @@ class Family:
         if tokens:
             gather_rows(weights, tokens)
         if "types" in weights:
-            types_TD, table_LD = weights.pop("types"), weights[self.typed]
+            # The first type of token is the only one that is used.
+            types_TD, table_LD = weights.pop("types"), weights["positions.table"]
             check_shapes(source.path, {"types": types_TD}, {"types": (None, config.model_dim)})
-            weights[self.typed] = (table_LD.double() + types_TD[0].double()).to(table_LD.dtype)
+            weights["positions.table"] = (table_LD.double() + types_TD[0].double()).to(
+                table_LD.dtype
+            )
         if self.rotary_pairs:
             _pair_halves(source.path, config, weights)
         if terms := self.licenses.get(config.model_dim) or self.licenses.get(None):

@@ -1,16 +1,20 @@
-"""E1 (doi:10.1101/2025.11.12.688125), for one protein at a time: without its relatives.
+"""E1 (doi:10.1101/2025.11.12.688125), with or without relatives.
 
 Its code has its alphabet, which has no unknown token. A protein is between `<bos> 1` and `2 <eos>`.
-Without relatives, the layers that attend to them differ from the others only in the rotary base.
+Each n-th layer sees the proteins before it as well, with another rotary base and with positions
+that run on, and a table of the numbers of proteins is added to the embedding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from string import ascii_uppercase
 from typing import final
 
-from protlm.config import Frame, HeadKind
+from torch import Tensor
+
+from protlm.config import Frame, HeadKind, ModelConfig, Relatives, RelativesPositions
 from protlm.interop.amplify import Amplify
-from protlm.interop.base import Family
+from protlm.interop.base import Family, check_shapes, num_rows
 from protlm.interop.layout import HUGGING_FACE, Layout
 from protlm.interop.source import Source
 
@@ -22,7 +26,7 @@ class E1(Family):
     layout = Layout(
         names={
             "embedding.weight": "model.embed_tokens.weight",
-            "types": "model.embed_seq_id.weight",
+            "family_numbers": "model.embed_seq_id.weight",
             "final_norm.weight": "model.norm.weight",
             "head_transform.{dense,norm}.*": "mlm_head.{0,2}.*",
             "head.*": "mlm_head.3.*",
@@ -57,11 +61,21 @@ class E1(Family):
     frame = Frame(("<cls>", "1"), ("2", "<eos>"), ("1", "2"))
     special = ("<bos>", "<pad>", "<eos>", "X", "?")
     left_out = ("<bos_glm>", "<eos_span>", "J")
-    typed = "embedding.weight"
     licenses = {None: "E1 has the Profluent-E1 Clickthrough License, also on the use of its name"}
 
     def alphabet(self, source: Source) -> Sequence[str]:
         return (
             *("<pad>", "<bos>", "<eos>", "<bos_glm>", "<eos_span>", "?", "1", "2"),
             *ascii_uppercase,
+        )
+
+    def config(self, source: Source, layout: Layout, weights: Mapping[str, Tensor]) -> ModelConfig:
+        found = super().config(source, layout, weights)
+        check_shapes(source.path, weights, {"family_numbers": (None, found.model_dim)})
+        return replace(
+            found,
+            relatives=Relatives.ordered,
+            relatives_every=found.global_every,
+            relatives_positions=RelativesPositions.run,
+            relatives_numbers=num_rows(source, weights, "family_numbers"),
         )

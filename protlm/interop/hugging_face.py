@@ -42,6 +42,16 @@ _FREE = (
     *HUGGING_FACE_ESM.sizes,
     *("positions", "norm_epsilon", "embedding_norm", "token_dropout", "stored_frequencies"),
 )
+# Of a model that was trained with relatives, which the code of the folder does not read.
+_CARD = """---
+library_name: transformers
+---
+
+This is a protein language model of protlm. It was trained with the relatives of proteins in their
+context, but **this folder is a model of single proteins**: every row of a batch is one protein,
+read without relatives, and its figures are those of the model without them. `protlm checkpoint
+import` makes it a model of protlm again, which reads relatives.
+"""
 _SPECIAL = {f"{one}_token": f"<{one}>" for one in ("cls", "eos", "mask", "pad", "unk")}
 
 
@@ -67,6 +77,9 @@ def export(model: Checkpoint, directory: Path, contacts: ContactHead | None) -> 
         (folder / WEIGHTS).write_bytes(save(separate, metadata={"format": "pt"}))
         _write_tokenizer(folder, model.description.frame, has_code=has_code)
         write_sums(folder)
+        if model.description.model.relatives is not None:
+            # It has no sum, because people complete it.
+            (folder / "README.md").write_text(_CARD, encoding="utf-8")
     return has_code
 
 

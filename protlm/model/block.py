@@ -91,14 +91,24 @@ class Block(nn.Module):
         self, state: State | None, x_B1D: Tensor, context: BlockContext
     ) -> tuple[State | None, Tensor]:
         """Processes the next position; returns the state after it, and the residual."""
+        return self._with_state(lambda y_B1D: self.attention.step(state, y_B1D, context), x_B1D)
 
-        def attend(y_B1D: Tensor) -> Tensor:
+    def read(self, x_BLD: Tensor, context: BlockContext) -> tuple[State | None, Tensor]:
+        """Returns what relatives leave for the proteins after them, and the residual."""
+        return self._with_state(lambda y_BLD: self.attention.read(y_BLD, context), x_BLD)
+
+    def _with_state(
+        self, attention: Callable[[Tensor], tuple[State | None, Tensor]], x_BLD: Tensor
+    ) -> tuple[State | None, Tensor]:
+        state: State | None = None
+
+        def attend(y_BLD: Tensor) -> Tensor:
             nonlocal state
-            state, out_B1D = self.attention.step(state, y_B1D, context)
-            return out_B1D
+            state, out_BLD = attention(y_BLD)
+            return out_BLD
 
-        x_B1D = self._add(x_B1D, attend, self.attention_norm)
-        return state, self._add(x_B1D, self.feedforward, self.feedforward_norm)
+        x_BLD = self._add(x_BLD, attend, self.attention_norm)
+        return state, self._add(x_BLD, self.feedforward, self.feedforward_norm)
 
     def attention_inputs(self, x_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         """Returns the inputs of the mechanism of this block for a residual."""

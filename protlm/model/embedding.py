@@ -3,7 +3,7 @@
 import mmap
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice, pairwise
 from pathlib import Path
@@ -21,6 +21,7 @@ from protlm.data.records.proteins import Proteins
 from protlm.model.memory import Room
 from protlm.model.pooling import Ranges, pool
 from protlm.model.pretrained import PretrainedModel
+from protlm.model.relatives import InContexts
 from protlm.model.vector_store import VectorStore
 from protlm.options.embed import Pooling
 from protlm.system.errors import InputDataError, UserError, is_full_memory
@@ -106,7 +107,8 @@ class Embedder:
 
     Matrix products have the `compute_dtype`; with float32, that of the weights. `num_halved`
     counts the batches that did not fit. Sequences that are longer than the model accepts are
-    computed in windows: the vector of `<cls>` is then the mean of the windows'.
+    computed in windows: the vector of `<cls>` is then the mean of the windows'. In contexts of
+    relatives, vectors are the means over the contexts, read in `context_tokens` at a time.
     """
 
     model: PretrainedModel
@@ -114,6 +116,8 @@ class Embedder:
     layers: tuple[int, ...]
     compute_dtype: torch.dtype = torch.float32
     num_halved: int = 0
+    contexts: InContexts | None = None
+    context_tokens: int = EMBED_TOKENS
 
     def __post_init__(self) -> None:
         if not self.model.vocabulary.start and {Pooling.cls, Pooling.bos} & {*self.poolings}:
@@ -136,13 +140,18 @@ class Embedder:
 
     @torch.inference_mode()
     def vectors(
-        self, sequences: Sequence[str], ranges: Sequence[Ranges] | None = None
+        self,
+        sequences: Sequence[str],
+        ranges: Sequence[Ranges] | None = None,
+        names: Sequence[str] | None = None,
     ) -> list[Vectors | None]:
         """Returns the vectors of each sequence on the CPU; None if it does not fit by itself.
 
-        The sequences are in the order of their lengths.
+        The sequences are in the order of their lengths; the names say which relatives are theirs.
         """
         spans = ranges or [()] * len(sequences)
+        if self.contexts is not None:
+            return self._in_contexts(sequences, spans, names or [""] * len(sequences))
         limit = self.model.max_residues
         number = len(sequences)
         fitting = number if limit is None else sum(len(one) <= limit for one in sequences)
@@ -158,6 +167,19 @@ class Embedder:
         if number == 1:
             return [None]
         return self._by_parts(sequences, spans, [0, number // 2, number])
+
+    def _in_contexts(
+        self, sequences: Sequence[str], spans: Sequence[Ranges], names: Sequence[str]
+    ) -> list[Vectors | None]:
+        assert self.contexts is not None
+        means: list[Vectors | None] = []
+        for models, places in self.contexts.groups(names, sequences, self.context_tokens):
+            own = [sequences[n] for n in places], [spans[n] for n in places]
+            embedders = [replace(self, model=one, contexts=None, num_halved=0) for one in models]
+            each = [one.vectors(*own) for one in embedders]
+            self.num_halved += sum(one.num_halved for one in embedders)
+            means += map(_mean, zip(*each, strict=True))
+        return means
 
     def _by_parts(
         self, sequences: Sequence[str], spans: Sequence[Ranges], cuts: Sequence[int]
@@ -223,12 +245,20 @@ class Embedder:
         return {layer: torch.cat([means[layer], *parts[layer]])[None] for layer in self.layers}
 
 
+def _mean(each: Sequence[Vectors | None]) -> Vectors | None:
+    found = [one for one in each if one is not None]
+    if len(found) < len(each):
+        return None
+    return {key: torch.stack([one[key] for one in found]).mean(0) for key in found[0]}
+
+
 def embed_all(
     embedder: Embedder,
     sequences: Sequence[str],
     tokens_per_batch: int,
     spans: Sequence[Any] | None = None,
     *,
+    names: Sequence[str] | None = None,
     longest_first: bool = False,
 ) -> Iterator[tuple[int, Vectors | None]]:
     """Yields the index of each sequence and its vectors, None if it does not fit by itself."""
@@ -236,7 +266,9 @@ def embed_all(
     around = embedder.model.vocabulary.num_around
     for some in batches(lengths, tokens_per_batch, longest_first=longest_first, around=around):
         of_some = None if spans is None else [spans[index] for index in some]
-        yield from zip(some, embedder.vectors([sequences[n] for n in some], of_some), strict=True)
+        named = None if names is None else [names[index] for index in some]
+        found = embedder.vectors([sequences[n] for n in some], of_some, named)
+        yield from zip(some, found, strict=True)
 
 
 class EmbeddedProtein(NamedTuple):
@@ -301,18 +333,21 @@ def embeddings(
     tokens_per_batch: int = EMBED_TOKENS,
     places: Sequence[np.ndarray] | None = None,
     store: VectorStore | None = None,
+    in_contexts: tuple[InContexts, Sequence[str]] | None = None,
 ) -> list[np.ndarray]:
     """Returns hidden states by layer, float32, of the first residues that the model accepts.
 
     They are means, [sequences, D], or those of the residues `places` of each sequence, [residues,
     D]; many are in temporary files, in float16. One that does not fit into the memory, or whose
-    vectors are not finite, is a `UserError`. Means are kept in the `store`, if there is one.
+    vectors are not finite, is a `UserError`. Means are kept in the `store`, if there is one. In
+    contexts of relatives, names say whose they are.
     """
-    if places is None and store is not None:
+    contexts, names = in_contexts or (None, None)
+    if places is None and store is not None and contexts is None:
         compute = partial(embeddings, model, layers=layers, tokens_per_batch=tokens_per_batch)
         return store.means(f"{model.identity} {layers}", sequences, compute)
     kind = Pooling.mean if places is None else Pooling.ranges
-    features = Embedder(model, (kind,), tuple(layers))
+    features = Embedder(model, (kind,), tuple(layers), contexts=contexts)
     spans = places and [np.stack([own + 1, own + 1], axis=1) for own in places]
     texts = residues_of(sequence[: model.max_residues] for sequence in sequences)
     ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])
@@ -320,7 +355,9 @@ def embeddings(
     in_memory = shape[0] * shape[1] * len(layers) <= IN_MEMORY
     states_of = [np.empty(shape, np.float32) if in_memory else _on_disk(shape) for _ in layers]
     with JobProgress("sequences embedded", len(texts), quiet=places is not None) as progress:
-        computed = embed_all(features, texts, tokens_per_batch, spans, longest_first=True)
+        computed = embed_all(
+            features, texts, tokens_per_batch, spans, names=names, longest_first=True
+        )
         for number, (row, vectors) in enumerate(computed):
             # Batches of ever smaller tensors leave gaps in the heap.
             if number % _GAPS == 0:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import index
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from protlm.model.selfattention import AttentionInputs
 from protlm.model.transformer import ModelOutput, ProteinLM
 from protlm.options.generate import Sampling
 from protlm.system.errors import UserError, one_of
+
+if TYPE_CHECKING:
+    from protlm.model.relatives import InContexts
 
 
 @dataclass(frozen=True)
@@ -185,12 +188,21 @@ class PretrainedModel:
         batch: TokenBatch,
         layers: int | Iterable[int] | None = None,
         heads: int | Iterable[int] | None = None,
+        *,
+        relatives: "InContexts | None" = None,
     ) -> dict[int, Tensor]:
         """Returns exact maps, BHLL on the CPU, by layer as asked; by default all layers and heads.
 
+        Args:
+            relatives: those of a batch of one protein, from `relatives`; maps are of the first
+                context, without the columns of relatives.
+
         Raises:
-            UserError: a layer or a head that does not exist.
+            UserError: a layer or a head that does not exist, or several proteins with relatives.
         """
+        if relatives is not None:
+            one = relatives.begun(self, [""]).first("", self._only(batch))
+            return one.attention_maps(batch, layers, heads)
         asked = numbers_of(layers, self.num_layers)
         numbers = {layer: self.layer_number(layer, first=1) for layer in asked}
         blocks: dict[int, list[Tensor]] = {number: [] for number in numbers.values()}
@@ -220,10 +232,17 @@ class PretrainedModel:
                 length = batch.tokens_BL.shape[1]
                 for start in range(0, length, block):
                     rows = slice(start, min(start + block, length))
-                    map_BHML = mechanism.attention_map(x.q_BHLK, x.k_BHLK, x.context, rows)
-                    yield number, rows, map_BHML[:, chosen]
+                    map_BHML = x.map_rows(mechanism, rows)
+                    # Of relatives, no columns.
+                    yield number, rows, map_BHML[:, chosen, :, x.own :]
             if number == max(wanted, default=number):
                 return
+
+    def _only(self, batch: TokenBatch) -> str:
+        """Returns the residues of a batch of one protein."""
+        if len(batch) != 1:
+            raise UserError(f"maps with relatives are of one protein; the batch has {len(batch)}")
+        return self.vocabulary.decode(batch.tokens_BL[0, self.vocabulary.inner].cpu().numpy())
 
     def generate(
         self,
@@ -234,6 +253,7 @@ class PretrainedModel:
         sampling: Sampling | None = None,
         seed: int = 0,
         batch_size: int = 32,
+        relatives: "InContexts | None" = None,
     ) -> Iterator[GeneratedSequence]:
         """Samples sequences from a causal model, and yields them as they end.
 
@@ -241,6 +261,8 @@ class PretrainedModel:
             prefix: residues that all sequences begin with.
             sampling: temperature, top-k and top-p; None samples from the model's distribution.
             seed: random seed; a sequence depends only on the seed and its own number.
+            relatives: those of a family, from `relatives`, whose first context the sequences follow
+                as new members.
 
         Raises:
             UserError: the model cannot generate, or a setting is out of range.
@@ -268,8 +290,11 @@ class PretrainedModel:
                 f"a prefix of {len(tokens)} residues leaves nothing to sample: a sequence has at "
                 f"most {longest} residues; allow a greater length"
             )
+        model = self
+        if relatives is not None:
+            model = relatives.begun(self, [""]).first("", "")
         return generate(
-            self.network,
+            model.network,
             tokens,
             sampling or Sampling(),
             number=number,

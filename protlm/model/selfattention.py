@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from protlm.attention import Attention
 from protlm.attention.base import Context, QueryKeyNorms, Recurrent, State
 from protlm.attention.ops.numerics import upcast
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
-from protlm.config import ModelConfig, QueryKeyWidth
+from protlm.config import ModelConfig, QueryKeyWidth, Relatives, RelativesPositions, RelativesSum
 from protlm.data.vocabulary import Vocabulary
 from protlm.model.layers import Linear, ShortConvolution, is_plain, linear
 from protlm.model.positions import rotate
+from protlm.system.errors import UserError
 
 # Part of the name of every weight of a mechanism.
 MECHANISM = ".attention.mechanism."
@@ -97,28 +99,54 @@ _NORMS: Mapping[QueryKeyNorms, Callable[..., nn.Module]] = {
 class BlockContext(NamedTuple):
     """What all blocks of a pass have in common; a rotation is cosines and sines, each LK.
 
-    Bounds are those of packed proteins, whose rows are joined. `is_whole` and `logit_bias` are
-    those of the `Context` of a mechanism.
+    Bounds are those of packed proteins, whose rows are joined. Layers of the family have the other
+    rotation, and what their proteins see of each other, if they do; so have layers of E1 with
+    another base. `is_whole` and `logit_bias` are those of the `Context` of a mechanism.
     """
 
     tokens_BL: Tensor
     mask_BL: Tensor
     rotation: tuple[Tensor, Tensor] | None
     causal: bool
-    global_rotation: tuple[Tensor, Tensor] | None = None
+    other_rotation: tuple[Tensor, Tensor] | None = None
     bounds: Bounds | None = None
     is_whole: bool = False
     logit_bias: Callable[[int, slice], Tensor] | None = None
+    view: View | None = None
+
+    def with_state(self, entering: State | None) -> "BlockContext":
+        """Returns the context of a block which a context of relatives has left a state."""
+        assert self.view is not None
+        return self._replace(view=self.view._replace(entering=entering))
 
 
 @dataclass(frozen=True)
 class AttentionInputs:
-    """The inputs of a mechanism in one block."""
+    """The inputs of a mechanism in one block.
+
+    Those of a layer that sees the family are of one family, whose last protein, from the position
+    `own` on, is the query.
+    """
 
     q_BHLK: Tensor
     k_BHLK: Tensor
     v_BHLC: Tensor
     context: Context
+    view: View | None = None
+    own: int = 0
+
+    def map_rows(self, mechanism: Attention, rows: slice) -> Tensor:
+        """Returns some rows of the query's map, over all keys, BHML."""
+        if self.view is None:
+            return mechanism.attention_map(self.q_BHLK, self.k_BHLK, self.context, rows)
+        assert isinstance(mechanism, SeesRelatives)
+        rows = slice(self.own + rows.start, self.own + rows.stop)
+        return mechanism.family_rows(self.q_BHLK, self.k_BHLK, self.context, self.view, rows)
+
+    def of_last(self, start: int) -> "AttentionInputs":
+        """Returns those of the protein that begins at a position, in a layer of the protein."""
+        q, k, v = (x[:, :, start:] for x in (self.q_BHLK, self.k_BHLK, self.v_BHLC))
+        return AttentionInputs(q, k, v, self.context.of_positions(start))
 
 
 @final
@@ -183,6 +211,20 @@ class SelfAttention(nn.Module):
             nn.RMSNorm(config.width_of_head, eps=1e-6) if config.output_gate else None
         )
         self.mechanism = mechanism
+        self.sees_family, self.relatives_factor = False, None
+        if config.sees_family(layer) and isinstance(mechanism, SeesRelatives):
+            # Of a pattern, windows may see the protein alone in any layer.
+            self.sees_family = mechanism.sees_relatives
+            is_apart = config.relatives_sum is RelativesSum.apart
+            refusal = mechanism.relatives_refusal(
+                later=config.relatives is Relatives.full,
+                apart=is_apart,
+                runs=config.relatives_positions is RelativesPositions.run,
+            )
+            if refusal:
+                raise UserError(refusal)
+            if is_apart and self.sees_family and mechanism.sums_apart:
+                self.relatives_factor = nn.Parameter(torch.zeros(self.num_heads))
 
     def inputs(self, hidden_BLD: Tensor, context: BlockContext) -> AttentionInputs:
         if self.convolution is not None:
@@ -216,14 +258,26 @@ class SelfAttention(nn.Module):
         given = Context(
             hidden_BLD, context.mask_BL, context.causal, context.is_whole, context.logit_bias
         )
-        return AttentionInputs(q_BHLK, k_BHLK, self._heads(value_BLD), given)
+        view = None
+        if self.sees_family and context.view is not None:
+            view = context.view._replace(factor_H=self.relatives_factor)
+        return AttentionInputs(q_BHLK, k_BHLK, self._heads(value_BLD), given, view)
 
     def forward(self, hidden_BLD: Tensor, context: BlockContext) -> Tensor:
         mechanism, causal = self.mechanism, context.causal
         assert mechanism.supports_causal if causal else mechanism.supports_bidirectional
+        return self.read(hidden_BLD, context)[1]
+
+    def read(self, hidden_BLD: Tensor, context: BlockContext) -> tuple[State | None, Tensor]:
+        """Returns what the proteins leave for those that follow in their family, and the output."""
         x = self.inputs(hidden_BLD, context)
-        mixed_BHLC = mechanism(x.q_BHLK, x.k_BHLK, x.v_BHLC, x.context, context.bounds)
-        return self._out(mixed_BHLC.transpose(1, 2), x.context.hidden_BLD)
+        state, heads = None, (x.q_BHLK, x.k_BHLK, x.v_BHLC)
+        if x.view is not None:
+            assert isinstance(self.mechanism, SeesRelatives)
+            mixed_BHLC, state = self.mechanism.forward_family(heads, x.context, x.view)
+        else:
+            mixed_BHLC = self.mechanism(*heads, x.context, context.bounds)
+        return state, self._out(mixed_BHLC.transpose(1, 2), x.context.hidden_BLD)
 
     def step(
         self, state: State | None, hidden_B1D: Tensor, context: BlockContext
@@ -240,9 +294,25 @@ class SelfAttention(nn.Module):
             recent_BMD, hidden_B1D = self.convolution.step(recent_BMD, hidden_B1D)
         x = self._projected(hidden_B1D, context)
         q_BHK, k_BHK, v_BHC = (y.squeeze(2) for y in (x.q_BHLK, x.k_BHLK, x.v_BHLC))
-        before = mechanism.initial_state(k_BHK, v_BHC) if state is None else state.mechanism
+        before = self._first_state(k_BHK, v_BHC, context) if state is None else state.mechanism
         after, mixed_BHC = mechanism.step(before, q_BHK, k_BHK, v_BHC, x.context)
+        if self.relatives_factor is not None and context.view is not None:
+            assert isinstance(mechanism, SeesRelatives)
+            # Samples are proteins of one row, which share the context.
+            heads = [y.transpose(0, 2) for y in (x.q_BHLK, x.k_BHLK, x.v_BHLC)]
+            row = x.context._replace(mask_BL=x.context.mask_BL.mT)
+            others_1HBC, _ = mechanism.across(heads, row, context.view, own=False)
+            factor_H11 = self.relatives_factor.to(mixed_BHC.dtype)[:, None, None]
+            mixed_BHC = mixed_BHC + (factor_H11 * others_1HBC[0]).transpose(0, 1)
         return SublayerState(after, recent_BMD), self._out(mixed_BHC[:, None], hidden_B1D)
+
+    def _first_state(self, k_BHK: Tensor, v_BHC: Tensor, context: BlockContext) -> State:
+        mechanism, view = self.mechanism, context.view
+        if self.sees_family and view is not None and isinstance(mechanism, SeesRelatives):
+            is_apart = self.relatives_factor is not None
+            return mechanism.entered(view.entering, k_BHK, v_BHC, apart=is_apart)
+        assert isinstance(mechanism, Recurrent)
+        return mechanism.initial_state(k_BHK, v_BHC)
 
     def _out(self, mixed_BLHC: Tensor, hidden_BLD: Tensor) -> Tensor:
         if self.gate is None or self.output_norm is None:
@@ -250,10 +320,17 @@ class SelfAttention(nn.Module):
         return self.output(self.output_norm(mixed_BLHC).flatten(2) * F.silu(self.gate(hidden_BLD)))
 
     def _rotated(self, x_BHLK: Tensor, context: BlockContext) -> Tensor:
-        rotation = context.global_rotation if self.is_global else context.rotation
+        rotation, own = context.rotation, 0
+        if self.is_global or (self.sees_family and context.view is not None):
+            rotation = context.other_rotation
         if rotation is None or not self.mechanism.takes_rotary:
             return x_BHLK
-        return rotate(x_BHLK, *rotation)
+        if rotation is not context.rotation and isinstance(self.mechanism, SeesRelatives):
+            own = self.mechanism.protein_heads
+        if not own or context.rotation is None:
+            return rotate(x_BHLK, *rotation)
+        of_protein, of_family = x_BHLK.tensor_split([own], dim=1)
+        return torch.cat([rotate(of_protein, *context.rotation), rotate(of_family, *rotation)], 1)
 
     def _heads(self, x_BLD: Tensor) -> Tensor:
         return x_BLD.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

@@ -15,17 +15,26 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from protlm.attention import Attention, create
+from protlm.attention import Attention, create, mechanism, names
 from protlm.attention.base import SharesParameters, State
-from protlm.attention.layers import mechanisms_of
+from protlm.attention.layers import mechanisms_of, unable
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
-from protlm.config import HeadKind, ModelConfig, Norm, NormOrder, Positions
+from protlm.config import (
+    HeadKind,
+    ModelConfig,
+    Norm,
+    NormOrder,
+    Positions,
+    Relatives,
+    RelativesPositions,
+)
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
 from protlm.model.layers import HeadTransform, Linear, TiedHead, UnetSkips, drop_masked_tokens
 from protlm.model.positions import PositionTable, RelativeBias, Rotary
 from protlm.model.selfattention import AttentionInputs, BlockContext, ValueEmbedding
-from protlm.system.errors import OptionError, UserError
+from protlm.system.errors import OptionError, UserError, one_of
 
 # Why an encoder is refused.
 ENCODER = (
@@ -66,15 +75,32 @@ def padded_at_the_end(mask_BL: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True)
+class FamilyState:
+    """What a context leaves for the proteins after it: states of layers that see the family.
+
+    It has one sample, and `length` positions of `proteins` proteins.
+    """
+
+    blocks: tuple[State | None, ...]
+    length: int
+    proteins: int
+
+
+@final
+@dataclass(frozen=True)
 class DecodingState:
-    """The states of the blocks after `length` positions; None before the first."""
+    """The states of the blocks after `length` positions; None before the first.
+
+    All samples follow the same family, if there is one.
+    """
 
     length: int
     blocks: tuple[State | None, ...]
+    family: FamilyState | None = None
 
     def __getitem__(self, rows_B: Tensor) -> "DecodingState":
         blocks = (None if state is None else state[rows_B] for state in self.blocks)
-        return DecodingState(self.length, tuple(blocks))
+        return DecodingState(self.length, tuple(blocks), self.family)
 
 
 class ProteinLM(nn.Module):
@@ -91,6 +117,7 @@ class ProteinLM(nn.Module):
         vocab_size, dim, is_tied = len(vocabulary), config.model_dim, config.tied_head
         self.vocabulary = vocabulary
         self.activation_checkpointing = False
+        self.relatives, self.relatives_positions = config.relatives, config.relatives_positions
         self.embedding = nn.Embedding(vocab_size, dim, padding_idx=vocabulary.pad)
         self.positions = PositionTable(config) if config.has_position_table else None
         self.token_dropout = config.token_dropout
@@ -106,11 +133,21 @@ class ProteinLM(nn.Module):
             else None
         )
         self.relative = RelativeBias(config) if config.positions is Positions.relative else None
+        rows = config.relatives_numbers
+        self.family_numbers = nn.Parameter(torch.zeros(rows, dim)) if rows else None
         self.dropout = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(
             Block(config, mechanism(number), vocabulary, number + 1)
             for number in range(config.num_layers)
         )
+        if config.relatives is not None and not any(
+            isinstance(block, Block) and block.attention.sees_family for block in self.blocks
+        ):
+            raise UserError(
+                "no layer sees relatives: windows see the protein, and the first layer of the "
+                f"family is number {config.relatives_every}, of {config.num_layers}; type "
+                "model.relatives_every=1, or another attention"
+            )
         if self.relative is not None:
             for number in range(config.num_layers):
                 self.relative.check(self.mechanism(number + 1))
@@ -144,29 +181,93 @@ class ProteinLM(nn.Module):
         layers: Sequence[int] = (),
         bounds: Bounds | None = None,
         is_whole: bool = False,
+        family: FamilyState | None = None,
     ) -> ModelOutput:
         """Returns logits for every position, and the hidden states of layers.
 
         Layer 0 is the embedding, n the output of block n, and the last one that of the final norm,
-        as in ESM. With bounds, the rows have packed proteins, each computed as if it were alone.
+        as in ESM. With bounds, the rows have packed proteins, each computed as if it were alone, or
+        seeing its family if the bounds have families and the model sees them. Each family of the
+        rows then follows `family`, if it is given.
         With `is_whole`, the mask is true everywhere, which spares a GPU hiding padding.
         """
-        context = self._context(tokens_BL, mask_BL, causal, bounds=bounds, is_whole=is_whole)
-        hidden = self._hidden_states(context, {*layers, self.num_layers})
-        if bounds is not None:
-            hidden = {number: x.reshape(*mask_BL.shape, -1) for number, x in hidden.items()}
+        hidden = self.hidden_states(
+            tokens_BL,
+            mask_BL,
+            causal=causal,
+            layers={*layers, self.num_layers},
+            bounds=bounds,
+            is_whole=is_whole,
+            family=family,
+        )
         asked = {layer: hidden[layer] for layer in hidden if layer in layers}
         return ModelOutput(self._logits(hidden[self.num_layers]), asked)
 
     def hidden_states(
-        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, layers: Collection[int]
+        self,
+        tokens_BL: Tensor,
+        mask_BL: Tensor,
+        *,
+        causal: bool,
+        layers: Collection[int],
+        bounds: Bounds | None = None,
+        is_whole: bool = False,
+        family: FamilyState | None = None,
     ) -> dict[int, Tensor]:
         """Returns the hidden states of `forward`, BLD; later blocks and the head are not run."""
-        return self._hidden_states(self._context(tokens_BL, mask_BL, causal), layers)
+        context = self._context(
+            tokens_BL, mask_BL, causal, bounds=bounds, is_whole=is_whole, family=family
+        )
+        hidden = self._hidden_states(context, layers, family)
+        if bounds is None:
+            return hidden
+        return {number: x.reshape(*mask_BL.shape, -1) for number, x in hidden.items()}
 
-    def _hidden_states(self, context: BlockContext, layers: Collection[int]) -> dict[int, Tensor]:
+    def read(
+        self,
+        tokens_BL: Tensor,
+        mask_BL: Tensor,
+        *,
+        causal: bool,
+        bounds: Bounds,
+        family: FamilyState | None = None,
+    ) -> FamilyState:
+        """Reads the proteins of one family, after those that were read before; without gradients.
+
+        The model's relatives are `ordered`: no protein sees those after it.
+        """
+        assert bounds.families is not None and len(bounds.families.spans) == 1
+        context = self._context(tokens_BL, mask_BL, causal, bounds=bounds, family=family)
+        assert context.view is not None and not context.view.later
+        context = context._replace(view=context.view._replace(keeps=True))
+        x_BLD = self._enter(context, family=family)
+        blocks, _ = self._through(x_BLD, context, family, lambda _, block, *x: block.read(*x))
+        before = FamilyState((), 0, 0) if family is None else family
+        length, proteins = before.length + int(mask_BL.sum()), before.proteins + len(bounds.spans)
+        return FamilyState(blocks, length, proteins)
+
+    def _through(
+        self,
+        x_BLD: Tensor,
+        context: BlockContext,
+        family: FamilyState | None,
+        run: Callable[[int, Block, Tensor, BlockContext], tuple[State | None, Tensor]],
+    ) -> tuple[tuple[State | None, ...], Tensor]:
+        """Returns the states that all blocks leave, and the residual after them."""
+        states, early = list[State | None](), list[Tensor]()
+        for number, block in enumerate(self.blocks):
+            assert isinstance(block, Block)
+            if family is not None:
+                context = context.with_state(family.blocks[number])
+            state, x_BLD = run(number, block, self._skipped(x_BLD, early), context)
+            states.append(state)
+        return tuple(states), x_BLD
+
+    def _hidden_states(
+        self, context: BlockContext, layers: Collection[int], family: FamilyState | None = None
+    ) -> dict[int, Tensor]:
         hidden: dict[int, Tensor] = {}
-        x_BLD = self._enter(context)
+        x_BLD = self._enter(context, family=family)
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
             if number - 1 in layers:
@@ -174,6 +275,8 @@ class ProteinLM(nn.Module):
             if number > max(layers):
                 return hidden
             x_BLD = self._skipped(x_BLD, early)
+            if family is not None:
+                context = context.with_state(family.blocks[number - 1])
             if self.activation_checkpointing and torch.is_grad_enabled():
                 # The recomputation draws the same dropout: preserve_rng_state is true by default.
                 x_BLD = checkpoint(block, x_BLD, context, use_reentrant=False)
@@ -182,9 +285,9 @@ class ProteinLM(nn.Module):
         hidden[self.num_layers] = self.final_norm(x_BLD)
         return hidden
 
-    def initial_state(self) -> DecodingState:
-        """Returns the state before the first position, for any number of samples."""
-        return DecodingState(0, (None,) * self.num_layers)
+    def initial_state(self, family: FamilyState | None = None) -> DecodingState:
+        """Returns the state before the first position of a protein, for any number of samples."""
+        return DecodingState(0, (None,) * self.num_layers, family)
 
     def step(self, state: DecodingState, tokens_B: Tensor) -> tuple[DecodingState, Tensor]:
         """Processes the next token of every sample; the input state must not be used again.
@@ -192,26 +295,24 @@ class ProteinLM(nn.Module):
         Returns the state after it, and the logits of the following token, BV, equal to those of
         `forward` with `causal=True`.
         """
-        start, tokens_B1 = state.length, tokens_B[:, None]
-        context = self._context(tokens_B1, torch.ones_like(tokens_B1).bool(), True, start)
-        x_B1D = self._enter(context, start)
-        blocks: list[State | None] = []
-        early: list[Tensor] = []
-        for block, before in zip(self.blocks, state.blocks, strict=True):
-            assert isinstance(block, Block)
-            after, x_B1D = block.step(before, self._skipped(x_B1D, early), context)
-            blocks.append(after)
+        start, tokens_B1, family = state.length, tokens_B[:, None], state.family
+        mask_B1 = torch.ones_like(tokens_B1, dtype=torch.bool)
+        context = self._context(tokens_B1, mask_B1, True, start, family=family)
+        x_B1D = self._enter(context, start, family)
+        blocks, x_B1D = self._through(
+            x_B1D, context, family, lambda number, block, *x: block.step(state.blocks[number], *x)
+        )
         out = ModelOutput(self._logits(self.final_norm(x_B1D)), {})
-        return DecodingState(start + 1, tuple(blocks)), out.logits_BLV.squeeze(1)
+        return DecodingState(start + 1, blocks, family), out.logits_BLV.squeeze(1)
 
     def attention_inputs(
-        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool
+        self, tokens_BL: Tensor, mask_BL: Tensor, *, causal: bool, bounds: Bounds | None = None
     ) -> Iterator[tuple[int, AttentionInputs]]:
         """Yields the number of each block, from 1, and the inputs of its mechanism.
 
         Only the inputs of one block are in memory at a time, so that maps can be streamed.
         """
-        context = self._context(tokens_BL, mask_BL, causal=causal)
+        context = self._context(tokens_BL, mask_BL, causal, bounds=bounds)
         x_BLD = self._enter(context)
         early: list[Tensor] = []
         for number, block in enumerate(self.blocks, start=1):
@@ -234,8 +335,13 @@ class ProteinLM(nn.Module):
             lengths.append(len(self.positions.table))
         return min((length for length in lengths if length is not None), default=None)
 
-    def _enter(self, context: BlockContext, start: int = 0) -> Tensor:
+    def _enter(
+        self, context: BlockContext, start: int = 0, family: FamilyState | None = None
+    ) -> Tensor:
         x_BLD = self.embedding(context.tokens_BL)
+        if self.family_numbers is not None:
+            before = 0 if family is None else family.proteins
+            x_BLD = x_BLD + self._numbers(self.family_numbers, context, before)
         if self.token_dropout:
             x_BLD = drop_masked_tokens(x_BLD, context.tokens_BL, context.mask_BL, context.bounds)
         if self.positions is not None:
@@ -243,6 +349,22 @@ class ProteinLM(nn.Module):
         if self.embedding_norm is not None:
             x_BLD = self.embedding_norm(x_BLD)
         return self.dropout(x_BLD)
+
+    def _numbers(self, table: Tensor, context: BlockContext, before: int) -> Tensor:
+        """Returns the rows of the numbers of proteins in their families, LD, or that of one."""
+        bounds = context.bounds
+        if context.view is None or bounds is None or bounds.families is None:
+            return table[before]
+        last = max(one.stop - one.start for one in bounds.members) + before
+        if last > len(table):
+            raise UserError(
+                f"{last:,} proteins exceed the {len(table)} that this model has numbers for; give "
+                "fewer relatives"
+            )
+        segment_L, families = bounds.segment_L, bounds.families
+        first_L = segment_L[families.cu_seqlens.long()[families.segment_L]]
+        # Padding is of no protein.
+        return table[(segment_L - first_L + before).clamp(max=len(table) - 1)]
 
     def _logits(self, x_BLD: Tensor) -> Tensor | None:
         if self.head is None:
@@ -262,19 +384,37 @@ class ProteinLM(nn.Module):
         *,
         bounds: Bounds | None = None,
         is_whole: bool = False,
+        family: FamilyState | None = None,
     ) -> BlockContext:
-        """Returns the context of rows from a position on, or of packed proteins, in one row."""
-        # Packed proteins may be padded one by one.
-        is_whole = is_whole and bounds is None
-        if bounds is None:
-            position_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
-        else:
+        """Returns the context of rows from a position on, or of packed proteins, in one row.
+
+        Samples that follow a family, without bounds, are at one position each.
+        """
+        packed = bounds
+        if bounds is not None:
             tokens_BL, mask_BL = tokens_BL.reshape(1, -1), mask_BL.reshape(1, -1)
             position_L = bounds.position_L
-        rotation = None if self.rotary is None else self.rotary.angles(position_L)
-        other = None if self.global_rotary is None else self.global_rotary.angles(position_L)
+        else:
+            position_L = torch.arange(start, start + tokens_BL.shape[1], device=tokens_BL.device)
+            if family is not None:
+                spans = [(number, number + 1) for number in range(len(tokens_BL))]
+                size = len(spans)
+                packed = Bounds.of(spans, (1, size), longest=1, families=[1] * size)
+        view, of_family_L = None, position_L
+        if packed is not None and packed.families is not None and self.relatives is not None:
+            view = View(packed, later=self.relatives is Relatives.full and not causal)
+            if bounds is not None and self.relatives_positions is not RelativesPositions.restart:
+                of_family_L = packed.families.position_L
+            if family is not None and self.relatives_positions is RelativesPositions.run:
+                of_family_L = of_family_L + family.length
+        rotation = other = None if self.rotary is None else self.rotary.angles(position_L)
+        rotary = self.global_rotary or self.rotary
+        if rotary is not None and (rotary is not self.rotary or of_family_L is not position_L):
+            other = rotary.angles(of_family_L)
+        # Packed proteins may be padded one by one.
+        is_whole = is_whole and bounds is None
         return BlockContext(
-            tokens_BL, mask_BL, rotation, causal, other, bounds, is_whole, self.relative
+            tokens_BL, mask_BL, rotation, causal, other, bounds, is_whole, self.relative, view
         )
 
     def _skipped(self, x_BLD: Tensor, early: list[Tensor]) -> Tensor:
@@ -300,14 +440,27 @@ def num_parameters(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters() if p.requires_grad)
 
 
+def _check_relatives(attention: dict[str, Any], num_layers: int) -> None:
+    """Refuses a mechanism whose proteins cannot see relatives."""
+
+    def is_able(kind: type[Attention]) -> bool:
+        return issubclass(kind, SeesRelatives)
+
+    if found := unable(attention, num_layers, is_able):
+        able = [name for name in names() if is_able(mechanism(name))]
+        raise UserError(f"{found} cannot see relatives; choose one of: {one_of(able)}")
+
+
 def build_network(
     model: ModelConfig, attention: dict[str, Any], *, seed: int, vocabulary: Vocabulary = VOCABULARY
 ) -> ProteinLM:
     """Returns a network with new weights, a pure function of the config and the seed."""
     chosen = mechanisms_of(attention, model.num_layers)
+    if model.relatives is not None:
+        _check_relatives(attention, model.num_layers)
     first: dict[str, Attention] = {}
 
-    def mechanism(layer: int) -> Attention:
+    def created(layer: int) -> Attention:
         name, options, group = chosen[layer]
         try:
             made = create(
@@ -328,4 +481,4 @@ def build_network(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return ProteinLM(model, vocabulary=vocabulary, mechanism=mechanism)
+        return ProteinLM(model, vocabulary=vocabulary, mechanism=created)

@@ -1,6 +1,6 @@
 """The options of `protlm embed`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from protlm.config.data import EMBED_TOKENS
 from protlm.config.fields import Checked, at_least, flag
 from protlm.options import shared
 from protlm.options.jobs import Share
+from protlm.options.relatives import RelativesOptions
 from protlm.options.shared import Duplicates
 from protlm.system.errors import UserError
 
@@ -107,6 +108,7 @@ class EmbedOptions(Checked):
     )
     dry_run: bool = shared.dry_run("Estimate time, memory and size on a few batches.")
     break_lock: bool = shared.break_lock()
+    relatives: RelativesOptions = field(default_factory=RelativesOptions)
 
     @property
     def is_single(self) -> bool:
@@ -116,6 +118,8 @@ class EmbedOptions(Checked):
     def __post_init__(self) -> None:
         """Refuses a file without its kind of vectors, and what the format cannot hold."""
         super().__post_init__()
+        if self.dry_run and self.relatives.relatives is not None:
+            raise UserError("--dry-run measures proteins alone; leave --relatives or --dry-run out")
         for kind, given, path in (
             (Pooling.ranges, self.ranges, "TABLE.tsv"),
             (Pooling.features, self.features, "SAE"),

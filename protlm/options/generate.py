@@ -6,6 +6,7 @@ from typing import final
 
 from protlm.config.fields import ANYTHING, Checked, above, at_least, flag
 from protlm.options import shared
+from protlm.options.relatives import RelativesOptions
 
 
 @final
@@ -72,3 +73,4 @@ class GenerateOptions(Checked):
     seed: int = shared.seed("Seed: the same seed makes the same file.")
     batch_size: int = flag("Sequences per batch.", 32, allowed=at_least(1))
     device: str = shared.device()
+    relatives: RelativesOptions = field(default_factory=RelativesOptions)

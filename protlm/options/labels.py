@@ -9,6 +9,8 @@ from typing import Any
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.config.fields import Checked, above, at_least, flag
 from protlm.options import shared
+from protlm.options.relatives import RelativesOptions
+from protlm.options.shared import Duplicates
 
 
 class Task(StrEnum):
@@ -123,14 +125,17 @@ class ProbeOptions(Checked):
     """The settings of a probe; no layers means all, from 0, the embedding, to the last.
 
     The head `cnn` is for labels of residues; for it, no layers means the last one. The features of
-    an `autoencoder`, a `SparseAutoencoder`, are a predictor, too.
+    an `autoencoder`, a `SparseAutoencoder`, are a predictor, too. The model reads proteins in the
+    contexts of their `relatives`, `in_contexts` with the names of all proteins.
     """
 
     layers: tuple[int, ...] = flag("Layers to choose from; 0 is the embedding. Default: all.", ())
     tokens_per_batch: int = shared.tokens_per_batch()
     seed: int = shared.seed("Seed of splits, random weights and bootstrap.")
     head: Head = flag("linear; or cnn: two convolutions over residues.", Head.linear)
+    relatives: RelativesOptions = field(default_factory=RelativesOptions)
     autoencoder: Any = None
+    in_contexts: Any = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,16 @@ class ProbeRunOptions(Checked):
     )
     dry_run: bool = shared.dry_run("Print what is read, and compute nothing.")
     device: str = shared.device()
+
+
+@dataclass(frozen=True)
+class PredictOptions(Checked):
+    """The settings of `protlm predict`."""
+
+    tokens_per_batch: int = shared.tokens_per_batch()
+    device: str = shared.device()
+    duplicates: Duplicates = shared.duplicates()
+    relatives: RelativesOptions = field(default_factory=RelativesOptions)
 
 
 @dataclass(frozen=True)
@@ -193,7 +208,7 @@ class BenchmarkOptions(Checked):
         "Tasks to run, by the names that --dry-run prints; default: all.", (), words="[^-].*"
     )
     probe: ProbeOptions = field(
-        default_factory=ProbeOptions, metadata={"without": ("layers", "head")}
+        default_factory=ProbeOptions, metadata={"without": ("layers", "head", "relatives")}
     )
     device: str = shared.device()
     dry_run: bool = shared.dry_run()

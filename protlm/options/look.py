@@ -1,11 +1,12 @@
 """The options of `protlm attention`, `contacts` and `inspect`, which look into models."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from protlm.config.fields import Checked, flag
 from protlm.options import shared
+from protlm.options.relatives import RelativesOptions
 from protlm.options.shared import Duplicates
 
 MapDtype = StrEnum("MapDtype", ["float32", "float16"])
@@ -21,6 +22,7 @@ class MapOptions(Checked):
     device: str = shared.device()
     duplicates: Duplicates = shared.duplicates()
     figure: Path | None = shared.figure("Also draw a PNG; the input must contain one protein.")
+    relatives: RelativesOptions = field(default_factory=RelativesOptions)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class ContactOptions(Checked):
         "Also draw a PNG; of several proteins, NAME.PROTEIN.png each."
     )
     duplicates: Duplicates = shared.duplicates()
+    relatives: RelativesOptions = field(default_factory=RelativesOptions)
 
 
 @dataclass(frozen=True)
@@ -63,3 +66,4 @@ class InspectOptions(Checked):
         "Names of features, from protlm features describe.", None, needs="--features SAE"
     )
     device: str = shared.device()
+    relatives: RelativesOptions = field(default_factory=RelativesOptions)

@@ -20,6 +20,8 @@ class ReadOptions(Checked):
         ignore_trailing_garbage: ignores other data after the gzip data.
         origins: parses taxon, organism and fragment status in FASTA headers, which doubles the
             time for reading.
+        rows: reads an alignment: the records keep their letters as rows of it, annotation of
+            HH-suite is left out, and a second alignment in the file is refused.
     """
 
     allow_nucleotides: bool = flag("Accept files that look like DNA or RNA.", False)
@@ -28,6 +30,7 @@ class ReadOptions(Checked):
     ignore_trailing_garbage: bool = flag("Accept other bytes after gzip data.", False)
     origins: bool = True
     features: bool = False
+    rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,17 @@ class SplitOptions(Checked):
         allowed=above(0, at_most=1),
         needs="--cluster",
     )
+    cluster_coverage: float | None = flag(
+        "Minimum fraction of a member that is aligned by --cluster; default: 0.8.",
+        None,
+        allowed=above(0, at_most=1),
+        needs="--cluster",
+    )
+    no_homologs: bool = flag(
+        "Exclude training sequences at least 30 % identical over 80 % of a sequence in "
+        "test_ood_family (MMseqs2).",
+        False,
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,6 +132,11 @@ class SplitOptions(Checked):
             raise UserError(
                 "--ood-families requires --family-table TABLE, which lists the families of "
                 "accessions: at uniprot.org choose Download, TSV, and the columns Entry and Pfam"
+            )
+        if self.no_homologs and self.family_table is None and self.split_table is None:
+            raise UserError(
+                "--no-homologs needs held-out families: --family-table TABLE, or a --split-table "
+                "with the split test_ood_family"
             )
 
 

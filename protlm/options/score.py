@@ -1,11 +1,12 @@
 """The options of `protlm score`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from protlm.config.fields import ANYTHING, Checked, at_least, flag
 from protlm.options import shared
+from protlm.options.relatives import RelativesOptions
 
 
 class Estimator(StrEnum):
@@ -37,7 +38,7 @@ class ScoreOptions(Checked):
     label: str = flag("Column of the measured scores.", "DMS_score", words=ANYTHING)
     estimators: tuple[Estimator, ...] = flag(
         "wt-marginals, masked-marginals (default), mutant-marginals or pseudo-log-likelihood; of a "
-        "causal model, causal-likelihood.",
+        "causal model, causal-likelihood. Default with relatives that all see all: wt-marginals.",
         (),
         "--estimator",
     )
@@ -55,3 +56,4 @@ class ScoreOptions(Checked):
     device: str = shared.device()
     scan: bool = flag("Score all substitutions of the protein in a sequence file.", False)
     figure: Path | None = shared.figure("Also draw a heat map of --scan.")
+    relatives: RelativesOptions = field(default_factory=RelativesOptions)

@@ -10,11 +10,13 @@ from protlm import __version__
 from protlm.analysis.contact_regression import ContactRegression
 from protlm.analysis.precision import DIVISORS, SEPARATIONS, precision
 from protlm.attention.layers import attention_label, meaning
+from protlm.data.families import Draw
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import num_parameters
 from protlm.report.features import InspectedFeatures
 from protlm.report.heads import STATISTICS, Codes, inspected_heads
 from protlm.report.protein import InspectedProtein, predictions_to_plain
+from protlm.report.relatives import relatives_to_plain
 from protlm.system.errors import UserError
 
 # A head of a longer protein would take a third of the page, and the browser seconds.
@@ -26,7 +28,8 @@ MAX_RESIDUES = 2_048
 class InspectedModel:
     """A model to inspect, and which of its layers and heads, numbered from 1.
 
-    The name is for the reader; regression and features are those of the model, if there are any.
+    The name is for the reader; regression and features are those of the model, if there are any,
+    and the draw is that of its context, if it has one.
     """
 
     name: str
@@ -35,6 +38,7 @@ class InspectedModel:
     heads: Sequence[int]
     regression: ContactRegression | None = None
     features: InspectedFeatures | None = None
+    draw: Draw | None = None
 
 
 def page_content(
@@ -85,6 +89,10 @@ def page_content(
                     else None
                 ),
                 "contacts": _contacts(one.regression, one.model, protein),
+                "relatives": one.draw
+                and relatives_to_plain(
+                    one.model, one.draw, protein.sequence, one.layers, one.heads
+                ),
                 "features": one.features and one.features.to_plain(one.model, protein.sequence),
             }
             for one in models

@@ -21,6 +21,7 @@ SCRIPTS = (
     "features.js",
     "logo.js",
     "tables.js",
+    "relatives.js",
     "export.js",
     "about.js",
     "app.js",

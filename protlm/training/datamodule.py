@@ -15,7 +15,8 @@ import pytorch_lightning as pl
 from torch.utils.data import DataLoader
 
 from protlm.config import DataConfig
-from protlm.data.batching.mixture import Mixture, SampleOrder
+from protlm.data.batching.contexts import Contexts
+from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import (
     SPECIALS,
     BatchingStrategy,
@@ -24,11 +25,11 @@ from protlm.data.batching.plan import (
     RankBatches,
     Sequences,
 )
+from protlm.data.batching.relatives import Families
 from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.frequencies import count_residues, frequencies, posterior
 from protlm.data.masking import MaskingRule
-from protlm.data.shards.data_set import SplitReader
 from protlm.system.errors import UserError
 from protlm.system.shares import end_with_parent
 from protlm.training.launch import SIGNALS
@@ -86,14 +87,15 @@ class SequenceData(pl.LightningDataModule):
     """Training and validation batches in an order that is a pure function of the seed.
 
     Its state is the position {epoch, samples, tokens} and the fingerprint of the data. Validation
-    has one sequence per row, cropped to its start, and masks a fixed fraction. The share has the
-    number of micro-batches per batch, and of batches per optimizer step.
+    has one sequence per row, cropped to its start, or documents of relatives as in training, and
+    masks a fixed fraction. The share has the number of micro-batches per batch, and of batches per
+    optimizer step.
     """
 
     def __init__(
         self,
         train: Mixture,
-        valid: SplitReader,
+        valid: Mixture,
         *,
         rule: BatchingStrategy,
         config: DataConfig,
@@ -152,11 +154,19 @@ class SequenceData(pl.LightningDataModule):
         is_cut = self.trainer is not None and isinstance(self.trainer.limit_val_batches, int)
         stream = BatchStream(
             self.valid.lengths_of,
-            SampleOrder([len(self.valid)], shuffle=is_cut),
-            LengthBuckets(self.config.tokens_per_batch, self.config.max_length),
+            self.valid.order(shuffle=is_cut),
+            self.valid_batching,
             share=self._of_rank(RankBatches()),
         )
         return self._loader(self.valid, stream, self.valid_rule)
+
+    @property
+    def valid_batching(self) -> BatchingStrategy:
+        """The rows of validation."""
+        size = self.config.tokens_per_batch
+        if isinstance(self.valid, Families | Contexts):
+            return replace(self.valid.rule, tokens_per_batch=size)
+        return LengthBuckets(size, self.config.max_length)
 
     def unigram_table(self) -> np.ndarray:
         """Returns the predictions of residue frequencies by input token and target, float64 [V, V].
@@ -165,7 +175,8 @@ class SequenceData(pl.LightningDataModule):
         validation. The result is the same on all ranks.
         """
         order = self.train.order(seed=self.seed)
-        samples = order.draw(0, np.arange(min(len(order), _COUNTED))).samples
+        number = min(len(order), self.rule.block_size, _COUNTED)
+        samples = order.draw(0, np.arange(number)).samples
         most = self.config.max_length - SPECIALS
         counts_V = count_residues(self.train[sample][:most] for sample in samples.tolist())
         return posterior(frequencies(counts_V), self.valid_rule)

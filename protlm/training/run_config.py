@@ -109,16 +109,15 @@ def refuse_unused(
                 "data.train_split has no effect with data.mixture, whose data sets have a split "
                 "each; type split: in the data sets"
             )
-        name, _, values = conditions.get(key, "").partition("=")
-        section, _, setting = name.partition(".")
-        if not name or section in swept or name in swept:
-            continue
-        value = str(config[section][setting])
-        if value not in values.split(","):
-            raise UserError(
-                f"{key} has no effect with {name}={value}; leave it out, or type "
-                f"{name}={one_of(values.split(','))}"
-            )
+        for condition in conditions.get(key, []):
+            name, _, values = condition.partition("=")
+            section, _, setting = name.partition(".")
+            value = str(config[section][setting])
+            if value not in values.split(",") and not (section in swept or name in swept):
+                raise UserError(
+                    f"{key} has no effect with {name}={value}; leave it out, or type "
+                    f"{name}={one_of(values.split(','))}"
+                )
 
 
 def with_fitting_warmup(config: TrainConfig, keys: Container[str]) -> TrainConfig:
@@ -248,7 +247,9 @@ def _differences(before: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[tupl
         # Then it is only the part of a step that is computed at a time.
         free.add("data.tokens_per_batch")
     rows = [(config["data"].get("batching"), config["data"]["mode"]) for config in configs]
-    if any(batching == "packed" or mode == "concatenated" for batching, mode in rows):
+    if any(
+        batching in ("packed", "relatives") or mode == "concatenated" for batching, mode in rows
+    ):
         # There are no padded lengths to compile for.
         free.add("trainer.compile")
     one, other = (_flat({**c, "attention": {"name": c["attention"]["name"]}}) for c in configs)

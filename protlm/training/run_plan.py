@@ -5,8 +5,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from protlm.config import Batching, Mode, Objective, TrainConfig, TrainerConfig
+from protlm.config import (
+    Batching,
+    Mode,
+    ModelConfig,
+    Objective,
+    Relatives,
+    TrainConfig,
+    TrainerConfig,
+)
 from protlm.data.batching.plan import BatchingStrategy, RankBatches
+from protlm.data.batching.relatives import WholeFamilies
 from protlm.data.batching.strategies import Concatenation, LengthBuckets, WholeProteins
 from protlm.data.masking import MaskingRule
 from protlm.system.errors import UserError
@@ -36,8 +45,8 @@ class RunPlan:
         trainer = self.config.trainer
         check_trainer(trainer)
         check_schedule(self.config.schedule, max_steps=trainer.max_steps)
-        # Its fractions are checked.
-        _ = self.masking
+        # Fractions and relatives are checked.
+        _ = self.masking, self.model
         self._check_rows()
 
     @property
@@ -49,6 +58,35 @@ class RunPlan:
     def is_causal(self) -> bool:
         """Whether the next residue is predicted."""
         return self.config.objective.name is Objective.causal
+
+    @cached_property
+    def model(self) -> ModelConfig:
+        """The model; one that is trained on families sees all of them, or, if causal, in order."""
+        model = self.config.model
+        if self.config.data.batching is not Batching.relatives:
+            if model.relatives is not None:
+                raise UserError(
+                    f"model.relatives={model.relatives} has no effect without rows of relatives; "
+                    "type data.batching=relatives, or model.relatives=null"
+                )
+            return model
+        if 0 < model.relatives_numbers < self.config.data.relatives:
+            raise UserError(
+                f"model.relatives_numbers={model.relatives_numbers} must be at least "
+                f"data.relatives={self.config.data.relatives}, or 0 for no table"
+            )
+        if self.is_causal and model.relatives is Relatives.full:
+            raise UserError(
+                "model.relatives=full shows a protein those after it, and objective=causal "
+                "predicts them; type model.relatives=ordered"
+            )
+        if self.config.objective.stage is not None:
+            raise UserError(
+                f"objective.stage={self.config.objective.stage} imitates a model of single "
+                "proteins; type data.batching=packed"
+            )
+        default = Relatives.ordered if self.is_causal else Relatives.full
+        return replace(model, relatives=model.relatives or default)
 
     @property
     def num_devices(self) -> int:
@@ -79,6 +117,17 @@ class RunPlan:
             return Concatenation(*size)
         if data.batching is Batching.packed:
             return WholeProteins(*size, crop=data.crop, row=data.tokens_per_row)
+        if data.batching is Batching.relatives:
+            return WholeFamilies(
+                *size,
+                row=data.tokens_per_row,
+                members=data.relatives,
+                tokens=data.relatives_tokens,
+                alone=data.relatives_alone,
+                # A causal target does not hide anything from the relatives after it.
+                last=0.0 if self.is_causal else data.relatives_last,
+                positions=self.model.relatives_positions,
+            )
         return LengthBuckets(
             *size, crop=data.crop, even=_COMPILED_LENGTHS if trainer.compile else 0
         )

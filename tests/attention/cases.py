@@ -44,6 +44,7 @@ class Given(NamedTuple):
     causal: bool
     options: Options
     tensors: Mapping[str, Tensor]
+    sees_LL: Tensor | None = None
 
     @property
     def length(self) -> int:
@@ -59,8 +60,13 @@ class Given(NamedTuple):
         return position_L[:, None] - position_L
 
     def visible(self) -> Tensor:
-        """Which keys a row may see, B1LL: true positions, up to its own in causal mode."""
+        """Which keys a row may see, B1LL: true positions, up to its own in causal mode.
+
+        Or those of `sees_LL` among them.
+        """
         visible_BLL = self.mask_BL[:, :, None] & self.mask_BL[:, None, :]
+        if self.sees_LL is not None:
+            visible_BLL = visible_BLL & self.sees_LL
         return (visible_BLL.tril() if self.causal else visible_BLL)[:, None]
 
     def logits(self) -> Tensor:
@@ -130,7 +136,14 @@ class Reference:
     linear: Callable[[Options], bool]
     sums_to_one: Callable[[Options], bool]
 
-    def output(self, mechanism: nn.Module, options: Options, inputs: Any, causal: bool) -> Tensor:
+    def output(
+        self,
+        mechanism: nn.Module,
+        options: Options,
+        inputs: Any,
+        causal: bool,
+        sees_LL: Tensor | None = None,
+    ) -> Tensor:
         """The output of the mechanism, whatever is at padding."""
         tensors = {**dict(mechanism.named_parameters()), **dict(mechanism.named_buffers())}
         dtype = inputs.q_BHLK.dtype
@@ -138,7 +151,7 @@ class Reference:
         *heads, hidden_BLD, mask_BL = inputs
         heads = [torch.where(mask_BL[:, None, :, None], x, 0) for x in heads]
         hidden_BLD = torch.where(mask_BL[..., None], hidden_BLD, 0)
-        return self.of(Given(*heads, hidden_BLD, mask_BL, causal, options, tensors))
+        return self.of(Given(*heads, hidden_BLD, mask_BL, causal, options, tensors, sees_LL))
 
     def of(self, given: Given) -> Tensor:
         """The output for what a mechanism is given."""
@@ -261,9 +274,16 @@ class Case:
         supported = {False: mechanism.supports_bidirectional, True: mechanism.supports_causal}
         return [causal for causal, is_supported in supported.items() if is_supported]
 
-    def expected(self, mechanism: Attention, inputs: Inputs, *, causal: bool) -> Tensor:
+    def expected(
+        self,
+        mechanism: Attention,
+        inputs: Inputs,
+        *,
+        causal: bool,
+        sees_LL: Tensor | None = None,
+    ) -> Tensor:
         """The output by the O(L²) reference."""
-        return self.reference.output(mechanism, self.options, inputs, causal)
+        return self.reference.output(mechanism, self.options, inputs, causal, sees_LL)
 
 
 class LargestTensor(TorchDispatchMode):

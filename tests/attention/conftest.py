@@ -7,6 +7,7 @@ import pytest
 import protlm.attention
 from protlm.attention.base import Recurrent
 from protlm.attention.linearized.base import Performer
+from protlm.attention.relatives import SeesRelatives
 from tests.attention.cases import Case, all_cases, case_id
 
 
@@ -14,11 +15,21 @@ def _is(case: Case, kind: type) -> bool:
     return issubclass(protlm.attention.mechanism(case.name), kind)
 
 
+def refusal(case: Case) -> str:
+    mechanism = case.create()
+    assert isinstance(mechanism, SeesRelatives)
+    return mechanism.relatives_refusal(later=False, apart=False, runs=False)
+
+
 KINDS: dict[str, Callable[[Case], bool]] = {
     "case": lambda case: True,
     "causal_case": lambda case: True in case.modes,
     "recurrent_case": lambda case: _is(case, Recurrent),
     "performer": lambda case: _is(case, Performer),
+    # Of one kind of heads, which all see the family.
+    "across_case": lambda case: (
+        case.name not in ("hybrid", "window") and _is(case, SeesRelatives) and not refusal(case)
+    ),
 }
 
 

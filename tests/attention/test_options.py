@@ -39,7 +39,7 @@ OUT_OF_RANGE: list[tuple[str, list[Any], str]] = [
         [-1],
         "bigbird.global_blocks bigbird.num_global bigbird.random_blocks long_short.rank "
         "longformer.dilated_heads longformer.num_global performer_generalized.kernel_epsilon "
-        "performer_relu.kernel_epsilon",
+        "performer_relu.kernel_epsilon window.relatives_window",
     ),
     ("odd and at least 3", [1, 8], "aft_conv.kernel_size"),
     ("odd and at least 1", [2, -1], "bigbird.window_blocks nystromformer.conv_kernel"),

@@ -146,7 +146,8 @@ def test_a_gpu_takes_the_kernel_of_torch(name, options, causal, kernel):
 
 
 def test_bounds_are_those_of_all_positions_in_one_size():
-    ends, segment_L, position_L, spans, _ = BOUNDS
+    ends, segment_L, position_L, spans, _, families = BOUNDS
+    assert families is None
     assert ends[0] == 0 and ends[-1] == TOTAL and ends.diff().max() == LONGEST
     assert {tuple(span) for span in spans} <= {(int(a), int(b)) for a, b in pairwise(ends)}
     assert torch.equal(segment_L, torch.arange(len(ends) - 1).repeat_interleave(ends.diff()))
@@ -155,3 +156,19 @@ def test_bounds_are_those_of_all_positions_in_one_size():
     assert most_proteins(160) == 10
     for some in (most, most[::10]):
         assert len(Bounds.of(some, SHAPE, longest=LONGEST).cu_seqlens) == len(ends)
+
+
+def test_families_are_bounds_of_the_spans_of_their_proteins():
+    below = Bounds.of(SPANS, SHAPE, longest=LONGEST, families=[3, 1, 2, 1])
+    for own, other in zip(below[:3], BOUNDS[:3], strict=True):
+        assert torch.equal(own, other)
+    families = below.families
+    assert families is not None and families.spans.tolist() == [
+        [0, 69],
+        [69, 139],
+        [160, 314],
+        [320, 321],
+    ]
+    assert families.longest == 160 and families.families is None
+    assert torch.equal(families.position_L, below.position_L)
+    assert [families.segment_L[n].item() for n in (0, 68, 69, 138, 139, 313)] == [0, 0, 1, 1, 2, 3]

@@ -94,6 +94,8 @@ def test_the_weights_are_small_and_those_of_the_results(folder, results):
     model, size = protlm.load(folder.name), (folder / WEIGHTS).stat().st_size
     assert size <= 12e6 and size < 2.02 * num_parameters(model.network)
     assert {report["model_hash"] for report in results.values()} == {model.hash}
+    # Its identity does not change with settings that it does not use.
+    assert "relatives" not in json.dumps(model.description.to_plain())
 
 
 @pytest.mark.parametrize("name", ["sample", "swissprot50"])

@@ -14,7 +14,9 @@ from protlm.config import EvaluateConfig
 from protlm.config.composition import compose
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, MANIFEST_SHA256
+from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import OutputError, UserError
+from tests.fixtures.commands import read_table
 from tests.fixtures.runs import Train
 
 
@@ -122,3 +124,44 @@ def test_a_report_has_what_is_printed_its_data_and_its_settings(
     assert not {"checkpoint", "output"} & set(settings)
     asked = ["evaluation=[secondary_structure]", f"data.dir={tmp_path / 'missing'}"]
     assert provenance(compose(EvaluateConfig, asked))["data"] is None
+
+
+def test_sequences_are_evaluated_in_contexts_of_their_relatives(
+    causal_run: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    """Each alone in its contexts, as `score` reads a wild type."""
+    reader = open_split(tiny_data, "test")
+    names = [reader.identifier(number) for number in range(len(reader))]
+    texts = [VOCABULARY.decode(reader[number]) for number in range(len(reader))]
+    families = tmp_path / "families"
+    families.mkdir()
+    for name, text in zip(names, texts, strict=True):
+        rows = [text, text.replace("L", "V"), text.replace("A", "G")]
+        (families / f"{name}.a3m").write_text("".join(f">{x[:9]}\n{x}\n" for x in rows))
+    given = [f"relatives={families}", "contexts=2", "relatives_tokens=2000", "force_relatives=true"]
+    output = [f"output={tmp_path / 'o.json'}"]
+    sums = [f"evaluation.causal.per_sequence={tmp_path / 'sums.tsv'}"]
+    run(causal_run, tiny_data, *given, *sums, *output)
+    model = protlm.load(causal_run)
+    relatives = model.relatives(families, contexts=2, tokens=2_000, force=True)
+    rows = read_table(tmp_path / "sums.test.tsv")
+    assert len(rows) == len(names)
+    for row, name, text in zip(rows, names, texts, strict=True):
+        perplexity = model.perplexity([(name, text)], relatives=relatives)[0]
+        found = np.exp(float(row["nats"]) / float(row["targets"]))
+        assert found == pytest.approx(perplexity, rel=1e-4)
+    lines = (tmp_path / "o.json.relatives.jsonl").read_text().splitlines()
+    assert [json.loads(line)["query"] for line in lines] == names
+    with pytest.raises(
+        UserError, match=r"trained without.*nevertheless; type force_relatives=true"
+    ):
+        run(causal_run, tiny_data, *given[:2])
+    rows = ["evaluation.causal.concatenated=true", "evaluation.causal.max_length=99"]
+    for refused in (["evaluation=[heads]"], rows):
+        with pytest.raises(UserError, match="relatives="):
+            run(causal_run, tiny_data, *given, *refused)
+    (families / f"{names[0]}.a3m").unlink()
+    with pytest.raises(
+        UserError, match=f"for 1 of {len(names)} queries, the first of them.*allow_none=true"
+    ):
+        run(causal_run, tiny_data, *given)

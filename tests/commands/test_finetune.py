@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 
 import protlm
-from protlm.checkpoints.format import all_checkpoints, load_training
+from protlm.checkpoints.format import Checkpoint, all_checkpoints, export, load_training
 from protlm.commands.finetune import Result, finetune_labels
 from protlm.commands.probe import predict
 from protlm.options.labels import FinetuneOptions, FinetuneSettings, Form, LabelOptions
@@ -27,6 +27,7 @@ from protlm.training.finetuning import ReportEpochs
 from protlm.training.labels import LabelLearning
 from tests.fixtures.commands import Command, read_table
 from tests.fixtures.runs import RUN
+from tests.small_models import small_model
 
 SETTINGS = FinetuneSettings(epochs=4, patience=9, learning_rate=3e-3, batch_size=8)
 OPTIONS, ALL = FinetuneOptions(SETTINGS), LabelOptions()
@@ -300,6 +301,18 @@ def test_adapters_are_trained_saved_and_merged(labels: Path) -> None:
     with pytest.raises(UserError, match="no layer is named 'nothing'; there are: "):
         tune(labels, "x", replace(options, targets=("nothing",)))
     assert not Path("x").exists()
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_a_model_that_sees_relatives_learns_of_proteins_alone(
+    rank: int | None, labels: Path
+) -> None:
+    model = small_model("performer_relu", relatives="full", relatives_sum="apart")
+    export(Checkpoint(NEW, model.description, model.network.state_dict()), Path("related"))
+    options = FinetuneOptions(replace(SETTINGS, epochs=1), rank=rank)
+    finetune_labels(labels, Path("related"), NEW, options, ALL)
+    tuned = protlm.load(NEW / "model")
+    assert tuned.description.model == model.description.model and tuned.hash != model.hash
 
 
 def test_residues_are_learned(residues: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -425,6 +425,9 @@ UNUSED = [
     ("objective.teacher_weight=3", "type objective.stage=logits$"),
     ("logger.wandb_project=x", "type logger.wandb=offline, online$"),
     ("data=concatenated data.crop=random", "type data.mode=sequences$"),
+    ("data.batching=relatives data.crop=random", "type data.batching=packed, padded$"),
+    ("data.relatives_last=0.5", "type data.batching=relatives$"),
+    ("data.tokens_per_row=512", "type data.batching=packed, relatives$"),
     (f"data.dir=null {MIXTURE} data.train_split=test", "type split: in the data sets$"),
 ]
 
@@ -439,7 +442,8 @@ def test_a_setting_without_effect_is_refused(typed: str, message: str) -> None:
 
 def test_every_name_is_a_setting() -> None:
     config = to_plain(compose(TrainConfig, []))
-    for name in {condition.partition("=")[0] for condition in used_with().values()} - {""}:
+    conditions = [condition for several in used_with().values() for condition in several]
+    for name in {condition.partition("=")[0] for condition in conditions}:
         section, _, key = name.partition(".")
         assert key in config[section]
 

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from protlm.bounds import Bounds
 from protlm.data.batching.mixture import Mixture
 from protlm.data.batching.plan import BatchPlan, BatchStream, Progress, RankBatches
+from protlm.data.batching.relatives import Families, FamiliesRow, WholeFamilies
 from protlm.data.batching.strategies import (
     ConcatenatedRow,
     Concatenation,
@@ -23,7 +25,7 @@ from protlm.data.batching.strategies import (
 from protlm.data.dataset import FILLER, Batch, SequenceDataset, collate
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import open_clusters, open_split
-from protlm.data.vocabulary import VOCABULARY
+from protlm.data.vocabulary import STANDARD, VOCABULARY
 
 MAX_LENGTH = 100
 BERT = MaskingRule()
@@ -156,6 +158,9 @@ def test_collate_keeps_whole_sequences():
 RULES = {
     "sequences": LengthBuckets(500, 100, block=15, crop="random"),
     "concatenated": Concatenation(500, 100, block=15),
+    "relatives": WholeFamilies(
+        800, 100, block=5, row=200, members=4, alone=0.3, last=0.4, positions="aligned"
+    ),
 }
 NUM_BATCHES = 40
 
@@ -170,6 +175,9 @@ def mixture(request, make_data_set, proteins):
     ]
     indexes = [open_clusters(folder, "train") for folder in folders]
     splits = [open_split(folder, "train") for folder in folders]
+    rule = RULES.get(request.node.callspec.params.get("mode"))
+    if isinstance(rule, WholeFamilies):
+        return Families(splits, [2, 3], indexes, rule)
     return Mixture(splits, [2, 3], indexes if request.param == "clusters" else None)
 
 
@@ -191,6 +199,8 @@ def load(mixture, rule, objective, *, num_workers=0, num_batches=NUM_BATCHES, **
 def assert_equal(one: Batch, other: Batch) -> None:
     for field in fields(Batch):
         mine, its = getattr(one, field.name), getattr(other, field.name)
+        if field.name == "bounds":
+            mine, its = layout(one), layout(other)
         if field.name == "joined_N":
             # Each rank lists the samples of its own rows.
             mine, its = mine.sort().values, its.sort().values
@@ -198,13 +208,25 @@ def assert_equal(one: Batch, other: Batch) -> None:
         assert is_same, field.name
 
 
+def layout(batch: Batch) -> torch.Tensor | None:
+    """The places of tokens in proteins and families, and the starts of these in rows, BL3."""
+    if not isinstance(batch.bounds, Bounds):
+        return batch.bounds
+    own, above, length = batch.bounds, batch.bounds.families, batch.tokens_BL.shape[1]
+    start_L = above.cu_seqlens[above.segment_L] % length
+    places = torch.stack([own.position_L, above.position_L, start_L], dim=-1)
+    return places.unflatten(0, (-1, length))
+
+
 def together(parts: list[Batch]) -> Batch:
     """The global batch of the ranks' slices, without filler rows."""
-    merged = {}
+    merged = {"bounds": None}
+    given = {"bounds": [layout(part) for part in parts if part.bounds]}
     for name in ("tokens_BL", "targets_BL", "mask_BL", "samples_B"):
-        rows = torch.stack([getattr(part, name) for part in parts], dim=1).flatten(0, 1)
-        filling = torch.stack([part.samples_B for part in parts], dim=1).flatten() == FILLER
-        merged[name] = rows[~filling]
+        given[name] = [getattr(part, name) for part in parts]
+    filling = torch.stack(given["samples_B"], dim=1).flatten() == FILLER
+    for name in filter(given.get, given):
+        merged[name] = torch.stack(given[name], dim=1).flatten(0, 1)[~filling]
     (after,) = {part.after for part in parts}
     joined_N = torch.cat([part.joined_N for part in parts])
     return Batch(**merged, after=after, joined_N=joined_N)
@@ -230,9 +252,8 @@ def test_ranks_change_nothing(mixture, mode, objective, world_size):
 
 # Of a machine with one core.
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes")
-@pytest.mark.parametrize("num_workers", [1, 2])
-@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.filterwarnings("ignore:This DataLoader will create . worker processes")
+@pytest.mark.parametrize(("num_workers", "world_size"), [(3, 1), (1, 2)])
 @pytest.mark.parametrize("mode", RULES)
 def test_workers_change_nothing(mixture, mode, num_workers, world_size):
     for rank in range(world_size):
@@ -278,3 +299,68 @@ def test_packed_proteins_are_those_of_padded_rows(reader, objective):
     )
     assert not (batch.targets_BL != IGNORE)[~batch.mask_BL].any()
     assert (batch.tokens_BL[~batch.mask_BL] == VOCABULARY.pad).all()
+
+
+def family_plan(positions="restart"):
+    """Two rows: of proteins 3 to 7 in three families, and of 8; and a filler row."""
+    proteins = [SequenceRow(n, 0, MAX_LENGTH, "prefix") for n in range(3, 9)]
+    rows = (
+        FamiliesRow(tuple(proteins[:5]), (3, 1, 1), (False, False, True, True, True)),
+        FamiliesRow((proteins[5],), (1,), (True,)),
+        None,
+    )
+    return BatchPlan(rows, 500, Progress(0, 3), longest=MAX_LENGTH, positions=positions)
+
+
+@pytest.mark.parametrize("objective", ["masked", "causal"])
+def test_proteins_without_targets_are_read_as_they_are(reader, objective):
+    """And those with targets as if they were alone."""
+    data = dataset(reader, objective)
+    batch = data[family_plan()]
+    spans = batch.bounds.spans.tolist()
+    for number, (start, end) in zip(range(3, 9), spans, strict=False):
+        alone = data[plan(number, crop="prefix")]
+        tokens, targets = (
+            batch.tokens_BL.flatten()[start:end],
+            batch.targets_BL.flatten()[start:end],
+        )
+        if number in (3, 4):
+            text = VOCABULARY.decode(reader[number][: MAX_LENGTH - 2])
+            assert VOCABULARY.decode(tokens.numpy()).startswith(f"<cls>{text}")
+            assert (targets == IGNORE).all()
+        else:
+            assert torch.equal(tokens, alone.tokens_BL[alone.mask_BL])
+            assert torch.equal(targets, alone.targets_BL[alone.mask_BL])
+            assert (targets != IGNORE).any()
+    assert (batch.joined_N.tolist(), len(spans)) == ([3, 4, 5, 6, 7, 8], 7)
+
+
+def test_the_bounds_of_families_are_those_of_their_proteins(reader):
+    batch = dataset(reader)[family_plan()]
+    families = batch.bounds.families
+    spans = batch.bounds.spans.tolist()
+    joined = [[spans[0][0], spans[2][1]], *spans[3:]]
+    assert families.spans.tolist() == joined and joined[-1] == [1_000, 1_001]
+    assert torch.equal(families.position_L, batch.bounds.position_L)
+    running = dataset(reader)[family_plan("run")].bounds.families.position_L
+    for start, end in joined:
+        assert running[start:end].tolist() == list(range(end - start))
+    assert dataset(reader)[replace(family_plan(), positions=None)].bounds.families is None
+
+
+def test_aligned_positions_are_those_of_the_first_protein(make_data_set):
+    """Also where residues are hidden; another family and a stranger begin at 0."""
+    rng = np.random.default_rng(0)
+    text = "".join(rng.choice([*STANDARD], 40))
+    others = ["".join(rng.choice([*STANDARD], 30)) for _ in range(2)]
+    stored = [text, text[9:], others[0][:20] + text, others[1], text]
+    folder = make_data_set([(f"p{n}", one) for n, one in enumerate(stored)])
+    rows = tuple(SequenceRow(n, 0, MAX_LENGTH, "prefix") for n in range(5))
+    row = FamiliesRow(rows, (4, 1), (True,) * 5)
+    made = BatchPlan((row,), 300, Progress(0, 2), longest=MAX_LENGTH, positions="aligned")
+    data = dataset(open_split(folder, "train"), masking=MaskingRule(0.6))
+    bounds = data[made].bounds
+    starts = [20, 29, 0, 20, 0]
+    for (start, end), first in zip(bounds.spans.tolist(), starts, strict=True):
+        expected = list(range(first, first + end - start))
+        assert bounds.families.position_L[start:end].tolist() == expected

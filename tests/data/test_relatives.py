@@ -9,7 +9,9 @@ from protlm.data.relatives import (
     SKETCH_SIZE,
     K,
     KmerIndex,
+    best_diagonal,
     highest_shared_fractions,
+    leaks,
     sketch,
     unrelated,
 )
@@ -199,3 +201,43 @@ def test_the_sketch_estimates_containment_which_is_a_power_of_identity(identity:
     # Neighboring k-mers change together, so a protein of 400 counts as 400 / K of them.
     error = np.sqrt(expected * (1 - expected) * (2 * K) / 400 / 300)
     assert abs(exact.mean() - expected) <= 5 * error + 1e-3
+
+
+@pytest.mark.parametrize("shift", [-40, 0, 3, 25])
+@pytest.mark.parametrize("identity", [1.0, 0.4])
+def test_the_best_diagonal_is_that_of_the_shift(shift: int, identity: float) -> None:
+    rng = np.random.default_rng(abs(shift))
+    first = random_protein(rng, 300)
+    ends = random_protein(rng, max(-shift, 0)), random_protein(rng, 30)
+    other = ends[0] + mutated(rng, first, identity)[max(shift, 0) :] + ends[1]
+    assert best_diagonal(VOCABULARY.encode(first), VOCABULARY.encode(other)) == shift
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "shift"),
+    [
+        ("MKTAYIAK", "WWWWWWWW", 0), ("", "MKT", 0), ("MK", "MKTA", 0), ("MXTAY", "GGMXTAY", -2),
+        # The 3-mer with X is not shared; a repeat is not unique; of equals the smallest shift.
+        ("GGMXT", "MXT", 0), ("QQQQQQMKT", "QQQQQQGMKT", -1), ("MKTGGHIV", "HIVMKT", -3),
+        ("MKTGGGHIV", "GHIVMKT", 5),
+    ],
+)  # fmt: skip
+def test_shifts_of_special_proteins(first: str, other: str, shift: int) -> None:
+    assert best_diagonal(VOCABULARY.encode(first), VOCABULARY.encode(other)) == shift
+
+
+@pytest.mark.parametrize("length", [60, 100, 350])
+def test_what_is_98_percent_identical_leaks(length: int) -> None:
+    """Over 95 % of the shorter one, wherever the others are; at 80 % identity nothing does."""
+    rng = np.random.default_rng(length)
+    for _ in range(50):
+        query = random_protein(rng, length)
+        number, end = int(0.02 * length), int(0.05 * length)
+        places = rng.choice(length, number, replace=False)
+        near = [*query]
+        for place in places:
+            near[place] = "W" if near[place] != "W" else "M"
+        text = random_protein(rng, 20) + "".join(near)[end:]
+        others = [text, mutated(rng, query, 0.8), random_protein(rng, 5), query]
+        first, *apart, last = leaks(VOCABULARY.encode(query), list(map(VOCABULARY.encode, others)))
+        assert "80 %" in first and apart == ["", ""] and "equal" in last

@@ -23,6 +23,8 @@ FAKE = """#!{python}
 import sys
 from pathlib import Path
 
+if sys.argv[1] == "version":
+    sys.exit(print("14"))
 Path(sys.argv[0]).with_name("calls").open("a").write("\\t".join(sys.argv[1:]) + "\\n")
 command, *arguments = sys.argv[1:]
 assert command == "easy-linclust", sys.argv
@@ -67,14 +69,14 @@ def members_of(table):
 
 def test_all_records_are_clustered_under_their_identifiers(install_mmseqs, out):
     calls = install_mmseqs(FAKE) / "calls"
-    table = cluster_sources([TINY], out, Clustering(identity=0.3))
+    table = cluster_sources([TINY], out, Clustering(identity=0.3, coverage=0.9))[0]
     by_start = {}
     for record in read_records(TINY, Tally()):
         by_start.setdefault(record.sequence[:10], set()).add(record.identifier)
     assert sorted(map(sorted, members_of(table).values())) == sorted(map(sorted, by_start.values()))
     assert list(out.parent.iterdir()) == [table]
     (call,) = calls.read_text().splitlines()
-    assert call.endswith("--min-seq-id\t0.3\t-c\t0.8\t--cov-mode\t1\t-v\t1")
+    assert call.endswith("--min-seq-id\t0.3\t-c\t0.9\t--cov-mode\t1\t-v\t1")
 
 
 def test_every_format_and_several_sources(install_mmseqs, out, tmp_path):
@@ -87,7 +89,7 @@ def test_every_format_and_several_sources(install_mmseqs, out, tmp_path):
     fasta = tmp_path / "two.fasta.gz"
     fasta.write_bytes(gzip.compress(b"# note\n>sp|P00002|X_Y a\nmktayiakqrww\n>bad\nMK1\n"))
     reading = ReadOptions(allow_comments=True)
-    table = cluster_sources([flat, fasta], out, Clustering(reading=reading))
+    table = cluster_sources([flat, fasta], out, Clustering(reading=reading))[0]
     assert members_of(table) == {"P00001": {"P00001", "P00002"}}
 
 
@@ -95,22 +97,23 @@ def test_the_same_sources_are_clustered_once(install_mmseqs, out, source, capsys
     calls = install_mmseqs(FAKE) / "calls"
     first = cluster_sources([source], out, Clustering())
     assert cluster_sources([source], out, Clustering()) == first
-    assert str(first) in capsys.readouterr().err
+    assert str(first[0]) in capsys.readouterr().err
     assert len(calls.read_text().splitlines()) == 1
     other = cluster_sources([source], out, Clustering(identity=0.9))
     source.write_text(">a\nMKTAYIAKQRQI\n>b\nMKTAYIAKQR\n")
-    longer = cluster_sources([source], out, Clustering())
+    longer = cluster_sources([source], out, Clustering())[0]
     assert members_of(longer) == {"a": {"a", "b"}}
     source.write_text(">a\nMKTAYIAKQRQI\n>b\nMKTAYIWWWW\n")
     os.utime(source, ns=(0, 1))
-    newer = cluster_sources([source], out, Clustering())
+    newer = cluster_sources([source], out, Clustering())[0]
     assert members_of(newer) == {"a": {"a"}, "b": {"b"}}
-    assert len({first, other, longer, newer}) == 4
+    newest = cluster_sources([source], out, Clustering(coverage=0.5))[0]
+    assert len({first[0], other[0], longer, newer, newest}) == 5
 
 
 def test_files_of_a_process_that_was_killed_on_another_machine_are_removed(install_mmseqs, out):
     install_mmseqs(FAKE)
-    table = cluster_sources([TINY], out, Clustering())
+    table = cluster_sources([TINY], out, Clustering())[0]
     content = table.read_text()
     table.unlink()
     left = out.with_name(f"{table.name}.partial")
@@ -121,7 +124,8 @@ def test_files_of_a_process_that_was_killed_on_another_machine_are_removed(insta
     (left / "lock.json").write_text(ELSEWHERE)
     with pytest.raises(OutputError, match=r"process 1 on elsewhere.*--break-lock"):
         cluster_sources([TINY], out, Clustering())
-    assert cluster_sources([TINY], out, Clustering(break_lock=True)).read_text() == content
+    found = cluster_sources([TINY], out, Clustering(break_lock=True))
+    assert found[0].read_text() == content
     assert list(out.parent.iterdir()) == [table]
 
 
@@ -134,7 +138,7 @@ FAULTS = {
     "bad input": (FAILING, InputDataError, "ended with 1: .*happened; Error: bad input"),
     "No space left on device": (FAILING, OutputError, "ended with 1: .*Error: No space left"),
     # Clustering takes hours; records added since would be split without their relatives.
-    "": (GROWING, InputDataError, "a source changed while it was clustered"),
+    "": (GROWING, InputDataError, "a source changed while MMseqs2 ran"),
 }
 
 
@@ -157,7 +161,7 @@ def test_duplicate_names_are_rejected_before_clustering(install_mmseqs, out, tmp
     one, two = tmp_path / "one.fasta", tmp_path / "two.fasta"
     one.write_text(">a\nMKTAYIAKQRQI\n>b\nMKT\n>a\nMKTAYIAKQRQI\n")
     two.write_text(f">c\nMKTAYIAKQRQI\n\n>{other}\nMKTAYIAKQRQL\n")
-    assert members_of(cluster_sources([one], out, Clustering())).keys() == {"a", "b"}
+    assert members_of(cluster_sources([one], out, Clustering())[0]).keys() == {"a", "b"}
     calls.unlink()
     with pytest.raises(InputDataError, match=r"two\.fasta, line 4: 'a' is the name of another"):
         cluster_sources([one, two], out, Clustering())

@@ -1,6 +1,7 @@
 """From options to rules and selections, and through `protlm prepare` to splits."""
 
 import json
+import shutil
 
 import pytest
 
@@ -60,6 +61,8 @@ def test_options_determine_the_rule(tmp_path, tables):
         ({"cluster_identity"}, ["--cluster-identity", "--cluster"]),
         ({"cluster_identity", "cluster_table"}, ["--cluster-identity"]),
         ({"ood_families"}, ["--family-table", "Entry and Pfam"]),
+        ({"cluster_coverage"}, ["--cluster-coverage", "--cluster"]),
+        ({"no_homologs"}, ["--no-homologs", "--family-table"]),
     ],
 )
 def test_incompatible_options_are_rejected(tmp_path, tables, options, flags):
@@ -67,6 +70,7 @@ def test_incompatible_options_are_rejected(tmp_path, tables, options, flags):
         **{f"{name}_table": path for name, path in tables.items()},
         **{"valid_fraction": 0.1, "test_fraction": 0.0},
         **{"cluster": True, "cluster_identity": 0.5, "ood_families": ("PF00001",)},
+        **{"cluster_coverage": 0.5, "no_homologs": True},
     }
     with pytest.raises(UserError) as caught:
         made(tmp_path, **{name: values[name] for name in options})
@@ -81,17 +85,34 @@ def test_an_existing_output_is_rejected_before_tables_are_read(tmp_path):
 
 
 # Finds the clusters of the table.
-FAKE = "#!{python}\nimport shutil, sys\nshutil.copy({table!r}, sys.argv[3] + '_cluster.tsv')\n"
+FAKE = """#!{python}
+import shutil, sys
+if sys.argv[1] == "version":
+    sys.exit(print("14"))
+shutil.copy({table!r}, sys.argv[3] + "_cluster.tsv")
+"""
+# Finds the training sequences that begin as a held-out one does.
+SEARCHING = """#!{python}
+import sys
+from pathlib import Path
+if sys.argv[1] == "version":
+    sys.exit(print("14"))
+Path({folder!r}, "calls").open("a").write(" ".join(sys.argv[5:]) + chr(10))
+held_out, train = [Path(one).read_text().split() for one in sys.argv[2:4]]
+begins = {{one[:10] for one in held_out[1::2]}}
+names = [name[1:] for name, one in zip(train[::2], train[1::2]) if one[:10] in begins]
+Path(sys.argv[4]).write_text(chr(10).join(names * 2))
+"""
 
 
 @pytest.mark.parametrize("clusters", ["of a table", "of mmseqs"])
 def test_prepare_holds_out_families_and_whole_clusters(
     protlm_in_process, tmp_path, tables, clusters, install_mmseqs, in_shards
 ):
-    arguments = ["--cluster-table", tables["cluster"]]
+    arguments, version = ["--cluster-table", tables["cluster"]], None
     if clusters == "of mmseqs":
         install_mmseqs(FAKE, table=str(tables["cluster"]))
-        arguments = ["--cluster", "--cluster-identity", "0.4"]
+        arguments, version = ["--cluster", "--cluster-identity", "0.4"], "14"
     done = protlm_in_process(
         *("prepare", TINY, "--out", "D", "--family-table", tables["family"]),
         *("--ood-families", "PF00003", "PF00005,PF00099", "--valid-fraction", "0.2", *arguments),
@@ -112,9 +133,43 @@ def test_prepare_holds_out_families_and_whole_clusters(
     noted = report["counts"]["noted"]
     assert noted["of the held-out family PF00003"] == noted["of the held-out family PF00005"] == 9
     assert noted["held out because its cluster holds a member of a held-out family"] == 72 - 18
+    assert report["split_rule"]["otherwise"].get("mmseqs2") == version
     assert report["families_without_records"] == ["PF00099"]
     assert report["split_rule"]["absent_from_table"] == ["PF00099"]
     assert "no record: of the held-out family PF00099" in done.stderr
+
+
+def test_training_sequences_close_to_held_out_ones_are_left_out(
+    protlm_in_process, tmp_path, install_mmseqs, in_shards, table
+):
+    install_mmseqs(SEARCHING, folder=str(tmp_path))
+    begins = ["MKTAYIAKQR", "MWWWYIAKQW"]
+    proteins = {f"p{n}": begins[n % 2] + "ACDEFGHIKL"[n % 10] * 9 for n in range(8)}
+    # One sequence is in two splits.
+    proteins["p2"] = proteins["p4"]
+    splits = dict.fromkeys(proteins, "train") | {"p0": "test_ood_family", "p2": "valid"}
+    del splits["p7"]
+    (tmp_path / "x.fasta").write_text("".join(f">{n}\n{x}\n" for n, x in proteins.items()))
+    splits = table([("accession", "split"), *splits.items()])
+    words = ("prepare", "x.fasta", "--split-table", splits, "--no-homologs", "--min-length")
+    for folder in ("D", "D", "E"):
+        # The table of homologs is that of an earlier run, also of one that was killed later.
+        shutil.rmtree(tmp_path / folder, ignore_errors=True)
+        done = protlm_in_process(*words, "9", "--out", folder, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    found = {split: [name for name, _ in own] for split, own in in_shards(tmp_path / "D").items()}
+    assert found == {"train": ["p1", "p3", "p5"], "valid": ["p2"], "test_ood_family": ["p0"]}
+    report = json.loads((tmp_path / "D" / "report.json").read_text())
+    reason = "of train, at least 30 % identical over 80 % of a held-out sequence (MMseqs2)"
+    assert report["counts"]["filtered"] == {reason: 2, "in no split": 1}
+    assert report["split_rule"]["left_out"]["mmseqs2"] == "14"
+    call, _ = (tmp_path / "calls").read_text().splitlines()
+    for words_of in ("--min-seq-id 0.3 -c 0.8 --cov-mode 2", "--max-seqs 5"):
+        assert words_of in call
+    splits.write_text("accession\tsplit\np1\ttrain\n")
+    done = protlm_in_process(*words, "9", "--out", "F", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "needs sequences in train and in test_ood_family" in done.stderr
 
 
 def test_an_empty_hold_out_is_an_error_and_leaves_nothing(protlm_in_process, tmp_path, tables):

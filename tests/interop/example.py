@@ -89,7 +89,8 @@ class Example:
             **dict.fromkeys(("embed", "head"), (rows, width)),
             **dict.fromkeys(("up", "gate"), (INNER, width)),
             "down": (width, INNER),
-            "types": (2, width),
+            # Rows of the numbers of proteins, where layers see relatives, or of types of tokens.
+            "types": (4 if self.bases else 2, width),
             "positions": (POSITIONS + self.first, width),
             "contacts": (1, LAYERS * self.heads),
         }
@@ -192,14 +193,23 @@ def esmc_library(folder: Path, settings: Mapping[str, Any], tensors: Tensors) ->
 
 
 def published(
-    example: Example, weights: dict[str, Tensor], tokens: list[int]
+    example: Example,
+    weights: dict[str, Tensor],
+    tokens: list[int],
+    lengths: Sequence[int] | None = None,
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     """Computes a protein, whose tokens are numbered as in its alphabet.
+
+    Or proteins of some lengths, end to end, as E1 does: each has its number in a table, and layers
+    with another base see the proteins before, with positions that run on.
 
     Returns:
         The hidden states before and after each block, the maps, and the logits.
     """
-    x_LD = _embedded(example, weights, tokens)
+    number_L = torch.arange(len(lengths or [0])).repeat_interleave(
+        torch.tensor(lengths or [len(tokens)])
+    )
+    x_LD = _embedded(example, weights, tokens, number_L)
     states, maps = [x_LD], []
     # A norm after the last block means that blocks have theirs before their sublayers.
     is_post = "final_norm.weight" not in weights
@@ -211,7 +221,7 @@ def published(
             if name.startswith(f"{number}.")
         }
         y_LD = x_LD if is_post else _norm(example, x_LD, part, "norm1")
-        y_LD, map_HLL = _attention(example, y_LD, part, weights, number)
+        y_LD, map_HLL = _attention(example, y_LD, part, weights, number, number_L)
         x_LD = x_LD + y_LD / divisor
         x_LD = _norm(example, x_LD, part, "norm1") if is_post else x_LD
         y_LD = x_LD if is_post else _norm(example, x_LD, part, "norm2")
@@ -230,7 +240,9 @@ def published(
     return states, maps, _linear(x_LD, head, "head")
 
 
-def _embedded(example: Example, weights: dict[str, Tensor], tokens: list[int]) -> Tensor:
+def _embedded(
+    example: Example, weights: dict[str, Tensor], tokens: list[int], number_L: Tensor
+) -> Tensor:
     x_LD = weights["embed.weight"][tokens]
     if "token_dropout" in example.traits:
         mask = example.alphabet.index(example.special[-1])
@@ -238,15 +250,24 @@ def _embedded(example: Example, weights: dict[str, Tensor], tokens: list[int]) -
         x_LD = x_LD.masked_fill(is_mask_L1, 0) * (1 - 0.15 * 0.8)
         x_LD = x_LD / (1 - is_mask_L1.double().mean())
     if "types.weight" in weights:
-        x_LD = x_LD + weights["types.weight"][0]
+        x_LD = x_LD + weights["types.weight"][number_L]
     if "positions.weight" in weights:
         x_LD = x_LD + weights["positions.weight"][example.first :][: len(tokens)]
     return _norm(example, x_LD, weights, "embed_norm") if "embed_norm.weight" in weights else x_LD
 
 
 def _attention(
-    example: Example, y_LD: Tensor, part: Tensors, weights: Tensors, number: int
+    example: Example,
+    y_LD: Tensor,
+    part: Tensors,
+    weights: Tensors,
+    number: int,
+    number_L: Tensor,
 ) -> tuple[Tensor, Tensor]:
+    place_L, sees_LL = torch.arange(len(number_L)), number_L[None] <= number_L[:, None]
+    if number not in example.bases:
+        place_L = place_L - torch.searchsorted(number_L, number_L)
+        sees_LL = number_L[None] == number_L[:, None]
     projected = []
     for name in "qkv":
         z_LD = _linear(y_LD, part, name)
@@ -262,15 +283,18 @@ def _attention(
         if frequency is None:
             exponent = torch.arange(0, q_HLK.shape[-1], 2).double() / q_HLK.shape[-1]
             frequency = example.bases.get(number, 10_000.0) ** -exponent
-        q_HLK, k_HLK = (_rotated(z, frequency, interleaved=interleaved) for z in (q_HLK, k_HLK))
-    map_HLL = (q_HLK @ k_HLK.mT / q_HLK.shape[-1] ** 0.5).softmax(-1)
+        q_HLK, k_HLK = (
+            _rotated(z, frequency, place_L, interleaved=interleaved) for z in (q_HLK, k_HLK)
+        )
+    logits_HLL = q_HLK @ k_HLK.mT / q_HLK.shape[-1] ** 0.5
+    map_HLL = logits_HLL.masked_fill(~sees_LL, -torch.inf).softmax(-1)
     return _linear((map_HLL @ v_HLK).transpose(0, 1).flatten(1), part, "o"), map_HLL
 
 
-def _rotated(x_HLK: Tensor, frequency: Tensor, *, interleaved: bool) -> Tensor:
+def _rotated(x_HLK: Tensor, frequency: Tensor, place_L: Tensor, *, interleaved: bool) -> Tensor:
     """Every pair of coordinates is a complex number, multiplied by exp(i p θ^(-2j/K))."""
     width = x_HLK.shape[-1]
-    angle = torch.outer(torch.arange(x_HLK.shape[1]).double(), frequency.double())
+    angle = torch.outer(place_L.double(), frequency.double())
     if interleaved:
         real, imaginary = x_HLK[..., ::2], x_HLK[..., 1::2]
     else:

@@ -21,10 +21,12 @@ from torch import Tensor
 import protlm
 from protlm import interop
 from protlm.analysis.contact_regression import SavedFit, head_features
+from protlm.bounds import Bounds
 from protlm.config import Frame
 from protlm.data.vocabulary import STANDARD, VOCABULARY, vocabulary_of
+from protlm.model.contexts import NetworkInContext, Relative
 from protlm.model.transformer import ProteinLM, build_network
-from protlm.system.errors import InputDataError
+from protlm.system.errors import InputDataError, UserError
 from tests.interop.example import WIDTH, Example, published
 from tests.interop.families import AMPLIFY, BERT, ESM, FAMILIES
 from tests.marks import slow_but
@@ -123,6 +125,36 @@ def test_outputs_are_those_of_the_paper(name, tmp_path, in_double):
         for found_BHLL, map_HLL in zip(maps, map_NHLL, strict=True):
             assert_close(found_BHLL[row, :, : len(tokens), : len(tokens)], map_HLL)
         assert_same_probabilities(example, logits_BLV[row, mask_L], logits_LV)
+
+
+def test_e1_sees_relatives_as_its_paper_says(tmp_path, in_double):
+    example, numbers = FAMILIES["e1"], FAMILIES["e1"].numbers()
+    weights = example.weights()
+    network = in_double(example.save(tmp_path / "model", example.tensors(weights)))
+    framed = [batch([row], example.frame)[0][0] for row in (*ROWS, ROWS[0])]
+    lengths = [len(one) for one in framed[:4]]
+    spans = [*itertools.pairwise(itertools.accumulate(map(len, framed), initial=0))]
+    tokens_1L = torch.cat(framed)[None]
+    mask_1L = torch.ones_like(tokens_1L).bool()
+    # The last protein is a family of its own.
+    bounds = Bounds.of(spans, (1, tokens_1L.shape[1]), longest=64, families=[4, 1], running=True)
+    with torch.no_grad():
+        found = network(tokens_1L, mask_1L, causal=False, bounds=bounds).logits_BLV[0]
+        alone = network(framed[4][None], mask_1L[:, : len(framed[4])], causal=False).logits_BLV[0]
+    tokens = [numbers[token] for token in tokens_1L[0, : spans[-1][0]].tolist()]
+    *_, expected_LV = published(example, weights, tokens, lengths)
+    assert_same_probabilities(example, found[: len(tokens)], expected_LV)
+    assert_close(found[len(tokens) :], alone)
+    context = [Relative(one[2:-2].numpy(), np.arange(len(one) - 4)) for one in framed[:3]]
+    start, end = spans[3]
+    for tokens_per_batch in (1, 1000):
+        within = NetworkInContext(network, context, tokens_per_batch=tokens_per_batch)
+        with torch.no_grad():
+            query = within(tokens_1L[:, start:end], mask_1L[:, start:end], causal=False)
+        assert_close(query.logits_BLV[0], found[start:end])
+    too_many = NetworkInContext(network, [context[0]] * 4, tokens_per_batch=100)
+    with pytest.raises(UserError, match="5 proteins exceed the 4"):
+        too_many(tokens_1L[:, start:end], mask_1L[:, start:end], causal=False)
 
 
 @pytest.mark.peers

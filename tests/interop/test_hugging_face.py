@@ -32,6 +32,7 @@ from protlm.config import (
     Objective,
     Positions,
     QueryKeyWidth,
+    Relatives,
     TrainConfig,
 )
 from protlm.config.composition import compose, to_plain
@@ -162,6 +163,7 @@ PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     "alternating": ("alternating", {"num_layers": 4, "qk_norm": True}),
     "width": ("softmax", {"qk_norm": True, "qk_norm_width": QueryKeyWidth.layer}),
     "stored": ("performer_relu", {"stored_frequencies": True}),
+    "relatives": ("hybrid", {"relatives": Relatives.full, "relatives_every": 2}),
     "causal": ("performer_relu", {"objective": Objective.causal, "qk_norm": True}),
     "frame": ("softmax", {"frame": TWO}),
     "bases": ("softmax", {"global_every": 2, "qkv_clip": 0.5, "head": HeadKind.dense_layer_norm}),
@@ -279,6 +281,13 @@ def test_the_tokenizer_has_the_frame(frame, tmp_path):
     assert inner == [*[VOCABULARY["<unk>"]] * 4, VOCABULARY["M"]]
     assert_same(interop.read(tmp_path / "x").weights, model.weights)
     assert interop.read(tmp_path / "x").description == model.description
+
+
+def test_the_card_of_a_model_of_relatives_says_that_proteins_are_alone(tmp_path):
+    for name, relatives in (("alone", None), ("seen", Relatives.ordered)):
+        hugging_face.export(model_with("hybrid", relatives=relatives), tmp_path / name, None)
+    assert not (tmp_path / "alone" / "README.md").exists()
+    assert "a model of single proteins" in (tmp_path / "seen" / "README.md").read_text()
 
 
 def test_an_encoder_is_exported_as_one(tmp_path):

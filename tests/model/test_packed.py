@@ -27,7 +27,7 @@ NETWORKS += [("attention=softmax", {"positions": name}) for name in ("learned", 
 
 
 def packed(seed: int) -> tuple[Tensor, Tensor, Bounds]:
-    """Two rows of proteins of random lengths, a tenth of them masked."""
+    """Two rows of proteins of random lengths, each a family, a tenth of them masked."""
     rng, spans = np.random.default_rng(seed), []
     tokens_BL = torch.full(SHAPE, VOCABULARY.pad)
     for row, length in enumerate([SHAPE[1]] * SHAPE[0]):
@@ -39,12 +39,15 @@ def packed(seed: int) -> tuple[Tensor, Tensor, Bounds]:
             end = min(start + len(own), length)
             tokens_BL[row, start:end] = own[: end - start]
             spans.append((row * length + start, row * length + end))
-    return tokens_BL, tokens_BL != VOCABULARY.pad, Bounds.of(spans, SHAPE, longest=LONGEST)
+    first = sum(end <= SHAPE[1] for _, end in spans)
+    families = [first, len(spans) - first]
+    bounds = Bounds.of(spans, SHAPE, longest=LONGEST, families=families)
+    return tokens_BL, tokens_BL != VOCABULARY.pad, bounds
 
 
-def trained(settings: str, **model: object) -> ProteinLM:
+def trained(*settings: str, **model: object) -> ProteinLM:
     """Parameters are far from 0, where convolutions and value embeddings start."""
-    network = network_of(settings, **model)
+    network = network_of(*settings, **model)
     generator = torch.Generator().manual_seed(0)
     for parameter in network.parameters():
         parameter.data += 0.2 * torch.randn(parameter.shape, generator=generator)
@@ -79,10 +82,23 @@ def test_a_packed_protein_is_as_it_is_alone(settings, positions, causal):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["hybrid", "performer_relu", "softmax"])
-def test_all_batches_of_packed_proteins_are_one_graph(name):
-    """Exact attention on a CPU leaves it, but adds none for other numbers of proteins."""
-    plain, compiled = (trained(f"attention={name}", convolution=5, num_layers=2) for _ in range(2))
+@pytest.mark.parametrize(
+    ("settings", "relatives", "is_one"),
+    [
+        ("hybrid", {}, True),
+        ("performer_relu", {}, True),
+        ("softmax", {}, False),
+        ("performer_relu", {"relatives": "full"}, True),
+        ("hybrid attention.relatives_window=9", {"relatives": "full"}, False),
+        ("performer_relu", {"relatives": "ordered"}, False),
+        ("softmax", {"relatives": "ordered"}, False),
+        ("hybrid", {"relatives": "full", "relatives_sum": "apart"}, False),
+    ],
+)
+def test_all_batches_of_packed_proteins_are_one_graph(settings, relatives, is_one):
+    """What leaves it adds none for other numbers of proteins and families."""
+    typed, sizes = f"attention={settings}".split(), {"convolution": 5, "num_layers": 2}
+    plain, compiled = (trained(*typed, **sizes, **relatives) for _ in range(2))
     counter, graphs = CompileCounterWithBackend("aot_eager"), set[int]()
     torch._dynamo.reset()
     compile_model(compiled, backend=counter)
@@ -95,7 +111,7 @@ def test_all_batches_of_packed_proteins_are_one_graph(name):
         for one, other in zip(*results, strict=True):
             assert (one - other).norm() <= 1e-4 * one.norm()
         graphs.add(counter.frame_count)
-    assert len(graphs) == 1 and (graphs == {1} or name == "softmax")
+    assert len(graphs) == 1 and (graphs == {1}) == is_one
     torch._dynamo.reset()
 
 

@@ -1,9 +1,12 @@
 """Data of a run: joined sequences, mixtures, curricula, masks; and batches of labeled proteins."""
 
 import math
+import re
 import shutil
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +21,14 @@ from protlm.config import DataConfig, MixtureConfig, TrainConfig
 from protlm.config.composition import compose
 from protlm.data.batching.mixture import SampleOrder
 from protlm.data.batching.plan import BatchPlan, BatchStream
+from protlm.data.batching.relatives import WholeFamilies
 from protlm.data.batching.strategies import Concatenation, LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.masking import IGNORE, MaskingRule
+from protlm.data.records import Tally, read_records
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data.vocabulary import VOCABULARY
+from protlm.data_prep.clusters import ClusterSplit, ClusterTable
 from protlm.data_prep.prepare import prepare
 from protlm.data_prep.split import HashSplit
 from protlm.system.errors import UserError
@@ -161,6 +167,105 @@ def test_packed_rows_that_a_batch_does_not_hold_are_refused(tiny_data):
     with pytest.raises(UserError, match=told):
         build(tiny_data, *packed, "data.tokens_per_row=1025")
     build(tiny_data, *packed, "data.tokens_per_row=1024")
+
+
+RELATIVES = ("data.batching=relatives", "data.tokens_per_row=512", "data.relatives=3")
+# Half of the tiny sample is longer than 300 residues.
+LONG = (*RELATIVES, "data.max_length=512")
+ALONE, LAST = "data.relatives_alone", "data.relatives_last"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["data.mode=concatenated"], r"cuts them; type data\.mode=sequences$"),
+        (["data.sampling=cluster"], r"one member of each; type data\.sampling=uniform$"),
+        ([f"{ALONE}=0.5", f"{LAST}=0.6"], rf"{ALONE}=0\.5 and {LAST}=0\.6 .* more than 1 together"),
+        ([f"{LAST}=-1"], r"relatives_last=-1\.0 must be at least 0 and at most 1"),
+        (["data.relatives=1"], r"data\.relatives=1 must be at least 2"),
+        (["data.relatives_tokens=513"], r"=513 must be at least data\.max_length=128.* 512 tokens"),
+        (["data.relatives_tokens=127"], r"=127 must be at least data\.max_length=128"),
+        (["data.tokens_per_row=1025", "trainer.tokens_per_step=4096"], r"do not fit into"),
+        (["data.max_length=3"], r"no protein of the first [\d,]+ documents fits into .*=3; type"),
+        (["data.relatives_from=valid"], r"is the validation split itself; type another one"),
+        (["data.relatives_from=other"], r"has no split 'other'; it has: test, train, valid"),
+        (["data.dir={tiny_data}"], r"{tiny_data} was prepared without clusters"),
+        (["data.valid_dir={tiny_data}"], r"{tiny_data} was prepared without clusters"),
+    ],
+)  # fmt: skip
+def test_relatives_that_a_run_cannot_have_are_refused(tiny_clusters, tiny_data, settings, message):
+    settings = [one.replace("{tiny_data}", str(tiny_data)) for one in settings]
+    with (
+        pytest.raises(UserError, match=message.replace("{tiny_data}", str(tiny_data))),
+        warnings.catch_warnings(),
+    ):
+        # Of another split rule.
+        warnings.simplefilter("ignore")
+        next(iter(build(tiny_clusters, *RELATIVES, *settings).train_dataloader()))
+
+
+def test_settings_of_relatives_become_rules(tiny_clusters):
+    settings = ["data.relatives_tokens=200", f"{ALONE}=0.2", f"{LAST}=0.3", "data.crop=prefix"]
+    data = build(tiny_clusters, *RELATIVES, *settings, "trainer.tokens_per_step=2048")
+    expected = WholeFamilies(2_048, 128, row=512, members=3, tokens=200, alone=0.2, last=0.3)
+    assert data.rule == expected
+    assert data.valid_batching == replace(expected, tokens_per_batch=1_024, alone=0, last=0)
+    causal = build(tiny_clusters, *RELATIVES, *settings, "objective=causal").rule
+    assert isinstance(causal, WholeFamilies) and causal.last == 0
+    assert build(tiny_clusters, *RELATIVES).rule.block_size == 2_048
+
+
+@pytest.mark.parametrize("context", [None, "train"])
+def test_validation_has_the_same_documents_every_time(tiny_clusters, context):
+    """The families of its split, or each protein after relatives of another split."""
+    settings = (f"data.relatives_from={context or 'null'}", *FALLING[:5])
+    data = build(tiny_clusters, *LONG, *settings)
+    one, other = (list(data.val_dataloader()) for _ in range(2))
+    for mine, its in zip(one, other, strict=True):
+        assert torch.equal(mine.tokens_BL, its.tokens_BL)
+        assert torch.equal(mine.targets_BL, its.targets_BL)
+    split = open_split(tiny_clusters, "valid")
+    num_context = len(data.valid) - len(split)
+    read = torch.cat([batch.joined_N for batch in one]) - num_context
+    short = np.flatnonzero(split.lengths_of(np.arange(len(split))) <= 510).tolist()
+    assert sorted(read[read >= 0].tolist()) == short
+    assert (num_context > 0) == (read < 0).any() == (context == "train")
+    if context is None:
+        return
+    for batch in one:
+        spans, samples = batch.bounds.spans.tolist(), batch.joined_N.tolist()
+        for (start, end), sample in zip(spans, samples, strict=True):
+            has_targets = (batch.targets_BL.flatten()[start:end] != IGNORE).any()
+            assert has_targets or sample < num_context
+
+
+def test_a_split_by_clusters_has_no_relatives_in_another(tiny_fasta, tmp_path):
+    names = [record.identifier for record in read_records(tiny_fasta, Tally())]
+    rows = [f"{names[number // 3 * 3]}\t{name}\n" for number, name in enumerate(names)]
+    (tmp_path / "cluster.tsv").write_text("".join(rows))
+    table = ClusterTable(tmp_path / "cluster.tsv")
+    rule = ClusterSplit(table, HashSplit(0.2, 0.1))
+    prepare([tiny_fasta], tmp_path / "data", split_rule=rule, clusters=table)
+    told = r"relatives_from=train: .* no cluster with members in both train and valid"
+    with pytest.raises(UserError, match=told):
+        build(tmp_path / "data", *RELATIVES, "data.relatives_from=train")
+
+
+def test_the_start_describes_the_documents(train, tiny_clusters, capsys):
+    settings = [f"data.dir={tiny_clusters}", *LONG, "trainer.max_steps=2"]
+    train("run", *settings, "data.relatives_from=train")
+    split, index = open_split(tiny_clusters, "train"), open_clusters(tiny_clusters, "train")
+    number = int((-(-index.sizes(slice(None)) // 3)).sum())
+    said = capsys.readouterr().err
+    assert (
+        f"{len(split)} sequences in {len(index)} clusters; an epoch draws {number} documents of at "
+        "most 3 members of a cluster"
+    ) in said
+    assert re.search(
+        rf"; \d+ of the first {number} documents have relatives, \d\.\d proteins", said
+    )
+    assert re.search(r"\d+ proteins longer than data\.max_length", said)
+    assert re.search(r"validation: \d+ of the first \d+ documents have relatives.* padding", said)
 
 
 def test_devices_without_a_row_cause_a_warning(train, monkeypatch):

@@ -209,6 +209,7 @@ def test_another_teacher_is_refused(train, pair, teacher, tmp_path):
         (STAGE_1, "objective.teacher=null", "a trained model to imitate; type objective.teacher="),
         (STAGE_1, "trainer.compile=true", "trainer.compile=true has no effect in objective.stage"),
         (STAGE_1, "trainer.activation_checkpointing=true", "has no effect in objective.stage=atte"),
+        (STAGE_1, "data.batching=relatives", "of single proteins; type data.batching=packed"),
         (LORA, "model.init_from=null", "lora_rank=2 adapts a trained model; type model.init_from="),
         (LORA, "trainer.ema_decay=0.9", "has no average of weights; type trainer.ema_decay=null"),
         (LORA, "objective.stage=attention", "lora_rank=2 is a setting of the second stage"),

@@ -30,6 +30,9 @@ MIXTURE = (
     "data.mixture=[{{dir:{tiny_data},weight:2}},{{dir:{other_data},weight:1,split:test}}]"
 )
 CLUSTERS = "data.sampling=cluster data.dir={tiny_clusters}"
+FAMILIES = (
+    "data.batching=relatives data.dir={tiny_clusters} data.tokens_per_row=512 data.max_length=512"
+)
 TAUGHT = (
     "objective=distillation attention=hedgehog objective.teacher={teacher} "
     "model.init_from={swapped} model.dropout=0.1 trainer.max_steps=6"
@@ -65,6 +68,7 @@ RUNS = {
     "taught attention": (f"{TAUGHT} optimizer.learning_rate=1e-2", 3),
     "taught logits": (LOGITS, 3),
     "taught adapters": (f"{LOGITS} objective.lora_rank=2", 3),
+    "relatives": (f"{FAMILIES} data.num_workers=2 trainer.accumulate_grad_batches=2", 3),
     # Killed in the decay, for which a worker has prepared batches.
     "mask fractions": (f"{DECAYING} data.num_workers=1", 5),
 }
@@ -117,6 +121,7 @@ LATER = [
     ("", "data.mode=concatenated", "data.mode"),
     ("", "data.max_length=64", "data.max_length"),
     ("", "data.batching=packed", "data.batching=padded, not packed"),
+    (FAMILIES, f"{FAMILIES} data.relatives_last=0", "data.relatives_last=0.25, not 0.0"),
     # Which rows are in a batch depends on the padded lengths.
     ("", "trainer.compile=true", "trainer.compile=false, not true"),
     ("", "objective.mask_fraction_range=[0.1,0.5]", "objective.mask_fraction_range"),
@@ -272,6 +277,21 @@ def test_what_to_type_for_options_within_options_can_be_typed(tmp_path):
         initialized(describe(compose(TrainConfig, asked)), tmp_path / "hybrid")
     typed = shlex.split(str(error.value).partition("; type: ")[2].partition(", or give")[0])
     assert describe(compose(TrainConfig, [*asked, *typed])) == describe(made)
+
+
+def test_a_model_of_single_proteins_starts_to_see_relatives_but_not_the_reverse(tmp_path):
+    alone = compose(TrainConfig, ["model=tiny", "run_dir=run", "attention=hybrid"])
+    of_rows = ["data.batching=relatives", "model.relatives=full", "model.relatives_numbers=40"]
+    asked = ["attention.relatives_window=8", "model.relatives_sum=apart", *of_rows]
+    related = compose(TrainConfig, ["model=tiny", "run_dir=run", "attention=hybrid", *asked])
+    both = {}
+    for config, name in ((alone, "alone"), (related, "related")):
+        both[name] = build_network(config.model, config.attention, seed=0)
+        export(Checkpoint(tmp_path, describe(config), both[name].state_dict()), tmp_path / name)
+    load_initial_weights(both["related"], related.model, related.attention, tmp_path / "alone")
+    assert not both["related"].state_dict()["family_numbers"].any()
+    with pytest.raises(UserError, match=r"was trained with relatives.* data\.batching=relatives"):
+        load_initial_weights(both["alone"], alone.model, alone.attention, tmp_path / "related")
 
 
 @pytest.mark.slow

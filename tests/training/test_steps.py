@@ -127,13 +127,22 @@ def test_a_micro_batch_of_the_longest_rows_holds_at_most_its_tokens(mode, tokens
 
 
 FIRST_STEP = ("data.max_length=256", "schedule.warmup_steps=0", "trainer.max_steps=1")
-TAUGHT = "objective=distillation attention=hedgehog objective.teacher={} model.init_from={}"
+TAUGHT = (
+    "objective=distillation attention=hedgehog objective.teacher={teacher} "
+    "model.init_from={swapped}"
+)
 # Numbers of ranks and of micro-batches, for each thing that is learned.
 DIVIDED = {
     "masks": ("attention=softmax objective.mask_fraction=0.03", [(1, 1), (1, 4), (2, 2)]),
     "packed": (
         "data.batching=packed data.tokens_per_row=512 attention=hybrid model.convolution=5 "
         "model.token_dropout=true",
+        [(1, 1), (1, 4), (2, 1), (3, 1)],
+    ),
+    "relatives": (
+        "data.batching=relatives data.dir={clusters} data.tokens_per_row=512 attention=hybrid "
+        "attention.relatives_window=4 model.relatives_sum=apart model.relatives_every=2 "
+        "model.relatives=ordered model.relatives_positions=aligned",
         [(1, 1), (1, 4), (2, 1), (3, 1)],
     ),
     "attention": (f"{TAUGHT} optimizer.learning_rate=1e-2", [(1, 1), (2, 1)]),
@@ -143,13 +152,13 @@ DIVIDED = {
 
 @pytest.mark.slow
 def test_ranks_and_micro_batches_have_the_same_gradient(
-    tiny_settings, one_process, teacher, swapped, tmp_path
+    tiny_settings, one_process, teacher, swapped, tiny_clusters, tmp_path
 ):
     """Few targets are masked, and very different numbers of targets per row."""
     runs = [
         (f"{name}-{ranks}-{parts}", ranks, parts, [*tiny_settings, *FIRST_STEP, *settings.split()])
         for name, (text, divided) in DIVIDED.items()
-        for settings in [text.format(teacher, swapped)]
+        for settings in [text.format(teacher=teacher, swapped=swapped, clusters=tiny_clusters)]
         for ranks, parts in divided
     ]
     run_python(PROGRAM, json.dumps(runs), cwd=tmp_path, env=one_process)

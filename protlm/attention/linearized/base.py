@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.compiler import is_compiling, is_exporting
 
 from protlm.attention.base import (
-    Attention,
     Context,
     QueryKeyNorms,
     RandomFeatures,
@@ -18,6 +17,7 @@ from protlm.attention.base import (
     not_compiled,
 )
 from protlm.attention.linearized.case import Attend, Case
+from protlm.attention.linearized.families import ProteinSums, ReadSums, Sums, seen
 from protlm.attention.linearized.features import FeatureMap, FeatureMapFactory
 from protlm.attention.linearized.function import Weighting, graph_attention, linear_attention
 from protlm.attention.linearized.gated import gated_sums
@@ -36,6 +36,7 @@ from protlm.attention.ops.numerics import (
 )
 from protlm.attention.ops.products import operand_dtype
 from protlm.attention.ops.projection import Projection
+from protlm.attention.relatives import SeesRelatives, View
 from protlm.bounds import Bounds
 from protlm.system.errors import OptionError, UserError
 
@@ -46,7 +47,7 @@ _CLOSED = -1024.0 * math.log(2)
 _LEVEL = 1 << 18
 
 
-class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
+class Performer(SeesRelatives, RandomFeatures, Recurrent[Tensor]):
     """Attention with weights φ(q)·φ(k), normalized; time and memory are linear in L.
 
     The recurrent state is the sum of [v | 1]ᵀφ(k) over the keys, (B, H, C + 1, R), in float32. For
@@ -207,6 +208,54 @@ class Performer(Attention, RandomFeatures, Recurrent[Tensor]):
         weighting = Weighting(feature_map, self._normalizer, context.causal, bounds.spans)
         # Spans have no padding.
         return linear_attention(*heads, torch.ones_like(context.mask_BL), weighting)
+
+    def relatives_refusal(self, *, later: bool, apart: bool, runs: bool) -> str:
+        if self.gate is None or apart:
+            return ""
+        return "a decay counts within a protein: type model.relatives_sum=apart, or omit the decay"
+
+    @not_compiled
+    def across(
+        self, heads: Sequence[Tensor], context: Context, view: View, *, own: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        _refuse_float16(*heads)
+        assert self.gate is None or not own, "a decay counts within a protein"
+        feature_map, bounds = self.feature_map(accum_dtype(heads[0])), view.bounds
+        is_causal, entering, leaving = own and context.causal, self._entering(view, heads[2]), None
+        members = bounds.members if view.keeps or not is_causal else []
+        if not (own or view.keeps) and all(one.stop - one.start == 1 for one in members):
+            # Proteins without relatives in the row see what entered, and nothing else.
+            if entering is None:
+                return torch.zeros_like(heads[2]), None
+            q_BHLK = zero_padding(upcast(heads[0]), context.mask_BL)
+            out_BHLC = ReadSums.apply(q_BHLK, *entering, feature_map, self._normalizer)
+            return zero_padding(out_BHLC, context.mask_BL).to(heads[2].dtype), None
+        pieces, places = bounds.pieces([upcast(x) for x in heads])
+        outs = [torch.zeros_like(v) for _, _, v in pieces]
+        for family in members:
+            here = places[family]
+            proteins = [Sums(*ProteinSums.apply(*pieces[n][1:], feature_map)) for n in here]
+            first = Sums.none(*proteins[0]) if entering is None else entering
+            before, leaving = seen(proteins, first, own=own, later=view.later)
+            for n, sums in zip(here, () if is_causal else before, strict=not is_causal):
+                outs[n] = ReadSums.apply(pieces[n][0], *sums, feature_map, self._normalizer)
+        state = None
+        if view.keeps and leaving is not None:
+            state = torch.cat([x for x in leaving if x is not None], dim=-2)
+        if not is_causal:
+            return torch.cat(outs, dim=2).to(heads[2].dtype), state
+        assert bounds.families is not None
+        weighting = Weighting(feature_map, self._normalizer, True, bounds.families.spans, entering)
+        return linear_attention(*heads, torch.ones_like(context.mask_BL), weighting), state
+
+    def _entering(self, view: View, v_BHLC: Tensor) -> Sums | None:
+        """Returns the sums of a context; values give their width."""
+        if view.entering is None:
+            return None
+        sums, reference = view.entering.split_with_sizes(
+            [v_BHLC.shape[-1] + 1, int(self._is_exponential)], dim=-2
+        )
+        return Sums(sums, reference if self._is_exponential else None)
 
     @torch.no_grad()
     def map_rows(self, q_BHLK: Tensor, k_BHLK: Tensor, context: Context, rows: slice) -> Tensor:

@@ -37,12 +37,18 @@ _Write = Callable[[Tile, int, Tensor], None]
 
 
 class Weighting(NamedTuple):
-    """What decides the weights: features, their normalizer, and whether keys have to be earlier."""
+    """What decides the weights: features, their normalizer, and whether keys have to be earlier.
+
+    Attributes:
+        entering: of causal spans, the state (1, H, C + 1, R) of keys before each of them, and its
+            reference or None; without gradients.
+    """
 
     feature_map: FeatureMap
     normalizer: Denominator
     causal: bool
     spans: Spans | None = None
+    entering: tuple[Tensor, Tensor | None] | None = None
 
 
 class LinearAttentionFunction(torch.autograd.Function):
@@ -57,7 +63,7 @@ class LinearAttentionFunction(torch.autograd.Function):
         mask_BL: Tensor,
         weighting: Weighting,
     ) -> Tensor:
-        feature_map, normalizer, causal, spans = weighting
+        feature_map, normalizer, causal, spans, entering = weighting
         # The backward pass takes what was kept, wherever it runs.
         ctx.rounds = rounds = rounds_on_cpu(feature_map, q_BHLK, v_BHLC)
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=rounds)
@@ -79,8 +85,13 @@ class LinearAttentionFunction(torch.autograd.Function):
         references, states = [], []
         with no_autocast(v_BHLC):
             for group in groups:
-                operands.reference_BH1R = None
-                states += (_causal if causal else _bidirectional)(operands, group, write)
+                state, operands.reference_BH1R = (
+                    None if x is None else x[:, group[0].heads] for x in entering or (None, None)
+                )
+                if causal:
+                    states += _causal(operands, group, state, write)
+                else:
+                    states += _bidirectional(operands, group, write)
                 references.append(operands.reference_BH1R)
         ctx.weighting, ctx.groups = weighting, groups
         # The projection is saved so that a redraw before the backward pass is an error.
@@ -96,7 +107,7 @@ class LinearAttentionFunction(torch.autograd.Function):
         (dout_BHLC,) = grad_outputs
         # Accessed once: activation checkpointing does not allow a second access.
         q_BHLK, k_BHLK, v_BHLC, mask_BL, _, out_BHLC, saved_BHL1, *rest = ctx.saved_tensors
-        feature_map, normalizer, causal, _ = ctx.weighting
+        feature_map, normalizer, causal, *_ = ctx.weighting
         operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map, rounds_on_cpu=ctx.rounds)
         references, states = rest[: len(ctx.groups)], rest[len(ctx.groups) :]
         gradients = [torch.zeros_like(x) for x in (q_BHLK, k_BHLK, v_BHLC)]
@@ -133,7 +144,7 @@ def graph_attention(
     All positions are one tile: a loop over tiles would be that of one length. The states before
     chunks are cumulative sums, so that causal attention is linear in the length there too.
     """
-    feature_map, normalizer, causal, _ = weighting
+    feature_map, normalizer, causal, *_ = weighting
     operands = Operands(q_BHLK, k_BHLK, v_BHLC, mask_BL, feature_map)
     with no_autocast(v_BHLC):
         if not causal:
@@ -200,15 +211,19 @@ def _within_chunks(operands: Operands) -> Callable[..., Tensor]:
 
 
 def _causal(
-    operands: Operands, group: list[Tile], write: Callable[[Tile, Tensor], None]
+    operands: Operands,
+    group: list[Tile],
+    entering: Tensor | None,
+    write: Callable[[Tile, Tensor], None],
 ) -> list[Tensor]:
     """Computes the sums of a group; returns the states before its tiles but the first."""
     dtype = operands.product_dtype
     multiply, within = partial(matrix_product, dtype=dtype), _within_chunks(operands)
     prefix, states = States(), []
+    prefix.last = entering
     for tile in group:
         # The next tile overwrites it.
-        entering = [] if prefix.last is None else [prefix.last.clone()]
+        before_tile = [] if prefix.last is None else [prefix.last.clone()]
         phi_k = chunked(operands.keys(tile, causal=True).phi_BHLR)
         phi_q = chunked(operands.queries(tile).phi_BHLR)
         values = chunked(operands.values_and_ones(tile).to(operands.dtype))
@@ -216,7 +231,7 @@ def _causal(
         weights = multiply(phi_q, phi_k.mT).tril_()
         sums = within(weights, values, onto=multiply(phi_q, before.mT))
         write(tile, positions(sums, tile))
-        states += [*operands.kept_for_backward(), *entering]
+        states += [*operands.kept_for_backward(), *before_tile]
     return states
 
 

@@ -87,6 +87,8 @@ class Inputs:
     def __init__(self, files: Sequence[Path], options: EmbedOptions, limit: int | None) -> None:
         self.ranges = RangeTable(options.ranges)
         self._digests, self._num_ranges = bytearray(), list[int]()
+        # Of proteins whose relatives are found by them.
+        self._by_name, self.names = options.relatives.relatives is not None, list[str]()
         self.proteins = Proteins(
             files,
             max_residues=None if options.windows else limit,
@@ -107,6 +109,10 @@ class Inputs:
         if number + 1 != len(self.proteins):
             raise self._changed()
 
+    def queries(self) -> Iterator[tuple[str, str]]:
+        """Yields the names and residues of all proteins."""
+        return ((record.identifier, record.sequence) for _, record in self)
+
     @property
     def digest(self) -> str:
         """The SHA-256 of the digests of all proteins."""
@@ -125,6 +131,8 @@ class Inputs:
     def _observe(self, record: Record) -> None:
         self.ranges.observe(record)
         self._digests += self._digest(record)
+        if self._by_name:
+            self.names.append(record.identifier)
         self._num_ranges.append(len(self.ranges.of(record.identifier)))
 
     def _digest(self, record: Record) -> bytes:
@@ -132,6 +140,8 @@ class Inputs:
         digest = hashlib.blake2b(record.sequence.encode(), digest_size=_DIGEST_BYTES)
         if ranges := self.ranges.of(record.identifier):
             digest.update(repr(ranges).encode())
+        if self._by_name:
+            digest.update(record.identifier.encode(errors="surrogateescape"))
         return digest.digest()
 
     def _changed(self) -> InputDataError:

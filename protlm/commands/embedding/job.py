@@ -1,5 +1,6 @@
 """What a command `embed` computes: the vectors of proteins by a model, and in what parts."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -64,6 +65,7 @@ class Job:
         """Returns everything that the vectors depend on, as JSON values."""
         options = self.options
         settings = {
+            **self._relatives,
             "vocabulary": self.model.vocabulary.hash,
             # Of the sequences that were read from it.
             "the sequence file": self.inputs.digest,
@@ -98,7 +100,15 @@ class Job:
             "protlm_version": __version__,
             **({"window_residues": limit} if options.windows and limit is not None else {}),
             **({"features_hash": self._features_hash} if self._features_hash else {}),
+            **({"relatives": json.dumps(self._relatives)} if self._relatives else {}),
         }
+
+    @cached_property
+    def _relatives(self) -> dict[str, Any]:
+        """What draws of relatives depend on, by flag; nothing without them."""
+        contexts = self.embedder.contexts
+        settings = {} if contexts is None else contexts.settings
+        return {f"--{name.replace('_', '-')}": value for name, value in settings.items()}
 
     @cached_property
     def _features_hash(self) -> str | None:

@@ -151,7 +151,8 @@ def _contents(
         members = [records[number] for number in numbers]
         sequences = [record.sequence for record in members]
         ranges = [job.inputs.ranges.of(record.identifier) for record in members]
-        computed = job.embedder.vectors(sequences, ranges) if members else []
+        names = [record.identifier for record in members]
+        computed = job.embedder.vectors(sequences, ranges, names) if members else []
         for number, record, vectors in zip(numbers, members, computed, strict=True):
             if vectors is None:
                 yield number, None

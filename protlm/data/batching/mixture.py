@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence
 from fractions import Fraction
 from math import gcd, lcm
-from typing import NamedTuple, final
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,14 +16,44 @@ from protlm.system.errors import UserError
 _MAX_CYCLE = 10_000
 
 
+class Documents(NamedTuple):
+    """What documents have: proteins, one document after the other.
+
+    Attributes:
+        sizes: number of proteins of each document, int64; perhaps 0.
+        leads: whether a protein is the first of a family, bool.
+        targets: whether a protein has targets, bool.
+        left_out: number of proteins that are left out of the documents, by reason.
+    """
+
+    sizes: np.ndarray
+    leads: np.ndarray
+    targets: np.ndarray
+    left_out: dict[str, int]
+
+    def describe(self) -> str:
+        families = np.diff(np.append(np.flatnonzero(self.leads), len(self.leads)))
+        related = families[families > 1]
+        text = (
+            f"{len(related):,} of the first {len(self.sizes):,} documents have relatives, "
+            f"{related.mean() if len(related) else 0:.1f} proteins each, and the others "
+            f"{len(self.leads) - related.sum():,} proteins that see no other"
+        )
+        reasons = [f"{number:,} {why}" for why, number in self.left_out.items() if number]
+        return f"{text}; left out are {', '.join(reasons)}" if reasons else text
+
+
 class Draw(NamedTuple):
-    """The samples at some positions, and the pass over its data set of each, both int64."""
+    """The samples at some positions, and the pass over its data set of each, both int64.
+
+    There is one sample at each position, or a document, whose samples are joined.
+    """
 
     samples: np.ndarray
     passes: np.ndarray
+    documents: Documents | None = None
 
 
-@final
 class SampleOrder:
     """The sample at each position of an epoch: a pure function of the seed.
 
@@ -128,7 +158,6 @@ def integer_weights(weights: Sequence[float]) -> list[int]:
     return shares
 
 
-@final
 class Mixture(SplitReader):
     """The sequences of several splits, numbered consecutively, with `shares` as their weights.
 
@@ -145,13 +174,24 @@ class Mixture(SplitReader):
         self._splits, self._shares = tuple(splits), tuple(shares or [1] * len(splits))
         self._clusters = None if clusters is None else tuple(clusters)
 
-    def order(self, *, seed: int) -> SampleOrder:
+    def order(self, *, seed: int = 0, shuffle: bool = True) -> SampleOrder:
         return SampleOrder(
             [len(split) for split in self._splits],
             shares=self._shares,
             seed=seed,
+            shuffle=shuffle,
             clusters=self._clusters,
         )
+
+    def describe(self) -> str:
+        text = f"{len(self):,} sequences"
+        if self.num_clusters is None:
+            return text
+        return f"{text} in {self.num_clusters:,} clusters; an epoch draws {self._of_clusters}"
+
+    @property
+    def _of_clusters(self) -> str:
+        return "one sequence from each cluster"
 
     @property
     def num_clusters(self) -> int | None:

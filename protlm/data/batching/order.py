@@ -6,7 +6,8 @@ and Rogaway 2002, "Ciphers with arbitrary finite domains", method 2). The 250 mi
 TrEMBL therefore need no list in memory.
 """
 
-from typing import final
+from collections.abc import Iterable
+from typing import Any, final
 
 import numpy as np
 
@@ -23,23 +24,38 @@ class EpochOrder:
         self._num_samples = num_samples
         half_bits = max((max(num_samples - 1, 1).bit_length() + 1) // 2, _MIN_HALF_BITS)
         self._half_bits = np.uint64(half_bits)
-        self._half_mask = np.uint64((1 << half_bits) - 1)
         entropy = np.random.SeedSequence([seed % 2**64, epoch], spawn_key=(stream,))
         self._keys = entropy.generate_state(_NUM_ROUNDS, np.uint64)
 
     def __getitem__(self, positions: np.ndarray) -> np.ndarray:
         """Returns the samples at these positions of the epoch, int64."""
         assert np.all((positions >= 0) & (positions < self._num_samples))
-        samples = self._encipher(positions.astype(np.uint64))
+        samples = _enciphered(positions.astype(np.uint64), self._half_bits, self._keys)
         while np.any(is_outside := samples >= np.uint64(self._num_samples)):
-            samples[is_outside] = self._encipher(samples[is_outside])
+            samples[is_outside] = _enciphered(samples[is_outside], self._half_bits, self._keys)
         return samples.astype(np.int64)
 
-    def _encipher(self, values: np.ndarray) -> np.ndarray:
-        left, right = values >> self._half_bits, values & self._half_mask
-        for key in self._keys:
-            left, right = right, left ^ (splitmix64(right + key) & self._half_mask)
-        return (left << self._half_bits) | right
+
+def permuted(places: np.ndarray, sizes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Returns the item at each place of its own permutation, int64.
+
+    Each place is in an order of a number of items, `sizes`, that is drawn by a key, uint64.
+    """
+    half_bits = np.maximum(np.ceil(np.log2(sizes) / 2), _MIN_HALF_BITS).astype(np.uint64)
+    items, left = places.astype(np.uint64), np.arange(len(places))
+    while len(left):
+        rounds = (splitmix64(keys[left] + np.uint64(number)) for number in range(_NUM_ROUNDS))
+        items[left] = _enciphered(items[left], half_bits[left], rounds)
+        left = left[items[left] >= sizes[left].astype(np.uint64)]
+    return items.astype(np.int64)
+
+
+def _enciphered(values: np.ndarray, half_bits: Any, keys: Iterable[Any]) -> np.ndarray:
+    half_mask = (np.uint64(1) << half_bits) - np.uint64(1)
+    left, right = values >> half_bits, values & half_mask
+    for key in keys:
+        left, right = right, left ^ (splitmix64(right + key) & half_mask)
+    return (left << half_bits) | right
 
 
 def hashed(items: np.ndarray, *, seed: int, stream: int = 0) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias, final
 import numpy as np
 from torch.utils.data import Sampler
 
-from protlm.data.batching.mixture import SampleOrder
+from protlm.data.batching.mixture import Documents, SampleOrder
 from protlm.system.errors import UserError
 
 SPECIALS = 2
@@ -65,7 +65,7 @@ class Sequences(Protocol):
     def __getitem__(self, sample: int, /) -> np.ndarray: ...
 
 
-Content: TypeAlias = tuple[np.ndarray, np.random.Generator]
+Content: TypeAlias = tuple[np.ndarray, np.random.Generator | None]
 
 
 class Row(Protocol):
@@ -79,7 +79,7 @@ class Row(Protocol):
     def read(self, sequences: Sequences, *, seed: int) -> list[Content]:
         """Returns its tokens with special tokens, int64, and its random number generator.
 
-        Packed proteins have their own.
+        Packed proteins have their own, or None if they have no targets.
         """
         ...
 
@@ -88,7 +88,8 @@ class Row(Protocol):
 class GlobalBatch:
     """The rows of a batch over all ranks, padded to `length`; `num_tokens` are without padding.
 
-    Packed proteins have at most `longest` tokens.
+    Packed proteins have at most `longest` tokens. Where they are of families, `positions` says
+    from where positions count in layers of the family: `restart`, `aligned` or `run`.
     """
 
     rows: Sequence[Row]
@@ -96,6 +97,7 @@ class GlobalBatch:
     num_tokens: int
     after: Progress
     longest: int | None = None
+    positions: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,11 +115,12 @@ class BatchPlan:
     micro_batch: int = 0
     step: int = 0
     longest: int | None = None
+    positions: str | None = None
 
 
 @dataclass(frozen=True)
 class SampleBlock:
-    """Consecutive samples of the order, from which batches are formed together.
+    """Consecutive samples, or documents, of the order, from which batches are formed together.
 
     Of each sample it has the number, the pass over its data set and the length, int64.
     """
@@ -127,6 +130,7 @@ class SampleBlock:
     samples: np.ndarray
     passes: np.ndarray
     num_residues: np.ndarray
+    documents: Documents | None = None
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,7 @@ class BatchStream(Sampler[BatchPlan]):
     def _batches_per_epoch(self) -> int:
         starts = range(0, len(self._order), self._rule.block_size)
         return sum(
-            self._rule.num_batches(self._block(self._start.epoch, start)) for start in starts
+            self._rule.num_batches(self.samples(self._start.epoch, start)) for start in starts
         )
 
     def _epochs(self) -> Iterator[BatchPlan]:
@@ -250,17 +254,19 @@ class BatchStream(Sampler[BatchPlan]):
 
     def block(self, epoch: int, first: int) -> list[GlobalBatch]:
         """Returns the batches of the block that begins at position `first` of an epoch."""
-        return self._rule.batches(self._block(epoch, first))
+        return self._rule.batches(self.samples(epoch, first))
 
-    def _block(self, epoch: int, first: int) -> SampleBlock:
+    def samples(self, epoch: int, first: int) -> SampleBlock:
+        """Returns the block that begins at position `first` of an epoch."""
         last = min(first + self._rule.block_size, len(self._order))
-        samples, passes = self._order.draw(epoch, np.arange(first, last))
+        drawn = self._order.draw(epoch, np.arange(first, last))
         return SampleBlock(
             start=Progress(epoch, first),
             seed=self._order.seed,
-            samples=samples,
-            passes=passes,
-            num_residues=self._lengths_of(samples),
+            samples=drawn.samples,
+            passes=drawn.passes,
+            num_residues=self._lengths_of(drawn.samples),
+            documents=drawn.documents,
         )
 
     def _plans(self, batch: GlobalBatch) -> Iterator[BatchPlan]:
@@ -273,7 +279,14 @@ class BatchStream(Sampler[BatchPlan]):
         for number in self._share.numbers:
             rows: list[Row | None] = list(batch.rows[number::num_micro_batches])
             rows += [None] * (most - len(rows))
-            yield BatchPlan(tuple(rows), batch.length, after, number, longest=batch.longest)
+            yield BatchPlan(
+                tuple(rows),
+                batch.length,
+                after,
+                number,
+                longest=batch.longest,
+                positions=batch.positions,
+            )
 
 
 @final
@@ -289,9 +302,12 @@ class Forecast:
     cropped: int
     left_out: int
     useful_fraction: float
+    documents: Documents | None = None
 
     def describe(self) -> str:
         padding = f"{1 - self.useful_fraction:.1%} of the positions of a batch are padding"
+        if self.documents is not None:
+            return f"{self.documents.describe()}; {padding}"
         if not self.cropped:
             return padding
         return (
@@ -302,13 +318,13 @@ class Forecast:
 
 def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) -> Forecast:
     """Counts in the first block of the first epoch, which the first batch needs anyway."""
-    positions = np.arange(min(rule.block_size, len(order)))
-    left_out = rule.left_out(lengths_of(order.draw(0, positions).samples))
-    batches = BatchStream(lengths_of, order, rule).block(0, 0)
+    block = BatchStream(lengths_of, order, rule).samples(0, 0)
+    left_out, batches = rule.left_out(block.num_residues), rule.batches(block)
     size = sum(len(batch.rows) * batch.length for batch in batches)
     return Forecast(
-        num_samples=len(positions),
+        num_samples=len(block.samples),
         cropped=int(np.count_nonzero(left_out)),
         left_out=int(left_out.sum()),
         useful_fraction=sum(batch.num_tokens for batch in batches) / size,
+        documents=block.documents,
     )

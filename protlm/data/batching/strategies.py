@@ -113,11 +113,13 @@ class LengthBuckets(BatchingStrategy):
         return np.minimum(block.num_residues + SPECIALS, self.max_length)
 
     def _rows(self, block: SampleBlock, places: Any) -> list[Any]:
+        return self._proteins(block, places)
+
+    def _proteins(self, block: SampleBlock, places: Any) -> list[SequenceRow]:
         drawn = zip(block.samples[places].tolist(), block.passes[places].tolist(), strict=True)
         return [SequenceRow(sample, repeat, self.max_length, self.crop) for sample, repeat in drawn]
 
 
-@final
 @dataclass(frozen=True)
 class ProteinsRow:
     """Whole proteins, end to end."""
@@ -132,7 +134,6 @@ class ProteinsRow:
         return [one for row in self.proteins for one in row.read(sequences, seed=seed)]
 
 
-@final
 @dataclass(frozen=True)
 class WholeProteins(LengthBuckets):
     """Fills rows with the samples of a block, end to end, and shuffles the batches.
@@ -152,16 +153,15 @@ class WholeProteins(LengthBuckets):
 
     def _cuts(self, block: SampleBlock) -> list[tuple[Any, int]]:
         size = self.longest_row
-        rows = _filled(self._num_tokens(block).tolist(), size)
+        rows = filled(self._num_tokens(block).tolist(), size)
         firsts = range(0, len(rows), max(self.tokens_per_batch // size, 1))
         return [(rows[first : first + firsts.step], size) for first in firsts]
 
     def _rows(self, block: SampleBlock, places: Any) -> list[Any]:
-        whole = super()._rows
-        return [ProteinsRow(tuple(whole(block, np.array(row)))) for row in places]
+        return [ProteinsRow(tuple(self._proteins(block, np.array(row)))) for row in places]
 
 
-def _filled(num_tokens: list[int], size: int) -> list[list[int]]:
+def filled(num_tokens: list[int], size: int) -> list[list[int]]:
     """Returns the numbers of the proteins of each row."""
     waiting: dict[int, list[int]] = {}
     for number in reversed(range(len(num_tokens))):

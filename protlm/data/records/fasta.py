@@ -13,6 +13,7 @@ from protlm.data.records.block import Block, RecordFormat
 from protlm.data.records.format_detection import (
     A3M,
     ALIGNMENT,
+    SECOND,
     annotation,
     foreign_format,
     refusal,
@@ -28,6 +29,9 @@ _Numbered: TypeAlias = tuple[int, tuple[str, str]]
 _COMMENT = re.compile(rb"^[;#!].*", re.MULTILINE)
 # MMseqs2 ends each alignment with a NUL byte.
 _NUL = re.compile(rb"^\0(?=[>#]|\s*\Z)", re.MULTILINE)
+# Records that HH-suite puts before the proteins of an alignment.
+_ANNOTATION = re.compile(rb"^>(?:ss|sa|aa|bb)_(?:pred|conf|dssp)\b.*(?:\n(?!>).*)*", re.MULTILINE)
+ANNOTATION = "annotation of HH-suite (ss_pred, ss_conf, ss_dssp)"
 # The longest header that is kept.
 MAX_HEADER = 1 << 16
 
@@ -48,7 +52,7 @@ class FastaBlock(Block):
     format: ClassVar[str] = "fasta"
 
     def _records(self, data: bytes, tally: Tally) -> Iterator[Record]:
-        data = self._checked(data)
+        data = self._checked(self._of_one_alignment(data, tally) if self.options.rows else data)
         # The parser does not return line numbers.
         begins = _header_lines(data, self.line)
         # It cannot handle empty strings, so blank lines are left out. It strips Unicode white space
@@ -94,13 +98,30 @@ class FastaBlock(Block):
             elif self.options.origins and _may_tell_origin(header):
                 yield Record(identifier, header, sequence, line, *origin_of(header))
             else:
-                yield Record(identifier, header, sequence, line)
+                row = letters if self.options.rows else None
+                yield Record(identifier, header, sequence, line, row=row)
 
     def _identify(self, record: bytes) -> tuple[str, str]:
         title, line_end, _ = record[1:].partition(b"\n")
         header = sanitize_header(title.decode("utf-8", "surrogateescape"), Tally())
         reason = TOO_LONG if line_end else f"header of more than {self.layout.max_record:,} bytes"
         return identifier_of(header, 0, Tally()), reason
+
+    def _of_one_alignment(self, data: bytes, tally: Tally) -> bytes:
+        """Returns the data without records of annotation; refuses a second alignment."""
+        begins = [found.start() for found in ALIGNMENT.finditer(data)]
+        begins = [begin for begin in begins if begin or not self.is_first]
+        # The byte that ends the last alignment may be there.
+        ends = [found.start() for found in _NUL.finditer(data)]
+        begins += [end for end in ends if data[end:].strip(b"\0\n") or not self.is_last]
+        if begins:
+            self._refuse(data, min(begins), SECOND)
+        kept = _ANNOTATION.sub(lambda found: b"\n" * found[0].count(b"\n"), data)
+        number = len(_ANNOTATION.findall(data)) if len(kept) < len(data) else 0
+        tally.records += number
+        if number:
+            tally.filtered[ANNOTATION] += number
+        return kept
 
     def _checked(self, data: bytes) -> bytes:
         """Returns the data without allowed comments; rejects anything before the first record."""

@@ -21,6 +21,7 @@ _KNOWN = (
     "protlm reads FASTA, Swiss-Prot flat files (.dat) and UniProt XML, plain or gzip; protlm "
     "contacts and protlm inspect read structures, too (PDB, mmCIF)"
 )
+_ALIGNMENTS = "relatives are read from A3M, A2M, Stockholm, and aligned or unaligned FASTA"
 
 
 class SequenceFile:
@@ -106,7 +107,8 @@ class SequenceFile:
             fasta_layout(start, self._options) or swissprot_layout(start) or xml_layout(start, name)
         )
         if layout is None:
-            raise refusal(f"{name}, line {self._line}", foreign_format(start), f"; {_KNOWN}")
+            known = _ALIGNMENTS if self._options.rows else _KNOWN
+            raise refusal(f"{name}, line {self._line}", foreign_format(start), f"; {known}")
         return layout
 
 

@@ -14,6 +14,7 @@ A3M = (
     "this is an alignment (A3M), as ColabFold and the MPI toolkit write them; remove its gaps: "
     f"{WITHOUT_GAPS}"
 )
+SECOND = "several alignments are in this file; give one file for each query"
 _CHAINS = (
     "this is an alignment of a complex, whose rows have the residues of several chains end to end; "
     "give the alignment of each chain"

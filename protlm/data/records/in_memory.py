@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from reprlib import repr as short_repr
 from typing import TypeAlias
@@ -15,7 +15,7 @@ from protlm.data.vocabulary import VOCABULARY, capitals
 from protlm.system.errors import InputDataError, UserError
 
 Letters: TypeAlias = str | Seq | MutableSeq | SeqRecord | Record
-# A pair is a name, which is ignored, and its sequence.
+# A pair is a name, which says only which relatives are its own, and its sequence.
 SequenceLike: TypeAlias = Letters | tuple[object, Letters]
 
 
@@ -37,6 +37,26 @@ def letters_of(given: SequenceLike, name: str = "the sequence") -> str:
         "or SeqRecord of Biopython, or a tuple (name, sequence): leave out what is missing, join "
         "letters by ''.join(letters), and read bytes of h5py as text: dataset.asstr()[:]"
     )
+
+
+def name_of(given: SequenceLike) -> str:
+    """Returns the name of a pair, of a record or of an object of Biopython; "" of letters.
+
+    >>> name_of(("P1", "MKV")), name_of(SeqRecord(Seq("MKV"), id="P2")), name_of("MKV")
+    ('P1', 'P2', '')
+    """
+    if isinstance(given, Record):
+        return given.identifier
+    if isinstance(given, tuple):
+        return str(given[0])
+    name = getattr(given, "id", None)
+    return "" if name in (None, "<unknown id>") else str(name)
+
+
+def named_sequences(given: Iterable[SequenceLike], call: str) -> tuple[list[str], list[str]]:
+    """Returns the letters of sequences, as `sequences_of` does, and the name of each."""
+    given = [*given] if isinstance(given, Iterator) else given
+    return sequences_of(given, call), [*map(name_of, given)]
 
 
 def sequences_of(given: Iterable[SequenceLike], call: str, name: str = "sequence") -> list[str]:

@@ -39,7 +39,8 @@ class Record(NamedTuple):
     `sequence` consists of the 25 residue letters in upper case; `line` is the line of the record,
     counted from 1. Information that the source lacks is None. `organism` is the name as written in
     the source: the scientific name, in flat files followed by other names in parentheses; `taxon`
-    is its NCBI taxon number. `features` are those of flat files and XML, where they were asked for.
+    is its NCBI taxon number. `features` are those of flat files and XML, where they were asked for;
+    `row` has the letters and gaps of an alignment, where rows were, and if they are not `sequence`.
     """
 
     identifier: str
@@ -50,6 +51,7 @@ class Record(NamedTuple):
     is_fragment: bool | None = None
     organism: str | None = None
     features: tuple[Feature, ...] | None = None
+    row: str | None = None
 
 
 STRICT = ReadOptions()
@@ -109,6 +111,7 @@ class Tally:
 
 MAX_RESIDUES = 100_000
 NUL, GAP = "NUL byte", "gap"
+SEVERAL = "',' in the sequence: several proteins in one record"
 TOO_LONG = f"longer than {MAX_RESIDUES:,} residues"
 
 NUCLEOTIDES = b"ACGTUN"
@@ -120,6 +123,7 @@ _GAPS = b"-.~"
 _REASONS = (
     (NUL, b"\0"),
     ("'>' inside a line", b">"),
+    (SEVERAL, b","),
     ("'*' inside the sequence", b"*"),
     # Before gaps, for the point of decimals.
     ("digit", b"0123456789"),

@@ -3,9 +3,10 @@
 import hashlib
 import resource
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from protlm.system.paths import sha256_of
 from protlm.system.terminal import JobProgress
 
 REPORT, REJECTED = "report.json", "rejected.tsv"
+_Numbers: TypeAlias = Callable[[MappedShard, np.ndarray], np.ndarray]
 
 
 class SplitReader:
@@ -58,16 +60,24 @@ class SplitReader:
 
     def lengths_of(self, samples: np.ndarray) -> np.ndarray:
         """Returns the lengths of these sequences, int64; reads only their offsets."""
+        return self._read(samples, MappedShard.lengths, np.int64)
+
+    def clusters_of(self, samples: np.ndarray) -> np.ndarray:
+        """Returns the hashes of the clusters of these sequences, uint64, if they are stored."""
+        return self._read(samples, MappedShard.cluster_hashes, np.uint64)
+
+    def _read(self, samples: np.ndarray, read: _Numbers, kind: type) -> np.ndarray:
+        """Returns a number of each of these sequences, which `read` takes from their shard."""
         if len(samples) and not (samples.min() >= 0 and samples.max() < len(self)):
             raise IndexError(f"sequences {samples.min()} to {samples.max()} of {len(self)}")
-        lengths = np.empty(len(samples), dtype=np.int64)
+        found = np.empty(len(samples), dtype=kind)
         numbers = np.searchsorted(self._ends, samples, side="right")
         by_shard = np.argsort(numbers, kind="stable")
         firsts = np.flatnonzero(np.diff(numbers[by_shard])) + 1
         for places in np.split(by_shard, firsts) if len(samples) else ():
             number = int(numbers[places[0]])
-            lengths[places] = self._shard(number).lengths(samples[places] - self._first(number))
-        return lengths
+            found[places] = read(self._shard(number), samples[places] - self._first(number))
+        return found
 
     def length_counts(self) -> np.ndarray:
         """Counts the sequences with 0, 1, 2, ... residues, int64; reads all offsets."""
@@ -131,8 +141,8 @@ def open_clusters(directory: Path, split: str, *, verify: str = "full") -> Clust
     manifest = _manifest_with(directory, split)
     if manifest.clusters is None:
         raise UserError(
-            f"{directory} was prepared without clusters: choose uniform sampling, or prepare it "
-            "again with clusters (docs/prepare.md)"
+            f"{directory} was prepared without clusters: choose uniform sampling and another "
+            "batching than relatives, or prepare it again with clusters (docs/prepare.md)"
         )
     index = _index(directory, manifest, split)
     try:

@@ -65,6 +65,13 @@ class MappedShard(NamedTuple):
             raise InputDataError(self._invalid_offsets())
         return (stops - starts).astype(np.int64)
 
+    def cluster_hashes(self, rows: np.ndarray | slice) -> np.ndarray:
+        """Returns the hashes of the clusters of these sequences, uint64."""
+        self._check_size()
+        if self.clusters is None:
+            raise InputDataError(f"the shard {self.path} has no clusters: make the data set again")
+        return self.clusters[rows]
+
     def check(self) -> None:
         """Checks that offsets never decrease and that all tokens are residues."""
         for offsets in (self.offsets, self.id_offsets):

@@ -18,7 +18,6 @@ from protlm.data.shards.cluster_index import ARRAYS as INDEX_ARRAYS
 from protlm.data.shards.manifest import Clusters, IndexEntry, ShardEntry
 from protlm.data.shards.mapped_shard import ARRAYS, CLUSTERS, CLUSTERS_TYPE, find_arrays, map_shard
 from protlm.data.vocabulary import VOCABULARY
-from protlm.system.errors import InputDataError
 from protlm.system.paths import complete_file, explain_os_error
 
 # Readers map the arrays into memory, where aligned access is faster.
@@ -151,10 +150,7 @@ def write_cluster_index(directory: Path, split: str, shards: Sequence[ShardEntry
 
 
 def _clusters_of(path: Path, shard: ShardEntry) -> np.ndarray:
-    clusters = map_shard(path, shard, find_arrays(path, shard)).clusters
-    if clusters is None:
-        raise InputDataError(f"the shard {path} has no clusters: make the data set again")
-    return clusters
+    return map_shard(path, shard, find_arrays(path, shard)).cluster_hashes(slice(None))
 
 
 def _write(

@@ -95,6 +95,7 @@ const App = (() => {
     Heatmap.draw(get("map"), view);
     get("reading").textContent = reading();
     Sequence.mark(state.cursor);
+    Relatives.show(state.model, state.head, state.cursor.row);
     Structure.show(view.pairs, state.cursor, state.feature && Features.activity(state.feature));
     if (state.model.predictions) {
       Logo.mark(state.cursor.column);

@@ -140,6 +140,6 @@ const Data = (() => {
     return first === last ? residue(first) : `${residue(first)} to ${residue(last)}`;
   }
 
-  return { length, statistics, decode, matrixOf, pooled, difference, halfStep, range, topPairs, number,
+  return { length, statistics, bytes, decode, matrixOf, pooled, difference, halfStep, range, topPairs, number,
     headName, residue, residues };
 })();

@@ -103,5 +103,5 @@ const Tables = (() => {
     fill(table, row("th", ["separation", ...labels]), rows);
   }
 
-  return { statistics, pairs, precision };
+  return { row, fill, statistics, pairs, precision };
 })();

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from protlm.data.shards import writer
+from protlm.data.shards import cluster_index, writer
 from protlm.data.shards.cluster_index import ClusterIndex
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import MANIFEST, read_manifest
@@ -134,6 +134,17 @@ def test_clusters_of_many_hashes(tmp_path):
     entry = write_cluster_index(tmp_path, "train", [write_shard(tmp_path, FILE, [some])])
     assert entry.clusters == 2_000
     assert read_index(tmp_path / INDEX) == groups(hashes.tolist())
+
+
+def test_documents_before_each_cluster_are_counted(clustered, hashes, monkeypatch):
+    """In blocks of clusters."""
+    monkeypatch.setattr(cluster_index, "_BLOCK", 3)
+    index, sizes = open_clusters(clustered, "train"), [*map(len, groups(hashes))]
+    assert index.sizes(np.array([2, 0, 2])).tolist() == [sizes[2], sizes[0], sizes[2]]
+    for most in (1, 2, 100):
+        starts = index.starts(most)
+        assert np.diff(starts.astype(int)).tolist() == [-(-size // most) for size in sizes]
+        assert (starts[0], starts.dtype) == (0, np.uint8)
 
 
 def test_members_take_turns_from_any_start(clustered, hashes):

@@ -1,0 +1,101 @@
+"""Rows of an alignment against one of them, the query: positions, and letters by its residues."""
+
+import re
+from collections.abc import Sequence
+from os.path import commonprefix
+
+import numpy as np
+
+from protlm.data.records import Record
+from protlm.system.errors import InputDataError
+
+# What marks a row as one of an alignment: a gap, or the lower case of an insertion.
+_MARKS = re.compile("[-.~a-z]")
+_GAPS = bytes.maketrans(b"~*", b"--")
+# A row that HH-suite computes from the others.
+CONSENSUS = re.compile(r"(?:\S*_)?consensus\b", re.IGNORECASE)
+
+
+def is_aligned(records: Sequence[Record]) -> bool:
+    """Returns whether records have gaps or insertions, which sequences do not have."""
+    return any(_MARKS.search(record.row or "") for record in records)
+
+
+def place_of_query(records: Sequence[Record], query: str | None, name: str, where: str) -> int:
+    """Returns the row that is the query: the first, or one that has its residues."""
+    first = next((n for n, one in enumerate(records) if not CONSENSUS.match(one.header)), 0)
+    equal = [n for n, one in enumerate(records) if one.sequence == query]
+    if query is None or first in equal:
+        return first
+    if equal:
+        return equal[0]
+    found = records[first]
+    same = len(commonprefix([query, found.sequence]))  # noqa: RUF071
+    raise InputDataError(
+        f"{where}: no row of the alignment is the query {name or '(without a name)'} of "
+        f"{len(query):,} residues; its first row, {found.identifier} of {len(found.sequence):,}, "
+        f"differs from residue {same + 1:,} on. Residues and columns are numbered by the query: "
+        f"give the alignment of this sequence, or the sequence of {found.identifier} as the query"
+    )
+
+
+def align(records: Sequence[Record], place: int, where: str) -> tuple[list[np.ndarray], np.ndarray]:
+    """Compares the rows of an alignment with one of them, the query.
+
+    Capitals and `-` are columns, lower case is an insertion and `.` pads others (A3M, A2M); without
+    lower case, or if that makes unequal columns, all letters and gaps are columns.
+
+    Args:
+        records: those whose `row` has letters and gaps.
+        place: the row of the query.
+        where: the file, for messages.
+
+    Returns:
+        For each row, int32 [residues]: the position in the query of each residue, from 0, where
+        an insertion has that of the column before it, or 0. And uint8 [rows, residues of the
+        query]: the letter in the column of each residue of the query, 0 for none.
+    """
+    texts = ["".join((one.row or one.sequence).split()).encode() for one in records]
+    # A stop has a column, and no residue.
+    texts = [text.translate(_GAPS) for text in texts]
+    columns = _columns(records, [np.frombuffer(text, np.uint8) for text in texts], where)
+    rows = [np.frombuffer(text.upper(), np.uint8) for text in texts]
+    residues = [row >= ord("A") for row in rows]
+    own, is_own = columns[place], residues[place]
+    # Of each column, the residue of the query in it or before it, and whether it is in it.
+    position = np.cumsum(is_own, dtype=np.int32)[own] - 1
+    is_there = is_own[own]
+    letters = np.zeros((len(rows), int(is_own.sum())), np.uint8)
+    positions: list[np.ndarray] = []
+    for number, (row, is_column, is_residue) in enumerate(
+        zip(rows, columns, residues, strict=True)
+    ):
+        # Before the first column it is -1, and then the first.
+        column = np.maximum(np.cumsum(is_column) - 1, 0)
+        positions.append(np.maximum(position[column[is_residue]], 0))
+        compared = is_residue[is_column] & is_there
+        letters[number, position[compared]] = row[is_column][compared]
+    positions[place] = np.arange(letters.shape[1], dtype=np.int32)
+    letters[place] = rows[place][is_own]
+    return positions, letters
+
+
+def _columns(records: Sequence[Record], rows: Sequence[np.ndarray], where: str) -> list[np.ndarray]:
+    """Returns which letters and gaps of each row are columns, bool."""
+    wrong: list[str] = []
+    has_insertions = any((row >= ord("a")).any() for row in rows)
+    for marks in (True, False) if has_insertions else (False,):
+        columns = [(row != ord(".")) & (row < ord("a")) | (not marks) for row in rows]
+        widths = [int(one.sum()) for one in columns]
+        if len({*widths}) == 1 and widths[0]:
+            return columns
+        other = next((n for n, width in enumerate(widths) if width != widths[0]), 0)
+        wrong.append(
+            f"{records[0].identifier} has {widths[0]:,} columns, and {records[other].identifier}, "
+            f"line {records[other].line}, has {widths[other]:,}"
+        )
+    raise InputDataError(
+        f"{where}: rows of an alignment have equal numbers of columns (capitals and gaps; lower "
+        f"case is an insertion), but {wrong[0]}; give sequences that are not aligned as FASTA "
+        "(.fasta), in capitals and without gaps"
+    )

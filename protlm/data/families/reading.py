@@ -1,0 +1,227 @@
+"""Families from files and lists of sequences, aligned or not."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from protlm.data.families.alignment import CONSENSUS, align, is_aligned, place_of_query
+from protlm.data.families.family import Family, Relative, keys_of
+from protlm.data.families.filters import kept
+from protlm.data.records import ReadOptions, Record, SequenceFile, Tally, read_records
+from protlm.data.records.in_memory import SequenceLike, letters_of, name_of
+from protlm.data.records.record import SEVERAL, Names, residues
+from protlm.data.records.stockholm import is_stockholm, stockholm_records
+from protlm.options.relatives import FamilyOptions, Weights
+from protlm.system.errors import InputDataError
+from protlm.system.paths import sha256_of
+
+_ROWS = ReadOptions(allow_gaps=True, allow_comments=True, origins=False, rows=True)
+# The residues of its protein that a row has, after its name.
+_RANGE = re.compile(r"/\d+-\d+$")
+# Names of files that say that the records are rows, as those of equal lengths without gaps may be.
+_ALIGNMENTS = (".a3m", ".a2m", ".afa")
+# In a header of MMseqs2 and ColabFold: name, score, identity, E-value and ranges.
+_IDENTITY = re.compile(r"\S+\t[\d.]+\t([01](?:\.\d+)?)\t[-+.\dEe]+\t")
+# Of more relatives, these are drawn, since the time for their weights is that of all pairs.
+MOST_RELATIVES = 20_000
+
+
+@dataclass(frozen=True)
+class Found:
+    """Records that may be relatives, and what is known of them.
+
+    Args:
+        where: their file, for messages.
+        digest: its SHA-256, or that of the sorted sequences of a list.
+        records: those that can be used.
+        aligned: whether they are rows of an alignment.
+        counts: those that cannot be used, by reason.
+        identities: of names, where a table has them.
+    """
+
+    where: str
+    digest: str
+    records: Sequence[Record]
+    aligned: bool
+    counts: Counter[str] = field(default_factory=Counter)
+    identities: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_family(
+    path: Path, query: str | None, name: str = "", options: FamilyOptions | None = None
+) -> Family:
+    """Reads the relatives of a query from a file, plain or gzip.
+
+    It is an alignment (A3M, A2M, FASTA with gaps, Stockholm), in which the query is a row, or a
+    sequence file without one, in which every record is a relative: FASTA without gaps and lower
+    case, even if the sequences have one length, but for files named .a3m, .a2m or .afa.
+
+    Args:
+        path: the file.
+        query: the residues of the query in capitals; None is the first row of an alignment; "",
+            too, and beside unaligned sequences no query.
+        name: the name of the query, which decides the draws with the seed and the file.
+        options: the filters; by default those of the command line.
+    """
+    tally = Tally()
+    if is_marked := is_stockholm(path):
+        records = [*stockholm_records(path, tally)]
+    else:
+        with SequenceFile(path, _ROWS) as file:
+            records = [record for block in file.blocks() for record in block.records(tally)]
+    counts = tally.rejected + tally.filtered
+    if counts[SEVERAL]:
+        _, _, line = tally.listed[SEVERAL][0]
+        raise InputDataError(
+            f"{path}, line {line}: there is a ',' in the sequence, as contexts of E1 have them, "
+            "several proteins in one record; write each protein as a record"
+        )
+    if not records:
+        reasons = ", ".join(f"{number:,} {reason}" for reason, number in counts.items())
+        raise InputDataError(f"{path}: none of its records can be used: {reasons}")
+    is_named = path.name.removesuffix(".gz").lower().endswith(_ALIGNMENTS)
+    aligned = is_marked or is_named or is_aligned(records)
+    found = Found(str(path), sha256_of(path), records, aligned, counts)
+    return family(found, query, name, options)
+
+
+def family_of(
+    sequences: Iterable[SequenceLike],
+    query: str | None,
+    name: str = "",
+    options: FamilyOptions | None = None,
+) -> Family:
+    """Makes a family of sequences that a program holds, aligned if they have gaps or lower case.
+
+    Args:
+        sequences: text, pairs of a name and text, or objects of Biopython.
+        query, name, options: as of `read_family`.
+    """
+    tally, records = Tally(), list[Record]()
+    for number, one in enumerate(sequences, start=1):
+        row = letters_of(one, f"relative {number}")
+        sequence, reason = residues(row, tally, _ROWS)
+        if reason:
+            raise InputDataError(f"relative {number} is refused: {reason}; leave it out")
+        identifier = name_of(one) or f"relative {number}"
+        records.append(Record(identifier, identifier, sequence, number, row=row))
+    digest = digest_of(record.row or "" for record in records)
+    return family(Found("the list", digest, records, is_aligned(records)), query, name, options)
+
+
+def digest_of(sequences: Iterable[str]) -> str:
+    """Returns the SHA-256 of a list of sequences, whatever their order, in hexadecimal."""
+    return hashlib.sha256("\n".join(sorted(sequences)).encode()).hexdigest()
+
+
+def family(found: Found, query: str | None, name: str, options: FamilyOptions | None) -> Family:
+    """Returns the family of the records that are left after the filters; refuses an empty one."""
+    options, counts = options or FamilyOptions(), Counter(found.counts)
+    if found.aligned:
+        place = place_of_query(found.records, query or None, name, found.where)
+        # Without residues, the query is a new protein, of which a row gives the columns alone.
+        is_new = query == ""
+        relatives = _of_alignment(found, place, counts, is_new=is_new)
+        query = "" if is_new else found.records[place].sequence
+        row = f"row {place + 1}" if place else "the first"
+        row += " gives the columns" if is_new else " the query"
+        source = f"{found.where}: an alignment of {len(found.records):,} rows, {row}"
+    else:
+        query = _with_query(found, query, options)
+        relatives = [_unaligned(one, found.identities) for one in found.records]
+        source = f"{found.where}: {len(found.records):,} unaligned sequences"
+    if options.whole_relatives is not None:
+        relatives = [*_whole(relatives, options.whole_relatives, counts)]
+        source += f", whole proteins from {options.whole_relatives}"
+    relatives = [*kept(query, name, relatives, options, counts)]
+    if len(relatives) > MOST_RELATIVES:
+        counts[f"by chance, beyond {MOST_RELATIVES:,}"] += len(relatives) - MOST_RELATIVES
+        chosen = np.sort(keys_of(relatives).argsort()[:MOST_RELATIVES])
+        relatives = [relatives[place] for place in chosen]
+    is_uniform = not found.aligned or options.weights == Weights.uniform
+    made = Family(query, name, tuple(relatives), found.digest, +counts, source, is_uniform)
+    if not (made.relatives or options.allow_none):
+        raise InputDataError(
+            f"{made}. No relative is left for the query{f' {name}' * bool(name)}: change the "
+            "limits, or use it alone",
+            {"allow_none": True},
+        )
+    return made
+
+
+def _with_query(found: Found, query: str | None, options: FamilyOptions) -> str:
+    """Returns the query of unaligned sequences; refuses what needs an alignment."""
+    what = f"{found.where}: the sequences are not aligned (no gap, no lower case)"
+    if query is None:
+        raise InputDataError(f"{what}, so that all are relatives; give the query beside them")
+    if options.weights == Weights.neighbors:
+        raise InputDataError(
+            f"{what}, so that no columns show which are neighbors; draw them uniformly",
+            {"weights": Weights.uniform},
+        )
+    return query
+
+
+def _of_alignment(
+    found: Found, place: int, counts: Counter[str], *, is_new: bool
+) -> list[Relative]:
+    """Returns the rows that are not the query; all of them for a new protein."""
+    columns, letters = align(found.records, place, found.where)
+    # A gap is never the letter of the query.
+    identities = (letters == letters[place]).mean(1).tolist()
+    rows = [
+        Relative(one.identifier, one.sequence, identity, own, row)
+        for number, (one, identity, own, row) in enumerate(
+            zip(found.records, identities, columns, letters, strict=True)
+        )
+        if (is_new or number != place) and not CONSENSUS.match(one.header)
+    ]
+    counts["consensus of the alignment"] += len(found.records) - (not is_new) - len(rows)
+    return rows
+
+
+def _unaligned(record: Record, identities: Mapping[str, float]) -> Relative:
+    """Returns a relative, with its identity if a table or its header has it."""
+    told = _IDENTITY.match(record.header)
+    identity = identities.get(record.identifier, float(told[1]) if told else None)
+    return Relative(record.identifier, record.sequence, identity)
+
+
+def _whole(relatives: Sequence[Relative], path: Path, counts: Counter[str]) -> Iterator[Relative]:
+    """Yields the whole proteins of relatives, where a sequence file has them."""
+    names = [_RANGE.sub("", relative.name) for relative in relatives]
+    proteins, _ = sequences_named(path, names)
+    for name, relative in zip(names, relatives, strict=True):
+        whole, columns = proteins.get(name, ""), relative.columns
+        begin = whole.find(relative.residues)
+        if begin < 0:
+            counts[f"{'other than' if whole else 'not'} in {path.name}"] += 1
+            continue
+        if columns is not None:
+            # Around the aligned part, the numbering continues.
+            before, after = np.arange(begin), len(whole) - begin - len(columns)
+            around = columns[0] - before[::-1] - 1, columns[-1] + 1 + np.arange(after)
+            columns = np.concatenate([around[0], columns, around[1]], dtype=np.int32)
+        yield relative._replace(residues=whole, columns=columns)
+
+
+def sequences_named(path: Path, names: Iterable[str]) -> tuple[dict[str, str], int]:
+    """Returns the sequences of these names in a file, and its number of records.
+
+    Names are also found by the accessions in them.
+    """
+    known, sequences, tally = Names(dict.fromkeys(names), path), dict[str, str](), Tally()
+    for record in read_records(path, tally):
+        name = known.find(record.identifier)
+        if name is not None and sequences.setdefault(name, record.sequence) != record.sequence:
+            raise InputDataError(
+                f"{path}, line {record.line}: {record.identifier} is there with another sequence; "
+                "leave one record of each name"
+            )
+    tally.warn_of_rejected(path)
+    return sequences, tally.records

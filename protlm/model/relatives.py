@@ -1,0 +1,248 @@
+"""Models in the contexts of their queries, which are drawn from the relatives that people have.
+
+A model in a context is one of its class, whose network reads each protein after the context, so
+that whatever takes a model works in contexts, too.
+"""
+
+import json
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+
+from protlm.config import Relatives as Seen
+from protlm.config import RelativesPositions
+from protlm.config.data import TOKENS_PER_BATCH
+from protlm.data.families import Draw, Relatives, draws
+from protlm.data.records.in_memory import SequenceLike
+from protlm.data.relatives import best_diagonal
+from protlm.data.vocabulary import vocabulary_of
+from protlm.model.contexts import NetworkInContext, Relative
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.transformer import build_network
+from protlm.options.relatives import FamilyOptions, RelativesOptions
+from protlm.system.errors import UserError
+from protlm.system.paths import all_or_none, beside, complete_file
+from protlm.system.terminal import printable
+
+M = TypeVar("M", bound=PretrainedModel)
+# The budget of a context, of a model that does not say how large its families were.
+_TOKENS = 8_192
+# Queries whose contexts are kept, so that what is drawn is not read again when it is written.
+_KEPT = 256
+# What is drawn, beside an output.
+_DRAWN = ".relatives.jsonl"
+
+
+class InContexts:
+    """The relatives of proteins, and a model in the contexts that are drawn from them.
+
+    Contexts depend on the query alone, not on what was drawn before. Those of the last query, and
+    what a model of `ordered` relatives has read of them, are kept.
+
+    Args:
+        model: one that was trained with relatives.
+        source: where relatives come from, as of `Relatives`.
+        options: which of them are taken, and how contexts are drawn.
+        query: the name and the residues of the query of all proteins, "" if there are none; None:
+            each protein is its own query.
+        force: also takes a model that was trained without relatives.
+    """
+
+    def __init__(
+        self,
+        model: PretrainedModel,
+        source: Path | Iterable[SequenceLike],
+        options: FamilyOptions,
+        *,
+        query: tuple[str, str] | None = None,
+        force: bool = False,
+    ) -> None:
+        self.model, self._alone = seeing_relatives(model, force=force), model
+        self.options, self.query = options, query
+        self.tokens = options.relatives_tokens or model.description.relatives_tokens or _TOKENS
+        # One that does not fit would end every context in which it is drawn.
+        limits = options.max_residues, model.max_residues, self.tokens - self._around
+        longest = min(limit for limit in limits if limit is not None)
+        self._relatives = Relatives(source, replace(options, max_residues=max(longest, 1)))
+        self._drawn = lru_cache(maxsize=_KEPT)(self._draw)
+        self.models = lru_cache(maxsize=1)(self._models)
+
+    def begun(self, model: PretrainedModel, names: Collection[str]) -> Self:
+        """Returns itself; refuses another model, and names of proteins without relatives."""
+        if model is not self._alone:
+            raise UserError("these relatives are of another model; write model.relatives(...)")
+        self._relatives.check(names if self.query is None else [self.query[0]])
+        return self
+
+    def groups(
+        self, names: Sequence[str], sequences: Sequence[str], tokens_per_batch: int
+    ) -> Iterator[tuple[list[PretrainedModel], list[int]]]:
+        """Yields the models in the contexts of each query, and the places of its proteins."""
+        queries = [self.query or own for own in zip(names, sequences, strict=True)]
+        for query, places in groupby(range(len(queries)), queries.__getitem__):
+            yield self.models(*query, tokens_per_batch), [*places]
+
+    def first(self, name: str, residues: str) -> PretrainedModel:
+        """Returns the model in the first context of a protein."""
+        return self.models(*(self.query or (name, residues)))[0]
+
+    @property
+    def empty(self) -> PretrainedModel:
+        """The model in a context without relatives."""
+        return in_context(self.model, [], 1)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that draws depend on beside the queries, as JSON values by option."""
+        plain = {"relatives": self._relatives.digest, **vars(self.options)}
+        # Whole relatives are part of the digest.
+        return plain | {"whole_relatives": None, "relatives_tokens": self.tokens}
+
+    def to_plain(self, name: str, residues: str) -> dict[str, Any]:
+        """Returns what is drawn for a query, for JSON."""
+        return {
+            "query": name,
+            "relatives": self._drawn(name, residues)[0],
+            "seed": self.options.relatives_seed,
+            "relatives_tokens": self.tokens,
+            "contexts": [
+                {
+                    "max_identity": one.max_identity,
+                    "tokens": one.num_tokens,
+                    "names": one.names,
+                    "residues": [relative.residues for relative in one.relatives],
+                    "identities": [relative.identity for relative in one.relatives],
+                    "digest": one.digest,
+                }
+                for one in self.draws(name, residues)
+            ],
+        }
+
+    def draws(self, name: str, residues: str) -> list[Draw]:
+        """Returns the contexts of a query, without empty ones and those drawn twice."""
+        return self._drawn(name, residues)[1]
+
+    def _draw(self, name: str, residues: str) -> tuple[str, list[Draw]]:
+        """Returns what was read for a query, and its contexts."""
+        numbers = self.model.description.model.relatives_numbers
+        family = self._relatives.of(name, residues)
+        return str(family), draws(
+            family,
+            count=self.options.contexts,
+            tokens=self.tokens,
+            seed=self.options.relatives_seed,
+            around=self._around,
+            most=numbers - 1 if numbers else None,
+        )
+
+    @property
+    def _around(self) -> int:
+        return self.model.vocabulary.num_around
+
+    def _models(
+        self, name: str, residues: str, tokens_per_batch: int = TOKENS_PER_BATCH
+    ) -> list[PretrainedModel]:
+        return [
+            in_context(self.model, [*self._read(one, residues)], tokens_per_batch)
+            for one in self.draws(name, residues)
+        ]
+
+    def _read(self, draw: Draw, query: str) -> Iterator[Relative]:
+        encode = self.model.vocabulary.encode
+        is_aligned = self.model.network.relatives_positions is RelativesPositions.aligned
+        for _, residues, _, columns, _ in draw.relatives:
+            tokens = encode(residues)
+            shift = best_diagonal(encode(query), tokens) if is_aligned and columns is None else 0
+            places = np.arange(shift, shift + len(tokens)) if columns is None else columns
+            yield Relative(tokens, places)
+
+
+def grouped(
+    model: PretrainedModel,
+    contexts: InContexts | None,
+    names: Sequence[str],
+    sequences: Sequence[str],
+    tokens_per_batch: int,
+) -> Iterator[tuple[Sequence[PretrainedModel], Sequence[int]]]:
+    """Yields what predicts proteins, and their places: a model alone, or in their contexts."""
+    if contexts is None:
+        yield [model], range(len(sequences))
+    else:
+        yield from contexts.begun(model, names).groups(names, sequences, tokens_per_batch)
+
+
+def in_contexts(
+    model: PretrainedModel, options: RelativesOptions, names: Iterable[str]
+) -> InContexts | None:
+    """Returns the contexts that the options of a command ask for, if they do, for its proteins."""
+    if options.relatives is None:
+        return None
+    force = options.force_relatives
+    return InContexts(model, options.relatives, options.family, force=force).begun(model, [*names])
+
+
+def models_of(
+    model: PretrainedModel,
+    contexts: InContexts | None,
+    query: tuple[str, str],
+    tokens_per_batch: int = TOKENS_PER_BATCH,
+) -> Sequence[PretrainedModel]:
+    """Returns a model alone, or in the contexts of a protein, by its name and its residues."""
+    return [model] if contexts is None else contexts.models(*query, tokens_per_batch)
+
+
+@contextmanager
+def drawn_beside(
+    contexts: InContexts | None, output: Path, queries: Iterable[tuple[str, str]]
+) -> Iterator[None]:
+    """Writes what is drawn for queries beside an output that the block writes, unless it fails.
+
+    It is a line of JSON for each query, which has a name and residues.
+    """
+    with all_or_none() as written:
+        if contexts is not None:
+            written.append(beside(output, _DRAWN))
+            with (
+                complete_file(written[0], overwrite=True) as temporary,
+                temporary.open("w", encoding="ascii") as file,
+            ):
+                file.writelines(f"{json.dumps(contexts.to_plain(*one))}\n" for one in queries)
+            print(printable(f"the relatives that are drawn: {written[0]}"), file=sys.stderr)
+        yield
+
+
+def in_context(model: M, relatives: Sequence[Relative], tokens_per_batch: int) -> M:
+    """Returns a model, which sees relatives, in one context."""
+    network = NetworkInContext(model.network, relatives, tokens_per_batch=tokens_per_batch)
+    return type(model)(network, model.description, rebuild=model._rebuild)
+
+
+def seeing_relatives(model: M, *, force: bool) -> M:
+    """Returns a model that sees relatives: one that was trained so or, if forced, any."""
+    described = model.description
+    if described.model.relatives is not None:
+        return model
+    if not force:
+        raise UserError(
+            "this model was trained without relatives, so that what it predicts after them means "
+            "nothing; give one that was trained with data.batching=relatives, or use this one "
+            "nevertheless",
+            {"force_relatives": True},
+        )
+    how = Seen.ordered if model.causal else Seen.full
+    described = replace(described, model=replace(described.model, relatives=how))
+    network = build_network(
+        described.model,
+        described.attention_config,
+        seed=described.seed,
+        vocabulary=vocabulary_of(described.frame),
+    ).to(model.network.embedding.weight)
+    network.load_state_dict(model.network.state_dict())
+    return type(model)(network, described, rebuild=model._rebuild)
