@@ -35,7 +35,7 @@ from studies.tables import markdown
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 SHORTEST, LONGEST, COPIES, TRAINING, VALIDATION = 60, 330, 4, 3_000, 150
 # The probability of a replacement, and the number of insertions and deletions.
-KINDS = {"near": (0.05, 0), "middle": (0.3, 0), "remote": (0.5, 0), "gaps": (0.3, 3)}
+KINDS = {"near": (0.1, 0), "middle": (0.3, 0), "remote": (0.5, 0), "gaps": (0.3, 3)}
 LONGEST_GAP = 10
 BASE = (
     *("model=medium", "model.model_dim=128", "model.feedforward_dim=344"),
