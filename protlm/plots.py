@@ -101,6 +101,33 @@ def loss_curve(rows: list[dict[str, float]]) -> "Figure":
     return figure
 
 
+def relatives_curve(values: Mapping[str, Any]) -> "Figure":
+    """Draws the nats of each predictor against the number of relatives, and those of controls.
+
+    The values are what `evaluation=relatives` returns for a split.
+    """
+    figure, ((axes,),) = _new_figure(6.4, 4.4)
+    labels = [label for label in values["curve"] if label.isdigit()]
+    for who, color in zip(values["curve"]["0"], _CYCLE, strict=False):
+        found = [values["curve"][label][who]["nats"] for label in labels]
+        means = [one["mean"] for one in found]
+        width = 2.0 if who == "model" else 1.0
+        axes.plot(range(len(labels)), means, "o-", color=color, linewidth=width, label=who)
+        if who == "model" and found[0]["low"] is not None:
+            ends = [[one[end] for one in found] for end in ("low", "high")]
+            axes.fill_between(range(len(labels)), *ends, color=color, alpha=0.15, linewidth=0)
+    shown = [name for name in values["controls"] if not name.startswith("order")]
+    for name, marker in zip(shown, "x+v", strict=False):
+        mean = values["controls"][name]["nats"]["mean"]
+        axes.plot(len(labels) - 1, mean, marker, color="black", label=name)
+    axes.set_xticks(range(len(labels)), labels)
+    axes.set(xlabel="relatives", ylabel="nats per target (mean over families)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
 def _measured(axes: "Axes", rows: list[dict[str, float]]) -> None:
     """Draws what is measured in training against an axis on the right, if there are any."""
     found = {label: _series(rows, name) for name, label in _MEASURED.items()}

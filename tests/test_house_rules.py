@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "protlm/attention/linearized/fused/attention.py attention": "2026-11-22: an operator",
     "protlm/attention/linearized/fused/attention.py _gradients": "2026-11-22: an operator",
     "protlm/evaluation/accuracy.py __init__": "2026-11-23: its arguments are its YAML",
+    "protlm/evaluation/relatives.py __init__": "2026-11-30: its arguments are its YAML",
     "protlm/attention/performer_relu.py __init__": "2026-11-27: its arguments are its YAML",
     "protlm/attention/linearized/gated.py forward": "2026-11-27: those of a function of autograd",
     "protlm/attention/performer_softmax.py __init__": "2026-11-21: its arguments are its YAML",

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from protlm.analysis.bootstrap import percentiles, ratio_of
-from protlm.data.tables import write_table
+from protlm.data.tables import read_labels, write_table
 from protlm.model.objective import perplexity
+from protlm.system.errors import InputDataError
 
 BASELINES = ("empirical", "three_mers")
 # Smaller groups do not count in a mean over groups: one short protein would be worth hundreds.
@@ -71,6 +72,26 @@ def most_frequent(groups: Sequence[str]) -> list[str]:
     of_each = [separate(group) for group in groups]
     counts = Counter(name for names in of_each for name in names)
     return [max(names, key=counts.__getitem__) for names in of_each]
+
+
+def groups_of(names: list[str], table: Path | None, column: str) -> tuple[list[str], int]:
+    """Returns the group of each sequence, or its name, and the number without a group.
+
+    Args:
+        names: of the sequences of a split.
+        table: with the columns `accession` and `column`; None: each is a group by itself.
+        column: of the groups.
+    """
+    if table is None:
+        return names, 0
+    rows = read_labels(table, "accession", column)
+    known = {accession: group for accession, group in rows.items() if separate(group)}
+    without_group = sum(name not in known for name in names)
+    if without_group == len(names):
+        raise InputDataError(
+            f"{table} has no {column} for any sequence of the split; choose another table or column"
+        )
+    return most_frequent([known.get(name, name) for name in names]), without_group
 
 
 def intervals(sums: SequenceSums, group_of: Sequence[str], *, seed: int) -> dict[str, list[float]]:

@@ -13,11 +13,12 @@ from protlm.config import EvaluateConfig
 from protlm.config.composition import RUN_CONFIG, data_dir_of, to_plain
 from protlm.data.shards.data_set import open_split
 from protlm.data.shards.manifest import MANIFEST, read_manifest
-from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData
+from protlm.evaluation.base import NO_SPLIT, Evaluation, EvaluationData, of_split
 from protlm.loading import load_model
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.relatives import drawn_beside, in_contexts
 from protlm.options.relatives import FamilyOptions, RelativesOptions
+from protlm.plots import relatives_curve, save_figure
 from protlm.system.errors import UserError, interrupt_explained, one_of
 from protlm.system.json_file import write_json
 from protlm.system.paths import check_output, sha256_of
@@ -59,13 +60,15 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
     if alone and config.relatives is not None:
         raise UserError(f"evaluation={alone[0]} reads sequences alone; leave it out, or relatives=")
     splits = _splits(config) if each else []
-    outputs = [output, *(made.output_of(split) for made in each for split in splits)]
-    for one in filter(None, outputs):
+    outputs = [one for made in each for split in splits for one in made.outputs_of(split)]
+    for one in [*filter(None, [output]), *outputs]:
         check_output(one)
     given = config.checkpoint
     path = announced_default("checkpoint=MODEL") if given is None else Path(given)
     model = load_model(path, device=config.device)
-    data = [_data(model, config, split) for split in splits]
+    if any(made.reads_tokens for made in each):
+        _check_alphabet(model, config)
+    data = [_data(config, split) for split in splits]
     queries = [query for one in data for query in one.queries()] if config.relatives else []
     contexts = in_contexts(model, _relatives(config), (name for name, _ in queries))
     data = [replace(one, contexts=contexts) for one in data]
@@ -76,8 +79,13 @@ def evaluate(config: EvaluateConfig) -> dict[str, Any]:
         "results": _results(model, evaluations, data),
     }
     if output is not None:
-        with drawn_beside(contexts, output, queries):
+        draws = any(made.draws_contexts for made in each)
+        with drawn_beside(contexts if draws else None, output, queries):
             write_json(output, report)
+    for label, made in evaluations.items():
+        for split, results in report["results"].items():
+            if made.figure is not None:
+                save_figure(relatives_curve(results[label]), of_split(made.figure, split))
     _print(evaluations, report["results"])
     return report
 
@@ -102,13 +110,16 @@ def _relatives(config: EvaluateConfig) -> RelativesOptions:
     return RelativesOptions(relatives, family, config.force_relatives)
 
 
-def _data(model: PretrainedModel, config: EvaluateConfig, split: str) -> EvaluationData:
-    directory, verify = _directory(config), config.data.verify
-    if read_manifest(directory).vocabulary != model.vocabulary.hash:
+def _check_alphabet(model: PretrainedModel, config: EvaluateConfig) -> None:
+    if read_manifest(_directory(config)).vocabulary != model.vocabulary.hash:
         raise UserError(
             f"data.dir={config.data.dir} has shards of another alphabet than the model; "
             "evaluations on structures and tables read it: contacts, heads, protlm probe"
         )
+
+
+def _data(config: EvaluateConfig, split: str) -> EvaluationData:
+    directory, verify = _directory(config), config.data.verify
     return EvaluationData(
         split=open_split(directory, split, verify=verify),
         train=open_split(directory, config.data.train_split, verify=verify),

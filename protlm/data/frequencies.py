@@ -7,16 +7,20 @@ both sides, for causal targets the two residues before. Where a neighbor is mask
 counts are summed over it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import final
 
 import numpy as np
 
+from protlm.data.batching.order import EpochOrder
 from protlm.data.masking import MaskingRule
 from protlm.data.relatives import batches
+from protlm.data.shards.data_set import SplitReader
 from protlm.data.vocabulary import VOCABULARY
 
 _V = len(VOCABULARY)
+# This many sequences give residue frequencies to four digits; all of TrEMBL would take an hour.
+_MOST_COUNTED = 1 << 20
 
 
 def count_residues(sequences: Iterable[np.ndarray]) -> np.ndarray:
@@ -29,6 +33,13 @@ def count_residues(sequences: Iterable[np.ndarray]) -> np.ndarray:
     for tokens in sequences:
         counts_V += np.bincount(tokens, minlength=len(VOCABULARY))
     return counts_V
+
+
+def sample(sequences: SplitReader, max_residues: int | None = None) -> Iterator[np.ndarray]:
+    """Yields the sequences of a split, or a random million of them, to count their residues."""
+    order = EpochOrder(len(sequences), seed=0, epoch=0)
+    for number in order[np.arange(min(len(sequences), _MOST_COUNTED))].tolist():
+        yield sequences[number][:max_residues]
 
 
 def frequencies(counts_V: np.ndarray) -> np.ndarray:

@@ -20,30 +20,25 @@ from protlm.analysis.sequence_sums import (
     BASELINES,
     SequenceSums,
     by_group,
+    groups_of,
     intervals,
-    most_frequent,
     ratio,
-    separate,
     write_sums,
 )
 from protlm.data.batching.mixture import SampleOrder
-from protlm.data.batching.order import EpochOrder
 from protlm.data.batching.plan import SPECIALS, BatchingStrategy, BatchStream
 from protlm.data.batching.strategies import Concatenation, LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
-from protlm.data.frequencies import Trigram, count_residues, frequencies
+from protlm.data.frequencies import Trigram, count_residues, frequencies, sample
 from protlm.data.masking import IGNORE, MaskingRule
 from protlm.data.shards.data_set import SplitReader
-from protlm.data.tables import is_table, read_labels
 from protlm.data.vocabulary import STANDARD, VOCABULARY
-from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable
+from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable, of_split, table_path
 from protlm.model.objective import residues_only
 from protlm.model.pretrained import PretrainedModel
-from protlm.system.errors import InputDataError, OptionError, UserError
+from protlm.system.errors import OptionError, UserError
 from protlm.system.terminal import JobProgress
 
-# This many sequences give residue frequencies to four digits; all of TrEMBL would take an hour.
-_MOST_COUNTED = 1 << 20
 # Sequences that are joined and cut into rows together: rows, and so masks, do not depend on the
 # batch size.
 _JOINED = 16_384
@@ -59,7 +54,7 @@ class Accuracy(Evaluation):
     of relatives, log-probabilities are averaged over these.
     """
 
-    sees_relatives = True
+    sees_relatives = draws_contexts = True
 
     def __init__(
         self,
@@ -84,25 +79,17 @@ class Accuracy(Evaluation):
             raise OptionError(f"max_length={max_length} must be at least {SPECIALS + 1}")
         if objective not in ("masked", "causal"):
             raise OptionError(f"objective={objective} is not one of: causal, masked")
-        if per_sequence is not None and not is_table(Path(per_sequence)):
-            raise OptionError(
-                lambda at: (
-                    f"{at}per_sequence={per_sequence} is not the name of a table; type for "
-                    f"instance {at}per_sequence=sums.tsv"
-                )
-            )
         self.objective = objective
         self.masking = MaskingRule(mask_fraction=mask_fraction, mask_prob=1.0, random_prob=0.0)
         self.seed = seed
         self.groups = None if groups is None else Path(groups)
         self.column = column
-        self.per_sequence = None if per_sequence is None else Path(per_sequence)
+        self.per_sequence = table_path("per_sequence", per_sequence)
         self.max_length = max_length
         self.concatenated = concatenated
 
-    def output_of(self, split: str) -> Path | None:
-        path = self.per_sequence
-        return path and path.with_name(f"{path.stem}.{split}{path.suffix}")
+    def outputs_of(self, split: str) -> list[Path]:
+        return [of_split(path, split) for path in filter(None, [self.per_sequence])]
 
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns accuracy and perplexity of the model and the baselines, and the counts.
@@ -124,7 +111,7 @@ class Accuracy(Evaluation):
         if self.concatenated and data.contexts is not None:
             raise UserError("concatenated=true joins queries; leave it out, or relatives=")
         names = [data.split.identifier(number) for number in range(len(data.split))]
-        group_of, without_group = self._groups(names)
+        group_of, without_group = groups_of(names, self.groups, self.column)
         sums = self._sums(model, data, limit)
         count = float(sums.targets.sum())
         if not count:
@@ -142,7 +129,7 @@ class Accuracy(Evaluation):
         }
         if self.groups is not None:
             result |= {**by_group(sums, group_of), "without_group": without_group}
-        if output := self.output_of(data.name):
+        for output in self.outputs_of(data.name):
             write_sums(output, names, group_of, sums)
         return result
 
@@ -171,26 +158,12 @@ class Accuracy(Evaluation):
         columns = ("split", "objective", "predictor", "accuracy", "perplexity", HEADING, "targets")
         return ResultTable(columns, rows, caption="\n".join(notes))
 
-    def _groups(self, names: list[str]) -> tuple[list[str], int]:
-        """Returns the group of each sequence, or its name, and the number without a group."""
-        if self.groups is None:
-            return names, 0
-        rows = read_labels(self.groups, "accession", self.column)
-        known = {accession: group for accession, group in rows.items() if separate(group)}
-        without_group = sum(name not in known for name in names)
-        if without_group == len(names):
-            raise InputDataError(
-                f"{self.groups} has no {self.column} for any sequence of the split; choose "
-                "another table or column"
-            )
-        return most_frequent([known.get(name, name) for name in names]), without_group
-
     def _sums(
         self, model: PretrainedModel, data: EvaluationData, limit: int | None
     ) -> SequenceSums:
         max_residues = None if limit is None or self.concatenated else limit - SPECIALS
-        unigram_V = torch.from_numpy(frequencies(count_residues(_sample(data.train, max_residues))))
-        trigram = Trigram(_sample(data.train, max_residues), causal=self.objective == "causal")
+        unigram_V = torch.from_numpy(frequencies(count_residues(sample(data.train, max_residues))))
+        trigram = Trigram(sample(data.train, max_residues), causal=self.objective == "causal")
         sums = SequenceSums.zeros(len(data.split))
         order_S = self._order(data).draw(0, np.arange(len(data.split))).samples
         position_S = np.argsort(order_S)
@@ -270,9 +243,3 @@ def _cropped(split: SplitReader, limit: int | None) -> dict[str, int]:
     kept = len(counts) if limit is None else limit - SPECIALS
     excess = np.maximum(np.arange(len(counts)) - kept, 0)
     return {"sequences": int(counts[excess > 0].sum()), "residues": int((counts * excess).sum())}
-
-
-def _sample(split: SplitReader, max_residues: int | None) -> Iterator[np.ndarray]:
-    order = EpochOrder(len(split), seed=0, epoch=0)
-    for sample in order[np.arange(min(len(split), _MOST_COUNTED))].tolist():
-        yield split[sample][:max_residues]

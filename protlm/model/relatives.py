@@ -19,7 +19,8 @@ import numpy as np
 from protlm.config import Relatives as Seen
 from protlm.config import RelativesPositions
 from protlm.config.data import TOKENS_PER_BATCH
-from protlm.data.families import Draw, Relatives, draws
+from protlm.data.families import Draw, Family, Relatives, draws
+from protlm.data.families import Relative as Member
 from protlm.data.records.in_memory import SequenceLike
 from protlm.data.relatives import best_diagonal
 from protlm.data.vocabulary import vocabulary_of
@@ -132,7 +133,7 @@ class InContexts:
     def _draw(self, name: str, residues: str) -> tuple[str, list[Draw]]:
         """Returns what was read for a query, and its contexts."""
         numbers = self.model.description.model.relatives_numbers
-        family = self._relatives.of(name, residues)
+        family = self.family(name, residues)
         return str(family), draws(
             family,
             count=self.options.contexts,
@@ -146,18 +147,28 @@ class InContexts:
     def _around(self) -> int:
         return self.model.vocabulary.num_around
 
+    def family(self, name: str, residues: str) -> Family:
+        """Returns all relatives of a query."""
+        return self._relatives.of(name, residues)
+
+    def after(
+        self, relatives: Sequence[Member], residues: str, tokens_per_batch: int
+    ) -> PretrainedModel:
+        """Returns the model in a context of these relatives of a query."""
+        return in_context(self.model, [*self._read(relatives, residues)], tokens_per_batch)
+
     def _models(
         self, name: str, residues: str, tokens_per_batch: int = TOKENS_PER_BATCH
     ) -> list[PretrainedModel]:
         return [
-            in_context(self.model, [*self._read(one, residues)], tokens_per_batch)
+            self.after(one.relatives, residues, tokens_per_batch)
             for one in self.draws(name, residues)
         ]
 
-    def _read(self, draw: Draw, query: str) -> Iterator[Relative]:
+    def _read(self, relatives: Sequence[Member], query: str) -> Iterator[Relative]:
         encode = self.model.vocabulary.encode
         is_aligned = self.model.network.relatives_positions is RelativesPositions.aligned
-        for _, residues, _, columns, _ in draw.relatives:
+        for _, residues, _, columns, _ in relatives:
             tokens = encode(residues)
             shift = best_diagonal(encode(query), tokens) if is_aligned and columns is None else 0
             places = np.arange(shift, shift + len(tokens)) if columns is None else columns

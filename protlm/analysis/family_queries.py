@@ -1,0 +1,148 @@
+"""Queries with enough relatives, in one order that does not depend on what is masked in them."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from protlm.analysis.family_predictions import NUMBERS, Evidence
+from protlm.analysis.pairwise import aligned_letters, identities
+from protlm.data.batching.order import hashed
+from protlm.data.families import Family, Relative
+from protlm.data.families.family import keys_of
+from protlm.data.masking import IGNORE, MaskingRule, corrupt, row_rng
+from protlm.data.vocabulary import VOCABULARY
+
+# Where bins of the highest identity of a relative end.
+BINS = (0.3, 0.5, 0.7, 0.9, 1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyQuery:
+    """A protein with masked residues, and its relatives in the order in which they are taken.
+
+    Args:
+        name: its name.
+        family: the name of its family.
+        residues: its residues.
+        places: those of the targets, standard residues that are masked, int64 [targets].
+        order: relatives, none of which is as similar as allowed.
+        letters: those aligned to the query, uint8 [relatives, residues].
+        highest: the highest identity of all candidates, also of those that are not taken.
+
+    Alignments, identities and the order come from the query as it is known: X at the targets.
+    """
+
+    name: str
+    family: str
+    residues: str
+    places: np.ndarray
+    order: Sequence[Relative]
+    letters: np.ndarray
+    highest: float
+
+    @cached_property
+    def targets(self) -> np.ndarray:
+        """The numbers in `STANDARD` of the masked residues, int64 [targets]."""
+        return NUMBERS[[*self.residues.encode()]][self.places]
+
+    @cached_property
+    def masked(self) -> str:
+        """Its residues, with X at the targets."""
+        return masked(self.residues, self.places)
+
+    @property
+    def bin(self) -> str:
+        """The range of its highest identity, in percent."""
+        ends = [0, *(round(100 * one) for one in BINS)]
+        place = int(np.searchsorted(BINS, self.highest))
+        return f"{ends[place]} to {ends[place + 1]} %"
+
+    def evidence(self, number: int) -> Evidence:
+        """Returns what its first relatives have at the targets."""
+        letters = self.letters[:number]
+        joined = "".join(one.residues for one in self.order[:number])
+        return Evidence(joined, letters, self.places, identities(self.masked, letters))
+
+    def num_residues(self, number: int) -> int:
+        """Returns the residues of its first relatives."""
+        return sum(len(one.residues) for one in self.order[:number])
+
+    def within(self, tokens: int, around: int) -> int:
+        """Returns how many of its first relatives fit into a number of tokens."""
+        sizes = np.cumsum([len(one.residues) + around for one in self.order])
+        return int(np.searchsorted(sizes, tokens, side="right"))
+
+
+def masked(residues: str, places: np.ndarray) -> str:
+    """Returns residues with X at some places.
+
+    >>> masked("MKT", np.array([1]))
+    'MXT'
+    """
+    letters = np.array([*residues])
+    letters[places] = "X"
+    return "".join(letters)
+
+
+def targets_of(residues: np.ndarray, rule: MaskingRule, *, seed: int, number: int) -> np.ndarray:
+    """Returns the places of standard residues that `evaluation=masked` masks, int64.
+
+    Args:
+        residues: of a sequence, tokens uint8.
+        rule: the fraction of them.
+        seed: that of the evaluation.
+        number: of the sequence in its split.
+    """
+    tokens = VOCABULARY.framed(residues)
+    rng = row_rng(seed, 0, number)
+    _, targets = corrupt(tokens, VOCABULARY.is_residue[tokens], rule, rng)
+    places = np.flatnonzero(targets[VOCABULARY.inner] != IGNORE)
+    return places[NUMBERS[[*VOCABULARY.decode(residues).encode()]][places] >= 0]
+
+
+def chosen(
+    families: Iterable[tuple[Family, str, np.ndarray]],
+    *,
+    fewest: int,
+    per_family: int,
+    max_identity: float,
+    seed: int,
+    left_out: Counter[str],
+) -> Iterator[FamilyQuery]:
+    """Yields the first queries of each family that have enough relatives; counts the others.
+
+    Args:
+        families: candidates of each query, the name of its family, and its targets.
+        fewest: number of relatives below `max_identity` that a query needs.
+        per_family: most queries of a family.
+        max_identity: of relatives that are taken.
+        seed: decides their order, with their residues.
+        left_out: numbers of queries by reason, added to.
+    """
+    taken = Counter[str]()
+    for family, name, places in families:
+        if taken[name] == per_family:
+            left_out[f"more than {per_family:,} of a family"] += 1
+            continue
+        if not len(places):
+            left_out["nothing masked"] += 1
+            continue
+        query = masked(family.query, places)
+        # Those that have too few need no alignment.
+        relatives = [*family.relatives] if len(family.relatives) >= fewest else []
+        letters = aligned_letters(query, [one.residues for one in relatives])
+        found = identities(query, letters)
+        order = np.argsort(hashed(keys_of(relatives), seed=seed), kind="stable")
+        order = order[found[order] < max_identity]
+        if len(order) < fewest:
+            left_out[f"fewer than {fewest:,} relatives below {max_identity:.0%} identity"] += 1
+            continue
+        taken[name] += 1
+        taken_order = [relatives[one]._replace(identity=float(found[one])) for one in order]
+        highest = float(found.max(initial=0))
+        yield FamilyQuery(
+            family.name, name, family.query, places, taken_order, letters[order], highest
+        )

@@ -1,0 +1,81 @@
+"""Global pairwise alignments of relatives to a query, for what relatives say without a model.
+
+Ends are free, so that fragments and longer proteins align as well. Residues are scored by BLOSUM62
+(Henikoff and Henikoff 1992) and gaps as in BLASTP: -11 for the first residue, -1 for each further.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from Bio.Align import PairwiseAligner, substitution_matrices
+
+from protlm.data.vocabulary import STANDARD
+
+_MATRIX = "BLOSUM62"
+# Residues without a row in the matrix: selenocysteine, pyrrolysine, and leucine or isoleucine.
+_UNKNOWN = str.maketrans("UOJ", "XXX")
+
+
+def aligned_letters(query: str, relatives: Sequence[str]) -> np.ndarray:
+    """Returns the letter of each relative that is aligned to each residue of the query.
+
+    Args:
+        query: residues in capitals; X is one that the alignment must not see.
+        relatives: residues in capitals.
+
+    Returns:
+        uint8 [relatives, residues of the query], 0 where a relative has none.
+
+    >>> aligned_letters("MKTAYIXKQR", ["TAYIAKQRQI"]).tobytes()
+    b'\\x00\\x00TAYIAKQR'
+    """
+    letters = np.zeros((len(relatives), len(query)), np.uint8)
+    for row, relative in zip(letters, relatives, strict=True):
+        # Of equally good alignments, the first.
+        found = next(iter(_aligner().align(*(x.translate(_UNKNOWN) for x in (query, relative)))))
+        residues = np.frombuffer(relative.encode(), np.uint8)
+        for (start, end), (begin, finish) in zip(*found.aligned, strict=True):
+            row[start:end] = residues[begin:finish]
+    return letters
+
+
+def identities(query: str, letters: np.ndarray) -> np.ndarray:
+    """Returns the fraction of the known residues of a query that each relative has in its place.
+
+    Args:
+        query: residues; X is unknown.
+        letters: those of relatives, as of `aligned_letters`.
+
+    >>> identities("MKX", np.frombuffer(b"MKAMAA", np.uint8).reshape(2, 3)).tolist()
+    [1.0, 0.5]
+    """
+    own = np.frombuffer(query.encode(), np.uint8)
+    is_known = own != ord("X")
+    return (letters[:, is_known] == own[is_known]).mean(1)
+
+
+def substitutions(frequencies: np.ndarray) -> np.ndarray:
+    """Returns the probability of a residue, given the one of a relative in its place.
+
+    It is P(a | b) ∝ f(a) 2^(S(a, b) / 2), since scores of BLOSUM62 are half bits.
+
+    Args:
+        frequencies: f of the residues in `STANDARD`, float64 [20].
+
+    Returns:
+        float64 [20 of relatives, 20].
+    """
+    scores: Any = substitution_matrices.load(_MATRIX)
+    table = np.array([[scores[b, a] for a in STANDARD] for b in STANDARD])
+    joint = frequencies * 2 ** (table / 2)
+    return joint / joint.sum(1, keepdims=True)
+
+
+@cache
+def _aligner() -> PairwiseAligner:
+    aligner = PairwiseAligner(mode="global", open_gap_score=-11, extend_gap_score=-1)
+    aligner.end_gap_score = 0
+    aligner.substitution_matrix = substitution_matrices.load(_MATRIX)
+    return aligner

@@ -1,0 +1,271 @@
+"""What relatives are worth: predictions of masked residues with more and more of them in context.
+
+Queries, targets and the order of relatives are the same at every number, so that differences are
+paired. Beside the model stand controls, contexts that look like relatives and are none, and what
+the same relatives predict without a model.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from protlm.analysis.bootstrap import MODEL
+from protlm.analysis.family_curve import MIXED, MIXED_ALONE, FamilyCurve, closed
+from protlm.analysis.family_predictions import PREDICTORS, Background, Scores
+from protlm.analysis.family_queries import FamilyQuery, chosen, targets_of
+from protlm.analysis.intervals import HEADING, in_words, score_cells, shown
+from protlm.analysis.sequence_sums import groups_of
+from protlm.data.families import Family, Relative
+from protlm.data.frequencies import count_residues, sample
+from protlm.data.masking import MaskingRule, row_rng
+from protlm.data.vocabulary import STANDARD, STANDARD_TOKENS
+from protlm.evaluation.base import Evaluation, EvaluationData, ResultTable, of_split, table_path
+from protlm.model.pretrained import PretrainedModel
+from protlm.model.relatives import InContexts
+from protlm.options.shared import new_figure
+from protlm.system.errors import InputDataError, OptionError, UserError
+from protlm.system.terminal import JobProgress
+
+_ORDERS = 5
+
+
+@final
+class Relatives(Evaluation):
+    """Nats, perplexity and accuracy of masked residues by the number of relatives in context.
+
+    Alignments, identities and baselines know of a query what the model knows: not its targets. A
+    causal model predicts the same residues, from those before them.
+    """
+
+    reads_tokens = False
+    sees_relatives = True
+    draws_contexts = False
+
+    def __init__(
+        self,
+        *,
+        numbers: list[int],
+        tokens: list[int],
+        fewest: int | None = None,
+        max_identity: float = 0.5,
+        per_family: int = 2,
+        groups: str | None = None,
+        column: str = "family",
+        controls: bool = True,
+        mask_fraction: float = 0.15,
+        seed: int = 0,
+        per_query: str | None = None,
+        figure: str | None = None,
+    ) -> None:
+        self.numbers, self.tokens = sorted({0, *numbers}), sorted({*tokens})
+        self.most = self.numbers[-1]
+        self.fewest = self.most if fewest is None else fewest
+        if self.numbers[0] < 0 or min(tokens, default=1) < 1:
+            raise OptionError(f"numbers={numbers} must be at least 0, and tokens={tokens} above 0")
+        if self.fewest < self.most:
+            raise OptionError(f"fewest={fewest} must be at least the largest number, {self.most}")
+        if per_family < 1:
+            raise OptionError(f"per_family={per_family} leaves no query; give 1 or more")
+        if not 0 < max_identity <= 1:
+            raise OptionError(f"max_identity={max_identity} must be above 0 and at most 1")
+        self.max_identity, self.per_family = max_identity, per_family
+        self.groups, self.column = None if groups is None else Path(groups), column
+        self.controls, self.seed = controls, seed
+        self.masking = MaskingRule(mask_fraction=mask_fraction, mask_prob=1.0, random_prob=0.0)
+        self.per_query = table_path("per_query", per_query)
+        self.figure = None if figure is None else new_figure(figure)
+
+    def outputs_of(self, split: str) -> list[Path]:
+        return [of_split(path, split) for path in (self.per_query, self.figure) if path]
+
+    def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
+        """Returns figures by label of the context and predictor, differences and counts.
+
+        Figures are means over families of nats per target. `closed` is the share of the distance
+        from the model alone to the columns that the model closes.
+        """
+        assert data is not None
+        if data.contexts is None:
+            raise UserError("this evaluation needs relatives", {"relatives": "PATH"})
+        left_out = Counter[str]()
+        queries = [*self._queries(data, data.contexts, left_out)]
+        if len({query.family for query in queries}) < 2:
+            counted = ", ".join(f"{number:,} {why}" for why, number in left_out.items())
+            raise InputDataError(
+                f"{data.name}: queries of at least two families are needed, with {self.fewest:,} "
+                f"relatives below {self.max_identity:.0%} identity each; left out: {counted}"
+            )
+        counts = count_residues(sample(data.train))[STANDARD_TOKENS] + 1.0
+        curve = FamilyCurve(queries, Background(counts / counts.sum()))
+        self._predict(curve, data.contexts, data)
+        for path in filter(None, [self.per_query]):
+            curve.write(of_split(path, data.name))
+        return self._result(curve) | {
+            "left_out": dict(left_out),
+            "trained_as": model.description.objective.value,
+        }
+
+    def _queries(
+        self, data: EvaluationData, contexts: InContexts, left_out: Counter[str]
+    ) -> Iterator[FamilyQuery]:
+        split, limit = data.split, contexts.model.max_residues or math.inf
+        names = [split.identifier(number) for number in range(len(split))]
+        group_of, _ = groups_of(names, self.groups, self.column)
+
+        def families() -> Iterator[tuple[Family, str, np.ndarray]]:
+            for number, group in enumerate(group_of):
+                name, residues = data.query(number)
+                if len(residues) > limit:
+                    left_out[f"longer than {limit:,} residues"] += 1
+                    continue
+                places = targets_of(split[number], self.masking, seed=self.seed, number=number)
+                yield contexts.family(name, residues), group, places
+
+        return chosen(
+            families(),
+            fewest=self.fewest,
+            per_family=self.per_family,
+            max_identity=self.max_identity,
+            seed=self.seed,
+            left_out=left_out,
+        )
+
+    def _predict(self, curve: FamilyCurve, contexts: InContexts, data: EvaluationData) -> None:
+        """Adds the predictions of the model, and those of the baselines."""
+        found: dict[str, list[tuple[float, float]]] = {}
+        probabilities: dict[str, list[np.ndarray]] = {}
+        with JobProgress(f"{data.name}: queries", len(curve.queries)) as progress:
+            for number, query in enumerate(curve.queries):
+                for label, relatives in self._contexts(curve, number, contexts):
+                    one = contexts.after(relatives, query.masked, data.tokens_per_batch)
+                    log_p, targets = log_probabilities(one, query)
+                    nats = -log_p[np.arange(len(targets)), targets].sum()
+                    correct = (log_p.argmax(1) == targets).sum()
+                    found.setdefault(label, []).append((float(nats), float(correct)))
+                    letters = one.vocabulary.encode(STANDARD)
+                    probabilities.setdefault(label, []).append(np.exp(log_p[:, letters]))
+                progress.advance(1)
+        for label, sums in found.items():
+            curve.scores[label, MODEL] = Scores(*np.array(sums).T)
+        around = contexts.model.vocabulary.num_around
+        for label in self._labels:
+            numbers = [self._number(label, query, around) for query in curve.queries]
+            curve.add_baselines(label, numbers, probabilities["0"], probabilities[label])
+
+    @property
+    def _labels(self) -> list[str]:
+        return [*map(str, self.numbers), *(f"{tokens} tokens" for tokens in self.tokens)]
+
+    @staticmethod
+    def _number(label: str, query: FamilyQuery, around: int) -> int:
+        """Returns the number of a query's relatives in a context with a label."""
+        number, *is_tokens = label.split()
+        return query.within(int(number), around) if is_tokens else int(number)
+
+    def _contexts(
+        self, curve: FamilyCurve, number: int, contexts: InContexts
+    ) -> Iterator[tuple[str, Sequence[Relative]]]:
+        """Yields the contexts of a query, and its controls, which are as long as the longest."""
+        query, around = curve.queries[number], contexts.model.vocabulary.num_around
+        for label in self._labels:
+            yield label, query.order[: self._number(label, query, around)]
+        if not (self.controls and self.most):
+            return
+        real = query.order[: self.most]
+        rng = row_rng(self.seed, 1, number)
+        others = [one for one in curve.queries if one.family != query.family]
+        lengths = [
+            abs(one.num_residues(self.most) - query.num_residues(self.most)) for one in others
+        ]
+        yield "unrelated", others[int(np.argmin(lengths))].order[: self.most]
+        yield "shuffled", [one._replace(residues=_shuffled(one.residues, rng)) for one in real]
+        yield "own copy", [*real[:-1], Relative(query.name, query.residues)]
+        for order in range(1, _ORDERS + 1):
+            yield f"order {order}", [real[place] for place in rng.permutation(self.most)]
+
+    def _result(self, curve: FamilyCurve) -> dict[str, Any]:
+        labels, last, seed = self._labels, str(self.most), self.seed
+        predictors = (MODEL, *PREDICTORS, MIXED_ALONE, MIXED)
+        found = {
+            label: {who: curve.figures(label, who, seed) for who in predictors} for label in labels
+        }
+        controls = [label for label, who in curve.scores if label not in labels]
+        pairs = {"with relatives - alone": ((last, MODEL), ("0", MODEL))}
+        pairs |= {
+            f"with relatives - {one}": ((last, MODEL), (one, MODEL))
+            for one in controls
+            if one in ("unrelated", "shuffled")
+        }
+        pairs["mixed with relatives - mixed alone"] = (last, MIXED), (last, MIXED_ALONE)
+        means = [
+            found[one][who]["nats"]["mean"]
+            for one, who in (("0", MODEL), (last, MODEL), (last, "columns"))
+        ]
+        return {
+            "queries": len(curve.queries),
+            "families": int(curve.families.max()) + 1,
+            "targets": int(curve.num_targets.sum()),
+            "max_identity": self.max_identity,
+            "curve": found,
+            "controls": {one: curve.figures(one, MODEL, seed) for one in controls},
+            "differences": {name: curve.difference(*pair, seed) for name, pair in pairs.items()},
+            "closed": closed(*means),
+            "bins": curve.bins("0", last),
+            "fitted": curve.fitted,
+        }
+
+    def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
+        rows, notes = [], []
+        columns = ("split", "relatives", "model", HEADING, *PREDICTORS, "mixed alone", "mixed")
+        blank = [""] * (len(columns) - 4)
+        for split, values in results.items():
+            for label, found in values["curve"].items():
+                model, *others = (one["nats"] for one in found.values())
+                cells = (shown(one["mean"]) for one in others)
+                rows.append((split, label, *score_cells(model), *cells))
+            for label, one in values["controls"].items():
+                rows.append((split, label, *score_cells(one["nats"]), *blank))
+            notes += _notes(split, values)
+        return ResultTable(columns, rows, "\n".join(notes))
+
+
+def _notes(split: str, values: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the lines below the table of a split."""
+    yield (
+        f"{split}: nats per target, means over {values['families']:,} families "
+        f"({values['queries']:,} queries, {values['targets']:,} targets); relatives below "
+        f"{values['max_identity']:.0%} identity"
+    )
+    for reason, number in values["left_out"].items():
+        yield f"{split}: {number:,} left out, {reason}"
+    for name, one in values["differences"].items():
+        yield f"{split}: {name}: {in_words(one, '+.3f')}"
+    share = shown(values["closed"], ".0%")
+    yield f"{split}: closed, of the distance from the model alone to columns: {share}"
+    for name, one in values["bins"].items():
+        yield f"{split}: most similar candidate {name}: {one['queries']:,} queries"
+
+
+@torch.inference_mode()
+def log_probabilities(model: PretrainedModel, query: FamilyQuery) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the log-probabilities of all tokens at the targets of a query, and the true tokens.
+
+    They are float64 [targets, tokens], of a masked model from `<mask>` at all targets, and int64.
+    """
+    batch, words = model.batch_of([query.residues]), model.vocabulary
+    tokens_BL = batch.tokens_BL.clone()
+    targets = tokens_BL[0, words.inner][query.places].cpu().numpy()
+    if not model.causal:
+        tokens_BL[0, words.start + query.places] = words.mask
+    logits_BLV = model.network(tokens_BL, batch.mask_BL, causal=model.causal).logits_BLV
+    asked = words.before if model.causal else words.inner
+    return logits_BLV[0, asked][query.places].double().log_softmax(-1).cpu().numpy(), targets
+
+
+def _shuffled(residues: str, rng: np.random.Generator) -> str:
+    return "".join(rng.permutation([*residues]))
