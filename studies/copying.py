@@ -24,15 +24,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from Bio.Align import substitution_matrices
 
+from protlm.analysis.pairwise import substitutions
 from protlm.data.records import Tally, read_records
+from protlm.data.vocabulary import STANDARD
 from protlm.system.paths import complete_file
 from studies.runs import end_by_signal, run, side_by_side
 from studies.settings import keep_settings
 from studies.tables import markdown
 
-LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 SHORTEST, LONGEST, COPIES, TRAINING, VALIDATION = 60, 330, 4, 3_000, 150
 # The probability of a replacement, and the number of insertions and deletions.
 KINDS = {"near": (0.1, 0), "middle": (0.3, 0), "remote": (0.5, 0), "gaps": (0.3, 3)}
@@ -80,8 +80,7 @@ class Family(NamedTuple):
 
 def replacements() -> np.ndarray:
     """Returns the probability of each letter that replaces another, [letter, letter]."""
-    scores = substitution_matrices.load("BLOSUM62")
-    table = np.array([[2 ** (scores[a][b] / 2) for b in LETTERS] for a in LETTERS])
+    table = substitutions(np.full(20, 1 / 20))
     np.fill_diagonal(table, 0)
     return table / table.sum(1, keepdims=True)
 
@@ -90,8 +89,8 @@ def families(fasta: Path, kind: str, seed: int) -> Iterator[Family]:
     """Yields a family for each protein that is neither too short nor too long."""
     table, rng = replacements().cumsum(1), np.random.default_rng(seed)
     for record in read_records(fasta, Tally()):
-        if SHORTEST <= len(record.sequence) <= LONGEST and {*record.sequence} <= {*LETTERS}:
-            letters_L = np.array([LETTERS.index(one) for one in record.sequence])
+        if SHORTEST <= len(record.sequence) <= LONGEST and {*record.sequence} <= {*STANDARD}:
+            letters_L = np.array([STANDARD.index(one) for one in record.sequence])
             pairs = [_copy(letters_L, table, *KINDS[kind], rng) for _ in range(COPIES)]
             copies, copied = zip(*pairs, strict=True)
             yield Family(record.identifier, letters_L, list(copies), np.stack(copied))
@@ -132,7 +131,7 @@ def write_families(fasta: Path, kind: str, folder: Path, seed: int) -> None:
         queries += [family] * is_query
         for place, letters in enumerate([family.letters_L, *family.copies]):
             split = ("context" if place else "valid") if is_query else "train"
-            name, text = f"{family.name}-{place}", "".join(LETTERS[one] for one in letters)
+            name, text = f"{family.name}-{place}", "".join(STANDARD[one] for one in letters)
             lines[sequences].append(f">{name}\n{text}\n")
             lines[splits].append(f"{name}\t{split}\n")
             lines[clusters].append(f"{family.name}-0\t{name}\n")
