@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, islice
-from typing import Protocol, TypeAlias, final
+from typing import ClassVar, Protocol, TypeAlias, final
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -15,8 +15,8 @@ from protlm.system.errors import UserError
 
 SPECIALS = 2
 
-# About 45 batches of proteins; only the last one is not full.
-_BLOCK, _BLOCK_FOR = 16_384, 131_072
+# Tokens of a batch; a block is of a number of samples for each.
+_BLOCK_FOR = 131_072
 
 # Returns the lengths of samples in residues, int64, given their numbers.
 Lengths: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -88,8 +88,7 @@ class Row(Protocol):
 class GlobalBatch:
     """The rows of a batch over all ranks, padded to `length`; `num_tokens` are without padding.
 
-    Packed proteins have at most `longest` tokens. Where they are of families, `positions` says
-    from where positions count in layers of the family: `restart`, `aligned` or `run`.
+    Packed proteins have at most `longest` tokens.
     """
 
     rows: Sequence[Row]
@@ -97,7 +96,6 @@ class GlobalBatch:
     num_tokens: int
     after: Progress
     longest: int | None = None
-    positions: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,6 @@ class BatchPlan:
     micro_batch: int = 0
     step: int = 0
     longest: int | None = None
-    positions: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +142,9 @@ class BatchingStrategy(ABC):
             every 131,072 tokens of a batch, rounded up.
     """
 
+    # About 45 batches of proteins; only the last one is not full.
+    usual_block: ClassVar[int] = 16_384
+
     tokens_per_batch: int
     max_length: int
     block: int | None = None
@@ -157,9 +157,7 @@ class BatchingStrategy(ABC):
 
     @property
     def block_size(self) -> int:
-        if self.block is not None:
-            return self.block
-        return _BLOCK * -(-self.tokens_per_batch // _BLOCK_FOR)
+        return self.block or self.usual_block * -(-self.tokens_per_batch // _BLOCK_FOR)
 
     @abstractmethod
     def batches(self, block: SampleBlock) -> list[GlobalBatch]:
@@ -285,7 +283,6 @@ class BatchStream(Sampler[BatchPlan]):
                 after,
                 number,
                 longest=batch.longest,
-                positions=batch.positions,
             )
 
 
