@@ -107,10 +107,9 @@ def draws(
         draw(family, number=number, tokens=tokens, seed=seed, around=around, most=most)
         for number in range(count)
     ]
-    contexts = dict[str, Draw]()
-    for one in every:
-        if one.relatives:
-            contexts.setdefault(one.digest, one)
+    digests = [one.digest for one in every]
+    is_new = [digest not in digests[:number] for number, digest in enumerate(digests)]
+    contexts = [one for one, new in zip(every, is_new, strict=True) if new and one.relatives]
     if family.relatives and not contexts:
         shortest = min(len(relative.residues) for relative in family.relatives) + around
         raise UserError(
@@ -119,7 +118,7 @@ def draws(
             f"{shortest:,}), or are more identical to the query than the contexts allow",
             {"relatives_tokens": "TOKENS"},
         )
-    return [*contexts.values()] or every[:1]
+    return contexts or every[:1]
 
 
 def _digest(*values: int | str | Sequence[object]) -> str:
