@@ -168,27 +168,23 @@ class FamilyOrder(SampleOrder):
 
     def draw(self, epoch: int, positions: np.ndarray) -> Draw:
         documents, passes, _ = super().draw(epoch, positions)
+        families, most = self._families, self._families.rule.members
         sources = np.searchsorted(self._firsts, documents, side="right") - 1
         kinds, found = np.empty(len(documents)), list[Members]()
-        for number in np.unique(sources).tolist():
-            here = np.flatnonzero(sources == number)
-            (numbers, samples), kinds[here] = self._members(number, documents[here], passes[here])
-            found.append((here[numbers], samples + self._families.firsts[number]))
-        numbers, samples = map(np.concatenate, zip(*found, strict=True))
-        return drawn(self._families, self._families.rule, (numbers, samples), passes, kinds, {})
-
-    def _members(
-        self, number: int, documents: np.ndarray, passes: np.ndarray
-    ) -> tuple[Members, np.ndarray]:
-        """Returns the members of documents of a data set, and a number below 1 of each document."""
-        index, starts = self._families.clusters[number], self._families.starts[number]
-        documents, most = documents - self._firsts[number], self._families.rule.members
-        clusters = np.searchsorted(starts, documents.astype(starts.dtype), side="right") - 1
-        numbers = documents - starts[clusters].astype(np.int64)
-        keys = splitmix64(passes.astype(np.uint64))
-        keys = splitmix64(keys ^ hashed(clusters, seed=self.seed, stream=number))
-        kinds = splitmix64(~keys ^ numbers.astype(np.uint64)) / 2.0**64
-        return members_of(index, clusters, keys, firsts=numbers * most, most=most), kinds
+        for source in np.unique(sources).tolist():
+            here, starts = np.flatnonzero(sources == source), families.starts[source]
+            own = documents[here] - self._firsts[source]
+            clusters = np.searchsorted(starts, own.astype(starts.dtype), side="right") - 1
+            numbers = own - starts[clusters].astype(np.int64)
+            keys = splitmix64(passes[here].astype(np.uint64))
+            keys = splitmix64(keys ^ hashed(clusters, seed=self.seed, stream=source))
+            kinds[here] = splitmix64(~keys ^ numbers.astype(np.uint64)) / 2.0**64
+            owners, samples = members_of(
+                families.clusters[source], clusters, keys, firsts=numbers * most, most=most
+            )
+            found.append((here[owners], samples + families.firsts[source]))
+        owners, samples = map(np.concatenate, zip(*found, strict=True))
+        return drawn(families, families.rule, (owners, samples), passes, kinds, {})
 
 
 def members_of(
