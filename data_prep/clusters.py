@@ -9,8 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.data.records import Record
-from protlm.data.records.record import accession
+from protlm.data.records.record import Record, accession
 from protlm.data.tables import read_clusters
 from protlm.system.errors import InputDataError
 from protlm.system.paths import complete_file, sha256_of

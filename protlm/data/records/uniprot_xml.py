@@ -11,6 +11,7 @@ from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 from protlm.data.records.block import Block, RecordFormat
 from protlm.data.records.record import Feature, Record, Tally, residues
 from protlm.data.records.swissprot import WRONG_LENGTH
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError
 
 # TrEMBL and Swiss-Prot have entries of some megabytes.
@@ -56,9 +57,7 @@ class XmlBlock(Block):
             for entry in _entries(layout.head + data + tail):
                 tally.records += 1
                 accession = _accession(entry)
-                letters, reason = _letters(entry)
-                if not reason:
-                    letters, reason = residues(letters, tally, self.options)
+                letters, reason = _sequence(entry, tally, self.options)
                 place = line + _line(entry)
                 if reason:
                     self._reject(tally, reason, accession or f"line:{place}", place)
@@ -155,7 +154,7 @@ def _accession(entry: Any) -> str:
     return words[0] if len(words) == 1 else ""
 
 
-def _letters(entry: Any) -> tuple[str, str]:
+def _sequence(entry: Any, tally: Tally, options: ReadOptions) -> tuple[str, str]:
     if not _accession(entry):
         return "", "no accession"
     sequence = _child(entry, "sequence", from_end=True)
@@ -166,7 +165,7 @@ def _letters(entry: Any) -> tuple[str, str]:
     letters = "".join(text.split()) if text.isascii() else text
     if sequence.get("length") != str(len(letters)):
         return "", WRONG_LENGTH
-    return letters, ""
+    return residues(letters, tally, options)
 
 
 def _header(entry: Any) -> str:
