@@ -286,42 +286,21 @@ class BatchStream(Sampler[BatchPlan]):
             )
 
 
-@final
-@dataclass(frozen=True)
-class Forecast:
-    """What the first block of an epoch says of all: what is cropped, and how much is padding.
+def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) -> str:
+    """Says what the first block of an epoch, which the first batch needs anyway, says of all.
 
-    `cropped` sequences of `num_samples` lose `left_out` residues. The fraction is that of the
-    positions that are not padding.
+    It is what is cropped, or the documents, and the fraction of the positions that are padding.
     """
-
-    num_samples: int
-    cropped: int
-    left_out: int
-    useful_fraction: float
-    documents: Documents | None = None
-
-    def describe(self) -> str:
-        padding = f"{1 - self.useful_fraction:.1%} of the positions of a batch are padding"
-        if self.documents is not None:
-            return f"{self.documents.describe()}; {padding}"
-        if not self.cropped:
-            return padding
-        return (
-            f"{self.cropped:,} of the first {self.num_samples:,} sequences are cropped, by "
-            f"{self.left_out:,} residues; {padding}"
-        )
-
-
-def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) -> Forecast:
-    """Counts in the first block of the first epoch, which the first batch needs anyway."""
     block = BatchStream(lengths_of, order, rule).samples(0, 0)
     left_out, batches = rule.left_out(block.num_residues), rule.batches(block)
     size = sum(len(batch.rows) * batch.length for batch in batches)
-    return Forecast(
-        num_samples=len(block.samples),
-        cropped=int(np.count_nonzero(left_out)),
-        left_out=int(left_out.sum()),
-        useful_fraction=sum(batch.num_tokens for batch in batches) / size,
-        documents=block.documents,
+    useful = sum(batch.num_tokens for batch in batches) / size
+    padding = f"{1 - useful:.1%} of the positions of a batch are padding"
+    if block.documents is not None:
+        return f"{block.documents.describe()}; {padding}"
+    if not left_out.any():
+        return padding
+    return (
+        f"{np.count_nonzero(left_out):,} of the first {len(left_out):,} sequences are cropped, by "
+        f"{left_out.sum():,} residues; {padding}"
     )

@@ -185,7 +185,7 @@ def test_what_is_left_out_is_counted_and_the_rest_moves_with_the_pass(make):
         unfit |= {1, 4, 5, 6} - taken
         assert sum(families.lengths_of(np.array([*taken - {7}])) + 2) <= 200
     assert unfit == {1, 4, 5, 6}
-    found = forecast(families.lengths_of, families.order(seed=1), rule).describe()
+    found = forecast(families.lengths_of, families.order(seed=1), rule)
     assert "1 of the first 2 documents have relatives" in found
     assert "1 proteins longer than data.max_length, 1 equal to another one" in found
 
