@@ -52,14 +52,13 @@ class Leakage:
 
     def describe(self, num_test: int) -> str | None:
         """Returns a sentence on what leaks, or None."""
-        parts = [f"{self.identical:,} have the sequence of one"] if self.identical else []
-        if self.same_cluster:
-            parts.append(f"{self.same_cluster:,} are in the cluster of one")
-        if self.similar:
-            parts.append(
-                f"{self.similar:,} share {MIN_SHARED:.0%} or more of the {K}-mers of the shorter "
-                "one with one"
-            )
+        similar = f"share {MIN_SHARED:.0%} or more of the {K}-mers of the shorter one with one"
+        counts = {
+            "have the sequence of one": self.identical,
+            "are in the cluster of one": self.same_cluster,
+            similar: self.similar,
+        }
+        parts = [f"{number:,} {what}" for what, number in counts.items() if number]
         if not parts:
             return None
         return (
