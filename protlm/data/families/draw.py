@@ -77,16 +77,18 @@ def draw(
         ],
         np.intp,
     )
-    origin = _digest(seed, family.name or family.query, family.digest, number)
-    key = int(origin[:16], 16)
+    key = int(_digest(seed, family.name or family.query, family.digest, number)[:16], 16)
     # Exponential times at rates of the weights: the order of arrival is a draw without replacement.
     uniform = ((hashed(family.keys[places], seed=key) >> np.uint64(11)) + 0.5) / 2**53
     order = places[np.argsort(-np.log(uniform) / family.weights[places], kind="stable")]
     sizes = np.array([len(family.relatives[place].residues) + around for place in order], np.int64)
     taken = order[: int(np.searchsorted(sizes.cumsum(), tokens, side="right"))][:most]
     shuffled = taken[hashed(family.keys[taken], seed=key, stream=1).argsort(kind="stable")]
-    chosen = [family.relatives[place] for place in shuffled]
-    return Draw(limit if is_known else None, chosen, int(sizes[: len(taken)].sum()))
+    return Draw(
+        limit if is_known else None,
+        [family.relatives[place] for place in shuffled],
+        int(sizes[: len(taken)].sum()),
+    )
 
 
 def draws(
