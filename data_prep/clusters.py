@@ -91,8 +91,7 @@ class ClusterTable:
     def _sort(self, members: np.ndarray, clusters: np.ndarray) -> None:
         order = np.argsort(members, kind="stable")
         members, clusters = members[order], clusters[order]
-        is_new = np.ones(len(members), bool)
-        is_new[1:] = members[1:] != members[:-1]
+        is_new = np.append(True, members[1:] != members[:-1])
         is_conflict = ~is_new[1:] & (clusters[1:] != clusters[:-1])
         if is_conflict.any():
             self._refuse_conflicts(members[1:][is_conflict])
