@@ -141,14 +141,11 @@ class Families(Mixture):
         # Of each data set, the number of documents before each cluster, and of sequences before it.
         self.starts = [index.starts(rule.members) for index in clusters]
         self.firsts = np.cumsum([0, *map(len, splits)]).tolist()
+        number = sum(int(starts[-1]) for starts in self.starts)
+        self._of_clusters = f"{number:,} documents of at most {rule.members} members of a cluster"
 
     def order(self, *, seed: int = 0, shuffle: bool = True) -> "FamilyOrder":
         return FamilyOrder(self, self._shares, seed=seed, shuffle=shuffle)
-
-    @property
-    def _of_clusters(self) -> str:
-        number = sum(int(starts[-1]) for starts in self.starts)
-        return f"{number:,} documents of at most {self.rule.members} members of a cluster"
 
 
 @final
