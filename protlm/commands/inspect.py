@@ -46,9 +46,10 @@ def inspect(
         print(f"{name} is an encoder: its page has no predictions", file=sys.stderr)
     query = protein.identifier, protein.sequence
     contexts = [in_contexts(one.model, options.relatives, query[:1]) for one in models]
-    for number, (one, own) in enumerate(zip(models, contexts, strict=True)):
-        draw = None if own is None else own.draws(*query)[0]
-        models[number] = replace(one, model=models_of(one.model, own, query)[0], draw=draw)
+    models = [
+        replace(one, model=models_of(one.model, own, query)[0], draw=own and own.draws(*query)[0])
+        for one, own in zip(models, contexts, strict=True)
+    ]
     content = page_content(
         protein,
         models,
