@@ -114,8 +114,7 @@ def _features(entry: bytes) -> tuple[Feature, ...]:
     features = []
     for kind, location, rest, lines in _FEATURE.findall(entry):
         first, is_range, last = location.partition(b"..")
-        if not is_range:
-            last = next(iter(rest.split()), first)
+        last = last if is_range else next(iter(rest.split()), first)
         name = kind.decode("utf-8", "backslashreplace")
         if b":" in location:
             features.append(Feature(name, None, None, on_isoform=True))

@@ -190,11 +190,9 @@ def _features(entry: Any) -> tuple[Feature, ...]:
     features = []
     for feature in entry.iterchildren("{*}feature"):
         location = _child(feature, "location")
-        first = last = None
         on_isoform = location is not None and location.get("sequence") is not None
-        if location is not None and not on_isoform:
-            first = _position(location, "begin")
-            last = _position(location, "end")
+        is_here = location is not None and not on_isoform
+        first, last = (_position(location, x) if is_here else None for x in ("begin", "end"))
         ligand = _child(feature, "ligand")
         note = feature.get("description", "") if ligand is None else _text(ligand, "name")
         features.append(Feature(feature.get("type", ""), first, last, on_isoform, note))
