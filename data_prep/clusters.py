@@ -9,8 +9,7 @@ from typing import Any, final
 
 import numpy as np
 
-from protlm.data.records import Record
-from protlm.data.records.record import accession
+from protlm.data.records.record import Record, accession
 from protlm.data.tables import read_clusters
 from protlm.system.errors import InputDataError
 from protlm.system.paths import complete_file, sha256_of
@@ -92,8 +91,7 @@ class ClusterTable:
     def _sort(self, members: np.ndarray, clusters: np.ndarray) -> None:
         order = np.argsort(members, kind="stable")
         members, clusters = members[order], clusters[order]
-        is_new = np.ones(len(members), bool)
-        is_new[1:] = members[1:] != members[:-1]
+        is_new = np.append(True, members[1:] != members[:-1])
         is_conflict = ~is_new[1:] & (clusters[1:] != clusters[:-1])
         if is_conflict.any():
             self._refuse_conflicts(members[1:][is_conflict])

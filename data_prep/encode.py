@@ -88,22 +88,16 @@ class Encoder:
 
     def __call__(self, block: Block) -> EncodedBlock:
         tally, rule = Tally(), self.split_rule
-        splits: list[str] = []
-        identifiers: list[str] = []
-        sequences: list[bytes] = []
-        digests: list[bytes] = []
+        rows = list[tuple[str, str, bytes, bytes]]()
         for record in selected(block.records(tally), self.selection, tally):
             digest = digest_of(record)
             split = rule.split_of(record, digest)
             if split is None or split == HOMOLOG:
                 tally.filtered[split or "in no split"] += 1
                 continue
-            for note in rule.notes_of(record, split):
-                tally.noted[note] += 1
-            splits.append(split)
-            identifiers.append(record.identifier)
-            sequences.append(record.sequence.encode())
-            digests.append(digest)
+            tally.noted.update(rule.notes_of(record, split))
+            rows.append((split, record.identifier, record.sequence.encode(), digest))
+        splits, identifiers, sequences, digests = zip(*rows, strict=True) if rows else [()] * 4
         clusters = None
         if self.clusters is not None:
             clusters, is_listed = self.clusters.clusters_of(identifiers)

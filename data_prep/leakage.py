@@ -177,11 +177,14 @@ def _table(results: dict[str, SplitLeakage], options: LeakageOptions) -> Table:
 
 
 def _limits(options: LeakageOptions) -> str:
-    text = (
+    found = (
+        f"MMseqs2 hits have E < {MAX_E_VALUE:g}."
+        if options.mmseqs
+        else "Remote homologs are not detected: --mmseqs searches for them."
+    )
+    return (
         f"{K}-mers: the fraction of a sequence's {K}-mers, by a sketch of {SKETCH_SIZE}, that one "
         f"train sequence contains: {options.min_shared:.0%} is about "
         f"{options.min_shared ** (1 / K):.0%} identity, and at 50% identity {0.5**K:.1%} remains. "
+        f"{found}"
     )
-    if options.mmseqs:
-        return text + f"MMseqs2 hits have E < {MAX_E_VALUE:g}."
-    return text + "Remote homologs are not detected: --mmseqs searches for them."

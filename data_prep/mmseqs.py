@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from protlm.data.records import Record, SequenceFile, Tally
+from protlm.data.records import Record, Tally, read_records
 from protlm.data.records.record import accession
 from protlm.data.tables import read_clusters
 from protlm.data.vocabulary import VOCABULARY
@@ -35,6 +36,8 @@ MIN_IDENTITY, MAX_E_VALUE = 0.3, 1e-3
 # Of the shorter and of the longer sequence of a pair.
 _COVERAGE = ("-c", "0.8", "--cov-mode", "0")
 _LAST_LINES = 3
+# Records whose names are compared at a time.
+_AT_A_TIME = 1 << 14
 # Becomes a program, beside a process that kills their group when standard input closes: when the
 # process that started it ends, even by SIGKILL.
 _LEASH = """exec 3<&0; (read -r _ <&3; kill -KILL 0) >/dev/null 2>&1 &
@@ -192,8 +195,9 @@ def find_homologs(
         numbers = Counter[str]()
         with ExitStack() as stack:
             opened = {split: stack.enter_context(file.open("x")) for split, file in files.items()}
-            for _, block in _blocks(sources, reading):
-                for record in selected(block, selection, Tally()):
+            for source in sources:
+                records = read_records(source, Tally(), reading)
+                for record in selected(records, selection, Tally()):
                     digest = digest_of(record)
                     if (split := rule.split_of(record, digest)) in opened:
                         opened[split].write(f">{digest.hex()}\n{record.sequence}\n")
@@ -246,24 +250,15 @@ def _beside(
     return table, version
 
 
-def _blocks(
-    sources: Sequence[Path], reading: ReadOptions
-) -> Iterator[tuple[Path, Iterator[Record]]]:
-    """Yields the records of files as protlm reads them, whatever their format."""
-    for source in sources:
-        with SequenceFile(source, reading) as opened:
-            for block in opened.blocks():
-                yield source, block.records(Tally())
-
-
 def _linclust(sources: Sequence[Path], folder: Path, clustering: Clustering) -> Path:
     fasta, clusters = folder / "sources.fasta", folder / "linclust"
     with fasta.open("x", encoding="utf-8") as file:
         names = _Names(folder)
-        for source, block in _blocks(sources, clustering.reading):
-            records = list(block)
-            names.add(records, source)
-            file.writelines(f">{r.identifier}\n{r.sequence}\n" for r in records)
+        for source in sources:
+            every = read_records(source, Tally(), clustering.reading)
+            while records := [*islice(every, _AT_A_TIME)]:
+                names.add(records, source)
+                file.writelines(f">{r.identifier}\n{r.sequence}\n" for r in records)
     # As in UniRef: the fraction of a member that aligns with the longer representative.
     least = ["-c", str(clustering.coverage), "--cov-mode", "1"]
     identity = ["--min-seq-id", str(clustering.identity)]

@@ -11,8 +11,7 @@ from typing import Any, Self
 from rich.markup import escape
 from rich.table import Table
 
-from protlm.data.records import Tally
-from protlm.data.records.record import GAP, NUL
+from protlm.data.records.record import GAP, NUL, Tally
 from protlm.data.shards.data_set import REJECTED, REPORT
 from protlm.data.shards.manifest import Counts, Manifest, ShardEntry, SourceEntry
 from protlm.data.shards.writer import write_clusters

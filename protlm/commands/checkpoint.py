@@ -48,8 +48,7 @@ def info(path: Path) -> None:
         rows |= {f"{section}.{key}": str(v) for key, v in described[section].items()}
     rows |= {f"source.{key}": value for key, value in (model.description.source or {}).items()}
     for metric in BestMetric:
-        for best in best_checkpoints(path, metric, 1):
-            rows[f"best by {metric}"] = str(best)
+        rows |= {f"best by {metric}": str(best) for best in best_checkpoints(path, metric, 1)}
     for key, value in rows.items():
         print(f"{printable(key):<26} {printable(value)}")
 

@@ -198,12 +198,11 @@ def _figures(inputs: Sequence[_Input], figure: Path | None) -> dict[str, Path]:
             f"--figure draws at most {_MOST_FIGURES} proteins, and there are {len(files):,}; "
             "omit --figure, or give fewer proteins"
         )
-    figures = dict.fromkeys(files, figure)
-    if len(files) > 1:
-        figures = {
-            name: figure.with_name(f"{figure.stem}.{entry_name(name)}{figure.suffix}")
-            for name in files
-        }
+    several = len(files) > 1
+    figures = {
+        name: figure.with_stem(f"{figure.stem}.{entry_name(name)}") if several else figure
+        for name in files
+    }
     for path in figures.values():
         new_figure(path)
     return figures

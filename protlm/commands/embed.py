@@ -173,9 +173,7 @@ def _job_folder(output: Path) -> Path:
 
 
 def _free_space(output: Path) -> int:
-    folder = output.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
+    folder = next(one for one in output.absolute().parents if one.exists())
     return shutil.disk_usage(folder).free
 
 

@@ -158,9 +158,10 @@ def describe_features(
         f"{len(proteins):,} proteins, {len(concepts.protein):,} residues; left out: {lost}",
         f"chance: {repeats:,} permutations; all predictors took {seconds:,.0f} s",
     ]
-    for what, loss in losses.items():
-        text = f"{in_words(loss)} nats" if isinstance(loss, dict) else str(loss)
-        notes.append(f"masked residues, {what}: {text}")
+    notes += [
+        f"masked residues, {what}: {f'{in_words(x)} nats' if isinstance(x, dict) else x}"
+        for what, x in losses.items()
+    ]
     table = [[name, *map(str, counts.values())] for name, counts in summary.items()]
     print_table(["predictor", *summary[SPARSE]], table, notes)
     print(output)

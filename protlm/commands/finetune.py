@@ -89,10 +89,9 @@ def finetune_labels(
         lora.check_targets(model.network, options.targets)
         if options.rank > (width := model.description.model.model_dim):
             raise UserError(f"--lora {options.rank} must be at most {width}, the model's width")
-    room = Room(model, training=True)
-    if options.training.devices > 1:
-        # All ranks have to train on the same proteins, whatever memory each has.
-        room = Room(model, short=sys.maxsize)
+    # All ranks have to train on the same proteins, whatever memory each has.
+    several = options.training.devices > 1
+    room = Room(model, short=sys.maxsize) if several else Room(model, training=True)
     seed = options.training.seed
     labeled = read_labeled(labels, room, reading, seed=seed, valid_fraction=_VALID_FRACTION)
     settings = {

@@ -62,7 +62,16 @@ def _continued(
 def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
     """Returns sequences of a masked model, as FASTA."""
     assert options.start is not None
-    _check_resamples(model, options)
+    if model.network.head is None:
+        raise UserError(ENCODER)
+    if model.causal:
+        raise UserError(
+            "--start is for models that predict masked residues, and this one is causal; type "
+            "--prefix RESIDUES to continue a sequence"
+        )
+    for flag, value in (("--prefix", options.prefix), ("--max-length", options.max_length)):
+        if value:
+            raise UserError(f"{flag} is for causal models; leave it out with --start")
     proteins = Proteins(
         options.start,
         model.max_residues,
@@ -87,19 +96,6 @@ def _resampled(model: PretrainedModel, options: GenerateOptions) -> list[str]:
         resampled_record(index + 1, record.identifier, record.sequence, new[index])
         for index, record in enumerate(starts)
     ]
-
-
-def _check_resamples(model: PretrainedModel, options: GenerateOptions) -> None:
-    if model.network.head is None:
-        raise UserError(ENCODER)
-    if model.causal:
-        raise UserError(
-            "--start is for models that predict masked residues, and this one is causal; type "
-            "--prefix RESIDUES to continue a sequence"
-        )
-    for flag, value in (("--prefix", options.prefix), ("--max-length", options.max_length)):
-        if value:
-            raise UserError(f"{flag} is for causal models; leave it out with --start")
 
 
 def fasta_record(sequence: GeneratedSequence) -> str:

@@ -135,8 +135,7 @@ class ProteinFile:
             "header": sanitize(record.header[:_LONGEST_HEADER]),
             "length": len(record.sequence),
         }
-        for key, value in (own | dict(attributes)).items():
-            dataset.attrs[key] = value
+        dataset.attrs.update(own | dict(attributes))
         self._disk.check()
         return dataset
 
@@ -192,8 +191,7 @@ def hdf5_file(
             )
         with DiskFile(temporary) as disk:
             with h5py.File(disk, "w", libver="v110", track_order=True) as file:
-                for key, value in attributes.items():
-                    file.attrs[key] = value
+                file.attrs.update(attributes)
                 disk.check()
                 yield file, disk
                 rows = [(sanitize(identifier), sanitize(why)) for identifier, why in skipped]

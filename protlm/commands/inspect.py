@@ -41,14 +41,15 @@ def inspect(
     if options.features is not None:
         sparse = read_inspected(options.features, options.description, models[0].model)
         models[0] = replace(models[0], features=sparse)
-    for one in models if options.predictions else ():
-        if not one.model.predicts:
-            print(f"{one.name} is an encoder: its page has no predictions", file=sys.stderr)
+    silent = [one.name for one in models if options.predictions and not one.model.predicts]
+    for name in silent:
+        print(f"{name} is an encoder: its page has no predictions", file=sys.stderr)
     query = protein.identifier, protein.sequence
     contexts = [in_contexts(one.model, options.relatives, query[:1]) for one in models]
-    for number, (one, own) in enumerate(zip(models, contexts, strict=True)):
-        draw = None if own is None else own.draws(*query)[0]
-        models[number] = replace(one, model=models_of(one.model, own, query)[0], draw=draw)
+    models = [
+        replace(one, model=models_of(one.model, own, query)[0], draw=own and own.draws(*query)[0])
+        for one, own in zip(models, contexts, strict=True)
+    ]
     content = page_content(
         protein,
         models,

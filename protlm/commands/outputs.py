@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TextIO
+from typing import TextIO
 
 from protlm.system.errors import OutputError, UserError
 from protlm.system.paths import complete_file
@@ -57,16 +57,9 @@ def fasta_file(output: Path) -> Iterator[TextIO]:
             raise OutputError("standard output is closed; give a file: -o NAME.fasta")
         yield sys.stdout
         return
-    with (
-        complete_file(output) as temporary,
-        temporary.open("wb") as raw,
-        io.TextIOWrapper(_compressed(raw, output), encoding="utf-8") as file,
-    ):
-        yield file
-
-
-def _compressed(raw: IO[bytes], output: Path) -> IO[bytes] | gzip.GzipFile:
-    if output.suffix.lower() != ".gz":
-        return raw
-    # Without a name and a time, so that the same sequences make the same bytes.
-    return gzip.GzipFile("", "wb", fileobj=raw, mtime=0)
+    is_gzip = output.suffix.lower() == ".gz"
+    with complete_file(output) as temporary, temporary.open("wb") as raw:
+        # Without a name and a time, so that the same sequences make the same bytes.
+        packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if is_gzip else raw
+        with io.TextIOWrapper(packed, encoding="utf-8") as file:
+            yield file

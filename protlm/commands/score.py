@@ -142,15 +142,12 @@ def _results(
     """Yields the scores of each estimator, compared with measured ones."""
     positions = positions_of(table.variants)
     for estimator, scores in found.items():
-        compared = None
-        if table.measured is not None:
-            compared = agreement(
-                table.measured,
-                scores.values,
-                table.is_fit,
-                positions,
-                is_clinical=table.is_clinical,
-            )
+        given = scores.values, table.is_fit, positions
+        compared = (
+            None
+            if table.measured is None
+            else agreement(table.measured, *given, is_clinical=table.is_clinical)
+        )
         yield Result(_name(source), estimator, scores, compared)
 
 

@@ -207,14 +207,14 @@ def _print_summary(network: ProteinLM, data: SequenceData, plan: RunPlan) -> Non
     facts = [
         f"{num_parameters(network):,} parameters, {_layers(config)}",
         train_split.describe(),
-        expected.describe(),
+        expected,
         cannot_generate(config),
     ]
     _print("; ".join(fact for fact in facts if fact))
     if config.data.batching is Batching.relatives:
         valid = data.valid
         expected = forecast(valid.lengths_of, valid.order(), data.valid_batching)
-        _print(f"validation: {expected.describe()}")
+        _print(f"validation: {expected}")
 
 
 def _layers(config: TrainConfig) -> str:

@@ -213,9 +213,8 @@ def _check_choice(group: str, value: str) -> None:
 
 def _options_of(group: str, name: str) -> Any:
     """Returns the options of a choice of a group, shipped or added, with their defaults."""
-    path = shipped("conf") / group / f"{name}.yaml"
-    if name in added(group):
-        path = options_file(group, name)
+    is_shipped = name not in added(group)
+    path = shipped("conf") / group / f"{name}.yaml" if is_shipped else options_file(group, name)
     try:
         return load_yaml(path, f"the options of {group}={name}")
     except (ValueError, yaml.YAMLError) as error:

@@ -129,10 +129,8 @@ class DataConfig(Checked):
                 f"data.dir={self.dir} and data.mixture exclude each other; type data.dir=null, or "
                 "leave data.mixture out"
             )
-        if self.batching is Batching.relatives:
-            self._check_relatives()
-
-    def _check_relatives(self) -> None:
+        if self.batching is not Batching.relatives:
+            return
         if self.mode is Mode.concatenated:
             raise UserError(
                 f"{_OF_RELATIVES} needs whole proteins, and data.mode=concatenated cuts them; type "

@@ -52,7 +52,8 @@ class SequenceDataset(Dataset[Batch]):
     """Creates batches from plans; a row is a pure function of the seed and its data position.
 
     The targets of `masked` are corrupted residues, those of `causal` the tokens that follow in the
-    row.
+    row. Where rows are of families, `positions` says from where positions count in layers of the
+    family: `restart`, `aligned` or `run`.
     """
 
     def __init__(
@@ -62,9 +63,10 @@ class SequenceDataset(Dataset[Batch]):
         objective: str,
         masking: MaskingRule,
         seed: int,
+        positions: str | None = None,
     ) -> None:
         self._sequences, self._objective = sequences, objective
-        self._masking, self._seed = masking, seed
+        self._masking, self._seed, self._positions = masking, seed, positions
 
     def __getitem__(self, plan: BatchPlan) -> Batch:
         shape = (len(plan.rows), plan.length)
@@ -101,21 +103,19 @@ class SequenceDataset(Dataset[Batch]):
         tokens_BL: np.ndarray,
         targets_BL: np.ndarray,
     ) -> Bounds:
-        shape, aligned = tokens_BL.shape, None
+        aligned = None
         assert plan.longest is not None
-        if plan.positions is None:
-            return Bounds.of(spans, shape, longest=plan.longest)
-        if plan.positions == "aligned":
+        if self._positions == "aligned":
             # Relatives are aligned as in use, where no residue is hidden.
             is_hidden = (targets_BL != IGNORE) & (self._objective == "masked")
             true_BL = np.where(is_hidden, targets_BL, tokens_BL)
             aligned = aligned_positions(spans, families, true_BL.flatten())
         return Bounds.of(
             spans,
-            shape,
+            tokens_BL.shape,
             longest=plan.longest,
-            families=families,
-            running=plan.positions == "run",
+            families=families if self._positions else None,
+            running=self._positions == "run",
             aligned=aligned,
         )
 

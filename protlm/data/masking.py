@@ -27,9 +27,8 @@ def crop(num_residues: int, max_residues: int, how: str, rng: np.random.Generato
     >>> crop(10, 4, "prefix", np.random.default_rng(0))
     slice(0, 4, None)
     """
-    start = 0
-    if how == "random" and num_residues > max_residues:
-        start = int(rng.integers(num_residues - max_residues + 1))
+    most = max(num_residues - max_residues, 0)
+    start = int(rng.integers(most + 1)) if how == "random" and most else 0
     return slice(start, min(start + max_residues, num_residues))
 
 
@@ -90,9 +89,8 @@ def corrupt(
     """Returns corrupted inputs, and targets: the true token, `IGNORE` elsewhere; both int64."""
     # `IGNORE` would wrap around in the type of stored residues, uint8.
     tokens = tokens.astype(np.int64)
-    fraction = rule.mask_fraction
-    if rule.mask_fraction_range is not None:
-        fraction = rng.uniform(*rule.mask_fraction_range)
+    bounds = rule.mask_fraction_range
+    fraction = rule.mask_fraction if bounds is None else rng.uniform(*bounds)
     is_target = (rng.random(len(tokens)) < fraction) & is_maskable
     fate = rng.random(len(tokens))
     others = VOCABULARY.residues[rng.integers(len(VOCABULARY.residues), size=len(tokens))]

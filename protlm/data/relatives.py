@@ -108,12 +108,12 @@ def leaks(query: np.ndarray, others: Sequence[np.ndarray]) -> list[str]:
     found = []
     for other, near in zip(others, is_near.tolist(), strict=True):
         shorter, longer = sorted((query.tobytes(), other.tobytes()), key=len)
-        if shorter == longer:
-            found.append("equal to their query")
-        elif shorter in longer:
-            found.append("that contain their query or are contained in it")
-        else:
-            found.append("nearly identical to their query (80 % of 6-mers)" if near else "")
+        reasons = {
+            "equal to their query": shorter == longer,
+            "that contain their query or are contained in it": shorter in longer,
+            "nearly identical to their query (80 % of 6-mers)": near,
+        }
+        found.append(next((reason for reason, is_so in reasons.items() if is_so), ""))
     return found
 
 

@@ -215,8 +215,7 @@ def excerpt(fields: list[str]) -> str:
     >>> print(excerpt(["P1", "train"]))
     'P1\\ttrain'
     """
-    line = "\t".join(fields)
-    return f"{line!r:.80}"
+    return repr("\t".join(fields))[:80]
 
 
 def read_labels(path: Path, key: str, column: str) -> dict[str, str]:

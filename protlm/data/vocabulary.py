@@ -121,9 +121,8 @@ class Vocabulary:
     @cached_property
     def hash(self) -> str:
         """SHA-256 of tokens and frame, stored in every manifest, checkpoint and output."""
-        text = "\n".join(self.tokens)
-        if self.frame != _ESM:
-            text = json.dumps([self.tokens, *vars(self.frame).values()])
+        both = json.dumps([self.tokens, *vars(self.frame).values()])
+        text = "\n".join(self.tokens) if self.frame == _ESM else both
         return hashlib.sha256(text.encode()).hexdigest()
 
     @cached_property

@@ -10,14 +10,14 @@ of M at once.
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import tee
 from typing import TypeVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from protlm.config.data import TOKENS_PER_BATCH
 from protlm.data.vocabulary import VOCABULARY
@@ -31,7 +31,6 @@ from protlm.system.errors import UserError
 from protlm.system.terminal import watched
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,14 @@ class LogProbabilities:
 
     A protein longer than a masked model accepts is cut, for each query, to the window of
     `max_length` tokens whose center is nearest to the position; `<cls>` and `<eos>` are in the
-    window only if it includes them (ProteinGym's `optimal` window).
+    window only if it includes them (ProteinGym's `optimal` window). With `others`, models as of one
+    in several contexts, log-probabilities are means over all of them.
     """
 
     model: PretrainedModel
     tokens_per_batch: int = TOKENS_PER_BATCH
     quiet: bool = False
+    others: Sequence[PretrainedModel] = ()
 
     def __post_init__(self) -> None:
         if self.model.network.head is None:
@@ -67,10 +68,11 @@ class LogProbabilities:
             asked, tokens, places = zip(*batch, strict=True)
             tokens_BL = torch.from_numpy(np.stack(tokens)).long().to(self.model.device)
             mask_BL = torch.ones_like(tokens_BL, dtype=torch.bool)
-            with torch.inference_mode():
-                logits_BLV = self.model.network(tokens_BL, mask_BL, causal=False).logits_BLV
-                log_p_BV = logits_BLV[range(len(batch)), places].cpu().double().log_softmax(-1)
-            yield from zip(asked, log_p_BV.numpy(), strict=True)
+            log_p_BV = self._means(
+                one.network(tokens_BL, mask_BL, causal=False).logits_BLV[range(len(batch)), places]
+                for one in self._models
+            )
+            yield from zip(asked, log_p_BV, strict=True)
 
     def unmasked_log_p(
         self, asked: Iterable[tuple[str, Sequence[int]]]
@@ -84,10 +86,8 @@ class LogProbabilities:
                     queries = (Query(sequence, position, masked=False) for position in positions)
                     yield {query.position: log_p_V for query, log_p_V in self.log_p(queries)}
                 continue
-            with torch.inference_mode():
-                tokens = self.model.tokenize([sequence for sequence, _ in batch])
-                logits_BLV = self.model(tokens).logits_BLV[:, words.inner]
-                log_p_BLV = logits_BLV.cpu().double().log_softmax(-1).numpy()
+            tokens = self.model.tokenize([sequence for sequence, _ in batch])
+            log_p_BLV = self._means(one(tokens).logits_BLV[:, words.inner] for one in self._models)
             for log_p_LV, (_, positions) in zip(log_p_BLV, batch, strict=True):
                 yield {position: log_p_LV[position].copy() for position in positions}
 
@@ -97,21 +97,27 @@ class LogProbabilities:
         first, num_after = words.before.start, len(words.suffix)
         for some in consecutive(sequences, lambda x: len(x) + words.num_around, size):
             batch = self.model.tokenize(some)
-            targets_BL1 = batch.tokens_BL[:, first + 1 :, None].cpu()
-            with torch.inference_mode():
-                logits_BLV = self.model(batch).logits_BLV[:, first:-1]
-                log_p_BLV = logits_BLV.cpu().double().log_softmax(-1)
-            log_p_BL = log_p_BLV.gather(-1, targets_BL1)[..., 0].numpy()
+            targets_BL1 = batch.tokens_BL[:, first + 1 :, None].cpu().numpy()
+            log_p_BLV = self._means(one(batch).logits_BLV[:, first:-1] for one in self._models)
+            log_p_BL = np.take_along_axis(log_p_BLV, targets_BL1, axis=-1)[..., 0]
             for row, length in zip(log_p_BL, batch.lengths, strict=True):
                 yield row[: length + num_after]
 
     @property
+    def _models(self) -> Sequence[PretrainedModel]:
+        return (self.model, *self.others)
+
+    def _means(self, logits: Iterable[Tensor]) -> np.ndarray:
+        """Returns the means of log-probabilities, float64, of the logits of each model."""
+        with torch.inference_mode():
+            each = [one.cpu().double().log_softmax(-1).numpy() for one in logits]
+        return np.mean(each, axis=0)
+
+    @property
     def networks_read_again(self) -> Sequence[NetworkInContext]:
         """The networks of which every pass reads a context; none without relatives."""
-        network = self.model.network
-        if isinstance(network, NetworkInContext) and network.is_read_again:
-            return [network]
-        return []
+        networks = (one.network for one in self._models)
+        return [one for one in networks if isinstance(one, NetworkInContext) and one.is_read_again]
 
     def announce(self, num_passes: int, sequence: str) -> None:
         """Prints the tokens and the time of passes that each read all contexts."""
@@ -141,45 +147,9 @@ class LogProbabilities:
         return tokens_L[start : start + limit], place - start
 
 
-@dataclass(frozen=True)
-class Averaged(LogProbabilities):
-    """The means of the log-probabilities of several models, as of one in several contexts."""
-
-    others: Sequence[PretrainedModel] = ()
-
-    @property
-    def networks_read_again(self) -> Sequence[NetworkInContext]:
-        return [network for one in self._each for network in one.networks_read_again]
-
-    def log_p(self, queries: Iterable[Query]) -> Iterator[tuple[Query, np.ndarray]]:
-        for found in self._of_each(queries, LogProbabilities.log_p):
-            yield found[0][0], np.mean([log_p_V for _, log_p_V in found], axis=0)
-
-    def unmasked_log_p(
-        self, asked: Iterable[tuple[str, Sequence[int]]]
-    ) -> Iterator[dict[int, np.ndarray]]:
-        for found in self._of_each(asked, LogProbabilities.unmasked_log_p):
-            yield {place: np.mean([one[place] for one in found], axis=0) for place in found[0]}
-
-    def causal_log_p(self, sequences: Iterable[str]) -> Iterator[np.ndarray]:
-        for found in self._of_each(sequences, LogProbabilities.causal_log_p):
-            yield np.mean(found, axis=0)
-
-    @property
-    def _each(self) -> Sequence[LogProbabilities]:
-        models = (self.model, *self.others)
-        return [LogProbabilities(model, self.tokens_per_batch) for model in models]
-
-    def _of_each(
-        self, asked: Iterable[T], predict: Callable[[LogProbabilities, Iterable[T]], Iterator[U]]
-    ) -> Iterator[tuple[U, ...]]:
-        each = self._each
-        return zip(*map(predict, each, tee(asked, len(each))), strict=True)
-
-
 def averaged(models: Sequence[PretrainedModel], tokens_per_batch: int) -> LogProbabilities:
     """Returns the means of the log-probabilities of models, as of one in each of its contexts."""
-    return Averaged(models[0], tokens_per_batch, others=models[1:])
+    return LogProbabilities(models[0], tokens_per_batch, others=models[1:])
 
 
 DEFINITIONS = {

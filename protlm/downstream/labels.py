@@ -204,10 +204,8 @@ def _usable(
     """Yields the usable rows with their sequences, and counts the others."""
     wanted = {name for row in rows for name in (row.identifier, accession(row.identifier))}
     found = None if sequences is None else _sequences(sequences, wanted)
-    missing = MISSING
     # Beside + or ++, - is a class.
-    if any({*row.label} == {"+"} for row in rows):
-        missing = MISSING - {"-"}
+    missing = MISSING - {"-"} if any({*row.label} == {"+"} for row in rows) else MISSING
     for row in rows:
         if row.split == PRED:
             counts["in the set pred"] += 1

@@ -69,9 +69,8 @@ def positions_of(variants: Sequence[Variant]) -> np.ndarray:
     numbers: dict[object, int] = {}
     found = []
     for row, variant in enumerate(variants):
-        names: list[object] = [one.position for one in variant.substitutions]
-        if not names:
-            names = ["wild type" if variant.indel is None else ("indel", row)]
+        other = "wild type" if variant.indel is None else ("indel", row)
+        names = [one.position for one in variant.substitutions] or [other]
         found.append([numbers.setdefault(name, len(numbers)) for name in names])
     width = max(map(len, found), default=1)
     rows = [row + [-1] * (width - len(row)) for row in found]

@@ -244,10 +244,9 @@ def output_cells(outputs: np.ndarray, task: Task, classes: list[str]) -> list[li
         return [[f"{value:.6g}"] for value in outputs[:, 0]]
     rows = []
     for row in probabilities(outputs, task):
-        if task is Task.several_classes:
-            names = ";".join(classes[number] for number in np.flatnonzero(row >= 0.5))
-        else:
-            names = classes[int(row.argmax())]
+        is_several = task is Task.several_classes
+        taken = np.flatnonzero(row >= 0.5) if is_several else [int(row.argmax())]
+        names = ";".join(classes[number] for number in taken)
         rows.append([names, *(f"{value:.4f}" for value in row)])
     return rows
 

@@ -224,7 +224,7 @@ def scores_of_test(
     outputs: np.ndarray, targets: Targets, split: Split, *, seed: int
 ) -> tuple[Metrics, dict[str, Metrics]]:
     """Returns the scores of outputs for the test proteins, and for each of several test sets."""
-    test, by_set = targets.rows_of(split.test), {}
+    test = targets.rows_of(split.test)
 
     def scores(is_taken: np.ndarray) -> Metrics:
         rows = test[is_taken]
@@ -238,9 +238,9 @@ def scores_of_test(
             seed=seed,
         )
 
-    if len(split.test_sets) > 1:
-        for name, proteins in split.test_sets.items():
-            by_set[name] = scores(np.isin(test, targets.rows_of(proteins)))
+    sets = split.test_sets if len(split.test_sets) > 1 else {}
+    rows_of = {name: np.isin(test, targets.rows_of(proteins)) for name, proteins in sets.items()}
+    by_set = {name: scores(is_taken) for name, is_taken in rows_of.items()}
     return scores(np.ones(len(test), dtype=bool)), by_set
 
 

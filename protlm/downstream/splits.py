@@ -52,14 +52,13 @@ class Leakage:
 
     def describe(self, num_test: int) -> str | None:
         """Returns a sentence on what leaks, or None."""
-        parts = [f"{self.identical:,} have the sequence of one"] if self.identical else []
-        if self.same_cluster:
-            parts.append(f"{self.same_cluster:,} are in the cluster of one")
-        if self.similar:
-            parts.append(
-                f"{self.similar:,} share {MIN_SHARED:.0%} or more of the {K}-mers of the shorter "
-                "one with one"
-            )
+        similar = f"share {MIN_SHARED:.0%} or more of the {K}-mers of the shorter one with one"
+        counts = {
+            "have the sequence of one": self.identical,
+            "are in the cluster of one": self.same_cluster,
+            similar: self.similar,
+        }
+        parts = [f"{number:,} {what}" for what, number in counts.items() if number]
         if not parts:
             return None
         return (
@@ -113,21 +112,19 @@ def leakage(examples: Sequence[Example], split: Split) -> Leakage:
     fit = np.concatenate([split.train, split.valid])
     sides = [[examples[row].sequence for row in rows] for rows in (fit, split.test)]
     known = set(sides[0])
-    shared = None
-    if split.has_clusters:
-        shared = int(np.isin(split.groups[split.test], split.groups[fit]).sum())
+    shared = int(np.isin(split.groups[split.test], split.groups[fit]).sum())
     shares = highest_shared_fractions(sides[1], sides[0], enough=MIN_SHARED)
-    similar = int((shares >= MIN_SHARED).sum())
-    identical = sum(sequence in known for sequence in sides[1])
-    return Leakage(identical, shared, similar)
+    return Leakage(
+        identical=sum(sequence in known for sequence in sides[1]),
+        same_cluster=shared if split.has_clusters else None,
+        similar=int((shares >= MIN_SHARED).sum()),
+    )
 
 
 def cluster_names(examples: Sequence[Example]) -> list[str] | None:
     """Returns the cluster of each example, perhaps its own; None if no cluster is known."""
-    of_sequence: dict[str, str] = {}
-    for one in examples:
-        if one.cluster:
-            of_sequence.setdefault(one.sequence, one.cluster)
+    # Of several clusters, the first.
+    of_sequence = {one.sequence: one.cluster for one in reversed(examples) if one.cluster}
     if not of_sequence:
         return None
     return [of_sequence.setdefault(one.sequence, f"only {one.identifier}") for one in examples]

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from protlm.data.records import Tally
-from protlm.data.records.record import residues
+from protlm.data.records.record import Tally, residues
 from protlm.data.tables import MISSING, number_meant, number_of, places_of, read_table
 from protlm.data.vocabulary import STANDARD, VOCABULARY, capitals
 from protlm.options.prepare import ReadOptions
@@ -360,8 +359,7 @@ def _numbers(path: Path, table: VariantTable, lines: list[int], name: str) -> np
     values = np.full(len(table.scored), np.nan)
     for number, row in enumerate(table.scored):
         cell = table.rows[row][place].strip()
-        if name == "DMS_bin_score":
-            cell = _CLINICAL.get(cell.lower(), cell)
+        cell = _CLINICAL.get(cell.lower(), cell) if name == "DMS_bin_score" else cell
         if cell in MISSING:
             continue
         if (value := number_of(cell)) is None:

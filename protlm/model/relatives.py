@@ -69,6 +69,7 @@ class InContexts:
         self.options, self.query = options, query
         self.tokens = options.relatives_tokens or model.description.relatives_tokens or _TOKENS
         # One that does not fit would end every context in which it is drawn.
+        self._around = model.vocabulary.num_around
         limits = options.max_residues, model.max_residues, self.tokens - self._around
         longest = min(limit for limit in limits if limit is not None)
         self._relatives = Relatives(source, replace(options, max_residues=max(longest, 1)))
@@ -142,10 +143,6 @@ class InContexts:
             around=self._around,
             most=numbers - 1 if numbers else None,
         )
-
-    @property
-    def _around(self) -> int:
-        return self.model.vocabulary.num_around
 
     def family(self, name: str, residues: str) -> Family:
         """Returns all relatives of a query."""

@@ -11,11 +11,8 @@ from protlm.system.errors import UserError
 _FRACTION = at_least(0, at_most=1)
 
 
-class Weights(StrEnum):
-    """The weights with which relatives are drawn, by the names that `--weights` takes."""
-
-    neighbors = "neighbors"
-    uniform = "uniform"
+# The weights with which relatives are drawn.
+Weights = StrEnum("Weights", ["neighbors", "uniform"])
 
 
 @dataclass(frozen=True)

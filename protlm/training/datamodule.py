@@ -25,7 +25,7 @@ from protlm.data.batching.plan import (
     RankBatches,
     Sequences,
 )
-from protlm.data.batching.relatives import Families
+from protlm.data.batching.relatives import Families, WholeFamilies
 from protlm.data.batching.strategies import LengthBuckets
 from protlm.data.dataset import Batch, SequenceDataset
 from protlm.data.frequencies import count_residues, frequencies, posterior
@@ -199,6 +199,7 @@ class SequenceData(pl.LightningDataModule):
             objective="causal" if masking is None else "masked",
             masking=masking or MaskingRule(),
             seed=self.seed,
+            positions=self.rule.positions if isinstance(self.rule, WholeFamilies) else None,
         )
         # More processes than processors gain nothing. The batches do not depend on the number.
         num_workers = min(self.config.num_workers, os.cpu_count() or 1)

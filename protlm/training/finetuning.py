@@ -125,9 +125,8 @@ class ReportEpochs(LoopCallback):
         kept = ", the lowest so far" if epoch and valid < min(self._losses) else ""
         self._losses.append(valid)
         self._refuse_divergence()
-        where = "epoch 0, before training: "
-        if epoch:
-            where = f"epoch {epoch} of {self._settings.epochs} at most: training loss {train:.4f}, "
+        at_most = f"epoch {epoch} of {self._settings.epochs} at most: training loss {train:.4f}, "
+        where = at_most if epoch else "epoch 0, before training: "
         assert self._progress is not None
         self._progress.print(f"{where}validation {metric} {score:.3f}, loss {valid:.4f}{kept}")
         trainer.should_stop = stale_epochs(self._losses) >= self._settings.patience

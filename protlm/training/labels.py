@@ -8,7 +8,7 @@ batches is a pure function of seed and epoch.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, final
 
 import numpy as np
@@ -299,10 +299,6 @@ def _mean_squares(outputs: Tensor, values: Tensor) -> Tensor:
     return F.mse_loss(outputs[:, 0], values.to(outputs.dtype), reduction="sum")
 
 
-def _cross_entropy(outputs: Tensor, values: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, values, reduction="sum")
-
-
 def _binary(outputs: Tensor, values: Tensor) -> Tensor:
     sums = F.binary_cross_entropy_with_logits(outputs, values.to(outputs.dtype), reduction="sum")
     return sums / outputs.shape[1]
@@ -310,8 +306,8 @@ def _binary(outputs: Tensor, values: Tensor) -> Tensor:
 
 _LOSSES = {
     Task.number: _mean_squares,
-    Task.one_class: _cross_entropy,
+    Task.one_class: partial(F.cross_entropy, reduction="sum"),
     Task.several_classes: _binary,
-    Task.residue_classes: _cross_entropy,
+    Task.residue_classes: partial(F.cross_entropy, reduction="sum"),
     Task.residue_numbers: _mean_squares,
 }

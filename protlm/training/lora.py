@@ -69,10 +69,11 @@ def check_targets(network: nn.Module, targets: Sequence[str]) -> None:
 
 def save_adapters(network: nn.Module, folder: Path) -> None:
     """Writes A and B of each layer, `LAYER.A` and `LAYER.B`, the scale, and checksums."""
-    arrays = {}
-    for name, _, adapter in _adapted(network):
-        for part, value in (("A", adapter.A), ("B", adapter.B)):
-            arrays[f"{name}.{part}"] = value.detach().cpu().contiguous()
+    arrays = {
+        f"{name}.{part}": getattr(adapter, part).detach().cpu().contiguous()
+        for name, _, adapter in _adapted(network)
+        for part in ("A", "B")
+    }
     _ADAPTERS.write(folder, arrays, {"weight": "W + scale * B @ A", "scale": _SCALE})
 
 

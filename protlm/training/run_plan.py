@@ -47,7 +47,20 @@ class RunPlan:
         check_schedule(self.config.schedule, max_steps=trainer.max_steps)
         # Fractions and relatives are checked.
         _ = self.masking, self.model
-        self._check_rows()
+        size, longest = self.config.data.tokens_per_batch, self.batching.longest_row
+        if longest > max(size, self.batching.max_length):
+            raise UserError(
+                f"rows of data.tokens_per_row={longest} do not fit into "
+                f"data.tokens_per_batch={size}; type data.tokens_per_row={size}"
+            )
+        rows = max(size // longest, 1)
+        if rows < self.num_devices and is_first_rank():
+            warnings.warn(
+                f"data.tokens_per_batch={size} holds {rows} of the longest rows, of {longest} "
+                f"tokens, so some of the {self.num_devices} devices will wait for the others; "
+                f"type data.tokens_per_batch={self.num_devices * longest}, or use fewer devices",
+                stacklevel=2,
+            )
 
     @property
     def run_dir(self) -> Path:
@@ -162,20 +175,3 @@ class RunPlan:
             mask_fraction_range=None if bounds is None else (bounds[0], bounds[1]),
             narrowing=(max_steps - decay, max_steps) if objective.mask_fraction_decays else None,
         )
-
-    def _check_rows(self) -> None:
-        """Refuses rows that do not fit into a batch; warns of too few of them for all devices."""
-        size, longest = self.config.data.tokens_per_batch, self.batching.longest_row
-        if longest > max(size, self.batching.max_length):
-            raise UserError(
-                f"rows of data.tokens_per_row={longest} do not fit into "
-                f"data.tokens_per_batch={size}; type data.tokens_per_row={size}"
-            )
-        rows = max(size // longest, 1)
-        if rows < self.num_devices and is_first_rank():
-            warnings.warn(
-                f"data.tokens_per_batch={size} holds {rows} of the longest rows, of {longest} "
-                f"tokens, so some of the {self.num_devices} devices will wait for the others; "
-                f"type data.tokens_per_batch={self.num_devices * longest}, or use fewer devices",
-                stacklevel=2,
-            )

@@ -36,8 +36,10 @@ def reader(data_set):
     return open_split(data_set, "train")
 
 
-def dataset(reader, objective="masked", seed=5, masking=BERT):
-    return SequenceDataset(reader, objective=objective, masking=masking, seed=seed)
+def dataset(reader, objective="masked", seed=5, masking=BERT, positions=None):
+    return SequenceDataset(
+        reader, objective=objective, masking=masking, seed=seed, positions=positions
+    )
 
 
 def plan(*samples, length=MAX_LENGTH, repeat=0, crop="random"):
@@ -186,7 +188,7 @@ def load(mixture, rule, objective, *, num_workers=0, num_batches=NUM_BATCHES, **
         mixture.lengths_of, mixture.order(seed=5), rule, num_batches=num_batches, **options
     )
     return DataLoader(
-        SequenceDataset(mixture, objective=objective, masking=MaskingRule(), seed=5),
+        dataset(mixture, objective, positions=getattr(rule, "positions", None)),
         sampler=stream,
         batch_size=None,
         collate_fn=copy,
@@ -301,7 +303,7 @@ def test_packed_proteins_are_those_of_padded_rows(reader, objective):
     assert (batch.tokens_BL[~batch.mask_BL] == VOCABULARY.pad).all()
 
 
-def family_plan(positions="restart"):
+def family_plan():
     """Two rows: of proteins 3 to 7 in three families, and of 8; and a filler row."""
     proteins = [SequenceRow(n, 0, MAX_LENGTH, "prefix") for n in range(3, 9)]
     rows = (
@@ -309,13 +311,13 @@ def family_plan(positions="restart"):
         FamiliesRow((proteins[5],), (1,), (True,)),
         None,
     )
-    return BatchPlan(rows, 500, Progress(0, 3), longest=MAX_LENGTH, positions=positions)
+    return BatchPlan(rows, 500, Progress(0, 3), longest=MAX_LENGTH)
 
 
 @pytest.mark.parametrize("objective", ["masked", "causal"])
 def test_proteins_without_targets_are_read_as_they_are(reader, objective):
     """And those with targets as if they were alone."""
-    data = dataset(reader, objective)
+    data = dataset(reader, objective, positions="restart")
     batch = data[family_plan()]
     spans = batch.bounds.spans.tolist()
     for number, (start, end) in zip(range(3, 9), spans, strict=False):
@@ -336,16 +338,16 @@ def test_proteins_without_targets_are_read_as_they_are(reader, objective):
 
 
 def test_the_bounds_of_families_are_those_of_their_proteins(reader):
-    batch = dataset(reader)[family_plan()]
+    batch = dataset(reader, positions="restart")[family_plan()]
     families = batch.bounds.families
     spans = batch.bounds.spans.tolist()
     joined = [[spans[0][0], spans[2][1]], *spans[3:]]
     assert families.spans.tolist() == joined and joined[-1] == [1_000, 1_001]
     assert torch.equal(families.position_L, batch.bounds.position_L)
-    running = dataset(reader)[family_plan("run")].bounds.families.position_L
+    running = dataset(reader, positions="run")[family_plan()].bounds.families.position_L
     for start, end in joined:
         assert running[start:end].tolist() == list(range(end - start))
-    assert dataset(reader)[replace(family_plan(), positions=None)].bounds.families is None
+    assert dataset(reader)[family_plan()].bounds.families is None
 
 
 def test_aligned_positions_are_those_of_the_first_protein(make_data_set):
@@ -357,8 +359,8 @@ def test_aligned_positions_are_those_of_the_first_protein(make_data_set):
     folder = make_data_set([(f"p{n}", one) for n, one in enumerate(stored)])
     rows = tuple(SequenceRow(n, 0, MAX_LENGTH, "prefix") for n in range(5))
     row = FamiliesRow(rows, (4, 1), (True,) * 5)
-    made = BatchPlan((row,), 300, Progress(0, 2), longest=MAX_LENGTH, positions="aligned")
-    data = dataset(open_split(folder, "train"), masking=MaskingRule(0.6))
+    made = BatchPlan((row,), 300, Progress(0, 2), longest=MAX_LENGTH)
+    data = dataset(open_split(folder, "train"), masking=MaskingRule(0.6), positions="aligned")
     bounds = data[made].bounds
     starts = [20, 29, 0, 20, 0]
     for (start, end), first in zip(bounds.spans.tolist(), starts, strict=True):

@@ -97,7 +97,7 @@ def test_a_batch_of_250_million_sequences_takes_little(
     found = json.loads(run_python(PROGRAM, enormous, mode, sampling, OMP_NUM_THREADS="1").stdout)
     assert found["sequences"] == 250_000_080
     assert found["clusters"] == (NUM_CLUSTERS if sampling == "cluster" else None)
-    assert found["forecast"] == 16_384
+    assert found["forecast"].endswith("of the positions of a batch are padding")
     assert found["rows"] > 0
     assert found["mib"] < 500, found
     # The list of all lengths would be 2,000 MB; a window's are on 16,384 pages at most, and its

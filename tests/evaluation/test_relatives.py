@@ -23,7 +23,7 @@ from protlm.analysis.family_predictions import (
 )
 from protlm.analysis.family_queries import chosen, targets_of
 from protlm.analysis.pairwise import aligned_letters, substitutions
-from protlm.data.families import Family, Relative, family_of
+from protlm.data.families import Family, Relative, read_family
 from protlm.data.masking import MaskingRule
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.evaluation.accuracy import Accuracy
@@ -107,7 +107,7 @@ class Contexts:
         self.families, self.copies, self.model = families, copies, Planted()
 
     def family(self, name: str, residues: str) -> Family:
-        return family_of(self.families[name][1:], residues, name)
+        return read_family(self.families[name][1:], residues, name)
 
     def after(self, relatives: Sequence[Relative], residues: str, tokens_per_batch: int) -> Planted:
         if not (self.copies and relatives):
@@ -207,7 +207,7 @@ def test_a_query_is_known_without_its_targets() -> None:
     relatives = [query[:25] + other[25:], other[:30] + query[30:], other]
 
     def of(residues: str) -> Any:
-        family = family_of(relatives, residues, "Q")
+        family = read_family(relatives, residues, "Q")
         (found,) = chosen(
             [(family, "F", places)],
             fewest=2,
@@ -224,7 +224,7 @@ def test_a_query_is_known_without_its_targets() -> None:
     assert (one.targets != same.targets).all()
     # Bins are of all candidates, and the order takes those below the limit alone.
     (low,) = chosen(
-        [(family_of(relatives, query, "Q"), "F", places)],
+        [(read_family(relatives, query, "Q"), "F", places)],
         fewest=1,
         per_family=1,
         max_identity=0.5,
@@ -237,7 +237,7 @@ def test_a_query_is_known_without_its_targets() -> None:
 def test_queries_that_are_left_out_are_counted() -> None:
     rng = np.random.default_rng(2)
     texts = ["".join(rng.choice([*STANDARD], 40)) for _ in range(4)]
-    family, places = family_of(texts[1:], texts[0]), np.array([3])
+    family, places = read_family(texts[1:], texts[0]), np.array([3])
     given = [(family, "F", places), (family, "F", places), (family, "G", places[:0])]
     left_out = Counter[str]()
     limits = {"per_family": 1, "max_identity": 0.9, "seed": 0, "left_out": left_out}
@@ -322,7 +322,7 @@ def test_targets_are_those_of_the_masked_evaluation() -> None:
 
 def test_a_causal_model_predicts_targets_from_what_is_before_them() -> None:
     model = Model.of(small_model("performer_relu", objective="causal"))
-    family = family_of(["MKVV"], "MKTAYIAKQRQISFVKSHFS", "Q")
+    family = read_family(["MKVV"], "MKTAYIAKQRQISFVKSHFS", "Q")
     places = np.array([0, 7, 19])
     limits = {"fewest": 1, "per_family": 1, "max_identity": 1.0, "seed": 0}
     (query,) = chosen([(family, "F", places)], **limits, left_out=Counter())

@@ -7,9 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from protlm.commands.embedding.plan import first_equal
-from protlm.data.records import Record
 from protlm.data.records.proteins import Proteins
-from protlm.data.records.record import Names
+from protlm.data.records.record import Names, Record
 from protlm.data.tables import read_columns
 from protlm.options.embed import EmbedOptions, Pooling
 from protlm.system.errors import InputDataError

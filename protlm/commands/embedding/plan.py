@@ -6,13 +6,14 @@ one file. Everything depends only on the proteins and the options, so that every
 the same batches.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from protlm.model.embedding import batches
 
+T = TypeVar("T")
 # A group has at most this number of sequences, and of residues unless it is one protein.
 _SEQUENCES, _RESIDUES = 2_048, 1 << 20
 # A small file is cut into 16 groups, to have shares to divide, but no group has fewer than 384
@@ -55,7 +56,9 @@ class Plan:
         for start, end in _cuts(lengths[self.distinct]):
             records = self.distinct[start:end]
             places = batches(lengths[records].tolist(), tokens_per_batch, around=around)
-            contents = self._blocks_of([records[batch] for batch in places], residues)
+            contents = blocks_of(
+                (records[batch] for batch in places), lambda one: self.residues([one]), residues
+            )
             self.groups.append([Block(n, x) for n, x in enumerate(contents, len(self.blocks))])
             self.blocks += self.groups[-1]
         self._block_of, self._offset = np.zeros((2, len(lengths)), np.int64)
@@ -83,16 +86,18 @@ class Plan:
         positions = sum((int(one.max()) + self._around) * len(one) for one in each)
         return 1 - used / positions if positions else 0.0
 
-    def _blocks_of(self, batches: list[np.ndarray], residues: int) -> Iterator[list[np.ndarray]]:
-        """Yields batches in lists of a number of residues, or a little more."""
-        block: list[np.ndarray] = []
-        for batch in batches:
-            block.append(batch)
-            if self.residues(block) >= residues:
-                yield block
-                block = []
-        if block:
+
+def blocks_of(items: Iterable[T], size_of: Callable[[T], int], least: int) -> Iterator[list[T]]:
+    """Yields consecutive items in lists of a size, in all, or a little more."""
+    block, size = list[T](), 0
+    for item in items:
+        block.append(item)
+        size += size_of(item)
+        if size >= least:
             yield block
+            block, size = [], 0
+    if block:
+        yield block
 
 
 def first_equal(digests: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from protlm.commands.embedding.job import Job, Key, stored
-from protlm.commands.embedding.plan import Block, Plan
+from protlm.commands.embedding.plan import Block, Plan, blocks_of
 from protlm.data.records import Record
 from protlm.model.embedding import Vectors, num_windows
 from protlm.options.embed import Dtype, Pooling
@@ -238,16 +238,13 @@ class Results:
 
     def blocks(self) -> Iterator[list[Embedded]]:
         """Yields the proteins in lists that are small enough for the memory."""
-        block: list[Embedded] = []
-        num_values = 0
-        for protein in self:
-            block.append(protein)
-            num_values += sum(values.size for values in protein.vectors.values())
-            if num_values >= _BLOCK_VALUES or len(block) == _BLOCK_PROTEINS:
-                yield block
-                block, num_values = [], 0
-        if block:
-            yield block
+        # Of vectors that are smaller, a number of proteins is enough.
+        least = _BLOCK_VALUES // _BLOCK_PROTEINS
+
+        def size_of(protein: Embedded) -> int:
+            return max(sum(values.size for values in protein.vectors.values()), least)
+
+        return blocks_of(self, size_of, _BLOCK_VALUES)
 
     def _vectors(self, number: int, record: Record) -> dict[Key, np.ndarray]:
         job, vectors, start = self.job, {}, 0

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from typing import final
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from protlm.data.batching.mixture import Draw, Mixture, SampleOrder
 from protlm.data.batching.order import hashed, splitmix64
 from protlm.data.batching.plan import SPECIALS
-from protlm.data.batching.relatives import Members, WholeFamilies, drawn, members_of
+from protlm.data.batching.relatives import WholeFamilies, drawn, members_of
 from protlm.data.relatives import leaks
 from protlm.data.shards.cluster_index import ClusterIndex
 from protlm.data.shards.data_set import SplitReader
@@ -39,22 +40,22 @@ class Contexts(Mixture):
 
     def has_relatives(self) -> bool:
         """Returns whether a query has a relative."""
-        numbers = np.arange(len(self.queries))
+        number = len(self.queries)
         return any(
-            np.any(self.clusters(numbers[first : first + _LOOKUPS]) >= 0)
-            for first in range(0, len(numbers), _LOOKUPS)
+            np.any(self.clusters(np.arange(first, min(first + _LOOKUPS, number))) >= 0)
+            for first in range(0, number, _LOOKUPS)
         )
 
     def clusters(self, queries: np.ndarray) -> np.ndarray:
         """Returns the number of the cluster of each query in the index, or -1, int64."""
         wanted = self.queries.clusters_of(queries)
-        low, high = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(self.index))
-        while np.any(is_open := low < high):
-            middle = (low + high) // 2
-            is_before = self._hashes(middle) < wanted
-            low = np.where(is_open & is_before, middle + 1, low)
-            high = np.where(is_open & ~is_before, middle, high)
-        return np.where(self._hashes(low) == wanted, np.minimum(low, len(self.index) - 1), -1)
+        # The clusters with smaller hashes, of which there are so many, from the highest bit on.
+        before, size = np.zeros(len(wanted), np.int64), len(self.index)
+        for bit in reversed(range(size.bit_length())):
+            more = before + (1 << bit)
+            is_before = (more <= size) & (self._hashes(more - 1) < wanted)
+            before = np.where(is_before, more, before)
+        return np.where(self._hashes(before) == wanted, np.minimum(before, size - 1), -1)
 
     def _hashes(self, clusters: np.ndarray) -> np.ndarray:
         """Returns the hashes of clusters, and of the last one for a number after it."""
@@ -71,16 +72,13 @@ class ContextOrder(SampleOrder):
         super().__init__([len(contexts.queries)], seed=seed, shuffle=shuffle)
         self._contexts = contexts
         # Comparing relatives takes seconds for a thousand queries, and each validation draws them.
-        self._drawn: dict[tuple[int, bytes], Draw] = {}
+        self._drawn = cache(self._draw)
 
     def draw(self, epoch: int, positions: np.ndarray) -> Draw:
-        key = epoch, positions.tobytes()
-        if key not in self._drawn:
-            self._drawn[key] = self._draw(epoch, positions)
-        return self._drawn[key]
+        return self._drawn(epoch, positions.astype(np.int64).tobytes())
 
-    def _draw(self, epoch: int, positions: np.ndarray) -> Draw:
-        queries, passes, _ = super().draw(epoch, positions)
+    def _draw(self, epoch: int, positions: bytes) -> Draw:
+        queries, passes, _ = super().draw(epoch, np.frombuffer(positions, np.int64))
         contexts, rule = self._contexts, self._contexts.rule
         clusters = contexts.clusters(queries)
         # Those that are too long are left out with their relatives.
@@ -88,20 +86,19 @@ class ContextOrder(SampleOrder):
         having = np.flatnonzero((clusters >= 0) & is_short)
         keys = splitmix64(passes.astype(np.uint64))
         keys = splitmix64(keys ^ hashed(queries, seed=self.seed))
-        none = np.zeros(len(having), np.int64)
-        found = members_of(
-            contexts.index, clusters[having], keys[having], firsts=none, most=rule.members - 1
+        numbers, samples = members_of(
+            contexts.index, clusters[having], keys[having], most=rule.members - 1
         )
-        numbers = having[found.documents]
+        numbers = having[numbers]
         reasons = list[str]()
         for number in np.unique(numbers).tolist():
-            others = found.samples[numbers == number].tolist()
+            others = samples[numbers == number].tolist()
             query = contexts.queries[int(queries[number])]
             reasons += leaks(query, [contexts.context[other] for other in others])
         is_safe = np.array([not why for why in reasons], bool)
-        members = Members(
+        members = (
             np.concatenate([np.arange(len(queries)), numbers[is_safe]]),
-            np.concatenate([len(contexts.context) + queries, found.samples[is_safe]]),
+            np.concatenate([len(contexts.context) + queries, samples[is_safe]]),
         )
         kinds, counts = np.zeros(len(queries)), Counter(filter(None, reasons))
         return drawn(contexts, rule, members, passes, kinds, dict(counts))

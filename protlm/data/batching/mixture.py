@@ -164,6 +164,9 @@ class Mixture(SplitReader):
     With clusters, these and a member of each are drawn in place of sequences.
     """
 
+    # What an epoch draws with clusters.
+    _of_clusters = "one sequence from each cluster"
+
     def __init__(
         self,
         splits: Sequence[SplitReader],
@@ -188,10 +191,6 @@ class Mixture(SplitReader):
         if self.num_clusters is None:
             return text
         return f"{text} in {self.num_clusters:,} clusters; an epoch draws {self._of_clusters}"
-
-    @property
-    def _of_clusters(self) -> str:
-        return "one sequence from each cluster"
 
     @property
     def num_clusters(self) -> int | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, islice
-from typing import Protocol, TypeAlias, final
+from typing import ClassVar, Protocol, TypeAlias, final
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -15,8 +15,8 @@ from protlm.system.errors import UserError
 
 SPECIALS = 2
 
-# About 45 batches of proteins; only the last one is not full.
-_BLOCK, _BLOCK_FOR = 16_384, 131_072
+# Tokens of a batch; a block is of a number of samples for each.
+_BLOCK_FOR = 131_072
 
 # Returns the lengths of samples in residues, int64, given their numbers.
 Lengths: TypeAlias = Callable[[np.ndarray], np.ndarray]
@@ -88,8 +88,7 @@ class Row(Protocol):
 class GlobalBatch:
     """The rows of a batch over all ranks, padded to `length`; `num_tokens` are without padding.
 
-    Packed proteins have at most `longest` tokens. Where they are of families, `positions` says
-    from where positions count in layers of the family: `restart`, `aligned` or `run`.
+    Packed proteins have at most `longest` tokens.
     """
 
     rows: Sequence[Row]
@@ -97,7 +96,6 @@ class GlobalBatch:
     num_tokens: int
     after: Progress
     longest: int | None = None
-    positions: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,6 @@ class BatchPlan:
     micro_batch: int = 0
     step: int = 0
     longest: int | None = None
-    positions: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +142,9 @@ class BatchingStrategy(ABC):
             every 131,072 tokens of a batch, rounded up.
     """
 
+    # About 45 batches of proteins; only the last one is not full.
+    usual_block: ClassVar[int] = 16_384
+
     tokens_per_batch: int
     max_length: int
     block: int | None = None
@@ -157,9 +157,7 @@ class BatchingStrategy(ABC):
 
     @property
     def block_size(self) -> int:
-        if self.block is not None:
-            return self.block
-        return _BLOCK * -(-self.tokens_per_batch // _BLOCK_FOR)
+        return self.block or self.usual_block * -(-self.tokens_per_batch // _BLOCK_FOR)
 
     @abstractmethod
     def batches(self, block: SampleBlock) -> list[GlobalBatch]:
@@ -285,46 +283,24 @@ class BatchStream(Sampler[BatchPlan]):
                 after,
                 number,
                 longest=batch.longest,
-                positions=batch.positions,
             )
 
 
-@final
-@dataclass(frozen=True)
-class Forecast:
-    """What the first block of an epoch says of all: what is cropped, and how much is padding.
+def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) -> str:
+    """Says what the first block of an epoch, which the first batch needs anyway, says of all.
 
-    `cropped` sequences of `num_samples` lose `left_out` residues. The fraction is that of the
-    positions that are not padding.
+    It is what is cropped, or the documents, and the fraction of the positions that are padding.
     """
-
-    num_samples: int
-    cropped: int
-    left_out: int
-    useful_fraction: float
-    documents: Documents | None = None
-
-    def describe(self) -> str:
-        padding = f"{1 - self.useful_fraction:.1%} of the positions of a batch are padding"
-        if self.documents is not None:
-            return f"{self.documents.describe()}; {padding}"
-        if not self.cropped:
-            return padding
-        return (
-            f"{self.cropped:,} of the first {self.num_samples:,} sequences are cropped, by "
-            f"{self.left_out:,} residues; {padding}"
-        )
-
-
-def forecast(lengths_of: Lengths, order: SampleOrder, rule: BatchingStrategy) -> Forecast:
-    """Counts in the first block of the first epoch, which the first batch needs anyway."""
     block = BatchStream(lengths_of, order, rule).samples(0, 0)
     left_out, batches = rule.left_out(block.num_residues), rule.batches(block)
     size = sum(len(batch.rows) * batch.length for batch in batches)
-    return Forecast(
-        num_samples=len(block.samples),
-        cropped=int(np.count_nonzero(left_out)),
-        left_out=int(left_out.sum()),
-        useful_fraction=sum(batch.num_tokens for batch in batches) / size,
-        documents=block.documents,
+    useful = sum(batch.num_tokens for batch in batches) / size
+    padding = f"{1 - useful:.1%} of the positions of a batch are padding"
+    if block.documents is not None:
+        return f"{block.documents.describe()}; {padding}"
+    if not left_out.any():
+        return padding
+    return (
+        f"{np.count_nonzero(left_out):,} of the first {len(left_out):,} sequences are cropped, by "
+        f"{left_out.sum():,} residues; {padding}"
     )

@@ -1,23 +1,22 @@
 """Documents of relatives: members of one cluster, packed to rows in which they see each other."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, NamedTuple, final
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, final
 
 import numpy as np
 
 from protlm.bounds import TOKENS_PER_PROTEIN
 from protlm.data.batching.mixture import Documents, Draw, Mixture, SampleOrder
 from protlm.data.batching.order import hashed, permuted, splitmix64
-from protlm.data.batching.plan import SPECIALS, Content, GlobalBatch, SampleBlock, Sequences
+from protlm.data.batching.plan import SPECIALS, Content, SampleBlock, Sequences
 from protlm.data.batching.strategies import ProteinsRow, WholeProteins, filled
 from protlm.data.shards.cluster_index import ClusterIndex
 from protlm.data.shards.data_set import SplitReader
 from protlm.system.errors import UserError
 
-# A block has as many documents for every 131,072 tokens of a batch: of one protein to 32.
-_BLOCK, _BLOCK_FOR = 2_048, 131_072
+# Of proteins, the number of the document of each, and its sequence number.
+Members: TypeAlias = tuple[np.ndarray, np.ndarray]
 _LONG = "proteins longer than data.max_length"
 _EQUAL = "equal to another one of their document"
 _UNFIT = "that did not fit into their document"
@@ -57,6 +56,9 @@ class WholeFamilies(WholeProteins):
         positions: from where positions count in layers of the family.
     """
 
+    # Documents, of one protein to 32.
+    usual_block: ClassVar[int] = 2_048
+
     members: int = 32
     tokens: int | None = None
     alone: float = 0.0
@@ -71,18 +73,6 @@ class WholeFamilies(WholeProteins):
                 f"data.relatives_tokens={given} must be at least data.max_length={self.max_length},"
                 f" so that every protein fits, and at most the {most} tokens of a row"
             )
-
-    @property
-    def most_tokens(self) -> int:
-        """The maximum number of tokens of a document."""
-        return self.tokens or self.longest_row
-
-    @property
-    def block_size(self) -> int:
-        return self.block or _BLOCK * -(-self.tokens_per_batch // _BLOCK_FOR)
-
-    def batches(self, block: SampleBlock) -> list[GlobalBatch]:
-        return [replace(one, positions=self.positions) for one in super().batches(block)]
 
     def _cuts(self, block: SampleBlock) -> list[tuple[Any, int]]:
         room = _totals(block, room_of(block.num_residues))
@@ -105,10 +95,10 @@ class WholeFamilies(WholeProteins):
 
     def _rows(self, block: SampleBlock, places: Any) -> list[Any]:
         assert block.documents is not None
-        documents, ends = block.documents, np.append(0, np.cumsum(block.documents.sizes))
-        numbers, rows = np.arange(ends[-1]), []
+        documents, rows = block.documents, []
+        members_of = np.split(np.arange(len(documents.leads)), np.cumsum(documents.sizes)[:-1])
         for row in places:
-            members = np.concatenate([numbers[ends[one] : ends[one + 1]] for one in row])
+            members = np.concatenate([members_of[one] for one in row])
             leads = np.append(np.flatnonzero(documents.leads[members]), len(members))
             rows.append(
                 FamiliesRow(
@@ -148,23 +138,14 @@ class Families(Mixture):
     ) -> None:
         super().__init__(splits, shares, clusters)
         self.rule, self.clusters = rule, clusters
-
-    @cached_property
-    def starts(self) -> list[np.ndarray]:
-        """Number of documents before each cluster of each data set."""
-        return [index.starts(self.rule.members) for index in self.clusters]
+        # Of each data set, the number of documents before each cluster, and of sequences before it.
+        self.starts = [index.starts(rule.members) for index in clusters]
+        self.firsts = np.cumsum([0, *map(len, splits)]).tolist()
+        number = sum(int(starts[-1]) for starts in self.starts)
+        self._of_clusters = f"{number:,} documents of at most {rule.members} members of a cluster"
 
     def order(self, *, seed: int = 0, shuffle: bool = True) -> "FamilyOrder":
         return FamilyOrder(self, self._shares, seed=seed, shuffle=shuffle)
-
-    def first(self, number: int) -> int:
-        """Returns the number of the first sequence of a data set."""
-        return sum(len(split) for split in self._splits[:number])
-
-    @property
-    def _of_clusters(self) -> str:
-        number = sum(int(starts[-1]) for starts in self.starts)
-        return f"{number:,} documents of at most {self.rule.members} members of a cluster"
 
 
 @final
@@ -184,39 +165,32 @@ class FamilyOrder(SampleOrder):
 
     def draw(self, epoch: int, positions: np.ndarray) -> Draw:
         documents, passes, _ = super().draw(epoch, positions)
+        families, most = self._families, self._families.rule.members
         sources = np.searchsorted(self._firsts, documents, side="right") - 1
         kinds, found = np.empty(len(documents)), list[Members]()
-        for number in np.unique(sources).tolist():
-            here = np.flatnonzero(sources == number)
-            members, kinds[here] = self._members(number, documents[here], passes[here])
-            first = self._families.first(number)
-            found.append(Members(here[members.documents], members.samples + first))
-        members = Members(*map(np.concatenate, zip(*found, strict=True)))
-        return drawn(self._families, self._families.rule, members, passes, kinds, {})
-
-    def _members(
-        self, number: int, documents: np.ndarray, passes: np.ndarray
-    ) -> tuple["Members", np.ndarray]:
-        """Returns the members of documents of a data set, and a number below 1 of each document."""
-        index, starts = self._families.clusters[number], self._families.starts[number]
-        documents, most = documents - self._firsts[number], self._families.rule.members
-        clusters = np.searchsorted(starts, documents.astype(starts.dtype), side="right") - 1
-        numbers = documents - starts[clusters].astype(np.int64)
-        keys = splitmix64(passes.astype(np.uint64))
-        keys = splitmix64(keys ^ hashed(clusters, seed=self.seed, stream=number))
-        kinds = splitmix64(~keys ^ numbers.astype(np.uint64)) / 2.0**64
-        return members_of(index, clusters, keys, firsts=numbers * most, most=most), kinds
-
-
-class Members(NamedTuple):
-    """Proteins of documents: the number of the document of each, and its sequence number."""
-
-    documents: np.ndarray
-    samples: np.ndarray
+        for source in np.unique(sources).tolist():
+            here, starts = np.flatnonzero(sources == source), families.starts[source]
+            own = documents[here] - self._firsts[source]
+            clusters = np.searchsorted(starts, own.astype(starts.dtype), side="right") - 1
+            numbers = own - starts[clusters].astype(np.int64)
+            keys = splitmix64(passes[here].astype(np.uint64))
+            keys = splitmix64(keys ^ hashed(clusters, seed=self.seed, stream=source))
+            kinds[here] = splitmix64(~keys ^ numbers.astype(np.uint64)) / 2.0**64
+            owners, samples = members_of(
+                families.clusters[source], clusters, keys, firsts=numbers * most, most=most
+            )
+            found.append((here[owners], samples + families.firsts[source]))
+        owners, samples = map(np.concatenate, zip(*found, strict=True))
+        return drawn(families, families.rule, (owners, samples), passes, kinds, {})
 
 
 def members_of(
-    index: ClusterIndex, clusters: np.ndarray, keys: np.ndarray, *, firsts: np.ndarray, most: int
+    index: ClusterIndex,
+    clusters: np.ndarray,
+    keys: np.ndarray,
+    *,
+    firsts: np.ndarray | int = 0,
+    most: int,
 ) -> Members:
     """Returns up to `most` members of each of these clusters, from a place of their order on.
 
@@ -227,7 +201,7 @@ def members_of(
     numbers = np.repeat(np.arange(len(clusters)), taken)
     places = np.arange(len(numbers)) + (firsts - np.cumsum(taken) + taken)[numbers]
     items = permuted(places, sizes[numbers], keys[numbers])
-    return Members(numbers, index.members(clusters[numbers], items.astype(np.uint64), 0))
+    return numbers, index.members(clusters[numbers], items.astype(np.uint64), 0)
 
 
 def drawn(
@@ -248,14 +222,16 @@ def drawn(
             which have targets.
         left_out: number of members that were left out before, by reason.
     """
-    order = np.argsort(members.documents, kind="stable")
-    number, samples = members.documents[order], members.samples[order]
+    order = np.argsort(members[0], kind="stable")
+    number, samples = (one[order] for one in members)
     lengths = sequences.lengths_of(samples)
     is_long = lengths + SPECIALS > rule.max_length
     is_equal = ~is_long & _is_repeated(sequences, samples, number, lengths)
     is_left = ~is_long & ~is_equal
     room = np.append(0, np.cumsum(np.where(is_left, room_of(lengths), 0)))
-    is_taken = is_left & (room[1:] - room[np.searchsorted(number, number)] <= rule.most_tokens)
+    is_taken = is_left & (
+        room[1:] - room[np.searchsorted(number, number)] <= (rule.tokens or rule.longest_row)
+    )
     reasons = {_LONG: is_long, _EQUAL: is_equal, _UNFIT: is_left & ~is_taken}
     counts = {why: int(np.count_nonzero(some)) for why, some in reasons.items()}
     # In the order of documents, the last one of each first.

@@ -2,7 +2,7 @@
 
 from protlm.data.families.draw import LIMITS, Draw, draw, draws
 from protlm.data.families.family import Family, Relative, num_neighbors
-from protlm.data.families.reading import family_of, read_family
+from protlm.data.families.reading import read_family
 from protlm.data.families.source import Relatives
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Relatives",
     "draw",
     "draws",
-    "family_of",
     "num_neighbors",
     "read_family",
 ]

@@ -1,11 +1,12 @@
-"""Rows of an alignment against one of them, the query: positions, and letters by its residues."""
+"""Rows of an alignment as relatives of one of them, the query."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os.path import commonprefix
 
 import numpy as np
 
+from protlm.data.families.family import Relative
 from protlm.data.records import Record
 from protlm.system.errors import InputDataError
 
@@ -23,13 +24,12 @@ def is_aligned(records: Sequence[Record]) -> bool:
 
 def place_of_query(records: Sequence[Record], query: str | None, name: str, where: str) -> int:
     """Returns the row that is the query: the first, or one that has its residues."""
-    first = next((n for n, one in enumerate(records) if not CONSENSUS.match(one.header)), 0)
-    equal = [n for n, one in enumerate(records) if one.sequence == query]
-    if query is None or first in equal:
-        return first
-    if equal:
-        return equal[0]
-    found = records[first]
+    # Rows that HH-suite computes are the last ones that it may be.
+    order = sorted(range(len(records)), key=lambda n: bool(CONSENSUS.match(records[n].header)))
+    equal = [n for n in order if records[n].sequence == query]
+    if equal or query is None:
+        return (equal or order)[0]
+    found = records[order[0]]
     same = len(commonprefix([query, found.sequence]))  # noqa: RUF071
     raise InputDataError(
         f"{where}: no row of the alignment is the query {name or '(without a name)'} of "
@@ -39,8 +39,8 @@ def place_of_query(records: Sequence[Record], query: str | None, name: str, wher
     )
 
 
-def align(records: Sequence[Record], place: int, where: str) -> tuple[list[np.ndarray], np.ndarray]:
-    """Compares the rows of an alignment with one of them, the query.
+def align(records: Sequence[Record], place: int, where: str) -> Iterator[Relative]:
+    """Yields the rows of an alignment, compared with one of them, the query.
 
     Capitals and `-` are columns, lower case is an insertion and `.` pads others (A3M, A2M); without
     lower case, or if that makes unequal columns, all letters and gaps are columns.
@@ -49,35 +49,29 @@ def align(records: Sequence[Record], place: int, where: str) -> tuple[list[np.nd
         records: those whose `row` has letters and gaps.
         place: the row of the query.
         where: the file, for messages.
-
-    Returns:
-        For each row, int32 [residues]: the position in the query of each residue, from 0, where
-        an insertion has that of the column before it, or 0. And uint8 [rows, residues of the
-        query]: the letter in the column of each residue of the query, 0 for none.
     """
     texts = ["".join((one.row or one.sequence).split()).encode() for one in records]
     # A stop has a column, and no residue.
     texts = [text.translate(_GAPS) for text in texts]
     columns = _columns(records, [np.frombuffer(text, np.uint8) for text in texts], where)
     rows = [np.frombuffer(text.upper(), np.uint8) for text in texts]
-    residues = [row >= ord("A") for row in rows]
-    own, is_own = columns[place], residues[place]
+    own, is_own = columns[place], rows[place] >= ord("A")
+    query = rows[place][is_own]
     # Of each column, the residue of the query in it or before it, and whether it is in it.
     position = np.cumsum(is_own, dtype=np.int32)[own] - 1
     is_there = is_own[own]
-    letters = np.zeros((len(rows), int(is_own.sum())), np.uint8)
-    positions: list[np.ndarray] = []
-    for number, (row, is_column, is_residue) in enumerate(
-        zip(rows, columns, residues, strict=True)
-    ):
+    for number, (record, row, is_column) in enumerate(zip(records, rows, columns, strict=True)):
+        is_residue, letters = row >= ord("A"), np.zeros_like(query)
         # Before the first column it is -1, and then the first.
         column = np.maximum(np.cumsum(is_column) - 1, 0)
-        positions.append(np.maximum(position[column[is_residue]], 0))
+        places = np.maximum(position[column[is_residue]], 0)
         compared = is_residue[is_column] & is_there
-        letters[number, position[compared]] = row[is_column][compared]
-    positions[place] = np.arange(letters.shape[1], dtype=np.int32)
-    letters[place] = rows[place][is_own]
-    return positions, letters
+        letters[position[compared]] = row[is_column][compared]
+        if number == place:
+            places, letters = np.arange(len(query), dtype=np.int32), query
+        # A gap is never the letter of the query.
+        identity = float((letters == query).mean())
+        yield Relative(record.identifier, record.sequence, identity, places, letters)
 
 
 def _columns(records: Sequence[Record], rows: Sequence[np.ndarray], where: str) -> list[np.ndarray]:

@@ -77,16 +77,18 @@ def draw(
         ],
         np.intp,
     )
-    origin = _digest(seed, family.name or family.query, family.digest, number)
-    key = int(origin[:16], 16)
+    key = int(_digest(seed, family.name or family.query, family.digest, number)[:16], 16)
     # Exponential times at rates of the weights: the order of arrival is a draw without replacement.
     uniform = ((hashed(family.keys[places], seed=key) >> np.uint64(11)) + 0.5) / 2**53
     order = places[np.argsort(-np.log(uniform) / family.weights[places], kind="stable")]
     sizes = np.array([len(family.relatives[place].residues) + around for place in order], np.int64)
     taken = order[: int(np.searchsorted(sizes.cumsum(), tokens, side="right"))][:most]
     shuffled = taken[hashed(family.keys[taken], seed=key, stream=1).argsort(kind="stable")]
-    chosen = [family.relatives[place] for place in shuffled]
-    return Draw(limit if is_known else None, chosen, int(sizes[: len(taken)].sum()))
+    return Draw(
+        limit if is_known else None,
+        [family.relatives[place] for place in shuffled],
+        int(sizes[: len(taken)].sum()),
+    )
 
 
 def draws(
@@ -107,10 +109,9 @@ def draws(
         draw(family, number=number, tokens=tokens, seed=seed, around=around, most=most)
         for number in range(count)
     ]
-    contexts = dict[str, Draw]()
-    for one in every:
-        if one.relatives:
-            contexts.setdefault(one.digest, one)
+    digests = [one.digest for one in every]
+    is_new = [digest not in digests[:number] for number, digest in enumerate(digests)]
+    contexts = [one for one, new in zip(every, is_new, strict=True) if new and one.relatives]
     if family.relatives and not contexts:
         shortest = min(len(relative.residues) for relative in family.relatives) + around
         raise UserError(
@@ -119,7 +120,7 @@ def draws(
             f"{shortest:,}), or are more identical to the query than the contexts allow",
             {"relatives_tokens": "TOKENS"},
         )
-    return [*contexts.values()] or every[:1]
+    return contexts or every[:1]
 
 
 def _digest(*values: int | str | Sequence[object]) -> str:

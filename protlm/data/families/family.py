@@ -122,13 +122,9 @@ def num_neighbors(letters: np.ndarray) -> np.ndarray:
 def _num_agreeing(columns: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Counts the columns in which rows agree with others; int32 [rows, others]."""
     number = np.zeros((columns.shape[1], others.shape[1]), np.int32)
-    agrees = np.empty(number.shape, bool)
     for begin in range(0, len(columns), _COLUMNS):
-        counted = np.zeros(number.shape, np.uint8)
-        for one, other in zip(
-            columns[begin : begin + _COLUMNS], others[begin : begin + _COLUMNS], strict=True
-        ):
-            np.equal(one[:, None], other, out=agrees)
-            counted += agrees.view(np.uint8)
+        counted, some = np.zeros(number.shape, np.uint8), slice(begin, begin + _COLUMNS)
+        for one, other in zip(columns[some], others[some], strict=True):
+            counted += one[:, None] == other
         number += counted
     return number

@@ -70,10 +70,12 @@ def kept(
         )
     seen, own = set[str](), Names([name] if name else [], "the query")
     for relative in relatives:
-        reason = relation(query, relative.residues) or _reason(relative, options)
-        if own.find(relative.name) is not None:
-            reason = reason or "with the name of the query"
-        reason = reason or ("repeated" if relative.residues in seen else "")
+        reason = (
+            relation(query, relative.residues)
+            or _reason(relative, options)
+            or "with the name of the query" * (own.find(relative.name) is not None)
+            or "repeated" * (relative.residues in seen)
+        )
         if reason:
             counts[reason] += 1
         else:

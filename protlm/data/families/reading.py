@@ -12,7 +12,7 @@ import numpy as np
 from protlm.data.families.alignment import CONSENSUS, align, is_aligned, place_of_query
 from protlm.data.families.family import Family, Relative, keys_of
 from protlm.data.families.filters import kept
-from protlm.data.records import ReadOptions, Record, SequenceFile, Tally, read_records
+from protlm.data.records import ReadOptions, Record, Tally, read_records
 from protlm.data.records.in_memory import SequenceLike, letters_of, name_of
 from protlm.data.records.record import SEVERAL, Names, residues
 from protlm.data.records.stockholm import is_stockholm, stockholm_records
@@ -53,27 +53,34 @@ class Found:
 
 
 def read_family(
-    path: Path, query: str | None, name: str = "", options: FamilyOptions | None = None
+    source: Path | Iterable[SequenceLike],
+    query: str | None,
+    name: str = "",
+    options: FamilyOptions | None = None,
 ) -> Family:
-    """Reads the relatives of a query from a file, plain or gzip.
+    """Reads the relatives of a query from a file, plain or gzip, or takes those of a list.
 
-    It is an alignment (A3M, A2M, FASTA with gaps, Stockholm), in which the query is a row, or a
+    A file is an alignment (A3M, A2M, FASTA with gaps, Stockholm), in which the query is a row, or a
     sequence file without one, in which every record is a relative: FASTA without gaps and lower
-    case, even if the sequences have one length, but for files named .a3m, .a2m or .afa.
+    case, even if the sequences have one length, but for files named .a3m, .a2m or .afa. Sequences
+    of a list are aligned if they have gaps or lower case.
 
     Args:
-        path: the file.
+        source: the file; or text, pairs of a name and text, or objects of Biopython.
         query: the residues of the query in capitals; None is the first row of an alignment; "",
             too, and beside unaligned sequences no query.
         name: the name of the query, which decides the draws with the seed and the file.
         options: the filters; by default those of the command line.
     """
+    found = _of_file(source) if isinstance(source, Path) else _of_list(source)
+    return family(found, query, name, options)
+
+
+def _of_file(path: Path) -> Found:
+    """Returns the records of a file."""
     tally = Tally()
-    if is_marked := is_stockholm(path):
-        records = [*stockholm_records(path, tally)]
-    else:
-        with SequenceFile(path, _ROWS) as file:
-            records = [record for block in file.blocks() for record in block.records(tally)]
+    is_marked = is_stockholm(path)
+    records = [*(stockholm_records(path, tally) if is_marked else read_records(path, tally, _ROWS))]
     counts = tally.rejected + tally.filtered
     if counts[SEVERAL]:
         _, _, line = tally.listed[SEVERAL][0]
@@ -86,22 +93,11 @@ def read_family(
         raise InputDataError(f"{path}: none of its records can be used: {reasons}")
     is_named = path.name.removesuffix(".gz").lower().endswith(_ALIGNMENTS)
     aligned = is_marked or is_named or is_aligned(records)
-    found = Found(str(path), sha256_of(path), records, aligned, counts)
-    return family(found, query, name, options)
+    return Found(str(path), sha256_of(path), records, aligned, counts)
 
 
-def family_of(
-    sequences: Iterable[SequenceLike],
-    query: str | None,
-    name: str = "",
-    options: FamilyOptions | None = None,
-) -> Family:
-    """Makes a family of sequences that a program holds, aligned if they have gaps or lower case.
-
-    Args:
-        sequences: text, pairs of a name and text, or objects of Biopython.
-        query, name, options: as of `read_family`.
-    """
+def _of_list(sequences: Iterable[SequenceLike]) -> Found:
+    """Returns sequences that a program holds."""
     tally, records = Tally(), list[Record]()
     for number, one in enumerate(sequences, start=1):
         row = letters_of(one, f"relative {number}")
@@ -111,7 +107,7 @@ def family_of(
         identifier = name_of(one) or f"relative {number}"
         records.append(Record(identifier, identifier, sequence, number, row=row))
     digest = digest_of(record.row or "" for record in records)
-    return family(Found("the list", digest, records, is_aligned(records)), query, name, options)
+    return Found("the list", digest, records, is_aligned(records))
 
 
 def digest_of(sequences: Iterable[str]) -> str:
@@ -171,15 +167,11 @@ def _of_alignment(
     found: Found, place: int, counts: Counter[str], *, is_new: bool
 ) -> list[Relative]:
     """Returns the rows that are not the query; all of them for a new protein."""
-    columns, letters = align(found.records, place, found.where)
-    # A gap is never the letter of the query.
-    identities = (letters == letters[place]).mean(1).tolist()
+    aligned = enumerate(align(found.records, place, found.where))
     rows = [
-        Relative(one.identifier, one.sequence, identity, own, row)
-        for number, (one, identity, own, row) in enumerate(
-            zip(found.records, identities, columns, letters, strict=True)
-        )
-        if (is_new or number != place) and not CONSENSUS.match(one.header)
+        row
+        for number, row in aligned
+        if (is_new or number != place) and not CONSENSUS.match(found.records[number].header)
     ]
     counts["consensus of the alignment"] += len(found.records) - (not is_new) - len(rows)
     return rows

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,13 +13,11 @@ from protlm.data.families.reading import (
     Found,
     digest_of,
     family,
-    family_of,
     read_family,
     sequences_named,
 )
-from protlm.data.records import Record
 from protlm.data.records.in_memory import SequenceLike, letters_of
-from protlm.data.records.record import Names
+from protlm.data.records.record import Names, Record
 from protlm.data.records.source import text_lines
 from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError
@@ -37,7 +35,7 @@ class Relatives:
     Args:
         source: a file of one query, as of `read_family`; a folder with one for each query, NAME.a3m
             (or .a2m, .sto, .fasta, ...; plain or .gz); a table of query and member (`MemberTable`),
-            with their sequences in `options.whole_relatives`; or sequences, as of `family_of`.
+            with their sequences in `options.whole_relatives`; or sequences, as of `read_family`.
         options: the filters; by default those of the command line.
     """
 
@@ -68,8 +66,7 @@ class Relatives:
     def check(self, names: Collection[str]) -> None:
         """Refuses names of queries without relatives, unless these are allowed.
 
-        It says on standard error, once, what was read. Of a table, it reads the sequences of all
-        members at once.
+        It says, once, what was read. Of a table, it reads the sequences of all members at once.
         """
         asked = {*names} - self._found.keys()
         if self._names is None and len(asked) > 1:
@@ -82,16 +79,22 @@ class Relatives:
             return
         found = {name: self._names.find(name) for name in names if name in asked}
         known = [one for one in found.values() if one is not None]
-        if (missing := len(found) - len(known)) and not self.options.allow_none:
-            first = next(name for name, one in found.items() if one is None)
+        missing = [name for name, one in found.items() if one is None]
+        if missing and not self.options.allow_none:
             raise InputDataError(
-                f"{self.source} has no {self._what} for {missing:,} of {len(found):,} queries, "
-                f"the first of them {first}; leave them out, or use such queries alone",
+                f"{self.source} has no {self._what} for {len(missing):,} of {len(found):,} "
+                f"queries, the first of them {missing[0]}; leave them out, or use such queries "
+                "alone",
                 {"allow_none": True},
             )
         self._found |= found
-        if self._table is not None:
-            self._about = self._read_members(self._table, known)
+        path = self.options.whole_relatives
+        if self._table is not None and path is not None:
+            members = {member for name in known for member in self._table.members(name)}
+            sequences, number = sequences_named(path, members)
+            self._sequences |= sequences
+            read = f"{len(sequences):,} of {len(members):,} members in {number:,} records"
+            self._about = f"{self._table}; {read} of {path}"
         self._say(
             f"{self.source}: relatives of {len(known):,} of {len(found):,} queries; {self._about}"
         )
@@ -102,15 +105,10 @@ class Relatives:
         A query without a file or a row has no relatives, if this is allowed.
         """
         if self._names is None:
-            given = residues, name, self.options
-            if isinstance(self.source, Path):
-                made = read_family(self.source, *given)
-            else:
-                made = family_of(self.source, *given)
+            made = read_family(self.source, residues, name, self.options)
             self._say(str(made))
             return made
-        if name not in self._found:
-            self.check([name])
+        self.check([name])
         known = self._found[name]
         if known is None:
             return Family(residues, name, (), "", {}, f"{self.source}: no {self._what}")
@@ -138,16 +136,6 @@ class Relatives:
         files += filter(None, [self.options.whole_relatives])
         return digest_of(f"{one.name} {sha256_of(one)}" for one in files if one.is_file())
 
-    def _read_members(self, table: MemberTable, known: Sequence[str]) -> str:
-        """Reads the sequences of the members of queries; returns what was read."""
-        path = self.options.whole_relatives
-        assert path is not None
-        members = {member for name in known for member in table.members(name)}
-        sequences, number = sequences_named(path, members)
-        self._sequences |= sequences
-        found = f"{len(sequences):,} of {len(members):,} members in {number:,} records"
-        return f"{table}; {found} of {path}"
-
     def _say(self, what: str) -> None:
         """Prints what was read, once."""
         if not self._has_said:
@@ -171,9 +159,6 @@ def _files_in(folder: Path) -> tuple[dict[str, Path], int]:
 
 def _is_table(path: Path) -> bool:
     """Returns whether the first line of a file, except comments, has a tab and no header."""
-    for line in text_lines(path, _WHAT):
-        if line.startswith(("# STOCKHOLM", ">")):
-            return False
-        if line.strip() and not line.startswith("#"):
-            return "\t" in line
-    return False
+    lines = (line for line in text_lines(path, _WHAT) if line.strip())
+    first = next((one for one in lines if one[0] != "#" or one.startswith("# STOCKHOLM")), "")
+    return "\t" in first and not first.startswith((">", "#"))

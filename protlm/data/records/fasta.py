@@ -109,15 +109,14 @@ class FastaBlock(Block):
 
     def _of_one_alignment(self, data: bytes, tally: Tally) -> bytes:
         """Returns the data without records of annotation; refuses a second alignment."""
-        begins = [found.start() for found in ALIGNMENT.finditer(data)]
-        begins = [begin for begin in begins if begin or not self.is_first]
+        starts = (found.start() for found in ALIGNMENT.finditer(data))
+        begins = [start for start in starts if start or not self.is_first]
         # The byte that ends the last alignment may be there.
         ends = [found.start() for found in _NUL.finditer(data)]
         begins += [end for end in ends if data[end:].strip(b"\0\n") or not self.is_last]
         if begins:
             self._refuse(data, min(begins), SECOND)
-        kept = _ANNOTATION.sub(lambda found: b"\n" * found[0].count(b"\n"), data)
-        number = len(_ANNOTATION.findall(data)) if len(kept) < len(data) else 0
+        kept, number = _ANNOTATION.subn(lambda found: b"\n" * found[0].count(b"\n"), data)
         tally.records += number
         if number:
             tally.filtered[ANNOTATION] += number

@@ -112,12 +112,14 @@ class SequenceFile:
         return layout
 
 
-def read_records(path: Path, tally: Tally, *, name: str = "") -> Iterator[Record]:
+def read_records(
+    path: Path, tally: Tally, options: ReadOptions = STRICT, *, name: str = ""
+) -> Iterator[Record]:
     """Yields the usable records of a sequence file, in bounded memory.
 
     Rejected, changed and noted records are counted in `tally`. Messages have the name of the file,
     by default its path.
     """
-    with SequenceFile(path, name=name) as file:
+    with SequenceFile(path, options, name=name) as file:
         for block in file.blocks():
             yield from block.records(tally)

@@ -217,14 +217,13 @@ def _normalize(letters: bytes, tally: Tally, options: ReadOptions) -> tuple[byte
         )
     if not sequence:
         return b"", "blank sequence"
-    if ungapped != given:
-        tally.changed["gaps removed"] += 1
-    if capitals != ungapped:
-        tally.changed["lower case raised"] += 1
-    if sequence != capitals:
-        tally.changed["terminal '*' removed"] += 1
-    if b"J" in sequence:
-        tally.changed["J written as X"] += 1
+    changes = {
+        "gaps removed": ungapped != given,
+        "lower case raised": capitals != ungapped,
+        "terminal '*' removed": sequence != capitals,
+        "J written as X": b"J" in sequence,
+    }
+    tally.changed.update(what for what, is_so in changes.items() if is_so)
     if sequence.translate(None, _STANDARD + b"J"):
         tally.noted["record with B, O, U, X or Z"] += 1
     return sequence.replace(b"J", b"X"), ""

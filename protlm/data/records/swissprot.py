@@ -6,6 +6,7 @@ from typing import ClassVar, final
 
 from protlm.data.records.block import Block, RecordFormat
 from protlm.data.records.record import Feature, Record, Tally, residues
+from protlm.options.prepare import ReadOptions
 
 NO_END = "no '//' at the end"
 WRONG_LENGTH = "length differs from the one that the entry declares"
@@ -35,9 +36,7 @@ class SwissProtBlock(Block):
         line = self.line
         for entry in data.removeprefix(_START).split(self.layout.marker) if data else ():
             tally.records += 1
-            sequence, reason = _letters(entry)
-            if not reason:
-                sequence, reason = residues(sequence, tally, self.options)
+            sequence, reason = _sequence(entry, tally, self.options)
             if reason:
                 self._reject(tally, reason, _name(entry) or f"line:{line}", line)
             else:
@@ -59,8 +58,8 @@ def swissprot_layout(start: bytes) -> RecordFormat | None:
     return RecordFormat(SwissProtBlock, marker=b"\n" + _START, max_record=16 << 20)
 
 
-def _letters(entry: bytes) -> tuple[str, str]:
-    """Returns the letters of the sequence, or an empty string and the reason for rejection."""
+def _sequence(entry: bytes, tally: Tally, options: ReadOptions) -> tuple[str, str]:
+    """Returns the sequence, or an empty string and the reason for rejection."""
     declared = _ID.match(entry)
     if declared is None:
         return "", "no ID line in UniProt's format"
@@ -79,7 +78,7 @@ def _letters(entry: bytes) -> tuple[str, str]:
     letters = lines.translate(None, b" \n")
     if not int(declared[3]) == int(length[1]) == len(letters):
         return "", WRONG_LENGTH
-    return letters.decode("latin-1"), ""
+    return residues(letters.decode("latin-1"), tally, options)
 
 
 def _name(entry: bytes) -> str:
@@ -115,8 +114,7 @@ def _features(entry: bytes) -> tuple[Feature, ...]:
     features = []
     for kind, location, rest, lines in _FEATURE.findall(entry):
         first, is_range, last = location.partition(b"..")
-        if not is_range:
-            last = next(iter(rest.split()), first)
+        last = last if is_range else next(iter(rest.split()), first)
         name = kind.decode("utf-8", "backslashreplace")
         if b":" in location:
             features.append(Feature(name, None, None, on_isoform=True))

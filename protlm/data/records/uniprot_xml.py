@@ -11,6 +11,7 @@ from lxml import etree  # pyright: ignore[reportAttributeAccessIssue]
 from protlm.data.records.block import Block, RecordFormat
 from protlm.data.records.record import Feature, Record, Tally, residues
 from protlm.data.records.swissprot import WRONG_LENGTH
+from protlm.options.prepare import ReadOptions
 from protlm.system.errors import InputDataError
 
 # TrEMBL and Swiss-Prot have entries of some megabytes.
@@ -56,9 +57,7 @@ class XmlBlock(Block):
             for entry in _entries(layout.head + data + tail):
                 tally.records += 1
                 accession = _accession(entry)
-                letters, reason = _letters(entry)
-                if not reason:
-                    letters, reason = residues(letters, tally, self.options)
+                letters, reason = _sequence(entry, tally, self.options)
                 place = line + _line(entry)
                 if reason:
                     self._reject(tally, reason, accession or f"line:{place}", place)
@@ -155,7 +154,7 @@ def _accession(entry: Any) -> str:
     return words[0] if len(words) == 1 else ""
 
 
-def _letters(entry: Any) -> tuple[str, str]:
+def _sequence(entry: Any, tally: Tally, options: ReadOptions) -> tuple[str, str]:
     if not _accession(entry):
         return "", "no accession"
     sequence = _child(entry, "sequence", from_end=True)
@@ -166,7 +165,7 @@ def _letters(entry: Any) -> tuple[str, str]:
     letters = "".join(text.split()) if text.isascii() else text
     if sequence.get("length") != str(len(letters)):
         return "", WRONG_LENGTH
-    return letters, ""
+    return residues(letters, tally, options)
 
 
 def _header(entry: Any) -> str:
@@ -191,11 +190,9 @@ def _features(entry: Any) -> tuple[Feature, ...]:
     features = []
     for feature in entry.iterchildren("{*}feature"):
         location = _child(feature, "location")
-        first = last = None
         on_isoform = location is not None and location.get("sequence") is not None
-        if location is not None and not on_isoform:
-            first = _position(location, "begin")
-            last = _position(location, "end")
+        is_here = location is not None and not on_isoform
+        first, last = (_position(location, x) if is_here else None for x in ("begin", "end"))
         ligand = _child(feature, "ligand")
         note = feature.get("description", "") if ligand is None else _text(ligand, "name")
         features.append(Feature(feature.get("type", ""), first, last, on_isoform, note))

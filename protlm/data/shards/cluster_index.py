@@ -49,7 +49,13 @@ class ClusterIndex:
         members = np.empty(len(clusters), np.int64)
         for start in range(0, len(clusters), _LOOKUPS):
             here = slice(start, start + _LOOKUPS)
-            members[here] = self._look_up(arrays, clusters[here], starts[here], np.uint64(turn))
+            begins, sizes = self._spans(arrays, clusters[here])
+            # Each is reduced modulo the size first, so that the sum cannot overflow.
+            numbers = (starts[here] % sizes + np.uint64(turn) % sizes) % sizes
+            found = arrays.members[begins + numbers]
+            if np.any(found >= self._num_sequences):
+                raise _damaged(self._path, "a member is not a sequence of the split")
+            members[here] = found
             _release(arrays.pages)
         return members
 
@@ -73,17 +79,6 @@ class ClusterIndex:
             ends = np.cumsum(-(-self.sizes(here) // most)) + int(starts[first])
             starts[first + 1 : first + 1 + len(ends)] = ends
         return starts
-
-    def _look_up(
-        self, arrays: _Mapped, clusters: np.ndarray, starts: np.ndarray, turn: np.uint64
-    ) -> np.ndarray:
-        begins, sizes = self._spans(arrays, clusters)
-        # Each is reduced modulo the size first, so that the sum cannot overflow.
-        numbers = (starts % sizes + turn % sizes) % sizes
-        members = arrays.members[begins + numbers]
-        if np.any(members >= self._num_sequences):
-            raise _damaged(self._path, "a member is not a sequence of the split")
-        return members
 
     def _spans(
         self, arrays: _Mapped, clusters: np.ndarray | slice

@@ -196,11 +196,9 @@ def verify(directory: Path) -> list[str]:
             _index(directory, manifest, split).check()
         except InputDataError as error:
             faults.append(str(error))
-    for path in sorted(directory.rglob("*")):
-        file = path.relative_to(directory).as_posix()
-        if not path.is_dir() and file not in expected:
-            faults.append(f"{path} is not in the manifest")
-    return faults
+    files = [path for path in sorted(directory.rglob("*")) if not path.is_dir()]
+    others = [path for path in files if path.relative_to(directory).as_posix() not in expected]
+    return faults + [f"{path} is not in the manifest" for path in others]
 
 
 def _fault(path: Path, entry: ShardEntry) -> str:

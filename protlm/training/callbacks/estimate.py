@@ -1,6 +1,7 @@
 """Monitors how well the Performers of a run estimate softmax attention."""
 
 import warnings
+from itertools import chain
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -75,10 +76,8 @@ class WatchEstimates(LoopCallback):
             number: _WorstHead.of(mechanism, sums_3H)
             for (number, mechanism), sums_3H in zip(self._layers.items(), sums_N3H, strict=True)
         }
-        metrics: dict[str, float] = {}
-        for number, head in worst.items():
-            metrics.update(zip(_names(number), (head.square_norm, head.error), strict=True))
-        log(trainer, metrics)
+        figures = [(head.square_norm, head.error) for head in worst.values()]
+        log(trainer, dict(zip(self.columns, chain(*figures), strict=True)))
         useless = {number: head for number, head in worst.items() if head.error > _USELESS}
         if (news := useless.keys() - self._warned) and trainer.is_global_zero:
             assert isinstance(module, LanguageModeling)

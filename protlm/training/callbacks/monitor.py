@@ -5,7 +5,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule, Trainer
@@ -45,18 +45,9 @@ class DataWait(Profiler):
             self.seconds += time.perf_counter() - self._since
 
 
-class _Sums(NamedTuple):
-    """Sums over the batches and ranks between two logs."""
-
-    nats: float
-    correct: float
-    targets: float
-    samples: float
-    residues: float
-    useful: float
-    padded: float
-    flops: float
-    seconds_waited: float
+# Sums over the batches and ranks between two logs: of nats, right predictions and targets, of
+# samples, residues, useful and all positions, of FLOPs, and of seconds that were waited.
+_NUM_SUMS = 9
 
 
 class Monitor(LoopCallback):
@@ -155,7 +146,7 @@ class Monitor(LoopCallback):
         self._progress.__exit__(type(exception), exception, None)
 
     def _restart(self, device: torch.device) -> None:
-        self._sums = torch.zeros(len(_Sums._fields), dtype=torch.float64, device=device)
+        self._sums = torch.zeros(_NUM_SUMS, dtype=torch.float64, device=device)
         self._data_wait.seconds = 0.0
         self._since = time.perf_counter()
 
@@ -165,26 +156,28 @@ class Monitor(LoopCallback):
         return total
 
     def _log(self, trainer: Trainer, module: LanguageModeling, batch: Batch) -> None:
-        sums = _Sums(*module.all_ranks(self._total()).tolist())
+        nats, correct, targets, samples, residues, useful, padded, flops, waited = module.all_ranks(
+            self._total()
+        ).tolist()
         seconds = time.perf_counter() - self._since
         device_seconds = seconds * trainer.world_size
         metrics = {
             "epoch": batch.after[0],
             "samples": batch.after[1],
             "seconds": seconds,
-            "train_loss": sums.nats / sums.targets if sums.targets else math.nan,
-            "train_accuracy": sums.correct / sums.targets if sums.targets else math.nan,
+            "train_loss": nats / targets if targets else math.nan,
+            "train_accuracy": correct / targets if targets else math.nan,
             "learning_rate": self._rate,
             "gradient_norm": float(module.gradient_norm),
-            "samples_per_second": sums.samples / seconds,
-            "residues_per_second": sums.residues / seconds,
-            "residues_per_second_per_device": sums.residues / device_seconds,
-            "padding_fraction": 1 - sums.useful / max(sums.padded, 1),
-            "data_wait_fraction": sums.seconds_waited / device_seconds,
+            "samples_per_second": samples / seconds,
+            "residues_per_second": residues / seconds,
+            "residues_per_second_per_device": residues / device_seconds,
+            "padding_fraction": 1 - useful / max(padded, 1),
+            "data_wait_fraction": waited / device_seconds,
             "memory_gib": _peak_memory(module.device) / 2**30,
         }
         if self._peak is not None:
-            metrics["model_flops_utilization"] = sums.flops / device_seconds / self._peak / 1e12
+            metrics["model_flops_utilization"] = flops / device_seconds / self._peak / 1e12
         log(trainer, metrics)
         self._note = _in_short(metrics)
         self._restart(module.device)

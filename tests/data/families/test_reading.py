@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protlm.data.families import draw, family_of, num_neighbors, read_family, reading
+from protlm.data.families import draw, num_neighbors, read_family, reading
 from protlm.data.records import Record
 from protlm.options.relatives import FamilyOptions, RelativesOptions
 from protlm.system.errors import InputDataError, UserError
@@ -304,20 +304,20 @@ def test_whole_proteins_are_found_by_their_names(read, tmp_path: Path) -> None:
 
 def test_sequences_of_a_program_are_a_family(read) -> None:
     rows = [("q", QUERY), ("a", ROW), ("b", INSERTED)]
-    family, same = family_of(rows, QUERY), family_of(rows[::-1], QUERY)
+    family, same = read_family(rows, QUERY), read_family(rows[::-1], QUERY)
     assert [one.name for one in family.relatives] == ["a", "b"]
-    assert family.digest == same.digest != family_of(rows[:2], QUERY).digest
+    assert family.digest == same.digest != read_family(rows[:2], QUERY).digest
     for seed in range(5):
         found = [draw(one, number=0, tokens=99, seed=seed).names for one in (family, same)]
         assert found[0] == found[1]
-    assert [one.name for one in family_of([ROW, UNGAPPED], QUERY).relatives] == [
+    assert [one.name for one in read_family([ROW, UNGAPPED], QUERY).relatives] == [
         "relative 1",
         "relative 2",
     ]
     record = Record("P1", "P1 protein", ROW, 1)
-    assert family_of([record], QUERY).relatives[0] == ("P1", ROW, None, None, None)
+    assert read_family([record], QUERY).relatives[0] == ("P1", ROW, None, None, None)
     with pytest.raises(InputDataError, match="relative 2 is refused: digit"):
-        family_of([ROW, "M1"], QUERY)
+        read_family([ROW, "M1"], QUERY)
 
 
 def test_of_very_many_relatives_some_are_taken_by_chance(read, monkeypatch) -> None:

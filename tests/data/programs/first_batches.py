@@ -47,7 +47,7 @@ def main() -> None:
     found = {
         "sequences": len(data),
         "clusters": data.num_clusters,
-        "forecast": told.num_samples,
+        "forecast": told,
         "rows": rows,
         "mib": after["mib"],
         "more_mib": after["mib"] - before["mib"],
