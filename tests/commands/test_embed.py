@@ -149,8 +149,7 @@ def test_all_layers_are_asked_for_in_one_word(protlm_in_process: Command) -> Non
     write("P1")
     for typed in ("--repr-layers all", "--repr-layers=0,1 2"):
         name = f"{len(typed)}.h5"
-        done = protlm_in_process("embed", FASTA, "-m", RUN, "--out", name, *typed.split(), cwd=".")
-        assert done.returncode == 0, done.stderr
+        protlm_in_process("embed", FASTA, "-m", RUN, "--out", name, *typed.split(), cwd=".")
         with h5py.File(name) as file:
             assert set(file["P1"]["mean"]) == {"0", "1", "2"}
 
@@ -253,8 +252,7 @@ def test_the_commands_of_the_page_run(place: Path, protlm_in_process: Command) -
         # Several processes are tested elsewhere: they take long to start.
         line = command.replace("$SLURM_ARRAY_TASK_ID/8", "1/1").replace("--processes 2", "")
         typed = line.split()
-        done = protlm_in_process(*typed[1:], cwd=place)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
+        protlm_in_process(*typed[1:], cwd=place)
         writes = not {"--dry-run", "--shard"} & set(typed)
         assert (place / typed[typed.index("-o") + 1]).exists() == writes
 
@@ -267,7 +265,7 @@ def test_the_examples_of_the_page_run(
     Path("structures").symlink_to(sample_dir() / "structures" / "fit")
     (place / "p.fasta").rename(place / "proteins.fasta")
     done = protlm_in_process("embed", "proteins.fasta", "-o", "embeddings.h5", cwd=place)
-    assert (done.returncode, done.stdout) == (0, "embeddings.h5\n"), done.stderr
+    assert done.stdout == "embeddings.h5\n"
     names: dict[str, object] = {}
     for block in blocks("python"):
         exec(compile(block.replace("proteins.fasta.gz", "proteins.fasta"), "page", "exec"), names)

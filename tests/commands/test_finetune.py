@@ -341,7 +341,6 @@ def test_two_devices_learn_what_one_learns(residues: Path, protlm_command: Comma
         options += ["--sequences", PROTEINS, "--device", "cpu"]
         typed = ("finetune", residues, "-m", RUN, "-o", count, "--devices", count)
         done = protlm_command(*typed, *options)
-        assert done.returncode == 0, done.stderr
         assert done.stderr.count("epoch 2 of 2") == 1 and done.stdout.count("labels by") == 1
     # Of the last epoch, whether it is the best or not.
     one, two = (load_training(all_checkpoints(Path(n))[-1])["state_dict"] for n in "12")
