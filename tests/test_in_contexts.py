@@ -252,16 +252,11 @@ def test_the_budget_is_that_of_a_family_in_training() -> None:
     assert max(one.num_tokens for one in drawn.draws("", QUERY)) <= 60
 
 
-def test_an_ordered_context_is_read_once_for_all_predictions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, lengths, read = seeing("ordered"), list[int](), NetworkInContext.read
-
-    def counted(self: NetworkInContext, tokens_BL: torch.Tensor, *rest: Any, **named: Any) -> Any:
-        lengths.append(tokens_BL.shape[1])
-        return read(self, tokens_BL, *rest, **named)
-
-    monkeypatch.setattr(NetworkInContext, "read", counted)
+def test_an_ordered_context_is_read_once_for_all_predictions(look_at) -> None:
+    model, lengths = seeing("ordered"), list[int]()
+    look_at(
+        NetworkInContext, "read", lambda _, tokens, *rest, **__: lengths.append(tokens.shape[1])
+    )
     drawn = model.relatives(ROWS, contexts=2)
     mutants = [f"{own}{n}W" for n, own in enumerate(QUERY, start=1)]
     given = {"estimator": "masked-marginals", "relatives": drawn}

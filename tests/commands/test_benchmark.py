@@ -156,17 +156,15 @@ def test_flip_is_run_as_it_is_published(
 @pytest.mark.slow
 @pytest.mark.usefixtures("few_draws")
 def test_what_was_killed_continues_to_the_same_bytes(
-    flip: Path, causal_run: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    flip: Path, causal_run: Path, workplace: Path, monkeypatch, capsys, look_at
 ) -> None:
     """Each of two models embeds the proteins of two splits once."""
     embedded: list[str] = []
-    embed_all, labels = embedding.embed_all, command._RUN["labels"]
-
-    def watched(features: Any, texts: list[str], *rest: Any, **named: Any) -> Any:
-        embedded.extend(texts if rest[1] is None else [])
-        return embed_all(features, texts, *rest, **named)
-
-    monkeypatch.setattr(embedding, "embed_all", watched)
+    labels = command._RUN["labels"]
+    look_at(
+        *(embedding, "embed_all"),
+        lambda _, texts, *rest, **__: embedded.extend(texts if rest[1] is None else []),
+    )
     (workplace / "other").symlink_to(causal_run)
 
     def run(output: str, **probe: int) -> None:

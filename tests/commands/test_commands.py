@@ -7,10 +7,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from inspect import signature
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -250,17 +250,13 @@ COMMANDS = {
 }
 
 
-def interrupt(*_: object, **__: object) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 @pytest.mark.parametrize("command", [*COMMANDS, "evaluate"])
 def test_ctrl_c_says_how_to_continue(
-    command: str, workplace: Path, protlm_in_process: Command, monkeypatch: pytest.MonkeyPatch
+    command: str, workplace: Path, protlm_in_process: Command, fail_at: Callable[..., None]
 ) -> None:
     (workplace / "v.csv").write_text("mutant\nM1A\n")
     before = {path.name for path in workplace.iterdir()}
-    monkeypatch.setattr(ProteinLM, "_context", interrupt)
+    fail_at(ProteinLM, "_context", KeyboardInterrupt())
     if command == "evaluate":
         settings = ["data.dir=data", "split=test", "evaluation=[masked]", "output=o.json"]
         arguments, says = ["checkpoint=run", *settings], AGAIN

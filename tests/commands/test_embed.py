@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -154,18 +155,12 @@ def test_all_layers_are_asked_for_in_one_word(protlm_in_process: Command) -> Non
             assert set(file["P1"]["mean"]) == {"0", "1", "2"}
 
 
-def test_a_protein_without_a_range_fits_into_any_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_protein_without_a_range_fits_into_any_memory(look_at: Callable[..., None]) -> None:
     write("P1")
     FASTA.write_text(f">P2\n{'MKTAYIAKQR' * 9}\n" + FASTA.read_text())
     Path("r.tsv").write_text("Entry\tfirst\tlast\nP1\t1\t5\n")
     computed: list[int] = []
-    vectors = Embedder.vectors
-
-    def watch(self: Embedder, sequences: list[str], *rest: Any) -> Any:
-        computed.extend(map(len, sequences))
-        return vectors(self, sequences, *rest)
-
-    monkeypatch.setattr(Embedder, "vectors", watch)
+    look_at(Embedder, "vectors", lambda _, some, *rest: computed.extend(map(len, some)))
     embed(FASTA, RUN, OUTPUT, EmbedOptions((Pooling.ranges,), ranges=Path("r.tsv")))
     assert computed == [10]
     with h5py.File(OUTPUT) as file:

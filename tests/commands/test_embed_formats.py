@@ -227,11 +227,8 @@ def test_anndata_has_the_layout_of_its_specification(
         close(file["obsm/mean_2"][1], truth["P2"].mean(0))
 
 
-def test_parquet_without_pyarrow_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(parquet, "import_module", missing)
+def test_parquet_without_pyarrow_is_one_sentence(fail_at) -> None:
+    fail_at(parquet, "import_module", ImportError("pyarrow"))
     with pytest.raises(UserError, match=r"needs pyarrow.*pip install 'protlm\[parquet\]'"):
         written("x.parquet", format=Format.parquet)
 

@@ -25,6 +25,7 @@ from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.lock import LOCK
 from protlm.training.finetuning import ReportEpochs
 from protlm.training.labels import LabelLearning
+from tests.fixtures.calls import watched
 from tests.fixtures.commands import Command, read_table
 from tests.fixtures.runs import RUN
 from tests.small_models import small_model
@@ -104,12 +105,7 @@ def check_predictions(column: str, count: int) -> None:
 
 @pytest.mark.parametrize(("made", "name"), OUTPUTS.items())
 def test_a_run_that_lost_its_lock_writes_no_output(made: str, name: str, labels: Path) -> None:
-    write = resolve_name(name)
-
-    def rob(*given: Any, **named: Any) -> None:
-        (NEW / LOCK).write_text("{}")
-        write(*given, **named)
-
+    robbed = watched(resolve_name(name), lambda *_, **__: (NEW / LOCK).write_text("{}"))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(OutputError, match="took it over"):
         patch.setattr(name, rob)
         tune(labels, options=FinetuneOptions(replace(SETTINGS, epochs=1), rank=2))
@@ -136,6 +132,7 @@ def test_all_weights_are_trained_and_resumed(
         start(self, trainer, *given)
         if trainer.global_step == 9:
             os.kill(os.getpid(), signal.SIGTERM)
+        stopped = watched(ReportEpochs.on_train_batch_start, stop)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
         patch.setattr(ReportEpochs, "on_train_batch_start", stopped)
@@ -206,7 +203,7 @@ def test_a_row_that_cannot_be_written_ends_the_run(
             write(self, row)
 
         with monkeypatch.context() as patch, pytest.raises(OutputError) as end:
-            patch.setattr(csv.DictWriter, "writerow", full)
+            patch.setattr(csv.DictWriter, "writerow", watched(write, full))
             tune(labels, options=options)
         told = "metrics.csv: no space left; .*; the same command continues the run"
         assert re.search(told, str(end.value))

@@ -1,6 +1,7 @@
 """`protlm score`: tables in and out, metrics, averages, scans, and mistakes."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -176,16 +177,11 @@ def test_a_scan_scores_all_substitutions(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize("estimator", [Estimator.wt_marginals, Estimator.pseudo_log_likelihood])
 def test_a_scan_leaves_unknown_residues_empty(
-    estimator: Estimator, monkeypatch: pytest.MonkeyPatch
+    estimator: Estimator, look_at: Callable[..., None]
 ) -> None:
     Path("unknown.fasta").write_text(">P1\nMXTU\n")
     drawn: list[np.ndarray] = []
-
-    def watched(scores: np.ndarray, *rest: str, **named: object) -> object:
-        drawn.append(scores)
-        return scan_figure(scores, *rest, **named)
-
-    monkeypatch.setattr("protlm.commands.score.scan_figure", watched)
+    look_at(score_command, "scan_figure", lambda scores, *_, **__: drawn.append(scores))
     rows = scan("unknown.fasta", estimators=(estimator,), figure="scan.svg")
     assert np.isfinite(drawn).all()
     assert [row["wild_type"] for row in rows] == list("MXTU")

@@ -231,9 +231,9 @@ def test_merging_in_steps_or_twice(parts, tmp_path, contents, capsys):
 
 
 @pytest.mark.parametrize("can_link", [True, False])
-def test_shards_are_linked_where_that_is_possible(parts, tmp_path, monkeypatch, can_link):
+def test_shards_are_linked_where_that_is_possible(parts, tmp_path, fail_at, can_link):
     if not can_link:
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("other disk")))
+        fail_at(os, "link", OSError("other disk"))
     merge(parts, tmp_path / "data")
     shard = "train/shard-00000.h5"
     assert (tmp_path / "data" / shard).samefile(parts[0] / shard) == can_link
@@ -270,18 +270,14 @@ def test_a_damaged_part_is_rejected(parts, tmp_path, file, how):
     assert not (tmp_path / "data").exists()
 
 
-def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch, build):
+def test_everything_is_synced_before_the_rename(parts, tmp_path, look_at, build):
     """Including its folders: in a power failure a file would be lost with its name."""
-    synced, sync = set(), os.fsync
-
-    def noted_sync(descriptor):
-        synced.add(os.fstat(descriptor).st_ino)
-        sync(descriptor)
+    synced = set()
+    look_at(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
 
     def all_synced(folder):
         return all(path.stat().st_ino in synced for path in [folder, *folder.rglob("*")])
 
-    monkeypatch.setattr(os, "fsync", noted_sync)
     merge(parts, tmp_path / "merged")
     assert all_synced(tmp_path / "merged")
     assert tmp_path.stat().st_ino in synced

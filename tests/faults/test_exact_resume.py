@@ -10,6 +10,7 @@ from protlm.checkpoints.format import all_checkpoints, step_of
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.system.errors import ExitCode
 from protlm.training.module import LanguageModeling
+from tests.fixtures.calls import watched
 from tests.fixtures.ranks import assert_same_checkpoint, assert_same_run, go_back
 
 pytestmark = pytest.mark.slow
@@ -68,13 +69,14 @@ def test_killed_during_a_validation(step, every, train, uninterrupted, monkeypat
     validate = LanguageModeling.validation_step
     settings = [*HARD, f"trainer.checkpoint_every={every}"]
 
-    def validate_or_die(self: LanguageModeling, batch: Any, batch_index: int) -> None:
-        if self.trainer.global_step == step and batch_index == 1:
+    def die(module: LanguageModeling, batch: Any, batch_index: int) -> None:
+        if module.trainer.global_step == step and batch_index == 1:
             raise SystemError("killed")
         validate(self, batch, batch_index)
 
     with monkeypatch.context() as patch, pytest.raises(SystemError):
-        patch.setattr(LanguageModeling, "validation_step", validate_or_die)
+        dying = watched(LanguageModeling.validation_step, die)
+        patch.setattr(LanguageModeling, "validation_step", dying)
         train("run", *settings)
     run = train("run", *settings)
     assert log_of(run) == log_of(uninterrupted)

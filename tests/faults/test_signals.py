@@ -17,7 +17,7 @@ from tests.fixtures.ranks import wait_for_step
 
 
 @pytest.fixture
-def signal_in_steps(monkeypatch) -> Callable[..., None]:
+def signal_in_steps(look_at) -> Callable[..., None]:
     """Makes this process send itself a signal during these optimizer steps."""
 
     def patch(number: signal.Signals, *steps: int) -> None:
@@ -28,7 +28,7 @@ def signal_in_steps(monkeypatch) -> Callable[..., None]:
                 os.kill(os.getpid(), number)
             return work(self, batch, index)
 
-        monkeypatch.setattr(LanguageModeling, "training_step", training_step)
+        look_at(LanguageModeling, "training_step", look)
 
     return patch
 

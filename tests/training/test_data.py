@@ -291,11 +291,10 @@ def test_there_are_no_more_workers_than_processors(tiny_data, monkeypatch):
 @pytest.mark.slow
 def test_a_part_of_the_validation_split_is_not_its_start(train, look_at):
     seen: list[list[int]] = []
-
-    def look(module: LanguageModeling, batch: Batch, index: int) -> None:
-        seen[-1].extend(batch.samples_B.tolist())
-
-    look_at(LanguageModeling, "validation_step", look)
+    look_at(
+        *(LanguageModeling, "validation_step"),
+        lambda _, batch, *rest: seen[-1].extend(batch.samples_B.tolist()),
+    )
     settings = ("data.valid_split=train", "trainer.max_steps=2", "trainer.valid_every=1")
     for batches in ("1", "null"):
         seen.append([])

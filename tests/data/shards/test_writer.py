@@ -161,13 +161,10 @@ def test_members_take_turns_from_any_start(clustered, hashes):
             assert found == [one[(start + turn) % len(one)] for one in truth]
 
 
-def test_a_full_disk_leaves_nothing(clustered, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+def test_a_full_disk_leaves_nothing(clustered, fail_at):
     (clustered / INDEX).unlink()
     shards = read_manifest(clustered).splits["train"]
-    monkeypatch.setattr(writer, "complete_file", full)
+    fail_at(writer, "complete_file", OSError(28, "No space left on device"))
     with pytest.raises(OutputError, match=rf"{clustered / INDEX}: no space left"):
         write_cluster_index(clustered, "train", shards)
     assert not (clustered / INDEX).exists()

@@ -36,6 +36,7 @@ from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.datamodule import SequenceData
 from protlm.training.launch import leave_other_ranks
 from protlm.training.module import LanguageModeling
+from tests.fixtures.calls import watched
 
 # Of this rank, once it is forked.
 ARGUMENTS: list[Any] = []
@@ -137,7 +138,7 @@ def signals_at_random() -> Any:
             threading.Timer(wait, os.kill, [os.getpid(), numbers[RANK]]).start()
         return training_step(self, batch, batch_index)
 
-    LanguageModeling.training_step = step
+    LanguageModeling.training_step = watched(training_step, send)
     settings = ("trainer.valid_every=7", "trainer.log_every=5", "trainer.keep_checkpoints=500")
     for turn in range(turns):
         number = rng.choice((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
@@ -158,7 +159,10 @@ def send_sigterm(*_: Any) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
         return make_loader(self)
 
-    SequenceData.train_dataloader = train_dataloader
+def signal_while_starting() -> Any:
+    """Sends SIGTERM to rank 1 while its loaders start; returns how the run ended."""
+    if RANK == 1:
+        SequenceData.train_dataloader = watched(SequenceData.train_dataloader, send_sigterm)
     return train("run", "trainer.max_steps=9", "trainer.timeout_minutes=0.5")
 
 
@@ -176,7 +180,7 @@ def hang() -> None:
             announce_and_sleep()
         return training_step(self, batch, batch_index)
 
-    LanguageModeling.training_step = step
+    LanguageModeling.training_step = watched(training_step, wait)
     command.main()
 
 
@@ -189,7 +193,7 @@ def signal_repeatedly() -> None:
                 os.kill(os.getpid(), number)
         return training_step(self, batch, batch_index)
 
-    LanguageModeling.training_step = step
+    LanguageModeling.training_step = watched(training_step, send)
     command.main()
 
 
@@ -201,13 +205,7 @@ def open_slowly() -> None:
 
 def signal_before_the_start() -> None:
     """Sends a signal between Lightning's setup of its handlers and the start of the run."""
-    on_fit_start = SaveCheckpoints.on_fit_start
-
-    def send_and_start(self: SaveCheckpoints, trainer: Any, pl_module: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        on_fit_start(self, trainer, pl_module)
-
-    SaveCheckpoints.on_fit_start = send_and_start
+    SaveCheckpoints.on_fit_start = watched(SaveCheckpoints.on_fit_start, send_sigterm)
     command.main()
 
 
@@ -224,15 +222,7 @@ def interrupted(
     """
     end, save = SaveCheckpoints.on_train_batch_end, checkpoints.save
 
-    def end_or_die(
-        self: SaveCheckpoints,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        end(self, trainer, pl_module, outputs, batch, batch_idx)
+    def die(_: SaveCheckpoints, trainer: Any, *rest: Any) -> None:
         if trainer.global_step == killed:
             raise Killed
 
@@ -242,8 +232,8 @@ def interrupted(
             raise OSError(28, "No space left on device")
         save(contents, path)
 
-    SaveCheckpoints.on_train_batch_end = end_or_die
-    checkpoints.save = save_or_fail
+    SaveCheckpoints.on_train_batch_end = watched(end, die, after=True)
+    checkpoints.save = watched(save, fail)
     try:
         return train(run, *settings)
     except Killed:
@@ -299,8 +289,8 @@ def stalled_rank(stalled: int) -> None:
         return training_step(self, batch, batch_index)
 
     end_with_parent()
-    DDPStrategy.setup_environment = wait_and_setup
-    LanguageModeling.training_step = stall
+    DDPStrategy.setup_environment = watched(DDPStrategy.setup_environment, wait)
+    LanguageModeling.training_step = watched(training_step, stall)
     command.main()
 
 
