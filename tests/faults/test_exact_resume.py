@@ -169,7 +169,7 @@ def inputs(proteins, tiny_run, tiny_data, tmp_path_factory) -> dict[str, list[Pa
     return {
         "prepare": [proteins, table],
         "prepare few": [few, table],
-        "embed": [proteins, tiny_run],
+        "embed": [few, tiny_run],
         "train": [tiny_data],
         "finetune": [labels, tiny_run],
         "save": [],

@@ -189,14 +189,14 @@ def test_the_commands_of_the_document(succeed, tiny_data, tiny_run, tmp_path):
     (tmp_path / smallest.name).write_bytes(smallest.read_bytes())
     # The layers of the tiny model, and the format of the shipped structures.
     ours = {"33": "2", "protein.pdb": smallest.name}
-    for program, *named in commands_of(DOCUMENT):
+    short = {"train": SHORT_TRAINING, "evaluate": ["evaluation.contacts.max_residues=120"]}
+    for program, *named in commands_of(ROOT / "docs" / "interop.md"):
         if program == "pip":
             continue
         assert program == "protlm"
         words = [ours.get(word, word) for word in named]
         (tmp_path / "embeddings.h5").unlink(missing_ok=True)
-        short = SHORT_TRAINING if words[0] == "train" else []
-        succeed(*words, *short)
+        succeed(*words, *short.get(words[0], ()))
     assert (tmp_path / "exported" / "modeling_protlm.py").is_file()
     assert not list((tmp_path / "esm2").glob("*.py"))
     assert protlm.load(tmp_path / "models" / "again").hash == protlm.load(tiny_run).hash

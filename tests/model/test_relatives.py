@@ -14,11 +14,10 @@ from protlm.data.vocabulary import VOCABULARY
 from protlm.model.contexts import NetworkInContext, Relative
 from protlm.model.transformer import FamilyState, ProteinLM
 from protlm.system.errors import UserError
-from tests.model.test_packed import EXTRAS, gradients, trained
+from tests.model.test_packed import ALIGNED, EXTRAS, gradients, trained
 
 Family = list[Tensor]
 LENGTHS = [[9, 40, 12], [7], [33, 10]]
-ALIGNED = "hybrid attention.window=8 attention.relatives_window=5"
 MECHANISMS = ["softmax", "performer_relu", "performer_softmax", "hybrid", ALIGNED]
 # A causal model has bounded logits, so that no feature is cut.
 SETTINGS = {"positions": "rotary", "qk_norm": True, "output_gate": True, **EXTRAS}

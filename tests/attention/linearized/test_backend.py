@@ -388,13 +388,13 @@ RUNS = [
     "performer_softmax bfloat16 causal 24 32 1 64 129",
     "performer_relu float32 bidirectional 24 0 1 32 65",
     "performer_relu float32 causal 16 0 1 32 97",
-    "performer_relu bfloat16 bidirectional 24 100 1 64 129",
-    "performer_relu bfloat16 causal 24 100 1 64 129",
+    "performer_relu bfloat16 bidirectional 24 100 64 129",
+    "performer_relu bfloat16 causal 24 40 64 129",
     # Wide heads.
     "performer_softmax bfloat16 bidirectional 128 20 1 65",
     "performer_softmax bfloat16 causal 64 20 1 129",
     # Sums over parts of long sequences.
-    "performer_softmax float32 bidirectional 16 16 520",
+    "performer_softmax float32 bidirectional 16 16 264",
     "performer_softmax float32 causal 16 20 520",
     # Packed proteins, some of several blocks.
     "performer_softmax float32 packed-bidirectional 24 40 480",
