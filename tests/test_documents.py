@@ -20,9 +20,8 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.config.settings import settings_of
 from protlm.interface import Model
-from tests.fixtures.commands import run_python
+from tests.fixtures.commands import ROOT, run_python
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FOLDERS = ["benchmarks", "conf", "data_prep", "docs", "notebooks", "protlm", "slurm"]

@@ -16,9 +16,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.fixtures.commands import SHORT_TRAINING, Command, run_python
+from tests.fixtures.commands import ROOT, SHORT_TRAINING, Command, run_python
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 

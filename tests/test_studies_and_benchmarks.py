@@ -8,9 +8,8 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import ROOT, run_here
 
-ROOT = Path(__file__).resolve().parent.parent
 MODULES = [f"{path.parent.name}.{path.stem}" for path in sorted(ROOT.glob("[bs]*s/*.py"))]
 # The smallest setting of each script that needs no minute, GPU, model or data, and what it prints.
 SMALLEST = {

@@ -23,9 +23,7 @@ from protlm.options.embed import Pooling
 from protlm.system.errors import InputDataError, UserError
 from protlm.system.paths import check_output
 from protlm.system.terminal import JobProgress, print_table
-from tests.fixtures.commands import Command
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.fixtures.commands import ROOT, Command
 
 
 def test_debug_shows_the_traceback(workplace: Path, protlm_in_process: Command) -> None:

@@ -27,10 +27,9 @@ from protlm.options.jobs import Share
 from protlm.options.shared import Duplicates
 from protlm.system.errors import InputDataError, UserError, is_full_memory
 from protlm.system.paths import sample_dir
-from tests.fixtures.commands import Command
+from tests.fixtures.commands import ROOT, Command
 from tests.fixtures.runs import RUN, Train
 
-ROOT = Path(__file__).resolve().parents[2]
 FASTA, OUTPUT = Path("x.fasta"), Path("out.h5")
 pytestmark = pytest.mark.usefixtures("own_folder")
 PAGE = (ROOT / "docs" / "embed.md").read_text()

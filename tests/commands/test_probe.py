@@ -19,10 +19,9 @@ from protlm.downstream.probe_results import PROBE, name_of_model, read_probe
 from protlm.model.embedding import embeddings
 from protlm.options.labels import LabelOptions, ProbeOptions, Task
 from protlm.system.errors import InputDataError, UserError
-from tests.fixtures.commands import Command, read_table, run_page
+from tests.fixtures.commands import ROOT, Command, read_table, run_page
 from tests.fixtures.runs import Train
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "learn.md"
 OPTIONS = ProbeOptions(layers=(0, 1))
 

@@ -19,9 +19,8 @@ from protlm.model.pretrained import PretrainedModel
 from protlm.options.score import Estimator, ScoreOptions
 from protlm.plots import scan_figure
 from protlm.system.errors import InputDataError, UserError
-from tests.fixtures.commands import Command, read_table, run_page
+from tests.fixtures.commands import ROOT, Command, read_table, run_page
 
-ROOT = Path(__file__).resolve().parents[2]
 WILD_TYPE = "MKTAYIAKQRQISFVKSHFSRQ"
 MUTANTS = ["M1A", "K2R:T3S", "Y5W", "Q22E", "I6V:A7G:K8R"]
 REFERENCE = "DMS_id,UniProt_ID,target_seq,coarse_selection_type"

@@ -16,16 +16,12 @@ from protlm.commands import checkpoint
 from protlm.data.vocabulary import STANDARD
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
-from tests.fixtures.commands import SHORT_TRAINING, commands_of
+from tests.fixtures.commands import ROOT, SHORT_TRAINING, Command, commands_of
 from tests.interop.example import WIDTH
 from tests.interop.families import ESM, FAIR_ESM, FAMILIES
 from tests.interop.test_families import assert_same
 from tests.interop.test_saved import QUERY, pair, write_adapter
 from tests.small_models import shortest_structures, structure_folder
-
-DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from protlm.config import TrainConfig
 from protlm.config.composition import compose
 from protlm.system.errors import UserError
 from tests.attention.cases import Inputs, make_inputs
-from tests.fixtures.commands import run_python
+from tests.fixtures.commands import ROOT, run_python
 from tests.fixtures.runs import weights_of
 
 SIZES = {"num_heads": 2, "head_dim": 8, "model_dim": 16, "max_length": 64}
@@ -370,7 +370,6 @@ def test_a_compiled_graph_launches_the_kernels_itself(causal, starts, monkeypatc
     assert graphs == [[x for x in written if x not in gone] for written in WRITTEN[causal]]
 
 
-ROOT = Path(__file__).parents[3]
 # Of outputs, and of gradients: their sums over the values cancel in part, so that the roundings of
 # the operands weigh more. The second one is the limit of the check at first use.
 BUDGETS = {"float32": (1e-5, 1e-5), "bfloat16": (1e-2, 2e-2)}
