@@ -41,8 +41,7 @@ def log_p_by_hand(model: Model, draw: Draw, query: str) -> np.ndarray:
     """Log-probabilities of a query, LV, from one row of all proteins at positions of its own."""
     proteins = [tokens_of(one) for one in [*(x.residues for x in draw.relatives), query]]
     places = [*(x.columns for x in draw.relatives), np.arange(len(query))]
-    assert all(own is not None for own in places)
-    position_L = np.concatenate([[p[0], *(p + 1), p[-1] + 2] for p in places if p is not None])
+    position_L = np.concatenate([[p[0], *(p + 1), p[-1] + 2] for p in places])
     spans = [*pairwise(accumulate(map(len, proteins), initial=0))]
     tokens_1L = torch.tensor([[token for one in proteins for token in one]])
     bounds = Bounds.of(

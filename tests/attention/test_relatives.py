@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protlm.attention.base import Attention, Context
 from protlm.attention.hybrid import Hybrid
-from protlm.attention.relatives import SeesRelatives, View
+from protlm.attention.relatives import View
 from protlm.bounds import Bounds
 from tests.attention.cases import Case, Inputs, find_case, make_inputs
 from tests.attention.test_contract import gradients, relative_error
@@ -54,13 +54,11 @@ def context_of(inputs: Inputs, *, causal: bool = False) -> Context:
 
 
 def across(mechanism: Attention, inputs: Inputs, *, later: bool, own: bool) -> Tensor:
-    assert isinstance(mechanism, SeesRelatives)
     view = View(BOUNDS, later)
     return mechanism.across(inputs[:3], context_of(inputs), view, own=own)[0]
 
 
 def family(mechanism: Attention, inputs: Inputs, view: View, *, causal: bool = False) -> Any:
-    assert isinstance(mechanism, SeesRelatives)
     return mechanism.forward_family(inputs[:3], context_of(inputs, causal=causal), view)
 
 
@@ -133,7 +131,6 @@ def test_neither_another_family_nor_a_later_protein_is_seen(across_case, changed
 def test_a_decay_counts_within_the_protein():
     case, plain = (find_case("performer_relu", decay=name) for name in ("learned", "none"))
     mechanism, inputs = case.create().double(), joined()
-    assert isinstance(mechanism, SeesRelatives)
     assert "relatives_sum=apart" in mechanism.relatives_refusal(later=True, apart=False, runs=False)
     assert not mechanism.relatives_refusal(later=True, apart=True, runs=False)
     factor_H = torch.tensor([0.5, -2.0], dtype=torch.float64)
@@ -195,6 +192,5 @@ def test_what_cannot_see_relatives_is_refused(name, options, later, words):
     mechanism = Case(name, find_case(name, **options).options, find_case(name).reference).create(
         num_heads=2
     )
-    assert isinstance(mechanism, SeesRelatives)
     refused = mechanism.relatives_refusal(later=later, apart=name == "softmax", runs=False)
     assert words in refused and refused

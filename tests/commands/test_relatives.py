@@ -13,7 +13,6 @@ import pytest
 import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding import plan
-from protlm.commands.embedding.results import Blocks
 from protlm.commands.probe import predict
 from protlm.downstream.probe_results import read_probe
 from protlm.interface import Model

@@ -175,5 +175,4 @@ def test_rounding_does_not_invert_a_range(bounds):
         for step in range(0, 1_001):
             # A range that cannot be is refused.
             narrowed = rule.at(step).mask_fraction_range
-            assert narrowed is not None
             assert 0 < narrowed[0] <= narrowed[1] <= 1

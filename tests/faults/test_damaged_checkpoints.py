@@ -219,9 +219,7 @@ def canary(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def newest(tiny_run, tmp_path) -> Path:
     """The newest checkpoint of a copy of a run."""
-    found = checkpoints.latest(shutil.copytree(tiny_run, tmp_path / "run"))
-    assert found is not None
-    return found
+    return checkpoints.latest(shutil.copytree(tiny_run, tmp_path / "run"))
 
 
 def describe(exported: Path, key: str, value: object) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention.relatives import SeesRelatives
 from protlm.bounds import Bounds
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.contexts import NetworkInContext, Relative
@@ -273,7 +272,6 @@ def test_rows_of_a_map_in_context_are_those_of_the_output(attention, apart, rela
         if x.view is None:
             out = mechanism(*heads, x.context)
         else:
-            assert isinstance(mechanism, SeesRelatives)
             out = mechanism.forward_family(heads, x.context, x.view)[0][:, :, x.own :]
         rows = torch.cat(
             [x.map_rows(mechanism, slice(0, 5)), x.map_rows(mechanism, slice(5, len(query)))], 2

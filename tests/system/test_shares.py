@@ -357,7 +357,6 @@ def parent() -> Iterator[subprocess.Popen[str]]:
 
 def two_workers(process: subprocess.Popen[str]) -> set[int]:
     workers = set()
-    assert process.stdout is not None
     while len(workers) < 2:
         workers.add(int(process.stdout.readline()))
     return workers

@@ -264,7 +264,6 @@ def zero_shot(model: PretrainedModel, table: Path, wild_type: Path) -> float:
     """Spearman's correlation of the six measured variants, by another implementation."""
     sequence = wild_type.read_text().split()[1]
     variants = read_variants(table, sequence)
-    assert variants.measured is not None
     found = score(Estimator.masked_marginals, LogProbabilities(model), sequence, variants.variants)
     return spearmanr(variants.measured[:6], found.values[:6]).statistic
 
