@@ -130,19 +130,16 @@ def test_vectors_and_contacts_are_means_over_contexts(relatives) -> None:
 
 
 def test_masked_residues_have_the_mean_of_log_probabilities() -> None:
+    """Of a query that is given, since masked residues do not show which relative it is."""
     model = seeing()
+    with pytest.raises(UserError, match=r"write model\.relatives\(source, query=SEQUENCE\)"):
+        model.predict_masked([f"M<mask>{QUERY[2:]}"], relatives=model.relatives(ROWS))
     drawn = model.relatives(ROWS, ("P1", QUERY), contexts=2, tokens=50)
     (found,) = model.predict_masked([f"M<mask>{QUERY[2:]}", QUERY + "<mask>"][:1], relatives=drawn)
     models = [Model.of(one) for one in drawn.models("P1", QUERY)]
     each = [one.predict_masked([f"M<mask>{QUERY[2:]}"])[0][2] for one in models]
     ratios = [np.log(one["K"] / one["A"]) for one in (*each, found[2])]
     assert ratios[2] == pytest.approx(np.mean(ratios[:2]), abs=1e-5)
-
-
-def test_a_masked_sequence_alone_does_not_show_which_relative_is_itself() -> None:
-    model = seeing()
-    with pytest.raises(UserError, match=r"write model\.relatives\(source, query=SEQUENCE\)"):
-        model.predict_masked([f"M<mask>{QUERY[2:]}"], relatives=model.relatives(ROWS))
 
 
 def test_what_exceeds_the_budget_alone_ends_no_context() -> None:
@@ -152,16 +149,11 @@ def test_what_exceeds_the_budget_alone_ends_no_context() -> None:
     assert min(one.num_tokens for one in drawn.draws("", QUERY)) > 60 - 27
 
 
-def folder_of(path: Path, names: list[str]) -> Path:
-    path.mkdir()
-    for name in names:
-        (path / f"{name}.a3m").write_text(FASTA)
-    return path
-
-
 def test_a_query_is_the_same_alone_and_among_others(tmp_path: Path) -> None:
-    model, names = seeing(), [f"Q{n}" for n in range(50)]
-    folder = folder_of(tmp_path / "x", names)
+    model, names, folder = seeing(), [f"Q{n}" for n in range(50)], tmp_path / "x"
+    folder.mkdir()
+    for name in names:
+        (folder / f"{name}.a3m").write_text(FASTA)
     many, one = model.relatives(folder, tokens=60), model.relatives(folder, tokens=60)
     digests = {name: [x.digest for x in many.draws(name, QUERY)] for name in reversed(names)}
     assert [x.digest for x in one.draws("Q7", QUERY)] == digests["Q7"]

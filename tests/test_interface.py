@@ -209,9 +209,10 @@ HELD: dict[str, Callable[[list[str]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", HELD)
-def test_sequences_are_read_by_their_letters_everywhere(model: Model, kind: str) -> None:
-    given = HELD[kind]
+@pytest.mark.parametrize(("kind", "given"), HELD.items(), ids=HELD)
+def test_sequences_are_read_by_their_letters_everywhere(
+    model: Model, kind: str, given: Any
+) -> None:
     np.testing.assert_array_equal(model.embed(given(SEQUENCES)), model.embed(SEQUENCES))
     batch = model.tokenize(given(SEQUENCES))
     assert batch.tokens_BL.equal(model.tokenize(SEQUENCES).tokens_BL)
@@ -245,9 +246,10 @@ NOT_SEQUENCES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", NOT_SEQUENCES)
-def test_what_is_not_a_sequence_is_a_sentence_everywhere(model: Model, kind: str) -> None:
-    given, sentence = NOT_SEQUENCES[kind]
+@pytest.mark.parametrize(("given", "sentence"), NOT_SEQUENCES.values(), ids=NOT_SEQUENCES)
+def test_what_is_not_a_sequence_is_a_sentence_everywhere(
+    model: Model, given: Any, sentence: str
+) -> None:
     methods = model.embed, model.tokenize, model.predict_masked, lambda s: model.score("MKV", s)
     methods = *methods, model.perplexity, model.contacts
     for method in methods:

@@ -212,12 +212,14 @@ def test_other_models_layers_and_damaged_folders_are_refused(
 ) -> None:
     model = protlm.load(tiny_run)
     settings = settings_of(model)
-    with pytest.raises(UserError, match="trained on the model"):
-        settings.check(model.with_random_weights(3))
-    with pytest.raises(UserError, match="trained on the layer 1, and this is 2"):
-        settings.check(model, 2)
-    with pytest.raises(UserError, match="trained on the vocabulary"):
-        SparseSettings(model=model.identity, vocabulary=HASH, layer=1).check(model)
+    foreign = SparseSettings(model=model.identity, vocabulary=HASH, layer=1)
+    for of, given, told in (
+        (settings, [model.with_random_weights(3)], "trained on the model"),
+        (settings, [model, 2], "trained on the layer 1, and this is 2"),
+        (foreign, [model], "trained on the vocabulary"),
+    ):
+        with pytest.raises(UserError, match=told):
+            of.check(*given)
     with pytest.raises(InputDataError, match="protlm features train has written"):
         model.features(["MKV"], tmp_path)
     SparseAutoencoder(64, settings).write(tmp_path)

@@ -1,6 +1,5 @@
 """Packed proteins: each as it is alone, in outputs and gradients, whatever its neighbors are."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -122,7 +121,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, look_at) -> list[tuple]:
     monkeypatch.setattr(varlen, "varlen_attn", by_mask)
     look_at(varlen, "varlen_attn", lambda *given, **_: calls.append(given))
     monkeypatch.setattr(varlen, "_is_card", lambda device: True)
-    yield calls
+    return calls
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -147,7 +147,8 @@ def test_a_decay_counts_within_the_protein():
 @pytest.mark.parametrize("later", [False, True])
 def test_linear_heads_of_a_hybrid_see_the_family_and_windows_the_protein(later, factor):
     case = find_case("hybrid", window=4)
-    mechanism, inputs = case.create(num_heads=3).double(), of_heads(3)
+    mechanism, two = case.create(num_heads=3).double(), joined()
+    inputs = Inputs(*(x.repeat(1, 2, 1, 1)[:, :3] for x in two[:3]), *two[3:])
     assert isinstance(mechanism, Hybrid) and mechanism.protein_heads == 1
     factor_H = None if factor is None else torch.full((3,), factor)
     view = View(BOUNDS, later, factor_H, keeps=not later)
@@ -162,12 +163,6 @@ def test_linear_heads_of_a_hybrid_see_the_family_and_windows_the_protein(later, 
     )
     assert torch.equal(found, torch.cat([window, linear], dim=1))
     assert later or (state.window is None and torch.equal(state.linear, left))
-
-
-def of_heads(number: int) -> Inputs:
-    inputs = joined()
-    given = [x.repeat(1, 2, 1, 1)[:, :number] for x in inputs[:3]]
-    return Inputs(*given, *inputs[3:])
 
 
 def test_errors_in_bfloat16_are_within_the_bound_of_the_contract(across_case):

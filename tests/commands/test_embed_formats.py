@@ -47,10 +47,10 @@ def written(name: str, **options: Any) -> Path:
 @pytest.fixture(scope="module")
 def truth(model: PretrainedModel) -> dict[str, np.ndarray]:
     """The last hidden states of the residues of each protein, computed alone."""
-    found = {}
-    for name, sequence in SEQUENCES.items():
-        found[name] = model(model.tokenize([sequence]), layers=[-1]).hidden[-1][0, 1:-1].numpy()
-    return found
+    return {
+        name: model(model.tokenize([one]), layers=[-1]).hidden[-1][0, 1:-1].numpy()
+        for name, one in SEQUENCES.items()
+    }
 
 
 def close(one: np.ndarray, other: np.ndarray, tolerance: float = 1e-5) -> None:

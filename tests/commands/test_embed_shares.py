@@ -20,7 +20,7 @@ from protlm.commands.embedding import estimate, plan, results
 from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.results import Blocks
 from protlm.model.embedding import Embedder
-from protlm.model.pretrained import PretrainedModel
+from protlm.model.pretrained import PretrainedModel, TokenBatch
 from protlm.options.embed import Dtype, EmbedOptions, Pooling
 from protlm.options.jobs import Executor, Share, Submission
 from protlm.system.errors import InputDataError, OutputError, UserError
@@ -322,13 +322,12 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(
 
 def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> list[int]:
     """Lets passes of more tokens fail; returns the list of the tokens of all passes."""
-    states, seen = PretrainedModel.hidden_states, list[int]()
+    seen: list[int] = []
 
-    def or_fail(self: PretrainedModel, batch: object, layers: tuple[int, ...]) -> object:
-        seen.append(batch.tokens_BL.numel())  # type: ignore[attr-defined]
+    def fail(_: PretrainedModel, batch: TokenBatch, layers: tuple[int, ...]) -> None:
+        seen.append(batch.tokens_BL.numel())
         if seen[-1] > tokens:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return states(self, batch, layers)  # type: ignore[arg-type]
 
     limited = watched(PretrainedModel.hidden_states, fail)
     monkeypatch.setattr(PretrainedModel, "hidden_states", limited)

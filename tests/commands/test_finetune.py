@@ -107,7 +107,7 @@ def check_predictions(column: str, count: int) -> None:
 def test_a_run_that_lost_its_lock_writes_no_output(made: str, name: str, labels: Path) -> None:
     robbed = watched(resolve_name(name), lambda *_, **__: (NEW / LOCK).write_text("{}"))
     with pytest.MonkeyPatch.context() as patch, pytest.raises(OutputError, match="took it over"):
-        patch.setattr(name, rob)
+        patch.setattr(name, robbed)
         tune(labels, options=FinetuneOptions(replace(SETTINGS, epochs=1), rank=2))
     assert not (NEW / made).exists()
 
@@ -125,16 +125,14 @@ def test_all_weights_are_trained_and_resumed(
     check_predictions("p(c1)", 20)
     results = json.loads(Path("run/probe/results.json").read_text())
     assert {"model", "frozen", "random_weights"} <= set(results["predictors"])
-    # Stopped in the middle of the third epoch and continued: the same weights.
-    start = ReportEpochs.on_train_batch_start
 
-    def stopped(self, trainer, *given) -> None:
-        start(self, trainer, *given)
+    # Stopped in the middle of the third epoch and continued: the same weights.
+    def stop(_, trainer, *rest) -> None:
         if trainer.global_step == 9:
             os.kill(os.getpid(), signal.SIGTERM)
-        stopped = watched(ReportEpochs.on_train_batch_start, stop)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as end:
+        stopped = watched(ReportEpochs.on_train_batch_start, stop)
         patch.setattr(ReportEpochs, "on_train_batch_start", stopped)
         tune(labels, "cut")
     assert end.value.code == 75
@@ -197,10 +195,9 @@ def test_a_row_that_cannot_be_written_ends_the_run(
     write = csv.DictWriter.writerow
     for epoch in (0, 1):
 
-        def full(self: Any, row: dict[str, Any], epoch: int = epoch) -> None:
+        def full(_: Any, row: dict[str, Any], epoch: int = epoch) -> None:
             if row["epoch"] == epoch:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            write(self, row)
 
         with monkeypatch.context() as patch, pytest.raises(OutputError) as end:
             patch.setattr(csv.DictWriter, "writerow", watched(write, full))

@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -84,10 +85,11 @@ def test_the_header_has_the_perplexity_of_the_forward_pass(model: PretrainedMode
         assert float(header["perplexity"]) == pytest.approx(math.exp(nats), abs=0.02)
 
 
-def test_the_prefix_is_read_like_a_fasta_file() -> None:
+def test_the_prefix_is_read_like_a_fasta_file(model: PretrainedModel) -> None:
     for name, prefix in (("a", "MKTXU"), ("b", " mkt Xu\n")):
         generate(CAUSAL, Path(name), replace(OPTIONS, prefix=prefix))
     assert Path("a").read_bytes() == Path("b").read_bytes()
+    assert next(model.generate(1, prefix="mk\nt")).sequence.startswith("MKT")
 
 
 def never_ending(path: Path) -> PretrainedModel:
@@ -178,15 +180,12 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_impossible_settings_are_user_errors(case: str, model: PretrainedModel) -> None:
-    settings, words = WRONG[case]
+@pytest.mark.parametrize(("settings", "words"), WRONG.values(), ids=WRONG)
+def test_impossible_settings_are_user_errors(
+    settings: dict[str, Any], words: str, model: PretrainedModel
+) -> None:
     with pytest.raises(UserError, match=words):
         model.generate(**settings)
-
-
-def test_in_python_a_prefix_is_read_as_in_a_file(model: PretrainedModel) -> None:
-    assert next(model.generate(1, prefix="mk\nt")).sequence.startswith("MKT")
 
 
 @pytest.mark.slow

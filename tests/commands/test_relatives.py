@@ -21,6 +21,7 @@ from protlm.options.embed import EmbedOptions, Pooling
 from protlm.options.jobs import Share
 from protlm.options.relatives import FamilyOptions, RelativesOptions
 from protlm.system.errors import UserError
+from tests.commands.test_embed_shares import at_block, die
 from tests.commands.test_score import WILD_TYPE
 from tests.fixtures.commands import Command, read_table
 from tests.fixtures.runs import Killed
@@ -153,15 +154,8 @@ def test_vectors_in_contexts_are_the_same_in_any_way(
     for number in (1, 2):
         embedded("shares.h5", share=Share(number, 2))
     assert embedded("shares.h5", merge=True).read_bytes() == whole.read_bytes()
-    write, count = Blocks.write, iter(range(9))
-
-    def killed(self: Blocks, block: plan.Block, found: Any) -> None:
-        if next(count) == 2:
-            raise Killed
-        write(self, block, found)
-
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Blocks, "write", killed)
+        at_block(patch, 2, die)
         embedded("killed.h5")
     for refused in ({"tokens": 50}, {"relatives": RelativesOptions()}):
         with pytest.raises(UserError, match=r"--relatives(-tokens)?\b"):

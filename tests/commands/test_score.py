@@ -17,7 +17,6 @@ from protlm.downstream.estimators import LogProbabilities, score
 from protlm.downstream.variants import parse_mutant
 from protlm.model.pretrained import PretrainedModel
 from protlm.options.score import Estimator, ScoreOptions
-from protlm.plots import scan_figure
 from protlm.system.errors import InputDataError, UserError
 from tests.fixtures.commands import ROOT, Command, read_table, run_page
 

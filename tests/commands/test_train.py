@@ -207,14 +207,14 @@ def test_a_file_that_is_not_one_of_settings(text: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "message"),
+    ("code", "typed", "message"),
     [
-        ("--config", "--config needs a file"),
-        ("--config=none.yaml", "none.yaml: no such file"),
-        ("--config-dir .", "the flags are: --help, .*, --config"),
-        ("hydra.searchpath=[x]", "no effect without --multirun; .* --config FILE"),
-        ("--multirun seed=1,2", r"needs its own folder, .* run_dir='runs/\$\{seed\}'"),
-        ("-m model=tiny,small", r"type run_dir='runs/\$\{hydra:runtime\.choices\.model\}'"),
+        (2, "--config", "--config needs a file"),
+        (3, "--config=none.yaml", "none.yaml: no such file"),
+        (2, "--config-dir .", "the flags are: --help, .*, --config"),
+        (2, "hydra.searchpath=[x]", "no effect without --multirun; .* --config FILE"),
+        (2, "--multirun seed=1,2", r"needs its own folder, .* run_dir='runs/\$\{seed\}'"),
+        (2, "-m model=tiny,small", r"type run_dir='runs/\$\{hydra:runtime\.choices\.model\}'"),
     ],
 )
 def test_what_train_refuses(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from protlm.cli.main import main
 from protlm.downstream.examples import targets_from
 from protlm.downstream.label_files import Example, named_files
 from protlm.downstream.labels import read_labeled_proteins

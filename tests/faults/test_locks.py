@@ -135,12 +135,10 @@ def test_a_file_system_without_flock(tmp_path, fail_at, fault):
 
 def test_a_file_system_that_locks_only_files_open_for_writing(tmp_path, look_at, fail_at):
     """NFS does so."""
-    lock_file = fcntl.flock
 
     def as_nfs(file: int, how: int) -> None:
         if not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_RDWR:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        lock_file(file, how)
 
     look_at(fcntl, "flock", as_nfs)
     assert locked(tmp_path).is_held
@@ -151,12 +149,11 @@ def test_a_file_system_that_locks_only_files_open_for_writing(tmp_path, look_at,
 
 def test_a_lock_file_that_is_removed_while_it_is_locked_is_created_again(tmp_path, look_at):
     """The previous owner removes it between `open` and `flock`."""
-    lock_file, removed = fcntl.flock, []
+    removed = []
 
-    def remove_and_lock(*arguments: int) -> None:
+    def remove(*_: int) -> None:
         if not removed:
             removed.append((tmp_path / LOCK).unlink())
-        lock_file(*arguments)
 
     look_at(fcntl, "flock", remove)
     assert locked(tmp_path).is_held
@@ -254,13 +251,12 @@ def test_a_disk_that_fails_for_a_moment_does_not_take_the_lock(tmp_path, monkeyp
 def test_a_terminated_job_has_no_lock(protlm_in_process, proteins, tmp_path, contents, monkeypatch):
     """It may resume on another machine, which cannot check whether the owner is running."""
     monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 14)
-    encode, blocks = Encoder.__call__, []
+    blocks = []
 
-    def encode_and_terminate(encoder: Encoder, block: object) -> object:
+    def terminate(_: Encoder, block: object) -> None:
         blocks.append(block)
         if len(blocks) == 20:
             os.kill(os.getpid(), signal.SIGTERM)
-        return encode(encoder, block)
 
     typed = ["prepare", proteins, "--shard-residues", "30000", "--out"]
     with monkeypatch.context() as patch:
@@ -276,12 +272,10 @@ def test_a_terminated_job_has_no_lock(protlm_in_process, proteins, tmp_path, con
 def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, look_at):
     out = tmp_path / "data"
     lock = out.with_name("data.partial") / LOCK
-    split_of = HashSplit.split_of
 
-    def rob(self, record, digest):
+    def rob(_, record, digest):
         if record.identifier == "P7":
             lock.write_text(json.dumps(OTHER))
-        return split_of(self, record, digest)
 
     look_at(HashSplit, "split_of", rob)
     with pytest.raises(OutputError, match="elsewhere"):
@@ -338,12 +332,11 @@ def test_a_run_that_lost_its_lock_stops_without_a_checkpoint(
     happens, reason, train_tiny, tmp_path, look_at
 ):
     """Another process may write there now; a folder that was moved is not made again."""
-    run, save = tmp_path / "run", SaveCheckpoints.on_train_batch_end
+    run = tmp_path / "run"
 
-    def interfere(self, trainer, *rest):
+    def interfere(_, trainer, *rest):
         if trainer.global_step == 4:
             happens(run)
-        save(self, trainer, *rest)
 
     look_at(SaveCheckpoints, "on_train_batch_end", interfere)
     with pytest.raises(OutputError, match=f"{reason}.*the last checkpoint is step 2") as stopped:

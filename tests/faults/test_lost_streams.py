@@ -47,7 +47,7 @@ CASES += [("prepare", loss) for loss in ("no reader", "no errors")]
 CASES += [("train", loss) for loss in ("no reader of both", "nothing")]
 CASES += [("evaluate", "no output")]
 
-Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
+Shell = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture

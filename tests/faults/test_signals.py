@@ -21,12 +21,9 @@ def signal_in_steps(look_at) -> Callable[..., None]:
     """Makes this process send itself a signal during these optimizer steps."""
 
     def patch(number: signal.Signals, *steps: int) -> None:
-        work = LanguageModeling.training_step
-
-        def training_step(self: LanguageModeling, batch: Any, index: int) -> Any:
-            if self.trainer.global_step + 1 in steps:
+        def look(module: LanguageModeling, *_: Any) -> None:
+            if module.trainer.global_step + 1 in steps:
                 os.kill(os.getpid(), number)
-            return work(self, batch, index)
 
         look_at(LanguageModeling, "training_step", look)
 

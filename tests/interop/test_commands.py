@@ -1,7 +1,6 @@
 """The commands on a foreign model, as it is and imported, and those of docs/interop.md."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 

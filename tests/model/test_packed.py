@@ -87,7 +87,6 @@ def test_a_packed_protein_is_as_it_is_alone(settings, positions, causal):
     ("settings", "relatives", "is_one"),
     [
         ("hybrid", {}, True),
-        ("performer_relu", {}, True),
         ("softmax", {}, False),
         ("performer_relu", {"relatives": "full"}, True),
         ("performer_relu", {"relatives": "ordered"}, False),

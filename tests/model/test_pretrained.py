@@ -10,7 +10,6 @@ import protlm
 from protlm.attention import names
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.linearized.variance import SquareNorms, pair_sums, relative_error
-from protlm.attention.performer_softmax import PerformerSoftmax
 from protlm.interface import Model
 from protlm.model import memory
 from protlm.model.memory import Room, TensorMemory, _peak, extrapolate

@@ -233,19 +233,6 @@ def test_padded_queries_follow_a_context(relatives, positions, tokens_per_batch)
     close([logits[0]], run(model, [[query]]))
 
 
-def test_shifted_columns_move_the_positions_of_a_relative():
-    model = network("softmax", relatives="ordered", relatives_positions="aligned")
-    (first, _, query), *_ = families()
-    tokens_1L, mask_1L = query[None], torch.ones(1, len(query)).bool()
-    outs: list[Tensor] = []
-    for shift in (0, 0, 3):
-        columns = np.arange(len(first) - 2) + shift
-        relative = Relative(first[1:-1].numpy(), columns)
-        within = NetworkInContext(model, [relative], tokens_per_batch=100)
-        outs.append(within(tokens_1L, mask_1L, causal=False).logits_BLV.detach())
-    assert torch.equal(outs[0], outs[1]) and not torch.allclose(outs[0], outs[2])
-
-
 @pytest.mark.parametrize("relatives", ["full", "ordered"])
 @pytest.mark.parametrize(
     ("attention", "apart"),

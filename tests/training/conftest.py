@@ -1,9 +1,8 @@
-"""A second data set, a model with its converted twin, and what sees the calls of a method."""
+"""A second data set, and a model with its converted twin."""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 

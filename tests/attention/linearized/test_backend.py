@@ -133,10 +133,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize(("fused", "reason"), WRONG.values(), ids=WRONG)
 @MODES
-def test_kernels_that_fail_are_replaced_with_one_warning_or_refused(fault, causal, stand_in):
-    fused, reason = WRONG[fault]
+def test_kernels_that_fail_are_replaced_with_one_warning_or_refused(
+    fused, reason, causal, stand_in
+):
     stand_in(fused)
     mechanism = create("performer_softmax", {}, **SIZES)
     expected = run("performer_softmax", {"backend": "torch"}, causal=causal)

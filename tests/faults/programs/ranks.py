@@ -89,14 +89,11 @@ def differing_projections() -> Any:
     def draw_differently(self: Projection, seed: int, index: int) -> Tensor:
         return draw(self, seed, index) + RANK
 
-    def record(self: LanguageModeling) -> None:
-        sums.append([float(buffer.double().sum()) for buffer in self.network.buffers()])
-
-    def setup(self: CheckSameStep, trainer: Any, pl_module: Any, stage: str) -> None:
-        record(pl_module)
+    def record(module: LanguageModeling) -> None:
+        sums.append([float(buffer.double().sum()) for buffer in module.network.buffers()])
 
     Projection.draw = draw_differently
-    CheckSameStep.setup = setup
+    CheckSameStep.setup = lambda _, trainer, pl_module, stage: record(pl_module)
     LanguageModeling.on_train_end = record
     train("run", "attention=performer_softmax", "trainer.max_steps=3")
     return sums
@@ -133,10 +130,9 @@ def signals_at_random() -> Any:
     (turns,), rng, ended = ARGUMENTS, random.Random(0), list[tuple[int, int]]()
     first, wait, numbers = 0, 0.0, dict[int, signal.Signals]()
 
-    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
-        if self.trainer.global_step == first and RANK in numbers:
+    def send(module: LanguageModeling, *_: Any) -> None:
+        if module.trainer.global_step == first and RANK in numbers:
             threading.Timer(wait, os.kill, [os.getpid(), numbers[RANK]]).start()
-        return training_step(self, batch, batch_index)
 
     LanguageModeling.training_step = watched(training_step, send)
     settings = ("trainer.valid_every=7", "trainer.log_every=5", "trainer.keep_checkpoints=500")
@@ -154,10 +150,6 @@ def send_sigterm(*_: Any) -> None:
     """Sends SIGTERM to this process."""
     os.kill(os.getpid(), signal.SIGTERM)
 
-    def train_dataloader(self: SequenceData) -> Any:
-        if RANK == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return make_loader(self)
 
 def signal_while_starting() -> Any:
     """Sends SIGTERM to rank 1 while its loaders start; returns how the run ended."""
@@ -175,10 +167,9 @@ def announce_and_sleep(*_: Any) -> Any:
 def hang() -> None:
     """Begins a step that never ends, the third."""
 
-    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+    def wait(_: LanguageModeling, batch: Any, batch_index: int) -> None:
         while batch_index == 2:
             announce_and_sleep()
-        return training_step(self, batch, batch_index)
 
     LanguageModeling.training_step = watched(training_step, wait)
     command.main()
@@ -187,11 +178,10 @@ def hang() -> None:
 def signal_repeatedly() -> None:
     """Sends signals in the third step, as the process group and the launcher do."""
 
-    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+    def send(_: LanguageModeling, batch: Any, batch_index: int) -> None:
         if batch_index == 2:
             for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
                 os.kill(os.getpid(), number)
-        return training_step(self, batch, batch_index)
 
     LanguageModeling.training_step = watched(training_step, send)
     command.main()
@@ -226,11 +216,10 @@ def interrupted(
         if trainer.global_step == killed:
             raise Killed
 
-    def save_or_fail(contents: dict[Any, Any], path: Path) -> None:
+    def fail(contents: dict[Any, Any], path: Path) -> None:
         if contents["global_step"] == full:
             path.write_bytes(b"a part of it")
             raise OSError(28, "No space left on device")
-        save(contents, path)
 
     SaveCheckpoints.on_train_batch_end = watched(end, die, after=True)
     checkpoints.save = watched(save, fail)
@@ -272,21 +261,18 @@ def resume_two_to_four() -> None:
 
 def stalled_rank(stalled: int) -> None:
     """Under Lightning's launcher, stops a rank in its fourth step for longer than the time-out."""
-    setup = DDPStrategy.setup_environment
 
-    def wait_and_setup(self: DDPStrategy) -> None:
+    def wait(_: DDPStrategy) -> None:
         # The time-out applies from the start of the run.
         if os.environ.get("LOCAL_RANK", "0") == "1":
             Path(f"ready-{stalled}").touch()
         while not Path(f"ready-{stalled}").exists():
             time.sleep(0.05)
-        setup(self)
 
-    def stall(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
-        if batch_index == 3 and self.global_rank == stalled:
+    def stall(module: LanguageModeling, batch: Any, batch_index: int) -> None:
+        if batch_index == 3 and module.global_rank == stalled:
             Path(f"stalled-{stalled}").write_text(str(os.getpid()))
             time.sleep(1000)
-        return training_step(self, batch, batch_index)
 
     end_with_parent()
     DDPStrategy.setup_environment = watched(DDPStrategy.setup_environment, wait)
