@@ -21,7 +21,6 @@ LENGTHS = [length for family in FAMILIES for length in family]
 SPANS = [*pairwise(accumulate(LENGTHS, initial=0))]
 TOTAL, SIZES = sum(LENGTHS) + 9, [len(family) for family in FAMILIES]
 BOUNDS = Bounds.of(SPANS, (1, TOTAL), longest=65, families=SIZES)
-VIEWS = [(False, True), (False, False), (True, False)]
 
 
 def numbers(lengths: list[int]) -> Tensor:
@@ -67,7 +66,7 @@ def piece(inputs: Inputs, start: int, end: int) -> Inputs:
     return Inputs(*heads, inputs.mask_BL[:, start:end])
 
 
-@pytest.mark.parametrize(("later", "own"), VIEWS)
+@pytest.mark.parametrize(("later", "own"), [(False, True), (False, False), (True, False)])
 def test_relatives_are_seen_as_by_the_reference(across_case, later, own):
     mechanism, inputs = across_case.create().double(), joined().differentiable()
     if later and across_case.name == "softmax":

@@ -28,8 +28,7 @@ from tests.fixtures.commands import ROOT, Command
 
 def test_debug_shows_the_traceback(workplace: Path, protlm_in_process: Command) -> None:
     for arguments in (["data", "verify", "none"], ["train", "data.dir=none", "run_dir=o"]):
-        done = protlm_in_process(*arguments, "--debug", cwd=workplace, code=3)
-        assert "Traceback" in done.stderr
+        assert "Traceback" in protlm_in_process(*arguments, "--debug", cwd=workplace, code=3).stderr
 
 
 def test_an_unwritable_output_is_4(workplace: Path, protlm_in_process: Command) -> None:

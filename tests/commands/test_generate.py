@@ -125,8 +125,7 @@ def test_a_masked_model_samples_from_given_sequences(protlm_in_process: Command)
     Path("start.fasta").write_text(START)
     flags = "--start start.fasta --number 5 --sweeps 2 --mask-fraction 0.2 --seed 4 --batch-size 2"
     arguments = ("generate", "-m", RUN, "-o", "g.fasta", *flags.split())
-    done = protlm_in_process(*arguments, cwd=Path())
-    assert "2 records: 2 starts, 0 skipped" in done.stderr
+    assert "2 records: 2 starts, 0 skipped" in protlm_in_process(*arguments, cwd=Path()).stderr
     found = records(FILE)
     assert [record.identifier for record in found] == [f"generated_{n}" for n in range(1, 6)]
     for index, record in enumerate(found):
@@ -201,8 +200,7 @@ def test_the_command_takes_every_flag(protlm_command: Command, protlm_in_process
     generate(CAUSAL, Path("again.fasta"), options)
     assert Path("again.fasta").read_bytes() == FILE.read_bytes()
     arguments = ["-m", CAUSAL, "-o", "-", *flags.split(), *more.split()]
-    done = protlm_in_process("generate", *arguments, cwd=Path())
-    assert done.stdout == FILE.read_text()
+    assert protlm_in_process("generate", *arguments, cwd=Path()).stdout == FILE.read_text()
 
 
 @pytest.mark.parametrize(

@@ -189,8 +189,7 @@ def test_a_probe_in_contexts_predicts_in_as_many(run: Protlm, model: Model) -> N
     run("probe", "labels.tsv", "-o", "probe", *words, relatives="families")
     assert [line["query"] for line in drawn("probe")] == [f"P{n}" for n in range(1, 13)]
     typed = "predict", "x.fasta", "-p", "probe", "-o", "x.tsv"
-    told = run(*typed, code=2)
-    assert "fitted to means over 2 contexts, not 4 contexts" in told
+    assert "fitted to means over 2 contexts, not 4 contexts" in run(*typed, code=2)
     run(*typed, "--contexts", "2")
     probe = read_probe(Path("probe"))
     assert probe.contexts == 2

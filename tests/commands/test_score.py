@@ -82,8 +82,7 @@ def test_rows_without_scores_are_counted_and_written(
     table = "mutant,Fitness,note\nM1A,1,=A1\np.Lys2Ter,2,-\np.Thr3Ser,3,-x\n_wt,4,\n"
     Path("v.csv").write_text(table)
     typed = ["score", "v.csv", "-m", "run", "-o", "s.csv", "--wild-type", "x.fasta"]
-    refused = protlm_in_process(*typed, cwd=workplace, code=3)
-    assert "line 3: 'p.Lys2Ter' is not a" in refused.stderr
+    assert "line 3: 'p.Lys2Ter' is not a" in protlm_in_process(*typed, cwd=workplace, code=3).stderr
     done = protlm_in_process(*typed, "--skip-invalid", cwd=workplace)
     assert "; rows left unscored: 1" in done.stderr
     assert (

@@ -41,31 +41,36 @@ def test_what_fits_is_not_cropped_and_random_crops_are_uniformly_distributed():
 
 NAN = float("nan")
 
-WRONG = [
-    *({"mask_fraction": value} for value in (0, 1.5, NAN)),
-    {"mask_prob": -0.1},
-    {"random_prob": 2},
-    {"mask_prob": 0.8, "random_prob": 0.3},
-    *({"mask_fraction_range": pair} for pair in ((0.0, 0.5), (0.5, 0.1), (0.5, 1.1), (NAN, 0.5))),
-]
 
-
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"mask_fraction": value} for value in (0, 1.5, NAN)),
+        {"mask_prob": -0.1},
+        {"random_prob": 2},
+        {"mask_prob": 0.8, "random_prob": 0.3},
+        *(
+            {"mask_fraction_range": pair}
+            for pair in ((0.0, 0.5), (0.5, 0.1), (0.5, 1.1), (NAN, 0.5))
+        ),
+    ],
+)
 def test_invalid_rules_are_rejected(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         MaskingRule(**wrong)
 
 
-RULES = [
-    MaskingRule(),
-    MaskingRule(mask_fraction=0.3, mask_prob=1, random_prob=0),
-    MaskingRule(mask_fraction=0.5, mask_prob=0, random_prob=1),
-    MaskingRule(mask_fraction=1, mask_prob=0.2, random_prob=0.3),
-    MaskingRule(mask_fraction=0.2, mask_prob=0, random_prob=0),
-]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        MaskingRule(),
+        MaskingRule(mask_fraction=0.3, mask_prob=1, random_prob=0),
+        MaskingRule(mask_fraction=0.5, mask_prob=0, random_prob=1),
+        MaskingRule(mask_fraction=1, mask_prob=0.2, random_prob=0.3),
+        MaskingRule(mask_fraction=0.2, mask_prob=0, random_prob=0),
+    ],
+    ids=str,
+)
 def test_fractions_match_the_rule(rule):
     size = 200_000
     rng = np.random.default_rng(1)

@@ -174,10 +174,9 @@ def inputs(proteins, tiny_run, tiny_data, tmp_path_factory) -> dict[str, list[Pa
     }
 
 
-KILLS = [("prepare", 15), ("embed", 10), ("train", 12), ("finetune", 10)]
-
-
-@pytest.mark.parametrize(("command", "kills"), KILLS)
+@pytest.mark.parametrize(
+    ("command", "kills"), [("prepare", 15), ("embed", 10), ("train", 12), ("finetune", 10)]
+)
 def test_a_command_killed_at_random_resumes_to_the_same_result(
     command, kills, inputs, told_by, tmp_path
 ):

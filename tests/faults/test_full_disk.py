@@ -301,11 +301,6 @@ def test_a_name_that_is_too_long_is_refused_before_the_work(tmp_path):
 SETTINGS = ("trainer.checkpoint_every=1", "trainer.keep_checkpoints=4", "trainer.valid_every=9")
 
 
-@pytest.fixture(scope="module")
-def whole_run(train_tiny, tmp_path_factory) -> Path:
-    return train_tiny(tmp_path_factory.mktemp("runs") / "whole", *SETTINGS)
-
-
 def full_from(step: int, patch: pytest.MonkeyPatch) -> None:
     """Simulates a full disk for checkpoints from a step on."""
     save = torch.save
@@ -320,9 +315,7 @@ def full_from(step: int, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_disk_that_becomes_full_keeps_the_checkpoints_before(
-    whole_run, train_tiny, tmp_path, state_of
-):
+def test_a_disk_that_becomes_full_keeps_the_checkpoints_before(train_tiny, tmp_path, state_of):
     run = tmp_path / "run"
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -338,5 +331,5 @@ def test_a_disk_that_becomes_full_keeps_the_checkpoints_before(
     assert not list(run.rglob(".*"))
     assert protlm.load(run).hash
     train_tiny(run, *SETTINGS)
-    for path in all_checkpoints(whole_run):
+    for path in all_checkpoints(train_tiny(tmp_path / "whole", *SETTINGS)):
         assert state_of(run / "checkpoints" / path.name) == state_of(path)

@@ -108,15 +108,6 @@ def test_the_order_of_relatives_has_no_meaning_if_all_see_all(attention):
     close(run(model, [[third, first, second]]), [three, one, two])
 
 
-@pytest.mark.parametrize(("relatives", "is_first_changed"), [("full", True), ("ordered", False)])
-def test_a_relative_changes_what_is_predicted_and_no_other_family(relatives, is_first_changed):
-    model, others = network(relatives=relatives), families()
-    others[0][1][5] = 4 + (others[0][1][5] - 3) % 20
-    pairs = zip(run(model, families()), run(model, others), strict=True)
-    changed = [not torch.equal(a, b) for a, b in pairs]
-    assert changed == [is_first_changed, True, True, False, False, False]
-
-
 def test_layers_of_the_protein_give_the_result_alone():
     model = network("performer_relu", relatives="full", relatives_every=2)
     # No layer of the family before the last one.
@@ -194,16 +185,16 @@ def test_checkpoints_change_nothing_and_autocast_only_rounds(attention, relative
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(UserError, match="relatives_window=5 is around the same position"):
-        network(ALIGNED, relatives="ordered", relatives_positions="run")
-    for settings, words in [
-        ({"positions": "relative"}, "model.positions=relative"),
-        ({"positions": "learned", "relatives_positions": "run"}, "model.relatives_positions=run"),
-        ({"relatives_every": 3, "global_every": 2}, "model.relatives_every=3 must be"),
-        ({"relatives_every": 9}, "no layer sees relatives"),
+    runs = {"relatives_positions": "run"}
+    for attention, settings, words in [
+        (ALIGNED, runs, "relatives_window=5 is around the same position"),
+        ("softmax", {"positions": "relative"}, "model.positions=relative"),
+        ("softmax", {"positions": "learned", **runs}, "model.relatives_positions=run"),
+        ("softmax", {"relatives_every": 3, "global_every": 2}, "model.relatives_every=3 must be"),
+        ("softmax", {"relatives_every": 9}, "no layer sees relatives"),
     ]:
         with pytest.raises(UserError, match=re.escape(words)):
-            network("softmax", relatives="ordered", **{**settings})
+            network(attention, relatives="ordered", **settings)
 
 
 def in_context(model: ProteinLM, context: Family, tokens_per_batch: int) -> NetworkInContext:

@@ -234,14 +234,14 @@ def test_the_choice_does_not_break_a_graph(backend, stand_in, monkeypatch):
 
 
 # What kernels cannot compute, with Triton or without, and what is said of it.
-UNFIT = [
-    ({}, torch.float32, False, "the package triton is missing"),
-    ({}, torch.float64, True, r"not 8 in torch\.float64"),
-    ({"decay": "learned"}, torch.float32, True, "not used on cpu: they have no decay"),
-]
-
-
-@pytest.mark.parametrize(("options", "dtype", "has_triton", "said"), UNFIT)
+@pytest.mark.parametrize(
+    ("options", "dtype", "has_triton", "said"),
+    [
+        ({}, torch.float32, False, "the package triton is missing"),
+        ({}, torch.float64, True, r"not 8 in torch\.float64"),
+        ({"decay": "learned"}, torch.float32, True, "not used on cpu: they have no decay"),
+    ],
+)
 def test_auto_says_once_why_kernels_are_not_used(
     options, dtype, has_triton, said, stand_in, monkeypatch
 ):
@@ -423,13 +423,14 @@ def test_kernels_are_exact_within_the_dtype(part):
         assert found.get("is_causal") or found.get("is_alone") or mode == "bidirectional", found
 
 
-PACKED = torch.tensor([0, 100, 300, 512], dtype=torch.int32)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("card", ["sm_80", "sm_90", "sm_100"])
 # The launches of both passes; causal sums of packed proteins have one chunk.
-@pytest.mark.parametrize(("starts", "number"), [(None, 70), (PACKED, 58)], ids=["one", "packed"])
+@pytest.mark.parametrize(
+    ("starts", "number"),
+    [(None, 70), (torch.tensor([0, 100, 300, 512], dtype=torch.int32), 58)],
+    ids=["one", "packed"],
+)
 def test_kernels_fit_every_card_without_spills(card, starts, number):
     pytest.importorskip("triton")
     from tests.fixtures.cards import SHARED, programs, spilled

@@ -56,18 +56,18 @@ def test_the_number_of_threads_may_change_before_the_backward_pass(name, causal)
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-COMPILED = [
-    ("performer_relu", "none", False, 1.0),
-    # Keys far above the first one.
-    ("performer_softmax", "none", True, 30.0),
-    ("performer_relu", "selective", False, 1.0),
-    ("performer_softmax", "selective", True, 1.0),
-]
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-@pytest.mark.parametrize(("name", "decay", "causal", "scale"), COMPILED)
+@pytest.mark.parametrize(
+    ("name", "decay", "causal", "scale"),
+    [
+        ("performer_relu", "none", False, 1.0),
+        # Keys far above the first one.
+        ("performer_softmax", "none", True, 30.0),
+        ("performer_relu", "selective", False, 1.0),
+        ("performer_softmax", "selective", True, 1.0),
+    ],
+)
 def test_torch_compile_sees_one_graph_with_the_same_result(name, decay, causal, scale):
     mechanism, results = create(name, {"decay": decay}, **SIZES), []
     for compile_ in (lambda f: f, partial(torch.compile, backend="aot_eager", fullgraph=True)):
