@@ -89,11 +89,14 @@ def differing_projections() -> Any:
     def draw_differently(self: Projection, seed: int, index: int) -> Tensor:
         return draw(self, seed, index) + RANK
 
-    def record(module: LanguageModeling) -> None:
-        sums.append([float(buffer.double().sum()) for buffer in module.network.buffers()])
+    def record(self: LanguageModeling) -> None:
+        sums.append([float(buffer.double().sum()) for buffer in self.network.buffers()])
+
+    def setup(self: CheckSameStep, trainer: Any, pl_module: Any, stage: str) -> None:
+        record(pl_module)
 
     Projection.draw = draw_differently
-    CheckSameStep.setup = lambda _, trainer, pl_module, stage: record(pl_module)
+    CheckSameStep.setup = setup
     LanguageModeling.on_train_end = record
     train("run", "attention=performer_softmax", "trainer.max_steps=3")
     return sums
