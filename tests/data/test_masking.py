@@ -9,12 +9,11 @@ from protlm.data.masking import IGNORE, MaskingRule, corrupt, crop, row_rng
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import UserError
 
-# Seed, pass and sample, and a part of it.
-KEYS = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (1, 1, 1), (2**40, 5, 2**30)]
-
 
 def test_random_numbers_are_keyed_to_the_sample():
-    keys = [*KEYS, (0, 0, 0, 1), (0, 0, 1, 1)]
+    # Seed, pass and sample, and a part of it.
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (1, 1, 1), (2**40, 5, 2**30)]
+    keys += [(0, 0, 0, 1), (0, 0, 1, 1)]
     draws = {tuple(row_rng(*key).random(4)) for key in keys}
     assert len(draws) == len(keys)
     assert row_rng(7, 2, 9).random(3).tolist() == row_rng(7, 2, 9).random(3).tolist()

@@ -3,12 +3,11 @@
 import gzip
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from protlm.system.paths import sample_dir
-from tests.fixtures.commands import ended
+from tests.fixtures.commands import Command, ended
 
 pytestmark = pytest.mark.slow
 
@@ -47,11 +46,9 @@ CASES += [("prepare", loss) for loss in ("no reader", "no errors")]
 CASES += [("train", loss) for loss in ("no reader of both", "nothing")]
 CASES += [("evaluate", "no output")]
 
-Shell = Callable[..., "subprocess.CompletedProcess[str]"]
-
 
 @pytest.fixture
-def shell(one_process, tmp_path) -> Shell:
+def shell(one_process, tmp_path) -> Command:
     """Runs a command of bash, which must end with `code`; `protlm` is the command line."""
     define = f'set -o pipefail; protlm() {{ {sys.executable} -m protlm "$@"; }}'
 
