@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 pytest_plugins = [
     "tests.fixtures.browser",
+    "tests.fixtures.calls",
     "tests.fixtures.commands",
     "tests.fixtures.data_sets",
     "tests.fixtures.ranks",

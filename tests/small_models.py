@@ -33,6 +33,7 @@ from protlm.evaluation.base import NO_SPLIT, EvaluationData, ResultTable
 from protlm.model.pretrained import PretrainedModel
 from protlm.model.transformer import ProteinLM, build_network
 from protlm.system.paths import sample_dir
+from tests.fixtures.calls import watched
 
 
 def small_model(
@@ -116,13 +117,8 @@ def log_p_of(model: PretrainedModel, tokens: Sequence[int]) -> np.ndarray:
 def watched_batches(model: PretrainedModel, patch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The tokens of each pass from now on."""
     batches: list[torch.Tensor] = []
-    forward = model.network.forward
-
-    def watched(tokens_BL: torch.Tensor, *rest: object, **named: object) -> object:
-        batches.append(tokens_BL)
-        return forward(tokens_BL, *rest, **named)
-
-    patch.setattr(model.network, "forward", watched)
+    seen = watched(model.network.forward, lambda tokens_BL, *_, **__: batches.append(tokens_BL))
+    patch.setattr(model.network, "forward", seen)
     return batches
 
 

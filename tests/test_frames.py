@@ -92,8 +92,7 @@ def run(tmp_path: Path, protlm_in_process: Command) -> Callable[..., str]:
     (tmp_path / "v.csv").write_text("mutant\nG1W\nE9A\n")
 
     def run(command: str, *, code: int = 0) -> str:
-        done = protlm_in_process(*command.split(), cwd=tmp_path)
-        assert done.returncode == code, done.stderr
+        done = protlm_in_process(*command.split(), cwd=tmp_path, code=code)
         return done.stdout + done.stderr
 
     return run

@@ -15,9 +15,7 @@ from protlm.cli.commands import COMMANDS
 from protlm.cli.flags import flags_of
 from protlm.options.relatives import RelativesOptions
 from protlm.shapes import LEGEND
-from tests.fixtures.commands import run_python
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.fixtures.commands import ROOT, run_python
 
 FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 

@@ -41,8 +41,7 @@ def log_p_by_hand(model: Model, draw: Draw, query: str) -> np.ndarray:
     """Log-probabilities of a query, LV, from one row of all proteins at positions of its own."""
     proteins = [tokens_of(one) for one in [*(x.residues for x in draw.relatives), query]]
     places = [*(x.columns for x in draw.relatives), np.arange(len(query))]
-    assert all(own is not None for own in places)
-    position_L = np.concatenate([[p[0], *(p + 1), p[-1] + 2] for p in places if p is not None])
+    position_L = np.concatenate([[p[0], *(p + 1), p[-1] + 2] for p in places])
     spans = [*pairwise(accumulate(map(len, proteins), initial=0))]
     tokens_1L = torch.tensor([[token for one in proteins for token in one]])
     bounds = Bounds.of(
@@ -131,19 +130,16 @@ def test_vectors_and_contacts_are_means_over_contexts(relatives) -> None:
 
 
 def test_masked_residues_have_the_mean_of_log_probabilities() -> None:
+    """Of a query that is given, since masked residues do not show which relative it is."""
     model = seeing()
+    with pytest.raises(UserError, match=r"write model\.relatives\(source, query=SEQUENCE\)"):
+        model.predict_masked([f"M<mask>{QUERY[2:]}"], relatives=model.relatives(ROWS))
     drawn = model.relatives(ROWS, ("P1", QUERY), contexts=2, tokens=50)
     (found,) = model.predict_masked([f"M<mask>{QUERY[2:]}", QUERY + "<mask>"][:1], relatives=drawn)
     models = [Model.of(one) for one in drawn.models("P1", QUERY)]
     each = [one.predict_masked([f"M<mask>{QUERY[2:]}"])[0][2] for one in models]
     ratios = [np.log(one["K"] / one["A"]) for one in (*each, found[2])]
     assert ratios[2] == pytest.approx(np.mean(ratios[:2]), abs=1e-5)
-
-
-def test_a_masked_sequence_alone_does_not_show_which_relative_is_itself() -> None:
-    model = seeing()
-    with pytest.raises(UserError, match=r"write model\.relatives\(source, query=SEQUENCE\)"):
-        model.predict_masked([f"M<mask>{QUERY[2:]}"], relatives=model.relatives(ROWS))
 
 
 def test_what_exceeds_the_budget_alone_ends_no_context() -> None:
@@ -153,16 +149,11 @@ def test_what_exceeds_the_budget_alone_ends_no_context() -> None:
     assert min(one.num_tokens for one in drawn.draws("", QUERY)) > 60 - 27
 
 
-def folder_of(path: Path, names: list[str]) -> Path:
-    path.mkdir()
-    for name in names:
-        (path / f"{name}.a3m").write_text(FASTA)
-    return path
-
-
 def test_a_query_is_the_same_alone_and_among_others(tmp_path: Path) -> None:
-    model, names = seeing(), [f"Q{n}" for n in range(50)]
-    folder = folder_of(tmp_path / "x", names)
+    model, names, folder = seeing(), [f"Q{n}" for n in range(50)], tmp_path / "x"
+    folder.mkdir()
+    for name in names:
+        (folder / f"{name}.a3m").write_text(FASTA)
     many, one = model.relatives(folder, tokens=60), model.relatives(folder, tokens=60)
     digests = {name: [x.digest for x in many.draws(name, QUERY)] for name in reversed(names)}
     assert [x.digest for x in one.draws("Q7", QUERY)] == digests["Q7"]
@@ -252,16 +243,11 @@ def test_the_budget_is_that_of_a_family_in_training() -> None:
     assert max(one.num_tokens for one in drawn.draws("", QUERY)) <= 60
 
 
-def test_an_ordered_context_is_read_once_for_all_predictions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, lengths, read = seeing("ordered"), list[int](), NetworkInContext.read
-
-    def counted(self: NetworkInContext, tokens_BL: torch.Tensor, *rest: Any, **named: Any) -> Any:
-        lengths.append(tokens_BL.shape[1])
-        return read(self, tokens_BL, *rest, **named)
-
-    monkeypatch.setattr(NetworkInContext, "read", counted)
+def test_an_ordered_context_is_read_once_for_all_predictions(look_at) -> None:
+    model, lengths = seeing("ordered"), list[int]()
+    look_at(
+        NetworkInContext, "read", lambda _, tokens, *rest, **__: lengths.append(tokens.shape[1])
+    )
     drawn = model.relatives(ROWS, contexts=2)
     mutants = [f"{own}{n}W" for n, own in enumerate(QUERY, start=1)]
     given = {"estimator": "masked-marginals", "relatives": drawn}

@@ -166,29 +166,31 @@ def test_a_model_says_what_it_is_and_is_on_the_device_of_the_commands(
     assert asked == ["auto", "auto"]
 
 
-def test_mistakes_are_one_sentence(model: Model, causal_run: Path) -> None:
-    with pytest.raises(UserError, match=r"write embed\(\[sequence\]\)"):
-        model.embed("MKV")
-    with pytest.raises(UserError, match=r"write score\(wild_type, \[mutant\]\)"):
-        model.score("MKV", "K2R")
-    with pytest.raises(UserError, match=r"write predict_masked\(\[sequence\]\)"):
-        model.predict_masked("M<mask>V")
-    wrong: Any = "all"
-    with pytest.raises(UserError, match="'all' is not a number, nor a list of numbers"):
-        model.embed(["MKV"], layers=wrong)
-    wrong = ["MKV"]
-    for call in (
-        lambda: model(wrong),
-        lambda: model.hidden_states(wrong, [0]),
-        lambda: model.attention_maps(wrong),
-        lambda: model.estimate_errors(wrong),
-    ):
-        with pytest.raises(UserError, match=r"one list .* write model.tokenize\(sequences\)"):
-            call()
-    with pytest.raises(UserError, match="pooling=median does not exist; there are: bos, cls"):
-        model.embed(["MKV"], pooling="median")
-    with pytest.raises(InputDataError, match="MKV has no <mask>"):
-        model.predict_masked(["MKV"])
+NO_BATCH: Any = ["MKV"]
+TOKENIZE = r"one list .* write model.tokenize\(sequences\)"
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda model: model.embed("MKV"), r"write embed\(\[sequence\]\)"),
+        (lambda model: model.score("MKV", "K2R"), r"write score\(wild_type, \[mutant\]\)"),
+        (lambda model: model.predict_masked("M<mask>V"), r"write predict_masked\(\[sequence\]\)"),
+        (lambda model: model.embed(["MKV"], layers="all"), "'all' is not a number, nor a list of"),
+        (lambda model: model(NO_BATCH), TOKENIZE),
+        (lambda model: model.hidden_states(NO_BATCH, [0]), TOKENIZE),
+        (lambda model: model.attention_maps(NO_BATCH), TOKENIZE),
+        (lambda model: model.estimate_errors(NO_BATCH), TOKENIZE),
+        (lambda model: model.embed(["MKV"], pooling="median"), "=median does not exist; there are"),
+        (lambda model: model.predict_masked(["MKV"]), "MKV has no <mask>"),
+    ],
+)
+def test_a_mistake_is_one_sentence(model: Model, call: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        call(model)
+
+
+def test_causal_models_predict_no_masks(causal_run: Path) -> None:
     with pytest.raises(UserError, match="needs a masked model"):
         protlm.load(causal_run).predict_masked(["M<mask>V"])
 
@@ -207,9 +209,10 @@ HELD: dict[str, Callable[[list[str]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", HELD)
-def test_sequences_are_read_by_their_letters_everywhere(model: Model, kind: str) -> None:
-    given = HELD[kind]
+@pytest.mark.parametrize(("kind", "given"), HELD.items(), ids=HELD)
+def test_sequences_are_read_by_their_letters_everywhere(
+    model: Model, kind: str, given: Any
+) -> None:
     np.testing.assert_array_equal(model.embed(given(SEQUENCES)), model.embed(SEQUENCES))
     batch = model.tokenize(given(SEQUENCES))
     assert batch.tokens_BL.equal(model.tokenize(SEQUENCES).tokens_BL)
@@ -243,9 +246,10 @@ NOT_SEQUENCES: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", NOT_SEQUENCES)
-def test_what_is_not_a_sequence_is_a_sentence_everywhere(model: Model, kind: str) -> None:
-    given, sentence = NOT_SEQUENCES[kind]
+@pytest.mark.parametrize(("given", "sentence"), NOT_SEQUENCES.values(), ids=NOT_SEQUENCES)
+def test_what_is_not_a_sequence_is_a_sentence_everywhere(
+    model: Model, given: Any, sentence: str
+) -> None:
     methods = model.embed, model.tokenize, model.predict_masked, lambda s: model.score("MKV", s)
     methods = *methods, model.perplexity, model.contacts
     for method in methods:

@@ -16,9 +16,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.fixtures.commands import SHORT_TRAINING, Command, run_python
+from tests.fixtures.commands import ROOT, SHORT_TRAINING, Command, run_python
 
-ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 
@@ -184,7 +183,6 @@ def test_a_mechanism_and_an_evaluation_are_installed_as_the_page_says(
     assert printed == f"{site / 'protlm' / '__init__.py'} (1, 64)\n"
     # The package is now only in the working folder: nothing there is imported.
     words = ("embed", tiny_fasta, "-m", tmp_path / "run", "-o", "out.h5")
-    refused = protlm_command(*words, cwd=own)
-    assert refused.returncode == 3
+    refused = protlm_command(*words, cwd=own, code=3)
     assert "attention=mean_pooling does not exist; there are: " in refused.stderr
     assert "found when its package is installed (docs/extend.md)" in refused.stderr

@@ -8,9 +8,8 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from tests.fixtures.commands import run_here
+from tests.fixtures.commands import ROOT, ended, run_here
 
-ROOT = Path(__file__).resolve().parent.parent
 MODULES = [f"{path.parent.name}.{path.stem}" for path in sorted(ROOT.glob("[bs]*s/*.py"))]
 # The smallest setting of each script that needs no minute, GPU, model or data, and what it prints.
 SMALLEST = {
@@ -55,8 +54,7 @@ def test_the_smallest_setting_runs(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     name, *words = command.split()
     with torch.random.fork_rng():
-        done = run_here(importlib.import_module(name).main, words, tmp_path)
-    assert done.returncode == 0, done.stderr
+        done = ended(run_here(importlib.import_module(name).main, words, tmp_path), 0)
     assert SMALLEST[command] in done.stdout
 
 

@@ -152,8 +152,7 @@ def test_the_command_describes(
     workplace: Path, tiny_fasta: Path, protlm_in_process: Command
 ) -> None:
     def run(line: str, code: int = 0) -> str:
-        done = protlm_in_process(*line.split(), cwd=workplace)
-        assert done.returncode == code, done.stderr
+        done = protlm_in_process(*line.split(), cwd=workplace, code=code)
         return done.stdout + done.stderr
 
     train = "features train -m run --layer 1 --data data --latents 32 --k 4 --residues 3000"

@@ -27,7 +27,6 @@ from protlm.system.errors import InputDataError
 
 pytestmark = pytest.mark.usefixtures("checked_shapes")
 EVERYWHERE = (0, None)
-Predicted = tuple[np.ndarray, np.ndarray]
 
 
 def map_of(length: int, pairs: list[tuple[int, int]]) -> np.ndarray:
@@ -136,7 +135,7 @@ def test_proteins_too_short_for_a_pair_are_not_counted() -> None:
         scores([(tiny_LL * 1.0, tiny_LL)])
 
 
-def protein(seed: int, signal: float = 0.0) -> Predicted:
+def protein(seed: int, signal: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
     generator = np.random.default_rng(seed)
     upper = np.triu(generator.random((60, 60)) < 0.1)
     contacts_LL = (upper | upper.T).astype(np.int8)

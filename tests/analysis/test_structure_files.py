@@ -110,9 +110,10 @@ RESTARTS = {
 }
 
 
-@pytest.mark.parametrize("case", RESTARTS)
-def test_numbers_that_restart_are_counted(case: str, tmp_path: Path) -> None:
-    lines, sequence, left_out = RESTARTS[case]
+@pytest.mark.parametrize(("lines", "sequence", "left_out"), RESTARTS.values(), ids=RESTARTS)
+def test_numbers_that_restart_are_counted(
+    lines: list[str], sequence: str, left_out: int, tmp_path: Path
+) -> None:
     for suffix in ("pdb", "cif"):
         atoms = [x for x in lines if x[:4] in ("ATOM", "HETA")]
         found = read(tmp_path / f"a.{suffix}", lines if suffix == "pdb" else as_mmcif(atoms))

@@ -288,9 +288,10 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("case", CHAINS)
-def test_a_chain_is_the_first_with_all_of_its_residues(case: str, tmp_path: Path) -> None:
-    lines, sequence, unresolved = CHAINS[case]
+@pytest.mark.parametrize(("lines", "sequence", "unresolved"), CHAINS.values(), ids=CHAINS)
+def test_a_chain_is_the_first_with_all_of_its_residues(
+    lines: list[str], sequence: str, unresolved: list[int], tmp_path: Path
+) -> None:
     found = read(tmp_path / "a.pdb", lines)
     assert found.sequence == sequence
     assert np.flatnonzero(~is_resolved(found)).tolist() == unresolved

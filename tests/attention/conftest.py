@@ -15,12 +15,6 @@ def _is(case: Case, kind: type) -> bool:
     return issubclass(protlm.attention.mechanism(case.name), kind)
 
 
-def refusal(case: Case) -> str:
-    mechanism = case.create()
-    assert isinstance(mechanism, SeesRelatives)
-    return mechanism.relatives_refusal(later=False, apart=False, runs=False)
-
-
 KINDS: dict[str, Callable[[Case], bool]] = {
     "case": lambda case: True,
     "causal_case": lambda case: True in case.modes,
@@ -28,7 +22,9 @@ KINDS: dict[str, Callable[[Case], bool]] = {
     "performer": lambda case: _is(case, Performer),
     # Of one kind of heads, which all see the family.
     "across_case": lambda case: (
-        case.name not in ("hybrid", "window") and _is(case, SeesRelatives) and not refusal(case)
+        case.name not in ("hybrid", "window")
+        and _is(case, SeesRelatives)
+        and not case.create().relatives_refusal(later=False, apart=False, runs=False)
     ),
 }
 

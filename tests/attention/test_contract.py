@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from protlm.attention import Attention
-from protlm.attention.base import Context, RandomFeatures, Recurrent
+from protlm.attention.base import Context, RandomFeatures
 from protlm.system.errors import UserError
 from tests.attention.cases import (
     HAS_FAR_KEYS,
@@ -294,7 +294,6 @@ def steps(
     mechanism: Any, inputs: Inputs, state: Any = None, *, start: int = 0, end: int | None = None
 ) -> tuple[Any, Tensor]:
     """Steps through positions `start` to `end` - 1: the state after them, and the outputs."""
-    assert isinstance(mechanism, Recurrent)
     if state is None:
         state = mechanism.initial_state(inputs.k_BHLK[:, :, 0], inputs.v_BHLC[:, :, 0])
     outs = []

@@ -219,11 +219,11 @@ def test_far_larger_keys_make_no_other_sum_vanish(name, slope, causal):
     assert (out - expected).abs().amax() <= 10 * budget
 
 
-BIASES = [("aft_full", 0, 3), ("aft_local", 0, 3), ("aft_local", -20, 0), ("aft_local", 20, 0)]
-
-
 @MODES
-@pytest.mark.parametrize(("name", "constant", "slope"), BIASES)
+@pytest.mark.parametrize(
+    ("name", "constant", "slope"),
+    [("aft_full", 0, 3), ("aft_local", 0, 3), ("aft_local", -20, 0), ("aft_local", 20, 0)],
+)
 def test_extreme_biases_make_no_sum_vanish_and_cancel_nothing(name, constant, slope, causal):
     """With w_ij = 3j, later keys that a row does not see would have the largest weights by far.
 

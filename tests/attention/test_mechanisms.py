@@ -82,18 +82,18 @@ def linformer(sharing: str, *, projected_length: int = 10, max_length: int = LEN
 
 
 # A mechanism, its options and length, its parameters that are drawn, and their standard deviation.
-DRAWN = [
-    ("linformer", {"projected_length": 100, "sharing": "heads"}, 4000, "key_projection", 0.1),
-    ("linformer", {"projected_length": 100, "sharing": "heads"}, 4000, "value_projection", 0.1),
-    ("aft_full", {"rank": 64}, 2000, "biases.u", 0.01),
-    ("aft_full", {"rank": 64}, 2000, "biases.v", 0.01),
-    # Like the kernels of torch: uniform up to the root of its width.
-    ("nystromformer", {"conv_kernel": 9999}, 1, "conv_weight", (3 * 9999) ** -0.5),
-    ("rfa", {"gate": True}, 64, "gate.weight", 0.02),
-]
-
-
-@pytest.mark.parametrize(("name", "options", "max_length", "parameter", "deviation"), DRAWN)
+@pytest.mark.parametrize(
+    ("name", "options", "max_length", "parameter", "deviation"),
+    [
+        ("linformer", {"projected_length": 100, "sharing": "heads"}, 4000, "key_projection", 0.1),
+        ("linformer", {"projected_length": 100, "sharing": "heads"}, 4000, "value_projection", 0.1),
+        ("aft_full", {"rank": 64}, 2000, "biases.u", 0.01),
+        ("aft_full", {"rank": 64}, 2000, "biases.v", 0.01),
+        # Like the kernels of torch: uniform up to the root of its width.
+        ("nystromformer", {"conv_kernel": 9999}, 1, "conv_weight", (3 * 9999) ** -0.5),
+        ("rfa", {"gate": True}, 64, "gate.weight", 0.02),
+    ],
+)
 def test_parameters_start_from_their_distribution(name, options, max_length, parameter, deviation):
     """Within four standard errors, and not from the same draws as another parameter."""
     torch.manual_seed(0)

@@ -1,6 +1,5 @@
 """Packed proteins: each as it is alone, in outputs and gradients, whatever its neighbors are."""
 
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -116,17 +115,13 @@ def by_mask(
 
 
 @pytest.fixture
-def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple]]:
+def kernel(monkeypatch: pytest.MonkeyPatch, look_at) -> list[tuple]:
     """Calls of a kernel in place of that of torch, which runs on a GPU alone."""
     calls: list[tuple] = []
-
-    def count(*given: object, **named: object) -> Tensor:
-        calls.append(given)
-        return by_mask(*given, **named)
-
-    monkeypatch.setattr(varlen, "varlen_attn", count)
+    monkeypatch.setattr(varlen, "varlen_attn", by_mask)
+    look_at(varlen, "varlen_attn", lambda *given, **_: calls.append(given))
     monkeypatch.setattr(varlen, "_is_card", lambda device: True)
-    yield calls
+    return calls
 
 
 @pytest.mark.parametrize("causal", [False, True])

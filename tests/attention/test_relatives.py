@@ -9,7 +9,7 @@ from torch import Tensor
 
 from protlm.attention.base import Attention, Context
 from protlm.attention.hybrid import Hybrid
-from protlm.attention.relatives import SeesRelatives, View
+from protlm.attention.relatives import View
 from protlm.bounds import Bounds
 from tests.attention.cases import Case, Inputs, find_case, make_inputs
 from tests.attention.test_contract import gradients, relative_error
@@ -21,7 +21,6 @@ LENGTHS = [length for family in FAMILIES for length in family]
 SPANS = [*pairwise(accumulate(LENGTHS, initial=0))]
 TOTAL, SIZES = sum(LENGTHS) + 9, [len(family) for family in FAMILIES]
 BOUNDS = Bounds.of(SPANS, (1, TOTAL), longest=65, families=SIZES)
-VIEWS = [(False, True), (False, False), (True, False)]
 
 
 def numbers(lengths: list[int]) -> Tensor:
@@ -54,13 +53,11 @@ def context_of(inputs: Inputs, *, causal: bool = False) -> Context:
 
 
 def across(mechanism: Attention, inputs: Inputs, *, later: bool, own: bool) -> Tensor:
-    assert isinstance(mechanism, SeesRelatives)
     view = View(BOUNDS, later)
     return mechanism.across(inputs[:3], context_of(inputs), view, own=own)[0]
 
 
 def family(mechanism: Attention, inputs: Inputs, view: View, *, causal: bool = False) -> Any:
-    assert isinstance(mechanism, SeesRelatives)
     return mechanism.forward_family(inputs[:3], context_of(inputs, causal=causal), view)
 
 
@@ -69,7 +66,7 @@ def piece(inputs: Inputs, start: int, end: int) -> Inputs:
     return Inputs(*heads, inputs.mask_BL[:, start:end])
 
 
-@pytest.mark.parametrize(("later", "own"), VIEWS)
+@pytest.mark.parametrize(("later", "own"), [(False, True), (False, False), (True, False)])
 def test_relatives_are_seen_as_by_the_reference(across_case, later, own):
     mechanism, inputs = across_case.create().double(), joined().differentiable()
     if later and across_case.name == "softmax":
@@ -133,7 +130,6 @@ def test_neither_another_family_nor_a_later_protein_is_seen(across_case, changed
 def test_a_decay_counts_within_the_protein():
     case, plain = (find_case("performer_relu", decay=name) for name in ("learned", "none"))
     mechanism, inputs = case.create().double(), joined()
-    assert isinstance(mechanism, SeesRelatives)
     assert "relatives_sum=apart" in mechanism.relatives_refusal(later=True, apart=False, runs=False)
     assert not mechanism.relatives_refusal(later=True, apart=True, runs=False)
     factor_H = torch.tensor([0.5, -2.0], dtype=torch.float64)
@@ -150,7 +146,8 @@ def test_a_decay_counts_within_the_protein():
 @pytest.mark.parametrize("later", [False, True])
 def test_linear_heads_of_a_hybrid_see_the_family_and_windows_the_protein(later, factor):
     case = find_case("hybrid", window=4)
-    mechanism, inputs = case.create(num_heads=3).double(), of_heads(3)
+    mechanism, two = case.create(num_heads=3).double(), joined()
+    inputs = Inputs(*(x.repeat(1, 2, 1, 1)[:, :3] for x in two[:3]), *two[3:])
     assert isinstance(mechanism, Hybrid) and mechanism.protein_heads == 1
     factor_H = None if factor is None else torch.full((3,), factor)
     view = View(BOUNDS, later, factor_H, keeps=not later)
@@ -165,12 +162,6 @@ def test_linear_heads_of_a_hybrid_see_the_family_and_windows_the_protein(later, 
     )
     assert torch.equal(found, torch.cat([window, linear], dim=1))
     assert later or (state.window is None and torch.equal(state.linear, left))
-
-
-def of_heads(number: int) -> Inputs:
-    inputs = joined()
-    given = [x.repeat(1, 2, 1, 1)[:, :number] for x in inputs[:3]]
-    return Inputs(*given, *inputs[3:])
 
 
 def test_errors_in_bfloat16_are_within_the_bound_of_the_contract(across_case):
@@ -195,6 +186,5 @@ def test_what_cannot_see_relatives_is_refused(name, options, later, words):
     mechanism = Case(name, find_case(name, **options).options, find_case(name).reference).create(
         num_heads=2
     )
-    assert isinstance(mechanism, SeesRelatives)
     refused = mechanism.relatives_refusal(later=later, apart=name == "softmax", runs=False)
     assert words in refused and refused

@@ -144,7 +144,6 @@ def test_the_card_prints_what_probes_and_contacts_give(folder, results):
 def test_commands_use_the_default_and_say_so(protlm_in_process, tmp_path):
     protein = sample_dir() / "bpt1_bovin.fasta"
     done = protlm_in_process("embed", protein, "-o", tmp_path / "x.h5", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
     assert f"model: {default_model().name}, shipped with protlm" in done.stderr
     width = protlm.load(default_model().name).description.model.model_dim
     with h5py.File(tmp_path / "x.h5") as file:
@@ -164,12 +163,10 @@ def test_an_evaluation_reproduces_the_card(protlm_in_process, tmp_path):
     results = json.loads((default_model() / RESULTS).read_text())
     sample = sample_dir() / "uniprot_sample"
     table = ["--split-table", f"{sample}.splits.tsv.gz"]
-    done = protlm_in_process("prepare", f"{sample}.fasta.gz", "--out", "d", *table, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    protlm_in_process("prepare", f"{sample}.fasta.gz", "--out", "d", *table, cwd=tmp_path)
     settings = ["data.dir=d", f"split={SPLIT}", "evaluation.masked.max_length=512"]
     settings.append(f"checkpoint={default_model().name}")
-    done = protlm_in_process("evaluate", *settings, "output=o.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    protlm_in_process("evaluate", *settings, "output=o.json", cwd=tmp_path)
     found = json.loads((tmp_path / "o.json").read_text())["results"][SPLIT]["masked"]
     expected = results["sample"]["results"][SPLIT]["masked"]
     assert found["targets"] == expected["targets"]

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,16 +106,13 @@ def test_long_structures_are_refused_before_and_counted_in_a_fit(
 
 
 @pytest.mark.slow
-def test_a_failure_leaves_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    work, done = command.unless_full, []
+def test_a_failure_leaves_no_figure(look_at: Callable[..., None]) -> None:
 
-    def fails(*given: Any) -> Any:
-        done.append(given)
+    def fail(*_: Any) -> None:
         if len(list(Path().glob("c.*.png"))) == 1:
             raise KeyboardInterrupt
-        return work(*given)
 
-    monkeypatch.setattr(command, "unless_full", fails)
+    look_at(command, "unless_full", fail)
     with pytest.raises(InterruptedJobError):
         predict(*STRUCTURES, FASTA, figure=Path("c.png"))
     assert [path.name for path in Path().iterdir()] == ["x.fasta"]
@@ -142,17 +140,16 @@ def test_a_folder_is_read_as_its_files(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_full_memory_loses_one_protein(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    look_at: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work, (structure, other) = ContactRegression.predict_protein, STRUCTURES
+    structure, other = STRUCTURES
     lengths = len(SEQUENCE), len(read_structure(structure))
 
-    def or_fail(self: ContactRegression, model: PretrainedModel, sequence: str) -> Any:
+    def fail(_: ContactRegression, model: PretrainedModel, sequence: str) -> None:
         if len(sequence) in lengths:
             raise MemoryError
-        return work(self, model, sequence)
 
-    monkeypatch.setattr(ContactRegression, "predict_protein", or_fail)
+    look_at(ContactRegression, "predict_protein", fail)
     predict(structure, other, FASTA)
     name = structure.name.split(".")[0]
     with h5py.File("c.h5") as file:

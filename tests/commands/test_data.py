@@ -115,11 +115,8 @@ def test_export_to_a_closed_standard_output_is_refused(directory, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["back.fasta", "back.fasta.gz"])
-def test_an_interrupted_export_leaves_no_files(directory, tmp_path, monkeypatch, name):
-    def fill_the_disk(header, residues):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(data_sets, "fasta_text", fill_the_disk)
+def test_an_interrupted_export_leaves_no_files(directory, tmp_path, fail_at, name):
+    fail_at(data_sets, "fasta_text", OSError(errno.ENOSPC, "No space left on device"))
     with pytest.raises(OutputError, match=f"{name}: no space left"):
         export(directory, tmp_path / name, ())
     assert [entry.name for entry in tmp_path.iterdir()] == ["data"]

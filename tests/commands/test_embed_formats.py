@@ -47,10 +47,10 @@ def written(name: str, **options: Any) -> Path:
 @pytest.fixture(scope="module")
 def truth(model: PretrainedModel) -> dict[str, np.ndarray]:
     """The last hidden states of the residues of each protein, computed alone."""
-    found = {}
-    for name, sequence in SEQUENCES.items():
-        found[name] = model(model.tokenize([sequence]), layers=[-1]).hidden[-1][0, 1:-1].numpy()
-    return found
+    return {
+        name: model(model.tokenize([one]), layers=[-1]).hidden[-1][0, 1:-1].numpy()
+        for name, one in SEQUENCES.items()
+    }
 
 
 def close(one: np.ndarray, other: np.ndarray, tolerance: float = 1e-5) -> None:
@@ -227,11 +227,8 @@ def test_anndata_has_the_layout_of_its_specification(
         close(file["obsm/mean_2"][1], truth["P2"].mean(0))
 
 
-def test_parquet_without_pyarrow_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(parquet, "import_module", missing)
+def test_parquet_without_pyarrow_is_one_sentence(fail_at) -> None:
+    fail_at(parquet, "import_module", ImportError("pyarrow"))
     with pytest.raises(UserError, match=r"needs pyarrow.*pip install 'protlm\[parquet\]'"):
         written("x.parquet", format=Format.parquet)
 

@@ -20,12 +20,13 @@ from protlm.commands.embedding import estimate, plan, results
 from protlm.commands.embedding.formats import hdf5
 from protlm.commands.embedding.results import Blocks
 from protlm.model.embedding import Embedder
-from protlm.model.pretrained import PretrainedModel
+from protlm.model.pretrained import PretrainedModel, TokenBatch
 from protlm.options.embed import Dtype, EmbedOptions, Pooling
 from protlm.options.jobs import Executor, Share, Submission
 from protlm.system.errors import InputDataError, OutputError, UserError
 from protlm.system.parts import read_part
 from protlm.system.shares import ProcessDiedError
+from tests.fixtures.calls import watched
 from tests.fixtures.runs import RUN, Killed, Train
 
 OPTIONS = EmbedOptions(include=(Pooling.mean, Pooling.per_tok), tokens_per_batch=250)
@@ -132,11 +133,11 @@ def test_a_damaged_part_is_computed_again(
     assert f"{block} is damaged" in capsys.readouterr().err
 
 
-def test_a_block_is_verified_once(undisturbed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_is_verified_once(undisturbed: bytes, look_at: Callable[..., None]) -> None:
     """And what a process has written itself not again."""
     disturb(3, die, Killed)
-    read_part, read = results.read_part, list[Path]()
-    monkeypatch.setattr(results, "read_part", lambda path: read.append(path) or read_part(path))
+    read: list[Path] = []
+    look_at(results, "read_part", read.append)
     assert embedded().read_bytes() == undisturbed
     finished = [PARTIAL / f"{number:06d}.vectors" for number in range(3)]
     assert sorted(read)[:3] == finished
@@ -186,14 +187,9 @@ def test_a_file_that_changes_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatc
     assert not OUTPUT.exists()
 
 
-def test_equal_sequences_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    vectors, seen = Embedder.vectors, []
-
-    def count(self: Embedder, sequences: list[str], *rest: list) -> list:
-        seen.extend(sequences)
-        return vectors(self, sequences, *rest)
-
-    monkeypatch.setattr(Embedder, "vectors", count)
+def test_equal_sequences_are_computed_once(look_at: Callable[..., None]) -> None:
+    seen: list[str] = []
+    look_at(Embedder, "vectors", lambda _, sequences, *rest: seen.extend(sequences))
     with h5py.File(embedded()) as file:
         assert len(seen) == len(set(seen)) == 30
         assert list(file) == [f"P{i}" for i in range(40)]
@@ -326,15 +322,15 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(
 
 def limit_memory(monkeypatch: pytest.MonkeyPatch, tokens: int) -> list[int]:
     """Lets passes of more tokens fail; returns the list of the tokens of all passes."""
-    states, seen = PretrainedModel.hidden_states, list[int]()
+    seen: list[int] = []
 
-    def or_fail(self: PretrainedModel, batch: object, layers: tuple[int, ...]) -> object:
-        seen.append(batch.tokens_BL.numel())  # type: ignore[attr-defined]
+    def fail(_: PretrainedModel, batch: TokenBatch, layers: tuple[int, ...]) -> None:
+        seen.append(batch.tokens_BL.numel())
         if seen[-1] > tokens:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return states(self, batch, layers)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(PretrainedModel, "hidden_states", or_fail)
+    limited = watched(PretrainedModel.hidden_states, fail)
+    monkeypatch.setattr(PretrainedModel, "hidden_states", limited)
     return seen
 
 

@@ -13,7 +13,6 @@ import pytest
 import protlm
 from protlm.commands.embed import embed
 from protlm.commands.embedding import plan
-from protlm.commands.embedding.results import Blocks
 from protlm.commands.probe import predict
 from protlm.downstream.probe_results import read_probe
 from protlm.interface import Model
@@ -22,6 +21,7 @@ from protlm.options.embed import EmbedOptions, Pooling
 from protlm.options.jobs import Share
 from protlm.options.relatives import FamilyOptions, RelativesOptions
 from protlm.system.errors import UserError
+from tests.commands.test_embed_shares import at_block, die
 from tests.commands.test_score import WILD_TYPE
 from tests.fixtures.commands import Command, read_table
 from tests.fixtures.runs import Killed
@@ -50,8 +50,7 @@ def run(protlm_in_process: Command) -> Protlm:
 
     def typed(*words: str, relatives: str = "families/P1.a3m", code: int = 0) -> str:
         given = ["--relatives", relatives, "--force-relatives", "--relatives-tokens", "60"]
-        done = protlm_in_process(*words, *given, cwd=Path())
-        assert done.returncode == code, done.stderr
+        done = protlm_in_process(*words, *given, cwd=Path(), code=code)
         return done.stdout + done.stderr
 
     return typed
@@ -155,15 +154,8 @@ def test_vectors_in_contexts_are_the_same_in_any_way(
     for number in (1, 2):
         embedded("shares.h5", share=Share(number, 2))
     assert embedded("shares.h5", merge=True).read_bytes() == whole.read_bytes()
-    write, count = Blocks.write, iter(range(9))
-
-    def killed(self: Blocks, block: plan.Block, found: Any) -> None:
-        if next(count) == 2:
-            raise Killed
-        write(self, block, found)
-
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Blocks, "write", killed)
+        at_block(patch, 2, die)
         embedded("killed.h5")
     for refused in ({"tokens": 50}, {"relatives": RelativesOptions()}):
         with pytest.raises(UserError, match=r"--relatives(-tokens)?\b"):
@@ -197,8 +189,7 @@ def test_a_probe_in_contexts_predicts_in_as_many(run: Protlm, model: Model) -> N
     run("probe", "labels.tsv", "-o", "probe", *words, relatives="families")
     assert [line["query"] for line in drawn("probe")] == [f"P{n}" for n in range(1, 13)]
     typed = "predict", "x.fasta", "-p", "probe", "-o", "x.tsv"
-    told = run(*typed, code=2)
-    assert "fitted to means over 2 contexts, not 4 contexts" in told
+    assert "fitted to means over 2 contexts, not 4 contexts" in run(*typed, code=2)
     run(*typed, "--contexts", "2")
     probe = read_probe(Path("probe"))
     assert probe.contexts == 2

@@ -1,6 +1,7 @@
 """`protlm score`: tables in and out, metrics, averages, scans, and mistakes."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,9 @@ from protlm.downstream.estimators import LogProbabilities, score
 from protlm.downstream.variants import parse_mutant
 from protlm.model.pretrained import PretrainedModel
 from protlm.options.score import Estimator, ScoreOptions
-from protlm.plots import scan_figure
 from protlm.system.errors import InputDataError, UserError
-from tests.fixtures.commands import Command, read_table, run_page
+from tests.fixtures.commands import ROOT, Command, read_table, run_page
 
-ROOT = Path(__file__).resolve().parents[2]
 WILD_TYPE = "MKTAYIAKQRQISFVKSHFSRQ"
 MUTANTS = ["M1A", "K2R:T3S", "Y5W", "Q22E", "I6V:A7G:K8R"]
 REFERENCE = "DMS_id,UniProt_ID,target_seq,coarse_selection_type"
@@ -83,10 +82,9 @@ def test_rows_without_scores_are_counted_and_written(
     table = "mutant,Fitness,note\nM1A,1,=A1\np.Lys2Ter,2,-\np.Thr3Ser,3,-x\n_wt,4,\n"
     Path("v.csv").write_text(table)
     typed = ["score", "v.csv", "-m", "run", "-o", "s.csv", "--wild-type", "x.fasta"]
-    refused = protlm_in_process(*typed, cwd=workplace)
-    assert refused.returncode == 3 and "line 3: 'p.Lys2Ter' is not a" in refused.stderr
+    assert "line 3: 'p.Lys2Ter' is not a" in protlm_in_process(*typed, cwd=workplace, code=3).stderr
     done = protlm_in_process(*typed, "--skip-invalid", cwd=workplace)
-    assert done.returncode == 0 and "; rows left unscored: 1" in done.stderr
+    assert "; rows left unscored: 1" in done.stderr
     assert (
         "has no column DMS_score to compare with; for another, type --label Fitness" in done.stderr
     )
@@ -176,16 +174,11 @@ def test_a_scan_scores_all_substitutions(capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.mark.parametrize("estimator", [Estimator.wt_marginals, Estimator.pseudo_log_likelihood])
 def test_a_scan_leaves_unknown_residues_empty(
-    estimator: Estimator, monkeypatch: pytest.MonkeyPatch
+    estimator: Estimator, look_at: Callable[..., None]
 ) -> None:
     Path("unknown.fasta").write_text(">P1\nMXTU\n")
     drawn: list[np.ndarray] = []
-
-    def watched(scores: np.ndarray, *rest: str, **named: object) -> object:
-        drawn.append(scores)
-        return scan_figure(scores, *rest, **named)
-
-    monkeypatch.setattr("protlm.commands.score.scan_figure", watched)
+    look_at(score_command, "scan_figure", lambda scores, *_, **__: drawn.append(scores))
     rows = scan("unknown.fasta", estimators=(estimator,), figure="scan.svg")
     assert np.isfinite(drawn).all()
     assert [row["wild_type"] for row in rows] == list("MXTU")

@@ -114,29 +114,24 @@ def encode(text: str) -> np.ndarray:
     return np.array([[CLS, *VOCABULARY.encode(text).astype(np.int64).tolist(), EOS]])
 
 
-def test_masked_residues_are_predicted_from_both_sides() -> None:
-    trigram = Trigram(TOKENS, causal=False)
+M, V = VOCABULARY["M"], VOCABULARY["V"]
+# Of each place, the two tokens that it is predicted from: those on both sides, or before it.
+SIDES = {1: (CLS, MASK), 2: (M, V), 4: (V, MASK), 5: (MASK, EOS)}
+BEFORE = {0: (CLS, CLS), 1: (CLS, M), 2: (M, MASK), 3: (MASK, V)}
+
+
+@pytest.mark.parametrize(("causal", "contexts"), [(False, SIDES), (True, BEFORE)])
+def test_residues_are_predicted_from_two_others(
+    causal: bool, contexts: dict[int, tuple[int, int]]
+) -> None:
     row = encode("MKVMK")
-    row[0, 2] = row[0, 5] = row[0, 4] = MASK
-    found_LV = trigram.probabilities(row)[0]
-    contexts = {1: (CLS, MASK), 2: (row[0, 1], row[0, 3]), 4: (row[0, 3], MASK), 5: (MASK, EOS)}
-    for place, (left, right) in contexts.items():
+    row[0, [2, 4, 5]] = MASK
+    found_LV = Trigram(TOKENS, causal=causal).probabilities(row)[0]
+    for place, (first, second) in contexts.items():
         for letter in "MKVAL":
-            value = found_LV[place, VOCABULARY[letter]]
-            assert value == pytest.approx(expected(left, right, VOCABULARY[letter], causal=False))
+            value = expected(first, second, VOCABULARY[letter], causal=causal)
+            assert found_LV[place, VOCABULARY[letter]] == pytest.approx(value)
     np.testing.assert_allclose(found_LV.sum(axis=-1), 1.0, rtol=1e-12)
-
-
-def test_causal_residues_are_predicted_from_the_two_before() -> None:
-    trigram = Trigram(TOKENS, causal=True)
-    row = encode("MKV")
-    found_LV = trigram.probabilities(row)[0]
-    for place, (first, second) in enumerate(
-        [(CLS, CLS), (CLS, row[0, 1]), (row[0, 1], row[0, 2]), (row[0, 2], row[0, 3])]
-    ):
-        for letter in "MKVAL":
-            value = found_LV[place, VOCABULARY[letter]]
-            assert value == pytest.approx(expected(first, second, VOCABULARY[letter], causal=True))
 
 
 @pytest.mark.parametrize("causal", [False, True])

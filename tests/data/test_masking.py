@@ -9,12 +9,11 @@ from protlm.data.masking import IGNORE, MaskingRule, corrupt, crop, row_rng
 from protlm.data.vocabulary import VOCABULARY
 from protlm.system.errors import UserError
 
-# Seed, pass and sample, and a part of it.
-KEYS = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (1, 1, 1), (2**40, 5, 2**30)]
-
 
 def test_random_numbers_are_keyed_to_the_sample():
-    keys = [*KEYS, (0, 0, 0, 1), (0, 0, 1, 1)]
+    # Seed, pass and sample, and a part of it.
+    keys = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (-1, 0, 0), (1, 1, 1), (2**40, 5, 2**30)]
+    keys += [(0, 0, 0, 1), (0, 0, 1, 1)]
     draws = {tuple(row_rng(*key).random(4)) for key in keys}
     assert len(draws) == len(keys)
     assert row_rng(7, 2, 9).random(3).tolist() == row_rng(7, 2, 9).random(3).tolist()
@@ -41,31 +40,36 @@ def test_what_fits_is_not_cropped_and_random_crops_are_uniformly_distributed():
 
 NAN = float("nan")
 
-WRONG = [
-    *({"mask_fraction": value} for value in (0, 1.5, NAN)),
-    {"mask_prob": -0.1},
-    {"random_prob": 2},
-    {"mask_prob": 0.8, "random_prob": 0.3},
-    *({"mask_fraction_range": pair} for pair in ((0.0, 0.5), (0.5, 0.1), (0.5, 1.1), (NAN, 0.5))),
-]
 
-
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"mask_fraction": value} for value in (0, 1.5, NAN)),
+        {"mask_prob": -0.1},
+        {"random_prob": 2},
+        {"mask_prob": 0.8, "random_prob": 0.3},
+        *(
+            {"mask_fraction_range": pair}
+            for pair in ((0.0, 0.5), (0.5, 0.1), (0.5, 1.1), (NAN, 0.5))
+        ),
+    ],
+)
 def test_invalid_rules_are_rejected(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         MaskingRule(**wrong)
 
 
-RULES = [
-    MaskingRule(),
-    MaskingRule(mask_fraction=0.3, mask_prob=1, random_prob=0),
-    MaskingRule(mask_fraction=0.5, mask_prob=0, random_prob=1),
-    MaskingRule(mask_fraction=1, mask_prob=0.2, random_prob=0.3),
-    MaskingRule(mask_fraction=0.2, mask_prob=0, random_prob=0),
-]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize(
+    "rule",
+    [
+        MaskingRule(),
+        MaskingRule(mask_fraction=0.3, mask_prob=1, random_prob=0),
+        MaskingRule(mask_fraction=0.5, mask_prob=0, random_prob=1),
+        MaskingRule(mask_fraction=1, mask_prob=0.2, random_prob=0.3),
+        MaskingRule(mask_fraction=0.2, mask_prob=0, random_prob=0),
+    ],
+    ids=str,
+)
 def test_fractions_match_the_rule(rule):
     size = 200_000
     rng = np.random.default_rng(1)
@@ -175,5 +179,4 @@ def test_rounding_does_not_invert_a_range(bounds):
         for step in range(0, 1_001):
             # A range that cannot be is refused.
             narrowed = rule.at(step).mask_fraction_range
-            assert narrowed is not None
             assert 0 < narrowed[0] <= narrowed[1] <= 1

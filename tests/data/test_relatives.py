@@ -157,17 +157,12 @@ def test_what_is_taken_has_no_relatives_and_what_is_left_out_has_one() -> None:
     assert unrelated(endless, limit=5) == expected[:5]
 
 
-def test_work_is_divided_to_bound_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_divided_to_bound_memory(monkeypatch: pytest.MonkeyPatch, look_at) -> None:
     """A hundred sketches of one protein, and a batch of it: each k-mer is in a hundred pairs."""
     monkeypatch.setattr(module, "_PAIRS", 10_000)
     protein = random_protein(np.random.default_rng(6), 60)
-    sizes, count = [], KmerIndex._count
-
-    def counted(index: KmerIndex, numbers: np.ndarray, rows: np.ndarray, rest: np.ndarray) -> None:
-        sizes.append(100 * len(rows))
-        count(index, numbers, rows, rest)
-
-    monkeypatch.setattr(KmerIndex, "_count", counted)
+    sizes: list[int] = []
+    look_at(KmerIndex, "_count", lambda _, numbers, rows, rest: sizes.append(100 * len(rows)))
     found = best_fractions([sketch_of(protein)] * 100, [protein] * 50)
     of_one = 100 * len(sketch_of(protein))
     assert sum(sizes) == 50 * of_one

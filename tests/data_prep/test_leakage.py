@@ -210,8 +210,8 @@ def test_a_terminated_job_leaves_no_copy_of_the_data_set(
     pid = tmp_path / "pid"
     install_mmseqs(ENDLESS, pid=pid)
     environment = {"TMPDIR": str(tmp_path / "scratch"), "PATH": os.environ["PATH"]}
-    done = protlm_command("data", "leakage", directory, "--mmseqs", env=environment, timeout=60)
-    assert done.returncode == 130
+    typed = ["data", "leakage", directory, "--mmseqs"]
+    done = protlm_command(*typed, env=environment, timeout=60, code=130)
     assert done.stderr.splitlines()[-1] == "protlm: interrupted"
     assert not list((tmp_path / "scratch").iterdir())
     assert_gone(int(pid.read_text()))

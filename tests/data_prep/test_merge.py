@@ -231,9 +231,9 @@ def test_merging_in_steps_or_twice(parts, tmp_path, contents, capsys):
 
 
 @pytest.mark.parametrize("can_link", [True, False])
-def test_shards_are_linked_where_that_is_possible(parts, tmp_path, monkeypatch, can_link):
+def test_shards_are_linked_where_that_is_possible(parts, tmp_path, fail_at, can_link):
     if not can_link:
-        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError("other disk")))
+        fail_at(os, "link", OSError("other disk"))
     merge(parts, tmp_path / "data")
     shard = "train/shard-00000.h5"
     assert (tmp_path / "data" / shard).samefile(parts[0] / shard) == can_link
@@ -243,16 +243,20 @@ def test_shards_are_linked_where_that_is_possible(parts, tmp_path, monkeypatch, 
 def test_incompatible_parts_are_rejected(parts, tmp_path, build):
     out = tmp_path / "data"
     build(tmp_path / "one.fasta", tmp_path / "rule", HashSplit(0.1, 0.1))
-    with pytest.raises(
-        UserError, match=r"were split by different rules \(test_fraction: 0\.1, not 0\.2\)"
-    ):
-        merge([parts[0], tmp_path / "rule"], out)
     (tmp_path / "link").symlink_to(parts[0])
-    for wrong in ([parts[0], parts[0]], [parts[0], tmp_path / "link"], []):
-        with pytest.raises(UserError, match="each once"):
+    for wrong, kind, told in (
+        (
+            [parts[0], tmp_path / "rule"],
+            UserError,
+            r"by different rules \(test_fraction: 0\.1, not",
+        ),
+        ([parts[0], parts[0]], UserError, "each once"),
+        ([parts[0], tmp_path / "link"], UserError, "each once"),
+        ([], UserError, "each once"),
+        ([parts[0], tmp_path], InputDataError, "protlm prepare"),
+    ):
+        with pytest.raises(kind, match=told):
             merge(wrong, out)
-    with pytest.raises(InputDataError, match="protlm prepare"):
-        merge([parts[0], tmp_path], out)
     with pytest.raises(OutputError, match="exists"):
         merge([parts[0]], parts[1])
     assert not out.exists()
@@ -270,18 +274,14 @@ def test_a_damaged_part_is_rejected(parts, tmp_path, file, how):
     assert not (tmp_path / "data").exists()
 
 
-def test_everything_is_synced_before_the_rename(parts, tmp_path, monkeypatch, build):
+def test_everything_is_synced_before_the_rename(parts, tmp_path, look_at, build):
     """Including its folders: in a power failure a file would be lost with its name."""
-    synced, sync = set(), os.fsync
-
-    def noted_sync(descriptor):
-        synced.add(os.fstat(descriptor).st_ino)
-        sync(descriptor)
+    synced = set()
+    look_at(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
 
     def all_synced(folder):
         return all(path.stat().st_ino in synced for path in [folder, *folder.rglob("*")])
 
-    monkeypatch.setattr(os, "fsync", noted_sync)
     merge(parts, tmp_path / "merged")
     assert all_synced(tmp_path / "merged")
     assert tmp_path.stat().st_ino in synced
@@ -330,14 +330,12 @@ def test_failed_jobs_are_resumed(release, tmp_path, protlm_in_process, contents,
     arguments += ["--valid-fraction", "0.2", "--test-fraction", "0.1"]
     with (release / "two.fasta").open("a") as file:
         file.write(">bad\nMK1\n>worse\nM2\n")
-    done = protlm_in_process(*arguments, cwd=tmp_path)
     # The user's file is at fault, and says in its job why it cannot be used.
-    assert done.returncode == 3, done.stderr
+    done = protlm_in_process(*arguments, cwd=tmp_path, code=3)
     assert "2 of 82 records" in done.stderr
     assert "Traceback" not in done.stderr
     assert (tmp_path / "data.partial" / "parts").is_dir()
-    done = protlm_in_process(*arguments, "--max-reject-rate", "0.1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    protlm_in_process(*arguments, "--max-reject-rate", "0.1", cwd=tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "release"]
     assert contents(tmp_path / "data") == merged(max_reject_rate=0.1)
 
@@ -382,12 +380,11 @@ def test_a_family_may_be_in_one_of_several_files(tmp_path, protlm_in_process):
     (tmp_path / "families.tsv").write_text("P00001\tPF00001\nP00009\tPF00002\n")
     arguments = ["prepare", "one.fasta", "two.fasta", "--executor", "slurm"]
     families = ["--family-table", "families.tsv", "--ood-families"]
-    done = protlm_in_process(*arguments, "--out", "D", *families, "PF00001", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    protlm_in_process(*arguments, "--out", "D", *families, "PF00001", cwd=tmp_path)
     assert len(open_split(tmp_path / "D", "test_ood_family")) == 1
     # Errors of the merged set are reported again.
     for _ in range(2):
-        done = protlm_in_process(*arguments, "--out", "E", *families, "PF00002", cwd=tmp_path)
-        assert done.returncode == 3
+        typed = [*arguments, "--out", "E", *families, "PF00002"]
+        done = protlm_in_process(*typed, cwd=tmp_path, code=3)
         assert "no record belongs to a held-out family" in done.stderr
         assert not (tmp_path / "E").exists()

@@ -138,7 +138,7 @@ def test_the_first_and_the_last_digest_are_ordinary(tmp_path):
 
 @pytest.mark.slow
 def test_a_table_on_disk_takes_no_memory_as_it_grows(tmp_path):
-    size, grown = map(int, run_python(PROGRAM, tmp_path / "table", 100).stdout.split())
-    assert size == 15_000_000
-    assert (tmp_path / "table").stat().st_size > 500 << 20
-    assert grown < 200 << 20
+    size, grown = map(int, run_python(PROGRAM, tmp_path / "table", 40).stdout.split())
+    assert size == 6_000_000
+    assert (tmp_path / "table").stat().st_size > 200 << 20
+    assert grown < 128 << 20

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from protlm.cli.main import main
 from protlm.downstream.examples import targets_from
 from protlm.downstream.label_files import Example, named_files
 from protlm.downstream.labels import read_labeled_proteins
@@ -16,7 +17,7 @@ from protlm.downstream.splits import folds_of, split_of
 from protlm.downstream.tasks import targets_of
 from protlm.options.labels import Form, LabelOptions, Task
 from protlm.system.errors import InputDataError, UserError
-from tests.fixtures.commands import Command
+from tests.fixtures.commands import ended, run_here
 
 DATA = Path(os.environ.get("PROTLM_DATA", "/missing")) / "benchmarks"
 # What is typed, and the numbers of proteins, residues, masked residues and rows that are left out.
@@ -215,9 +216,7 @@ def test_files_are_splits(read, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not DATA.is_dir(), reason="the folder of PROTLM_DATA has no benchmarks")
 @pytest.mark.parametrize("row", PUBLISHED_FILES)
-def test_a_published_file_has_its_known_numbers(
-    row: str, protlm_in_process: Command, tmp_path: Path
-) -> None:
+def test_a_published_file_has_its_known_numbers(row: str, tmp_path: Path) -> None:
     typed, proteins, residues, masked, left_out = row.split("\t")
     words = [
         re.sub(
@@ -225,8 +224,8 @@ def test_a_published_file_has_its_known_numbers(
         )
         for one in shlex.split(typed)
     ]
-    done = protlm_in_process(*words, "-o", tmp_path / "probe", "--dry-run", cwd=tmp_path)
-    assert done.returncode == (3 if "neither splits nor" in done.stderr else 0), done.stderr
+    done = run_here(main, [*words, "-o", "probe", "--dry-run"], tmp_path)
+    ended(done, 3 if "neither splits nor" in done.stderr else 0)
     (line,) = [one for one in done.stderr.splitlines() if "rows are used" in one]
     assert f"; {proteins} of " in line
     assert not residues or f"are used, {residues} of " in line

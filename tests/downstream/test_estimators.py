@@ -132,16 +132,16 @@ def test_the_perplexity_of_the_wild_type() -> None:
     assert score(Estimator.wt_marginals, predictor, WILD_TYPE, variants()).perplexity is None
 
 
-REFUSED = [
-    ("causal", "wt-marginals", False, "causal-likelihood"),
-    ("masked", "causal-likelihood", False, "masked-marginals"),
-    # Insertions and deletions.
-    ("masked", "masked-marginals", False, "pseudo-log-likelihood"),
-    ("masked", "wt-marginals", True, "pseudo-log-likelihood"),
-]
-
-
-@pytest.mark.parametrize(("objective", "estimator", "per_token", "other"), REFUSED)
+@pytest.mark.parametrize(
+    ("objective", "estimator", "per_token", "other"),
+    [
+        ("causal", "wt-marginals", False, "causal-likelihood"),
+        ("masked", "causal-likelihood", False, "masked-marginals"),
+        # Insertions and deletions.
+        ("masked", "masked-marginals", False, "pseudo-log-likelihood"),
+        ("masked", "wt-marginals", True, "pseudo-log-likelihood"),
+    ],
+)
 def test_what_an_estimator_cannot_score_is_refused(
     objective: str, estimator: str, per_token: bool, other: str
 ) -> None:

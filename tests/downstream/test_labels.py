@@ -373,12 +373,13 @@ def test_targets() -> None:
     assert residues.classes == ["E", "H"] and residues.values.tolist() == [1, 0, 1]
     assert residues.groups.tolist() == [0, 0, 1]
     assert [place.tolist() for place in residues.places] == [[0, 2], [2]]
-    with pytest.raises(InputDataError, match="'x' is not a number"):
-        targets_of(["1", "x"], Task.number)
-    with pytest.raises(InputDataError, match="all labels are a"):
-        targets_of(["a", "a"], Task.one_class)
-    with pytest.raises(UserError, match="no class has 3 proteins"):
-        targets_of(["a;b", "c"], Task.several_classes, min_count=3)
+    for labels, task, told in (
+        (["1", "x"], Task.number, "'x' is not a number"),
+        (["a", "a"], Task.one_class, "all labels are a"),
+        (["a;b", "c"], Task.several_classes, "no class has 3 proteins"),
+    ):
+        with pytest.raises(UserError, match=told):
+            targets_of(labels, task, min_count=3)
 
 
 def test_classes_that_are_not_tested_are_named() -> None:

@@ -159,9 +159,8 @@ def test_sequences_are_rejected_as_in_fasta_files(tmp_path: Path) -> None:
     assert table.describe_unscored(Path("x")).endswith("mutated_sequence is rejected: gap")
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said_with_its_line(case: str, tmp_path: Path) -> None:
-    text, words = WRONG[case]
+@pytest.mark.parametrize(("text", "words"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong_is_said_with_its_line(text: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(InputDataError) as refused:
         read_variants(written(tmp_path, text), WILD_TYPE)
     assert words in str(refused.value)

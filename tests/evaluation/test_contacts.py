@@ -172,12 +172,13 @@ def test_contacts_are_reported_beside_random_weights_and_the_mean_of_heads(
 
 def test_unusable_folders_are_rejected(model: PretrainedModel, tmp_path: Path) -> None:
     fit = structure_folder(tmp_path, "fit", 2)
-    with pytest.raises(InputDataError, match="fit to other proteins"):
-        Contacts(structures=fit, fit_structures=fit).run(model, None)
-    with pytest.raises(InputDataError, match="no structure of at most 50 residues"):
-        Contacts(structures=fit, fit_structures=fit, max_residues=50).run(model, None)
-    with pytest.raises(InputDataError, match="no such folder"):
-        Contacts(structures=str(tmp_path / "no"), fit_structures=fit).run(model, None)
+    for asked, told in (
+        (Contacts(structures=fit, fit_structures=fit), "fit to other proteins"),
+        (Contacts(structures=fit, fit_structures=fit, max_residues=50), "of at most 50 residues"),
+        (Contacts(structures=str(tmp_path / "no"), fit_structures=fit), "no such folder"),
+    ):
+        with pytest.raises(InputDataError, match=told):
+            asked.run(model, None)
 
 
 @pytest.mark.slow

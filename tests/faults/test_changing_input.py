@@ -178,16 +178,15 @@ def test_a_build_does_not_resume_with_other_settings(begun, source, changed, tol
         build([source], begun, **changed)
 
 
-def test_a_build_does_not_resume_with_a_table_of_clusters(begun, source, tmp_path):
+def test_a_build_does_not_resume_with_other_sources_or_clusters(begun, source, first, tmp_path):
     (tmp_path / "cluster.tsv").write_text("P0\tP1\n")
-    with pytest.raises(UserError, match=r"was begun with cluster table .*--restart"):
-        build([source], begun, clusters=ClusterTable(tmp_path / "cluster.tsv"))
-
-
-def test_a_build_does_not_resume_with_other_sources(begun, source, first):
-    for sources, told in (([first], f"{source}, not {first}"), ([source, first], "nothing, not")):
-        with pytest.raises(UserError, match=rf"begun with sources {told}.*--restart"):
-            build(sources, begun)
+    for sources, table, told in (
+        ([first], None, f"sources {source}, not {first}"),
+        ([source, first], None, "sources nothing, not"),
+        ([source], ClusterTable(tmp_path / "cluster.tsv"), "cluster table "),
+    ):
+        with pytest.raises(UserError, match=rf"begun with {told}.*--restart"):
+            build(sources, begun, clusters=table)
 
 
 def test_a_source_that_was_read_ahead_is_not_yet_finished(first, source, tmp_path, contents):

@@ -192,8 +192,6 @@ def test_a_checksum_that_is_a_pipe_is_not_read(tmp_path):
         check_sum(tmp_path / "x.ckpt")
 
 
-Contents = dict[str, Any]
-
 # What a config must not be able to name, and what it would do.
 NAMES = (
     "os.system",
@@ -219,9 +217,7 @@ def canary(tmp_path, monkeypatch) -> Path:
 @pytest.fixture
 def newest(tiny_run, tmp_path) -> Path:
     """The newest checkpoint of a copy of a run."""
-    found = checkpoints.latest(shutil.copytree(tiny_run, tmp_path / "run"))
-    assert found is not None
-    return found
+    return checkpoints.latest(shutil.copytree(tiny_run, tmp_path / "run"))
 
 
 def describe(exported: Path, key: str, value: object) -> None:
@@ -354,7 +350,7 @@ def test_a_config_of_another_program(name, newest, train_tiny):
     assert "\n" not in str(caught.value)
 
 
-SHAPES: dict[str, Callable[[Contents], object]] = {
+SHAPES: dict[str, Callable[[dict[str, Any]], object]] = {
     "a list": lambda contents: [contents],
     "a number": lambda contents: 3,
     "no weights": lambda contents: contents | {"state_dict": None},

@@ -203,7 +203,7 @@ ARRAYS += [(name, spoil) for name in ("offsets", "id_offsets") for spoil in OFFS
 
 
 @pytest.mark.parametrize(("name", "spoil"), ARRAYS, ids=[*FOREIGN, *OFFSETS, *OFFSETS])
-def test_a_foreign_array_is_refused_before_data_are_read(data_set, trust, monkeypatch, name, spoil):
+def test_a_foreign_array_is_refused_before_data_are_read(data_set, trust, fail_at, name, spoil):
     """Although the manifest agrees with the file."""
     with h5py.File(data_set / SHARD, "r+") as file:
         values = file[name][:]
@@ -213,12 +213,8 @@ def test_a_foreign_array_is_refused_before_data_are_read(data_set, trust, monkey
         else:
             file[name] = spoil(values)
     trust(data_set, SHARD)
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("data were read")
-
-    monkeypatch.setattr(h5py.Dataset, "__getitem__", refuse)
-    monkeypatch.setattr(h5py.Dataset, "read_direct", refuse)
+    for read in ("__getitem__", "read_direct"):
+        fail_at(h5py.Dataset, read, AssertionError("data were read"))
     assert_refused(data_set)
 
 
@@ -243,17 +239,11 @@ def test_another_number_of_residues_than_the_manifest_s_is_refused(data_set, wri
     assert_refused(data_set)
 
 
-def test_hdf5_sees_no_file_that_is_not_the_manifest_s(data_set, monkeypatch):
+def test_hdf5_sees_no_file_that_is_not_the_manifest_s(data_set, look_at):
     path = data_set / SHARD
     flip(path, 8 * 100)
     opened = []
-    true = mapped_shard.h5py.File
-
-    def watch(path: Path, *rest: object, **named: object) -> h5py.File:
-        opened.append(path)
-        return true(path, *rest, **named)
-
-    monkeypatch.setattr(mapped_shard.h5py, "File", watch)
+    look_at(mapped_shard.h5py, "File", lambda path, *_, **__: opened.append(path))
     assert len(verify(data_set)) == 1
     with pytest.raises(InputDataError, match="SHA-256 differs"):
         open_split(data_set, "train", verify="full")

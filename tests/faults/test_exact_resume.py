@@ -10,6 +10,7 @@ from protlm.checkpoints.format import all_checkpoints, step_of
 from protlm.checkpoints.validations import METRICS, read_metrics
 from protlm.system.errors import ExitCode
 from protlm.training.module import LanguageModeling
+from tests.fixtures.calls import watched
 from tests.fixtures.ranks import assert_same_checkpoint, assert_same_run, go_back
 
 pytestmark = pytest.mark.slow
@@ -65,16 +66,15 @@ def test_killed_after_every_step(uninterrupted, train_tiny, killed_after, tmp_pa
 @pytest.mark.parametrize(("step", "every"), [(8, 3), (STEPS, 1)])
 def test_killed_during_a_validation(step, every, train, uninterrupted, monkeypatch, log_of):
     """No row is repeated or missing, wherever the run resumes, also at the last step."""
-    validate = LanguageModeling.validation_step
     settings = [*HARD, f"trainer.checkpoint_every={every}"]
 
-    def validate_or_die(self: LanguageModeling, batch: Any, batch_index: int) -> None:
-        if self.trainer.global_step == step and batch_index == 1:
+    def die(module: LanguageModeling, batch: Any, batch_index: int) -> None:
+        if module.trainer.global_step == step and batch_index == 1:
             raise SystemError("killed")
-        validate(self, batch, batch_index)
 
     with monkeypatch.context() as patch, pytest.raises(SystemError):
-        patch.setattr(LanguageModeling, "validation_step", validate_or_die)
+        dying = watched(LanguageModeling.validation_step, die)
+        patch.setattr(LanguageModeling, "validation_step", dying)
         train("run", *settings)
     run = train("run", *settings)
     assert log_of(run) == log_of(uninterrupted)
@@ -167,17 +167,16 @@ def inputs(proteins, tiny_run, tiny_data, tmp_path_factory) -> dict[str, list[Pa
     return {
         "prepare": [proteins, table],
         "prepare few": [few, table],
-        "embed": [proteins, tiny_run],
+        "embed": [few, tiny_run],
         "train": [tiny_data],
         "finetune": [labels, tiny_run],
         "save": [],
     }
 
 
-KILLS = [("prepare", 15), ("embed", 10), ("train", 12), ("finetune", 10)]
-
-
-@pytest.mark.parametrize(("command", "kills"), KILLS)
+@pytest.mark.parametrize(
+    ("command", "kills"), [("prepare", 15), ("embed", 10), ("train", 12), ("finetune", 10)]
+)
 def test_a_command_killed_at_random_resumes_to_the_same_result(
     command, kills, inputs, told_by, tmp_path
 ):

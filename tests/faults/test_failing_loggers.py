@@ -5,6 +5,7 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pytorch_lightning.loggers.logger import DummyLogger
@@ -29,9 +30,7 @@ def without_wandb(patch: pytest.MonkeyPatch) -> None:
 
 
 def failing_start(patch: pytest.MonkeyPatch) -> None:
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no API key")
-
+    fail = Mock(side_effect=RuntimeError("no API key"))
     patch.setattr("protlm.training.loggers._wandb", fail)
 
 

@@ -27,6 +27,7 @@ from protlm.system.errors import ExitCode, OutputError
 from protlm.system.lock import LOCK, FolderLock
 from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.launch import locked as locked_run
+from tests.fixtures.calls import watched
 from tests.fixtures.ranks import fork
 from tests.marks import slow_but
 
@@ -42,13 +43,6 @@ def locked(folder: Path, *, break_lock: bool = False) -> FolderLock:
 def hold(folder: Path, ready: Callable[[], None]) -> None:
     _ = locked(folder)
     ready()
-
-
-def refuse_flock(monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(fault, os.strerror(fault))
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
 
 
 @pytest.fixture
@@ -126,9 +120,9 @@ def test_a_count_of_restarts_that_is_no_number_is_none(in_job, monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("fault", [errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK])
-def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
+def test_a_file_system_without_flock(tmp_path, fail_at, fault):
     """There only the lock file shows that another process may be writing."""
-    refuse_flock(monkeypatch, fault)
+    fail_at(fcntl, "flock", OSError(fault, os.strerror(fault)))
     first = locked(tmp_path)
     with pytest.raises(OutputError, match=f"by process {os.getpid()} on .*--break-lock"):
         locked(tmp_path)
@@ -139,32 +133,29 @@ def test_a_file_system_without_flock(tmp_path, monkeypatch, fault):
     assert locked(tmp_path, break_lock=True).is_held
 
 
-def test_a_file_system_that_locks_only_files_open_for_writing(tmp_path, monkeypatch):
+def test_a_file_system_that_locks_only_files_open_for_writing(tmp_path, look_at, fail_at):
     """NFS does so."""
-    lock_file = fcntl.flock
 
     def as_nfs(file: int, how: int) -> None:
         if not fcntl.fcntl(file, fcntl.F_GETFL) & os.O_RDWR:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        lock_file(file, how)
 
-    monkeypatch.setattr(fcntl, "flock", as_nfs)
+    look_at(fcntl, "flock", as_nfs)
     assert locked(tmp_path).is_held
-    refuse_flock(monkeypatch, errno.EBADF)
+    fail_at(fcntl, "flock", OSError(errno.EBADF, os.strerror(errno.EBADF)))
     with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
         locked(tmp_path)
 
 
-def test_a_lock_file_that_is_removed_while_it_is_locked_is_created_again(tmp_path, monkeypatch):
+def test_a_lock_file_that_is_removed_while_it_is_locked_is_created_again(tmp_path, look_at):
     """The previous owner removes it between `open` and `flock`."""
-    lock_file, removed = fcntl.flock, []
+    removed = []
 
-    def remove_and_lock(*arguments: int) -> None:
+    def remove(*_: int) -> None:
         if not removed:
             removed.append((tmp_path / LOCK).unlink())
-        lock_file(*arguments)
 
-    monkeypatch.setattr(fcntl, "flock", remove_and_lock)
+    look_at(fcntl, "flock", remove)
     assert locked(tmp_path).is_held
     assert len(removed) == 1
 
@@ -214,14 +205,10 @@ def exit_codes(forks: list[BaseProcess]) -> list[int | None]:
 
 
 @pytest.mark.slow
-def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
+def test_of_two_processes_one_takes_over(tmp_path, look_at):
     """Both start while the first still reads the lock file."""
     (tmp_path / LOCK).write_text(json.dumps({**OTHER, "host": HERE}))
-    read = module._owner_of
-
-    def read_slowly(path: Path) -> object:
-        time.sleep(0.3)
-        return read(path)
+    look_at(module, "_owner_of", lambda _: time.sleep(0.3))
 
     def take() -> None:
         try:
@@ -231,7 +218,6 @@ def test_of_two_processes_one_takes_over(tmp_path, monkeypatch):
         time.sleep(1)
         os._exit(0)
 
-    monkeypatch.setattr(module, "_owner_of", read_slowly)
     assert exit_codes([fork.Process(target=take) for _ in range(2)]) == [0, 7]
 
 
@@ -265,38 +251,33 @@ def test_a_disk_that_fails_for_a_moment_does_not_take_the_lock(tmp_path, monkeyp
 def test_a_terminated_job_has_no_lock(protlm_in_process, proteins, tmp_path, contents, monkeypatch):
     """It may resume on another machine, which cannot check whether the owner is running."""
     monkeypatch.setattr(block, "BLOCK_BYTES", 1 << 14)
-    encode, blocks = Encoder.__call__, []
+    blocks = []
 
-    def encode_and_terminate(encoder: Encoder, block: object) -> object:
+    def terminate(_: Encoder, block: object) -> None:
         blocks.append(block)
         if len(blocks) == 20:
             os.kill(os.getpid(), signal.SIGTERM)
-        return encode(encoder, block)
 
     typed = ["prepare", proteins, "--shard-residues", "30000", "--out"]
     with monkeypatch.context() as patch:
-        patch.setattr(Encoder, "__call__", encode_and_terminate)
-        done = protlm_in_process(*typed, "data", cwd=tmp_path)
-    assert done.returncode == ExitCode.INTERRUPTED, done.stderr
+        patch.setattr(Encoder, "__call__", watched(Encoder.__call__, terminate))
+        protlm_in_process(*typed, "data", cwd=tmp_path, code=ExitCode.INTERRUPTED)
     assert (tmp_path / "data.partial" / "journal" / "segment-00003.json").exists()
     assert not (tmp_path / "data.partial" / LOCK).exists()
     for folder in ("data", "whole"):
-        done = protlm_in_process(*typed, folder, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        protlm_in_process(*typed, folder, cwd=tmp_path)
     assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
-def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, monkeypatch):
+def test_a_builder_that_lost_its_lock_writes_no_more_files(tmp_path, proteins, look_at):
     out = tmp_path / "data"
     lock = out.with_name("data.partial") / LOCK
-    split_of = HashSplit.split_of
 
-    def rob(self, record, digest):
+    def rob(_, record, digest):
         if record.identifier == "P7":
             lock.write_text(json.dumps(OTHER))
-        return split_of(self, record, digest)
 
-    monkeypatch.setattr(HashSplit, "split_of", rob)
+    look_at(HashSplit, "split_of", rob)
     with pytest.raises(OutputError, match="elsewhere"):
         prepare([proteins], out, split_rule=HashSplit(0, 0))
     assert lock.is_file()
@@ -326,12 +307,10 @@ def test_a_command_breaks_a_lock_on_request(
     (tmp_path / folder).mkdir()
     (tmp_path / folder / LOCK).write_text(json.dumps(OTHER))
     before = contents(tmp_path / folder)
-    done = protlm_in_process(command, *arguments, cwd=tmp_path)
-    assert done.returncode == 4, done.stderr
+    done = protlm_in_process(command, *arguments, cwd=tmp_path, code=4)
     assert "process 1 on elsewhere" in done.stderr and "--break-lock" in done.stderr
     assert contents(tmp_path / folder) == before
-    done = protlm_in_process(command, *arguments, "--break-lock", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    protlm_in_process(command, *arguments, "--break-lock", cwd=tmp_path)
     assert not (tmp_path / folder / LOCK).exists()
 
 
@@ -350,17 +329,16 @@ LOSSES = {
 
 @pytest.mark.parametrize(("happens", "reason"), LOSSES.values(), ids=LOSSES)
 def test_a_run_that_lost_its_lock_stops_without_a_checkpoint(
-    happens, reason, train_tiny, tmp_path, monkeypatch
+    happens, reason, train_tiny, tmp_path, look_at
 ):
     """Another process may write there now; a folder that was moved is not made again."""
-    run, save = tmp_path / "run", SaveCheckpoints.on_train_batch_end
+    run = tmp_path / "run"
 
-    def interfere(self, trainer, *rest):
+    def interfere(_, trainer, *rest):
         if trainer.global_step == 4:
             happens(run)
-        save(self, trainer, *rest)
 
-    monkeypatch.setattr(SaveCheckpoints, "on_train_batch_end", interfere)
+    look_at(SaveCheckpoints, "on_train_batch_end", interfere)
     with pytest.raises(OutputError, match=f"{reason}.*the last checkpoint is step 2") as stopped:
         train_tiny(run, "trainer.checkpoint_every=2", "trainer.max_steps=4")
     assert stopped.value.exit_code == ExitCode.OUTPUT

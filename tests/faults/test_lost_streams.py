@@ -3,11 +3,11 @@
 import gzip
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from protlm.system.paths import sample_dir
+from tests.fixtures.commands import Command, ended
 
 pytestmark = pytest.mark.slow
 
@@ -46,16 +46,14 @@ CASES += [("prepare", loss) for loss in ("no reader", "no errors")]
 CASES += [("train", loss) for loss in ("no reader of both", "nothing")]
 CASES += [("evaluate", "no output")]
 
-Shell = Callable[[str], "subprocess.CompletedProcess[str]"]
-
 
 @pytest.fixture
-def shell(one_process, tmp_path) -> Shell:
-    """Runs a command of bash in which `protlm` is the command line."""
+def shell(one_process, tmp_path) -> Command:
+    """Runs a command of bash, which must end with `code`; `protlm` is the command line."""
     define = f'set -o pipefail; protlm() {{ {sys.executable} -m protlm "$@"; }}'
 
-    def run(command: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
+    def run(command: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
+        done = subprocess.run(
             ["bash", "-c", f"{define}; {command}"],
             cwd=tmp_path,
             env=one_process,
@@ -64,6 +62,7 @@ def shell(one_process, tmp_path) -> Shell:
             timeout=300,
             check=False,
         )
+        return ended(done, code)
 
     return run
 
@@ -74,7 +73,6 @@ def test_a_command_completes(command, loss, shell, tiny_run, tiny_data, tiny_set
     typed = typed.format(run=tiny_run, data=tiny_data, settings=" ".join(tiny_settings))
     # The readers end before it starts.
     done = shell(f"( {{ sleep 0.3; protlm {typed}; }} {LOSSES[loss]} )")
-    assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     assert (tmp_path / made).exists()
     assert [path.name for path in tmp_path.iterdir()] == [made.split("/")[0]]
@@ -82,45 +80,39 @@ def test_a_command_completes(command, loss, shell, tiny_run, tiny_data, tiny_set
 
 @pytest.mark.parametrize("loss", [*LOG_LOSSES, "no reader of both"])
 def test_a_failure_keeps_its_exit_code(loss, shell, tmp_path):
-    done = shell(f"( {{ sleep 0.3; protlm data info nothing; }} {LOSSES[loss]} )")
-    assert done.returncode == 3
+    shell(f"( {{ sleep 0.3; protlm data info nothing; }} {LOSSES[loss]} )", 3)
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("reader", ["head -1", "true", "head -c 100000"])
 def test_export_ends_silently_without_a_reader(shell, tiny_data, reader):
     done = shell(f"protlm data export {tiny_data} | {reader}")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert not done.stderr
     assert reader == "true" or done.stdout.startswith(">")
 
 
 @pytest.mark.parametrize("command", ["info", "export"])
 def test_output_on_a_full_disk_is_one_sentence(shell, tiny_data, command):
-    done = shell(f"protlm data {command} {tiny_data} > /dev/full")
-    assert done.returncode == 4, done.stderr
+    done = shell(f"protlm data {command} {tiny_data} > /dev/full", 4)
     assert done.stderr.startswith("protlm: standard output: no space left")
     assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_pipe_to_another_process_is_not_standard_output(shell):
-    done = shell(f"{sys.executable} -c '{WRITE}'")
-    assert done.returncode == 1
-    assert "internal error" in done.stderr
+    assert "internal error" in shell(f"{sys.executable} -c '{WRITE}'", 1).stderr
 
 
 def test_standard_input_is_prepared(shell, tmp_path):
     """Plain FASTA cut short is undetectable; its last record is shorter."""
     (tmp_path / "plain.fasta").write_bytes(gzip.decompress(TINY.read_bytes()))
     for number, command in enumerate((f"zcat {TINY}", "head -c 20000 plain.fasta")):
-        done = shell(f"{command} | protlm prepare - --out data-{number}")
-        assert done.returncode == 0, done.stderr
+        shell(f"{command} | protlm prepare - --out data-{number}")
         assert (tmp_path / f"data-{number}" / "manifest.json").exists()
 
 
 @pytest.mark.parametrize("given", [f"head -c 20000 {TINY} |", "true |", ""])
 def test_input_that_ends_early_is_one_sentence(shell, tmp_path, given):
-    done = shell(f"{given} protlm prepare - --out data {'' if given else '<&-'}")
-    assert done.returncode == 3, done.stderr
+    done = shell(f"{given} protlm prepare - --out data {'' if given else '<&-'}", 3)
     assert "Traceback" not in done.stderr
     assert [line for line in done.stderr.splitlines() if line.startswith("protlm: standard input")]
     assert list(tmp_path.iterdir()) == []

@@ -276,8 +276,7 @@ def test_names_that_are_impossible_for_a_file(
     (tmp_path / "link").symlink_to("nowhere")
     for line, code in NAMES:
         typed = line.format(fasta=tiny_fasta, run=tiny_run, data=tiny_data).replace("LONG", LONG)
-        done = protlm_in_process(*typed.split(), cwd=tmp_path)
-        assert done.returncode == code, (line, done.stderr)
+        done = protlm_in_process(*typed.split(), cwd=tmp_path, code=code)
         assert done.stderr.startswith("protlm: "), (line, done.stderr)
         assert len(done.stderr.splitlines()) == 1, (line, done.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["link"]
@@ -293,8 +292,8 @@ def test_escapes_do_not_reach_the_terminal(protlm_in_process, tiny_run, tmp_path
     assert "\\x1b[2J" in printed.getvalue()
     assert [c for c in printed.getvalue() if not c.isprintable() and c != "\n"] == []
     fasta.write_text(">P\x1b[2J\nMKT\n>P\x1b[2J\nMKT\n")
-    done = protlm_in_process("embed", "x.fasta", "-m", tiny_run, "-o", "out.h5", cwd=tmp_path)
-    assert done.returncode == 3
+    typed = ["embed", "x.fasta", "-m", tiny_run, "-o", "out.h5"]
+    done = protlm_in_process(*typed, cwd=tmp_path, code=3)
     assert "P\\x1b[2J is repeated" in done.stderr
     assert "\x1b" not in done.stderr
 

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,6 @@ from protlm.training.module import LanguageModeling
 from tests.fixtures.ranks import wait_for_step
 
 
-@pytest.fixture
-def signal_in_steps(monkeypatch) -> Callable[..., None]:
-    """Makes this process send itself a signal during these optimizer steps."""
-
-    def patch(number: signal.Signals, *steps: int) -> None:
-        work = LanguageModeling.training_step
-
-        def training_step(self: LanguageModeling, batch: Any, index: int) -> Any:
-            if self.trainer.global_step + 1 in steps:
-                os.kill(os.getpid(), number)
-            return work(self, batch, index)
-
-        monkeypatch.setattr(LanguageModeling, "training_step", training_step)
-
-    return patch
-
-
 def newest_step(run: Path) -> int:
     newest, faults = newest_whole(run)
     assert newest is not None and faults == []
@@ -41,11 +23,16 @@ def newest_step(run: Path) -> int:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"])
 def test_each_signal_ends_a_run_with_a_checkpoint(
-    name, signal_in_steps, train, tmp_path, monkeypatch, capfd
+    name, look_at, train, tmp_path, monkeypatch, capfd
 ):
     """It is answered at once; a validation that is due is postponed to the next start."""
     before = {each: signal.getsignal(each) for each in SIGNALS}
-    signal_in_steps(signal.Signals[name], 2)
+
+    def send(module: LanguageModeling, *_: Any) -> None:
+        if module.trainer.global_step == 1:
+            os.kill(os.getpid(), signal.Signals[name])
+
+    look_at(LanguageModeling, "training_step", send)
     monkeypatch.setattr(LanguageModeling, "validation_step", lambda *_: pytest.fail("validates"))
     with pytest.raises(SystemExit) as ended:
         train("run", "trainer.valid_every=2")

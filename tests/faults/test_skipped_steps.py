@@ -23,6 +23,7 @@ from protlm.training import module
 from protlm.training.callbacks import skipped_steps
 from protlm.training.callbacks.skipped_steps import BAD_BATCHES
 from protlm.training.module import LanguageModeling
+from tests.fixtures.calls import watched
 from tests.fixtures.ranks import assert_same_run, go_back
 from tests.marks import slow_but
 
@@ -226,16 +227,14 @@ def test_skipped_steps_before_and_after_a_resume_are_in_a_row(spoil, train):
 
 def test_the_run_continues_if_the_list_cannot_be_written(spoil, train_tiny, tmp_path):
     spoil(2)
-    original = Path.open
 
-    def refuse(self: Path, *rest: Any, **named: Any) -> Any:
-        if self.name == BAD_BATCHES:
+    def refuse(path: Path, *rest: Any, **named: Any) -> None:
+        if path.name == BAD_BATCHES:
             raise PermissionError(13, "Permission denied")
-        return original(self, *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        patch.setattr(Path, "open", refuse)
+        patch.setattr(Path, "open", watched(Path.open, refuse))
         train_tiny(tmp_path / "run")
     said = [str(warning.message) for warning in told]
     assert any("bad_batches.jsonl cannot be written: Permission denied" in text for text in said)

@@ -1,7 +1,6 @@
 """The commands on a foreign model, as it is and imported, and those of docs/interop.md."""
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,28 +15,18 @@ from protlm.commands import checkpoint
 from protlm.data.vocabulary import STANDARD
 from protlm.system.errors import InputDataError
 from protlm.system.paths import sha256_of
-from tests.fixtures.commands import SHORT_TRAINING, commands_of
+from tests.fixtures.commands import ROOT, SHORT_TRAINING, Command, commands_of
 from tests.interop.example import WIDTH
 from tests.interop.families import ESM, FAIR_ESM, FAMILIES
 from tests.interop.test_families import assert_same
 from tests.interop.test_saved import QUERY, pair, write_adapter
 from tests.small_models import shortest_structures, structure_folder
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "interop.md"
-
-Command = Callable[..., subprocess.CompletedProcess[str]]
-
 
 @pytest.fixture
 def succeed(protlm_in_process: Command, tmp_path: Path) -> Callable[..., str]:
-    """Runs a command that must succeed; returns what it prints."""
-
-    def run(*arguments: str | Path) -> str:
-        done = protlm_in_process(*arguments, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    return run
+    """Runs a command in the folder of the test; returns what it prints."""
+    return lambda *arguments: protlm_in_process(*arguments, cwd=tmp_path).stdout
 
 
 def test_the_commands_take_an_imported_esm_2(succeed, tmp_path):
@@ -89,14 +78,14 @@ def test_an_import_that_fails_leaves_nothing(protlm_in_process, tiny_run, tmp_pa
         (tmp_path / "missing.pt", "missing.pt: no such file"),
     ):
         before = sorted(tmp_path.iterdir())
-        done = protlm_in_process("checkpoint", "import", source, "-o", "new", cwd=tmp_path)
-        assert done.returncode == 3
+        typed = ["checkpoint", "import", source, "-o", "new"]
+        done = protlm_in_process(*typed, cwd=tmp_path, code=3)
         assert message in done.stderr
         assert len(done.stderr.splitlines()) == 1
         assert sorted(tmp_path.iterdir()) == before
     source = ESM.save(tmp_path / "esm")
-    done = protlm_in_process("checkpoint", "import", source, "-o", source, cwd=tmp_path)
-    assert (done.returncode, "exists already" in done.stderr) == (4, True)
+    done = protlm_in_process("checkpoint", "import", source, "-o", source, cwd=tmp_path, code=4)
+    assert "exists already" in done.stderr
 
 
 def test_an_interrupted_import_leaves_no_contact_head(tmp_path, monkeypatch):
@@ -165,8 +154,8 @@ def test_impossible_exports_are_refused(options, message, protlm_in_process, tin
     fit = {"model_hash": "x", "seed": 0, "weights": [1.0], "intercept": 0.0}
     (tmp_path / "fit.json").write_text(json.dumps(fit))
     model = ESM.save(tmp_path / "esm") if "another model" in message else tiny_run
-    done = protlm_in_process("checkpoint", "export", model, "-o", "new", *options, cwd=tmp_path)
-    assert (done.returncode, message in done.stderr) == (2, True)
+    typed = ["checkpoint", "export", model, "-o", "new", *options]
+    assert message in protlm_in_process(*typed, cwd=tmp_path, code=2).stderr
     assert not (tmp_path / "new").exists()
 
 
@@ -195,14 +184,14 @@ def test_the_commands_of_the_document(succeed, tiny_data, tiny_run, tmp_path):
     (tmp_path / smallest.name).write_bytes(smallest.read_bytes())
     # The layers of the tiny model, and the format of the shipped structures.
     ours = {"33": "2", "protein.pdb": smallest.name}
-    for program, *named in commands_of(DOCUMENT):
+    short = {"train": SHORT_TRAINING, "evaluate": ["evaluation.contacts.max_residues=120"]}
+    for program, *named in commands_of(ROOT / "docs" / "interop.md"):
         if program == "pip":
             continue
         assert program == "protlm"
         words = [ours.get(word, word) for word in named]
         (tmp_path / "embeddings.h5").unlink(missing_ok=True)
-        short = SHORT_TRAINING if words[0] == "train" else []
-        succeed(*words, *short)
+        succeed(*words, *short.get(words[0], ()))
     assert (tmp_path / "exported" / "modeling_protlm.py").is_file()
     assert not list((tmp_path / "esm2").glob("*.py"))
     assert protlm.load(tmp_path / "models" / "again").hash == protlm.load(tiny_run).hash

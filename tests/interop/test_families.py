@@ -242,7 +242,6 @@ def test_contacts_are_those_of_hugging_face(tmp_path, in_double):
     with torch.no_grad():
         expected_LL = peer.predict_contacts(tokens_BL, mask_BL.long())[0].numpy()
     head = interop.read(folder).contacts
-    assert head is not None
     regression = SavedFit("", 0, **asdict(head)).regression
     features_HLL = head_features(model, sequence)
     maps = model.attention_maps(model.tokenize([sequence]))

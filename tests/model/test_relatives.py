@@ -8,17 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from protlm.attention.relatives import SeesRelatives
 from protlm.bounds import Bounds
 from protlm.data.vocabulary import VOCABULARY
 from protlm.model.contexts import NetworkInContext, Relative
 from protlm.model.transformer import FamilyState, ProteinLM
 from protlm.system.errors import UserError
-from tests.model.test_packed import EXTRAS, gradients, trained
+from tests.model.test_packed import ALIGNED, EXTRAS, gradients, trained
 
 Family = list[Tensor]
 LENGTHS = [[9, 40, 12], [7], [33, 10]]
-ALIGNED = "hybrid attention.window=8 attention.relatives_window=5"
 MECHANISMS = ["softmax", "performer_relu", "performer_softmax", "hybrid", ALIGNED]
 # A causal model has bounded logits, so that no feature is cut.
 SETTINGS = {"positions": "rotary", "qk_norm": True, "output_gate": True, **EXTRAS}
@@ -110,15 +108,6 @@ def test_the_order_of_relatives_has_no_meaning_if_all_see_all(attention):
     close(run(model, [[third, first, second]]), [three, one, two])
 
 
-@pytest.mark.parametrize(("relatives", "is_first_changed"), [("full", True), ("ordered", False)])
-def test_a_relative_changes_what_is_predicted_and_no_other_family(relatives, is_first_changed):
-    model, others = network(relatives=relatives), families()
-    others[0][1][5] = 4 + (others[0][1][5] - 3) % 20
-    pairs = zip(run(model, families()), run(model, others), strict=True)
-    changed = [not torch.equal(a, b) for a, b in pairs]
-    assert changed == [is_first_changed, True, True, False, False, False]
-
-
 def test_layers_of_the_protein_give_the_result_alone():
     model = network("performer_relu", relatives="full", relatives_every=2)
     # No layer of the family before the last one.
@@ -196,16 +185,16 @@ def test_checkpoints_change_nothing_and_autocast_only_rounds(attention, relative
 
 
 def test_impossible_settings_are_refused():
-    with pytest.raises(UserError, match="relatives_window=5 is around the same position"):
-        network(ALIGNED, relatives="ordered", relatives_positions="run")
-    for settings, words in [
-        ({"positions": "relative"}, "model.positions=relative"),
-        ({"positions": "learned", "relatives_positions": "run"}, "model.relatives_positions=run"),
-        ({"relatives_every": 3, "global_every": 2}, "model.relatives_every=3 must be"),
-        ({"relatives_every": 9}, "no layer sees relatives"),
+    runs = {"relatives_positions": "run"}
+    for attention, settings, words in [
+        (ALIGNED, runs, "relatives_window=5 is around the same position"),
+        ("softmax", {"positions": "relative"}, "model.positions=relative"),
+        ("softmax", {"positions": "learned", **runs}, "model.relatives_positions=run"),
+        ("softmax", {"relatives_every": 3, "global_every": 2}, "model.relatives_every=3 must be"),
+        ("softmax", {"relatives_every": 9}, "no layer sees relatives"),
     ]:
         with pytest.raises(UserError, match=re.escape(words)):
-            network("softmax", relatives="ordered", **{**settings})
+            network(attention, relatives="ordered", **settings)
 
 
 def in_context(model: ProteinLM, context: Family, tokens_per_batch: int) -> NetworkInContext:
@@ -235,19 +224,6 @@ def test_padded_queries_follow_a_context(relatives, positions, tokens_per_batch)
     close([logits[0]], run(model, [[query]]))
 
 
-def test_shifted_columns_move_the_positions_of_a_relative():
-    model = network("softmax", relatives="ordered", relatives_positions="aligned")
-    (first, _, query), *_ = families()
-    tokens_1L, mask_1L = query[None], torch.ones(1, len(query)).bool()
-    outs: list[Tensor] = []
-    for shift in (0, 0, 3):
-        columns = np.arange(len(first) - 2) + shift
-        relative = Relative(first[1:-1].numpy(), columns)
-        within = NetworkInContext(model, [relative], tokens_per_batch=100)
-        outs.append(within(tokens_1L, mask_1L, causal=False).logits_BLV.detach())
-    assert torch.equal(outs[0], outs[1]) and not torch.allclose(outs[0], outs[2])
-
-
 @pytest.mark.parametrize("relatives", ["full", "ordered"])
 @pytest.mark.parametrize(
     ("attention", "apart"),
@@ -274,7 +250,6 @@ def test_rows_of_a_map_in_context_are_those_of_the_output(attention, apart, rela
         if x.view is None:
             out = mechanism(*heads, x.context)
         else:
-            assert isinstance(mechanism, SeesRelatives)
             out = mechanism.forward_family(heads, x.context, x.view)[0][:, :, x.own :]
         rows = torch.cat(
             [x.map_rows(mechanism, slice(0, 5)), x.map_rows(mechanism, slice(5, len(query)))], 2

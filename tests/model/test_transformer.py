@@ -10,7 +10,6 @@ from torch import Tensor
 from protlm.attention import mechanism, names
 from protlm.config import Activation, Norm, NormOrder, Positions
 from protlm.data.vocabulary import VOCABULARY
-from protlm.model.block import Block
 from protlm.model.transformer import ProteinLM, num_parameters
 from protlm.system.errors import UserError
 from tests.marks import slow_but
@@ -211,7 +210,6 @@ def test_the_future_is_not_seen(attention, positions):
 
 def test_the_norm_of_the_gate_cancels_a_denominator():
     block = network(output_gate=True).blocks[0]
-    assert isinstance(block, Block)
     mixed_BLHC = torch.randn(2, 7, 2, 32, dtype=torch.float64)
     hidden_BLD = torch.randn(2, 7, 64, dtype=torch.float64)
     factor_BLH1 = torch.rand(2, 7, 2, 1, dtype=torch.float64) + 0.5
@@ -219,7 +217,6 @@ def test_the_norm_of_the_gate_cancels_a_denominator():
         one = block.attention._out(mixed_BLHC, hidden_BLD)
         other = block.attention._out(mixed_BLHC * factor_BLH1, hidden_BLD)
         gate, norm = block.attention.gate, block.attention.output_norm
-        assert gate is not None and norm is not None
         gates_BLD = gate(hidden_BLD)
         root_BLH1 = mixed_BLHC.square().mean(-1, keepdim=True).sqrt()
         normed_BLD = (mixed_BLHC / root_BLH1 * norm.weight).flatten(2)
@@ -231,7 +228,6 @@ def test_the_norm_of_the_gate_cancels_a_denominator():
 @pytest.mark.parametrize("num_layers", [4, 5])
 def test_skips_join_the_first_block_to_the_last(num_layers):
     model = trained(network(num_layers=num_layers, unet_skips=True))
-    assert model.skips is not None
     seen: list[Tensor] = []
     for block in model.blocks:
         block.register_forward_pre_hook(lambda _, args: seen.append(args[0]))

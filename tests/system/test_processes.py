@@ -167,9 +167,8 @@ def said_by(capsys, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_of_the_system_is_one_sentence(fault, said_by):
-    error, code, words = FAULTS[fault]
+@pytest.mark.parametrize(("error", "code", "words"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_of_the_system_is_one_sentence(error, code, words, said_by):
     found, said = said_by(error)
     assert (found, len(said.splitlines())) == (code, 1)
     assert words in said

@@ -357,7 +357,6 @@ def parent() -> Iterator[subprocess.Popen[str]]:
 
 def two_workers(process: subprocess.Popen[str]) -> set[int]:
     workers = set()
-    assert process.stdout is not None
     while len(workers) < 2:
         workers.add(int(process.stdout.readline()))
     return workers
@@ -428,19 +427,13 @@ def test_a_signal_to_a_fork_that_is_not_yet_prepared(monkeypatch):
 
 
 @pytest.mark.parametrize(("owner", "name"), [(BaseProcess, "kill"), (module.shutil, "rmtree")])
-def test_a_second_ctrl_c_leaves_no_processes_and_files(owner, name, monkeypatch, tmp_path):
+def test_a_second_ctrl_c_leaves_no_processes_and_files(owner, name, look_at, tmp_path):
     stream = in_order(abs, ((n, n) for n in range(1_000)), 2, tmp_path)
     next(stream)
     # A signal that one thread blocks may be delivered to another, such as that of a progress bar.
     over = threading.Event()
     threading.Thread(target=over.wait, daemon=True).start()
-    end = getattr(owner, name)
-
-    def end_impatiently(*given: Any, **named: Any) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        end(*given, **named)
-
-    monkeypatch.setattr(owner, name, end_impatiently)
+    look_at(owner, name, lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
     with handled(signal.SIGINT, signal.default_int_handler), pytest.raises(KeyboardInterrupt):
         stream.throw(KeyboardInterrupt())
     over.set()

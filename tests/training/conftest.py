@@ -1,10 +1,8 @@
-"""A second data set, a model with its converted twin, and what sees the calls of a method."""
+"""A second data set, and a model with its converted twin."""
 
 import shutil
 from collections.abc import Callable
-from functools import wraps
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -30,27 +28,3 @@ def swapped(teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "swapped"
     export(convert(read_model(teacher), {"name": "hedgehog"}, seed=0).checkpoint, folder)
     return folder
-
-
-@pytest.fixture
-def look_at(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Calls a function with the arguments of each call of a method, before or after it.
-
-    `look_at(LanguageModeling, "validation_step", function, after=True)`
-    """
-
-    def watch(owner: type, name: str, look: Callable[..., object], *, after: bool = False) -> None:
-        method = getattr(owner, name)
-
-        @wraps(method)
-        def watched(*given: Any) -> Any:
-            if not after:
-                look(*given)
-            result = method(*given)
-            if after:
-                look(*given)
-            return result
-
-        monkeypatch.setattr(owner, name, watched)
-
-    return watch

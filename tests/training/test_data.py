@@ -291,11 +291,10 @@ def test_there_are_no_more_workers_than_processors(tiny_data, monkeypatch):
 @pytest.mark.slow
 def test_a_part_of_the_validation_split_is_not_its_start(train, look_at):
     seen: list[list[int]] = []
-
-    def look(module: LanguageModeling, batch: Batch, index: int) -> None:
-        seen[-1].extend(batch.samples_B.tolist())
-
-    look_at(LanguageModeling, "validation_step", look)
+    look_at(
+        *(LanguageModeling, "validation_step"),
+        lambda _, batch, *rest: seen[-1].extend(batch.samples_B.tolist()),
+    )
     settings = ("data.valid_split=train", "trainer.max_steps=2", "trainer.valid_every=1")
     for batches in ("1", "null"):
         seen.append([])
@@ -437,7 +436,6 @@ def all_of(batches: Batches) -> Iterator[TokenRows]:
 
 def test_labels_are_those_of_their_residues(labeled):
     for batch in all_of(Batches(labeled, 2, seed=3)):
-        assert batch.is_label_BL is not None
         letters = [
             VOCABULARY.decode(tokens[is_label].numpy())
             for tokens, is_label in zip(batch.tokens_BL, batch.is_label_BL, strict=True)

@@ -52,11 +52,8 @@ class On(Callback):
         setattr(self, hook, lambda trainer, *rest, **named: function(trainer, *rest))
 
 
-Fit = Callable[..., Recorder]
-
-
 @pytest.fixture
-def fit(tmp_path: Path) -> Fit:
+def fit(tmp_path: Path) -> Callable[..., Recorder]:
     """Trains a `Recorder`: `fit(On(...), max_steps=4, resume=checkpoint)`."""
 
     def run(

@@ -68,7 +68,7 @@ RUNS = {
     "taught attention": (f"{TAUGHT} optimizer.learning_rate=1e-2", 3),
     "taught logits": (LOGITS, 3),
     "taught adapters": (f"{LOGITS} objective.lora_rank=2", 3),
-    "relatives": (f"{FAMILIES} data.num_workers=2 trainer.accumulate_grad_batches=2", 3),
+    "relatives": (f"{FAMILIES} trainer.accumulate_grad_batches=2", 3),
     # Killed in the decay, for which a worker has prepared batches.
     "mask fractions": (f"{DECAYING} data.num_workers=1", 5),
 }

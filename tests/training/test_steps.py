@@ -62,16 +62,15 @@ def at_once(train_tiny: Train, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_slices_of_a_batch_draw_their_own_dropout(train, look_at):
-    numbers, seeds = [], []
-
-    def look(module: LanguageModeling, batch: Any, index: int) -> None:
-        numbers.append(batch.micro_batch)
-        seeds.append(torch.initial_seed())
-
-    look_at(LanguageModeling, "training_step", look, after=True)
+    drawn = []
+    look_at(
+        *(LanguageModeling, "training_step"),
+        lambda _, batch, *rest: drawn.append((batch.micro_batch, torch.initial_seed())),
+        after=True,
+    )
     train("run", *STEP, "data.tokens_per_batch=700", "trainer.max_steps=2")
-    assert numbers == [0, 1, 2, 3] * 2
-    assert len(set(seeds)) == len(seeds)
+    assert [number for number, _ in drawn] == [0, 1, 2, 3] * 2
+    assert len({seed for _, seed in drawn}) == len(drawn)
 
 
 @pytest.mark.slow

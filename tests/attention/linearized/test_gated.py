@@ -24,7 +24,6 @@ def decaying(decay: str, factor: float, name: str = "performer_relu") -> tuple[C
     """A case and its mechanism, whose gates are a factor, or around it; at 0, near 0 and near 1."""
     case = find_case(name, decay=decay)
     mechanism = case.create()
-    assert isinstance(mechanism, Performer) and mechanism.gate is not None
     mechanism.gate.bias.data.fill_(math.log(factor / (1 - factor)) if factor else 0)
     if mechanism.gate.weight is not None and not factor:
         mechanism.gate.weight.data *= 300
@@ -72,7 +71,6 @@ def test_chunks_may_be_summed_at_once_or_one_after_the_other(chunks, reverse):
 @DECAYS
 def test_heads_first_remember_512_to_32_positions(decay, num_heads, memories):
     gate = Gate.of(decay, num_heads=num_heads, model_dim=16)
-    assert gate is not None
     torch.testing.assert_close(1 / torch.sigmoid(-gate.bias).detach(), torch.tensor(memories))
     assert (gate.weight is None) == (decay == "learned")
     gate.bias.data.copy_(torch.tensor([100.0, -100.0, 3.0])[:num_heads])
@@ -89,7 +87,6 @@ def test_steps_round_no_more_than_what_closed_gates_let_through(name, every):
     # Gates of 1 - 3e-7, and of 3e-7 at each `every`-th position.
     inputs.hidden_BLD[..., 0] = torch.where(torch.arange(length) % every == every - 1, -15.0, 15.0)
     mechanism = decaying("selective", 0.5, name)[1]
-    assert mechanism.gate is not None and mechanism.gate.weight is not None
     mechanism.gate.weight.data.zero_()[:, 0] = 1
     _, out = steps(mechanism, inputs)
     exact = Inputs(*(x[:1] for x in inputs)).to(torch.float64)

@@ -41,7 +41,6 @@ def products(mechanism: PerformerSoftmax, q_B11K: Tensor, k_B11K: Tensor) -> Ten
     """
     feature_map = mechanism.feature_map(q_B11K.dtype)
     features = feature_map.queries(q_B11K).phi_BHLR * feature_map.keys(k_B11K).phi_BHLR
-    assert mechanism.projection is not None
     rows_RK = mechanism.projection.to(q_B11K.dtype)
     x_B11K = q_B11K * q_B11K.shape[-1] ** -0.25
     log_factor = square(x_B11K) / 2

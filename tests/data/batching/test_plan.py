@@ -173,12 +173,10 @@ def test_a_block_has_as_many_batches_whatever_their_size(rule_of):
     assert rule_of(2**21, 1_024, block=7).block_size == 7
 
 
-# Settings that no rule accepts.
-OF_ANY = [("tokens_per_batch", 0), ("max_length", 2), ("block", 0)]
-
-
 @pytest.mark.parametrize("rule_of", [Concatenation, LengthBuckets])
-@pytest.mark.parametrize(("name", "value"), OF_ANY)
+@pytest.mark.parametrize(
+    ("name", "value"), [("tokens_per_batch", 0), ("max_length", 2), ("block", 0)]
+)
 def test_invalid_rules_are_rejected(rule_of, name, value):
     with pytest.raises(UserError, match=name):
         rule_of(**({"tokens_per_batch": 1_000, "max_length": 128} | {name: value}))

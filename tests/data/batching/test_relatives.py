@@ -9,7 +9,7 @@ import pytest
 
 from protlm.data.batching.contexts import Contexts
 from protlm.data.batching.order import EpochOrder, permuted
-from protlm.data.batching.plan import BatchStream, Progress, RankBatches, forecast
+from protlm.data.batching.plan import BatchStream, Progress, forecast
 from protlm.data.batching.relatives import Families, FamiliesRow, WholeFamilies
 from protlm.data.shards.data_set import open_clusters, open_split
 from protlm.data.vocabulary import STANDARD, VOCABULARY
@@ -188,23 +188,6 @@ def test_what_is_left_out_is_counted_and_the_rest_moves_with_the_pass(make):
     found = forecast(families.lengths_of, families.order(seed=1), rule)
     assert "1 of the first 2 documents have relatives" in found
     assert "1 proteins longer than data.max_length, 1 equal to another one" in found
-
-
-@pytest.mark.parametrize(
-    "share", [RankBatches(0, 2), RankBatches(1, 3), RankBatches(0, 2, 3)], ids=str
-)
-def test_global_batches_are_the_same_for_any_number_of_ranks(make_mixture, share):
-    families = make_mixture(RULE)
-    whole = list(stream(families, num_batches=30))
-    count = share.num_micro_batches
-    for rank in range(share.world_size):
-        mine = list(stream(families, num_batches=30, share=replace(share, rank=rank)))
-        for number, plan in enumerate(mine):
-            step, part = divmod(number, share.micro_batches)
-            first = rank * share.micro_batches + part
-            rows = [row for row in plan.rows if row is not None]
-            assert rows == list(whole[step].rows[first::count])
-            assert plan.after == whole[step].after
 
 
 def test_a_run_resumes_after_any_batch(make_mixture):

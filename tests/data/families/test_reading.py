@@ -93,9 +93,8 @@ READ = {
 }
 
 
-@pytest.mark.parametrize("case", READ)
-def test_every_form_is_read(read, case: str) -> None:
-    text, relatives, said = READ[case]
+@pytest.mark.parametrize(("text", "relatives", "said"), READ.values(), ids=READ)
+def test_every_form_is_read(read, text, relatives, said) -> None:
     for content in (text.encode(), gzip.compress(text.encode())):
         family = read(content)
         assert (family.query, family.name) == (QUERY, "Q1")
@@ -168,9 +167,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_other_files_are_refused_with_a_sentence(read, case: str) -> None:
-    text, said = REFUSED[case]
+@pytest.mark.parametrize(("text", "said"), REFUSED.values(), ids=REFUSED)
+def test_other_files_are_refused_with_a_sentence(read, text, said) -> None:
     with pytest.raises(InputDataError, match=rf"(?s)family\.fasta.*{said}"):
         read(text)
 
@@ -194,10 +192,9 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("case", OPTIONS)
-def test_a_refusal_has_the_option_that_helps(read, case: str) -> None:
+@pytest.mark.parametrize(("text", "given", "said", "options"), OPTIONS.values(), ids=OPTIONS)
+def test_a_refusal_has_the_option_that_helps(read, text, given, said, options) -> None:
     """By the names of fields: a library speaks Python."""
-    text, given, said, options = OPTIONS[case]
     with pytest.raises(InputDataError, match=said) as error:
         read(text, **given)
     assert error.value.options == options
@@ -236,9 +233,8 @@ FILTERS = {
 }
 
 
-@pytest.mark.parametrize("case", FILTERS)
-def test_filters_count_what_they_leave_out(read, case: str) -> None:
-    rows, options, reason = FILTERS[case]
+@pytest.mark.parametrize(("rows", "options", "reason"), FILTERS.values(), ids=FILTERS)
+def test_filters_count_what_they_leave_out(read, rows, options, reason) -> None:
     # A row with a gap, which is inside the query, makes it an alignment.
     family = read(fasta(LONG, *rows, "-" + LONG[1:]), LONG, allow_none=True, **options)
     assert family.counts == Counter(["inside the query", *filter(None, [reason])])

@@ -137,9 +137,8 @@ TABLES = {
 }
 
 
-@pytest.mark.parametrize("case", TABLES)
-def test_tables_without_relatives_are_refused(table, case: str) -> None:
-    text, query, said = TABLES[case]
+@pytest.mark.parametrize(("text", "query", "said"), TABLES.values(), ids=TABLES)
+def test_tables_without_relatives_are_refused(table, text: str, query: str, said: str) -> None:
     with pytest.raises(InputDataError, match=said):
         table(text).of(query, SECOND)
 

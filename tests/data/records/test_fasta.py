@@ -325,12 +325,6 @@ def test_annotation_is_refused_by_name_and_the_advice_leaves_the_sequences(read,
         assert found and not tally.rejected
 
 
-@pytest.mark.parametrize("content", SEQUENCES)
-def test_sequences_that_look_like_annotation_are_read(read, content):
-    found, tally = read(content.encode())
-    assert len(found) == content.count(">") and not tally.rejected
-
-
 def drawn(letters: str, number: int, size: int, separator: str = "") -> str:
     """Returns records of letters in random order."""
     rng = random.Random(number)
@@ -380,6 +374,12 @@ LOW_IN_COMPLEXITY = [
 ]
 
 
+@pytest.mark.parametrize("content", [*SEQUENCES, *LOW_IN_COMPLEXITY])
+def test_sequences_that_look_like_other_files_are_read(read, content):
+    found, tally = read(content.encode())
+    assert len(found) == content.count(">") and not tally.rejected
+
+
 @pytest.mark.parametrize(("content", "told"), NO_RESIDUES)
 def test_letters_that_are_no_residues_are_refused(read, content, told):
     """By the first 1,000 records, whatever follows."""
@@ -392,12 +392,6 @@ def test_letters_that_are_no_residues_are_refused(read, content, told):
     first = "".join(f">{rows[n % len(rows)].strip()}\n" for n in range(1_000))
     with pytest.raises(InputDataError, match=told[-15:]):
         read(f"{first}>p\n{ONE}\n".encode())
-
-
-@pytest.mark.parametrize("content", LOW_IN_COMPLEXITY)
-def test_proteins_that_are_low_in_complexity_are_read(read, content):
-    found, tally = read(content.encode())
-    assert len(found) == content.count(">") and not tally.rejected
 
 
 def test_the_advice_for_saprot_leaves_the_residues(read, tmp_path):

@@ -281,24 +281,23 @@ def test_the_error_for_a_missing_manifest_says_what_to_type(tmp_path):
 
 
 # What a manifest may name as a shard by mistake or malice.
-OUTSIDE = [
-    *("../train/shard-00000.h5", "/etc/passwd", "train/../../shard-00000.h5", "train/evil.h5"),
-    *("train//shard-00000.h5", "train/shard-00000.h5\n", "valid/shard-00000.h5", "", None),
-    ["train/shard-00000.h5"],
-]
-
-
-@pytest.mark.parametrize("file", OUTSIDE)
+@pytest.mark.parametrize(
+    "file",
+    [
+        *("../train/shard-00000.h5", "/etc/passwd", "train/../../shard-00000.h5", "train/evil.h5"),
+        *("train//shard-00000.h5", "train/shard-00000.h5\n", "valid/shard-00000.h5", "", None),
+        ["train/shard-00000.h5"],
+    ],
+)
 def test_paths_outside_the_data_set_are_rejected(data_set, change, file):
     change(data_set, lambda fields: fields["splits"]["train"][0].update(file=file))
     with pytest.raises(InputDataError, match=re.escape(str(data_set / MANIFEST))):
         read_manifest(data_set)
 
 
-TEXTS = ["", "{", "[]", "null", "3", '"x"', "{}", "[" * 100_000, "\x00", '{"format": []}']
-
-
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", "3", '"x"', "{}", "[" * 100_000, "\x00", '{"format": []}']
+)
 def test_text_that_is_not_a_manifest_is_a_user_error(data_set, write_manifest, text):
     write_manifest(data_set, text)
     with pytest.raises(UserError, match=re.escape(str(data_set / MANIFEST))):

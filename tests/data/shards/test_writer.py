@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from protlm.data.shards import cluster_index, writer
-from protlm.data.shards.cluster_index import ClusterIndex
 from protlm.data.shards.data_set import open_clusters, open_split, verify
 from protlm.data.shards.manifest import MANIFEST, read_manifest
 from protlm.data.shards.writer import PackedSequences, write_cluster_index, write_shard
@@ -150,7 +149,6 @@ def test_documents_before_each_cluster_are_counted(clustered, hashes, monkeypatc
 def test_members_take_turns_from_any_start(clustered, hashes):
     """Also in another process."""
     index = pickle.loads(pickle.dumps(open_clusters(clustered, "train")))
-    assert isinstance(index, ClusterIndex)
     truth = groups(hashes)
     assert len(index) == len(truth)
     clusters = np.arange(len(truth))
@@ -161,13 +159,10 @@ def test_members_take_turns_from_any_start(clustered, hashes):
             assert found == [one[(start + turn) % len(one)] for one in truth]
 
 
-def test_a_full_disk_leaves_nothing(clustered, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+def test_a_full_disk_leaves_nothing(clustered, fail_at):
     (clustered / INDEX).unlink()
     shards = read_manifest(clustered).splits["train"]
-    monkeypatch.setattr(writer, "complete_file", full)
+    fail_at(writer, "complete_file", OSError(28, "No space left on device"))
     with pytest.raises(OutputError, match=rf"{clustered / INDEX}: no space left"):
         write_cluster_index(clustered, "train", shards)
     assert not (clustered / INDEX).exists()

@@ -51,8 +51,11 @@ def build(out: Path) -> None:
 def embed_all(out: Path) -> None:
     """Embeds INPUT..., a file of proteins and a run."""
     from protlm.commands.embed import embed
+    from protlm.commands.embedding import plan
     from protlm.options.embed import EmbedOptions, Pooling
 
+    # Small blocks, so that a small file has many.
+    plan._SEQUENCES, plan._BLOCK_RESIDUES = 32, 1 << 11
     options = EmbedOptions(include=(Pooling.mean, Pooling.max), tokens_per_batch=1_024)
     embed(Path(inputs[0]), Path(inputs[1]), out, options)
 

@@ -36,6 +36,7 @@ from protlm.training.callbacks.save_checkpoints import SaveCheckpoints
 from protlm.training.datamodule import SequenceData
 from protlm.training.launch import leave_other_ranks
 from protlm.training.module import LanguageModeling
+from tests.fixtures.calls import watched
 
 # Of this rank, once it is forked.
 ARGUMENTS: list[Any] = []
@@ -132,12 +133,11 @@ def signals_at_random() -> Any:
     (turns,), rng, ended = ARGUMENTS, random.Random(0), list[tuple[int, int]]()
     first, wait, numbers = 0, 0.0, dict[int, signal.Signals]()
 
-    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
-        if self.trainer.global_step == first and RANK in numbers:
+    def send(module: LanguageModeling, *_: Any) -> None:
+        if module.trainer.global_step == first and RANK in numbers:
             threading.Timer(wait, os.kill, [os.getpid(), numbers[RANK]]).start()
-        return training_step(self, batch, batch_index)
 
-    LanguageModeling.training_step = step
+    LanguageModeling.training_step = watched(training_step, send)
     settings = ("trainer.valid_every=7", "trainer.log_every=5", "trainer.keep_checkpoints=500")
     for turn in range(turns):
         number = rng.choice((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
@@ -149,16 +149,15 @@ def signals_at_random() -> Any:
     return ended, train("whole", *settings, f"trainer.max_steps={first}")
 
 
+def send_sigterm(*_: Any) -> None:
+    """Sends SIGTERM to this process."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def signal_while_starting() -> Any:
     """Sends SIGTERM to rank 1 while its loaders start; returns how the run ended."""
-    make_loader = SequenceData.train_dataloader
-
-    def train_dataloader(self: SequenceData) -> Any:
-        if RANK == 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return make_loader(self)
-
-    SequenceData.train_dataloader = train_dataloader
+    if RANK == 1:
+        SequenceData.train_dataloader = watched(SequenceData.train_dataloader, send_sigterm)
     return train("run", "trainer.max_steps=9", "trainer.timeout_minutes=0.5")
 
 
@@ -171,25 +170,23 @@ def announce_and_sleep(*_: Any) -> Any:
 def hang() -> None:
     """Begins a step that never ends, the third."""
 
-    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+    def wait(_: LanguageModeling, batch: Any, batch_index: int) -> None:
         while batch_index == 2:
             announce_and_sleep()
-        return training_step(self, batch, batch_index)
 
-    LanguageModeling.training_step = step
+    LanguageModeling.training_step = watched(training_step, wait)
     command.main()
 
 
 def signal_repeatedly() -> None:
     """Sends signals in the third step, as the process group and the launcher do."""
 
-    def step(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
+    def send(_: LanguageModeling, batch: Any, batch_index: int) -> None:
         if batch_index == 2:
             for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1):
                 os.kill(os.getpid(), number)
-        return training_step(self, batch, batch_index)
 
-    LanguageModeling.training_step = step
+    LanguageModeling.training_step = watched(training_step, send)
     command.main()
 
 
@@ -201,13 +198,7 @@ def open_slowly() -> None:
 
 def signal_before_the_start() -> None:
     """Sends a signal between Lightning's setup of its handlers and the start of the run."""
-    on_fit_start = SaveCheckpoints.on_fit_start
-
-    def send_and_start(self: SaveCheckpoints, trainer: Any, pl_module: Any) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        on_fit_start(self, trainer, pl_module)
-
-    SaveCheckpoints.on_fit_start = send_and_start
+    SaveCheckpoints.on_fit_start = watched(SaveCheckpoints.on_fit_start, send_sigterm)
     command.main()
 
 
@@ -224,26 +215,17 @@ def interrupted(
     """
     end, save = SaveCheckpoints.on_train_batch_end, checkpoints.save
 
-    def end_or_die(
-        self: SaveCheckpoints,
-        trainer: Any,
-        pl_module: Any,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-    ) -> None:
-        end(self, trainer, pl_module, outputs, batch, batch_idx)
+    def die(_: SaveCheckpoints, trainer: Any, *rest: Any) -> None:
         if trainer.global_step == killed:
             raise Killed
 
-    def save_or_fail(contents: dict[Any, Any], path: Path) -> None:
+    def fail(contents: dict[Any, Any], path: Path) -> None:
         if contents["global_step"] == full:
             path.write_bytes(b"a part of it")
             raise OSError(28, "No space left on device")
-        save(contents, path)
 
-    SaveCheckpoints.on_train_batch_end = end_or_die
-    checkpoints.save = save_or_fail
+    SaveCheckpoints.on_train_batch_end = watched(end, die, after=True)
+    checkpoints.save = watched(save, fail)
     try:
         return train(run, *settings)
     except Killed:
@@ -282,25 +264,22 @@ def resume_two_to_four() -> None:
 
 def stalled_rank(stalled: int) -> None:
     """Under Lightning's launcher, stops a rank in its fourth step for longer than the time-out."""
-    setup = DDPStrategy.setup_environment
 
-    def wait_and_setup(self: DDPStrategy) -> None:
+    def wait(_: DDPStrategy) -> None:
         # The time-out applies from the start of the run.
         if os.environ.get("LOCAL_RANK", "0") == "1":
             Path(f"ready-{stalled}").touch()
         while not Path(f"ready-{stalled}").exists():
             time.sleep(0.05)
-        setup(self)
 
-    def stall(self: LanguageModeling, batch: Any, batch_index: int) -> Any:
-        if batch_index == 3 and self.global_rank == stalled:
+    def stall(module: LanguageModeling, batch: Any, batch_index: int) -> None:
+        if batch_index == 3 and module.global_rank == stalled:
             Path(f"stalled-{stalled}").write_text(str(os.getpid()))
             time.sleep(1000)
-        return training_step(self, batch, batch_index)
 
     end_with_parent()
-    DDPStrategy.setup_environment = wait_and_setup
-    LanguageModeling.training_step = stall
+    DDPStrategy.setup_environment = watched(DDPStrategy.setup_environment, wait)
+    LanguageModeling.training_step = watched(training_step, stall)
     command.main()
 
 

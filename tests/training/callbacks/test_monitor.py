@@ -3,7 +3,6 @@
 import copy
 import math
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,24 +94,16 @@ def test_the_peak_is_known_by_name(name, peak, monkeypatch):
     assert peak_tflops(torch.device("cuda")) == peak
 
 
-def test_rates_exclude_the_time_of_validation(train, monkeypatch):
+def test_rates_exclude_the_time_of_validation(train, monkeypatch, look_at):
     # A batch is waited for 3 seconds, trained on for one, validated for 100.
-    now = [0.0]
-    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def taking(seconds: float, work: Callable) -> Callable:
-        def takes(*given: object) -> object:
-            now[0] += seconds
-            return work(*given)
-
-        return takes
-
+    spent: list[float] = []
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(perf_counter=lambda: sum(spent)))
     for of, name, seconds in (
         (SequenceDataset, "__getitem__", 3.0),
         (LanguageModeling, "training_step", 1.0),
         (LanguageModeling, "validation_step", 100.0),
     ):
-        monkeypatch.setattr(of, name, taking(seconds, getattr(of, name)))
+        look_at(of, name, lambda *_, seconds=seconds: spent.append(seconds))
     settings = ("trainer.valid_every=1", "trainer.valid_batches=1", "data.num_workers=0")
     run = train("run", *settings, "trainer.max_steps=3")
     # The log after step 4 covers two steps; one of them was made before the stop.
@@ -228,7 +219,6 @@ def test_wandb_runs_offline(protlm_command, tiny_settings, tmp_path):
     environment = {"HOME": str(tmp_path), "WANDB_SILENT": "true"}
     settings = [*tiny_settings, "run_dir=run", "trainer.max_steps=2", "trainer.log_every=1"]
     done = protlm_command("train", *settings, "logger=wandb", cwd=tmp_path, env=environment)
-    assert done.returncode == 0, done.stderr
     assert "wandb failed" not in done.stderr
     logged = list((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"))
     assert len(logged) == 1 and logged[0].stat().st_size > 0
@@ -274,7 +264,6 @@ def zero_shot(model: PretrainedModel, table: Path, wild_type: Path) -> float:
     """Spearman's correlation of the six measured variants, by another implementation."""
     sequence = wild_type.read_text().split()[1]
     variants = read_variants(table, sequence)
-    assert variants.measured is not None
     found = score(Estimator.masked_marginals, LogProbabilities(model), sequence, variants.variants)
     return spearmanr(variants.measured[:6], found.values[:6]).statistic
 
@@ -365,11 +354,10 @@ UNBOUNDED = ("attention=performer_softmax", "trainer.log_every=1")
 @torch.no_grad()
 def test_the_log_has_the_norms_and_errors_of_the_batch(train, look_at):
     before: list[tuple[ProteinLM, Batch]] = []
-
-    def keep(_: WatchEstimates, trainer: Any, module: Any, batch: Batch, index: int) -> None:
-        before.append((copy.deepcopy(module.network), batch))
-
-    look_at(WatchEstimates, "on_train_batch_start", keep)
+    look_at(
+        *(WatchEstimates, "on_train_batch_start"),
+        lambda _, __, one, batch, *rest: before.append((copy.deepcopy(one.network), batch)),
+    )
     run = train("run", *SOUND, "model.num_layers=3", "trainer.max_steps=5")
     rows = rows_of(run, "relative_error_layer_1")
     assert [row["step"] for row in rows] == [2, 4]

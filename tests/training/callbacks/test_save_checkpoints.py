@@ -118,21 +118,12 @@ def test_checkpoints_by_time(train, monkeypatch):
     assert steps_of(run) == [3, 6, 8]
 
 
-def test_the_log_is_as_durable_as_the_checkpoint(train, monkeypatch):
+def test_the_log_is_as_durable_as_the_checkpoint(train, look_at):
     """The rows up to a step are synced before its checkpoint is renamed."""
     done: list[str] = []
-    sync, replace = os.fsync, Path.replace
-
-    def noted_sync(descriptor: int) -> None:
-        done.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
-        sync(descriptor)
-
-    def noted_replace(self: Path, target: Path) -> Path:
-        done.append(f"name {target.name}")
-        return replace(self, target)
-
-    monkeypatch.setattr(os, "fsync", noted_sync)
-    monkeypatch.setattr(Path, "replace", noted_replace)
+    descriptors = Path("/proc/self/fd")
+    look_at(os, "fsync", lambda n: done.append(f"sync {(descriptors / str(n)).readlink().name}"))
+    look_at(Path, "replace", lambda _, target: done.append(f"name {target.name}"))
     train("run", "trainer.log_every=1", "trainer.checkpoint_every=2")
     sync_log, names = "sync metrics.csv", [f"name {checkpoint_name(step)}" for step in (2, 4)]
     found = [event for event in done if event in {sync_log, *names, "name latest"}]
@@ -221,11 +212,12 @@ def test_the_average_does_not_change_training(run, train):
 
 def test_the_average_is_validated(train, look_at):
     seen = []
-
-    def look(module: LanguageModeling, *_: object) -> None:
-        seen.append({name: p.clone() for name, p in module.network.named_parameters()})
-
-    look_at(LanguageModeling, "validation_step", look)
+    look_at(
+        *(LanguageModeling, "validation_step"),
+        lambda one, *_: seen.append(
+            {name: p.clone() for name, p in one.network.named_parameters()}
+        ),
+    )
     run = train("run", *SETTINGS, "trainer.valid_batches=1")
     for step, found in zip((2, 4), seen, strict=True):
         torch.testing.assert_close(found, average(run, step), rtol=0, atol=0)
