@@ -20,12 +20,12 @@ from tests.fixtures.commands import ROOT, run_python
 FILE_LINES, FUNCTION_LINES, ARGUMENTS = 500, 80, 7
 
 # Statements of Python without docstrings: what the house may weigh, with 1 % of slack. They are
-# lowered, and rise only with a feature whose size was agreed before. With relatives, 24,459 and
-# 22,910 are agreed: what is above them has to be taken out.
+# lowered, and rise only with a feature whose size was agreed before. With relatives and what they
+# are worth, 24,859 and 23,210 are agreed: what is above them has to be taken out.
 STATEMENTS = {
-    ("protlm", "data_prep"): 25290,
-    ("tests",): 23510,
-    ("benchmarks", "studies"): 3518,
+    ("protlm", "data_prep"): 25560,
+    ("tests",): 23400,
+    ("benchmarks", "studies"): 3710,
 }
 SLACK = 1.01
 

@@ -81,7 +81,7 @@ class FamilyState:
     It has one sample, and `length` positions of `proteins` proteins.
     """
 
-    blocks: tuple[State | None, ...]
+    blocks: list[State | None]
     length: int
     proteins: int
 
@@ -234,17 +234,27 @@ class ProteinLM(nn.Module):
     ) -> FamilyState:
         """Reads the proteins of one family, after those that were read before; without gradients.
 
-        The model's relatives are `ordered`: no protein sees those after it.
+        The model's relatives are `ordered`: no protein sees those after it. The state of those that
+        were read before must not be used again.
         """
         assert bounds.families is not None and len(bounds.families.spans) == 1
         context = self._context(tokens_BL, mask_BL, causal, bounds=bounds, family=family)
         assert context.view is not None and not context.view.later
         context = context._replace(view=context.view._replace(keeps=True))
         x_BLD = self._enter(context, family=family)
-        blocks, _ = self._through(x_BLD, context, family, lambda _, block, *x: block.read(*x))
-        before = FamilyState((), 0, 0) if family is None else family
+        before = FamilyState([None] * self.num_layers, 0, 0) if family is None else family
+
+        def read(
+            number: int, block: Block, x_BLD: Tensor, context: BlockContext
+        ) -> tuple[State | None, Tensor]:
+            found = block.read(x_BLD, context)
+            # The new state contains it; both of all blocks would take twice the memory.
+            before.blocks[number] = None
+            return found
+
+        blocks, _ = self._through(x_BLD, context, family, read)
         length, proteins = before.length + int(mask_BL.sum()), before.proteins + len(bounds.spans)
-        return FamilyState(blocks, length, proteins)
+        return FamilyState([*blocks], length, proteins)
 
     def _through(
         self,

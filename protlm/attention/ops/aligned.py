@@ -26,9 +26,9 @@ from protlm.bounds import Bounds
 
 # Queries of a tile, and keys of relatives: with fewer, calls take longer than what they compute;
 # with more, a block of queries has more keys that are hidden, or a tile does not fit into a cache.
-_QUERIES, _KEYS = 128, 4096
+_QUERIES, _KEYS = 128, 8192
 # The queries of a block are at this number of positions at most, or at `around` if that is more.
-_POSITIONS = 24
+_POSITIONS = 32
 # What is subtracted from the logit of a pair that is not seen: finite, so that no sum is NaN.
 _HIDDEN = 1e30
 
