@@ -71,7 +71,7 @@ def test_figures_do_not_move_with_the_batch(
     objective: str, settings: dict[str, Any], judge: Judge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(accuracy, "_JOINED", 5)
-    monkeypatch.setattr("protlm.data.batching.plan._BLOCK", 3)
+    monkeypatch.setattr("protlm.data.batching.plan.BatchingStrategy.usual_block", 3)
     monkeypatch.setattr("protlm.data.batching.plan._BLOCK_FOR", 1000)
     small, large = (judge(objective, size=size, **settings) for size in (300, 20_000))
     assert small["targets"] == large["targets"]

@@ -49,7 +49,7 @@ class Contexts(Mixture):
     def clusters(self, queries: np.ndarray) -> np.ndarray:
         """Returns the number of the cluster of each query in the index, or -1, int64."""
         wanted = self.queries.clusters_of(queries)
-        # The clusters with smaller hashes, of which there are so many, from the highest bit on.
+        # The number of clusters with smaller hashes, bit by bit from the highest one on.
         before, size = np.zeros(len(wanted), np.int64), len(self.index)
         for bit in reversed(range(size.bit_length())):
             more = before + (1 << bit)
