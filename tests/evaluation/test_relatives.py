@@ -222,6 +222,8 @@ def test_a_query_is_known_without_its_targets() -> None:
     assert (one.letters == same.letters).all() and one.highest == same.highest
     assert [x.identity for x in one.order] == [x.identity for x in same.order]
     assert (one.targets != same.targets).all()
+    evidence = [found.evidence(2) for found in (one, same)]
+    assert evidence[0].identities.tolist() == evidence[1].identities.tolist()
     # Bins are of all candidates, and the order takes those below the limit alone.
     (low,) = chosen(
         [(read_family(relatives, query, "Q"), "F", places)],
