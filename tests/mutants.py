@@ -28,8 +28,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SAMPLE, BUILD = ROOT / "tests" / "mutants.tsv", ROOT / "build" / "mutants"
 AREAS = [f"protlm/data/{name}" for name in ("records", "batching", "shards", "families")]
 AREAS += [f"protlm/{name}" for name in ("attention", "model", "checkpoints", "training")]
-AREAS += [f"protlm/{name}" for name in ("commands", "analysis", "evaluation", "downstream", "system")]
-AREAS += ["data_prep"]
+AREAS += [f"protlm/{name}" for name in ("commands", "analysis", "downstream", "system")]
+AREAS += ["protlm/evaluation", "data_prep"]
 SECONDS, PROCESSES = 30.0, 2
 # Tests of one mutant.
 _MOST = 200
