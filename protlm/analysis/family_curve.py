@@ -4,11 +4,11 @@ Intervals are over families, and there is none of fewer than 20.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -24,11 +24,15 @@ from protlm.analysis.family_predictions import (
     scores,
 )
 from protlm.analysis.family_queries import FamilyQuery
-from protlm.data.tables import write_table
+from protlm.analysis.intervals import finite_or_none
+from protlm.data.tables import read_columns, write_table
+from protlm.system.errors import InputDataError
 
 # Mixtures of the columns with the model alone, and with the model that sees the same relatives.
-MIXED_ALONE, MIXED = "columns and model alone", "columns and model"
+MIXED_ALONE, MIXED = "mixed alone", "mixed"
 _FEWEST = 20
+# The label of a context, and a predictor.
+Key: TypeAlias = tuple[str, str]
 
 
 @dataclass
@@ -42,7 +46,7 @@ class FamilyCurve:
 
     queries: Sequence[FamilyQuery]
     background: Background
-    scores: dict[tuple[str, str], Scores] = field(default_factory=dict)
+    scores: dict[Key, Scores] = field(default_factory=dict)
     fitted: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @cached_property
@@ -90,10 +94,10 @@ class FamilyCurve:
         """
         targets = [query.targets for query in self.queries]
         nats = np.array([scores(one, targets).nats for one in each])
-        taken, halves = cross_fitted(nats, self.num_targets, self.families)
+        taken = cross_fitted(nats, self.num_targets, self.families)
         found = [each[value][query] for query, value in enumerate(taken)]
         self.scores[label, who] = scores(found, targets)
-        self.fitted.setdefault(label, {})[who] = [grid[one] for one in halves]
+        self.fitted.setdefault(label, {})[who] = grid[int(np.bincount(taken).argmax())]
         return found
 
     def means(self, label: str, who: str = MODEL) -> np.ndarray:
@@ -104,50 +108,74 @@ class FamilyCurve:
         """Returns the means over families of nats, with their interval, and of correct ones."""
         nats = _over_families(self.means(label, who), seed)
         correct = family_means(self.scores[label, who].correct, self.num_targets, self.families)
-        return {"nats": nats, "perplexity": math.exp(nats["mean"]), "accuracy": correct.mean()}
+        return {
+            "nats": nats,
+            "perplexity": math.exp(nats["mean"]),
+            "accuracy": finite_or_none(correct.mean()),
+        }
 
-    def difference(self, one: tuple[str, str], other: tuple[str, str], seed: int) -> dict[str, Any]:
+    def difference(self, one: Key, other: Key, seed: int) -> dict[str, Any]:
         """Returns the mean over families of the nats of one predictor less those of another."""
         return _over_families(self.means(*one) - self.means(*other), seed)
 
-    def bins(self, alone: str, label: str) -> dict[str, Any]:
-        """Returns the figures of queries by the highest identity of any of their candidates."""
+    def share_closed(self, one: Key, alone: Key, columns: Key, seed: int) -> dict[str, Any]:
+        """Returns the share of the mean distance from `alone` to `columns` that a model closes."""
+        near, far = (self.means(*alone) - self.means(*key) for key in (one, columns))
+        if far.sum() <= 0:
+            return {"mean": None, "low": None, "high": None, "count": len(far)}
+        return _over_families(near, seed, counts=far)
+
+    def bins(self, pairs: Mapping[str, tuple[Key, Key]], seed: int) -> dict[str, Any]:
+        """Returns differences by the highest identity of any candidate of a query."""
         found, of_query = {}, np.array([query.bin for query in self.queries])
         for one in sorted({*of_query}):
-            some = of_query == one
-            _, families = np.unique(self.families[some], return_inverse=True)
+            some = np.flatnonzero(of_query == one).tolist()
+            part = FamilyCurve([self.queries[n] for n in some], self.background)
+            for key, sums in self.scores.items():
+                part.scores[key] = Scores(sums.nats[some], sums.correct[some])
             found[one] = {
-                "queries": int(some.sum()),
-                "families": int(families.max()) + 1,
-                **{
-                    key: family_means(
-                        self.scores[key, MODEL].nats[some], self.num_targets[some], families
-                    ).mean()
-                    for key in (alone, label)
-                },
+                "queries": len(some),
+                "families": int(part.families.max()) + 1,
+                **{name: part.difference(*pair, seed) for name, pair in pairs.items()},
             }
         return found
+
+    def add_twin(self, path: Path, label: str, twin: str) -> None:
+        """Adds what another model predicts of the same targets, from the table that it wrote.
+
+        Args:
+            path: a table of `write`.
+            label: a context of its model.
+            twin: what it is called here, as the context of a model.
+        """
+        names = ["accession", "targets", f"{MODEL}, {label}"]
+        rows = [row for _, row in read_columns(path, "a table of evaluation.relatives", names)]
+        own = [[query.name, str(len(query.places))] for query in self.queries]
+        if [row[:2] for row in rows] != own:
+            raise InputDataError(
+                f"{path} has {len(rows):,} queries, which are not the {len(own):,} here with equal "
+                "numbers of targets; write it with the same split, relatives and settings"
+            )
+        nats = np.array([row[2] for row in rows], np.float64)
+        self.scores[twin, MODEL] = Scores(nats, np.full(len(nats), np.nan))
 
     def write(self, path: Path) -> None:
         """Writes a table of the nats of each query, to compare models on the same targets."""
         names = [f"{who}, {label}" for label, who in self.scores]
         sums = np.array([one.nats for one in self.scores.values()]).T.tolist()
         rows = [
-            [query.name, query.family, query.bin, str(len(query.places)), *map(str, nats)]
+            [
+                *(query.name, query.family, f"{query.highest:.3f}", str(len(query.places))),
+                *(",".join(one.name for one in query.order), *map(str, nats)),
+            ]
             for query, nats in zip(self.queries, sums, strict=True)
         ]
-        write_table(path, ("accession", "family", "bin", "targets", *names), rows)
+        columns = ("accession", "family", "highest_identity", "targets", "relatives", *names)
+        write_table(path, columns, rows)
 
 
-def closed(alone: float, model: float, columns: float) -> float | None:
-    """Returns the share of the distance from the model alone to the columns that a model closes.
-
-    >>> closed(2.5, 2.25, 2.0), closed(2.0, 1.5, 2.0)
-    (0.5, None)
-    """
-    return (alone - model) / (alone - columns) if alone > columns else None
-
-
-def _over_families(values: np.ndarray, seed: int) -> dict[str, Any]:
-    found = ratio_interval(values, seed=seed)
+def _over_families(
+    values: np.ndarray, seed: int, *, counts: np.ndarray | None = None
+) -> dict[str, Any]:
+    found = ratio_interval(values, counts, seed=seed)
     return found if len(values) >= _FEWEST else found | {"low": None, "high": None}

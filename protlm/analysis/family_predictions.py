@@ -1,7 +1,7 @@
 """What relatives predict of masked residues without a model, and mixtures with what a model does.
 
 Every predictor has a parameter, of which all values of a grid are tried. The one that counts for a
-query is the best for other families (`cross_fitted`). Probabilities are of the residues in
+query is the best for all other families (`cross_fitted`). Probabilities are of the residues in
 `STANDARD`; the frequencies of the training split are what is known without a relative.
 """
 
@@ -84,17 +84,23 @@ def columns(
     return found / found.sum(1, keepdims=True)
 
 
-def nearest(evidence: Evidence, background: Background, replaced: float) -> np.ndarray:
-    """Predicts the residue of the most similar relative, or what replaces it, with a probability.
+def nearest(evidence: Evidence, background: Background, shares: tuple[float, float]) -> np.ndarray:
+    """Predicts the residue of the most similar relative that has one there, or what replaces it.
 
-    Where that has none, and without relatives, it predicts the frequencies of all proteins.
+    The shares are those of what replaces it, and of the frequencies of all proteins, which are all
+    that is known where no relative has a residue.
     """
+    replaced, unknown = shares
+    table = replaced * background.substitutions + (1 - replaced) * np.eye(len(STANDARD))
     found = np.tile(background.frequencies, (len(evidence.places), 1))
-    if len(evidence.letters):
-        row = NUMBERS[evidence.letters[evidence.identities.argmax(), evidence.places]]
-        table = replaced * background.substitutions + (1 - replaced) * np.eye(len(STANDARD))
+    # From the least similar one on, so that the most similar one is the last.
+    for row in NUMBERS[evidence.letters[evidence.identities.argsort()][:, evidence.places]]:
         found[row >= 0] = table[row[row >= 0]]
-    return found
+    return (1 - unknown) * found + unknown * background.frequencies
+
+
+# Tenths.
+_SHARES = tuple(np.linspace(0, 1, 11).tolist())
 
 
 class Predictor(NamedTuple):
@@ -106,7 +112,7 @@ class Predictor(NamedTuple):
 
 PREDICTORS: Mapping[str, Predictor] = {
     "composition": Predictor(composition, (10.0, 30.0, 100.0, 300.0, 1_000.0, 3_000.0)),
-    "nearest": Predictor(nearest, tuple(np.linspace(0.05, 1, 20).tolist())),
+    "nearest": Predictor(nearest, tuple(product(_SHARES[1:], _SHARES[:-1]))),
     "columns": Predictor(
         columns, tuple(product((0.5, 1.0, 2.0, 5.0, 10.0, 20.0), (0.1, 0.3, 1.0, 3.0, 10.0)))
     ),
@@ -136,25 +142,17 @@ def scores(probabilities: Iterable[np.ndarray], targets: Iterable[np.ndarray]) -
     return Scores(*np.array(pairs, np.float64).T)
 
 
-def cross_fitted(
-    nats: np.ndarray, num_targets: np.ndarray, families: np.ndarray
-) -> tuple[np.ndarray, list[int]]:
-    """Returns the value of a grid that each query takes: the best one for the other families.
-
-    Families are divided in two halves, and each half takes what is best for the other one.
+def cross_fitted(nats: np.ndarray, num_targets: np.ndarray, families: np.ndarray) -> np.ndarray:
+    """Returns the number of the value that each query takes: the best one for other families.
 
     Args:
-        nats: sums over the targets of each query, [values, queries].
+        nats: sums over the targets of each query, for each value of a grid, [values, queries].
         num_targets: their numbers, [queries].
         families: the number of the family of each query, from 0.
-
-    Returns:
-        The number of a value for each query, and those of the two halves.
     """
-    half = families % 2
     means = family_means(nats, num_targets, families)
-    chosen = [int(means[:, 1 - one :: 2].mean(1).argmin()) for one in (0, 1)]
-    return np.array(chosen)[half], chosen
+    others = means.sum(axis=1, keepdims=True) - means
+    return others.argmin(axis=0)[families]
 
 
 def family_means(totals: np.ndarray, counts: np.ndarray, families: np.ndarray) -> np.ndarray:

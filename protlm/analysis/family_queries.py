@@ -1,11 +1,13 @@
 """Queries with enough relatives, in one order that does not depend on what is masked in them."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 
 from protlm.analysis.family_predictions import NUMBERS, Evidence
 from protlm.analysis.pairwise import aligned_letters, identities
@@ -14,9 +16,10 @@ from protlm.data.families import Family, Relative
 from protlm.data.families.family import keys_of
 from protlm.data.masking import IGNORE, MaskingRule, corrupt, row_rng
 from protlm.data.vocabulary import VOCABULARY
+from protlm.model.pretrained import PretrainedModel
 
-# Where bins of the highest identity of a relative end.
-BINS = (0.3, 0.5, 0.7, 0.9, 1.0)
+# Where bins of the highest identity of a relative begin and end, in percent.
+BINS = (0, 30, 50, 70, 90, 100)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,8 +30,8 @@ class FamilyQuery:
         name: its name.
         family: the name of its family.
         residues: its residues.
-        places: those of the targets, standard residues that are masked, int64 [targets].
-        order: relatives, none of which is as similar as allowed.
+        hidden: the places of the masked residues, int64.
+        order: relatives, all of them less similar than allowed.
         letters: those aligned to the query, uint8 [relatives, residues].
         highest: the highest identity of all candidates, also of those that are not taken.
 
@@ -38,27 +41,31 @@ class FamilyQuery:
     name: str
     family: str
     residues: str
-    places: np.ndarray
+    hidden: np.ndarray
     order: Sequence[Relative]
     letters: np.ndarray
     highest: float
 
     @cached_property
+    def places(self) -> np.ndarray:
+        """Those of the targets, the masked residues that are in `STANDARD`, int64 [targets]."""
+        return self.hidden[NUMBERS[[*self.residues.encode()]][self.hidden] >= 0]
+
+    @cached_property
     def targets(self) -> np.ndarray:
-        """The numbers in `STANDARD` of the masked residues, int64 [targets]."""
+        """The numbers in `STANDARD` of the targets, int64 [targets]."""
         return NUMBERS[[*self.residues.encode()]][self.places]
 
     @cached_property
     def masked(self) -> str:
-        """Its residues, with X at the targets."""
-        return masked(self.residues, self.places)
+        """Its residues, with X where they are masked."""
+        return masked(self.residues, self.hidden)
 
     @property
     def bin(self) -> str:
-        """The range of its highest identity, in percent."""
-        ends = [0, *(round(100 * one) for one in BINS)]
-        place = int(np.searchsorted(BINS, self.highest))
-        return f"{ends[place]} to {ends[place + 1]} %"
+        """The range of its highest identity."""
+        place = int(np.searchsorted(BINS[1:-1], 100 * self.highest, side="right"))
+        return f"{BINS[place]} to {BINS[place + 1]} %"
 
     def evidence(self, number: int) -> Evidence:
         """Returns what its first relatives have at the targets."""
@@ -87,8 +94,8 @@ def masked(residues: str, places: np.ndarray) -> str:
     return "".join(letters)
 
 
-def targets_of(residues: np.ndarray, rule: MaskingRule, *, seed: int, number: int) -> np.ndarray:
-    """Returns the places of standard residues that `evaluation=masked` masks, int64.
+def hidden_of(residues: np.ndarray, rule: MaskingRule, *, seed: int, number: int) -> np.ndarray:
+    """Returns the places of residues that `evaluation=masked` masks, int64.
 
     Args:
         residues: of a sequence, tokens uint8.
@@ -99,8 +106,7 @@ def targets_of(residues: np.ndarray, rule: MaskingRule, *, seed: int, number: in
     tokens = VOCABULARY.framed(residues)
     rng = row_rng(seed, 0, number)
     _, targets = corrupt(tokens, VOCABULARY.is_residue[tokens], rule, rng)
-    places = np.flatnonzero(targets[VOCABULARY.inner] != IGNORE)
-    return places[NUMBERS[[*VOCABULARY.decode(residues).encode()]][places] >= 0]
+    return np.flatnonzero(targets[VOCABULARY.inner] != IGNORE)
 
 
 def chosen(
@@ -115,34 +121,54 @@ def chosen(
     """Yields the first queries of each family that have enough relatives; counts the others.
 
     Args:
-        families: candidates of each query, the name of its family, and its targets.
+        families: candidates of each query, the name of its family, and its masked places.
         fewest: number of relatives below `max_identity` that a query needs.
         per_family: most queries of a family.
         max_identity: of relatives that are taken.
-        seed: decides their order, with their residues.
+        seed: decides their order, with their residues and the name of the query.
         left_out: numbers of queries by reason, added to.
     """
     taken = Counter[str]()
-    for family, name, places in families:
+    for family, name, hidden in families:
         if taken[name] == per_family:
             left_out[f"more than {per_family:,} of a family"] += 1
             continue
-        if not len(places):
+        if not (NUMBERS[[*family.query.encode()]][hidden] >= 0).any():
             left_out["nothing masked"] += 1
             continue
-        query = masked(family.query, places)
+        query = masked(family.query, hidden)
         # Those that have too few need no alignment.
         relatives = [*family.relatives] if len(family.relatives) >= fewest else []
         letters = aligned_letters(query, [one.residues for one in relatives])
         found = identities(query, letters)
-        order = np.argsort(hashed(keys_of(relatives), seed=seed), kind="stable")
+        key = hashlib.sha256(f"{seed} {family.name}".encode()).digest()
+        keys = hashed(keys_of(relatives), seed=int.from_bytes(key[:8], "big"))
+        order = keys.argsort(kind="stable")
         order = order[found[order] < max_identity]
         if len(order) < fewest:
             left_out[f"fewer than {fewest:,} relatives below {max_identity:.0%} identity"] += 1
             continue
         taken[name] += 1
-        taken_order = [relatives[one]._replace(identity=float(found[one])) for one in order]
+        # What a file says of columns, it says with the masked residues.
+        known = [
+            Relative(relatives[one].name, relatives[one].residues, float(found[one]))
+            for one in order
+        ]
         highest = float(found.max(initial=0))
-        yield FamilyQuery(
-            family.name, name, family.query, places, taken_order, letters[order], highest
-        )
+        yield FamilyQuery(family.name, name, family.query, hidden, known, letters[order], highest)
+
+
+@torch.inference_mode()
+def log_probabilities(model: PretrainedModel, query: FamilyQuery) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the log-probabilities of all tokens at the targets of a query, and the true tokens.
+
+    They are float64 [targets, tokens] and int64. A masked model sees `<mask>` in all places.
+    """
+    batch, words = model.batch_of([query.residues]), model.vocabulary
+    tokens_BL = batch.tokens_BL.clone()
+    targets = tokens_BL[0, words.inner][query.places].cpu().numpy()
+    if not model.causal:
+        tokens_BL[0, words.start + query.hidden] = words.mask
+    logits_BLV = model.network(tokens_BL, batch.mask_BL, causal=model.causal).logits_BLV
+    asked = words.before if model.causal else words.inner
+    return logits_BLV[0, asked][query.places].double().log_softmax(-1).cpu().numpy(), targets

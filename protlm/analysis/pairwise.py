@@ -1,7 +1,7 @@
 """Global pairwise alignments of relatives to a query, for what relatives say without a model.
 
 Ends are free, so that fragments and longer proteins align as well. Residues are scored by BLOSUM62
-(Henikoff and Henikoff 1992) and gaps as in BLASTP: -11 for the first residue, -1 for each further.
+(Henikoff and Henikoff 1992), gaps by -11 for their first residue and -1 for each further one.
 """
 
 from collections.abc import Sequence

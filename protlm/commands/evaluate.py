@@ -192,6 +192,6 @@ def _other_objective(label: str, made: Evaluation, by_split: dict[str, dict[str,
     """Describes a model that was trained with another objective than it is evaluated with."""
     asked = getattr(made, "objective", None)
     trained = {values.get("trained_as", asked) for values in by_split.values()} - {asked}
-    if not trained:
+    if asked is None or not trained:
         return ""
     return f"{label}: the model was trained with objective={trained.pop()}, not {asked}"

@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
-import torch
 
 from protlm.analysis.bootstrap import MODEL
-from protlm.analysis.family_curve import MIXED, MIXED_ALONE, FamilyCurve, closed
+from protlm.analysis.family_curve import MIXED, MIXED_ALONE, FamilyCurve, Key
 from protlm.analysis.family_predictions import PREDICTORS, Background, Scores
-from protlm.analysis.family_queries import FamilyQuery, chosen, targets_of
-from protlm.analysis.intervals import HEADING, in_words, score_cells, shown
+from protlm.analysis.family_queries import FamilyQuery, chosen, hidden_of, log_probabilities
+from protlm.analysis.intervals import in_words, shown
 from protlm.analysis.sequence_sums import groups_of
 from protlm.data.families import Family, Relative
 from protlm.data.frequencies import count_residues, sample
@@ -32,6 +31,9 @@ from protlm.system.errors import InputDataError, OptionError, UserError
 from protlm.system.terminal import JobProgress
 
 _ORDERS = 5
+_MIXED = MIXED_ALONE, MIXED
+# The label of another model's predictions, which sees no relatives.
+TWIN = "twin"
 
 
 @final
@@ -60,6 +62,7 @@ class Relatives(Evaluation):
         mask_fraction: float = 0.15,
         seed: int = 0,
         per_query: str | None = None,
+        twin: str | None = None,
         figure: str | None = None,
     ) -> None:
         self.numbers, self.tokens = sorted({0, *numbers}), sorted({*tokens})
@@ -78,6 +81,7 @@ class Relatives(Evaluation):
         self.controls, self.seed = controls, seed
         self.masking = MaskingRule(mask_fraction=mask_fraction, mask_prob=1.0, random_prob=0.0)
         self.per_query = table_path("per_query", per_query)
+        self.twin = None if twin is None else Path(twin)
         self.figure = None if figure is None else new_figure(figure)
 
     def outputs_of(self, split: str) -> list[Path]:
@@ -86,8 +90,8 @@ class Relatives(Evaluation):
     def run(self, model: PretrainedModel, data: EvaluationData | None) -> dict[str, Any]:
         """Returns figures by label of the context and predictor, differences and counts.
 
-        Figures are means over families of nats per target. `closed` is the share of the distance
-        from the model alone to the columns that the model closes.
+        Figures are means over families of nats per target. `share_closed` is the share of the
+        distance from the model alone to the columns that the model closes.
         """
         assert data is not None
         if data.contexts is None:
@@ -103,10 +107,13 @@ class Relatives(Evaluation):
         counts = count_residues(sample(data.train))[STANDARD_TOKENS] + 1.0
         curve = FamilyCurve(queries, Background(counts / counts.sum()))
         self._predict(curve, data.contexts, data)
+        if self.twin is not None:
+            curve.add_twin(of_split(self.twin, data.name), "0", TWIN)
         for path in filter(None, [self.per_query]):
             curve.write(of_split(path, data.name))
-        return self._result(curve) | {
+        return self._result(curve, data.contexts) | {
             "left_out": dict(left_out),
+            "relatives": data.contexts.settings,
             "trained_as": model.description.objective.value,
         }
 
@@ -115,7 +122,9 @@ class Relatives(Evaluation):
     ) -> Iterator[FamilyQuery]:
         split, limit = data.split, contexts.model.max_residues or math.inf
         names = [split.identifier(number) for number in range(len(split))]
-        group_of, _ = groups_of(names, self.groups, self.column)
+        group_of, without_group = groups_of(names, self.groups, self.column)
+        if without_group:
+            left_out[f"of no {self.column}, each a family by itself"] = without_group
 
         def families() -> Iterator[tuple[Family, str, np.ndarray]]:
             for number, group in enumerate(group_of):
@@ -123,8 +132,8 @@ class Relatives(Evaluation):
                 if len(residues) > limit:
                     left_out[f"longer than {limit:,} residues"] += 1
                     continue
-                places = targets_of(split[number], self.masking, seed=self.seed, number=number)
-                yield contexts.family(name, residues), group, places
+                hidden = hidden_of(split[number], self.masking, seed=self.seed, number=number)
+                yield contexts.family(name, residues), group, hidden
 
         return chosen(
             families(),
@@ -170,7 +179,7 @@ class Relatives(Evaluation):
     def _contexts(
         self, curve: FamilyCurve, number: int, contexts: InContexts
     ) -> Iterator[tuple[str, Sequence[Relative]]]:
-        """Yields the contexts of a query, and its controls, which are as long as the longest."""
+        """Yields the contexts of a query, and controls with as many proteins as the longest."""
         query, around = curve.queries[number], contexts.model.vocabulary.num_around
         for label in self._labels:
             yield label, query.order[: self._number(label, query, around)]
@@ -178,34 +187,35 @@ class Relatives(Evaluation):
             return
         real = query.order[: self.most]
         rng = row_rng(self.seed, 1, number)
-        others = [one for one in curve.queries if one.family != query.family]
+        own = {one.residues for one in query.order}
+        others = [
+            one
+            for one in curve.queries
+            if one.family != query.family and own.isdisjoint(x.residues for x in one.order)
+        ]
         lengths = [
             abs(one.num_residues(self.most) - query.num_residues(self.most)) for one in others
         ]
+        if not others:
+            raise InputDataError(
+                f"no query of another family is unrelated to {query.name}: they have relatives in "
+                "common; give groups, or leave controls out by controls=false"
+            )
         yield "unrelated", others[int(np.argmin(lengths))].order[: self.most]
         yield "shuffled", [one._replace(residues=_shuffled(one.residues, rng)) for one in real]
         yield "own copy", [*real[:-1], Relative(query.name, query.residues)]
         for order in range(1, _ORDERS + 1):
             yield f"order {order}", [real[place] for place in rng.permutation(self.most)]
 
-    def _result(self, curve: FamilyCurve) -> dict[str, Any]:
-        labels, last, seed = self._labels, str(self.most), self.seed
-        predictors = (MODEL, *PREDICTORS, MIXED_ALONE, MIXED)
+    def _result(self, curve: FamilyCurve, contexts: InContexts) -> dict[str, Any]:
+        last, seed = str(self.most), self.seed
+        controls = [label for label, who in curve.scores if label not in self._labels]
+        pairs = self._pairs(controls)
         found = {
-            label: {who: curve.figures(label, who, seed) for who in predictors} for label in labels
+            label: {who: curve.figures(label, who, seed) for who in (MODEL, *PREDICTORS, *_MIXED)}
+            for label in self._labels
         }
-        controls = [label for label, who in curve.scores if label not in labels]
-        pairs = {"with relatives - alone": ((last, MODEL), ("0", MODEL))}
-        pairs |= {
-            f"with relatives - {one}": ((last, MODEL), (one, MODEL))
-            for one in controls
-            if one in ("unrelated", "shuffled")
-        }
-        pairs["mixed with relatives - mixed alone"] = (last, MIXED), (last, MIXED_ALONE)
-        means = [
-            found[one][who]["nats"]["mean"]
-            for one, who in (("0", MODEL), (last, MODEL), (last, "columns"))
-        ]
+        columns = (last, "columns")
         return {
             "queries": len(curve.queries),
             "families": int(curve.families.max()) + 1,
@@ -213,58 +223,81 @@ class Relatives(Evaluation):
             "max_identity": self.max_identity,
             "curve": found,
             "controls": {one: curve.figures(one, MODEL, seed) for one in controls},
+            "contexts": {one: self._size(curve, one, contexts) for one in self._labels},
             "differences": {name: curve.difference(*pair, seed) for name, pair in pairs.items()},
-            "closed": closed(*means),
-            "bins": curve.bins("0", last),
+            "share_closed": curve.share_closed((last, MODEL), ("0", MODEL), columns, seed),
+            "bins": curve.bins(pairs, seed),
             "fitted": curve.fitted,
         }
 
+    def _pairs(self, controls: Sequence[str]) -> dict[str, tuple[Key, Key]]:
+        """Returns what is compared with the model that sees the most relatives, by name."""
+        if not self.most:
+            return {}
+        last = str(self.most)
+        others = {"alone": ("0", MODEL), "columns": (last, "columns"), "nearest": (last, "nearest")}
+        others |= {one: (one, MODEL) for one in ("unrelated", "shuffled", TWIN) if one in controls}
+        pairs = {f"model - {name}": ((last, MODEL), other) for name, other in others.items()}
+        return pairs | {f"{MIXED} - {MIXED_ALONE}": ((last, MIXED), (last, MIXED_ALONE))}
+
+    def _size(self, curve: FamilyCurve, label: str, contexts: InContexts) -> dict[str, float]:
+        """Returns the mean numbers of relatives and of tokens of a context."""
+        around = contexts.model.vocabulary.num_around
+        numbers = [self._number(label, query, around) for query in curve.queries]
+        pairs = zip(curve.queries, numbers, strict=True)
+        tokens = [query.num_residues(number) + number * around for query, number in pairs]
+        return {"relatives": float(np.mean(numbers)), "tokens": float(np.mean(tokens))}
+
     def table(self, results: Mapping[str, dict[str, Any]]) -> ResultTable:
         rows, notes = [], []
-        columns = ("split", "relatives", "model", HEADING, *PREDICTORS, "mixed alone", "mixed")
-        blank = [""] * (len(columns) - 4)
+        columns = ("relatives", "model", "\N{PLUS-MINUS SIGN}", *PREDICTORS, MIXED_ALONE, MIXED)
+        blank = [""] * (len(columns) - 3)
         for split, values in results.items():
+            if len(results) > 1:
+                rows.append((f"{split}:", "", "", *blank))
             for label, found in values["curve"].items():
                 model, *others = (one["nats"] for one in found.values())
-                cells = (shown(one["mean"]) for one in others)
-                rows.append((split, label, *score_cells(model), *cells))
+                rows.append((label, *_cells(model), *(shown(one["mean"]) for one in others)))
+            orders = []
             for label, one in values["controls"].items():
-                rows.append((split, label, *score_cells(one["nats"]), *blank))
-            notes += _notes(split, values)
+                if label.startswith("order"):
+                    orders.append(one["nats"]["mean"])
+                else:
+                    rows.append((label, *_cells(one["nats"]), *blank))
+            notes += _notes(split, values, orders)
         return ResultTable(columns, rows, "\n".join(notes))
 
 
-def _notes(split: str, values: Mapping[str, Any]) -> Iterator[str]:
+def _cells(score: Mapping[str, Any]) -> tuple[str, str]:
+    """Returns the cells of a mean, and of half of its interval."""
+    low, high = score["low"], score["high"]
+    return shown(score["mean"]), "" if low is None else shown((high - low) / 2)
+
+
+def _notes(split: str, values: Mapping[str, Any], orders: Sequence[float]) -> Iterator[str]:
     """Yields the lines below the table of a split."""
     yield (
         f"{split}: nats per target, means over {values['families']:,} families "
-        f"({values['queries']:,} queries, {values['targets']:,} targets); relatives below "
-        f"{values['max_identity']:.0%} identity"
+        f"({values['queries']:,} queries, {values['targets']:,} targets) and half of their 95 % "
+        f"interval; relatives below {values['max_identity']:.0%} identity"
     )
+    for label, one in values["curve"].items():
+        model, size = one[MODEL], values["contexts"][label]
+        yield (
+            f"{split}: {label}: perplexity {model['perplexity']:.2f}, accuracy "
+            f"{model['accuracy']:.1%}; {size['relatives']:.1f} relatives of {size['tokens']:,.0f} "
+            "tokens"
+        )
     for reason, number in values["left_out"].items():
         yield f"{split}: {number:,} left out, {reason}"
+    if orders:
+        yield f"{split}: other orders: {min(orders):.3f} to {max(orders):.3f}"
     for name, one in values["differences"].items():
         yield f"{split}: {name}: {in_words(one, '+.3f')}"
-    share = shown(values["closed"], ".0%")
-    yield f"{split}: closed, of the distance from the model alone to columns: {share}"
+    closed = in_words(values["share_closed"], ".0%")
+    yield f"{split}: of the distance from alone to columns, closed: {closed}"
     for name, one in values["bins"].items():
         yield f"{split}: most similar candidate {name}: {one['queries']:,} queries"
-
-
-@torch.inference_mode()
-def log_probabilities(model: PretrainedModel, query: FamilyQuery) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the log-probabilities of all tokens at the targets of a query, and the true tokens.
-
-    They are float64 [targets, tokens], of a masked model from `<mask>` at all targets, and int64.
-    """
-    batch, words = model.batch_of([query.residues]), model.vocabulary
-    tokens_BL = batch.tokens_BL.clone()
-    targets = tokens_BL[0, words.inner][query.places].cpu().numpy()
-    if not model.causal:
-        tokens_BL[0, words.start + query.places] = words.mask
-    logits_BLV = model.network(tokens_BL, batch.mask_BL, causal=model.causal).logits_BLV
-    asked = words.before if model.causal else words.inner
-    return logits_BLV[0, asked][query.places].double().log_softmax(-1).cpu().numpy(), targets
 
 
 def _shuffled(residues: str, rng: np.random.Generator) -> str:

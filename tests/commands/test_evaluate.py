@@ -165,3 +165,41 @@ def test_sequences_are_evaluated_in_contexts_of_their_relatives(
         UserError, match=f"for 1 of {len(names)} queries, the first of them.*allow_none=true"
     ):
         run(causal_run, tiny_data, *given)
+
+
+def test_what_relatives_are_worth_is_printed_and_drawn(
+    tiny_run: Path, tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that was trained without relatives is measured beside itself."""
+    reader = open_split(tiny_data, "test")
+    folder = tmp_path / "families"
+    folder.mkdir()
+    for number in range(len(reader)):
+        text = VOCABULARY.decode(reader[number])
+        others = text.replace("L", "V"), text.replace("A", "G")
+        lines = [f">{name}\n{one}\n" for name, one in zip("ab", others, strict=True)]
+        (folder / f"{reader.identifier(number)}.fasta").write_text("".join(lines))
+    name = "evaluation.relatives"
+    given = ["evaluation=[relatives]", f"relatives={folder}", "force_relatives=true"]
+    given += [f"{name}.numbers=[1]", f"{name}.max_identity=1.0", f"{name}.controls=false"]
+    table, output = tmp_path / "queries.tsv", tmp_path / "o.json"
+    run(tiny_run, tiny_data, *given, f"{name}.per_query={table}")
+    capsys.readouterr()
+    figure = tmp_path / "curve.png"
+    more = [f"{name}.twin={table}", f"{name}.figure={figure}", f"output={output}"]
+    found = run(tiny_run, tiny_data, *given, *more)["test"]["relatives"]
+    printed = capsys.readouterr().out
+    assert found["queries"] == len(reader) and "not None" not in printed
+    difference = found["differences"]["model - twin"]
+    assert difference["mean"] == pytest.approx(found["differences"]["model - alone"]["mean"])
+    assert f"test: model - twin: {difference['mean']:+.3f} (" in printed
+    lines = printed.splitlines()
+    (row,) = (line for line in lines if line.split()[:1] == ["1"])
+    assert row.split()[1] == f"{found['curve']['1']['model']['nats']['mean']:.3f}"
+    heading = next(line for line in lines if "mixed alone" in line)
+    assert len(heading.rstrip()) <= 80 and heading.split()[0] == "relatives"
+    assert (tmp_path / "curve.test.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads(output.read_text())["results"]["test"]["relatives"] == json.loads(
+        json.dumps(found)
+    )
+    assert not (tmp_path / "o.json.relatives.jsonl").exists()

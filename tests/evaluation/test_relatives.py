@@ -4,13 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
 import torch
 
-from protlm.analysis.family_curve import closed
 from protlm.analysis.family_predictions import (
     PREDICTORS,
     Background,
@@ -21,15 +20,16 @@ from protlm.analysis.family_predictions import (
     family_means,
     nearest,
 )
-from protlm.analysis.family_queries import chosen, targets_of
+from protlm.analysis.family_queries import chosen, hidden_of, log_probabilities
 from protlm.analysis.pairwise import aligned_letters, substitutions
 from protlm.data.families import Family, Relative, read_family
 from protlm.data.masking import MaskingRule
-from protlm.data.vocabulary import STANDARD, VOCABULARY
+from protlm.data.vocabulary import STANDARD, VOCABULARY, Vocabulary, vocabulary_of
 from protlm.evaluation.accuracy import Accuracy
 from protlm.evaluation.base import EvaluationData
-from protlm.evaluation.relatives import Relatives, log_probabilities
+from protlm.evaluation.relatives import Relatives
 from protlm.interface import Model
+from protlm.interop.e1 import E1
 from protlm.model.relatives import InContexts
 from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError, UserError
@@ -80,15 +80,16 @@ def families() -> dict[str, list[str]]:
 class Planted:
     """A model whose letters are those of the relatives before it, or of nothing."""
 
-    max_residues, vocabulary, causal = None, VOCABULARY, False
+    max_residues, causal = None, False
     description = SimpleNamespace(objective=SimpleNamespace(value="masked"))
+    vocabulary: Vocabulary = VOCABULARY
 
     def __init__(self, copied: str | None = None) -> None:
         self.copied = copied
 
     def batch_of(self, sequences: Sequence[str]) -> Any:
         (text,) = sequences
-        tokens = torch.from_numpy(VOCABULARY.framed(VOCABULARY.encode(text)))[None]
+        tokens = torch.from_numpy(self.vocabulary.framed(self.vocabulary.encode(text)))[None]
         return SimpleNamespace(tokens_BL=tokens, mask_BL=torch.ones_like(tokens).bool())
 
     def network(self, tokens_BL: torch.Tensor, mask_BL: torch.Tensor, *, causal: bool) -> Any:
@@ -101,18 +102,27 @@ class Planted:
 
 
 class Contexts:
-    """Contexts of planted models: `copies` the nearest relative, or ignores all."""
+    """Contexts of planted models: those that copy the `nearest` relative, or ignore all.
 
-    def __init__(self, families: dict[str, list[str]], *, copies: bool) -> None:
+    Those that know the `truth` do so after relatives of the query, and of nothing else.
+    """
+
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, families: dict[str, list[str]], copies: str = "") -> None:
         self.families, self.copies, self.model = families, copies, Planted()
 
     def family(self, name: str, residues: str) -> Family:
         return read_family(self.families[name][1:], residues, name)
 
     def after(self, relatives: Sequence[Relative], residues: str, tokens_per_batch: int) -> Planted:
+        assert residues.count("X") > 0, "what is masked is not known"
+        known = [one.residues for one in relatives]
         if not (self.copies and relatives):
             return Planted()
-        known = [one.residues for one in relatives]
+        if self.copies == "truth":
+            own = (some[0] for some in self.families.values() if known[0] in some)
+            return Planted(next(own, None))
         # Of two that are as near, one that does not depend on the order.
         nearest = max(known, key=lambda one: (sum(map(str.__eq__, one, residues)), one))
         return Planted(nearest)
@@ -124,46 +134,56 @@ def data_of(families: dict[str, list[str]], contexts: Any) -> EvaluationData:
     return EvaluationData(split, train, 1_000, "test", contexts)
 
 
-@pytest.mark.parametrize("copies", [True, False])
+@pytest.mark.parametrize("copies", ["nearest", "truth", ""])
 def test_planted_models_are_shown_for_what_they_are(
-    copies: bool, families: dict[str, list[str]]
+    copies: str, families: dict[str, list[str]]
 ) -> None:
-    evaluation = Relatives(numbers=[1, 4], tokens=[130], max_identity=0.9)
-    contexts: Any = Contexts(families, copies=copies)
+    evaluation = Relatives(numbers=[1, 4], tokens=[121], max_identity=0.9)
+    contexts: Any = Contexts(families, copies)
     found = evaluation.run(contexts.model, data_of(families, contexts))
     assert found["families"] == found["queries"] == FAMILIES and not found["left_out"]
     alone, some = found["curve"]["0"]["model"], found["curve"]["4"]["model"]
     assert alone["nats"]["mean"] == pytest.approx(np.log(len(VOCABULARY)))
-    # Two relatives of 60 residues and four special tokens.
-    assert found["curve"]["130 tokens"]["columns"] != found["curve"]["1"]["columns"]
-    gain, control = (
-        found["differences"][f"with relatives - {one}"] for one in ("alone", "shuffled")
-    )
-    own = found["controls"]["own copy"]
-    mixed = found["differences"]["mixed with relatives - mixed alone"]
+    assert some["perplexity"] == pytest.approx(np.exp(some["nats"]["mean"]))
+    # Two relatives of 60 residues do not fit with their special tokens.
+    assert found["contexts"]["121 tokens"] == {"relatives": 1.0, "tokens": 62.0}
+    assert found["curve"]["121 tokens"] == found["curve"]["1"]
+    differences, own = found["differences"], found["controls"]["own copy"]
+    for name, one in differences.items():
+        # Each family has one query, and is in one bin.
+        parts = [part["families"] * part[name]["mean"] for part in found["bins"].values()]
+        assert sum(parts) == pytest.approx(FAMILIES * one["mean"], abs=1e-9)
+    means = [alone, some, found["curve"]["4"]["columns"]]
+    first, model, columns = (one["nats"]["mean"] for one in means)
+    assert found["share_closed"]["mean"] == pytest.approx((first - model) / (first - columns))
+    mixed = differences.pop("mixed - mixed alone")
     if not copies:
-        assert all(one["mean"] == one["low"] == one["high"] == 0 for one in (gain, control, mixed))
-        assert own["nats"] == alone["nats"] and found["closed"] == 0
+        zero = {name: differences[f"model - {name}"] for name in ("alone", "unrelated", "shuffled")}
+        assert all(one["mean"] == one["low"] == one["high"] == 0 for one in zero.values())
+        assert mixed["mean"] == 0 and own["nats"] == alone["nats"]
         return
-    assert gain["high"] < 0 and control["high"] < 0 and found["closed"] > 0
-    assert some["accuracy"] > 3 * alone["accuracy"]
-    # It copies nothing but the nearest relative, which a baseline does as well.
-    assert some["accuracy"] == pytest.approx(found["curve"]["4"]["nearest"]["accuracy"], abs=0.02)
-    assert own["accuracy"] == 1 and mixed["mean"] > gain["mean"]
+    assert differences["model - alone"]["high"] < 0 > differences["model - unrelated"]["high"]
+    assert differences["model - shuffled"]["high"] < 0 and own["accuracy"] == 1
     orders = [found["controls"][f"order {n}"]["nats"]["mean"] for n in range(1, 6)]
     assert orders == [pytest.approx(some["nats"]["mean"])] * 5
+    if copies == "truth":
+        assert some["accuracy"] == 1 and mixed["high"] < 0
+        return
+    # It copies nothing but the nearest relative, which a baseline does as well.
+    assert 3 * alone["accuracy"] < some["accuracy"] < 1 and abs(mixed["mean"]) < 0.1
+    assert some["accuracy"] == pytest.approx(found["curve"]["4"]["nearest"]["accuracy"], abs=0.05)
 
 
 def test_columns_are_better_than_the_nearest_relative_and_both_than_composition(
     families: dict[str, list[str]],
 ) -> None:
-    contexts: Any = Contexts(families, copies=False)
+    contexts: Any = Contexts(families)
     curve = Relatives(numbers=[6], tokens=[], max_identity=0.9).run(
         contexts.model, data_of(families, contexts)
     )["curve"]
     nats = {who: one["nats"]["mean"] for who, one in curve["6"].items()}
     assert nats["columns"] < nats["nearest"] < nats["composition"]
-    assert nats["columns and model"] <= nats["columns"] + 0.05
+    assert nats["mixed"] == nats["mixed alone"] <= nats["columns"] + 0.05
     for who in ("composition", "columns", "nearest"):
         # Without relatives, all have the residues of the training split alone.
         assert curve["0"][who]["nats"]["mean"] == curve["0"]["columns"]["nats"]["mean"]
@@ -183,6 +203,7 @@ def test_without_relatives_it_is_the_masked_evaluation(
     found = Relatives(numbers=[0, 2], tokens=[], max_identity=1.0, seed=3).run(model, data)
     alone = Accuracy(objective="masked", seed=3).run(model, data_of(families, None))
     assert found["targets"] == alone["targets"] and found["queries"] == FAMILIES
+    assert found["relatives"]["relatives"] == contexts.settings["relatives"]
     nats = Relatives(numbers=[], tokens=[], max_identity=1.0, seed=3, controls=False)
     result = nats.run(model, data)["curve"]["0"]["model"]
     assert result == found["curve"]["0"]["model"]
@@ -194,6 +215,14 @@ def test_without_relatives_it_is_the_masked_evaluation(
     sums = [float(line.split("\t")[place]) for line in lines]
     expected = np.log(alone["model"]["perplexity"]) * alone["targets"]
     assert sum(sums) == pytest.approx(expected, rel=1e-5)
+    # The same model as its own twin; a table of other targets is refused.
+    given = {"numbers": [2], "tokens": [], "twin": str(path), "controls": False}
+    compared = Relatives(**given, fewest=2, max_identity=0.5, seed=3).run(model, data)
+    alone = compared["differences"]["model - alone"]
+    assert compared["differences"]["model - twin"] == pytest.approx(alone, abs=1e-4)
+    assert compared["controls"]["twin"]["accuracy"] is None
+    with pytest.raises(InputDataError, match="24 queries, which are not the 24 here"):
+        Relatives(**given, max_identity=0.5, seed=4).run(model, data)
 
 
 def test_a_query_is_known_without_its_targets() -> None:
@@ -224,6 +253,7 @@ def test_a_query_is_known_without_its_targets() -> None:
     assert (one.targets != same.targets).all()
     evidence = [found.evidence(2) for found in (one, same)]
     assert evidence[0].identities.tolist() == evidence[1].identities.tolist()
+    assert all(x.columns is None for x in one.order)
     # Bins are of all candidates, and the order takes those below the limit alone.
     (low,) = chosen(
         [(read_family(relatives, query, "Q"), "F", places)],
@@ -260,12 +290,12 @@ def test_alignments_are_global_with_free_ends() -> None:
 
 
 def test_predictions_of_relatives_are_those_of_the_papers() -> None:
-    letters = np.frombuffer(b"AAWWAC\0W", np.uint8).reshape(2, 4)
-    evidence = Evidence("AAWWACW", letters, np.array([0, 1, 2]), np.array([0.2, 0.4]))
+    letters = np.frombuffer(b"AAWWAAWWAC\0W", np.uint8).reshape(3, 4)
+    evidence = Evidence("AAWWAAWWACW", letters, np.array([0, 1, 2]), np.array([0.2, 0.1, 0.4]))
     table = substitutions(UNIFORM.frequencies)
     assert np.allclose(table.sum(1), 1) and (table.argmax(1) == np.arange(20)).all()
     a, c, w = (STANDARD.index(x) for x in "ACW")
-    # Both rows are no neighbors, so that each weighs 1; the last column has one residue.
+    # The first two are neighbors, of half a weight each; the third has no residue in one column.
     expected = np.zeros((3, 20))
     expected[0, a] = 2
     expected[1, [a, c]] = 1
@@ -274,25 +304,35 @@ def test_predictions_of_relatives_are_those_of_the_papers() -> None:
     found = columns(evidence, UNIFORM, (2.0, 1.0))
     by_hand = expected[1] + 2.0 * (table[a] + table[c]) / 2 + 0.05
     assert np.allclose(found[1], by_hand / by_hand.sum())
-    # The second relative is the nearest, and has no residue in the third column.
-    near = nearest(evidence, UNIFORM, 0.3)
-    assert near[0, a] == pytest.approx(0.7 + 0.3 * table[a, a])
-    assert np.allclose(near[2], 0.05)
-    counts = np.bincount([a, a, w, w, a, c, w], minlength=20)
-    assert np.allclose(composition(evidence, UNIFORM, 10.0), (counts + 0.5) / 17)
+    # The third one is the nearest, and where it has no residue, the first one.
+    near = nearest(evidence, UNIFORM, (0.3, 0.0))
+    assert near[1, c] == pytest.approx(0.7 + 0.3 * table[c, c])
+    assert near[2, w] == pytest.approx(0.7 + 0.3 * table[w, w])
+    assert np.allclose(nearest(evidence, UNIFORM, (0.3, 0.2)), 0.8 * near + 0.2 * 0.05)
+    counts = np.bincount([a] * 5 + [c] + [w] * 5, minlength=20)
+    assert np.allclose(composition(evidence, UNIFORM, 10.0), (counts + 0.5) / 21)
     nothing = Evidence("", letters[:0], evidence.places, np.zeros(0))
     for predict, grid in PREDICTORS.values():
         assert np.allclose(predict(nothing, UNIFORM, grid[0]), 0.05)
 
 
 def test_parameters_are_those_of_the_other_families() -> None:
-    """Of families 0 and 2 the first value is the best, of 1 and 3 the second."""
-    nats = np.array([[1.0, 1.0, 4.0, 1.0, 4.0], [9.0, 9.0, 2.0, 9.0, 2.0]])
+    """The second value is the best of all, but without family 1 the first one is."""
+    nats = np.array([[1.0, 1.0, 8.0, 1.0, 1.0], [2.0, 2.0, 0.0, 2.0, 2.0]])
     families = np.array([0, 0, 1, 2, 3])
-    taken, halves = cross_fitted(nats, np.ones(5), families)
-    assert taken.tolist() == [1, 1, 0, 1, 0] and halves == [1, 0]
-    assert family_means(nats[0], np.ones(5), families).tolist() == [1, 4, 1, 4]
-    assert closed(3.0, 2.5, 3.5) is None
+    assert cross_fitted(nats, np.ones(5), families).tolist() == [1, 1, 0, 1, 1]
+    assert family_means(nats[0], np.ones(5), families).tolist() == [1, 8, 1, 1]
+
+
+def test_fewer_than_twenty_families_have_no_interval(families: dict[str, list[str]]) -> None:
+    contexts: Any = Contexts(families, "nearest")
+    some = dict([*families.items()][:19])
+    found = Relatives(numbers=[1], tokens=[]).run(contexts.model, data_of(some, contexts))
+    model = found["curve"]["1"]["model"]["nats"]
+    assert model["count"] == 19 and model["low"] is model["high"] is None
+    # Without relatives there is nothing to compare.
+    alone = Relatives(numbers=[], tokens=[]).run(contexts.model, data_of(some, contexts))
+    assert alone["differences"] == alone["controls"] == {}
 
 
 def test_what_is_impossible_is_refused(families: dict[str, list[str]]) -> None:
@@ -306,20 +346,39 @@ def test_what_is_impossible_is_refused(families: dict[str, list[str]]) -> None:
     ):
         with pytest.raises(UserError, match=match):
             Relatives(**{"numbers": [4], "tokens": [], **settings})
-    contexts: Any = Contexts(families, copies=False)
+    contexts: Any = Contexts(families)
     with pytest.raises(UserError, match="needs relatives"):
         Relatives(numbers=[4], tokens=[]).run(contexts.model, data_of(families, None))
     with pytest.raises(InputDataError, match="24 fewer than 7 relatives below 50% identity"):
         Relatives(numbers=[7], tokens=[]).run(contexts.model, data_of(families, contexts))
 
 
-def test_targets_are_those_of_the_masked_evaluation() -> None:
+def test_masked_residues_are_hidden_in_the_frame_of_a_model() -> None:
+    """Those that are not standard are hidden, too, and are no targets."""
     rule = MaskingRule(mask_fraction=0.5, mask_prob=1.0, random_prob=0.0)
     residues = VOCABULARY.encode("MXKTUAYZIAKB" * 20)
-    places = targets_of(residues, rule, seed=1, number=3)
-    assert len(places) > 50 and {*VOCABULARY.decode(residues[places])} <= {*STANDARD}
-    assert np.array_equal(places, targets_of(residues, rule, seed=1, number=3))
-    assert not np.array_equal(places, targets_of(residues, rule, seed=1, number=4))
+    hidden = hidden_of(residues, rule, seed=1, number=3)
+    assert np.array_equal(hidden, hidden_of(residues, rule, seed=1, number=3))
+    assert not np.array_equal(hidden, hidden_of(residues, rule, seed=1, number=4))
+    family = read_family(["MKVV"], VOCABULARY.decode(residues), "Q")
+    limits = {"fewest": 1, "per_family": 1, "max_identity": 1.0, "seed": 0}
+    (query,) = chosen([(family, "F", hidden)], **limits, left_out=Counter())
+    seen = list[np.ndarray]()
+
+    class OfE1(Planted):
+        vocabulary = vocabulary_of(E1.frame)
+
+        def network(self, tokens_BL: torch.Tensor, mask_BL: torch.Tensor, *, causal: bool) -> Any:
+            seen.append(tokens_BL[0].numpy())
+            return super().network(tokens_BL, mask_BL, causal=causal)
+
+    planted: Any = OfE1()
+    log_p, targets = log_probabilities(planted, query)
+    words = OfE1.vocabulary
+    assert words.start == 2 and np.flatnonzero(seen[0] == words.mask).tolist() == [*(hidden + 2)]
+    assert len(log_p) == len(targets) == len(query.places) < len(hidden)
+    assert words.decode(targets.astype(np.uint8)) == "".join(family.query[n] for n in query.places)
+    assert {*words.decode(targets.astype(np.uint8))} <= {*STANDARD}
 
 
 def test_a_causal_model_predicts_targets_from_what_is_before_them() -> None:
