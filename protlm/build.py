@@ -51,7 +51,8 @@ def load_initial_weights(
     if model.relatives is None and found.description.model.relatives is not None:
         raise UserError(
             f"model.init_from={path} was trained with relatives, and predicts little without them; "
-            "type data.batching=relatives (data.relatives_alone=1 shows it proteins alone)"
+            "type data.batching=relatives (data.relatives_alone=1 and data.relatives_last=0 show "
+            "it proteins alone)"
         )
     if differing := _architecture_differences(found.description, model, mechanism):
         name, there, here = differing[0]

@@ -414,8 +414,12 @@ class Model(PretrainedModel):
         >>> model.embed(["MKTAYIAKQR"], relatives=relatives).shape
         (1, 256)
         """
+        given, usual = filters or FamilyOptions(), FamilyOptions()
+        own = "contexts", "relatives_tokens", "relatives_seed"
+        if any(getattr(given, name) != getattr(usual, name) for name in own):
+            raise UserError("filters have no contexts, tokens or seed; give these as arguments")
         options = replace(
-            filters or FamilyOptions(),
+            given,
             contexts=contexts,
             relatives_tokens=tokens,
             relatives_seed=seed,

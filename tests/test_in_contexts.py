@@ -17,6 +17,7 @@ from protlm.data.families import Draw
 from protlm.data.vocabulary import VOCABULARY
 from protlm.interface import Model
 from protlm.model.contexts import NetworkInContext
+from protlm.model.memory import Room
 from protlm.options.generate import Sampling
 from protlm.options.relatives import FamilyOptions
 from protlm.system.errors import InputDataError, UserError
@@ -193,6 +194,8 @@ def test_a_model_trained_alone_refuses_relatives_unless_forced(objective) -> Non
     none = FamilyOptions(allow_none=True, min_residues=50)
     empty = model.relatives(ROWS, filters=none, force=True)
     np.testing.assert_allclose(model.perplexity([QUERY], relatives=empty), alone, rtol=1e-12)
+    with pytest.raises(UserError, match="filters have no contexts, tokens or seed"):
+        model.relatives(ROWS, filters=FamilyOptions(contexts=2), force=True)
     with pytest.raises(UserError, match=re.escape("of another model; write model.relatives")):
         seeing().embed([QUERY], relatives=forced)
     told = "attention=nystromformer cannot see relatives; choose one of: hedgehog, hybrid, "
@@ -261,3 +264,12 @@ def test_an_ordered_context_is_read_once_for_all_predictions(look_at) -> None:
     pieces = model.score(QUERY, mutants, **given, tokens_per_batch=25)
     np.testing.assert_allclose(pieces, first, rtol=1e-10)
     assert len(lengths) > 2 and sum(lengths) == sum(sizes) and max(lengths) <= 25
+
+
+def test_the_memory_of_a_protein_is_not_that_of_its_context() -> None:
+    model = seeing("ordered", "performer_relu")
+    rng = np.random.default_rng(0)
+    rows = ["".join(rng.choice([*QUERY], 400)) for _ in range(60)]
+    drawn = model.relatives(rows, contexts=1, tokens=24_000)
+    needed, alone = (Room(one).needs(4_000) for one in (drawn.models("", QUERY)[0], model))
+    assert needed < 1.5 * alone

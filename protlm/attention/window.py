@@ -116,8 +116,9 @@ class SlidingWindow(SeesRelatives, Recurrent[WindowState]):
         if self.relatives_window is None or not runs:
             return ""
         return (
-            f"relatives_window={self.relatives_window} is around the same position of relatives, "
-            "and with model.relatives_positions=run there is none; type restart or aligned"
+            f"attention.relatives_window={self.relatives_window} is around the same position of "
+            "relatives, and with model.relatives_positions=run there is none; type "
+            "model.relatives_positions=restart or aligned"
         )
 
     def entered(self, state: Any, k_BHK: Tensor, v_BHC: Tensor, *, apart: bool) -> WindowState:

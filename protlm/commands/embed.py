@@ -108,6 +108,8 @@ def plan_job(files: Sequence[Path], model_path: Path, options: EmbedOptions) -> 
     options = replace(options, include=tuple(layers_of), layers=tuple(dict.fromkeys(layers)))
     autoencoder = None
     if options.features is not None:
+        if options.relatives.relatives is not None:
+            raise UserError("features are of proteins alone; leave out --features or --relatives")
         autoencoder = read_features(options.features).to(model.device)
         autoencoder.settings.check(model)
         layers_of[Pooling.features] = (autoencoder.settings.layer,)

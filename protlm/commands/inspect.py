@@ -39,6 +39,8 @@ def inspect(
                 "NAME.fit.json"
             )
     if options.features is not None:
+        if options.relatives.relatives is not None:
+            raise UserError("features are of proteins alone; leave out --features or --relatives")
         sparse = read_inspected(options.features, options.description, models[0].model)
         models[0] = replace(models[0], features=sparse)
     silent = [one.name for one in models if options.predictions and not one.model.predicts]

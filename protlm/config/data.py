@@ -106,7 +106,7 @@ class DataConfig(Checked):
         "masked objectives",
         0.25,
         allowed=at_least(0, at_most=1),
-        used_with=_OF_RELATIVES,
+        used_with=f"{_OF_RELATIVES} objective.name=masked",
     )
     relatives_from: str | None = setting(
         "a split of the validation's data set with the relatives of each of its proteins; null: "

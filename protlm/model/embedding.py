@@ -347,7 +347,9 @@ def embeddings(
         compute = partial(embeddings, model, layers=layers, tokens_per_batch=tokens_per_batch)
         return store.means(f"{model.identity} {layers}", sequences, compute)
     kind = Pooling.mean if places is None else Pooling.ranges
-    features = Embedder(model, (kind,), tuple(layers), contexts=contexts)
+    features = Embedder(
+        model, (kind,), tuple(layers), contexts=contexts, context_tokens=tokens_per_batch
+    )
     spans = places and [np.stack([own + 1, own + 1], axis=1) for own in places]
     texts = residues_of(sequence[: model.max_residues] for sequence in sequences)
     ends = np.cumsum([0, *([1] * len(texts) if places is None else map(len, places))])

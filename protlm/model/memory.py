@@ -104,6 +104,8 @@ class Room:
         model, training = self.model, self.training
         longest = min(_LONGEST, model.max_residues or _LONGEST)
         lengths = {longest, max(longest // 2, 1)}
+        # A context of relatives is read once, before the first protein.
+        _peak(model, 1, training=training)
         points = {n: _peak(model, n, training=training) for n in lengths}
         if longest >= 4 and points[longest] > _LINEAR * points[longest // 2]:
             points[longest // 4] = _peak(model, longest // 4, training=training)

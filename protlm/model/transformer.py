@@ -28,6 +28,7 @@ from protlm.config import (
     Positions,
     Relatives,
     RelativesPositions,
+    RelativesSum,
 )
 from protlm.data.vocabulary import VOCABULARY, Vocabulary
 from protlm.model.block import Block, norm_layer
@@ -144,9 +145,17 @@ class ProteinLM(nn.Module):
             isinstance(block, Block) and block.attention.sees_family for block in self.blocks
         ):
             raise UserError(
-                "no layer sees relatives: windows see the protein, and the first layer of the "
-                f"family is number {config.relatives_every}, of {config.num_layers}; type "
-                "model.relatives_every=1, or another attention"
+                "no layer sees relatives: windows see the protein alone, but for those with "
+                "attention.relatives_window, and the first layer of the family is number "
+                f"{config.relatives_every}, of {config.num_layers}; type another attention or "
+                "attention.relatives_window=16, or model.relatives_every=1"
+            )
+        names = [name for name, _ in self.named_parameters()]
+        is_apart = config.relatives is not None and config.relatives_sum is RelativesSum.apart
+        if is_apart and not any(name.endswith("relatives_factor") for name in names):
+            raise UserError(
+                "model.relatives_sum=apart has no effect: windows have their protein and its "
+                "relatives in one softmax; leave it out"
             )
         if self.relative is not None:
             for number in range(config.num_layers):

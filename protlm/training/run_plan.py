@@ -82,6 +82,11 @@ class RunPlan:
                     f"model.relatives={model.relatives} has no effect without rows of relatives; "
                     "type data.batching=relatives, or model.relatives=null"
                 )
+            if self.config.attention.get("relatives_window") is not None:
+                raise UserError(
+                    "attention.relatives_window has no effect without rows of relatives; type "
+                    "data.batching=relatives, or attention.relatives_window=null"
+                )
             return model
         if 0 < model.relatives_numbers < self.config.data.relatives:
             raise UserError(

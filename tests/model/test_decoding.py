@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from protlm.attention import mechanism, names
 from protlm.attention.base import Recurrent
+from protlm.attention.ops.key_value_cache import KeyValueCache
 from protlm.config import NormOrder, Positions
 from protlm.data.vocabulary import STANDARD, VOCABULARY
 from protlm.model.decoding import STANDARD_TOKENS, Ended, GeneratedSequence, generate, probabilities
@@ -421,3 +422,9 @@ def test_temperature_0_takes_the_most_probable_residue():
         logits_BLV = network(tokens_BL, tokens_BL != VOCABULARY.pad, causal=False).logits_BLV
     best = logits_BLV[0, 1:-1, STANDARD_TOKENS].argmax(-1)
     assert found == "".join(STANDARD[index] for index in best)
+
+
+def test_slots_after_a_long_context_do_not_double():
+    k, v = torch.ones(1, 1, 3_000, 2), torch.ones(1, 1, 3_000, 3)
+    cache = KeyValueCache(k, v, 3_000).append(k[:, :, 0], v[:, :, 0], slot=3_000)
+    assert 3_000 < cache.slots < 4_100 and cache.length == 3_001

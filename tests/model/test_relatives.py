@@ -184,6 +184,9 @@ def test_checkpoints_change_nothing_and_autocast_only_rounds(attention, relative
     assert (mixed - exact).norm() <= 0.05 * exact.norm()
 
 
+WINDOW = "window attention.window=8 attention.relatives_window=5"
+
+
 def test_impossible_settings_are_refused():
     runs = {"relatives_positions": "run"}
     for attention, settings, words in [
@@ -192,6 +195,8 @@ def test_impossible_settings_are_refused():
         ("softmax", {"positions": "learned", **runs}, "model.relatives_positions=run"),
         ("softmax", {"relatives_every": 3, "global_every": 2}, "model.relatives_every=3 must be"),
         ("softmax", {"relatives_every": 9}, "no layer sees relatives"),
+        ("window attention.window=8", {}, "type another attention or attention.relatives_window="),
+        (WINDOW, {"relatives_sum": "apart"}, "model.relatives_sum=apart has no effect"),
     ]:
         with pytest.raises(UserError, match=re.escape(words)):
             network(attention, relatives="ordered", **settings)

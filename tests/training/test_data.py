@@ -204,13 +204,19 @@ def test_relatives_that_a_run_cannot_have_are_refused(tiny_clusters, tiny_data, 
         next(iter(build(tiny_clusters, *RELATIVES, *settings).train_dataloader()))
 
 
+def test_a_window_over_relatives_needs_rows_of_them(tiny_data):
+    told = r"relatives_window has no effect.*=relatives, or attention\.relatives_window=null$"
+    with pytest.raises(UserError, match=told):
+        build(tiny_data, "attention=hybrid", "attention.relatives_window=4")
+
+
 def test_settings_of_relatives_become_rules(tiny_clusters):
     settings = ["data.relatives_tokens=200", f"{ALONE}=0.2", f"{LAST}=0.3", "data.crop=prefix"]
     data = build(tiny_clusters, *RELATIVES, *settings, "trainer.tokens_per_step=2048")
     expected = WholeFamilies(2_048, 128, row=512, members=3, tokens=200, alone=0.2, last=0.3)
     assert data.rule == expected
     assert data.valid_batching == replace(expected, tokens_per_batch=1_024, alone=0, last=0)
-    causal = build(tiny_clusters, *RELATIVES, *settings, "objective=causal").rule
+    causal = build(tiny_clusters, *RELATIVES, "objective=causal").rule
     assert isinstance(causal, WholeFamilies) and causal.last == 0
     assert build(tiny_clusters, *RELATIVES).rule.block_size == 2_048
 

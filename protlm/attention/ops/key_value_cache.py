@@ -8,6 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Most slots that are added for positions that come one by one.
+_MOST_ROOM = 1024
+
 
 @final
 @dataclass(frozen=True)
@@ -36,9 +39,10 @@ class KeyValueCache:
         return self.k_BHMK.shape[2]
 
     def append(self, k_BHK: Tensor, v_BHC: Tensor, *, slot: int) -> "KeyValueCache":
-        """Writes the next position into a slot, in place; doubles the slots if there is none."""
-        # Doubling copies every position about once, regardless of the final length.
-        cache = self.put(k_BHK[:, :, None], v_BHC[:, :, None], slot=slot, room=self.slots)
+        """Writes the next position into a slot, in place; adds slots if there is none."""
+        # Doubling copies every position about once; after a long context it would double that.
+        room = min(self.slots, _MOST_ROOM)
+        cache = self.put(k_BHK[:, :, None], v_BHC[:, :, None], slot=slot, room=room)
         return replace(cache, length=self.length + 1)
 
     def put(self, k_BHPK: Tensor, v_BHPC: Tensor, *, slot: int, room: int) -> "KeyValueCache":

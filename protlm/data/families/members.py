@@ -66,4 +66,5 @@ class MemberTable:
         query, member = fields[:2]
         self._has_hits, self.num_rows = has_hits, self.num_rows + 1
         self._members[query][member] = max(identity, self._members[query].get(member, 0.0))
-        self._owners[member].append(query)
+        if query not in self._owners[member]:
+            self._owners[member].append(query)

@@ -83,8 +83,8 @@ class Relatives:
         if missing and not self.options.allow_none:
             raise InputDataError(
                 f"{self.source} has no {self._what} for {len(missing):,} of {len(found):,} "
-                f"queries, the first of them {missing[0]}; leave them out, or use such queries "
-                "alone",
+                f"queries, the first of them {missing[0] or '(without a name)'}; leave them out, "
+                "or use such queries alone",
                 {"allow_none": True},
             )
         self._found |= found

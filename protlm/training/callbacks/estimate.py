@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from protlm.attention.hybrid import Hybrid
 from protlm.attention.layers import mechanisms_of
@@ -50,6 +51,7 @@ class WatchEstimates(LoopCallback):
         self._network, self._every = network, every
         self.columns = [name for number in self._layers for name in _names(number)]
         self._sums: dict[int, Tensor] = {}
+        self._hooks = list[RemovableHandle]()
         self._warned: set[int] = set()
 
     def state_dict(self) -> dict[str, Any]:
@@ -68,16 +70,19 @@ class WatchEstimates(LoopCallback):
                 self._look_once(number, mechanism, mask_BL)
 
     def on_step_end(self, trainer: Trainer, module: Training, batch: Batch) -> None:
+        # Layers that sum over a family in order are not looked at.
+        while self._hooks:
+            self._hooks.pop().remove()
         if not self._sums:
             return
-        sums_N3H = module.all_ranks(torch.stack([self._sums[n] for n in self._layers])).cpu()
-        self._sums = {}
+        found, self._sums = dict(sorted(self._sums.items())), {}
+        sums_N3H = module.all_ranks(torch.stack([*found.values()])).cpu()
         worst = {
-            number: _WorstHead.of(mechanism, sums_3H)
-            for (number, mechanism), sums_3H in zip(self._layers.items(), sums_N3H, strict=True)
+            number: _WorstHead.of(self._layers[number], sums_3H)
+            for number, sums_3H in zip(found, sums_N3H, strict=True)
         }
-        figures = [(head.square_norm, head.error) for head in worst.values()]
-        log(trainer, dict(zip(self.columns, chain(*figures), strict=True)))
+        figures = chain(*((head.square_norm, head.error) for head in worst.values()))
+        log(trainer, dict(zip(chain(*map(_names, found)), figures, strict=True)))
         useless = {number: head for number, head in worst.items() if head.error > _USELESS}
         if (news := useless.keys() - self._warned) and trainer.is_global_zero:
             assert isinstance(module, LanguageModeling)
@@ -99,6 +104,7 @@ class WatchEstimates(LoopCallback):
             self._sums[number] = torch.stack(sums).sum(0)
 
         hook = mechanism.register_forward_pre_hook(look)
+        self._hooks.append(hook)
 
     def _warn(self, useless: dict[int, "_WorstHead"], described: ModelDescription) -> None:
         number = max(useless, key=lambda number: useless[number].error)

@@ -102,6 +102,8 @@ def test_a_table_of_clusters_has_the_relatives_of_its_members(table, capsys) -> 
     assert family.counts == {"without a sequence in the file": 1} and family.is_uniform
     # Without a check before, one query is read for itself.
     assert {one.name for one in table(CLUSTERS).of("q", QUERY).relatives} == {"P1", "b"}
+    # A row that is there twice is one.
+    assert {one.name for one in table(CLUSTERS * 2).of("sp|P1|A_X", ROW).relatives} == {"q", "b"}
 
 
 @pytest.mark.parametrize("identities", [("90.0", "100", "85.5"), ("0.900", "1.000", "0.855")])

@@ -372,6 +372,14 @@ def test_the_log_has_the_norms_and_errors_of_the_batch(train, look_at):
 
 
 @pytest.mark.slow
+def test_layers_that_sum_over_a_family_in_order_are_not_inspected(train, tiny_clusters):
+    rows = ("data.batching=relatives", "data.max_length=512", f"data.dir={tiny_clusters}")
+    seen = ("model.relatives=ordered", "model.relatives_every=2", "trainer.log_every=1")
+    found = rows_of(train("run", *SOUND, *rows, *seen), "relative_error_layer_1")
+    assert len(found) == 4 and all("relative_error_layer_2" not in row for row in found)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", ["true", "false"])
 def test_only_the_batch_before_a_log_is_inspected_and_once(checkpointing, train, monkeypatch):
     looks, look = [], estimate.pair_sums
