@@ -177,7 +177,7 @@ def test_relatives_of_other_contents_are_refused_by_a_resumed_command(
     with pytest.raises(UserError, match="--dry-run measures proteins alone"):
         embedded("y.h5", dry_run=True)
     with pytest.raises(UserError, match="features are of proteins alone; leave out --features"):
-        embedded("y.h5", features=Path("features"))
+        embedded("y.h5", include=(Pooling.features,), features=Path("features"))
 
 
 def test_a_probe_in_contexts_predicts_in_as_many(run: Protlm, model: Model) -> None:
