@@ -1,6 +1,7 @@
 """Vectors of many proteins: batches of similar length, windows, and batches that do not fit."""
 
 import mmap
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -343,6 +344,12 @@ def embeddings(
     contexts of relatives, names say whose they are.
     """
     contexts, names = in_contexts or (None, None)
+    limit = model.max_residues or sys.maxsize
+    if contexts is not None and (number := sum(len(one) > limit for one in sequences)):
+        raise UserError(
+            f"{number:,} proteins are longer than the {limit:,} residues that this model reads, "
+            "and relatives are of whole proteins; leave these out"
+        )
     if places is None and store is not None and contexts is None:
         compute = partial(embeddings, model, layers=layers, tokens_per_batch=tokens_per_batch)
         return store.means(f"{model.identity} {layers}", sequences, compute)

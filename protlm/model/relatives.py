@@ -133,7 +133,8 @@ class InContexts:
 
     def _draw(self, name: str, residues: str) -> tuple[str, list[Draw]]:
         """Returns what was read for a query, and its contexts."""
-        numbers = self.model.description.model.relatives_numbers
+        config = self.model.description.model
+        numbers, runs = config.relatives_numbers, RelativesPositions.run
         family = self.family(name, residues)
         return str(family), draws(
             family,
@@ -142,6 +143,11 @@ class InContexts:
             seed=self.options.relatives_seed,
             around=self._around,
             most=numbers - 1 if numbers else None,
+            has_order=(
+                config.relatives is not Seen.full
+                or numbers > 0
+                or config.relatives_positions is runs
+            ),
         )
 
     def family(self, name: str, residues: str) -> Family:

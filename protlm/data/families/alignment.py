@@ -39,22 +39,27 @@ def place_of_query(records: Sequence[Record], query: str | None, name: str, wher
     )
 
 
-def align(records: Sequence[Record], place: int, where: str) -> Iterator[Relative]:
-    """Yields the rows of an alignment, compared with one of them, the query.
+def rows_of(records: Sequence[Record], where: str) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns the letters and gaps of each row, uint8 in capitals, and which are columns, bool.
 
     Capitals and `-` are columns, lower case is an insertion and `.` pads others (A3M, A2M); without
     lower case, or if that makes unequal columns, all letters and gaps are columns.
 
     Args:
         records: those whose `row` has letters and gaps.
-        place: the row of the query.
         where: the file, for messages.
     """
     texts = ["".join((one.row or one.sequence).split()).encode() for one in records]
     # A stop has a column, and no residue.
     texts = [text.translate(_GAPS) for text in texts]
     columns = _columns(records, [np.frombuffer(text, np.uint8) for text in texts], where)
-    rows = [np.frombuffer(text.upper(), np.uint8) for text in texts]
+    return [np.frombuffer(text.upper(), np.uint8) for text in texts], columns
+
+
+def align(
+    records: Sequence[Record], place: int, rows: list[np.ndarray], columns: list[np.ndarray]
+) -> Iterator[Relative]:
+    """Yields the rows of an alignment, as of `rows_of`, compared with that of the query."""
     own, is_own = columns[place], rows[place] >= ord("A")
     query = rows[place][is_own]
     # Of each column, the residue of the query in it or before it, and whether it is in it.

@@ -99,19 +99,23 @@ def draws(
     seed: int,
     around: int = AROUND,
     most: int | None = None,
+    has_order: bool = True,
 ) -> list[Draw]:
     """Draws the contexts of a query, as `draw` does; refuses a family of which nothing fits.
 
     Those that are empty, where no relative is below their limit of identity, and those that are
-    equal to an earlier one are left out. A query without relatives has one, which is empty.
+    equal to an earlier one, where order has no meaning in any order, are left out. A query without
+    relatives has one, which is empty.
     """
     every = [
         draw(family, number=number, tokens=tokens, seed=seed, around=around, most=most)
         for number in range(count)
     ]
-    digests = [one.digest for one in every]
-    is_new = [digest not in digests[:number] for number, digest in enumerate(digests)]
-    contexts = [one for one, new in zip(every, is_new, strict=True) if new and one.relatives]
+    found = dict[str, Draw]()
+    for one in every:
+        content = one.digest if has_order else " ".join(sorted(x.residues for x in one.relatives))
+        found.setdefault(content, one)
+    contexts = [one for one in found.values() if one.relatives]
     if family.relatives and not contexts:
         shortest = min(len(relative.residues) for relative in family.relatives) + around
         raise UserError(

@@ -9,7 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from protlm.data.families.alignment import CONSENSUS, align, is_aligned, place_of_query
+from protlm.data.families.alignment import (
+    CONSENSUS,
+    align,
+    is_aligned,
+    place_of_query,
+    rows_of,
+)
 from protlm.data.families.family import Family, Relative, keys_of
 from protlm.data.families.filters import kept
 from protlm.data.records import ReadOptions, Record, Tally, read_records
@@ -119,10 +125,12 @@ def family(found: Found, query: str | None, name: str, options: FamilyOptions | 
     """Returns the family of the records that are left after the filters; refuses an empty one."""
     options, counts = options or FamilyOptions(), Counter(found.counts)
     if found.aligned:
+        rows = rows_of(found.records, found.where)
         place = place_of_query(found.records, query or None, name, found.where)
         # Without residues, the query is a new protein, of which a row gives the columns alone.
         is_new = query == ""
-        relatives = _of_alignment(found, place, counts, is_new=is_new)
+        aligned = align(found.records, place, *rows)
+        relatives = _of_alignment(found, place, aligned, counts, is_new=is_new)
         query = "" if is_new else found.records[place].sequence
         row = f"row {place + 1}" if place else "the first"
         row += " gives the columns" if is_new else " the query"
@@ -164,13 +172,12 @@ def _with_query(found: Found, query: str | None, options: FamilyOptions) -> str:
 
 
 def _of_alignment(
-    found: Found, place: int, counts: Counter[str], *, is_new: bool
+    found: Found, place: int, aligned: Iterable[Relative], counts: Counter[str], *, is_new: bool
 ) -> list[Relative]:
     """Returns the rows that are not the query; all of them for a new protein."""
-    aligned = enumerate(align(found.records, place, found.where))
     rows = [
         row
-        for number, row in aligned
+        for number, row in enumerate(aligned)
         if (is_new or number != place) and not CONSENSUS.match(found.records[number].header)
     ]
     counts["consensus of the alignment"] += len(found.records) - (not is_new) - len(rows)

@@ -131,3 +131,6 @@ def test_a_family_that_fits_into_no_context_is_refused() -> None:
     contexts = draws(family_of_sizes(8, 9), count=9, tokens=99, seed=0, most=1)
     assert {(one.max_identity, one.num_tokens) for one in contexts} == {(None, 10), (None, 11)}
     assert len(contexts) == 2
+    # All fit, in one order or another.
+    several = {"family": family_of_sizes(8, 9, 10), "count": 9, "tokens": 99, "seed": 0}
+    assert 1 < len(draws(**several)) <= 6 and len(draws(**several, has_order=False)) == 1

@@ -141,6 +141,10 @@ REFUSED = {
         fasta(QUERY, ROW, INSERTED + "-"),
         "q has 20 columns, and b, line 5, has 21; give sequences that are not aligned as FASTA",
     ),
+    "a soft mask in sequences": (
+        fasta(ROW[:12] + ROW[12:].lower(), UNGAPPED + "AA"),
+        "q has 12 columns, and a, line 3, has 22; give sequences that are not aligned as FASTA",
+    ),
     "lower case alone": (
         fasta(QUERY.lower(), ROW.lower() + "ss"),
         "q has 0 columns, and q, line 1, has 0",
