@@ -141,21 +141,19 @@ class ProteinLM(nn.Module):
             Block(config, mechanism(number), vocabulary, number + 1)
             for number in range(config.num_layers)
         )
-        if config.relatives is not None and not any(
-            isinstance(block, Block) and block.attention.sees_family for block in self.blocks
-        ):
+        attentions = [block.attention for block in self.blocks if isinstance(block, Block)]
+        seeing = [one for one in attentions if one.sees_family]
+        if config.relatives is not None and not seeing:
             raise UserError(
-                "no layer sees relatives: windows see the protein alone, but for those with "
-                "attention.relatives_window, and the first layer of the family is number "
-                f"{config.relatives_every}, of {config.num_layers}; type another attention or "
-                "attention.relatives_window=16, or model.relatives_every=1"
+                f"no layer sees relatives: each {config.relatives_every}-th of {config.num_layers} "
+                "can, and windows need attention.relatives_window; type model.relatives_every=1, "
+                "attention.relatives_window=16 or another attention"
             )
-        names = [name for name, _ in self.named_parameters()]
-        is_apart = config.relatives is not None and config.relatives_sum is RelativesSum.apart
-        if is_apart and not any(name.endswith("relatives_factor") for name in names):
+        is_apart = config.relatives_sum is RelativesSum.apart
+        if seeing and is_apart and all(one.relatives_factor is None for one in seeing):
             raise UserError(
-                "model.relatives_sum=apart has no effect: windows have their protein and its "
-                "relatives in one softmax; leave it out"
+                "model.relatives_sum=apart has no effect on windows, whose softmax has the protein "
+                "and its relatives; leave it out"
             )
         if self.relative is not None:
             for number in range(config.num_layers):
@@ -253,10 +251,8 @@ class ProteinLM(nn.Module):
         x_BLD = self._enter(context, family=family)
         before = FamilyState([None] * self.num_layers, 0, 0) if family is None else family
 
-        def read(
-            number: int, block: Block, x_BLD: Tensor, context: BlockContext
-        ) -> tuple[State | None, Tensor]:
-            found = block.read(x_BLD, context)
+        def read(number: int, block: Block, *given: Any) -> tuple[State | None, Tensor]:
+            found = block.read(*given)
             # The new state contains it; both of all blocks would take twice the memory.
             before.blocks[number] = None
             return found

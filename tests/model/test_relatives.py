@@ -195,7 +195,11 @@ def test_impossible_settings_are_refused():
         ("softmax", {"positions": "learned", **runs}, "model.relatives_positions=run"),
         ("softmax", {"relatives_every": 3, "global_every": 2}, "model.relatives_every=3 must be"),
         ("softmax", {"relatives_every": 9}, "no layer sees relatives"),
-        ("window attention.window=8", {}, "type another attention or attention.relatives_window="),
+        (
+            "window attention.window=8",
+            {},
+            "windows need attention.relatives_window; type",
+        ),
         (WINDOW, {"relatives_sum": "apart"}, "model.relatives_sum=apart has no effect"),
     ]:
         with pytest.raises(UserError, match=re.escape(words)):
